@@ -1,0 +1,151 @@
+"""The command line: parse, import what is needed, wire.  `lade --help` imports no torch."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Any
+
+import click
+import typer
+
+from . import __version__
+from . import options as opt
+from .errors import LadeError, UsageError
+
+app = typer.Typer(
+    name="lade",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Exact, fast answers from large language models, by lookahead decoding.",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"lade {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    context: typer.Context,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Settings of all commands."""
+    from .settings import read_config
+
+    # Below flags and LADE_* variables, above profiles: where click looks for defaults.
+    context.default_map = dict.fromkeys(app_commands(), read_config())
+
+
+def app_commands() -> list[str]:
+    """The names of all commands."""
+    return [command.name or "" for command in app.registered_commands]
+
+
+@app.command()
+def generate(
+    model: opt.ModelName = None,
+    prompt: Annotated[
+        str | None, typer.Option("-p", "--prompt", metavar="TEXT", help="The prompt.")
+    ] = None,
+    prompt_file: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-f",
+            "--prompt-file",
+            metavar="FILE",
+            help="File with a prompt, or .jsonl with many; - is stdin. May be given again.",
+        ),
+    ] = None,
+    system: opt.System = None,
+    chat_template: opt.ChatTemplate = False,
+    max_new_tokens: opt.MaxNewTokens = None,
+    stop: opt.Stop = None,
+    ignore_eos: opt.IgnoreEos = False,
+    max_context: opt.MaxContext = None,
+    strategy: opt.Strategy = "lookahead",
+    profile: opt.Profile = None,
+    window: opt.Window = None,
+    ngram: opt.Ngram = None,
+    guesses: opt.Guesses = None,
+    budget: opt.Budget = None,
+    sources: opt.Sources = None,
+    temperature: opt.Temperature = 0.0,
+    top_k: opt.TopK = 0,
+    top_p: opt.TopP = 1.0,
+    min_p: opt.MinP = 0.0,
+    repetition_penalty: opt.Penalty = None,
+    seed: opt.Seed = None,
+    dtype: opt.Dtype = "auto",
+    device: opt.DeviceName = "auto",
+    quantize: opt.Quantize = "none",
+    attention: opt.Attention = "auto",
+    device_map: opt.DeviceMap = None,
+    revision: opt.Revision = None,
+    offline: opt.Offline = False,
+    trust_remote_code: opt.TrustRemoteCode = False,
+    color: opt.Color = "auto",
+    stats: opt.Stats = None,
+    json: opt.Json = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Complete one or more prompts; the answer goes to stdout and nothing else does."""
+    from .generate import run
+    from .settings import Request
+
+    raise typer.Exit(run(Request(**_named(locals()))))
+
+
+def _named(given: dict[str, Any]) -> dict[str, Any]:
+    """A command's arguments as they were given, without what it imported."""
+    return {name: value for name, value in given.items() if name not in ("run", "Request")}
+
+
+def entry(arguments: list[str] | None = None) -> int:
+    """Run the command line and return the exit code: every error becomes one line here."""
+    debug = "--debug" in (sys.argv[1:] if arguments is None else arguments)
+    try:
+        result = typer.main.get_command(app).main(arguments, "lade", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except click.ClickException as error:
+        return _failed(error.format_message(), error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has seen enough.  Nothing may be flushed at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except LadeError as error:
+        if debug:
+            raise
+        return _failed(str(error), error.exit_code)
+    except Exception as error:
+        if debug:
+            raise
+        words = str(error).strip().splitlines()
+        told = f"{type(error).__name__}: {words[0] if words else 'no message'}"
+        return _failed(f"{told}; --debug shows where", 1)
+
+
+def _failed(message: str, code: int) -> int:
+    print(f"lade: {message}", file=sys.stderr)
+    return code
+
+
+def run_and_exit() -> None:
+    """The entry point `lade`."""
+    sys.exit(entry())
+
+
+__all__ = ["UsageError", "app", "entry", "run_and_exit"]
+
+if __name__ == "__main__":
+    run_and_exit()

@@ -1,0 +1,31 @@
+"""The decoder: token ids and tensors in, events out.  It knows no text, screen or file.
+
+A map of the room, in the order in which a step passes through it:
+
+- `engine`      the only loop: propose, lay out, forward, verify, keep, observe, yield
+- `strategies`  what to try next: autoregressive, jacobi, prompt lookup, lookahead
+- `window`      the 2-D window of Jacobi iterations
+- `pool`        the n-grams found so far, under their first token
+- `tree`        candidates merged by common prefix
+- `layout`      token order, positions and visibility of one step
+- `runner`      the forward pass of one step
+- `attention`   how a step attends to the committed text and to itself
+- `kv_cache`    keys and values by slot; keeping the accepted ones is one gather
+- `sampling`    logits to a token, with one uniform number per position
+- `verify`      the walk that accepts
+- `support`     which models this works for, and why not for others
+- `config`, `events`, `errors`   the values that cross the door
+
+Glossary (the letters are those of the paper, Fu et al., ICML 2024, arXiv 2402.02057):
+
+- *window* (W): columns of the lookahead window; *ngram* (N): length of its n-grams, so the
+  window has N - 1 rows; *guesses* (G): n-grams kept and verified per first token.
+- *current token*: the last committed token.  Its keys and values are not in the cache yet.
+- *pending*: committed tokens without keys in the cache; the current token is the last one.
+- *draft*: what a strategy wants to try in a step: a tree of candidates, a window block.
+- *accepted*: a draft token that the model itself would have chosen.
+- *bonus token*: the token that the model chooses where the accepted path ends.
+- *step*: one forward pass that yields tokens: the accepted ones and the bonus token.
+
+This file imports nothing, so that the torch-free parts stay cheap to import.
+"""

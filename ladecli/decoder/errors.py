@@ -1,0 +1,19 @@
+"""What the decoder refuses, each error with one line for people."""
+
+from __future__ import annotations
+
+
+class DecoderError(Exception):
+    """Base of all errors that the decoder raises on purpose."""
+
+
+class ConfigError(DecoderError, ValueError):
+    """A setting outside its range."""
+
+
+class PromptError(DecoderError, ValueError):
+    """A prompt that cannot be decoded: empty, or too long for the context."""
+
+
+class UnsupportedModelError(DecoderError):
+    """A model whose attention cannot verify several drafts in one forward pass."""

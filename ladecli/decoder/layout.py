@@ -1,0 +1,92 @@
+"""The only author of a step's token order, positions and visibility.
+
+A step feeds, in this order: the pending tokens, the candidate tree, the window.  Everything
+sees the committed text before the step; within the step, pending tokens see their
+predecessors, a tree node sees the pending tokens and its ancestors, and a window cell sees
+the pending tokens and what the window says.  Nothing else is seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .tree import TokenTree
+from .window import WindowBlock
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What a strategy wants to try in one step."""
+
+    tree: TokenTree = field(default_factory=TokenTree)
+    window: WindowBlock | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepLayout:
+    """The inputs of one forward pass of T tokens.
+
+    Attributes:
+        tokens: ids, length T.
+        positions: their positions in the text, length T.
+        visible: bool [T, T], which token (row) sees which token of the step (column); None
+            where T is 1 and there is nothing to hide.
+        outputs: the rows whose logits are wanted: the current token, then every tree node,
+            then the window's last row.
+        pending: how many of the tokens are committed already; they come first.
+    """
+
+    tokens: list[int]
+    positions: list[int]
+    visible: NDArray[np.bool_] | None
+    outputs: list[int]
+    pending: int
+
+
+def build(pending: Sequence[int], position: int, draft: Draft | None) -> StepLayout:
+    """Lay out one step.
+
+    Args:
+        pending: committed tokens without keys in the cache, the current token last.
+        position: the position of the first of them.
+        draft: what to try beside them, or None for a chunk of the prompt whose logits
+            nobody reads.
+    """
+    count = len(pending)
+    tokens = list(pending)
+    positions = list(range(position, position + count))
+    if draft is None:
+        return StepLayout(tokens, positions, _causal(count), [], count)
+
+    tree, window = draft.tree, draft.window
+    current = positions[-1]
+    tokens += tree.tokens
+    positions += [current + depth for depth in tree.depths]
+    outputs = list(range(count - 1, count + len(tree)))
+    cells = count + len(tree)
+    if window is not None:
+        tokens += window.tokens
+        positions += [current + offset for offset in window.offsets]
+        outputs += [count - 1 if i < 0 else cells + i for i in window.last_row]
+
+    width = len(tokens)
+    if width == count:
+        return StepLayout(tokens, positions, _causal(count), outputs, count)
+    visible = np.zeros((width, width), dtype=np.bool_)
+    visible[:count, :count] = np.tri(count, dtype=np.bool_)
+    visible[count:, :count] = True
+    for node, parent in enumerate(tree.parents, start=count):
+        if parent >= 0:
+            visible[node, count:node] = visible[count + parent, count:node]
+        visible[node, node] = True
+    if window is not None:
+        visible[cells:, cells:] = window.visible
+    return StepLayout(tokens, positions, visible, outputs, count)
+
+
+def _causal(count: int) -> NDArray[np.bool_] | None:
+    return np.tri(count, dtype=np.bool_) if count > 1 else None

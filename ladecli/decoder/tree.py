@@ -1,0 +1,48 @@
+"""Candidates merged by common prefix, so that a shared token is verified once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+ROOT = -1
+"""The parent of first-level nodes: the current token, which is no node of the tree."""
+
+
+class TokenTree:
+    """A tree of draft tokens below the current token.
+
+    Nodes are numbered in the order in which they were added, parents before children.
+    Node i has `tokens[i]`, `parents[i]` (a node or `ROOT`), `depths[i]` (1 just below the
+    current token) and `sources[i]`, the source that proposed it first.
+    """
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.depths: list[int] = []
+        self.sources: list[str] = []
+        self._children: dict[tuple[int, int], int] = {}
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def child(self, node: int, token: int) -> int | None:
+        """The child of `node` that holds `token`, or None."""
+        return self._children.get((node, token))
+
+    def add(self, candidate: Sequence[int], source: str, limit: int) -> None:
+        """Add a candidate path, up to the point where the tree would exceed `limit` nodes."""
+        node = ROOT
+        for depth, token in enumerate(candidate, start=1):
+            key = (node, token)
+            known = self._children.get(key)
+            if known is None:
+                if len(self.tokens) >= limit:
+                    return
+                known = len(self.tokens)
+                self._children[key] = known
+                self.tokens.append(token)
+                self.parents.append(node)
+                self.depths.append(depth)
+                self.sources.append(source)
+            node = known

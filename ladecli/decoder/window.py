@@ -1,0 +1,108 @@
+"""The 2-D lookahead window of Jacobi iterations (Fu et al., 2024, section 3.1).
+
+With the current token at position p, row r and column j stand at position p + r + j.  Row 0,
+column 0 is the current token itself.  A cell (r, j) sees row 0 up to column j and rows 1 to r
+of its own column: a diagonal of guesses from successive iterations, which reads as text.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class WindowBlock:
+    """The window's share of a step: every cell but (0, 0), row by row.
+
+    Attributes:
+        tokens: the cells' tokens, length n.
+        offsets: the cells' positions relative to the current token, length n.
+        visible: bool [n, n], which cell (row) sees which cell (column).  All of them see
+            the current token and everything before it, so that has no column.
+        last_row: indices of the cells in the last row; -1 stands for the current token,
+            which is in the last row when there is only one.
+    """
+
+    tokens: list[int]
+    offsets: Sequence[int]
+    visible: NDArray[np.bool_]
+    last_row: Sequence[int]
+
+
+@lru_cache(maxsize=64)
+def _shape(rows: int, columns: int) -> tuple[tuple[int, ...], NDArray[np.bool_], tuple[int, ...]]:
+    """Offsets, visibility and last row of a block: they depend on the window's size alone."""
+    cells = [(r, j) for r in range(rows) for j in range(columns)][1:]
+    visible = np.zeros((len(cells), len(cells)), dtype=np.bool_)
+    for query, (r, j) in enumerate(cells):
+        for key, (s, i) in enumerate(cells):
+            visible[query, key] = (s == 0 and i <= j) or (i == j and s <= r)
+    last_row = tuple((rows - 1) * columns + j - 1 for j in range(columns))
+    return tuple(r + j for r, j in cells), visible, last_row
+
+
+class LookaheadWindow:
+    """N - 1 rows of W tokens, advanced by one Jacobi iteration per step.
+
+    The window starts as a single row of `start` tokens that is N - 2 columns too wide.  Each
+    of the first N - 2 steps adds a row and takes a column away, so that every n-gram that
+    `ngrams` reports was closed by real iterations.
+
+    Args:
+        window: W, columns of the full window.
+        ngram: N, so that the full window has N - 1 rows.
+        start: tokens to draw the first row from, usually those of the prompt.
+        rng: draws them.
+    """
+
+    def __init__(self, window: int, ngram: int, start: Sequence[int], rng: random.Random) -> None:
+        self._full_rows = ngram - 1
+        self.rows: list[list[int]] = [[rng.choice(start) for _ in range(window + ngram - 2)]]
+
+    @property
+    def filled(self) -> bool:
+        """Whether all rows are there, so that the last row's outputs close n-grams."""
+        return len(self.rows) == self._full_rows
+
+    @property
+    def reach(self) -> int:
+        """The largest offset of a cell from the current token."""
+        return len(self.rows) + len(self.rows[0]) - 2
+
+    def block(self) -> WindowBlock:
+        """The cells to feed in the next step."""
+        offsets, visible, last_row = _shape(len(self.rows), len(self.rows[0]))
+        tokens = [token for row in self.rows for token in row]
+        return WindowBlock(tokens[1:], offsets, visible, last_row)
+
+    def ngrams(self, current: int, outputs: Sequence[int]) -> list[tuple[int, ...]]:
+        """The W n-grams that the last row's `outputs` close; none while the window fills.
+
+        Args:
+            current: the current token of the step that made the outputs.
+            outputs: the model's token after each cell of the last row.
+        """
+        if not self.filled:
+            return []
+        columns = zip(*self.rows, outputs, strict=True)
+        first = (current, *next(columns)[1:])
+        return [first, *columns]
+
+    def advance(self, outputs: Sequence[int]) -> None:
+        """One Jacobi iteration on, one column on, however many tokens were accepted.
+
+        Advancing by the number of accepted tokens gave fewer tokens per step.  Cell (0, 0)
+        is a placeholder from now on: `ngrams` is told the current token.
+        """
+        self.rows.append(list(outputs))
+        if len(self.rows) > self._full_rows:
+            del self.rows[0]
+        else:
+            # Not full yet: keep row 0, and let the rows' positions move on by one column.
+            self.rows = [row[1:] for row in self.rows]

@@ -1,0 +1,60 @@
+"""What a user interface consumes: text, with the origin of every piece.  No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Reason: TypeAlias = Literal["eos", "stop", "length", "context", "interrupted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Text that became certain with one token.
+
+    Attributes:
+        text: may be empty: bytes of an unfinished character, a special token.
+        source: the draft source whose guess was accepted, or None for the model's own token.
+    """
+
+    text: str
+    source: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRead:
+    """`done` of `total` prompt tokens are read."""
+
+    done: int
+    total: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TextStep:
+    """One step of the decoder: a piece for every token that it yielded.
+
+    Attributes:
+        pieces: in order, one for each of `token_ids`.
+        token_ids: what was committed, end tokens included.
+        width: tokens fed to the model in this step.
+        proposed: draft tokens among them.
+        seconds: wall time of the step.
+    """
+
+    pieces: tuple[Piece, ...]
+    token_ids: tuple[int, ...]
+    width: int
+    proposed: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The answer is over; `rest` is text that was held back until now."""
+
+    reason: Reason
+    rest: str = ""
+
+
+TextEvent: TypeAlias = PromptRead | TextStep | Ended

@@ -1,0 +1,119 @@
+"""One model at work: prompt to ids, ids through the decoder, tokens to text events."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from .decoder.config import LookaheadConfig, SamplingConfig
+from .decoder.engine import Decoder, Limits
+from .decoder.events import Event, Finished, Prefill, Step
+from .decoder.strategies import make_strategy
+from .events import Ended, Piece, PromptRead, TextEvent, TextStep
+from .models import LoadedModel
+from .text import TextStream, apply_chat_template
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to decode one answer.
+
+    Attributes:
+        strategy: a name of `decoder.strategies.STRATEGIES`.
+        lookahead: window, n-grams, guesses, budget and sources.
+        sampling: how tokens are chosen.
+        max_new_tokens: at most so many; None for as many as the context holds.
+        stop: strings that end the text.
+        ignore_eos: decode on behind end tokens.
+    """
+
+    strategy: str = "lookahead"
+    lookahead: LookaheadConfig = field(default_factory=LookaheadConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    max_new_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+
+class Session:
+    """A loaded model and its decoder; the cache is kept from answer to answer.
+
+    Args:
+        loaded: model and tokenizer.
+        attention: name of the attention backend.
+        max_context: the most tokens of prompt and answer together; None for the model's own.
+
+    Raises:
+        UnsupportedModelError: the model cannot be decoded here.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, *, attention: str = "auto", max_context: int | None = None
+    ) -> None:
+        self.loaded = loaded
+        self.decoder = Decoder(loaded.model, attention=attention, max_context=max_context)
+
+    def encode(self, prompt: str) -> list[int]:
+        """The ids of a raw prompt, with the special tokens that the tokenizer adds."""
+        return [int(i) for i in self.loaded.tokenizer(prompt)["input_ids"]]
+
+    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """The ids of a conversation that waits for an answer.
+
+        Raises:
+            PromptTemplateError: the model has no template, or it refuses the messages.
+        """
+        return apply_chat_template(self.loaded.tokenizer, messages)
+
+    def stream(
+        self,
+        prompt: Sequence[int],
+        settings: Settings,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> Iterator[TextEvent]:
+        """Decode an answer as text events; closing the iterator stops within a step.
+
+        Args:
+            prompt: token ids.
+            settings: how to decode.
+            cancelled: asked after every step; true ends the answer as interrupted.
+
+        Raises:
+            PromptError: the prompt is empty or too long.
+        """
+        text = TextStream(self.loaded.tokenizer, prompt, settings.stop)
+        stop_ids = frozenset() if settings.ignore_eos else self.loaded.stop_ids
+        events = self.decoder.generate(
+            prompt,
+            make_strategy(settings.strategy, settings.lookahead),
+            settings.sampling,
+            Limits(settings.max_new_tokens, stop_ids, text.feed),
+        )
+        return _as_text(events, text, cancelled)
+
+
+def _as_text(
+    events: Generator[Event], text: TextStream, cancelled: Callable[[], bool]
+) -> Iterator[TextEvent]:
+    """Events of tokens to events of text."""
+    with contextlib.closing(events):
+        for event in events:
+            match event:
+                case Prefill():
+                    yield PromptRead(event.done, event.total, event.seconds)
+                case Step():
+                    pieces = zip(text.take(), event.tokens, strict=True)
+                    yield TextStep(
+                        tuple(Piece(piece, token.source) for piece, token in pieces),
+                        tuple(token.id for token in event.tokens),
+                        event.width,
+                        event.proposed,
+                        event.seconds,
+                    )
+                case Finished():
+                    yield Ended(event.reason, text.flush())
+                    return
+            if cancelled():
+                yield Ended("interrupted", text.flush())
+                return

@@ -1,0 +1,175 @@
+"""Token ids to text, as a stream: whole characters only, and nothing of a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
+
+class Tokenizer(Protocol):
+    """The part of a transformers tokenizer that the stream needs."""
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """The text of some tokens."""
+
+
+class Detokenizer:
+    """Turns tokens into text one by one, and holds back incomplete characters.
+
+    What a token adds depends on its neighbours: bytes of one character are spread over
+    tokens, and some tokenizers drop a leading space at the start of a text.  So each token is
+    decoded behind the few that precede it, and what they add to each other is the new text.
+
+    Args:
+        tokenizer: decodes ids.
+        context: tokens just before the stream, of which the text is known already.
+    """
+
+    # A character has at most four bytes and a token at least one; the rest is for
+    # tokenizers that look at a neighbour to decide about a space.
+    CONTEXT = 6
+
+    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        # Runs of tokens that end with a whole character.  A run is forgotten as a whole:
+        # half a character at the front would spoil the decoding of the bytes behind it.
+        self._known: list[list[int]] = [self._whole(context)]
+        self._new: list[int] = []
+
+    def _whole(self, context: Sequence[int]) -> list[int]:
+        """The end of `context` that starts with a whole character, if there is one."""
+        for start in range(max(len(context) - self.CONTEXT, 0), len(context)):
+            if not self._decode(context[start:]).startswith(REPLACEMENT):
+                return list(context[start:])
+        return []
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(tokens), skip_special_tokens=True)
+
+    def feed(self, token: int) -> str:
+        """The text that is certain after one more token; may be empty."""
+        self._new.append(token)
+        text = self._added()
+        # A tail of replacement characters is a character that is not complete yet.
+        if text.endswith(REPLACEMENT) and len(self._new) < self.CONTEXT:
+            return ""
+        self._settle()
+        return text
+
+    def flush(self) -> str:
+        """The text of what was held back, complete or not."""
+        text = self._added() if self._new else ""
+        self._settle()
+        return text
+
+    def _added(self) -> str:
+        known = [token for run in self._known for token in run]
+        return self._decode(known + self._new)[len(self._decode(known)) :]
+
+    def _settle(self) -> None:
+        self._known.append(self._new)
+        self._new = []
+        while sum(map(len, self._known[1:])) >= self.CONTEXT:
+            del self._known[0]
+
+
+class StopStrings:
+    """Passes text through until a stop string appears, and never shows a part of one.
+
+    Args:
+        stops: strings that end the text and are no part of it; empty ones are ignored.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = [stop for stop in stops if stop]
+        self._held = ""
+        self.found = False
+
+    def feed(self, text: str) -> str:
+        """The text that is certain not to belong to a stop string; may be empty.
+
+        After a stop string was found, nothing comes any more.
+        """
+        if self.found:
+            return ""
+        if not self._stops:
+            return text
+        held = self._held + text
+        starts = [at for stop in self._stops if (at := held.find(stop)) >= 0]
+        if starts:
+            self.found = True
+            self._held = ""
+            return held[: min(starts)]
+        kept = max(self._overlap(held, stop) for stop in self._stops)
+        self._held = held[len(held) - kept :]
+        return held[: len(held) - kept]
+
+    def flush(self) -> str:
+        """What was held back, now that no more text comes."""
+        held, self._held = self._held, ""
+        return held
+
+    @staticmethod
+    def _overlap(text: str, stop: str) -> int:
+        """The length of the longest end of `text` that is a true start of `stop`."""
+        for length in range(min(len(stop) - 1, len(text)), 0, -1):
+            if text.endswith(stop[:length]):
+                return length
+        return 0
+
+
+class TextStream:
+    """Tokens in, the certain text of each out: detokenizer and stop strings together.
+
+    Args:
+        tokenizer: decodes ids.
+        prompt: the ids before the stream.
+        stops: stop strings.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt: Sequence[int] = (), stops: Sequence[str] = ()
+    ) -> None:
+        self._detokenizer = Detokenizer(tokenizer, prompt)
+        self._stops = StopStrings(stops)
+        self._pieces: list[str] = []
+
+    def feed(self, token: int) -> bool:
+        """Take one token; true when a stop string is complete."""
+        self._pieces.append(self._stops.feed(self._detokenizer.feed(token)))
+        return self._stops.found
+
+    def take(self) -> list[str]:
+        """The text of each token fed since the last call; the last one may lag behind."""
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    def flush(self) -> str:
+        """The text that was held back, at the end of the stream."""
+        if self._stops.found:
+            return ""
+        return self._stops.feed(self._detokenizer.flush()) + self._stops.flush()
+
+
+class PromptTemplateError(ValueError):
+    """A chat template that is missing, or that refuses the conversation."""
+
+
+def apply_chat_template(tokenizer: object, messages: Sequence[dict[str, str]]) -> list[int]:
+    """The ids of a conversation that waits for the assistant's answer.
+
+    Raises:
+        PromptTemplateError: the model has no template, or its template refuses the messages.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        raise PromptTemplateError("this model has no chat template; use --raw")
+    try:
+        encoded = tokenizer.apply_chat_template(  # type: ignore[attr-defined]
+            list(messages), add_generation_prompt=True, return_dict=True
+        )
+    except Exception as error:  # templates raise whatever Jinja raises
+        raise PromptTemplateError(f"the model's chat template refuses this: {error}") from error
+    ids = encoded["input_ids"]
+    return [int(i) for i in ids]

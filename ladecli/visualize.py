@@ -1,0 +1,130 @@
+"""Events to what a person sees: pure functions, and one writer for each kind of stream."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, TextIO
+
+from .events import Ended, TextEvent, TextStep
+from .metrics import Tally
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+SOURCE_STYLES = {
+    "trajectory": "green",
+    "context": "cyan",
+    "jacobi": "magenta",
+}
+OTHER_SOURCE_STYLE = "yellow"
+
+# Everything that a terminal could take for a command: C0 but tab and newline, DEL, C1.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def printable(text: str) -> str:
+    """`text` without control characters, so that no output can drive the terminal."""
+    return _CONTROL.sub("", text)
+
+
+def style_of(source: str | None) -> str:
+    """The style of a token from `source`; the model's own tokens are plain."""
+    return "" if source is None else SOURCE_STYLES.get(source, OTHER_SOURCE_STYLE)
+
+
+def step_text(step: TextStep) -> Text:
+    """One step as styled text, safe to print."""
+    from rich.text import Text
+
+    text = Text()
+    for piece in step.pieces:
+        text.append(printable(piece.text), style_of(piece.source))
+    return text
+
+
+def statistics_line(tally: Tally) -> Text:
+    """One line about an answer, with the legend of its colours."""
+    from rich.text import Text
+
+    plural = "" if tally.steps == 1 else "s"
+    parts = [
+        Text(f"{tally.tokens} tokens in {tally.steps} step{plural}"),
+        Text(f"{tally.tokens_per_step:.2f} tokens per step", "bold"),
+        Text(f"{tally.tokens_per_second:.1f} tok/s"),
+    ]
+    if tally.accepted:
+        accepted = Text("accepted: ")
+        for number, (source, count) in enumerate(sorted(tally.accepted.items())):
+            accepted.append(", " if number else "")
+            accepted.append(f"{source} {count}", style_of(source))
+        parts.append(accepted)
+    return Text(" · ", "dim").join(parts)
+
+
+class PlainWriter:
+    """Writes an answer as it is, for files and pipes.
+
+    Args:
+        stream: where to.
+        safe: whether to leave out control characters, for a terminal without colours.
+    """
+
+    def __init__(self, stream: TextIO, safe: bool) -> None:
+        self._stream = stream
+        self._safe = safe
+        self._ended_line = True
+
+    def show(self, event: TextEvent) -> None:
+        """Write what the event adds, at once."""
+        match event:
+            case TextStep():
+                self._write("".join(piece.text for piece in event.pieces))
+            case Ended():
+                self._write(event.rest)
+
+    def finish(self) -> None:
+        """End the last line."""
+        if not self._ended_line:
+            self._write("\n")
+
+    def _write(self, text: str) -> None:
+        text = printable(text) if self._safe else text
+        if text:
+            self._stream.write(text)
+            self._stream.flush()
+            self._ended_line = text.endswith("\n")
+
+
+class ColourWriter:
+    """Writes an answer with every token in the colour of its source.
+
+    Args:
+        console: of Rich; tests give one of fixed width.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._ended_line = True
+
+    def show(self, event: TextEvent) -> None:
+        """Write what the event adds, at once."""
+        from rich.text import Text
+
+        match event:
+            case TextStep():
+                self._write(step_text(event))
+            case Ended():
+                self._write(Text(printable(event.rest)))
+
+    def finish(self) -> None:
+        """End the last line."""
+        if not self._ended_line:
+            self._console.print()
+
+    def _write(self, text: Text) -> None:
+        if text.plain:
+            # The terminal wraps: Rich does not know in which column the last step ended.
+            self._console.print(text, end="", soft_wrap=True)
+            self._console.file.flush()
+            self._ended_line = text.plain.endswith("\n")
