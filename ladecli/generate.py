@@ -85,7 +85,7 @@ def _open(request: Request) -> tuple[Session, Settings, str]:
             ),
         )
         session = Session(loaded, attention=request.attention, max_context=request.max_context)
-    for notice in loaded.notices:
+    for notice in session.notices:
         _say(request, notice)
     choice = profiles.select(request.profile, loaded.device, loaded.model.num_parameters())
     settings = Settings(

@@ -54,6 +54,15 @@ class Session:
         self.loaded = loaded
         self.decoder = Decoder(loaded.model, attention=attention, max_context=max_context)
 
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """Lines that the user should see before the first answer."""
+        facts = self.decoder.facts
+        if facts.tested:
+            return self.loaded.notices
+        untested = f"the family {facts.family!r} is not among the tested ones; a trial step agreed"
+        return (*self.loaded.notices, untested)
+
     def encode(self, prompt: str) -> list[int]:
         """The ids of a raw prompt, with the special tokens that the tokenizer adds."""
         return [int(i) for i in self.loaded.tokenizer(prompt)["input_ids"]]

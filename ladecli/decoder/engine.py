@@ -16,6 +16,7 @@ from .config import SamplingConfig
 from .errors import PromptError
 from .events import Event, Finished, FinishReason, Prefill, Step, Token
 from .kv_cache import KVCache
+from .probe import probe
 from .runner import Runner
 from .sampling import LogitsProcessor, Sampler
 from .strategies import Observation, State, Strategy
@@ -77,6 +78,8 @@ class Decoder:
         self._prefill_chunk = prefill_chunk
         self._model: nn.Module = model
         self._runner = Runner(model, self.cache, attention)
+        if not self.facts.tested:
+            probe(model, self.facts)
         bind(model)
 
     def generate(

@@ -31,6 +31,7 @@ _REFUSED = {
     "gpt_oss": _SINKS,
     "bloom": _NO_INTERFACE,
     "mpt": _NO_INTERFACE,
+    "doge": "drops keys by their content, which this attention does not compute",
     "mamba": _RECURRENT,
     "mamba2": _RECURRENT,
     "falcon_mamba": _RECURRENT,

@@ -1,0 +1,275 @@
+"""The loop with an oracle: what is found when, what is accepted, and what the cache holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ladecli.decoder.config import LookaheadConfig
+from ladecli.decoder.engine import Decoder, Limits
+from ladecli.decoder.errors import PromptError
+from ladecli.decoder.events import Event, Finished, Prefill, Step
+from ladecli.decoder.strategies import make_strategy
+
+from ..decoding import ids_of, run, tokens_of
+from ..oracle import OracleModel, scrambles, spells
+
+TEXT = [10 + i % 80 for i in range(300)]
+
+
+def cached_ids(decoder: Decoder) -> list[int]:
+    """The tokens whose keys the cache holds: the oracle writes ids as keys."""
+    if decoder.cache.keys is None:
+        return []
+    return [int(x) for x in decoder.cache.keys[0, 0, 0, : decoder.cache.length, 0]]
+
+
+def turns(seen: Sequence[int]) -> int:
+    """A rule that counts round a circle of 20 tokens, whatever came before the last one."""
+    return 10 + (seen[-1] - 9) % 20
+
+
+@pytest.mark.parametrize("ngram", [2, 3, 4, 6])
+def test_a_fully_matched_ngram_yields_n_tokens(ngram: int) -> None:
+    """Once the pool has an n-gram for every token of the circle, each step yields N.
+
+    The first column's n-grams mix the current token with guesses from before it was known, so
+    the pool needs room for some that are wrong.
+    """
+    decoder = Decoder(OracleModel(turns))
+    config = LookaheadConfig(window=3, ngram=ngram, guesses=20, sources=("trajectory",))
+    events = run(decoder, [10, 11, 12], "lookahead", config, limits=Limits(300))
+    assert ids_of(events) == [10 + i % 20 for i in range(3, 303)]
+    steps = [len(event.tokens) for event in events if isinstance(event, Step)]
+    assert steps[: ngram - 1] == [1] * (ngram - 1), "no n-gram is closed before the window fills"
+    assert set(steps[40:-1]) == {ngram}
+
+
+def test_every_token_says_where_it_came_from() -> None:
+    decoder = Decoder(OracleModel(turns))
+    config = LookaheadConfig(window=3, ngram=4, guesses=20, sources=("trajectory",))
+    events = run(decoder, [10, 11, 12], "lookahead", config, limits=Limits(100))
+    steps = [event for event in events if isinstance(event, Step)]
+    for step in steps[:-1]:
+        accepted = len(step.tokens) - 1
+        assert [t.source for t in step.tokens] == ["trajectory"] * accepted + [None]
+        assert step.proposed >= accepted
+    assert {len(step.tokens) for step in steps} == {1, 4}
+
+
+def test_the_window_fills_before_it_finds() -> None:
+    """N - 2 steps fill the window; the n-grams of the next one serve from then on."""
+    decoder = Decoder(OracleModel(spells([10] * 300)))
+    config = LookaheadConfig(window=3, ngram=5, guesses=2, sources=("trajectory",))
+    events = run(decoder, [10, 10], "lookahead", config, limits=Limits(40))
+    proposed = [event.proposed for event in events if isinstance(event, Step)]
+    assert proposed[:4] == [0, 0, 0, 0]
+    assert proposed[4] == 4
+
+
+def test_prompt_ngrams_serve_from_the_first_step() -> None:
+    decoder = Decoder(OracleModel(spells([*range(10, 20)] * 20)))
+    config = LookaheadConfig(window=2, ngram=4, guesses=2, sources=("context",))
+    events = run(decoder, [*range(10, 20), 10], "lookahead", config, limits=Limits(8))
+    first = next(event for event in events if isinstance(event, Step))
+    assert [token.source for token in first.tokens] == ["context"] * 3 + [None]
+
+
+def test_prompt_lookup_copies_ten_tokens() -> None:
+    decoder = Decoder(OracleModel(spells([*range(10, 40)] * 9)))
+    prompt = [*range(10, 40), 10, 11, 12]
+    events = run(decoder, prompt, "prompt-lookup", limits=Limits(22))
+    assert [len(event.tokens) for event in events if isinstance(event, Step)] == [11, 11]
+
+
+def test_jacobi_converges_with_an_oracle_by_position() -> None:
+    decoder = Decoder(OracleModel(spells(TEXT)))
+    config = LookaheadConfig(window=6)
+    events = run(decoder, TEXT[:4], "jacobi", config, limits=Limits(40))
+    assert ids_of(events) == TEXT[4:44]
+    steps = [len(event.tokens) for event in events if isinstance(event, Step)]
+    # One iteration corrects all W guesses; after the bonus token they are fresh again.
+    assert steps == [1, 7] * 5
+
+
+@pytest.mark.parametrize("strategy", ["autoregressive", "lookahead", "jacobi", "prompt-lookup"])
+@pytest.mark.parametrize("stop_after", [1, 2, 7, 20, 1000])
+def test_cache_holds_the_text_but_its_last_token_at_every_yield(
+    strategy: str, stop_after: int
+) -> None:
+    decoder = Decoder(OracleModel(scrambles(12, memory=1), 12), prefill_chunk=4)
+    prompt = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
+    text = list(prompt)
+    config = LookaheadConfig(4, 4, 4)
+    generator = decoder.generate(prompt, make_strategy(strategy, config), None, Limits(60))
+    for number, event in enumerate(generator, start=1):
+        if isinstance(event, Step):
+            text += [token.id for token in event.tokens]
+            assert cached_ids(decoder) == text[:-1]
+        elif isinstance(event, Prefill):
+            assert cached_ids(decoder) == prompt[: event.done]
+        if number == stop_after:
+            break
+    generator.close()
+    assert cached_ids(decoder) == text[:-1] or len(text) == len(prompt)
+    # What is left in the cache serves the next generation, and does not change it.
+    again = ids_of(run(decoder, text, "lookahead", config, limits=Limits(20)))
+    fresh = Decoder(OracleModel(scrambles(12, memory=1), 12))
+    assert again == ids_of(run(fresh, text, limits=Limits(20)))
+
+
+def test_an_exception_in_the_forward_leaves_a_valid_cache() -> None:
+    model = OracleModel(scrambles(12, memory=1), 12)
+    decoder = Decoder(model)
+    prompt = [3, 1, 4, 1, 5]
+    config = LookaheadConfig(4, 4, 4)
+    calls = 0
+    rule = model.rule
+
+    def interrupts(seen: tuple[int, ...]) -> int:
+        nonlocal calls
+        calls += 1
+        if calls == 200:
+            raise KeyboardInterrupt
+        return rule(seen)
+
+    model.rule = interrupts  # type: ignore[assignment]
+    text = list(prompt)
+    generator = decoder.generate(prompt, make_strategy("lookahead", config), None, Limits(90))
+
+    def consume() -> None:
+        for event in generator:
+            if isinstance(event, Step):
+                text.extend(token.id for token in event.tokens)
+
+    with pytest.raises(KeyboardInterrupt):
+        consume()
+    assert len(text) > len(prompt)
+    assert cached_ids(decoder) == text[:-1]
+
+
+def test_a_second_prompt_prefills_only_what_is_new() -> None:
+    model = OracleModel(scrambles(12, memory=1), 12)
+    decoder = Decoder(model)
+    first = run(decoder, [3, 1, 4, 1, 5], limits=Limits(10))
+    model.steps.clear()
+    second = [3, 1, 4, 1, 5, *ids_of(first), 7, 7]
+    run(decoder, second, limits=Limits(1))
+    # The last generated token was never fed; the two new ones come behind it.
+    assert len(model.steps) == 1
+    assert len(model.steps[0]) == 3
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    prompt=st.lists(st.integers(0, 6), min_size=1, max_size=30),
+    memory=st.integers(1, 4),
+    window=st.integers(1, 8),
+    ngram=st.integers(2, 6),
+    guesses=st.integers(0, 6),
+    sources=st.sampled_from([("trajectory",), ("context",), ("trajectory", "context")]),
+    chunk=st.integers(1, 9),
+)
+def test_lookahead_says_what_autoregressive_says(
+    prompt: list[int],
+    memory: int,
+    window: int,
+    ngram: int,
+    guesses: int,
+    sources: tuple[str, ...],
+    chunk: int,
+) -> None:
+    """The oracle reads its text through the mask: any wrong mask, slot or position shows."""
+    model = OracleModel(scrambles(7, memory), 7, context=64)
+    expected = ids_of(run(Decoder(model), prompt))
+    config = LookaheadConfig(window, ngram, guesses, sources=sources)
+    decoder = Decoder(model, prefill_chunk=chunk)
+    for strategy in ("lookahead", "jacobi", "prompt-lookup"):
+        assert ids_of(run(decoder, prompt, strategy, config)) == expected
+
+
+# Where a generation ends.
+
+
+def finish(events: list[Event]) -> str:
+    assert isinstance(events[-1], Finished)
+    return events[-1].reason
+
+
+@pytest.mark.parametrize("strategy", ["autoregressive", "lookahead", "prompt-lookup"])
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 17])
+def test_length_is_exact(strategy: str, length: int) -> None:
+    decoder = Decoder(OracleModel(spells([10] * 99)))
+    events = run(decoder, [10] * 8, strategy, LookaheadConfig(4, 4, 4), limits=Limits(length))
+    assert ids_of(events) == [10] * length
+    assert finish(events) == "length"
+
+
+@pytest.mark.parametrize("at", range(1, 9))
+def test_stop_id_inside_a_multi_token_acceptance(at: int) -> None:
+    text = [*range(10, 20)] * 9
+    stop = text[10 + at - 1]
+    decoder = Decoder(OracleModel(spells(text)))
+    limits = Limits(50, stop_ids=frozenset({stop, 99}))
+    events = run(decoder, text[:10], "prompt-lookup", limits=limits)
+    assert ids_of(events) == text[10 : 10 + at]
+    assert finish(events) == "eos"
+
+
+@pytest.mark.parametrize("at", range(1, 9))
+def test_nobody_sees_a_token_behind_a_stop(at: int) -> None:
+    text = [*range(10, 20)] * 9
+    heard: list[int] = []
+
+    def should_stop(token: int) -> bool:
+        heard.append(token)
+        return len(heard) == at
+
+    decoder = Decoder(OracleModel(spells(text)))
+    events = run(decoder, text[:10], "prompt-lookup", limits=Limits(50, frozenset(), should_stop))
+    assert ids_of(events) == heard == text[10 : 10 + at]
+    assert finish(events) == "stop"
+    assert cached_ids(decoder) == text[: 10 + at - 1]
+
+
+@pytest.mark.parametrize("strategy", ["autoregressive", "lookahead", "jacobi", "prompt-lookup"])
+@pytest.mark.parametrize("limit", [None, 500])
+def test_a_full_context_ends_the_text_and_loses_nothing(strategy: str, limit: int | None) -> None:
+    decoder = Decoder(OracleModel(spells([10] * 99), context=40))
+    events = run(decoder, [10] * 8, strategy, LookaheadConfig(4, 4, 4), limits=Limits(limit))
+    assert len(ids_of(events)) == 32
+    assert finish(events) == "context"
+
+
+def test_no_token_wanted_no_forward() -> None:
+    model = OracleModel(spells(TEXT))
+    assert run(Decoder(model), TEXT[:3], limits=Limits(0)) == [Finished("length")]
+    assert model.steps == []
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ([], "the prompt is empty"),
+        ([1] * 40, "the prompt has 40 tokens and the context holds 40, which leaves no room"),
+        ([1, 100], "the prompt holds token 100, and the model knows the ids 0 to 99"),
+        ([-1], "the prompt holds token -1, and the model knows the ids 0 to 99"),
+    ],
+)
+def test_prompts_that_cannot_be_decoded(prompt: list[int], message: str) -> None:
+    decoder = Decoder(OracleModel(spells(TEXT), context=40))
+    with pytest.raises(PromptError, match=message):
+        decoder.generate(prompt, make_strategy("autoregressive", LookaheadConfig()))
+
+
+def test_widths_and_sources_add_up() -> None:
+    decoder = Decoder(OracleModel(scrambles(6, memory=1), 6))
+    config = LookaheadConfig(5, 4, 3)
+    events = run(decoder, [1, 2, 3], "lookahead", config, limits=Limits(80))
+    steps = [event for event in events if isinstance(event, Step)]
+    assert sum(len(step.tokens) for step in steps) == 80
+    assert all(step.width <= config.step_limit + 2 for step in steps)
+    assert {t.source for t in tokens_of(events)} <= {None, "trajectory", "context"}

@@ -1,0 +1,62 @@
+"""Token order, positions and visibility of a step."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+
+from ladecli.decoder.layout import Draft, build
+from ladecli.decoder.tree import ROOT, TokenTree
+from ladecli.decoder.window import LookaheadWindow
+
+
+def tree_of(*candidates: tuple[int, ...], limit: int = 99) -> TokenTree:
+    tree = TokenTree()
+    for candidate in candidates:
+        tree.add(candidate, "trajectory", limit)
+    return tree
+
+
+def test_common_prefixes_are_merged() -> None:
+    tree = tree_of((5, 6, 7), (5, 6, 8), (9,))
+    assert tree.tokens == [5, 6, 7, 8, 9]
+    assert tree.parents == [ROOT, 0, 1, 1, ROOT]
+    assert tree.depths == [1, 2, 3, 3, 1]
+    assert tree.child(1, 8) == 3
+    assert tree.child(ROOT, 8) is None
+
+
+def test_a_full_tree_takes_known_prefixes_only() -> None:
+    tree = tree_of((5, 6), (5, 7), (8,), limit=3)
+    assert tree.tokens == [5, 6, 7]
+
+
+def test_plain_step_needs_no_mask() -> None:
+    step = build([42], 10, Draft())
+    assert (step.tokens, step.positions, step.outputs) == ([42], [10], [0])
+    assert step.visible is None
+
+
+def test_chunk_is_causal_and_wants_no_outputs() -> None:
+    step = build([1, 2, 3], 4, None)
+    assert step.positions == [4, 5, 6]
+    assert step.outputs == []
+    assert step.visible is not None
+    assert np.array_equal(step.visible, np.tri(3, dtype=bool))
+
+
+def test_pending_tree_and_window_see_what_they_should() -> None:
+    window = LookaheadWindow(2, 3, [1], random.Random(0))
+    window.advance([2, 3, 4])
+    block = window.block()
+    step = build([40, 41], 10, Draft(tree_of((5, 6), (5, 7)), block))
+    assert step.tokens == [40, 41, 5, 6, 7, *block.tokens]
+    assert step.positions == [10, 11, 12, 13, 13, 12, 12, 13]
+    assert step.outputs == [1, 2, 3, 4, 6, 7]
+    assert step.visible is not None
+    seen = [set(np.flatnonzero(row).tolist()) for row in step.visible]
+    pending = {0, 1}
+    assert seen[:2] == [{0}, {0, 1}]
+    assert seen[2:5] == [pending | {2}, pending | {2, 3}, pending | {2, 4}]
+    assert seen[5:] == [pending | {5}, pending | {6}, pending | {5, 7}]

@@ -1,0 +1,133 @@
+"""The house's rules, read from the code: who may import whom, and what happens only once."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ladecli
+
+ROOT = Path(ladecli.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+UI = ("visualize.py", "events.py", "metrics.py", "chat.py")
+HEAVY = ("torch", "transformers")
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Absolute names of all modules that a file imports, wherever in the file."""
+    package = ["ladecli", *path.relative_to(ROOT).parts[:-1]]
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            name = ".".join([*base, *([node.module] if node.module else [])])
+            yield name
+            yield from (f"{name}.{alias.name}" for alias in node.names)
+
+
+def decoder_files() -> list[Path]:
+    return [path for path in FILES if path.is_relative_to(ROOT / "decoder")]
+
+
+@pytest.mark.parametrize("path", decoder_files(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_the_decoder_knows_only_itself_and_tensors(path: Path) -> None:
+    for name in imports_of(path):
+        if name.startswith("ladecli"):
+            assert name.startswith("ladecli.decoder"), f"{path.name} imports {name}"
+        assert name.split(".")[0] not in (
+            "rich",
+            "typer",
+            "click",
+            "prompt_toolkit",
+            "platformdirs",
+        )
+    called = {
+        n.func.id
+        for n in ast.walk(tree_of(path))
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)
+    }
+    assert not called & {"print", "input", "open"}
+
+
+@pytest.mark.parametrize("name", [name for name in UI if (ROOT / name).exists()])
+def test_the_interface_knows_no_torch(name: str) -> None:
+    assert not [m for m in imports_of(ROOT / name) if m.split(".")[0] in HEAVY]
+
+
+@pytest.mark.parametrize(
+    "module", ["visualize", "events", "metrics", "settings", "options", "prompts", "profiles"]
+)
+def test_importing_the_interface_loads_no_torch(module: str) -> None:
+    code = f"import sys, ladecli.{module}; sys.exit(any(m in sys.modules for m in {HEAVY}))"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def attribute_users(name: str) -> set[str]:
+    """Files that use an attribute of this name."""
+    return {
+        str(path.relative_to(ROOT))
+        for path in FILES
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Attribute) and node.attr == name
+    }
+
+
+def test_models_are_loaded_in_one_file() -> None:
+    assert attribute_users("from_pretrained") == {"models.py"}
+
+
+def test_one_loop_decodes() -> None:
+    assert attribute_users("propose") == {"decoder/engine.py"}
+    assert attribute_users("observe") == {"decoder/engine.py"}
+
+
+def test_one_file_lays_steps_out() -> None:
+    makers = {
+        str(path.relative_to(ROOT))
+        for path in FILES
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "StepLayout"
+    }
+    assert makers == {"decoder/layout.py"}
+
+
+def test_the_decoders_map_imports_nothing() -> None:
+    assert list(imports_of(ROOT / "decoder" / "__init__.py")) == []
+
+
+def test_every_module_says_what_it_is() -> None:
+    for path in FILES:
+        assert ast.get_docstring(tree_of(path)), f"{path.relative_to(ROOT)} has no docstring"
+
+
+def test_public_names() -> None:
+    assert ladecli.__all__ == sorted(ladecli.__all__)
+    for name in ladecli.__all__:
+        assert getattr(ladecli, name) is not None
+    assert dir(ladecli) == sorted(ladecli.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = ladecli.nonsense
+
+
+def test_names_come_from_where_the_type_checker_thinks() -> None:
+    declared = {
+        alias.name: node.module
+        for block in tree_of(ROOT / "__init__.py").body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert declared == ladecli._HOME

@@ -1,0 +1,141 @@
+"""`model.generate(..., custom_generate=ladecli.lookahead)`: the same ids, and clear refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+import ladecli
+
+from .families import model_of, prompt_for
+
+CONFIG = ladecli.LookaheadConfig(4, 4, 4)
+
+
+def both(family: str, **options: Any) -> tuple[list[int], list[int]]:
+    """Ids by transformers and by lookahead inside transformers."""
+    model, ids = model_of(family), torch.tensor([prompt_for(family)])
+    settings = {"attention_mask": torch.ones_like(ids), "pad_token_id": 0, **options}
+    own = model.generate(ids, **settings)[0].tolist()
+    mine = model.generate(ids, custom_generate=ladecli.lookahead, lade_config=CONFIG, **settings)
+    return own, mine[0].tolist()
+
+
+@pytest.fixture(autouse=True)
+def _own_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models are shared between tests, and others bind them."""
+    for family in ("llama", "mistral", "gpt2"):
+        monkeypatch.setattr(model_of(family).config, "_attn_implementation", "sdpa")
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gpt2"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_new_tokens": 40},
+        {"max_length": 40},
+        {"max_new_tokens": 40, "repetition_penalty": 1.4},
+        {"max_new_tokens": 40, "no_repeat_ngram_size": 2},
+        {"max_new_tokens": 40, "bad_words_ids": [[5], [7, 8]], "min_new_tokens": 20},
+        {"max_new_tokens": 1},
+    ],
+)
+def test_greedy_equals_generate(family: str, options: dict[str, Any]) -> None:
+    own, mine = both(family, do_sample=False, **options)
+    assert own == mine
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 9])
+def test_every_end_token_counts(at: int) -> None:
+    own, _ = both("llama", do_sample=False, max_new_tokens=40)
+    new = own[len(prompt_for("llama")) :]
+    own, mine = both("llama", do_sample=False, max_new_tokens=40, eos_token_id=[96, new[at]])
+    assert own == mine
+
+
+def test_sampling_depends_on_the_seed() -> None:
+    model, ids = model_of("llama"), torch.tensor([prompt_for("llama")])
+    settings = {"do_sample": True, "top_k": 10, "temperature": 0.9, "max_new_tokens": 30}
+
+    def text(**options: Any) -> list[int]:
+        out = model.generate(ids, custom_generate=ladecli.lookahead, **settings, **options)
+        return out[0].tolist()
+
+    assert text(lade_seed=3) == text(lade_seed=3, lade_config=CONFIG)
+    assert text(lade_seed=3) != text(lade_seed=4)
+    torch.manual_seed(0)
+    first = text()
+    torch.manual_seed(0)
+    assert first == text()
+
+
+def test_the_streamer_gets_every_token_in_order() -> None:
+    class Streamer:
+        def __init__(self) -> None:
+            self.got: list[int] = []
+            self.ended = False
+
+        def put(self, ids: torch.Tensor) -> None:
+            self.got += ids.flatten().tolist()
+
+        def end(self) -> None:
+            self.ended = True
+
+    streamer = Streamer()
+    _, mine = both("llama", do_sample=False, max_new_tokens=20)
+    model, ids = model_of("llama"), torch.tensor([prompt_for("llama")])
+    model.generate(
+        ids,
+        custom_generate=ladecli.lookahead,
+        lade_streamer=streamer,
+        max_new_tokens=20,
+        do_sample=False,
+        lade_config=CONFIG,
+    )
+    assert streamer.got == mine
+    assert streamer.ended
+
+
+def test_the_model_gets_its_attention_back() -> None:
+    model = model_of("llama")
+    before = model.config._attn_implementation
+    both("llama", do_sample=False, max_new_tokens=3)
+    assert model.config._attn_implementation == before
+
+
+def test_a_context_that_is_too_short_is_said() -> None:
+    model, ids = model_of("gpt2"), torch.tensor([prompt_for("gpt2")])
+    with pytest.warns(UserWarning, match="ends at the model's context of 128 tokens"):
+        out = model.generate(
+            ids, custom_generate=ladecli.lookahead, max_length=200, eos_token_id=None
+        )
+    assert out.shape[1] == 128
+
+
+FILLED = DynamicCache()
+FILLED.update(torch.zeros(1, 2, 3, 8), torch.zeros(1, 2, 3, 8), 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_beams": 2}, "beam search .num_beams=2."),
+        ({"num_return_sequences": 2, "do_sample": True}, "several sequences"),
+        ({"return_dict_in_generate": True}, "return_dict_in_generate"),
+        ({"attention_mask": torch.tensor([[0] + [1] * 23])}, "padding in the attention mask"),
+        ({"past_key_values": FILLED}, "a cache that holds tokens"),
+    ],
+)
+def test_what_it_does_not_do_is_refused(options: dict[str, Any], message: str) -> None:
+    model, ids = model_of("llama"), torch.tensor([prompt_for("llama")])
+    with pytest.raises(ValueError, match=message):
+        model.generate(ids, custom_generate=ladecli.lookahead, max_new_tokens=5, **options)
+
+
+def test_batches_are_refused() -> None:
+    ids = torch.tensor([prompt_for("llama")] * 2)
+    with pytest.raises(ValueError, match="a batch of 2 prompts"):
+        model_of("llama").generate(ids, custom_generate=ladecli.lookahead, max_new_tokens=5)

@@ -1,0 +1,117 @@
+"""Streaming text: byte-correct in any language, and nothing of a stop string."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ladecli.text import REPLACEMENT, Detokenizer, StopStrings, TextStream
+
+from .tokenizers_here import byte_fallback, byte_level
+
+TOKENIZERS = {"byte_level": byte_level, "byte_fallback": byte_fallback}
+# Characters of one to four bytes, with spaces and joiners among them.
+TEXT = st.text(st.sampled_from("ab  \n\tüñß你好世界😀👩‍👩‍👧🇫🇷é́ \u200d\u00a0"), max_size=40)
+
+
+def ids_of(tokenizer: Any, text: str) -> list[int]:
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@settings(max_examples=300, deadline=None)
+@given(before=TEXT, text=TEXT)
+def test_pieces_add_up_to_the_text(kind: str, before: str, text: str) -> None:
+    tokenizer = TOKENIZERS[kind]()
+    prompt, tokens = ids_of(tokenizer, before), ids_of(tokenizer, text)
+    detokenizer = Detokenizer(tokenizer, prompt)
+    pieces = [detokenizer.feed(token) for token in tokens]
+    assert all(REPLACEMENT not in piece for piece in pieces)
+    whole = "".join(pieces) + detokenizer.flush()
+    alone = tokenizer.decode(prompt, skip_special_tokens=True)
+    assert alone + whole == tokenizer.decode(prompt + tokens, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@settings(max_examples=200, deadline=None)
+@given(tokens=st.lists(st.integers(0, 255), max_size=30))
+def test_any_bytes_are_streamed_without_losing_valid_text(kind: str, tokens: list[int]) -> None:
+    """Models do emit broken UTF-8; what surrounds it must survive."""
+    tokenizer = TOKENIZERS[kind]()
+    tail = ids_of(tokenizer, "the cat")
+    detokenizer = Detokenizer(tokenizer)
+    pieces = [detokenizer.feed(token) for token in [*tokens, *tail]]
+    assert ("".join(pieces) + detokenizer.flush()).endswith("the cat")
+
+
+def test_a_character_appears_with_its_last_byte() -> None:
+    tokenizer = byte_fallback()
+    tokens = ids_of(tokenizer, "你😀")
+    detokenizer = Detokenizer(tokenizer, ids_of(tokenizer, "a"))
+    pieces = [detokenizer.feed(token) for token in tokens]
+    assert [piece for piece in pieces if piece.strip()] == ["你", "😀"]
+    assert pieces[-1] == "😀"
+
+
+def test_an_unfinished_character_is_shown_at_the_end_only() -> None:
+    tokenizer = byte_level()
+    tokens = ids_of(tokenizer, "😀")[:-1]
+    detokenizer = Detokenizer(tokenizer)
+    assert "".join(detokenizer.feed(token) for token in tokens) == ""
+    assert set(detokenizer.flush()) == {REPLACEMENT}
+    assert detokenizer.flush() == ""
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    pieces=st.lists(st.text("ab\n", max_size=4), max_size=12),
+    stops=st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=3),
+)
+def test_stop_strings_cut_where_the_first_one_starts(pieces: list[str], stops: list[str]) -> None:
+    whole = "".join(pieces)
+    found: list[str] = []
+    filtered = StopStrings(stops)
+    ends = None
+    for number, piece in enumerate(pieces):
+        found.append(filtered.feed(piece))
+        if filtered.found and ends is None:
+            ends = number
+    shown = "".join(found) + filtered.flush()
+    if ends is None:
+        assert shown == whole
+        assert not any(stop in whole for stop in stops)
+    else:
+        seen = "".join(pieces[: ends + 1])
+        assert shown == seen[: min(seen.find(stop) for stop in stops if stop in seen)]
+        assert not any(stop in "".join(pieces[:ends]) for stop in stops)
+
+
+def test_a_stop_string_over_several_tokens_is_never_shown() -> None:
+    tokenizer = byte_level()
+    stream = TextStream(tokenizer, stops=("cat sat",))
+    shown = ""
+    for token in ids_of(tokenizer, "the cat sat on the mat"):
+        stopped = stream.feed(token)
+        shown += "".join(stream.take())
+        if stopped:
+            break
+    assert shown + stream.flush() == "the "
+
+
+def test_take_gives_a_piece_for_every_token() -> None:
+    tokenizer = byte_level()
+    stream = TextStream(tokenizer, stops=("zzz",))
+    tokens = ids_of(tokenizer, "你 the z zz")
+    for token in tokens:
+        stream.feed(token)
+    pieces = stream.take()
+    assert len(pieces) == len(tokens)
+    assert "".join(pieces) + stream.flush() == "你 the z zz"
+    assert stream.take() == []
+
+
+def test_empty_stop_strings_are_ignored() -> None:
+    assert StopStrings(["", ""]).feed("abc") == "abc"

@@ -1,0 +1,51 @@
+"""Tokenizers that tests make: bytes of a character spread over tokens, in both usual ways."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+CORPUS = ["the cat sat on the mat", "def f(x): return x", "Grüße, señor", "你好 世界", "a b  c"]
+
+
+@cache
+def byte_level() -> PreTrainedTokenizerFast:
+    """As GPT-2, Llama 3, Qwen: every token is a run of bytes."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<|end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>")
+
+
+@cache
+def byte_fallback() -> PreTrainedTokenizerFast:
+    """As Llama 2, Mistral, Gemma: characters, and single bytes for unknown ones."""
+    known = sorted({c for text in CORPUS[:2] for c in text if c != " "} | {"▁"})
+    pieces = ["<unk>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), *known]
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab={piece: i for i, piece in enumerate(pieces)},
+            merges=[],
+            unk_token="<unk>",
+            byte_fallback=True,
+        )
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first")
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>")
