@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
-import click
 import typer
+from typer.exceptions import TyperException
 
 from . import __version__
 from . import options as opt
-from .errors import LadeError, UsageError
+from .decoder.errors import ConfigError, DecoderError, PromptError
+from .errors import INTERRUPTED, LadeError, UsageError
 
 app = typer.Typer(
     name="lade",
@@ -42,12 +44,7 @@ def main(
     from .settings import read_config
 
     # Below flags and LADE_* variables, above profiles: where click looks for defaults.
-    context.default_map = dict.fromkeys(app_commands(), read_config())
-
-
-def app_commands() -> list[str]:
-    """The names of all commands."""
-    return [command.name or "" for command in app.registered_commands]
+    context.default_map = {context.invoked_subcommand or "": read_config()}
 
 
 @app.command()
@@ -101,12 +98,23 @@ def generate(
     from .generate import run
     from .settings import Request
 
-    raise typer.Exit(run(Request(**_named(locals()))))
+    request = Request(**_named(locals()))
+    raise typer.Exit(_until_closed(lambda: run(request)))
 
 
 def _named(given: dict[str, Any]) -> dict[str, Any]:
     """A command's arguments as they were given, without what it imported."""
     return {name: value for name, value in given.items() if name not in ("run", "Request")}
+
+
+def _until_closed(run: Callable[[], int]) -> int:
+    """Run a command until it ends, or until whoever reads its output has seen enough."""
+    try:
+        return run()
+    except BrokenPipeError:
+        # Python flushes stdout at exit, and must not find the pipe closed again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 def entry(arguments: list[str] | None = None) -> int:
@@ -115,18 +123,16 @@ def entry(arguments: list[str] | None = None) -> int:
     try:
         result = typer.main.get_command(app).main(arguments, "lade", standalone_mode=False)
         return result if isinstance(result, int) else 0
-    except click.ClickException as error:
-        return _failed(error.format_message(), error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
-        return 130
-    except BrokenPipeError:
-        # Whoever read our output has seen enough.  Nothing may be flushed at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except LadeError as error:
+    except (typer.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except TyperException as error:
+        # What the parser itself refuses: unknown options, words in place of numbers.
+        return _failed(error.format_message(), UsageError.exit_code)
+    except (LadeError, DecoderError) as error:
         if debug:
             raise
-        return _failed(str(error), error.exit_code)
+        bad_input = isinstance(error, UsageError | ConfigError | PromptError)
+        return _failed(str(error), UsageError.exit_code if bad_input else LadeError.exit_code)
     except Exception as error:
         if debug:
             raise
@@ -144,8 +150,6 @@ def run_and_exit() -> None:
     """The entry point `lade`."""
     sys.exit(entry())
 
-
-__all__ = ["UsageError", "app", "entry", "run_and_exit"]
 
 if __name__ == "__main__":
     run_and_exit()

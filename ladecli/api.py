@@ -9,6 +9,7 @@ from . import models, profiles
 from .decoder.config import LookaheadConfig, SamplingConfig
 from .events import Ended, TextEvent, TextStep
 from .session import Session, Settings
+from .settings import LoadOptions
 
 Prompt = str | Sequence[dict[str, str]]
 """A text to continue, or a conversation: messages with `role` and `content`."""
@@ -92,13 +93,13 @@ def load(
         attention: auto, reference or sdpa.
         max_context: the most tokens of prompt and answer together.
         profile: name of the hardware profile; None for the detected device's.
-        options: fields of `models.LoadOptions`: dtype, device, quantize, …
+        options: fields of `settings.LoadOptions`: dtype, device, quantize, …
 
     Raises:
         LadeError: the model cannot be loaded; the message says why and what helps.
         UnsupportedModelError: it cannot be decoded here.
     """
-    loaded = models.load(name, models.LoadOptions(**options))
+    loaded = models.load(name, LoadOptions(**options))
     session = Session(loaded, attention=attention, max_context=max_context)
     chosen = profiles.select(profile, loaded.device, loaded.model.num_parameters())
     return Model(session, chosen.lookahead)

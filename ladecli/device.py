@@ -28,14 +28,12 @@ def detect(wanted: str = "auto") -> Device:
     """The device called `wanted`, or the best one that is here.
 
     Args:
-        wanted: auto, cpu, cuda, cuda:N or mps.
+        wanted: auto, cpu, cuda, cuda:N or mps; `LoadOptions` has checked its form.
 
     Raises:
         UsageError: there is no such device here.
     """
     kind, _, index = wanted.partition(":")
-    if kind not in ("auto", "cpu", "cuda", "mps") or (index and not index.isdecimal()):
-        raise UsageError(f"unknown device {wanted!r}; use auto, cpu, cuda, cuda:N or mps")
     if kind in ("auto", "cuda") and torch.cuda.is_available():
         number = int(index or 0)
         if number >= torch.cuda.device_count():

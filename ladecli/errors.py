@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+
 
 class LadeError(Exception):
     """An error with the exit code that it ends the program with.

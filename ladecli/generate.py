@@ -11,7 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from . import profiles
-from .errors import LadeError, UsageError
+from .errors import INTERRUPTED
 from .metrics import Tally
 from .prompts import gather
 from .settings import Request
@@ -19,8 +19,6 @@ from .visualize import ColourWriter, PlainWriter, statistics_line
 
 if TYPE_CHECKING:
     from .session import Session, Settings
-
-INTERRUPTED = 130
 
 
 def run(request: Request) -> int:
@@ -36,33 +34,18 @@ def run(request: Request) -> int:
     if request.profile is not None:
         profiles.read(request.profile)
     prompts = gather(request.prompt, request.prompt_file or [])
-    with _decoder_errors():
-        session, settings, profile = _open(request)
-        encoded = [_encode(session, request, prompt) for prompt in prompts]
-        for ids in encoded:
-            session.decoder.check_prompt(ids)
-        with _ctrl_c() as cancelled:
-            for number, ids in enumerate(encoded):
-                if number and not request.json:
-                    print()
-                interrupted = _answer(request, session, settings, profile, ids, cancelled)
-                if interrupted:
-                    return INTERRUPTED
+    session, settings, profile = _open(request)
+    # All prompts are checked before the first is answered: no half of the work is lost.
+    encoded = [_encode(session, request, prompt) for prompt in prompts]
+    for ids in encoded:
+        session.decoder.check_prompt(ids)
+    with _ctrl_c() as cancelled:
+        for number, ids in enumerate(encoded):
+            if number and not request.json:
+                print()
+            if _answer(request, session, settings, profile, ids, cancelled):
+                return INTERRUPTED
     return 0
-
-
-@contextlib.contextmanager
-def _decoder_errors() -> Iterator[None]:
-    """Give the decoder's refusals the exit codes of the command line."""
-    from .decoder.errors import ConfigError, DecoderError, PromptError
-    from .text import PromptTemplateError
-
-    try:
-        yield
-    except (ConfigError, PromptError, PromptTemplateError) as error:
-        raise UsageError(str(error)) from error
-    except DecoderError as error:
-        raise LadeError(str(error)) from error
 
 
 def _open(request: Request) -> tuple[Session, Settings, str]:
@@ -72,18 +55,7 @@ def _open(request: Request) -> tuple[Session, Settings, str]:
         from . import models
         from .session import Session, Settings
 
-        loaded = models.load(
-            name,
-            models.LoadOptions(
-                dtype=request.dtype,
-                device=request.device,
-                quantize=request.quantize,
-                device_map=request.device_map,
-                revision=request.revision,
-                offline=request.offline,
-                trust_remote_code=request.trust_remote_code,
-            ),
-        )
+        loaded = models.load(name, request.load_options())
         session = Session(loaded, attention=request.attention, max_context=request.max_context)
     for notice in session.notices:
         _say(request, notice)

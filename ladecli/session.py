@@ -71,7 +71,7 @@ class Session:
         """The ids of a conversation that waits for an answer.
 
         Raises:
-            PromptTemplateError: the model has no template, or it refuses the messages.
+            UsageError: the model has no template, or it refuses the messages.
         """
         return apply_chat_template(self.loaded.tokenizer, messages)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -11,9 +12,34 @@ from .decoder.config import STRATEGIES, LookaheadConfig, SamplingConfig
 from .errors import UsageError
 
 COLORS = ("auto", "always", "never")
+DTYPES = ("auto", "float32", "float16", "bfloat16")
+QUANTIZE = ("none", "4bit", "8bit")
 ATTENTION = ("auto", "reference", "sdpa")
 # Given anew with every call, so a config file cannot hold them.
 _NOT_IN_CONFIG = frozenset({"prompt", "prompt_file"})
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How to load a model; the fields are the command line's options of the same names.
+
+    Raises:
+        UsageError: a value that is not among those that there are.
+    """
+
+    dtype: str = "auto"
+    device: str = "auto"
+    quantize: str = "none"
+    device_map: str | None = None
+    revision: str | None = None
+    offline: bool = False
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        _one_of("dtype", self.dtype, DTYPES)
+        _one_of("quantize", self.quantize, QUANTIZE)
+        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", self.device):
+            raise UsageError(f"unknown device {self.device!r}; use auto, cpu, cuda, cuda:N or mps")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +97,11 @@ class Request:
         # The profile's values are not known yet; what the user gave must be right by itself.
         self.lookahead(LookaheadConfig())
         self.sampling(default_penalty=1.0)
+        self.load_options()
+
+    def load_options(self) -> LoadOptions:
+        """How to load the model."""
+        return LoadOptions(**{f.name: getattr(self, f.name) for f in fields(LoadOptions)})
 
     def lookahead(self, profile: LookaheadConfig) -> LookaheadConfig:
         """The profile's settings with the options that were given in their place."""

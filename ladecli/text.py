@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from .errors import UsageError
+
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -153,23 +155,19 @@ class TextStream:
         return self._stops.feed(self._detokenizer.flush()) + self._stops.flush()
 
 
-class PromptTemplateError(ValueError):
-    """A chat template that is missing, or that refuses the conversation."""
-
-
 def apply_chat_template(tokenizer: object, messages: Sequence[dict[str, str]]) -> list[int]:
     """The ids of a conversation that waits for the assistant's answer.
 
     Raises:
-        PromptTemplateError: the model has no template, or its template refuses the messages.
+        UsageError: the model has no template, or its template refuses the messages.
     """
     if not getattr(tokenizer, "chat_template", None):
-        raise PromptTemplateError("this model has no chat template; use --raw")
+        raise UsageError("this model has no chat template; use --raw")
     try:
         encoded = tokenizer.apply_chat_template(  # type: ignore[attr-defined]
             list(messages), add_generation_prompt=True, return_dict=True
         )
     except Exception as error:  # templates raise whatever Jinja raises
-        raise PromptTemplateError(f"the model's chat template refuses this: {error}") from error
+        raise UsageError(f"the model's chat template refuses this: {error}") from error
     ids = encoded["input_ids"]
     return [int(i) for i in ids]

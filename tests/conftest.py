@@ -19,3 +19,5 @@ def _isolated(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     for name in ("LADE_MODEL", "LADE_STRATEGY", "NO_COLOR", "FORCE_COLOR", "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    # Programs that tests start must not fight for the cores.
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -1,0 +1,470 @@
+"""The command line as people use it: prompts from everywhere, streams, exit codes, bad input."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pexpect
+import pytest
+
+from ladecli.__main__ import entry
+
+from .families import model_of
+from .tokenizers_here import byte_level
+
+LADE = [sys.executable, "-m", "ladecli"]
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A small random Llama with a byte-level tokenizer, as a Hugging Face folder."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("models") / "tiny-llama"
+    tokenizer = byte_level()
+    shape = model_of("llama").config.to_dict() | {"vocab_size": len(tokenizer)}
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**shape | {"eos_token_id": 0, "bos_token_id": None}))
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+class Result:
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+@pytest.fixture
+def lade(capsys: pytest.CaptureFixture[str]) -> Any:
+    def call(*arguments: str) -> Result:
+        code = entry(list(arguments))
+        captured = capsys.readouterr()
+        return Result(code, captured.out, captured.err)
+
+    return call
+
+
+# Prompts and streams.
+
+
+def test_the_answer_goes_to_stdout_and_the_statistics_to_stderr(
+    lade: Any, model_folder: str
+) -> None:
+    result = lade("generate", model_folder, "-p", "the cat", "-n", "20", "--ignore-eos")
+    assert result.code == 0
+    assert result.out.endswith("\n")
+    assert "\x1b" not in result.out + result.err
+    assert "20 tokens in " in result.err
+    assert "tokens per step" in result.err
+
+
+def test_quiet_says_nothing_else(lade: Any, model_folder: str) -> None:
+    result = lade("generate", model_folder, "-p", "the cat", "-n", "5", "--quiet")
+    assert result.code == 0
+    assert result.out
+    assert result.err == ""
+
+
+def test_prompts_from_flag_file_and_stdin_are_the_same(
+    lade: Any, model_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("-n", "12", "--ignore-eos", "--no-stats")
+    flag = lade("generate", model_folder, "-p", "the cat sat", *options)
+    (tmp_path / "x.txt").write_bytes(b"\xef\xbb\xbfthe cat sat\n")
+    file = lade("generate", model_folder, "--prompt-file", str(tmp_path / "x.txt"), *options)
+    assert file.out == flag.out
+    for extra in ((), ("-f", "-")):
+        with (tmp_path / "x.txt").open() as stdin:
+            monkeypatch.setattr(sys, "stdin", stdin)
+            assert lade("generate", model_folder, *extra, *options).out == flag.out
+
+
+def test_several_prompts(lade: Any, model_folder: str, tmp_path: Path) -> None:
+    rows = [{"id": 1, "prompt": "the cat"}, {"turns": ["the mat", "never"]}]
+    path = tmp_path / "x.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
+    (tmp_path / "y.txt").write_text("def f")
+    files = ("-f", str(path), "-f", str(tmp_path / "y.txt"))
+    result = lade("generate", model_folder, *files, "-n", "4", "--json")
+    answers = [json.loads(line) for line in result.out.splitlines()]
+    assert len(answers) == 3
+    for answer, prompt in zip(answers, ("the cat", "the mat", "def f"), strict=True):
+        alone = lade("generate", model_folder, "-p", prompt, "-n", "4", "--json")
+        assert json.loads(alone.out)["token_ids"] == answer["token_ids"]
+
+
+def test_json_has_the_documented_shape(lade: Any, model_folder: str) -> None:
+    result = lade(
+        "generate", model_folder, "-p", "the cat", "-n", "30", "--ignore-eos", "--json",
+        "-W", "4", "-N", "3", "-G", "2", "--sources", "trajectory", "--profile", "a100",
+    )  # fmt: skip
+    answer = json.loads(result.out)
+    assert list(answer) == [
+        "model", "text", "token_ids", "finish_reason", "usage", "decode", "seconds",
+        "tokens_per_second", "seed",
+    ]  # fmt: skip
+    assert answer["model"] == model_folder
+    assert answer["finish_reason"] == "length"
+    assert answer["usage"]["completion_tokens"] == len(answer["token_ids"]) == 30
+    decode = answer["decode"]
+    assert list(decode) == [
+        "strategy", "window", "ngram", "guesses", "budget", "sources", "profile", "steps",
+        "tokens_per_step", "step_width", "accepted",
+    ]  # fmt: skip
+    assert (decode["window"], decode["ngram"], decode["guesses"]) == (4, 3, 2)
+    assert decode["budget"] == 4 * 2 + 2 * 2
+    assert decode["sources"] == ["trajectory"]
+    assert decode["profile"] == "a100"
+    assert decode["tokens_per_step"] == 30 / decode["steps"]
+    assert decode["steps"] + sum(decode["accepted"].values()) in (30, 31)
+    assert list(answer["seconds"]) == ["load", "prefill", "decode"]
+    assert answer["seed"] is None
+
+
+def test_sampling_tells_its_seed(lade: Any, model_folder: str) -> None:
+    sample = (
+        "generate",
+        model_folder,
+        "-p",
+        "the",
+        "-n",
+        "20",
+        "-t",
+        "1.5",
+        "--json",
+        "--ignore-eos",
+    )
+    first = json.loads(lade(*sample).out)
+    again = json.loads(lade(*sample, "--seed", str(first["seed"]), "--strategy", "jacobi").out)
+    assert again["token_ids"] == first["token_ids"]
+    assert json.loads(lade(*sample).out)["token_ids"] != first["token_ids"]
+
+
+def test_stop_strings_end_the_text(lade: Any, model_folder: str) -> None:
+    options = ("generate", model_folder, "-p", "the cat", "-n", "40", "--ignore-eos", "--json")
+    whole = json.loads(lade(*options).out)["text"]
+    stop = whole[len(whole) // 2 :][:3]
+    answer = json.loads(lade(*options, "--stop", "@@@", "--stop", stop).out)
+    assert answer["finish_reason"] == "stop"
+    assert answer["text"] == whole[: whole.find(stop)]
+
+
+def test_every_strategy_says_the_same(lade: Any, model_folder: str) -> None:
+    texts = {
+        lade("generate", model_folder, "-p", "a b", "-n", "40", "--strategy", strategy, "-q").out
+        for strategy in ("autoregressive", "lookahead", "jacobi", "prompt-lookup")
+    }
+    assert len(texts) == 1
+
+
+def test_a_full_context_is_said(lade: Any, model_folder: str) -> None:
+    result = lade(
+        "generate", model_folder, "-p", "the cat", "--max-context", "12", "--ignore-eos", "--json"
+    )
+    assert json.loads(result.out)["finish_reason"] == "length"
+    assert "lade: the context of 12 tokens is full" in result.err
+
+
+def test_colours_on_demand_and_safe_text(lade: Any, model_folder: str) -> None:
+    prompt = ("generate", model_folder, "-p", "ab ab ab ab ab", "-n", "60", "--ignore-eos")
+    coloured = lade(*prompt, "--color", "always", "--no-stats").out
+    plain = lade(*prompt, "--color", "never", "--no-stats").out
+    assert "\x1b[36m" in coloured or "\x1b[32m" in coloured
+    assert "\x1b" not in plain
+
+
+def test_settings_come_from_flag_environment_and_file_in_that_order(
+    lade: Any, model_folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = Path(os.environ["XDG_CONFIG_HOME"]) / "lade" / "config.toml"
+    config.parent.mkdir(parents=True, exist_ok=True)
+    config.write_text(f'model = "{model_folder}"\nwindow = 2\nmax-new-tokens = 3\n')
+
+    def window(*flags: str) -> tuple[int, int]:
+        answer = json.loads(lade("generate", "-p", "the", "--json", *flags).out)
+        return answer["decode"]["window"], answer["usage"]["completion_tokens"]
+
+    assert window() == (2, 3)
+    monkeypatch.setenv("LADE_WINDOW", "5")
+    assert window() == (5, 3)
+    assert window("-W", "6") == (6, 3)
+    config.write_text("windw = 2\n")
+    result = lade("generate", "-p", "the")
+    assert result.code == 2
+    assert "has an unknown key 'windw'" in result.err
+
+
+# Bad input: one line that names the thing, and the exit code.
+
+
+def files(folder: Path) -> dict[str, str]:
+    """Prompt files that cannot be used."""
+    (folder / "binary").write_bytes(b"\x7fELF\0\1\2")
+    (folder / "latin").write_bytes("caf\u00e9".encode("latin-1"))
+    (folder / "empty").write_text("\n")
+    (folder / "rows.jsonl").write_text('{"prompt": "a"}\n{"prompt": 3}\n')
+    (folder / "broken.jsonl").write_text('{"prompt": "a"}\n\n{"promp\n')
+    (folder / "none.jsonl").write_text("\n")
+    (folder / "keys.jsonl").write_text('{"id": 3}\n')
+    return {path.name: str(path) for path in folder.iterdir()} | {"folder": str(folder)}
+
+
+BAD: dict[str, tuple[tuple[str, ...], int, str]] = {
+    "empty prompt": (("-p", ""), 2, "--prompt is empty"),
+    "prompt not UTF-8": (("-p", "a\udcff"), 2, "--prompt is not UTF-8"),
+    "blank prompt": (("-p", " \n"), 2, "--prompt is empty"),
+    "missing file": (("-f", "no/such.txt"), 2, "there is no prompt file no/such.txt"),
+    "folder": (("-f", "{folder}"), 2, "is a folder; name a file in it"),
+    "binary": (("-f", "{binary}"), 2, "is binary (a zero byte)"),
+    "latin-1": (("-f", "{latin}"), 2, "is not UTF-8 (byte 3)"),
+    "empty file": (("-f", "{empty}"), 2, "is empty"),
+    "row with a number": (("-f", "{rows.jsonl}"), 2, "line 2: the prompt must be a string"),
+    "broken row": (("-f", "{broken.jsonl}"), 2, "line 3: no JSON"),
+    "row without prompt": (("-f", "{keys.jsonl}"), 2, "line 1: needs 'prompt' or 'turns'"),
+    "no rows": (("-f", "{none.jsonl}"), 2, "holds no prompts"),
+    "window": (("-p", "a", "-W", "0"), 2, "window must be at least 1, not 0"),
+    "window word": (("-p", "a", "-W", "many"), 2, "Invalid value for '-W' / '--window'"),
+    "ngram": (("-p", "a", "-N", "1"), 2, "ngram must be at least 2, not 1"),
+    "guesses": (("-p", "a", "-G", "-1"), 2, "guesses must be at least 0, not -1"),
+    "budget": (("-p", "a", "-W", "9", "-N", "9", "--budget", "3"), 2, "budget 3 is smaller than"),
+    "temperature": (("-p", "a", "-t", "-1"), 2, "temperature must be 0 or more, not -1.0"),
+    "top-p 0": (("-p", "a", "--top-p", "0"), 2, "top-p must be in (0, 1], not 0.0"),
+    "top-p 2": (("-p", "a", "--top-p", "2"), 2, "top-p must be in (0, 1], not 2.0"),
+    "profile": (("-p", "a", "--profile", "x"), 2, "unknown profile 'x'; known profiles: a100"),
+    "strategy": (("-p", "a", "--strategy", "x"), 2, "unknown strategy 'x'; use one of lookahead"),
+    "source": (("-p", "a", "--sources", "x"), 2, "unknown source 'x'; known sources: trajectory"),
+    "no source": (("-p", "a", "--sources", ","), 2, "sources must name at least one of"),
+    "attention": (("-p", "a", "--attention", "x"), 2, "unknown attention 'x'"),
+    "color": (("-p", "a", "--color", "x"), 2, "unknown color 'x'"),
+    "dtype": (("-p", "a", "--dtype", "x"), 2, "unknown dtype 'x'"),
+    "quantize": (("-p", "a", "--quantize", "x"), 2, "unknown quantize 'x'"),
+    "device": (("-p", "a", "--device", "tpu"), 2, "unknown device 'tpu'"),
+    "length": (("-p", "a", "-n", "0"), 2, "max-new-tokens must be at least 1, not 0"),
+    "context": (("-p", "a", "--max-context", "1"), 2, "max-context must be at least 2, not 1"),
+    "option": (("--nonsense",), 2, "No such option: --nonsense"),
+    "argument": (("-p", "a", "x", "y"), 2, "unexpected extra argument"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_refused_before_a_model_is_loaded(
+    case: str, lade: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ladecli.models.load", lambda *_: pytest.fail("a model was loaded"))
+    given, code, message = BAD[case]
+    names = files(tmp_path)
+    arguments = [names.get(a.strip("{}"), a) if a.startswith("{") else a for a in given]
+    result = lade("generate", *arguments)
+    assert result.code == code
+    assert message in result.err
+    assert result.err.startswith("lade: ")
+    assert result.err.count("\n") == 1
+    assert result.out == ""
+
+
+def test_no_prompt_at_a_terminal(lade: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    result = lade("generate")
+    assert (result.code, result.out) == (2, "")
+    assert "no prompt: give --prompt TEXT or --prompt-file FILE" in result.err
+
+
+def test_no_cuda(lade: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    result = lade("generate", "-p", "a", "--device", "cuda:1")
+    assert result.code == 2
+    assert "no CUDA device" in result.err
+
+
+def test_a_prompt_longer_than_the_context(lade: Any, model_folder: str) -> None:
+    result = lade("generate", model_folder, "-p", "xyz " * 200)
+    assert result.code == 2
+    assert "tokens and the context holds 256, which leaves no room" in result.err
+
+
+def test_a_template_that_is_not_there(lade: Any, model_folder: str) -> None:
+    result = lade("generate", model_folder, "-p", "hi", "--system", "be brief")
+    assert result.code == 2
+    assert "this model has no chat template; use --raw" in result.err
+
+
+def damaged(folder: Path, model_folder: str, what: str) -> str:
+    """A copy of the model with one thing wrong."""
+    copy = folder / what
+    shutil.copytree(model_folder, copy)
+    if what == "no-config":
+        (copy / "config.json").unlink()
+    elif what == "short-weights":
+        weights = (copy / "model.safetensors").read_bytes()
+        (copy / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    elif what == "no-weights":
+        (copy / "model.safetensors").unlink()
+    elif what == "broken-config":
+        (copy / "config.json").write_text("{")
+    elif what == "unknown-family":
+        (copy / "config.json").write_text('{"model_type": "nonsense"}')
+    elif what == "mamba":
+        (copy / "config.json").write_text('{"model_type": "mamba"}')
+    return str(copy)
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("no-config", "holds no config.json; give a folder in Hugging Face format"),
+        ("short-weights", "the weights are damaged; download or copy them again"),
+        ("no-weights", "cannot be loaded"),
+        ("broken-config", "cannot be loaded"),
+        ("unknown-family", "cannot be loaded"),
+        ("mamba", "models of the family 'mamba' are not supported: it keeps a recurrent state"),
+    ],
+)
+def test_folders_that_cannot_be_loaded(
+    what: str, message: str, lade: Any, model_folder: str, tmp_path: Path
+) -> None:
+    folder = damaged(tmp_path, model_folder, what)
+    result = lade("generate", folder, "-p", "a")
+    assert result.code == 1
+    assert message in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_an_unknown_folder_suggests_its_neighbours(lade: Any, model_folder: str) -> None:
+    result = lade("generate", model_folder.replace("tiny-llama", "tiny-lama"), "-p", "a")
+    assert result.code == 1
+    assert f"did you mean: {model_folder}" in result.err
+
+
+def test_debug_shows_the_traceback(model_folder: str) -> None:
+    with pytest.raises(Exception, match="window must be"):
+        entry(["--debug", "generate", model_folder, "-p", "a", "-W", "0"])
+
+
+# The hub, and real processes.
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """Says what the hub says about gated and unknown models."""
+
+    def do_HEAD(self) -> None:
+        gated = "gated" in self.path
+        self.send_response(401 if gated else 404)
+        self.send_header("X-Error-Code", "GatedRepo" if gated else "RepoNotFound")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_GET = do_HEAD
+
+    def log_message(self, *_: object) -> None:
+        """Nothing on the terminal."""
+
+
+@pytest.fixture
+def hub() -> Iterator[str]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {k: v for k, v in os.environ.items() if k != "HF_HUB_OFFLINE"} | environment
+    return subprocess.run(
+        [*LADE, *arguments], env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_a_gated_model(hub: str) -> None:
+    result = process("generate", "owner/gated", "-p", "a", HF_ENDPOINT=hub)
+    assert result.returncode == 1
+    assert "owner/gated is gated: accept its terms" in result.stderr
+    assert "hf auth login" in result.stderr
+
+
+def test_an_unknown_model(hub: str) -> None:
+    result = process("generate", "owner/missing", "-p", "a", HF_ENDPOINT=hub)
+    assert result.returncode == 1
+    assert "there is no model owner/missing on the hub" in result.stderr
+    assert "models on this machine: demo" in result.stderr
+
+
+def test_no_network() -> None:
+    result = process("generate", "owner/name", "-p", "a", HF_ENDPOINT="http://127.0.0.1:9")
+    assert result.returncode == 1
+    assert result.stderr.startswith("lade: owner/name is not on this machine, and the hub cannot")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("options", [("--json",), ("--no-stats",)])
+def test_a_closed_pipe_ends_quietly(model_folder: str, options: tuple[str, ...]) -> None:
+    command = [*LADE, "generate", model_folder, "-p", "the", "-n", "200", "--ignore-eos", *options]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        child.stdout.close()
+        err = child.stderr.read()
+        assert child.wait(60) == 0
+    assert "Traceback" not in err
+    assert "Broken" not in err
+
+
+def spawn(*arguments: str, width: int = 80) -> pexpect.spawn[str]:
+    return pexpect.spawn(
+        LADE[0], [*LADE[1:], *arguments], encoding="utf-8", timeout=60, dimensions=(24, width)
+    )
+
+
+def test_a_terminal_gets_colours_and_no_controls_of_the_models(model_folder: str) -> None:
+    child = spawn("generate", model_folder, "-p", "ab ab ab ab", "-n", "100", "--ignore-eos", "-q")
+    child.expect(pexpect.EOF)
+    assert "\x1b[3" in child.before
+    # Every escape is one of Rich's colours; the random model's own control bytes are gone.
+    rest = child.before.replace("\r\n", "")
+    for colour in ("\x1b[36m", "\x1b[32m", "\x1b[0m"):
+        rest = rest.replace(colour, "")
+    assert not [c for c in rest if ord(c) < 32 and c != "\t"]
+    child.close()
+    assert child.exitstatus == 0
+
+
+def test_ctrl_c_keeps_the_text_and_exits_with_130(tmp_path: Path, model_folder: str) -> None:
+    slow = tmp_path / "slow"
+    shutil.copytree(model_folder, slow)
+    config = json.loads((slow / "config.json").read_text())
+    (slow / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 10**6}))
+    child = spawn("generate", str(slow), "-p", "the cat", "--ignore-eos", "--color", "never")
+    child.expect(r"\w+.*\w+")
+    child.kill(signal.SIGINT)
+    child.expect("tokens in .* steps")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 130
+    assert "Traceback" not in (child.before or "")
+
+
+def test_help_is_light() -> None:
+    """Neither help nor version may wait for torch."""
+    for arguments in (["--help"], ["generate", "--help"], ["--version"], []):
+        code = (
+            "import sys; from ladecli.__main__ import entry; entry(sys.argv[1:]);"
+            "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'numpy')))"
+        )
+        subprocess.run([sys.executable, "-c", code, *arguments], check=True, capture_output=True)
