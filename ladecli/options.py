@@ -41,7 +41,10 @@ Guesses = Annotated[int | None, option("-G", "--guesses", help="N-grams verified
 Budget = Annotated[int | None, option("--budget", help="The most tokens in one step.")]
 Sources = Annotated[
     str | None,
-    option("--sources", help="Draft sources, of: trajectory,context. The paper's: trajectory."),
+    option(
+        "--sources",
+        help="Of trajectory,context,recycled; the paper's algorithm is trajectory alone.",
+    ),
 ]
 
 Temperature = Annotated[

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 SOURCE_STYLES = {
     "trajectory": "green",
     "context": "cyan",
+    "recycled": "blue",
     "jacobi": "magenta",
 }
 OTHER_SOURCE_STYLE = "yellow"

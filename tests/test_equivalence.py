@@ -7,8 +7,9 @@ import itertools
 
 import pytest
 
-from ladecli.decoder.config import LookaheadConfig, SamplingConfig
+from ladecli.decoder.config import SOURCES, LookaheadConfig, SamplingConfig
 from ladecli.decoder.engine import Decoder, Limits
+from ladecli.decoder.events import Step
 
 from .decoding import ids_of, run, transformers_ids
 from .families import FAMILIES, model_of, prompt_for
@@ -35,10 +36,30 @@ def test_strategies_equal_autoregressive(family: str, strategy: str, attention: 
     expected = ids_of(run(Decoder(model, attention=attention), prompt, limits=Limits(50)))
     config = LookaheadConfig(window=5, ngram=4, guesses=5)
     decoder = Decoder(model, attention=attention)
-    for sources in (("trajectory",), ("context",), ("trajectory", "context")):
+    for sources in (("trajectory",), SOURCES):
         chosen = dataclasses.replace(config, sources=sources)
         events = run(decoder, prompt, strategy, chosen, limits=Limits(50))
         assert ids_of(events) == expected
+
+
+EVERY_CHOICE = [c for n in (1, 2, 3) for c in itertools.combinations(SOURCES, n)]
+
+
+@pytest.mark.parametrize("sources", EVERY_CHOICE)
+@pytest.mark.parametrize("budget", [None, 20, 60])
+@pytest.mark.parametrize("token_cost", [0.0, 0.05])
+def test_sources_and_budgets(
+    sources: tuple[str, ...], budget: int | None, token_cost: float
+) -> None:
+    model, prompt = model_of("llama"), prompt_for("llama")
+    config = LookaheadConfig(4, 4, 4, budget, sources, token_cost)
+    for sampling in (SamplingConfig(), SAMPLED, PENALIZED):
+        expected = ids_of(run(Decoder(model), prompt, sampling=sampling))
+        events = run(Decoder(model), prompt, "lookahead", config, sampling)
+        assert ids_of(events) == expected
+        steps = [event for event in events if isinstance(event, Step)]
+        # The first step takes the prompt along.
+        assert max(step.width for step in steps[1:]) <= config.step_limit
 
 
 GRID = [
@@ -55,17 +76,10 @@ def test_grid_of_settings(window: int, ngram: int, guesses: int, length: int) ->
     config = LookaheadConfig(window, ngram, guesses)
     for sampling in (SamplingConfig(), SAMPLED, PENALIZED):
         expected = ids_of(run(Decoder(model), prompt, sampling=sampling))
-        events = run(Decoder(model), prompt, "lookahead", config, sampling)
-        assert ids_of(events) == expected
-
-
-@pytest.mark.parametrize("budget", [13, 14, 20, 60])
-def test_budgets(budget: int) -> None:
-    model, prompt = model_of("llama"), prompt_for("llama")
-    config = LookaheadConfig(4, 4, 10, budget=budget)
-    events = run(Decoder(model), prompt, "lookahead", config)
-    assert ids_of(events) == ids_of(run(Decoder(model), prompt))
-    assert max(event.width for event in events[1:-1]) <= budget
+        for sources in (("trajectory",), SOURCES):
+            chosen = dataclasses.replace(config, sources=sources)
+            events = run(Decoder(model), prompt, "lookahead", chosen, sampling)
+            assert ids_of(events) == expected
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])

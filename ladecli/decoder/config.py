@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from .errors import ConfigError
 
 STRATEGIES = ("lookahead", "autoregressive", "jacobi", "prompt-lookup")
-SOURCES = ("trajectory", "context")
+SOURCES = ("trajectory", "context", "recycled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +20,12 @@ class LookaheadConfig:
         guesses: G, n-grams kept per first token and verified in one step.
         budget: the most draft tokens and the current one that a step may hold; None stands
             for (W + G)(N - 1), which the paper's algorithm cannot exceed.
-        sources: where candidates come from: `trajectory` is the paper's window,
-            `context` the n-grams of the prompt and of the accepted text.
+        sources: where candidates come from: `trajectory` is the paper's window, `context`
+            the prompt and the accepted text, `recycled` the successors that the model found
+            probable for tokens that some step held.  `trajectory` alone is the paper.
+        token_cost: what one more token adds to the cost of a step, relative to a plain step:
+            candidates that are not worth it are left out.  0 fills the budget.  The paper's
+            algorithm does not look at it.
 
     Raises:
         ConfigError: a value is out of range.
@@ -32,6 +36,7 @@ class LookaheadConfig:
     guesses: int = 7
     budget: int | None = None
     sources: tuple[str, ...] = SOURCES
+    token_cost: float = 0.0
 
     def __post_init__(self) -> None:
         if self.window < 1:
@@ -42,6 +47,8 @@ class LookaheadConfig:
             raise ConfigError(f"guesses must be at least 0, not {self.guesses}")
         if self.budget is not None and self.budget < 1:
             raise ConfigError(f"budget must be at least 1, not {self.budget}")
+        if not 0.0 <= self.token_cost < float("inf"):
+            raise ConfigError(f"token-cost must be 0 or more, not {self.token_cost}")
         if not self.sources:
             raise ConfigError(f"sources must name at least one of {', '.join(SOURCES)}")
         for source in self.sources:

@@ -18,7 +18,7 @@ from .events import Event, Finished, FinishReason, Prefill, Step, Token
 from .kv_cache import KVCache
 from .probe import probe
 from .runner import Runner
-from .sampling import LogitsProcessor, Sampler
+from .sampling import LogitsProcessor, Sampler, top
 from .strategies import Observation, State, Strategy
 from .support import ModelFacts, examine
 from .verify import Verdict, walk
@@ -167,9 +167,9 @@ class Decoder:
                 current = tokens[-1]
                 tokens += ids
                 sampler.commit(ids)
-                strategy.observe(
-                    state, Observation(draft, current, best, Verdict(accepted, committed))
-                )
+                verdict = Verdict(accepted, committed)
+                ranked = top(logits, strategy.ranks) if strategy.ranks else ()
+                strategy.observe(state, Observation(draft, current, best, verdict, ranked))
                 seconds = time.perf_counter() - began
                 yield Step(committed, len(step.tokens), len(draft.tree), seconds)
             if reason == "length" and limits.max_new_tokens != len(tokens) - state.prompt_length:

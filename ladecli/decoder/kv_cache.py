@@ -20,6 +20,8 @@ GROWTH = 256
 class KVCache:
     """A preallocated cache that answers to what transformers' models ask of theirs.
 
+    Its tensors are made and changed in inference mode only.
+
     Args:
         layers: how many layers write to it.
 
@@ -40,6 +42,7 @@ class KVCache:
         self._slots = 0
         self._written = 0
 
+    @torch.inference_mode()
     def reserve(self, slots: int) -> None:
         """Make room for `slots` slots in all, keeping what is committed."""
         if slots <= self._slots:
@@ -90,6 +93,7 @@ class KVCache:
             for x in (key, value)
         )
 
+    @torch.inference_mode()
     def keep(self, kept: Sequence[int]) -> None:
         """Commit the tokens of the last step at the indices `kept`, in that order.
 

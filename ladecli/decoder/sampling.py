@@ -83,6 +83,19 @@ def draw(probabilities: Tensor, u: float) -> int:
     return min(index, int(torch.searchsorted(cumulative, cumulative[-1])))
 
 
+def top(logits: Tensor, count: int) -> list[list[tuple[float, int]]]:
+    """The `count` most probable tokens of each row with their probabilities, best first.
+
+    Args:
+        logits: [rows, vocabulary].
+    """
+    probabilities, tokens = torch.softmax(logits, dim=-1, dtype=torch.float32).topk(
+        min(count, logits.shape[-1]), dim=-1
+    )
+    rows = zip(probabilities.tolist(), tokens.tolist(), strict=True)
+    return [list(zip(*row, strict=True)) for row in rows]
+
+
 class Sampler:
     """Chooses the model's token at any node of a step, given the path that leads there.
 
@@ -125,7 +138,8 @@ class Sampler:
         return lambda row, path: self._choose(logits[row], path, position)
 
     def _choose(self, scores: Tensor, path: Sequence[int], position: int) -> int:
-        scores = scores.float()
+        # A copy: processors may write to it, and logits were made in inference mode.
+        scores = scores.to(torch.float32, copy=True)
         if self._processors:
             text = torch.tensor([[*self._text, *path]], device=scores.device)
             batch = scores[None]

@@ -33,16 +33,20 @@ class TokenTree:
     def add(self, candidate: Sequence[int], source: str, limit: int) -> None:
         """Add a candidate path, up to the point where the tree would exceed `limit` nodes."""
         node = ROOT
-        for depth, token in enumerate(candidate, start=1):
-            key = (node, token)
-            known = self._children.get(key)
+        for token in candidate:
+            known = self._children.get((node, token))
             if known is None:
                 if len(self.tokens) >= limit:
                     return
-                known = len(self.tokens)
-                self._children[key] = known
-                self.tokens.append(token)
-                self.parents.append(node)
-                self.depths.append(depth)
-                self.sources.append(source)
+                known = self.grow(node, token, source)
             node = known
+
+    def grow(self, parent: int, token: int, source: str) -> int:
+        """Add a node that is not there yet; returns its number."""
+        node = len(self.tokens)
+        self._children[parent, token] = node
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.depths.append(1 if parent == ROOT else self.depths[parent] + 1)
+        self.sources.append(source)
+        return node

@@ -27,12 +27,14 @@ class WindowBlock:
             the current token and everything before it, so that has no column.
         last_row: indices of the cells in the last row; -1 stands for the current token,
             which is in the last row when there is only one.
+        last_tokens: for each cell of the last row, the token before it and its own.
     """
 
     tokens: list[int]
     offsets: Sequence[int]
     visible: NDArray[np.bool_]
     last_row: Sequence[int]
+    last_tokens: list[tuple[int, int]]
 
 
 @lru_cache(maxsize=64)
@@ -75,11 +77,15 @@ class LookaheadWindow:
         """The largest offset of a cell from the current token."""
         return len(self.rows) + len(self.rows[0]) - 2
 
-    def block(self) -> WindowBlock:
-        """The cells to feed in the next step."""
-        offsets, visible, last_row = _shape(len(self.rows), len(self.rows[0]))
-        tokens = [token for row in self.rows for token in row]
-        return WindowBlock(tokens[1:], offsets, visible, last_row)
+    def block(self, current: int) -> WindowBlock:
+        """The cells to feed in the next step, behind the current token."""
+        rows = [[current, *self.rows[0][1:]], *self.rows[1:]]
+        offsets, visible, last_row = _shape(len(rows), len(rows[0]))
+        # What a cell of the last row reads just before itself: the row above, or its left.
+        above = rows[-2] if len(rows) > 1 else [current, *rows[0][:-1]]
+        last_tokens = list(zip(above, rows[-1], strict=True))
+        tokens = [token for row in rows for token in row]
+        return WindowBlock(tokens[1:], offsets, visible, last_row, last_tokens)
 
     def ngrams(self, current: int, outputs: Sequence[int]) -> list[tuple[int, ...]]:
         """The W n-grams that the last row's `outputs` close; none while the window fills.

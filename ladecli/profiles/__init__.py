@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import resources
 from typing import Any, Protocol
 
 from .. import toml
-from ..decoder.config import LookaheadConfig
+from ..decoder.config import SOURCES, LookaheadConfig
 from ..decoder.errors import ConfigError
 from ..errors import UsageError
 
 _KEYS = {"description", "devices", "setting"}
-_SETTING_KEYS = {"up_to_parameters", "window", "ngram", "guesses", "budget", "origin"}
+_SETTING_KEYS = {"up_to_parameters", "origin"} | {f.name for f in fields(LookaheadConfig)}
 
 
 class NamedDevice(Protocol):
@@ -114,6 +114,8 @@ def _setting(entry: dict[str, Any], where: str) -> Setting:
             ngram=entry["ngram"],
             guesses=entry["guesses"],
             budget=entry.get("budget"),
+            sources=tuple(entry.get("sources", SOURCES)),
+            token_cost=entry.get("token_cost", 0.0),
         )
     except ConfigError as error:
         raise UsageError(f"{where}: {error}") from error

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ladecli.decoder.config import LookaheadConfig
+from ladecli.decoder.config import SOURCES, LookaheadConfig
 from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.errors import PromptError
 from ladecli.decoder.events import Event, Finished, Prefill, Step
@@ -75,7 +75,7 @@ def test_prompt_ngrams_serve_from_the_first_step() -> None:
     config = LookaheadConfig(window=2, ngram=4, guesses=2, sources=("context",))
     events = run(decoder, [*range(10, 20), 10], "lookahead", config, limits=Limits(8))
     first = next(event for event in events if isinstance(event, Step))
-    assert [token.source for token in first.tokens] == ["context"] * 3 + [None]
+    assert [token.source for token in first.tokens] == ["context"] * 6 + [None]
 
 
 def test_prompt_lookup_copies_ten_tokens() -> None:
@@ -170,7 +170,7 @@ def test_a_second_prompt_prefills_only_what_is_new() -> None:
     window=st.integers(1, 8),
     ngram=st.integers(2, 6),
     guesses=st.integers(0, 6),
-    sources=st.sampled_from([("trajectory",), ("context",), ("trajectory", "context")]),
+    sources=st.sets(st.sampled_from(SOURCES), min_size=1).map(sorted).map(tuple),
     chunk=st.integers(1, 9),
 )
 def test_lookahead_says_what_autoregressive_says(
@@ -272,4 +272,4 @@ def test_widths_and_sources_add_up() -> None:
     steps = [event for event in events if isinstance(event, Step)]
     assert sum(len(step.tokens) for step in steps) == 80
     assert all(step.width <= config.step_limit + 2 for step in steps)
-    assert {t.source for t in tokens_of(events)} <= {None, "trajectory", "context"}
+    assert {t.source for t in tokens_of(events)} <= {None, *SOURCES}

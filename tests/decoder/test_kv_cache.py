@@ -10,6 +10,7 @@ import torch
 from ladecli.decoder.kv_cache import GROWTH, KVCache
 
 
+@torch.inference_mode()
 def write(cache: KVCache, tokens: list[int]) -> torch.Tensor:
     """Write tokens to both layers, as keys; returns what the second layer sees."""
     key = torch.tensor(tokens, dtype=torch.float32)[None, None, :, None].expand(1, 2, -1, 3)

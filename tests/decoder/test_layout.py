@@ -49,7 +49,7 @@ def test_chunk_is_causal_and_wants_no_outputs() -> None:
 def test_pending_tree_and_window_see_what_they_should() -> None:
     window = LookaheadWindow(2, 3, [1], random.Random(0))
     window.advance([2, 3, 4])
-    block = window.block()
+    block = window.block(41)
     step = build([40, 41], 10, Draft(tree_of((5, 6), (5, 7)), block))
     assert step.tokens == [40, 41, 5, 6, 7, *block.tokens]
     assert step.positions == [10, 11, 12, 13, 13, 12, 12, 13]

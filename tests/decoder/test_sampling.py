@@ -140,8 +140,8 @@ def test_settings_out_of_range(name: str, value: float) -> None:
         ({"guesses": -1}, "guesses must be at least 0, not -1"),
         ({"budget": 0}, "budget must be at least 1, not 0"),
         ({"budget": 10}, "budget 10 is smaller than the 28 tokens of a window with W=7, N=5"),
-        ({"sources": ()}, "sources must name at least one of trajectory, context"),
-        ({"sources": ("x",)}, "unknown source 'x'; known sources: trajectory, context"),
+        ({"sources": ()}, "sources must name at least one of trajectory, context, recycled"),
+        ({"sources": ("x",)}, "unknown source 'x'; known sources: trajectory, context, recycled"),
     ],
 )
 def test_lookahead_settings_out_of_range(settings: dict[str, object], message: str) -> None:

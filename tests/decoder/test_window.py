@@ -31,7 +31,7 @@ def test_cells_see_row_0_to_their_left_and_their_own_column() -> None:
     lookahead = window_of(3, 4)
     while not lookahead.filled:
         lookahead.advance(lookahead.rows[-1])
-    block = lookahead.block()
+    block = lookahead.block(7)
     cells = [(r, j) for r in range(3) for j in range(3)][1:]
     assert list(block.offsets) == [r + j for r, j in cells]
     assert list(block.last_row) == [cells.index((2, j)) for j in range(3)]
@@ -44,10 +44,20 @@ def test_cells_see_row_0_to_their_left_and_their_own_column() -> None:
 
 def test_what_a_cell_sees_reads_as_text() -> None:
     """The positions that a cell sees, with the current token at 0, have no gap."""
-    block = window_of(5, 5).block()
+    block = window_of(5, 5).block(7)
     for query in range(len(block.tokens)):
         seen = [o for key, o in enumerate(block.offsets) if block.visible[query, key]]
         assert sorted([0, *seen]) == list(range(block.offsets[query] + 1))
+
+
+def test_what_stands_before_the_last_row() -> None:
+    lookahead = window_of(3, 4)
+    lookahead.rows = [[0, 11, 12], [20, 21, 22], [30, 31, 32]]
+    assert lookahead.block(9).last_tokens == [(20, 30), (21, 31), (22, 32)]
+    lookahead.rows = [[0, 11, 12], [20, 21, 22]]
+    assert lookahead.block(9).last_tokens == [(9, 20), (11, 21), (12, 22)]
+    lookahead.rows = [[0, 11, 12]]
+    assert lookahead.block(9).last_tokens == [(9, 9), (9, 11), (11, 12)]
 
 
 def test_ngrams_are_columns_closed_by_the_outputs() -> None:
@@ -65,7 +75,7 @@ def test_ngrams_are_columns_closed_by_the_outputs() -> None:
 def test_a_window_of_bigrams_is_one_row_that_ends_at_the_current_token() -> None:
     lookahead = window_of(3, 2)
     assert lookahead.filled
-    assert list(lookahead.block().last_row) == [-1, 0, 1]
+    assert list(lookahead.block(7).last_row) == [-1, 0, 1]
     lookahead.rows = [[0, 11, 12]]
     assert lookahead.ngrams(9, [5, 6, 7]) == [(9, 5), (11, 6), (12, 7)]
 

@@ -10,6 +10,7 @@ class Autoregressive:
     """Proposes nothing."""
 
     name = "autoregressive"
+    ranks = 0
 
     def begin(self, state: State) -> None:
         """Nothing to prepare."""

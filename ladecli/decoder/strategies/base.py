@@ -37,12 +37,15 @@ class Observation:
         best: the model's most probable token after the current token and after each node
             of the tree (n + 1 tokens), then after each cell of the window's last row.
         verdict: the nodes accepted, as far as they were committed.
+        ranked: for every output, the most probable tokens after it with their probabilities,
+            as many as the strategy's `ranks`.
     """
 
     draft: Draft
     current: int
     best: Sequence[int]
     verdict: Verdict
+    ranked: Sequence[list[tuple[float, int]]] = ()
 
     @property
     def window_outputs(self) -> Sequence[int]:
@@ -56,6 +59,10 @@ class Strategy(Protocol):
     @property
     def name(self) -> str:
         """As on the command line."""
+
+    @property
+    def ranks(self) -> int:
+        """How many successors of every output it wants to see; 0 for none."""
 
     def begin(self, state: State) -> None:
         """A generation starts; `state` holds the prompt."""

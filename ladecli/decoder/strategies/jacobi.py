@@ -22,6 +22,7 @@ class Jacobi:
     """
 
     name = "jacobi"
+    ranks = 0
 
     def __init__(self, config: LookaheadConfig) -> None:
         self._length = config.window

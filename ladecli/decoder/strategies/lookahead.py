@@ -1,8 +1,10 @@
-"""Lookahead decoding (Fu et al., ICML 2024, arXiv 2402.02057).
+"""Lookahead decoding (Fu et al., ICML 2024, arXiv 2402.02057), with more sources of drafts.
 
-Beside the text runs a 2-D window of Jacobi iterations.  Its last row closes W n-grams per
-step, which go into a pool.  Those that start with the current token are verified in the same
-forward pass, merged into one tree.
+Beside the text runs a 2-D window of Jacobi iterations, whose last row closes W n-grams per
+step.  Promising candidates behind the current token are verified in the same forward pass.
+With the trajectory as the only source, candidates are those of the paper: the n-grams of a
+pool that start with the current token.  Otherwise every source feeds one online n-gram model,
+and the candidates are its most probable continuations.
 """
 
 from __future__ import annotations
@@ -11,14 +13,13 @@ import random
 
 from ..config import LookaheadConfig
 from ..layout import Draft
-from ..pool import NgramPool
-from ..tree import TokenTree
 from ..window import LookaheadWindow
 from .base import Observation, State
+from .drafters import Drafter, ModelDrafter, PoolDrafter
 
 
 class Lookahead:
-    """The paper's algorithm, with the n-grams of the text itself in the pool if wanted.
+    """A window, and a drafter that learns from it.
 
     Args:
         config: window, n-gram length, guesses, budget and sources.
@@ -28,42 +29,32 @@ class Lookahead:
 
     def __init__(self, config: LookaheadConfig) -> None:
         self._config = config
-        self._pool = NgramPool(config.guesses)
+        paper = config.sources == ("trajectory",)
+        self._drafter: Drafter = PoolDrafter(config) if paper else ModelDrafter(config)
+        self.ranks = self._drafter.ranks
         self._window: LookaheadWindow | None = None
-        self._pooled = 0
 
     def begin(self, state: State) -> None:
-        """Start the window with tokens of the prompt, and pool the prompt's n-grams."""
+        """Start the window with tokens of the prompt."""
         config = self._config
         if "trajectory" in config.sources:
             rng = random.Random(0)
             self._window = LookaheadWindow(config.window, config.ngram, state.tokens, rng)
-        self._pool_text(state)
+        self._drafter.begin(state)
 
     def propose(self, state: State) -> Draft:
-        """The pool's n-grams behind the current token, and the window where it fits."""
+        """Candidates behind the current token, and the window where it fits."""
         window = self._window
-        block = window.block() if window and window.reach <= state.room else None
+        block = None
+        if window is not None and window.reach <= state.room:
+            block = window.block(state.tokens[-1])
         spent = 1 + (len(block.tokens) if block else 0)
-        tree = TokenTree()
-        limit = self._config.step_limit - spent
-        for candidate, source in self._pool.candidates(state.tokens[-1]):
-            tree.add(candidate[: state.draft_depth], source, limit)
-        return Draft(tree, block)
+        return Draft(self._drafter.candidates(state, self._config.step_limit - spent), block)
 
     def observe(self, state: State, seen: Observation) -> None:
-        """Pool the n-grams that this step closed, and move the window on."""
+        """Learn from the n-grams that this step closed, and move the window on."""
+        ngrams: list[tuple[int, ...]] = []
         if self._window is not None and seen.draft.window is not None:
-            for ngram in self._window.ngrams(seen.current, seen.window_outputs):
-                self._pool.add(ngram, "trajectory")
+            ngrams = self._window.ngrams(seen.current, seen.window_outputs)
             self._window.advance(seen.window_outputs)
-        self._pool_text(state)
-
-    def _pool_text(self, state: State) -> None:
-        """Pool the n-grams of the text that are not in the pool yet."""
-        if "context" not in self._config.sources:
-            return
-        ngram = self._config.ngram
-        for start in range(self._pooled, len(state.tokens) - ngram + 1):
-            self._pool.add(state.tokens[start : start + ngram], "context")
-            self._pooled = start + 1
+        self._drafter.learn(state, seen, ngrams)

@@ -48,6 +48,7 @@ class PromptLookup:
     """
 
     name = "prompt-lookup"
+    ranks = 0
 
     def __init__(self, config: LookaheadConfig) -> None:
         self._length = DRAFT_LENGTH if config.budget is None else config.budget - 1
