@@ -19,7 +19,7 @@ app = typer.Typer(
     name="lade",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Exact, fast answers from large language models, by lookahead decoding.",
@@ -51,11 +51,11 @@ def main(
 def generate(
     model: opt.ModelName = None,
     prompt: Annotated[
-        str | None, typer.Option("-p", "--prompt", metavar="TEXT", help="The prompt.")
+        str | None, opt.prompting("-p", "--prompt", metavar="TEXT", help="The prompt.")
     ] = None,
     prompt_file: Annotated[
         list[str] | None,
-        typer.Option(
+        opt.prompting(
             "-f",
             "--prompt-file",
             metavar="FILE",

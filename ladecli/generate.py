@@ -110,7 +110,8 @@ def _answer(
     if tally.reason == "context":
         _say(request, f"the context of {session.decoder.max_context} tokens is full")
     if request.stats if request.stats is not None else not request.quiet:
-        _console(request, sys.stderr).print(statistics_line(tally), highlight=False)
+        console = _console(request, sys.stderr)
+        console.print(statistics_line(tally, console.width))
     return tally.reason == "interrupted"
 
 

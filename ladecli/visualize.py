@@ -44,13 +44,21 @@ def step_text(step: TextStep) -> Text:
     return text
 
 
-def statistics_line(tally: Tally) -> Text:
-    """One line about an answer, with the legend of its colours."""
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def statistics_line(tally: Tally, width: int) -> Text:
+    """One line about an answer, with the legend of its colours; several where it is narrow.
+
+    Args:
+        tally: of the answer.
+        width: of the screen; lines break between figures, not within them.
+    """
     from rich.text import Text
 
-    plural = "" if tally.steps == 1 else "s"
     parts = [
-        Text(f"{tally.tokens} tokens in {tally.steps} step{plural}"),
+        Text(f"{_counted(tally.tokens, 'token')} in {_counted(tally.steps, 'step')}"),
         Text(f"{tally.tokens_per_step:.2f} tokens per step", "bold"),
         Text(f"{tally.tokens_per_second:.1f} tok/s"),
     ]
@@ -60,7 +68,17 @@ def statistics_line(tally: Tally) -> Text:
             accepted.append(", " if number else "")
             accepted.append(f"{source} {count}", style_of(source))
         parts.append(accepted)
-    return Text(" · ", "dim").join(parts)
+    line, used = Text(), 0
+    for part in parts:
+        if used and used + 3 + len(part) > width:
+            line.append("\n")
+            used = 0
+        elif used:
+            line.append(" · ", "dim")
+            used += 3
+        line.append_text(part)
+        used += len(part)
+    return line
 
 
 class PlainWriter:

@@ -5,7 +5,8 @@ A map of the room, in the order in which a step passes through it:
 - `engine`      the only loop: propose, lay out, forward, verify, keep, observe, yield
 - `strategies`  what to try next: autoregressive, jacobi, prompt lookup, lookahead
 - `window`      the 2-D window of Jacobi iterations
-- `pool`        the n-grams found so far, under their first token
+- `pool`        the paper's n-gram pool: what the window found, under its first token
+- `ngram_model` the online n-gram model that all sources feed, and the tree it proposes
 - `tree`        candidates merged by common prefix
 - `layout`      token order, positions and visibility of one step
 - `runner`      the forward pass of one step
@@ -13,11 +14,13 @@ A map of the room, in the order in which a step passes through it:
 - `kv_cache`    keys and values by slot; keeping the accepted ones is one gather
 - `sampling`    logits to a token, with one uniform number per position
 - `verify`      the walk that accepts
-- `support`     which models this works for, and why not for others
+- `support`     which models this works for, and why not for others; `probe` tries unknown ones
 - `config`, `events`, `errors`   the values that cross the door
 
 Glossary (the letters are those of the paper, Fu et al., ICML 2024, arXiv 2402.02057):
 
+- *source*: where a candidate comes from.  `trajectory`: the window's n-grams; `context`: the
+  prompt and the accepted text; `recycled`: successors that the model found probable before.
 - *window* (W): columns of the lookahead window; *ngram* (N): length of its n-grams, so the
   window has N - 1 rows; *guesses* (G): n-grams kept and verified per first token.
 - *current token*: the last committed token.  Its keys and values are not in the cache yet.

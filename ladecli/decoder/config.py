@@ -48,7 +48,7 @@ class LookaheadConfig:
         if self.budget is not None and self.budget < 1:
             raise ConfigError(f"budget must be at least 1, not {self.budget}")
         if not 0.0 <= self.token_cost < float("inf"):
-            raise ConfigError(f"token-cost must be 0 or more, not {self.token_cost}")
+            raise ConfigError(f"token_cost must be 0 or more, not {self.token_cost}")
         if not self.sources:
             raise ConfigError(f"sources must name at least one of {', '.join(SOURCES)}")
         for source in self.sources:

@@ -264,11 +264,11 @@ def about_lade(rng: random.Random, repeats: int) -> Iterator[str]:
             yield chat(*turns, system=system)
 
 
-def documents(seed: int) -> list[str]:
-    """All documents of one epoch, shuffled by `seed`."""
+def documents(seed: int, repeats: int) -> list[str]:
+    """All documents of one epoch, shuffled by `seed`; those about this tool `repeats` times."""
     rng = random.Random(seed)
     found = [*sources(), *docstrings(rng), *c_docstrings(rng), *topics(rng)]
-    found += about_lade(rng, repeats=12)
+    found += about_lade(rng, repeats)
     rng.shuffle(found)
     return found
 
@@ -279,7 +279,7 @@ def held_out_documents() -> list[str]:
 
 
 if __name__ == "__main__":
-    everything = documents(seed=0)
+    everything = documents(seed=0, repeats=12)
     print(len(everything), "documents,", sum(map(len, everything)), "characters")
     for document in random.Random(1).sample(everything, 12):
         print("-" * 80, document[:900], sep="\n")

@@ -2,10 +2,12 @@
 
     python scripts/demo/train.py --out ladecli/demo
 
-makes the tokenizer, trains the model and writes a Hugging Face folder: about 45 minutes on
-two CPU cores.  The matrices learn by Muon (Jordan et al., 2024), everything else by AdamW;
-sequences grow in the course of training, so that most of it is cheap and the last part
-teaches positions up to the model's context.
+makes the tokenizer, trains the model and writes a Hugging Face folder: about an hour on two
+CPU cores.  With `--start` it goes on from such a folder.
+
+The matrices learn by Muon (Jordan et al., 2024), everything else by AdamW; sequences grow in
+the course of training, so that most of it is cheap and the last part teaches positions up to
+the model's context.
 """
 
 from __future__ import annotations
@@ -94,10 +96,10 @@ def encode(tokenizer: Tokenizer, documents: list[str], rng: random.Random) -> to
 def batches(tokenizer: Tokenizer, args: argparse.Namespace, steps: int) -> Iterator[torch.Tensor]:
     """Batches of ids, shape [rows, length], every epoch made afresh with other questions."""
     lengths = [phase.length for phase in PHASES for _ in range(math.ceil(phase.share * steps))]
-    epoch, stream = 0, torch.empty(0, dtype=torch.long)
+    epoch, stream = args.seed, torch.empty(0, dtype=torch.long)
     for length in lengths[:steps]:
         if len(stream) < args.batch_tokens:
-            fresh = encode(tokenizer, corpus.documents(seed=epoch), random.Random(epoch))
+            fresh = encode(tokenizer, corpus.documents(epoch, args.repeats), random.Random(epoch))
             stream, epoch = torch.cat([stream, fresh]), epoch + 1
         yield stream[: args.batch_tokens].view(-1, length)
         stream = stream[args.batch_tokens :]
@@ -164,15 +166,21 @@ def main() -> None:
     parser.add_argument("--tokens", type=float, default=27e6, help="tokens to train on")
     parser.add_argument("--batch-tokens", type=int, default=8192)
     parser.add_argument("--rate", type=float, default=4e-3, help="peak learning rate")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the first epoch")
+    parser.add_argument("--repeats", type=int, default=12, help="of questions about this tool")
+    parser.add_argument("--start", type=Path, help="go on from a folder that this wrote before")
     args = parser.parse_args()
     torch.manual_seed(args.seed)
 
-    documents = corpus.documents(seed=0)
-    tokenizer = train_tokenizer(documents)
+    documents = corpus.documents(args.seed, args.repeats)
+    if args.start:
+        tokenizer = Tokenizer.from_file(str(args.start / "tokenizer.json"))
+        model = LlamaForCausalLM.from_pretrained(args.start, dtype=torch.float32)
+    else:
+        tokenizer = train_tokenizer(documents)
+        model = make_model(tokenizer)
     validation = encode(tokenizer, corpus.held_out_documents(), random.Random(0))
     steps = int(args.tokens // args.batch_tokens)
-    model = make_model(tokenizer)
     parameters = sum(p.numel() for p in model.parameters())
     print(f"{parameters:,} parameters, {steps} steps, {len(documents)} documents", flush=True)
 

@@ -1,0 +1,93 @@
+"""What the benchmarks share: a model, prompts, and one generation as counts and ids."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from ladecli import models
+from ladecli.decoder.config import LookaheadConfig
+from ladecli.decoder.engine import Decoder, Limits
+from ladecli.decoder.events import Step
+from ladecli.decoder.strategies import make_strategy
+
+DEMO_PROMPTS = (
+    "def ",
+    "class Queue:\n",
+    "import os\n\ndef walk(path):\n",
+    "<|user|>\nWhat does `textwrap.fill` do?<|end|>\n<|assistant|>\n",
+    "<|user|>\nHow do I read a file in Python?<|end|>\n<|assistant|>\n",
+    "<|user|>\nWrite a function that sums a list.<|end|>\n<|assistant|>\n",
+    "# Return the largest item of the list.\ndef largest(items):\n",
+    "<|user|>\nWhat is lookahead decoding?<|end|>\n<|assistant|>\n",
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One generation."""
+
+    ids: list[int]
+    steps: int
+    fed: int
+
+
+def arguments(description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--model", default=models.DEMO)
+    parser.add_argument(
+        "--prompts", type=Path, help="JSONL with `prompt`; the demo's own if absent"
+    )
+    parser.add_argument("--limit", type=int, default=16, help="at most so many prompts")
+    parser.add_argument("-n", "--new-tokens", type=int, default=200)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="write the figures here too")
+    return parser
+
+
+def prompts_of(path: Path | None, tokenizer: Any, limit: int) -> list[list[int]]:
+    """Token ids of the prompts."""
+    texts: Sequence[str] = DEMO_PROMPTS
+    if path is not None:
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+        texts = [row["prompt"] if "prompt" in row else row["turns"][0] for row in rows]
+    return [list(tokenizer(text)["input_ids"]) for text in texts[:limit]]
+
+
+def decode(
+    decoder: Decoder, prompt: list[int], strategy: str, config: LookaheadConfig, new: int
+) -> Run:
+    """One greedy generation that goes on behind end tokens."""
+    ids: list[int] = []
+    steps = fed = 0
+    for event in decoder.generate(prompt, make_strategy(strategy, config), None, Limits(new)):
+        if isinstance(event, Step):
+            ids += [token.id for token in event.tokens]
+            steps += 1
+            fed += event.width
+    return Run(ids, steps, fed)
+
+
+def spread(values: Sequence[float]) -> str:
+    """Median with the quartiles around it."""
+    if len(values) < 2:
+        return f"{values[0]:.2f}"
+    low, middle, high = statistics.quantiles(values, n=4)
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+
+def conditions(threads: int) -> str:
+    """What the figures depend on."""
+    return (
+        f"torch {torch.__version__}, transformers {transformers.__version__}, Python"
+        f" {platform.python_version()}, {threads} thread{'s' if threads > 1 else ''}, float32, CPU"
+    )

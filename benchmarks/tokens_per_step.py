@@ -1,0 +1,68 @@
+"""Tokens per step of the paper's algorithm and of all sources, against one another.
+
+    python benchmarks/tokens_per_step.py --model MODEL --prompts FILE.jsonl
+
+Greedy, end tokens ignored; every output is compared with plain decoding's.
+"""
+
+from __future__ import annotations
+
+import json
+
+import torch
+from common import Run, arguments, conditions, decode, prompts_of
+
+from ladecli import models
+from ladecli.decoder.config import LookaheadConfig
+from ladecli.decoder.engine import Decoder
+
+PAPER = ("trajectory",)
+SETTINGS = {
+    "paper 5,3,5": LookaheadConfig(5, 3, 5, sources=PAPER),
+    "paper 7,5,7": LookaheadConfig(7, 5, 7, sources=PAPER),
+    "paper 15,5,15": LookaheadConfig(15, 5, 15, sources=PAPER),
+    "paper 20,7,20": LookaheadConfig(20, 7, 20, sources=PAPER),
+    "all sources 5,4, budget 60": LookaheadConfig(5, 4, 5, 60),
+    "all sources 2,3, budget 16": LookaheadConfig(2, 3, 2, 16),
+    "context and recycled, budget 16": LookaheadConfig(budget=16, sources=("context", "recycled")),
+    "context alone, budget 16": LookaheadConfig(budget=16, sources=("context",)),
+    "recycled alone, budget 16": LookaheadConfig(budget=16, sources=("recycled",)),
+}
+# What a prototype of the paper's algorithm had on stories260K with 16 story prompts.
+TARGETS = {"paper 5,3,5": 1.55, "paper 7,5,7": 1.87, "paper 15,5,15": 2.20, "paper 20,7,20": 2.48}
+
+
+def main() -> None:
+    parser = arguments(__doc__.splitlines()[0])
+    parser.add_argument("--targets", action="store_true", help="compare with the prototype's")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    loaded = models.load(args.model)
+    decoder = Decoder(loaded.model)
+    prompts = prompts_of(args.prompts, loaded.tokenizer, args.limit)
+    plain = LookaheadConfig()
+    expected = [decode(decoder, p, "autoregressive", plain, args.new_tokens).ids for p in prompts]
+
+    print(f"{args.model}, {len(prompts)} prompts, {args.new_tokens} tokens")
+    print(f"{conditions(args.threads)}\n")
+    print("| drafts | tokens per step | width | output | target |\n|---|---|---|---|---|")
+    figures = {}
+    for name, config in SETTINGS.items():
+        runs = [decode(decoder, p, "lookahead", config, args.new_tokens) for p in prompts]
+        rate, width = ratio(runs)
+        equal = "equal" if [run.ids for run in runs] == expected else "DIFFERS"
+        target = f"{TARGETS[name]:.2f}" if args.targets and name in TARGETS else ""
+        print(f"| {name} | {rate:.2f} | {width:.1f} | {equal} | {target} |", flush=True)
+        figures[name] = {"tokens_per_step": rate, "width": width, "output": equal}
+    if args.json:
+        args.json.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def ratio(runs: list[Run]) -> tuple[float, float]:
+    """Tokens per step and mean width over all runs."""
+    steps = sum(run.steps for run in runs)
+    return sum(len(run.ids) for run in runs) / steps, sum(run.fed for run in runs) / steps
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""The Python API on the bundled demo model, and what the demo must be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import ladecli
+from ladecli.api import Model
+
+DEMO = Path(ladecli.__file__).with_name("demo")
+
+
+@pytest.fixture(scope="module")
+def demo() -> Model:
+    return ladecli.load("demo")
+
+
+def test_three_lines(demo: Model) -> None:
+    text = demo.generate("def ", max_new_tokens=40)
+    assert len(text) > 40
+    pieces = []
+    for event in demo.stream("def ", max_new_tokens=40):
+        if isinstance(event, ladecli.TextStep):
+            pieces += [piece.text for piece in event.pieces]
+        elif isinstance(event, ladecli.Ended):
+            pieces.append(event.rest)
+            assert event.reason in ("length", "eos")
+    assert "".join(pieces) == text
+
+
+def test_all_strategies_say_the_same(demo: Model) -> None:
+    def texts(**options: object) -> set[str]:
+        return {
+            demo.generate("class Queue:\n", max_new_tokens=80, strategy=strategy, **options)
+            for strategy in ("autoregressive", "lookahead", "jacobi", "prompt-lookup")
+        }
+
+    assert len(texts()) == 1
+    assert len(texts(sampling=ladecli.SamplingConfig(temperature=0.9, seed=1))) == 1
+    paper = ladecli.LookaheadConfig(7, 5, 7, sources=("trajectory",))
+    assert texts(lookahead=paper) == texts()
+
+
+def test_conversations_go_through_the_template(demo: Model) -> None:
+    answer = demo.generate([{"role": "user", "content": "What is lade?"}], max_new_tokens=100)
+    assert "lookahead" in answer
+    assert "<|" not in answer
+
+
+def test_stop_strings_and_errors(demo: Model) -> None:
+    whole = demo.generate("def ", max_new_tokens=30, ignore_eos=True)
+    assert demo.generate("def ", max_new_tokens=30, stop=["("]) == whole.split("(")[0]
+    with pytest.raises(ladecli.ConfigError, match="unknown strategy 'x'"):
+        demo.generate("def ", strategy="x")
+    with pytest.raises(ladecli.PromptError, match="leaves no room"):
+        demo.generate("def " * 5000)
+    with pytest.raises(ladecli.UsageError, match="unknown profile"):
+        ladecli.load("demo", profile="x")
+    with pytest.raises(ladecli.LoadError, match="there is no model folder"):
+        ladecli.load("./nowhere")
+
+
+def test_the_demo_is_small_and_complete() -> None:
+    sizes = {path.name: path.stat().st_size for path in DEMO.iterdir()}
+    assert sum(sizes.values()) < 8_000_000
+    assert {"config.json", "model.safetensors", "tokenizer.json", "README.md"} <= sizes.keys()
+    config = json.loads((DEMO / "config.json").read_text())
+    assert config["model_type"] == "llama"
+    assert config["dtype"] == "bfloat16"
+
+
+def test_the_demo_runs_in_float32_on_a_cpu(demo: Model) -> None:
+    assert str(demo.session.loaded.model.dtype) == "torch.float32"
+    assert demo.session.loaded.stop_ids
