@@ -39,12 +39,18 @@ def ids_of(events: Sequence[Event]) -> list[int]:
 
 
 def transformers_ids(model: Any, prompt: Sequence[int], new: int, **options: Any) -> list[int]:
-    """What transformers' own generate says, with its own attention."""
+    """What transformers' own generate says, with its own attention.
+
+    Where rotary frequencies change with the length it runs without a cache: transformers 5.17
+    keeps one token of the text when it starts its cache anew, and says something else.
+    """
+    long_rope = "longrope" in str(getattr(model.config, "rope_parameters", ""))
     before = model.config._attn_implementation
     model.set_attn_implementation("sdpa" if model.config.model_type != "gemma2" else "eager")
     try:
         ids = torch.tensor([list(prompt)])
         settings = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, **options}
+        settings["use_cache"] = not long_rope
         out = model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, **settings
         )
