@@ -51,11 +51,14 @@ def run(request: Request) -> int:
 def _open(request: Request) -> tuple[Session, Settings, str]:
     """Load the model; returns it with the settings for it and the profile's name."""
     name = request.model or "demo"
-    with _progress(request, f"loading {name}"):
+    with _progress(request, f"starting {name}"):
         from . import models
         from .session import Session, Settings
-
-        loaded = models.load(name, request.load_options())
+    # A download shows bars of its own, which a spinner would spoil.
+    watched = not request.quiet and sys.stderr.isatty()
+    local = models.on_this_machine(name)
+    with _progress(request, f"loading {name}") if local else contextlib.nullcontext():
+        loaded = models.load(name, request.load_options(), progress=watched)
         session = Session(loaded, attention=request.attention, max_context=request.max_context)
     for notice in session.notices:
         _say(request, notice)

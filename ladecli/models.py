@@ -20,7 +20,8 @@ import torch
 import transformers
 from huggingface_hub import constants as hub_constants
 from huggingface_hub import errors as hub_errors
-from huggingface_hub import scan_cache_dir
+from huggingface_hub import scan_cache_dir, try_to_load_from_cache
+from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
 from safetensors import SafetensorError
 
 from .decoder.errors import UnsupportedModelError
@@ -89,6 +90,12 @@ def resolve(name: str) -> str:
     return str(path)
 
 
+def on_this_machine(name: str) -> bool:
+    """Whether the model needs no download, as far as its configuration tells."""
+    source = resolve(name)
+    return Path(source).is_dir() or isinstance(try_to_load_from_cache(source, "config.json"), str)
+
+
 def _suggest(name: str) -> str:
     """A hint at the nearest models that are on this machine."""
     known = [DEMO, *_cached_names()]
@@ -106,12 +113,13 @@ def _cached_names() -> list[str]:
     return []
 
 
-def load(name: str, options: LoadOptions | None = None) -> LoadedModel:
+def load(name: str, options: LoadOptions | None = None, *, progress: bool = True) -> LoadedModel:
     """Load a model and its tokenizer.
 
     Args:
         name: a Hugging Face id, a local folder, or "demo".
         options: how.
+        progress: whether downloads show progress bars on stderr.
 
     Raises:
         UsageError: there is no such device, or the options do not go together.
@@ -127,7 +135,7 @@ def load(name: str, options: LoadOptions | None = None) -> LoadedModel:
         "local_files_only": options.offline or not (Path(source).is_dir() or _hub_answers()),
         "trust_remote_code": options.trust_remote_code,
     }
-    with _explained(name), _quiet():
+    with _explained(name), _quiet(progress):
         config = transformers.AutoConfig.from_pretrained(source, **hub)
         examine(config)
         dtype, notices = _dtype(options, device, config)
@@ -213,15 +221,18 @@ def _hub_answers() -> bool:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep transformers' own chatter out of the terminal; downloads still show progress."""
+def _quiet(progress: bool) -> Iterator[None]:
+    """Keep transformers' own chatter out of the terminal, and downloads too if wanted."""
     logger = logging.getLogger("transformers")
     level = logger.level
     logger.setLevel(logging.ERROR)
     transformers.utils.logging.disable_progress_bar()
+    if not progress:
+        disable_progress_bars()
     try:
         yield
     finally:
+        enable_progress_bars()
         logger.setLevel(level)
         transformers.utils.logging.enable_progress_bar()
 

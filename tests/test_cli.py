@@ -363,23 +363,45 @@ def test_debug_shows_the_traceback(model_folder: str) -> None:
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
-    """Says what the hub says about gated and unknown models."""
+    """Says what the hub says: about owner/tiny, about gated models and about unknown ones."""
 
-    def do_HEAD(self) -> None:
-        gated = "gated" in self.path
-        self.send_response(401 if gated else 404)
-        self.send_header("X-Error-Code", "GatedRepo" if gated else "RepoNotFound")
-        self.send_header("Content-Length", "0")
+    protocol_version = "HTTP/1.1"
+    folder = Path()
+
+    def do_GET(self) -> None:
+        path = self.path.split("?")[0]
+        code, headers, body = 404, {"X-Error-Code": "RepoNotFound"}, b""
+        if path.startswith("/owner/tiny/resolve/"):
+            code, headers = 404, {"X-Error-Code": "EntryNotFound"}
+            file = self.folder / path.rsplit("/", 1)[1]
+            if file.is_file():
+                code, headers, body = 200, {"ETag": f'"{file.name}"'}, file.read_bytes()
+            headers["X-Repo-Commit"] = "0" * 40
+        elif path.startswith("/api/models/owner/tiny"):
+            names = sorted(file.name for file in self.folder.iterdir())
+            about: Any = {"id": "owner/tiny", "sha": "0" * 40}
+            about["siblings"] = [{"rfilename": name} for name in names]
+            if "/tree/" in path:
+                about = [{"type": "file", "path": n, "size": 1, "oid": "0"} for n in names]
+            code, headers, body = 200, {}, json.dumps(about).encode()
+        elif "gated" in path:
+            code, headers = 401, {"X-Error-Code": "GatedRepo"}
+        self.send_response(code)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
         self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
 
-    do_GET = do_HEAD
+    do_HEAD = do_GET
 
     def log_message(self, *_: object) -> None:
         """Nothing on the terminal."""
 
 
 @pytest.fixture
-def hub() -> Iterator[str]:
+def hub(model_folder: str) -> Iterator[str]:
+    Hub.folder = Path(model_folder)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
@@ -392,6 +414,16 @@ def process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
     return subprocess.run(
         [*LADE, *arguments], env=env, capture_output=True, text=True, timeout=120, check=False
     )
+
+
+def test_a_model_is_downloaded_once(hub: str, lade: Any, model_folder: str) -> None:
+    options = ("-p", "the cat", "-n", "9")
+    expected = lade("generate", model_folder, *options, "-q").out
+    result = process("generate", "owner/tiny", *options, HF_ENDPOINT=hub)
+    assert (result.returncode, result.stdout) == (0, expected)
+    # The second time no hub is needed, and none is waited for.
+    again = process("generate", "owner/tiny", *options, HF_ENDPOINT="http://127.0.0.1:9")
+    assert (again.returncode, again.stdout) == (0, expected)
 
 
 def test_a_gated_model(hub: str) -> None:
