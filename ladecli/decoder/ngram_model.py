@@ -17,15 +17,15 @@ from .tree import ROOT, TokenTree
 
 ORDER = 4
 """Longest context, in tokens."""
-DOUBT = (0.0, 16.0, 12.0, 6.0, 6.0)
+DOUBT = (0.0, 16.0, 8.0, 3.0, 6.0)
 """By length of context: weight of evidence at which it gets half of what is left."""
-DECAY = 0.8
+DECAY = 0.7
 """What is left of older evidence under a context when new evidence comes."""
 SUCCESSORS = 4
 """Successors remembered under a context; more of them cost time and are hardly ever right."""
-CHILDREN = 4
+CHILDREN = 5
 """Children of a node."""
-PAIR_SHARE = 0.5
+PAIR_SHARE = 0.6
 """What successors recycled for the last two tokens get of what longer contexts leave."""
 CONTEXTS = 200_000
 """Contexts remembered of one length; the oldest go first."""
