@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -117,8 +118,18 @@ def _until_closed(run: Callable[[], int]) -> int:
         return 0
 
 
+def _mend_streams() -> None:
+    """Give a closed stream somewhere to go, and text that it cannot encode a stand-in."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  (lives as long as we do)
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
 def entry(arguments: list[str] | None = None) -> int:
     """Run the command line and return the exit code: every error becomes one line here."""
+    _mend_streams()
     debug = "--debug" in (sys.argv[1:] if arguments is None else arguments)
     try:
         result = typer.main.get_command(app).main(arguments, "lade", standalone_mode=False)

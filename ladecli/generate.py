@@ -109,7 +109,8 @@ def _answer(
             writer.finish()
     if not writer:
         answer = _as_json(session, settings, profile, ids, tally, "".join(text), token_ids)
-        print(json.dumps(answer, ensure_ascii=False), flush=True)
+        utf8 = "utf" in (sys.stdout.encoding or "").lower()
+        print(json.dumps(answer, ensure_ascii=not utf8), flush=True)
     if tally.reason == "context":
         _say(request, f"the context of {session.decoder.max_context} tokens is full")
     if request.stats if request.stats is not None else not request.quiet:
@@ -166,7 +167,7 @@ def _console(request: Request, stream: Any) -> Any:
     return Console(
         file=stream,
         force_terminal=forced,
-        no_color=True if request.color == "never" else None,
+        no_color={"always": False, "never": True}.get(request.color),
         highlight=False,
         markup=False,
         emoji=False,

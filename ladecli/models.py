@@ -21,7 +21,7 @@ import transformers
 from huggingface_hub import constants as hub_constants
 from huggingface_hub import errors as hub_errors
 from huggingface_hub import scan_cache_dir, try_to_load_from_cache
-from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
+from huggingface_hub.utils import enable_progress_bars
 from safetensors import SafetensorError
 
 from .decoder.errors import UnsupportedModelError
@@ -75,7 +75,7 @@ def resolve(name: str) -> str:
     Raises:
         LoadError: a folder that is no model, or a path that does not exist.
     """
-    if name == DEMO and not Path(DEMO).is_dir():
+    if name == DEMO:  # a folder of that name is ./demo
         return str(Path(__file__).with_name("demo"))
     path = Path(name).expanduser()
     looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1 or path.exists()
@@ -140,8 +140,20 @@ def load(name: str, options: LoadOptions | None = None, *, progress: bool = True
         examine(config)
         dtype, notices = _dtype(options, device, config)
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, **hub)
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            source, config=config, dtype=dtype, **_placement(options, device), **hub
+        model, found = transformers.AutoModelForCausalLM.from_pretrained(
+            source,
+            config=config,
+            dtype=dtype,
+            output_loading_info=True,
+            **_placement(options, device),
+            **hub,
+        )
+    # transformers fills what is missing with random numbers.
+    missing = sorted([*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])])
+    if missing:
+        raise LoadError(
+            f"{name}: the weights are incomplete ({missing[0]} and {len(missing) - 1} more are"
+            " missing or of another shape); download or copy them again"
         )
     if model.can_generate() is False:
         raise LoadError(f"{name} is no causal language model, so it cannot continue a text")
@@ -226,13 +238,13 @@ def _quiet(progress: bool) -> Iterator[None]:
     logger = logging.getLogger("transformers")
     level = logger.level
     logger.setLevel(logging.ERROR)
+    # This hides the hub's bars along with those of loading weights.
     transformers.utils.logging.disable_progress_bar()
-    if not progress:
-        disable_progress_bars()
+    if progress:
+        enable_progress_bars()
     try:
         yield
     finally:
-        enable_progress_bars()
         logger.setLevel(level)
         transformers.utils.logging.enable_progress_bar()
 

@@ -81,7 +81,7 @@ def _checked(prompt: str, where: str) -> str:
 def _rows(name: str, text: str) -> Iterator[str]:
     """The prompts of a JSONL file: rows with `prompt`, or with `turns`, of which the first."""
     found = False
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         try:

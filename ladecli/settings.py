@@ -95,7 +95,7 @@ class Request:
         if self.max_context is not None and self.max_context < 2:
             raise UsageError(f"max-context must be at least 2, not {self.max_context}")
         # The profile's values are not known yet; what the user gave must be right by itself.
-        self.lookahead(LookaheadConfig())
+        self.lookahead(LookaheadConfig(window=1, ngram=2))
         self.sampling(default_penalty=1.0)
         self.load_options()
 

@@ -32,6 +32,8 @@ class Detokenizer:
     # A character has at most four bytes and a token at least one; the rest is for
     # tokenizers that look at a neighbour to decide about a space.
     CONTEXT = 6
+    PATIENCE = 24
+    """Tokens to wait for the end of a character before its bytes are taken for broken."""
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
@@ -39,6 +41,7 @@ class Detokenizer:
         # half a character at the front would spoil the decoding of the bytes behind it.
         self._known: list[list[int]] = [self._whole(context)]
         self._new: list[int] = []
+        self._shown = 0
 
     def _whole(self, context: Sequence[int]) -> list[int]:
         """The end of `context` that starts with a whole character, if there is one."""
@@ -55,26 +58,31 @@ class Detokenizer:
         self._new.append(token)
         text = self._added()
         # A tail of replacement characters is a character that is not complete yet.
-        if text.endswith(REPLACEMENT) and len(self._new) < self.CONTEXT:
+        if not text.endswith(REPLACEMENT) or len(self._new) >= self.PATIENCE:
+            return self._settle(text)
+        whole = text.rstrip(REPLACEMENT)
+        if len(self._new) < self.CONTEXT:
             return ""
-        self._settle()
-        return text
+        # Every token so far ended inside a character; show those that are complete.
+        new, self._shown = whole[self._shown :], max(self._shown, len(whole))
+        return new
 
     def flush(self) -> str:
         """The text of what was held back, complete or not."""
-        text = self._added() if self._new else ""
-        self._settle()
-        return text
+        return self._settle(self._added()) if self._new else ""
 
     def _added(self) -> str:
         known = [token for run in self._known for token in run]
         return self._decode(known + self._new)[len(self._decode(known)) :]
 
-    def _settle(self) -> None:
+    def _settle(self, text: str) -> str:
+        """Take the new tokens as known, and return what of `text` was not shown yet."""
+        text, self._shown = text[self._shown :], 0
         self._known.append(self._new)
         self._new = []
         while sum(map(len, self._known[1:])) >= self.CONTEXT:
             del self._known[0]
+        return text
 
 
 class StopStrings:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from .events import Ended, TextEvent, TextStep
+from .events import Ended, Piece, TextEvent, TextStep
 from .metrics import Tally
 
 if TYPE_CHECKING:
@@ -32,16 +33,6 @@ def printable(text: str) -> str:
 def style_of(source: str | None) -> str:
     """The style of a token from `source`; the model's own tokens are plain."""
     return "" if source is None else SOURCE_STYLES.get(source, OTHER_SOURCE_STYLE)
-
-
-def step_text(step: TextStep) -> Text:
-    """One step as styled text, safe to print."""
-    from rich.text import Text
-
-    text = Text()
-    for piece in step.pieces:
-        text.append(printable(piece.text), style_of(piece.source))
-    return text
 
 
 def _counted(count: int, noun: str) -> str:
@@ -118,32 +109,39 @@ class PlainWriter:
 class ColourWriter:
     """Writes an answer with every token in the colour of its source.
 
+    Rich gives the colours only: its own printing would expand tabs and wrap lines by where a
+    step starts, and the terminal knows better.
+
     Args:
-        console: of Rich; tests give one of fixed width.
+        console: of Rich; tests give one of fixed colours.
     """
 
     def __init__(self, console: Console) -> None:
-        self._console = console
+        from rich.console import COLOR_SYSTEMS
+
+        self._stream = console.file
+        self._colours = COLOR_SYSTEMS[console.color_system or "standard"]
         self._ended_line = True
 
     def show(self, event: TextEvent) -> None:
         """Write what the event adds, at once."""
-        from rich.text import Text
-
         match event:
             case TextStep():
-                self._write(step_text(event))
+                self._write(event.pieces)
             case Ended():
-                self._write(Text(printable(event.rest)))
+                self._write((Piece(event.rest),))
 
     def finish(self) -> None:
         """End the last line."""
         if not self._ended_line:
-            self._console.print()
+            self._stream.write("\n")
 
-    def _write(self, text: Text) -> None:
-        if text.plain:
-            # The terminal wraps: Rich does not know in which column the last step ended.
-            self._console.print(text, end="", soft_wrap=True)
-            self._console.file.flush()
-            self._ended_line = text.plain.endswith("\n")
+    def _write(self, pieces: Sequence[Piece]) -> None:
+        from rich.style import Style
+
+        for piece in pieces:
+            if text := printable(piece.text):
+                style = Style.parse(style_of(piece.source))
+                self._stream.write(style.render(text, color_system=self._colours))
+                self._ended_line = text.endswith("\n")
+        self._stream.flush()

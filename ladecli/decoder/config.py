@@ -55,6 +55,8 @@ class LookaheadConfig:
             if source not in SOURCES:
                 known = ", ".join(SOURCES)
                 raise ConfigError(f"unknown source {source!r}; known sources: {known}")
+        if len(set(self.sources)) < len(self.sources):
+            raise ConfigError(f"a source is named twice: {', '.join(self.sources)}")
         if self.budget is not None and self.budget < self.window_cells:
             raise ConfigError(
                 f"budget {self.budget} is smaller than the {self.window_cells} tokens of a window"

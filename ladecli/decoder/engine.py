@@ -13,7 +13,7 @@ from torch import nn
 from . import layout
 from .attention import bind
 from .config import SamplingConfig
-from .errors import PromptError
+from .errors import ConfigError, DecoderError, PromptError
 from .events import Event, Finished, FinishReason, Prefill, Step, Token
 from .kv_cache import KVCache
 from .probe import probe
@@ -42,6 +42,10 @@ class Limits:
     max_new_tokens: int | None = None
     stop_ids: frozenset[int] = frozenset()
     should_stop: Callable[[int], bool] | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens is not None and self.max_new_tokens < 0:
+            raise ConfigError(f"max-new-tokens must be 0 or more, not {self.max_new_tokens}")
 
 
 class Decoder:
@@ -75,6 +79,8 @@ class Decoder:
         self.max_context = min(max_context or known, known)
         self.cache = KVCache(self.facts.layers)
         self._cached: list[int] = []
+        self._generation = 0
+        self._long_keys = False
         self._prefill_chunk = prefill_chunk
         self._model: nn.Module = model
         self._runner = Runner(model, self.cache, attention)
@@ -109,6 +115,8 @@ class Decoder:
         Raises:
             PromptError: the prompt is empty, holds an id that the model does not know, or
                 leaves no room for a token in the context.
+            DecoderError: this generation is resumed after another one has started: there is
+                one cache, and it belongs to the newest.
         """
         self.check_prompt(prompt)
         return self._decode(
@@ -144,13 +152,17 @@ class Decoder:
         if len(tokens) >= end:
             yield Finished("length")
             return
+        self._generation += 1
+        mine = self._generation
         self._reuse(tokens)
         sampler.commit(tokens)
         strategy.begin(state)
         try:
-            yield from self._prefill(state)
             reason: FinishReason | None = None
             while reason is None:
+                for event in self._prefill(state):
+                    yield event
+                    self._check_owner(mine)
                 began = time.perf_counter()
                 self._look_ahead(state, end)
                 draft = strategy.propose(state)
@@ -172,13 +184,21 @@ class Decoder:
                 strategy.observe(state, Observation(draft, current, best, verdict, ranked))
                 seconds = time.perf_counter() - began
                 yield Step(committed, len(step.tokens), len(draft.tree), seconds)
+                self._check_owner(mine)
             if reason == "length" and limits.max_new_tokens != len(tokens) - state.prompt_length:
                 reason = "context"
             yield Finished(reason)
         finally:
             # Ctrl-C can land between any two lines: what counts is the committed text.
-            self.cache.truncate(len(tokens) - 1)
-            self._cached = tokens[: self.cache.length]
+            # A generation that another one has replaced has nothing in the cache any more.
+            if mine == self._generation:
+                self.cache.truncate(len(tokens) - 1)
+                self._cached = tokens[: self.cache.length]
+
+    def _check_owner(self, generation: int) -> None:
+        """Stop a generation whose cache another one has taken over."""
+        if generation != self._generation:
+            raise DecoderError("another generation has started on this decoder; this one is over")
 
     def _end(self, state: State, limits: Limits) -> int:
         """The length at which the text ends at the latest."""
@@ -190,40 +210,35 @@ class Decoder:
         """Keep the part of the cache that belongs to this text; at least one token is fed."""
         pairs = zip(tokens[:-1], self._cached, strict=False)
         common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-        boundary = self.facts.rope_boundary
-        if boundary is not None:
-            # Keys of short and of long texts were turned by different frequencies.
-            was_long, is_long = len(self._cached) > boundary, len(tokens) > boundary
-            if was_long != is_long or (is_long and self.facts.rope_drifts):
-                common = 0
         self.cache.truncate(common)
 
     def _prefill(self, state: State) -> Iterator[Prefill]:
-        """Feed the prompt in chunks, up to the one that the first step takes along."""
+        """Feed what is pending in chunks, up to the one that the next step takes along.
+
+        That is the prompt; and the whole text where it grows beyond the boundary at which
+        rotary frequencies change, because the cached keys were turned by those of short texts.
+        """
         total, boundary = len(state.tokens), self.facts.rope_boundary
-        # Beyond the boundary every position must be fed together with the largest one.
-        if boundary is not None and total > boundary:
-            return
+        is_long = boundary is not None and total > boundary
+        if is_long != self._long_keys:
+            self.cache.truncate(0)
+            self._long_keys = is_long
+        # A token that nobody sees makes the model use long frequencies for short positions.
+        anchor = total - 1 if is_long else None
         while total - self.cache.length > self._prefill_chunk:
             began = time.perf_counter()
             start = self.cache.length
             chunk = state.tokens[start : start + self._prefill_chunk]
-            self._runner.forward(layout.build(chunk, start, None))
+            self._runner.forward(layout.build_chunk(chunk, start, anchor))
             self.cache.keep(range(len(chunk)))
             yield Prefill(self.cache.length, total, time.perf_counter() - began)
 
     def _look_ahead(self, state: State, end: int) -> None:
-        """Say how far a draft may reach; start over where positions change their meaning."""
+        """Say how far a draft may reach: not to where positions change their meaning."""
         length, boundary = len(state.tokens), self.facts.rope_boundary
         last = self.max_context - 1
-        if boundary is not None:
-            if length <= boundary:
-                last = min(last, boundary - 1)
-            elif self.facts.rope_drifts:
-                last = length - 1
-            elif self.cache.length and self.cache.length <= boundary:
-                # The cached keys were turned by the frequencies of short texts.
-                self.cache.truncate(0)
+        if boundary is not None and length <= boundary:
+            last = min(last, boundary - 1)
         state.room = last - (length - 1)
         state.draft_depth = min(state.room, end - length - 1)
 

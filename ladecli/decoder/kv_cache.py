@@ -49,13 +49,15 @@ class KVCache:
             return
         # At least double, so that growing step by step costs no more than a copy in all.
         wanted = max(slots, 2 * self._slots if self.keys is not None else 0)
-        self._slots = -(-wanted // GROWTH) * GROWTH
+        wanted = -(-wanted // GROWTH) * GROWTH
         if self.keys is not None and self.values is not None:
-            self.keys = self._grown(self.keys)
-            self.values = self._grown(self.values)
+            # Both or none: memory may run out in between.
+            keys, values = self._grown(self.keys, wanted), self._grown(self.values, wanted)
+            self.keys, self.values = keys, values
+        self._slots = wanted
 
-    def _grown(self, old: Tensor) -> Tensor:
-        shape = (*old.shape[:3], self._slots, old.shape[4])
+    def _grown(self, old: Tensor, slots: int) -> Tensor:
+        shape = (*old.shape[:3], slots, old.shape[4])
         new = torch.zeros(shape, dtype=old.dtype, device=old.device)
         new[:, :, :, : self.length] = old[:, :, :, : self.length]
         return new

@@ -47,21 +47,35 @@ class StepLayout:
     pending: int
 
 
-def build(pending: Sequence[int], position: int, draft: Draft | None) -> StepLayout:
+def build_chunk(tokens: Sequence[int], position: int, anchor: int | None = None) -> StepLayout:
+    """Lay out a chunk of the prompt, whose logits nobody reads.
+
+    Args:
+        tokens: the chunk.
+        position: the position of its first token.
+        anchor: where given, one more token stands at this position, seen by nobody but
+            itself: for models that look at the largest position of a step.
+    """
+    count = len(tokens)
+    positions = list(range(position, position + count))
+    if anchor is None:
+        return StepLayout(list(tokens), positions, _causal(count), [], count)
+    visible = np.tri(count + 1, dtype=np.bool_)
+    visible[count, :count] = False
+    return StepLayout([*tokens, tokens[-1]], [*positions, anchor], visible, [], count)
+
+
+def build(pending: Sequence[int], position: int, draft: Draft) -> StepLayout:
     """Lay out one step.
 
     Args:
         pending: committed tokens without keys in the cache, the current token last.
         position: the position of the first of them.
-        draft: what to try beside them, or None for a chunk of the prompt whose logits
-            nobody reads.
+        draft: what to try beside them.
     """
     count = len(pending)
     tokens = list(pending)
     positions = list(range(position, position + count))
-    if draft is None:
-        return StepLayout(tokens, positions, _causal(count), [], count)
-
     tree, window = draft.tree, draft.window
     current = positions[-1]
     tokens += tree.tokens

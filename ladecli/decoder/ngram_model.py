@@ -186,26 +186,27 @@ class NgramModel:
             return tree
         expected = cost = 1.0
         # Best first; of a node's children only the best waits, its sibling comes when it goes.
-        waiting: list[tuple[float, int, int, int, Ranked, int]] = []
+        waiting: list[tuple[float, int, int, int, Ranked, int, float]] = []
 
-        def wait(probability: float, parent: int, before: int, ranked: Ranked, rank: int) -> None:
-            entry = (-probability * ranked[rank][0], len(tree), parent, rank, ranked, before)
+        def wait(above: float, parent: int, before: int, ranked: Ranked, rank: int) -> None:
+            probability = above * ranked[rank][0]
+            entry = (-probability, len(tree), parent, rank, ranked, before, above)
             heapq.heappush(waiting, entry)
 
         first = self.successors(context)
         if first:
             wait(1.0, ROOT, context, first, 0)
         while waiting and len(tree) < nodes:
-            negative, _, parent, rank, ranked, before = heapq.heappop(waiting)
+            negative, _, parent, rank, ranked, before, above = heapq.heappop(waiting)
             probability = -negative
             if probability * cost < token_cost * expected:
                 break
-            share, token, source = ranked[rank]
+            _, token, source = ranked[rank]
             node = tree.grow(parent, token, source)
             expected += probability
             cost += token_cost
             if rank + 1 < len(ranked):
-                wait(probability / share, parent, before, ranked, rank + 1)
+                wait(above, parent, before, ranked, rank + 1)
             if tree.depths[node] < depth:
                 here = self.after(before, token)
                 below = self.successors(here)

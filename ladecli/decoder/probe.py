@@ -35,25 +35,28 @@ def probe(model: Any, facts: ModelFacts) -> None:
         with torch.no_grad():
             ids = torch.tensor([text], device=next(model.parameters()).device)
             own: Tensor = model(input_ids=ids, use_cache=False).logits[0].float()
+        cache = KVCache(facts.layers)
+        runner = Runner(model, cache)
         with bound(model):
-            mine = _decode(model, facts, text, rival).float()
+            mine = _decode(runner, cache, text, rival).float()
     except UnsupportedModelError:
         raise
     except Exception as error:
         words = str(error).splitlines() or [type(error).__name__]
         raise _refused(facts, f"failed: {words[0]}") from error
+    if facts.sliding_window is not None and facts.sliding_window not in runner.sliding_windows:
+        # The trial is shorter than the window, so it could not see what is hidden behind it.
+        raise _refused(facts, f"never asked for its sliding window of {facts.sliding_window}")
     expected = own[[7, 8, 9, 10, 11]]
     difference = float((mine - expected).abs().max() / expected.std())
     if not difference <= TOLERANCE.get(model.dtype, TOLERANCE[torch.bfloat16]):
         raise _refused(facts, f"was off by {difference:.1g} of the logits' spread")
 
 
-def _decode(model: Any, facts: ModelFacts, text: list[int], rival: list[int]) -> Tensor:
+def _decode(runner: Runner, cache: KVCache, text: list[int], rival: list[int]) -> Tensor:
     """Logits after the tokens 7 to 11 of `text`, by way of steps."""
-    cache = KVCache(facts.layers)
-    runner = Runner(model, cache)
     for start, end in ((0, 3), (3, 7)):
-        runner.forward(layout.build(text[start:end], start, None))
+        runner.forward(layout.build_chunk(text[start:end], start))
         cache.keep(range(end - start))
     tree = TokenTree()
     tree.add(rival, "probe", limit=9)

@@ -17,6 +17,9 @@ class Runner:
         model: a causal language model of transformers.
         cache: where its layers write.
         attention: name of the attention backend.
+
+    Attributes:
+        sliding_windows: those that layers asked for in the last step.
     """
 
     def __init__(self, model: nn.Module, cache: KVCache, attention: str = "auto") -> None:
@@ -24,6 +27,7 @@ class Runner:
         self._cache = cache
         self._backend = choose_backend(attention)
         self._device = next(model.parameters()).device
+        self.sliding_windows: set[int] = set()
 
     # Cheaper than no_grad by a seventh where a step is bound by dispatch.
     @torch.inference_mode()
@@ -48,6 +52,7 @@ class Runner:
         outputs = layout.outputs or [width - 1]
         # All rows in order need no selection, which spares a plain step an index.
         rows = 0 if outputs == [*range(width)] else torch.tensor(outputs, device=device)
+        self.sliding_windows = step.sliding_windows
         result = self._model(
             input_ids=torch.tensor([layout.tokens], device=device),
             attention_mask=None,

@@ -52,7 +52,8 @@ def distribution(scores: Tensor, config: SamplingConfig) -> Tensor:
     Returns:
         float32 [vocabulary], summing to 1; at least one token keeps its probability.
     """
-    scores = scores / config.temperature
+    # Relative to the best one, so that no temperature is too small to divide by.
+    scores = (scores - scores.max()) / config.temperature
     if 0 < config.top_k < len(scores):
         # Ties with the k-th best stay, as they do in transformers.
         scores = scores.masked_fill(

@@ -62,7 +62,7 @@ class ModelFacts:
         vocabulary: number of token ids that the model can read.
         max_positions: the context that the model was made for, or None if it does not say.
         rope_boundary: the position from which on rotary frequencies change, or None.
-        rope_drifts: whether they change again with every position beyond that.
+        sliding_window: how far back some layers see, or None.
     """
 
     family: str
@@ -71,7 +71,7 @@ class ModelFacts:
     vocabulary: int
     max_positions: int | None
     rope_boundary: int | None
-    rope_drifts: bool
+    sliding_window: int | None
 
 
 def refusal(config: Any) -> str | None:
@@ -101,34 +101,42 @@ def examine(config: Any) -> ModelFacts:
             f"models of the family {config.model_type!r} are not supported: it {why}"
         )
     text = config.get_text_config(decoder=True)
-    boundary, drifts = _rope_boundary(text)
+    boundary, longest = _rope_limits(text)
+    limits = [n for n in (getattr(text, "max_position_embeddings", None), longest) if n]
     return ModelFacts(
         family=text.model_type,
         tested=text.model_type in TESTED,
         layers=text.num_hidden_layers,
         vocabulary=text.vocab_size,
-        max_positions=getattr(text, "max_position_embeddings", None),
+        max_positions=min(limits, default=None),
         rope_boundary=boundary,
-        rope_drifts=drifts,
+        sliding_window=_sliding_window(text),
     )
 
 
-def _rope_boundary(text: Any) -> tuple[int | None, bool]:
-    """Where rotary frequencies change with the largest position of a step.
+def _sliding_window(text: Any) -> int | None:
+    kinds = getattr(text, "layer_types", None)
+    if kinds is not None and "sliding_attention" not in kinds:
+        return None
+    return getattr(text, "sliding_window", None)
 
-    `longrope` has one set for short texts and one for long ones; `dynamic` scales with every
-    further position.  Both read the largest position of the whole step, so a draft beyond the
-    boundary would change the logits of the tokens before it.
+
+def _rope_limits(text: Any) -> tuple[int | None, int | None]:
+    """Where rotary frequencies change, and how far they can be told from the text alone.
+
+    `longrope` has one set of frequencies for short texts and one for long ones, and reads the
+    largest position of the whole step: a draft beyond the boundary would change the logits of
+    the tokens before it.  `dynamic` changes them with every position beyond the original
+    length, and remembers the longest text it ever saw: there is no text that plain decoding
+    would be sure to give, so texts end at that length.
     """
     parameters = getattr(text, "rope_parameters", None) or {}
     # One set of parameters, or one for each kind of layer.
     nested = [p for p in parameters.values() if isinstance(p, dict)]
     for rope in nested or [parameters]:
-        kind = rope.get("rope_type", "default")
-        if kind == "longrope":
-            original = rope.get("original_max_position_embeddings")
-            return original or text.max_position_embeddings, False
-        if kind == "dynamic":
-            original = rope.get("original_max_position_embeddings")
-            return original or text.max_position_embeddings, True
-    return None, False
+        original = rope.get("original_max_position_embeddings") or text.max_position_embeddings
+        if rope.get("rope_type") == "longrope":
+            return original, None
+        if rope.get("rope_type") == "dynamic":
+            return None, original
+    return None, None

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from ladecli.decoder.layout import Draft, build
+from ladecli.decoder.layout import Draft, build, build_chunk
 from ladecli.decoder.tree import ROOT, TokenTree
 from ladecli.decoder.window import LookaheadWindow
 
@@ -39,11 +39,18 @@ def test_plain_step_needs_no_mask() -> None:
 
 
 def test_chunk_is_causal_and_wants_no_outputs() -> None:
-    step = build([1, 2, 3], 4, None)
+    step = build_chunk([1, 2, 3], 4)
     assert step.positions == [4, 5, 6]
     assert step.outputs == []
     assert step.visible is not None
     assert np.array_equal(step.visible, np.tri(3, dtype=bool))
+
+
+def test_an_anchor_is_seen_by_nobody() -> None:
+    step = build_chunk([1, 2], 4, anchor=90)
+    assert step.positions == [4, 5, 90]
+    assert step.visible is not None
+    assert step.visible.tolist() == [[1, 0, 0], [1, 1, 0], [0, 0, 1]]
 
 
 def test_pending_tree_and_window_see_what_they_should() -> None:

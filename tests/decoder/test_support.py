@@ -81,6 +81,6 @@ def test_an_unknown_family_that_differs_is_refused() -> None:
 def test_rope_boundaries() -> None:
     assert examine(model_of("llama").config).rope_boundary is None
     long = examine(model_of("phi3_long").config)
-    assert (long.rope_boundary, long.rope_drifts) == (40, False)
+    assert (long.rope_boundary, long.max_positions) == (40, 160)
     dynamic = examine(model_of("llama_dynamic").config)
-    assert (dynamic.rope_boundary, dynamic.rope_drifts) == (40, True)
+    assert (dynamic.rope_boundary, dynamic.max_positions) == (None, 40)

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from ..errors import UnsupportedModelError
+from ..errors import ConfigError, UnsupportedModelError
 from .reference import reference_attention
 from .sdpa import sdpa_attention
 from .step import StepAttention
@@ -40,7 +40,13 @@ _HARMLESS = frozenset(
 
 
 def choose_backend(name: str) -> Backend:
-    """The backend called `name`; "auto" is the fastest one that is exact everywhere."""
+    """The backend called `name`; "auto" is the fastest one that is exact everywhere.
+
+    Raises:
+        ConfigError: there is no such backend.
+    """
+    if name not in ("auto", *BACKENDS):
+        raise ConfigError(f"unknown attention {name!r}; use one of auto, {', '.join(BACKENDS)}")
     return BACKENDS["sdpa" if name == "auto" else name]
 
 

@@ -19,6 +19,9 @@ class StepAttention:
         positions: int64 [T].
         prefix: cached tokens, which everyone sees as far as a sliding window lets them.
         last_position: the largest of `positions`, known without asking the device.
+
+    Attributes:
+        sliding_windows: those that some layer asked for.
     """
 
     def __init__(
@@ -35,6 +38,7 @@ class StepAttention:
         self._prefix = prefix
         self._last_position = last_position
         # Layers of one kind share a mask, so each is made once a step.
+        self.sliding_windows: set[int] = set()
         self._bool: dict[int | None, Tensor | None] = {}
         self._added: dict[tuple[int | None, int, torch.dtype], Tensor] = {}
 
@@ -44,6 +48,8 @@ class StepAttention:
         A sliding window hides keys by token position, not by slot: a query sees the keys at
         `position > query position - sliding_window`.
         """
+        if sliding_window is not None:
+            self.sliding_windows.add(sliding_window)
         reach = self._reach(sliding_window)
         if reach not in self._bool:
             self._bool[reach] = self._make(reach)
