@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import profiles
 from .decoder.attention import bound
 from .decoder.config import LookaheadConfig, SamplingConfig
 from .decoder.engine import Decoder, Limits
 from .decoder.strategies import make_strategy
+from .device import detect
 
 
 def lookahead(
@@ -36,7 +38,8 @@ def lookahead(
         model, input_ids, logits_processor, stopping_criteria, generation_config,
             model_kwargs: as transformers passes them.
         lade_streamer: a transformers streamer (`streamer=` is not passed on to callables).
-        lade_config: window, n-grams and guesses.
+            A streamer passed as `streamer=` gets the prompt and nothing else.
+        lade_config: window, n-grams, guesses; None for those of the device's profile.
         lade_seed: of sampling; None takes one from torch's generator.
 
     Returns:
@@ -80,7 +83,7 @@ def lookahead(
             )
         events = decoder.generate(
             prompt,
-            make_strategy("lookahead", lade_config or LookaheadConfig()),
+            make_strategy("lookahead", lade_config or _profile(model)),
             sampling,
             Limits(max_new_tokens=limit, should_stop=should_stop),
             processors=list(logits_processor or ()),
@@ -92,9 +95,23 @@ def lookahead(
     return text[:, :length].clone()
 
 
+def _profile(model: Any) -> LookaheadConfig:
+    device = detect(str(model.device))
+    return profiles.select(None, device, model.num_parameters()).lookahead
+
+
+# What transformers always passes, and what is the same whether it is passed or not.
+_KNOWN_KWARGS = frozenset(
+    {"attention_mask", "past_key_values", "use_cache", "cache_position", "position_ids"}
+    | {"logits_to_keep", "next_sequence_length"}
+)
+
+
 def _refuse(input_ids: Tensor, config: Any, model_kwargs: dict[str, Any]) -> None:
     """Say clearly what this does not do."""
     what = None
+    mask, cache = model_kwargs.get("attention_mask"), model_kwargs.get("past_key_values")
+    others = [k for k, v in model_kwargs.items() if v is not None and k not in _KNOWN_KWARGS]
     if config is None:
         what = "a call without a generation config; call it through model.generate"
     elif (config.num_beams or 1) > 1:
@@ -103,15 +120,23 @@ def _refuse(input_ids: Tensor, config: Any, model_kwargs: dict[str, Any]) -> Non
         what = "several sequences; use num_return_sequences=1"
     elif config.return_dict_in_generate:
         what = "return_dict_in_generate; the result is a tensor of ids"
+    elif (config.guidance_scale or 1) != 1:
+        what = f"guidance_scale={config.guidance_scale}; it runs the model a second time"
+    elif others:
+        what = f"{others[0]}; it decodes from input_ids alone"
     elif input_ids.shape[0] != 1:
         what = f"a batch of {input_ids.shape[0]} prompts; pass one at a time"
-    elif (mask := model_kwargs.get("attention_mask")) is not None and not bool(mask.all()):
-        what = "padding in the attention mask; pass the prompt without padding"
-    elif (cache := model_kwargs.get("past_key_values")) is not None and cache.get_seq_length():
-        what = "a cache that holds tokens already; pass the whole text without past_key_values"
     elif input_ids.shape[1] == 0:
         what = "an empty prompt"
-    elif model_kwargs.get("inputs_embeds") is not None:
-        what = "inputs_embeds; pass input_ids"
+    elif mask is not None and not bool(mask.all()):
+        what = "padding in the attention mask; pass the prompt without padding"
+    elif cache is not None and cache.get_seq_length():
+        what = "a cache that holds tokens already; pass the whole text without past_key_values"
+    elif not _consecutive(model_kwargs.get("position_ids")):
+        what = "position_ids that do not count from 0"
     if what:
         raise ValueError(f"lookahead does not support {what}")
+
+
+def _consecutive(positions: Tensor | None) -> bool:
+    return positions is None or positions.flatten().tolist() == [*range(positions.numel())]

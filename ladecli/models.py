@@ -31,6 +31,11 @@ from .errors import LoadError, UsageError
 from .settings import LoadOptions
 
 DEMO = "demo"
+_NOT_APPLIED = frozenset(
+    {"no_repeat_ngram_size", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens"}
+    | {"forced_bos_token_id", "forced_eos_token_id", "min_length", "min_new_tokens"}
+    | {"sequence_bias", "exponential_decay_length_penalty", "guidance_scale", "num_beams"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,12 @@ class LoadedModel:
         if ids is None:
             return frozenset()
         return frozenset([ids] if isinstance(ids, int) else ids)
+
+    @property
+    def ignored_settings(self) -> list[str]:
+        """Settings of the generation config that change even greedy text, and are not applied."""
+        given = self.model.generation_config.to_diff_dict()
+        return sorted(name for name in _NOT_APPLIED if given.get(name))
 
     @property
     def repetition_penalty(self) -> float:

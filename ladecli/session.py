@@ -57,11 +57,13 @@ class Session:
     @property
     def notices(self) -> tuple[str, ...]:
         """Lines that the user should see before the first answer."""
-        facts = self.decoder.facts
-        if facts.tested:
-            return self.loaded.notices
-        untested = f"the family {facts.family!r} is not among the tested ones; a trial step agreed"
-        return (*self.loaded.notices, untested)
+        notices, facts = list(self.loaded.notices), self.decoder.facts
+        if not facts.tested:
+            notices.append(f"the family {facts.family!r} is untested; a trial step agreed")
+        if ignored := self.loaded.ignored_settings:
+            names = ", ".join(ignored)
+            notices.append(f"not applied, though the model's generation config has it: {names}")
+        return tuple(notices)
 
     def encode(self, prompt: str) -> list[int]:
         """The ids of a raw prompt, with the special tokens that the tokenizer adds."""

@@ -156,6 +156,55 @@ def test_sampling_tells_its_seed(lade: Any, model_folder: str) -> None:
     assert json.loads(lade(*sample).out)["token_ids"] != first["token_ids"]
 
 
+def test_what_a_generation_config_wants_in_vain_is_said(
+    lade: Any, model_folder: str, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(model_folder, copy)
+    config = json.loads((copy / "generation_config.json").read_text())
+    (copy / "generation_config.json").write_text(json.dumps(config | {"no_repeat_ngram_size": 2}))
+    result = lade("generate", str(copy), "-p", "the", "-n", "3")
+    assert "not applied, though the model's generation config has it: no_repeat" in result.err
+
+
+def test_a_folder_called_demo_is_not_the_demo(
+    lade: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "demo").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert lade("generate", "-p", "def ", "-n", "2").code == 0
+    assert "demo holds no config.json" in lade("generate", "./demo", "-p", "def ").err
+
+
+def test_a_flag_beats_the_environments_colours(
+    lade: Any, model_folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = ("generate", model_folder, "-p", "ab ab ab", "-n", "100", "--ignore-eos")
+    options = ("--profile", "gpu", "--no-stats", "--color")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[3" in lade(*prompt, *options, "always").out
+    assert "\x1b[3" not in lade(*prompt, *options, "auto").out
+
+
+def test_small_budgets_and_line_separators_in_rows(lade: Any, tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"prompt": "a\u2028b"}\n', encoding="utf-8")
+    result = lade(
+        "generate", "-f", str(tmp_path / "x.jsonl"), "-n", "3", "--budget", "10", "--ignore-eos"
+    )
+    assert (result.code, result.err.startswith("3 tokens")) == (0, True)
+
+
+def test_streams_that_cannot_show_everything(model_folder: str) -> None:
+    options = ("generate", model_folder, "-p", "the", "-n", "60", "--ignore-eos", "-t", "2")
+    plain = process(*options, "--seed", "1", PYTHONIOENCODING="ascii")
+    assert (plain.returncode, "Error" in plain.stderr) == (0, False)
+    answer = process(*options, "--seed", "1", "--json", PYTHONIOENCODING="ascii")
+    assert len(json.loads(answer.stdout)["text"]) > 10
+    command = " ".join([*LADE, "generate", model_folder, "-p", "the", "-n", "3"])
+    for closed in (">&-", "2>&-", ">&- 2>&-"):
+        assert subprocess.run(f"{command} {closed}", shell=True, check=False).returncode == 0
+
+
 def test_stop_strings_end_the_text(lade: Any, model_folder: str) -> None:
     options = ("generate", model_folder, "-p", "the cat", "-n", "40", "--ignore-eos", "--json")
     whole = json.loads(lade(*options).out)["text"]
@@ -320,6 +369,12 @@ def damaged(folder: Path, model_folder: str, what: str) -> str:
         (copy / "model.safetensors").unlink()
     elif what == "broken-config":
         (copy / "config.json").write_text("{")
+    elif what == "missing-layer":
+        from safetensors.torch import load_file, save_file
+
+        weights = load_file(copy / "model.safetensors")
+        kept = {k: v for k, v in weights.items() if "layers.1.mlp" not in k}
+        save_file(kept, copy / "model.safetensors", metadata={"format": "pt"})
     elif what == "unknown-family":
         (copy / "config.json").write_text('{"model_type": "nonsense"}')
     elif what == "mamba":
@@ -333,6 +388,7 @@ def damaged(folder: Path, model_folder: str, what: str) -> str:
         ("no-config", "holds no config.json; give a folder in Hugging Face format"),
         ("short-weights", "the weights are damaged; download or copy them again"),
         ("no-weights", "cannot be loaded"),
+        ("missing-layer", "the weights are incomplete (model.layers.1.mlp.down_proj.weight and 2"),
         ("broken-config", "cannot be loaded"),
         ("unknown-family", "cannot be loaded"),
         ("mamba", "models of the family 'mamba' are not supported: it keeps a recurrent state"),

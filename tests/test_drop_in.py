@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -127,12 +128,29 @@ FILLED.update(torch.zeros(1, 2, 3, 8), torch.zeros(1, 2, 3, 8), 0)
         ({"return_dict_in_generate": True}, "return_dict_in_generate"),
         ({"attention_mask": torch.tensor([[0] + [1] * 23])}, "padding in the attention mask"),
         ({"past_key_values": FILLED}, "a cache that holds tokens"),
+        ({"guidance_scale": 1.5}, "guidance_scale=1.5"),
+        ({"position_ids": torch.arange(24)[None] + 3}, "position_ids that do not count from 0"),
     ],
 )
 def test_what_it_does_not_do_is_refused(options: dict[str, Any], message: str) -> None:
     model, ids = model_of("llama"), torch.tensor([prompt_for("llama")])
     with pytest.raises(ValueError, match=message):
         model.generate(ids, custom_generate=ladecli.lookahead, max_new_tokens=5, **options)
+
+
+def test_inputs_beside_the_ids_are_refused() -> None:
+    """A model that reads pictures would be asked without them."""
+    config = SimpleNamespace(
+        num_beams=1, num_return_sequences=1, return_dict_in_generate=False, guidance_scale=None
+    )
+    for name in ("pixel_values", "inputs_embeds", "token_type_ids"):
+        with pytest.raises(ValueError, match=f"does not support {name}"):
+            ladecli.lookahead(
+                model_of("llama"),
+                torch.tensor([[1, 2]]),
+                generation_config=config,
+                **{name: torch.zeros(1)},
+            )
 
 
 def test_batches_are_refused() -> None:

@@ -53,7 +53,8 @@ def distribution(scores: Tensor, config: SamplingConfig) -> Tensor:
         float32 [vocabulary], summing to 1; at least one token keeps its probability.
     """
     # Relative to the best one, so that no temperature is too small to divide by.
-    scores = (scores - scores.max()) / config.temperature
+    temperature = max(config.temperature, torch.finfo(torch.float32).tiny)
+    scores = (scores - scores.max()) / temperature
     if 0 < config.top_k < len(scores):
         # Ties with the k-th best stay, as they do in transformers.
         scores = scores.masked_fill(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ladecli.decoder.config import SOURCES, LookaheadConfig
 from ladecli.decoder.engine import Decoder, Limits
-from ladecli.decoder.errors import PromptError
+from ladecli.decoder.errors import ConfigError, DecoderError, PromptError
 from ladecli.decoder.events import Event, Finished, Prefill, Step
 from ladecli.decoder.strategies import make_strategy
 
@@ -151,6 +151,30 @@ def test_an_exception_in_the_forward_leaves_a_valid_cache() -> None:
     assert cached_ids(decoder) == text[:-1]
 
 
+def test_a_generation_that_was_replaced_touches_nothing_any_more() -> None:
+    decoder = Decoder(OracleModel(scrambles(12, memory=2), 12))
+    config = LookaheadConfig(3, 3, 3)
+    first, second = [3, 1, 4, 1, 5], [3, 1, 4, 9, 9, 9, 2, 7]
+    expected = ids_of(run(Decoder(OracleModel(scrambles(12, memory=2), 12)), first))
+
+    def started() -> Generator[Event]:
+        generation = decoder.generate(first, make_strategy("lookahead", config), None, Limits(40))
+        for _ in range(4):
+            next(generation)
+        return generation
+
+    closed_late = started()
+    run(decoder, second)
+    closed_late.close()
+    assert ids_of(run(decoder, first)) == expected
+
+    resumed = started()
+    run(decoder, second)
+    with pytest.raises(DecoderError, match="another generation has started"):
+        next(resumed)
+    assert ids_of(run(decoder, first)) == expected
+
+
 def test_a_second_prompt_prefills_only_what_is_new() -> None:
     model = OracleModel(scrambles(12, memory=1), 12)
     decoder = Decoder(model)
@@ -242,6 +266,11 @@ def test_a_full_context_ends_the_text_and_loses_nothing(strategy: str, limit: in
     events = run(decoder, [10] * 8, strategy, LookaheadConfig(4, 4, 4), limits=Limits(limit))
     assert len(ids_of(events)) == 32
     assert finish(events) == "context"
+
+
+def test_a_negative_length_is_refused() -> None:
+    with pytest.raises(ConfigError, match="max-new-tokens must be 0 or more, not -3"):
+        Limits(-3)
 
 
 def test_no_token_wanted_no_forward() -> None:

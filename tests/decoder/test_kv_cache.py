@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -62,6 +63,29 @@ def test_growth_keeps_the_text_and_copies_seldom() -> None:
         sizes.append(cache.keys.shape[3])
     assert contents(cache) == list(range(GROWTH * 5))
     assert sum(a != b for a, b in pairwise(sizes)) <= 3
+
+
+def test_running_out_of_memory_while_growing_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cache = KVCache(2)
+    write(cache, [1, 2, 3])
+    cache.keep([0, 1, 2])
+    real, calls = torch.zeros, 0
+
+    def fails_once(*args: Any, **kwargs: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise torch.OutOfMemoryError
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "zeros", fails_once)
+    with pytest.raises(torch.OutOfMemoryError):
+        cache.reserve(GROWTH * 3)
+    write(cache, list(range(GROWTH)))
+    cache.keep(range(GROWTH))
+    assert contents(cache) == [1, 2, 3, *range(GROWTH)]
 
 
 def test_truncate_forgets_the_end_only() -> None:

@@ -102,6 +102,16 @@ def test_nodes_that_do_not_pay_are_left_out() -> None:
     assert sizes[0] > sizes[2] > sizes[-1] == 0
 
 
+def test_improbable_paths_end_quietly() -> None:
+    """Probabilities underflow on long repeated texts and where logits are very peaked."""
+    model = taught([7] * 50)
+    tree = model.tree(model.context_of([7] * 4), 5000, 5000, 0.0)
+    assert len(tree) == 5000
+    model.recycle(model.context_of([3]), 1, [(1.0, 4), (0.0, 5), (0.0, 6)])
+    assert best(model, 3)[0] == 4
+    model.tree(model.context_of([3]), 50, 9, 0.0)
+
+
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ngram_model, "CONTEXTS", 10)
     model = taught(list(range(1000)))

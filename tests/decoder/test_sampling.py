@@ -64,6 +64,13 @@ def test_uniform_depends_on_seed_and_position_only() -> None:
     assert uniform(0, 0) == pytest.approx(0.011546754286331562, abs=1e-15)
 
 
+def test_no_temperature_is_too_small() -> None:
+    scores = torch.tensor([3.0, 90.0, 89.9, -5.0])
+    for temperature in (1e-6, 1e-40, 5e-324):
+        mine = distribution(scores, SamplingConfig(temperature=temperature))
+        assert mine.tolist() == [0.0, 1.0, 0.0, 0.0]
+
+
 def test_draw_never_takes_an_impossible_token() -> None:
     probabilities = torch.tensor([0.0, 0.3, 0.0, 0.7, 0.0])
     assert [draw(probabilities, u) for u in (0.0, 0.29, 0.31, 1 - 2**-53)] == [1, 1, 3, 3]
@@ -141,6 +148,7 @@ def test_settings_out_of_range(name: str, value: float) -> None:
         ({"budget": 0}, "budget must be at least 1, not 0"),
         ({"budget": 10}, "budget 10 is smaller than the 28 tokens of a window with W=7, N=5"),
         ({"sources": ()}, "sources must name at least one of trajectory, context, recycled"),
+        ({"sources": ("context", "context")}, "a source is named twice: context, context"),
         ({"sources": ("x",)}, "unknown source 'x'; known sources: trajectory, context, recycled"),
     ],
 )

@@ -68,6 +68,12 @@ def test_unknown_families_that_work_pass_the_trial(family: str) -> None:
     assert not decoder.facts.tested
 
 
+def test_an_unknown_family_that_hides_its_sliding_window_is_refused() -> None:
+    """It would pass a trial that is shorter than its window, and be wrong behind it."""
+    with pytest.raises(UnsupportedModelError, match="never asked for its sliding window of 20"):
+        Decoder(small("phimoe", sliding_window=20, num_local_experts=2))
+
+
 def test_an_unknown_family_that_differs_is_refused() -> None:
     config = CONFIG_MAPPING["gptj"](vocab_size=97, n_embd=32, n_layer=2, n_head=4, rotary_dim=4)
     torch.manual_seed(0)
