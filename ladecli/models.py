@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
+import importlib.util
 import logging
 import os
 import socket
@@ -141,6 +142,7 @@ def load(name: str, options: LoadOptions | None = None, *, progress: bool = True
     options = options or LoadOptions()
     device = detect(options.device)
     source = resolve(name)
+    place = _placement(options, device)
     hub = {
         "revision": options.revision,
         "local_files_only": options.offline or not (Path(source).is_dir() or _hub_answers()),
@@ -156,7 +158,7 @@ def load(name: str, options: LoadOptions | None = None, *, progress: bool = True
             config=config,
             dtype=dtype,
             output_loading_info=True,
-            **_placement(options, device),
+            **place,
             **hub,
         )
     # transformers fills what is missing with random numbers.
@@ -168,6 +170,9 @@ def load(name: str, options: LoadOptions | None = None, *, progress: bool = True
         )
     if model.can_generate() is False:
         raise LoadError(f"{name} is no causal language model, so it cannot continue a text")
+    if device.kind != "cpu" and "device_map" not in place:
+        with _explained(name):
+            model.to(device.torch_name)
     model.eval()
     seconds = time.perf_counter() - began
     return LoadedModel(name, model, tokenizer, device, notices, seconds)
@@ -205,9 +210,15 @@ def _memory() -> float:
 
 def _placement(options: LoadOptions, device: Device) -> dict[str, Any]:
     """Keywords that say where the weights go and in how many bits."""
-    place: dict[str, Any] = {"device_map": options.device_map or device.torch_name}
-    if options.device_map is None and device.kind == "cpu":
-        place = {}
+    accelerate = importlib.util.find_spec("accelerate") is not None
+    place: dict[str, Any] = {}
+    if options.device_map is not None:
+        if not accelerate:
+            raise UsageError("--device-map needs accelerate: pip install accelerate")
+        place["device_map"] = options.device_map
+    elif device.kind != "cpu" and accelerate:
+        # Straight to the device; without accelerate `load` moves the model there afterwards.
+        place["device_map"] = device.torch_name
     if options.quantize != "none":
         try:
             import bitsandbytes  # noqa: F401  (asked here for the sake of one clear line)

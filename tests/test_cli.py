@@ -344,6 +344,19 @@ def test_no_cuda(lade: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no CUDA device" in result.err
 
 
+@pytest.mark.parametrize(
+    ("option", "package"),
+    [("--device-map=auto", "accelerate"), ("--quantize=4bit", "bitsandbytes")],
+)
+def test_optional_parts_that_are_missing(
+    option: str, package: str, lade: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    result = lade("generate", "-p", "a", option)
+    assert result.code == 2
+    assert f"needs {package}: pip install" in result.err
+
+
 def test_a_prompt_longer_than_the_context(lade: Any, model_folder: str) -> None:
     result = lade("generate", model_folder, "-p", "xyz " * 200)
     assert result.code == 2
