@@ -130,7 +130,10 @@ def _mend_streams() -> None:
 def entry(arguments: list[str] | None = None) -> int:
     """Run the command line and return the exit code: every error becomes one line here."""
     _mend_streams()
-    debug = "--debug" in (sys.argv[1:] if arguments is None else arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in arguments
+    # People append it to the call that failed, so it counts wherever it stands.
+    arguments = [argument for argument in arguments if argument != "--debug"]
     try:
         result = typer.main.get_command(app).main(arguments, "lade", standalone_mode=False)
         return result if isinstance(result, int) else 0
@@ -144,6 +147,10 @@ def entry(arguments: list[str] | None = None) -> int:
             raise
         bad_input = isinstance(error, UsageError | ConfigError | PromptError)
         return _failed(str(error), UsageError.exit_code if bad_input else LadeError.exit_code)
+    except OSError as error:
+        if debug:
+            raise
+        return _failed(f"cannot read or write: {error.strerror or error}", 1)
     except Exception as error:
         if debug:
             raise
@@ -153,13 +160,21 @@ def entry(arguments: list[str] | None = None) -> int:
 
 
 def _failed(message: str, code: int) -> int:
+    if not message:  # help was asked for by saying nothing, and is shown
+        return code
     print(f"lade: {message}", file=sys.stderr)
     return code
 
 
 def run_and_exit() -> None:
     """The entry point `lade`."""
-    sys.exit(entry())
+    code = entry()
+    if code == INTERRUPTED:
+        # Taking torch apart takes a second, in which an impatient Ctrl-C would end in a traceback.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from . import models, profiles
 from .decoder.config import LookaheadConfig, SamplingConfig
+from .decoder.errors import PromptError
 from .events import Ended, TextEvent, TextStep
 from .session import Session, Settings
 from .settings import LoadOptions
@@ -34,9 +36,9 @@ class Model:
         max_new_tokens: int | None = None,
         strategy: str = "lookahead",
         lookahead: LookaheadConfig | None = None,
-        sampling: SamplingConfig | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
+        **sampling: Any,
     ) -> Iterator[TextEvent]:
         """Stream the answer as events; `TextStep` events hold the text.
 
@@ -45,23 +47,26 @@ class Model:
             max_new_tokens: at most so many; None for as many as the context holds.
             strategy: lookahead, autoregressive, jacobi or prompt-lookup.
             lookahead: window, n-grams and guesses; None for the profile's.
-            sampling: how to choose tokens; None for greedy with the model's own penalty.
-            stop: strings that end the answer.
+            stop: a string that ends the answer, or several.
             ignore_eos: go on behind end tokens.
+            sampling: fields of `SamplingConfig`: temperature, top_k, top_p, min_p,
+                repetition_penalty, seed.  Without any, greedy with the model's own penalty.
 
         Raises:
             PromptError: the prompt is empty or too long.
-            ConfigError: there is no such strategy.
+            ConfigError: there is no such strategy, or a value is out of range.
         """
+        if not prompt:
+            raise PromptError("the prompt is empty")
         session = self.session
+        chosen = {"repetition_penalty": session.loaded.repetition_penalty, **sampling}
         ids = session.encode(prompt) if isinstance(prompt, str) else session.encode_chat(prompt)
         settings = Settings(
             strategy=strategy,
             lookahead=lookahead or self.lookahead,
-            sampling=sampling
-            or SamplingConfig(repetition_penalty=session.loaded.repetition_penalty),
+            sampling=SamplingConfig(**chosen),
             max_new_tokens=max_new_tokens,
-            stop=tuple(stop),
+            stop=(stop,) if isinstance(stop, str) else tuple(stop),
             ignore_eos=ignore_eos,
         )
         return session.stream(ids, settings)
@@ -79,7 +84,7 @@ class Model:
 
 
 def load(
-    name: str = models.DEMO,
+    name: str | Path = models.DEMO,
     *,
     attention: str = "auto",
     max_context: int | None = None,
@@ -99,7 +104,7 @@ def load(
         LadeError: the model cannot be loaded; the message says why and what helps.
         UnsupportedModelError: it cannot be decoded here.
     """
-    loaded = models.load(name, LoadOptions(**options))
+    loaded = models.load(str(name), LoadOptions(**options))
     session = Session(loaded, attention=attention, max_context=max_context)
     chosen = profiles.select(profile, loaded.device, loaded.model.num_parameters())
     return Model(session, chosen.lookahead)

@@ -11,7 +11,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from . import profiles
-from .errors import INTERRUPTED
+from .decoder.errors import PromptError
+from .errors import INTERRUPTED, UsageError
 from .metrics import Tally
 from .prompts import gather
 from .settings import Request
@@ -37,8 +38,8 @@ def run(request: Request) -> int:
     session, settings, profile = _open(request)
     # All prompts are checked before the first is answered: no half of the work is lost.
     encoded = [_encode(session, request, prompt) for prompt in prompts]
-    for ids in encoded:
-        session.decoder.check_prompt(ids)
+    for number, ids in enumerate(encoded, start=1):
+        _check(session, ids, f"prompt {number} of {len(encoded)}: " if len(encoded) > 1 else "")
     with _ctrl_c() as cancelled:
         for number, ids in enumerate(encoded):
             if number and not request.json:
@@ -46,6 +47,13 @@ def run(request: Request) -> int:
             if _answer(request, session, settings, profile, ids, cancelled):
                 return INTERRUPTED
     return 0
+
+
+def _check(session: Session, ids: list[int], which: str) -> None:
+    try:
+        session.decoder.check_prompt(ids)
+    except PromptError as error:
+        raise UsageError(f"{which}{error}") from error
 
 
 def _open(request: Request) -> tuple[Session, Settings, str]:
@@ -115,7 +123,8 @@ def _answer(
         _say(request, f"the context of {session.decoder.max_context} tokens is full")
     if request.stats if request.stats is not None else not request.quiet:
         console = _console(request, sys.stderr)
-        console.print(statistics_line(tally, console.width))
+        width = console.width if console.is_terminal else sys.maxsize
+        console.print(statistics_line(tally, width), soft_wrap=True)
     return tally.reason == "interrupted"
 
 

@@ -105,7 +105,11 @@ def resolve(name: str) -> str:
 def on_this_machine(name: str) -> bool:
     """Whether the model needs no download, as far as its configuration tells."""
     source = resolve(name)
-    return Path(source).is_dir() or isinstance(try_to_load_from_cache(source, "config.json"), str)
+    if Path(source).is_dir():
+        return True
+    with contextlib.suppress(hub_errors.HFValidationError):
+        return isinstance(try_to_load_from_cache(source, "config.json"), str)
+    return True  # no name at all: `load` says so
 
 
 def _suggest(name: str) -> str:
@@ -326,6 +330,10 @@ def _explain(name: str, error: Exception) -> str:
     if any(isinstance(e, OSError) and e.errno == errno.ENOSPC for e in chain):
         return f"no space left on disk while downloading {name}; free some and run this again"
     words = str(error).strip() or type(error).__name__
+    if "backend tokenizer" in words:
+        return f"{name} holds no tokenizer; copy tokenizer.json beside the weights"
+    if "ignore_mismatched_sizes" in words:
+        return f"{name}: the weights do not fit its config.json; copy both again"
     if "trust_remote_code" in words:
         return f"{name} needs code of its own; read it, then allow it with --trust-remote-code"
     return f"{name} cannot be loaded: {words.splitlines()[0]}"

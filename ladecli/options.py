@@ -17,9 +17,8 @@ def group(panel: str) -> Callable[..., Any]:
     def option(*flags: str, **settings: Any) -> Any:
         long = next(flag for flag in flags if flag.startswith("--"))
         variable = "LADE_" + long.split("/")[0].lstrip("-").replace("-", "_").upper()
-        return typer.Option(
-            *flags, envvar=variable, show_envvar=False, rich_help_panel=panel, **settings
-        )
+        settings = {"envvar": variable, "show_envvar": False, **settings}
+        return typer.Option(*flags, rich_help_panel=panel, **settings)
 
     return option
 
@@ -87,7 +86,12 @@ MaxNewTokens = Annotated[
 ]
 Stop = Annotated[
     list[str] | None,
-    length("--stop", help="End before this text; may be given again.", metavar="TEXT"),
+    length(
+        "--stop",
+        help="End before this text; may be given again.",
+        metavar="TEXT",
+        envvar=None,  # a variable would be split at its spaces
+    ),
 ]
 IgnoreEos = Annotated[bool, length("--ignore-eos", help="Go on behind end tokens.")]
 MaxContext = Annotated[

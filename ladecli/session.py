@@ -67,7 +67,7 @@ class Session:
 
     def encode(self, prompt: str) -> list[int]:
         """The ids of a raw prompt, with the special tokens that the tokenizer adds."""
-        return [int(i) for i in self.loaded.tokenizer(prompt)["input_ids"]]
+        return [int(i) for i in self.loaded.tokenizer(prompt, verbose=False)["input_ids"]]
 
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """The ids of a conversation that waits for an answer.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from . import toml
-from .decoder.config import STRATEGIES, LookaheadConfig, SamplingConfig
+from .decoder.config import SOURCES, STRATEGIES, LookaheadConfig, SamplingConfig
 from .errors import UsageError
 
 COLORS = ("auto", "always", "never")
@@ -112,6 +112,9 @@ class Request:
         }
         if self.sources is not None:
             given["sources"] = tuple(s.strip() for s in self.sources.split(",") if s.strip())
+        elif self.window is not None or self.ngram is not None:
+            # Who sets the window wants it to run, also where the profile leaves it out.
+            given["sources"] = SOURCES
         if given.keys() & {"window", "ngram", "guesses"} and "budget" not in given:
             # The profile's budget was meant for the profile's window.
             given["budget"] = None

@@ -39,7 +39,7 @@ def test_all_strategies_say_the_same(demo: Model) -> None:
         }
 
     assert len(texts()) == 1
-    assert len(texts(sampling=ladecli.SamplingConfig(temperature=0.9, seed=1))) == 1
+    assert len(texts(temperature=0.9, seed=1)) == 1
     paper = ladecli.LookaheadConfig(7, 5, 7, sources=("trajectory",))
     assert texts(lookahead=paper) == texts()
 
@@ -53,6 +53,9 @@ def test_conversations_go_through_the_template(demo: Model) -> None:
 def test_stop_strings_and_errors(demo: Model) -> None:
     whole = demo.generate("def ", max_new_tokens=30, ignore_eos=True)
     assert demo.generate("def ", max_new_tokens=30, stop=["("]) == whole.split("(")[0]
+    assert demo.generate("def ", max_new_tokens=30, stop="(") == whole.split("(")[0]
+    with pytest.raises(ladecli.PromptError, match="the prompt is empty"):
+        demo.generate("")
     with pytest.raises(ladecli.ConfigError, match="unknown strategy 'x'"):
         demo.generate("def ", strategy="x")
     with pytest.raises(ladecli.PromptError, match="leaves no room"):

@@ -295,7 +295,7 @@ BAD: dict[str, tuple[tuple[str, ...], int, str]] = {
     "ngram": (("-p", "a", "-N", "1"), 2, "ngram must be at least 2, not 1"),
     "guesses": (("-p", "a", "-G", "-1"), 2, "guesses must be at least 0, not -1"),
     "budget": (("-p", "a", "-W", "9", "-N", "9", "--budget", "3"), 2, "budget 3 is smaller than"),
-    "temperature": (("-p", "a", "-t", "-1"), 2, "temperature must be 0 or more, not -1.0"),
+    "temperature": (("-p", "a", "-t", "-1"), 2, "temperature must be finite and at least 0"),
     "top-p 0": (("-p", "a", "--top-p", "0"), 2, "top-p must be in (0, 1], not 0.0"),
     "top-p 2": (("-p", "a", "--top-p", "2"), 2, "top-p must be in (0, 1], not 2.0"),
     "profile": (("-p", "a", "--profile", "x"), 2, "unknown profile 'x'; known profiles: a100"),
@@ -363,6 +363,29 @@ def test_a_prompt_longer_than_the_context(lade: Any, model_folder: str) -> None:
     assert "tokens and the context holds 256, which leaves no room" in result.err
 
 
+def test_the_long_one_of_several_prompts_is_named(
+    lade: Any, model_folder: str, tmp_path: Path
+) -> None:
+    rows = [json.dumps({"prompt": prompt}) for prompt in ("a", "xyz " * 200, "b")]
+    (tmp_path / "x.jsonl").write_text("\n".join(rows))
+    result = lade("generate", model_folder, "-f", str(tmp_path / "x.jsonl"), "-q")
+    assert result.code == 2
+    assert result.err.startswith("lade: prompt 2 of 3: the prompt has ")
+    assert result.err.count("\n") == 1
+
+
+def test_who_sets_the_window_gets_one(lade: Any, model_folder: str) -> None:
+    base = ("generate", model_folder, "-p", "the", "-n", "5", "--json")
+    assert json.loads(lade(*base).out)["decode"]["sources"] == ["context", "recycled"]
+    assert "trajectory" in json.loads(lade(*base, "-W", "4").out)["decode"]["sources"]
+
+
+def test_lade_alone_shows_help(lade: Any) -> None:
+    result = lade()
+    assert "generate" in result.out + result.err
+    assert "lade: " not in result.err
+
+
 def test_a_template_that_is_not_there(lade: Any, model_folder: str) -> None:
     result = lade("generate", model_folder, "-p", "hi", "--system", "be brief")
     assert result.code == 2
@@ -388,6 +411,12 @@ def damaged(folder: Path, model_folder: str, what: str) -> str:
         weights = load_file(copy / "model.safetensors")
         kept = {k: v for k, v in weights.items() if "layers.1.mlp" not in k}
         save_file(kept, copy / "model.safetensors", metadata={"format": "pt"})
+    elif what == "no-tokenizer":
+        for path in copy.glob("tokenizer*"):
+            path.unlink()
+    elif what == "other-shape":
+        config = json.loads((copy / "config.json").read_text())
+        (copy / "config.json").write_text(json.dumps(config | {"intermediate_size": 52}))
     elif what == "unknown-family":
         (copy / "config.json").write_text('{"model_type": "nonsense"}')
     elif what == "mamba":
@@ -401,6 +430,8 @@ def damaged(folder: Path, model_folder: str, what: str) -> str:
         ("no-config", "holds no config.json; give a folder in Hugging Face format"),
         ("short-weights", "the weights are damaged; download or copy them again"),
         ("no-weights", "cannot be loaded"),
+        ("no-tokenizer", "holds no tokenizer; copy tokenizer.json beside the weights"),
+        ("other-shape", "the weights"),
         ("missing-layer", "the weights are incomplete (model.layers.1.mlp.down_proj.weight and 2"),
         ("broken-config", "cannot be loaded"),
         ("unknown-family", "cannot be loaded"),
@@ -424,8 +455,9 @@ def test_an_unknown_folder_suggests_its_neighbours(lade: Any, model_folder: str)
 
 
 def test_debug_shows_the_traceback(model_folder: str) -> None:
-    with pytest.raises(Exception, match="window must be"):
-        entry(["--debug", "generate", model_folder, "-p", "a", "-W", "0"])
+    for arguments in (["--debug", "generate"], ["generate", "--debug"]):
+        with pytest.raises(Exception, match="window must be"):
+            entry([*arguments, model_folder, "-p", "a", "-W", "0"])
 
 
 # The hub, and real processes.

@@ -109,7 +109,7 @@ class SamplingConfig:
     def __post_init__(self) -> None:
         # Written as `not (in range)` so that NaN is refused too.
         if not 0.0 <= self.temperature < float("inf"):
-            raise ConfigError(f"temperature must be 0 or more, not {self.temperature}")
+            raise ConfigError(f"temperature must be finite and at least 0, not {self.temperature}")
         if self.top_k < 0:
             raise ConfigError(f"top-k must be 0 (off) or more, not {self.top_k}")
         if not 0.0 < self.top_p <= 1.0:
@@ -117,7 +117,9 @@ class SamplingConfig:
         if not 0.0 <= self.min_p <= 1.0:
             raise ConfigError(f"min-p must be in [0, 1], not {self.min_p}")
         if not 0.0 < self.repetition_penalty < float("inf"):
-            raise ConfigError(f"repetition-penalty must be above 0, not {self.repetition_penalty}")
+            raise ConfigError(
+                f"repetition-penalty must be finite and above 0, not {self.repetition_penalty}"
+            )
         if not 0 <= self.seed < 2**64:
             raise ConfigError(f"seed must be in [0, 2**64), not {self.seed}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -80,6 +81,7 @@ class Decoder:
         self.cache = KVCache(self.facts.layers)
         self._cached: list[int] = []
         self._generation = 0
+        self._lock = threading.Lock()
         self._long_keys = False
         self._prefill_chunk = prefill_chunk
         self._model: nn.Module = model
@@ -119,9 +121,21 @@ class Decoder:
                 one cache, and it belongs to the newest.
         """
         self.check_prompt(prompt)
-        return self._decode(
-            list(prompt), strategy, Sampler(sampling or SamplingConfig(), processors), limits
-        )
+        sampler = Sampler(sampling or SamplingConfig(), processors)
+        return self._exclusive(self._decode(list(prompt), strategy, sampler, limits))
+
+    def _exclusive(self, events: Generator[Event]) -> Generator[Event]:
+        """Let one thread at a time into the loop: there is one cache."""
+        try:
+            while True:
+                with self._lock:
+                    event = next(events, None)
+                if event is None:
+                    return
+                yield event
+        finally:
+            with self._lock:
+                events.close()
 
     def check_prompt(self, prompt: Sequence[int]) -> None:
         """Refuse a prompt that `generate` could not decode.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator, Sequence
 
 import pytest
@@ -173,6 +174,34 @@ def test_a_generation_that_was_replaced_touches_nothing_any_more() -> None:
     with pytest.raises(DecoderError, match="another generation has started"):
         next(resumed)
     assert ids_of(run(decoder, first)) == expected
+
+
+def test_threads_never_mix_texts() -> None:
+    """There is one cache: a thread gets its own text, or is told that another one took over."""
+    decoder = Decoder(OracleModel(scrambles(12, memory=2), 12))
+    prompts = [[3, 1, 4, 1, 5], [2, 7, 1, 8]]
+    fresh = [Decoder(OracleModel(scrambles(12, memory=2), 12)) for _ in prompts]
+    expected = [ids_of(run(d, p)) for d, p in zip(fresh, prompts, strict=True)]
+    wrong: list[object] = []
+
+    def work(number: int) -> None:
+        for _ in range(15):
+            try:
+                said = ids_of(run(decoder, prompts[number]))
+            except DecoderError:
+                continue
+            except Exception as error:
+                wrong.append(error)
+                continue
+            if said != expected[number]:
+                wrong.append(said)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
 
 
 def test_a_second_prompt_prefills_only_what_is_new() -> None:
