@@ -376,7 +376,7 @@ def test_the_long_one_of_several_prompts_is_named(
 
 def test_who_sets_the_window_gets_one(lade: Any, model_folder: str) -> None:
     base = ("generate", model_folder, "-p", "the", "-n", "5", "--json")
-    assert json.loads(lade(*base).out)["decode"]["sources"] == ["context", "recycled"]
+    assert json.loads(lade(*base).out)["decode"]["sources"] == ["context"]
     assert "trajectory" in json.loads(lade(*base, "-W", "4").out)["decode"]["sources"]
 
 

@@ -225,6 +225,9 @@ class Decoder:
         pairs = zip(tokens[:-1], self._cached, strict=False)
         common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
         self.cache.truncate(common)
+        # Known again when this generation ends.  If another one takes over before that, it
+        # must not take this one's keys for those of an earlier text.
+        self._cached = []
 
     def _prefill(self, state: State) -> Iterator[Prefill]:
         """Feed what is pending in chunks, up to the one that the next step takes along.

@@ -27,6 +27,10 @@ CHILDREN = 5
 """Children of a node."""
 PAIR_SHARE = 0.6
 """What successors recycled for the last two tokens get of what longer contexts leave."""
+MEMORY = 0.95
+"""What is left, after a step, of how often each source was right before."""
+PRIOR = 2.0
+"""Expected hits at which a source's own record counts as much as the faith in it."""
 CONTEXTS = 200_000
 """Contexts remembered of one length; the oldest go first."""
 _BITS = 20  # of a token in a context: vocabularies have up to a million ids
@@ -71,6 +75,10 @@ class NgramModel:
 
     def __init__(self) -> None:
         self._seen: list[dict[int, _Successors]] = [{} for _ in range(ORDER + 1)]
+        # Calibration: by source, the hits that its probabilities promised, and those there were.
+        self._promised: dict[str, float] = {}
+        self._hits: dict[str, float] = {}
+        self._shares: list[float] = []
         self._recycled: list[dict[int, list[tuple[float, int]]]] = [{} for _ in range(3)]
 
     def context_of(self, tokens: Sequence[int]) -> int:
@@ -168,6 +176,28 @@ class NgramModel:
                 sources[token] = "recycled"
         return left - unit
 
+    def judge(self, tree: TokenTree, accepted: Sequence[int]) -> None:
+        """Compare what the last tree promised with what was accepted, source by source.
+
+        The children of every node that the verification reached are a trial of the
+        probabilities that they were given.  A source that promised too much is trusted less in
+        the next trees, until its record fades.
+
+        Args:
+            tree: what the last call of `tree` returned.
+            accepted: its accepted nodes.
+        """
+        for source in self._promised:
+            self._promised[source] *= MEMORY
+            self._hits[source] *= MEMORY
+        reached = {ROOT, *accepted}
+        for node, parent in enumerate(tree.parents):
+            if parent in reached:
+                source = tree.sources[node]
+                promised = self._promised.get(source, 0.0) + self._shares[node]
+                self._promised[source] = promised
+                self._hits[source] = self._hits.get(source, 0.0) + (node in reached)
+
     def tree(self, context: int, nodes: int, depth: int, token_cost: float) -> TokenTree:
         """The tree of the most probable prefixes behind a context.
 
@@ -188,8 +218,12 @@ class NgramModel:
         # Best first; of a node's children only the best waits, its sibling comes when it goes.
         waiting: list[tuple[float, int, int, int, Ranked, int, float]] = []
 
+        trust = {s: (self._hits[s] + PRIOR) / (p + PRIOR) for s, p in self._promised.items()}
+        self._shares = shares = []
+
         def wait(above: float, parent: int, before: int, ranked: Ranked, rank: int) -> None:
-            probability = above * ranked[rank][0]
+            share, _, source = ranked[rank]
+            probability = above * min(share * trust.get(source, 1.0), 1.0)
             entry = (-probability, len(tree), parent, rank, ranked, before, above)
             heapq.heappush(waiting, entry)
 
@@ -201,8 +235,9 @@ class NgramModel:
             probability = -negative
             if probability * cost < token_cost * expected:
                 break
-            _, token, source = ranked[rank]
+            share, token, source = ranked[rank]
             node = tree.grow(parent, token, source)
+            shares.append(share)
             expected += probability
             cost += token_cost
             if rank + 1 < len(ranked):

@@ -112,6 +112,24 @@ def test_improbable_paths_end_quietly() -> None:
     model.tree(model.context_of([3]), 50, 9, 0.0)
 
 
+def test_a_source_that_promises_too_much_is_trusted_less() -> None:
+    model = NgramModel()
+    model.recycle(model.context_of([1]), 1, [(0.9, 2)])
+    model.recycle(model.context_of([2]), 1, [(0.9, 3)])
+    context = model.context_of([1])
+    assert len(model.tree(context, 9, 9, 0.2)) == 2
+    for _ in range(30):
+        model.judge(model.tree(context, 9, 9, 0.0), accepted=())
+    assert len(model.tree(context, 9, 9, 0.2)) == 0
+    # A record fades, and the source has another chance.
+    for _ in range(200):
+        model.judge(TokenTree(), accepted=())
+    assert len(model.tree(context, 9, 9, 0.2)) == 2
+    for _ in range(30):
+        model.judge(model.tree(context, 9, 9, 0.0), accepted=(0, 1))
+    assert len(model.tree(context, 9, 9, 0.8)) == 2
+
+
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ngram_model, "CONTEXTS", 10)
     model = taught(list(range(1000)))

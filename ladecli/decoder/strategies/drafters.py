@@ -83,7 +83,8 @@ class ModelDrafter:
         return self._model.tree(context, nodes, state.draft_depth, self._token_cost)
 
     def learn(self, state: State, seen: Observation, ngrams: Sequence[Sequence[int]]) -> None:
-        """Learn from the step's logits, from the window, and from the accepted text."""
+        """Learn from the verdict, the step's logits, the window, and the accepted text."""
+        self._model.judge(seen.draft.tree, seen.verdict.nodes)
         if self.ranks:
             self._recycle(state, seen)
         for ngram in ngrams:
