@@ -6,7 +6,7 @@ import io
 import os
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from typer.exceptions import TyperException
@@ -96,16 +96,12 @@ def generate(
     quiet: opt.Quiet = False,
 ) -> None:
     """Complete one or more prompts; the answer goes to stdout and nothing else does."""
+    given = dict(locals())
     from .generate import run
     from .settings import Request
 
-    request = Request(**_named(locals()))
+    request = Request(**given)
     raise typer.Exit(_until_closed(lambda: run(request)))
-
-
-def _named(given: dict[str, Any]) -> dict[str, Any]:
-    """A command's arguments as they were given, without what it imported."""
-    return {name: value for name, value in given.items() if name not in ("run", "Request")}
 
 
 def _until_closed(run: Callable[[], int]) -> int:

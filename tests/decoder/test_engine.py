@@ -137,7 +137,7 @@ def test_an_exception_in_the_forward_leaves_a_valid_cache() -> None:
             raise KeyboardInterrupt
         return rule(seen)
 
-    model.rule = interrupts  # type: ignore[assignment]
+    model.rule = interrupts
     text = list(prompt)
     generator = decoder.generate(prompt, make_strategy("lookahead", config), None, Limits(90))
 

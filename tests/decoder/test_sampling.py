@@ -154,7 +154,7 @@ def test_settings_out_of_range(name: str, value: float) -> None:
 )
 def test_lookahead_settings_out_of_range(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        LookaheadConfig(**settings)  # type: ignore[arg-type]
+        LookaheadConfig(**settings)
 
 
 def test_window_cells_bound_every_phase_of_filling() -> None:

@@ -74,7 +74,6 @@ class ModelDrafter:
 
     def begin(self, state: State) -> None:
         """Learn the prompt."""
-        self._learned = 0
         self._learn_text(state.tokens)
 
     def candidates(self, state: State, nodes: int) -> TokenTree:
@@ -106,9 +105,8 @@ class ModelDrafter:
     def _recycle(self, state: State, seen: Observation) -> None:
         """Remember the successors of every token whose logits the step computed."""
         model, draft = self._model, seen.draft
-        before = state.tokens[: len(state.tokens) - len(seen.verdict.tokens)]
-        root = model.context_of(before)
-        contexts = [root]
+        end = len(state.tokens) - len(seen.verdict.tokens)
+        contexts = [model.context_of(state.tokens[max(end - ORDER, 0) : end])]
         for parent, token in zip(draft.tree.parents, draft.tree.tokens, strict=True):
             contexts.append(model.after(contexts[parent + 1], token))
         for context, ranked in zip(contexts, seen.ranked, strict=False):
