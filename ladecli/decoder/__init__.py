@@ -6,7 +6,12 @@ A map of the room, in the order in which a step passes through it:
 - `strategies`  what to try next: autoregressive, jacobi, prompt lookup, lookahead
 - `window`      the 2-D window of Jacobi iterations
 - `pool`        the paper's n-gram pool: what the window found, under its first token
+- `sources`     context, trajectory, recycled: each turns what it observes into evidence
+- `suffix_automaton`  the longest passage that the text repeats
 - `ngram_model` the online n-gram model that all sources feed, and the tree it proposes
+- `draft_state` all that drafters remember; it outlives a generation
+- `step_cost`   what a step costs by its width: how large a tree pays
+- `ledger`      stops drafts that cost more than they bring
 - `tree`        candidates merged by common prefix
 - `layout`      token order, positions and visibility of one step
 - `runner`      the forward pass of one step
@@ -15,12 +20,16 @@ A map of the room, in the order in which a step passes through it:
 - `sampling`    logits to a token, with one uniform number per position
 - `verify`      the walk that accepts
 - `support`     which models this works for, and why not for others; `probe` tries unknown ones
+- `observation` what strategies and sources are told of a step when it is over
 - `config`, `events`, `errors`   the values that cross the door
 
 Glossary (the letters are those of the paper, Fu et al., ICML 2024, arXiv 2402.02057):
 
-- *source*: where a candidate comes from.  `trajectory`: the window's n-grams; `context`: the
-  prompt and the accepted text; `recycled`: successors that the model found probable before.
+- *source*: where a candidate comes from.  `context`: the prompt and the accepted text;
+  `trajectory`: the window, its n-grams and what the model found probable behind its cells;
+  `recycled`: what the model found probable behind the text and behind candidates.
+- *evidence*: that a token followed a context, or how probable the model found it there.
+- *budget*: the most tokens of a step; *width*: those that it has, padding included.
 - *window* (W): columns of the lookahead window; *ngram* (N): length of its n-grams, so the
   window has N - 1 rows; *guesses* (G): n-grams kept and verified per first token.
 - *current token*: the last committed token.  Its keys and values are not in the cache yet.

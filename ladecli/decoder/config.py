@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 
 from .errors import ConfigError
+from .step_cost import StepCost
 
 STRATEGIES = ("lookahead", "autoregressive", "jacobi", "prompt-lookup")
 SOURCES = ("trajectory", "context", "recycled")
@@ -23,9 +25,12 @@ class LookaheadConfig:
         sources: where candidates come from: `trajectory` is the paper's window, `context`
             the prompt and the accepted text, `recycled` the successors that the model found
             probable for tokens that some step held.  `trajectory` alone is the paper.
-        token_cost: what one more token adds to the cost of a step, relative to a plain step:
-            candidates that are not worth it are left out.  0 fills the budget.  The paper's
-            algorithm does not look at it.
+        step_cost: what a step costs by its width: the step is made as wide as promises the
+            most tokens for its cost, down to a plain step.  Without it all widths cost the
+            same, and the budget is filled.  The paper's algorithm does not look at it.
+        widths: the only widths that a step behind the prompt may have, ascending, so that
+            each can be prepared once; narrower steps are padded.  () stands for any.  The
+            budget is rounded down to one of them.
 
     Raises:
         ConfigError: a value is out of range.
@@ -36,7 +41,8 @@ class LookaheadConfig:
     guesses: int = 7
     budget: int | None = None
     sources: tuple[str, ...] = SOURCES
-    token_cost: float = 0.0
+    step_cost: StepCost = field(default_factory=StepCost)
+    widths: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.window < 1:
@@ -47,8 +53,8 @@ class LookaheadConfig:
             raise ConfigError(f"guesses must be at least 0, not {self.guesses}")
         if self.budget is not None and self.budget < 1:
             raise ConfigError(f"budget must be at least 1, not {self.budget}")
-        if not 0.0 <= self.token_cost < float("inf"):
-            raise ConfigError(f"token_cost must be 0 or more, not {self.token_cost}")
+        if self.widths and (self.widths[0] != 1 or any(a >= b for a, b in pairwise(self.widths))):
+            raise ConfigError(f"widths must ascend from 1, the plain step, not {self.widths}")
         if not self.sources:
             raise ConfigError(f"sources must name at least one of {', '.join(SOURCES)}")
         for source in self.sources:
@@ -61,6 +67,11 @@ class LookaheadConfig:
             raise ConfigError(
                 f"budget {self.budget} is smaller than the {self.window_cells} tokens of a window"
                 f" with W={self.window}, N={self.ngram}; raise the budget or lower W or N"
+            )
+        if self.step_limit < self.window_cells:
+            raise ConfigError(
+                f"the widest step that widths allow has {self.step_limit} tokens, and a window with"
+                f" W={self.window}, N={self.ngram} has {self.window_cells}; lower W or N"
             )
 
     @property
@@ -77,9 +88,10 @@ class LookaheadConfig:
     @property
     def step_limit(self) -> int:
         """The most tokens that one step feeds, pending ones other than the current left out."""
-        if self.budget is not None:
-            return self.budget
-        return self.window_cells + self.guesses * (self.ngram - 1)
+        limit = self.budget
+        if limit is None:
+            limit = self.window_cells + self.guesses * (self.ngram - 1)
+        return max((width for width in self.widths if width <= limit), default=limit)
 
 
 @dataclass(frozen=True, slots=True)

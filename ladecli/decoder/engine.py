@@ -17,10 +17,11 @@ from .config import SamplingConfig
 from .errors import ConfigError, DecoderError, PromptError
 from .events import Event, Finished, FinishReason, Prefill, Step, Token
 from .kv_cache import KVCache
+from .observation import Observation
 from .probe import probe
 from .runner import Runner
 from .sampling import LogitsProcessor, Sampler, top
-from .strategies import Observation, State, Strategy
+from .strategies import State, Strategy
 from .support import ModelFacts, examine
 from .verify import Verdict, walk
 
@@ -180,6 +181,8 @@ class Decoder:
                 began = time.perf_counter()
                 self._look_ahead(state, end)
                 draft = strategy.propose(state)
+                if max(draft.tree.tokens, default=0) >= self.facts.vocabulary:
+                    raise ConfigError("the drafts were learned from a model with more token ids")
                 pending = tokens[self.cache.length :]
                 step = layout.build(pending, self.cache.length, draft)
                 logits = self._runner.forward(step)
@@ -190,12 +193,11 @@ class Decoder:
                 accepted = verdict.nodes[: len(committed) - 1]
                 self.cache.keep([*range(len(pending)), *(len(pending) + n for n in accepted)])
                 ids = [token.id for token in committed]
-                current = tokens[-1]
                 tokens += ids
                 sampler.commit(ids)
+                ranked = top(logits, draft.ranks) if draft.ranks else ()
                 verdict = Verdict(accepted, committed)
-                ranked = top(logits, strategy.ranks) if strategy.ranks else ()
-                strategy.observe(state, Observation(draft, current, best, verdict, ranked))
+                strategy.observe(state, Observation(draft, tokens, verdict, best, ranked))
                 seconds = time.perf_counter() - began
                 yield Step(committed, len(step.tokens), len(draft.tree), seconds)
                 self._check_owner(mine)

@@ -17,3 +17,7 @@ class PromptError(DecoderError, ValueError):
 
 class UnsupportedModelError(DecoderError):
     """A model whose attention cannot verify several drafts in one forward pass."""
+
+
+class DraftStateError(DecoderError, ValueError):
+    """Saved drafts that are not what they should be."""

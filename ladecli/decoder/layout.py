@@ -1,9 +1,9 @@
 """The only author of a step's token order, positions and visibility.
 
-A step feeds, in this order: the pending tokens, the candidate tree, the window.  Everything
-sees the committed text before the step; within the step, pending tokens see their
-predecessors, a tree node sees the pending tokens and its ancestors, and a window cell sees
-the pending tokens and what the window says.  Nothing else is seen.
+A step feeds, in this order: the pending tokens, the candidate tree, the window, padding.
+Everything sees the committed text before the step; within the step, pending tokens see their
+predecessors, a tree node sees the pending tokens and its ancestors, a window cell sees the
+pending tokens and what the window says, and padding sees itself.  Nothing else is seen.
 """
 
 from __future__ import annotations
@@ -14,16 +14,25 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from .tree import TokenTree
+from .tree import ROOT, TokenTree
 from .window import WindowBlock
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What a strategy wants to try in one step."""
+    """What a strategy wants to try in one step.
+
+    Attributes:
+        tree: candidates behind the current token.
+        window: cells of the lookahead window.
+        width: the step is padded to so many tokens, if it has fewer.
+        ranks: how many successors of every output the strategy wants to see; 0 for none.
+    """
 
     tree: TokenTree = field(default_factory=TokenTree)
     window: WindowBlock | None = None
+    width: int = 1
+    ranks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,19 +96,41 @@ def build(pending: Sequence[int], position: int, draft: Draft) -> StepLayout:
         positions += [current + offset for offset in window.offsets]
         outputs += [count - 1 if i < 0 else cells + i for i in window.last_row]
 
+    padding = max(draft.width - len(tokens), 0)
+    tokens += [tokens[count - 1]] * padding
+    positions += [current] * padding
+
     width = len(tokens)
     if width == count:
         return StepLayout(tokens, positions, _causal(count), outputs, count)
     visible = np.zeros((width, width), dtype=np.bool_)
-    visible[:count, :count] = np.tri(count, dtype=np.bool_)
-    visible[count:, :count] = True
-    for node, parent in enumerate(tree.parents, start=count):
-        if parent >= 0:
-            visible[node, count:node] = visible[count + parent, count:node]
-        visible[node, node] = True
+    end = width - padding
+    if count > 1:
+        visible[:count, :count] = np.tri(count, dtype=np.bool_)
+    visible[0, 0] = True
+    visible[count:end, :count] = True
+    if len(tree):
+        visible[count:cells, count:cells] = _ancestors(tree.parents)
     if window is not None:
-        visible[cells:, cells:] = window.visible
+        visible[cells:end, cells:end] = window.visible
+    if padding:
+        visible[end:, end:] = np.eye(padding, dtype=np.bool_)
     return StepLayout(tokens, positions, visible, outputs, count)
+
+
+def _ancestors(parents: Sequence[int]) -> NDArray[np.bool_]:
+    """Which node (row) has which node (column) on the path to it, itself included."""
+    # Integers as sets of bits: one operation per node, and one conversion for all of them.
+    paths: list[int] = []
+    bit = 1
+    for parent in parents:
+        paths.append(paths[parent] | bit if parent != ROOT else bit)
+        bit <<= 1
+    size = -(-len(paths) // 8)
+    packed = b"".join([path.to_bytes(size, "little") for path in paths])
+    rows = np.frombuffer(packed, dtype=np.uint8).reshape(len(paths), size)
+    bits = np.unpackbits(rows, axis=1, count=len(paths), bitorder="little")
+    return bits.view(np.bool_)
 
 
 def _causal(count: int) -> NDArray[np.bool_] | None:

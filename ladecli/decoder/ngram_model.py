@@ -1,56 +1,94 @@
 """One small online language model that all draft sources feed, and the tree it proposes.
 
-Evidence about what follows what comes from the accepted text (`context`), from the n-grams of
-the lookahead window (`trajectory`) and from the model's own probabilities for successors that
-some step computed anyway (`recycled`, after Luo et al., "Turning Trash into Treasure: Token
-Recycling", 2024).  A backoff model interpolates it: the longest context that was seen speaks
-first, and leaves the rest of the probability to shorter ones (Witten and Bell, 1991).  The
-draft is the tree of its most probable prefixes.
+Evidence about what follows what is of two kinds: tokens that did follow (from the text, from
+the n-grams of the lookahead window), counted with decay; and the model's own probabilities for
+the successors of tokens that some step computed anyway ("recycled": Luo et al., "Turning Trash
+into Treasure: Token Recycling", 2024).  A backoff model interpolates them: the longest context
+that is known speaks first, and leaves the rest of the probability to shorter ones (Witten and
+Bell, 1991).  The draft is the tree of its most probable prefixes.
+
+Separate models for each source, with shares learned by expectation maximisation, were tried:
+they accepted 2 % fewer tokens per step than this one, which is simpler.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
 
+from .step_cost import CostCurve
 from .tree import ROOT, TokenTree
 
 ORDER = 4
 """Longest context, in tokens."""
-DOUBT = (0.0, 16.0, 8.0, 3.0, 6.0)
-"""By length of context: weight of evidence at which it gets half of what is left."""
+DOUBT = (0.0, 8.0, 4.0, 2.0, 1.0)
+"""By length of context: weight of counted evidence at which it gets half of what is left."""
+RECYCLED_SHARE = (0.0, 0.65, 0.7, 0.8, 0.95)
+"""By length of context: what recycled successors get of what is left."""
 DECAY = 0.7
 """What is left of older evidence under a context when new evidence comes."""
 SUCCESSORS = 4
-"""Successors remembered under a context; more of them cost time and are hardly ever right."""
+"""Successors counted under a context; more of them cost time and are hardly ever right."""
 CHILDREN = 5
 """Children of a node."""
-PAIR_SHARE = 0.6
-"""What successors recycled for the last two tokens get of what longer contexts leave."""
-MEMORY = 0.95
-"""What is left, after a step, of how often each source was right before."""
+MEMORY = 0.98
+"""What is left, after a trial, of how often a kind of evidence was right before."""
 PRIOR = 2.0
-"""Expected hits at which a source's own record counts as much as the faith in it."""
-CONTEXTS = 200_000
-"""Contexts remembered of one length; the oldest go first."""
-_BITS = 20  # of a token in a context: vocabularies have up to a million ids
-_MASKS = [(1 << (_BITS * order)) - 1 for order in range(ORDER + 1)]
+"""Expected hits at which a record counts as much as the faith in the evidence."""
+ENOUGH = 0.2
+"""Probability left to shorter contexts at which they are not asked any more."""
+TRUST = 3.0
+"""The most by which a record of kept promises raises probabilities."""
+HOPE = 0.5
+"""What the best child of a node is taken to have of its probability until somebody looks.
+At 1.0 trees took a third more time to grow, and accepted no more."""
+LESSON = 2.0
+"""What a node is worth in all, in multiples of what it is worth if accepted: its logits teach in
+any case.  At 1.0, nodes paying for themselves alone, a text took 1 to 3 % more time by the cost
+curve."""
+CONTEXTS = 1 << 16
+"""Contexts remembered of one length and kind.  Those met first go first: to keep the order of
+use would cost more than to learn a frequent one anew."""
+BITS = 20
+"""Of a token in a context: vocabularies have up to a million ids."""
+_DESCENDING = range(ORDER, 0, -1)
+MASKS = tuple((1 << (BITS * order)) - 1 for order in range(ORDER + 1))
 
-Ranked = list[tuple[float, int, str]]
-"""Probability, token and source of each successor, the most probable first."""
+SOURCES = ("context", "trajectory", "recycled")
+COPIED = 0
+"""The kind of evidence that is the text's own continuation of a long repeated passage."""
+KINDS = 1 + 3 * (ORDER + 1)
+"""A kind is 1 + 3 * length of context + index of the source, or `COPIED`."""
+SOURCE_OF_KIND = ("context", *(SOURCES[kind % 3] for kind in range(KINDS - 1)))
+
+_WHOLE = MASKS[ORDER]
+Ranked = list[tuple[float, int, int]]
+"""Probability, token and kind of evidence of each successor, the most probable first."""
+Rows = dict[int, Mapping[int, float]]
+"""By context, the model's own probabilities of successors, the most probable first."""
+_Family = tuple[int, int, Ranked, int, float, int]
 
 
-class _Successors:
-    """Evidence under one context."""
+class Counted:
+    """Tokens that followed one context.
+
+    Attributes:
+        total: weight of all of them.
+        weights: by token.
+        sources: by token, the index of the source that saw it last.
+    """
 
     __slots__ = ("sources", "total", "weights")
 
     def __init__(self) -> None:
         self.total = 0.0
         self.weights: dict[int, float] = {}
-        self.sources: dict[int, str] = {}
+        self.sources: dict[int, int] = {}
 
-    def add(self, token: int, weight: float, source: str) -> None:
+    def add(self, token: int, weight: float, source: int) -> None:
         """Count `token` once more, and everything before a little less."""
         weights = self.weights
         for known in weights:
@@ -67,30 +105,59 @@ class _Successors:
         self.sources[token] = source
 
 
+@dataclass(frozen=True, slots=True)
+class Guide:
+    """An earlier passage that goes on where the text stands now.
+
+    Attributes:
+        tokens: what holds the passage.
+        start: index of what follows the text, if the passage is repeated further.
+        end: index behind the last token that it may lead to.
+        share: the probability that it is, token by token.
+    """
+
+    tokens: Sequence[int]
+    start: int
+    end: int
+    share: float
+
+
 class NgramModel:
     """Learns from tokens and proposes trees of them.
 
     A context is the last four tokens in one integer, so that a shorter one is its low bits.
+
+    Attributes:
+        margin: probability of the last node of the last tree if it had no room for more, else
+            0: about what one more node would have been worth.
+        counted: by length of context, what was counted under each.
+        recycled: likewise, the model's own probabilities of successors, best first.
+        guessed: the same behind tokens of the window, which stood on guesses.  They count
+            where the model was never asked behind a text or a candidate.
     """
 
     def __init__(self) -> None:
-        self._seen: list[dict[int, _Successors]] = [{} for _ in range(ORDER + 1)]
-        # Calibration: by source, the hits that its probabilities promised, and those there were.
-        self._promised: dict[str, float] = {}
-        self._hits: dict[str, float] = {}
-        self._shares: list[float] = []
-        self._recycled: list[dict[int, list[tuple[float, int]]]] = [{} for _ in range(3)]
+        self.counted: list[dict[int, Counted]] = [{} for _ in range(ORDER + 1)]
+        self.recycled: list[Rows] = [{} for _ in range(ORDER + 1)]
+        self.guessed: list[Rows] = [{} for _ in range(ORDER + 1)]
+        # Calibration: by kind of evidence, hits that were promised, and hits that there were.
+        self.promised = [0.0] * KINDS
+        self.hits = [0.0] * KINDS
+        self._trust = [1.0] * KINDS
+        self.margin = 0.0
+        # What the last tree was grown from: by node (the root first), its ranked successors.
+        self._grown: list[Ranked] = []
 
     def context_of(self, tokens: Sequence[int]) -> int:
         """The context after `tokens`, of which the last four count."""
         context = 0
         for token in tokens[-ORDER:]:
-            context = (context << _BITS) | token
+            context = (context << BITS) | token
         return context
 
     def after(self, context: int, token: int) -> int:
         """The context one token on."""
-        return ((context << _BITS) | token) & _MASKS[ORDER]
+        return ((context << BITS) | token) & MASKS[ORDER]
 
     def learn(self, context: int, orders: int, token: int, weight: float, source: str) -> None:
         """Take evidence that `token` follows `context`.
@@ -102,149 +169,218 @@ class NgramModel:
             weight: 1 for accepted text.
             source: where the evidence comes from.
         """
+        index = SOURCES.index(source)
         for order in range(1, orders + 1):
-            table = self._seen[order]
-            key = context & _MASKS[order]
-            successors = table.get(key)
-            if successors is None:
+            table = self.counted[order]
+            key = context & MASKS[order]
+            counted = table.get(key)
+            if counted is None:
                 if len(table) >= CONTEXTS:
-                    del table[next(iter(table))]
-                successors = table[key] = _Successors()
-            successors.add(token, weight, source)
+                    forget_oldest(table)
+                counted = table[key] = Counted()
+            counted.add(token, weight, index)
 
-    def recycle(self, context: int, orders: int, ranked: list[tuple[float, int]]) -> None:
-        """Remember the model's own most probable successors of a context.
+    def recycle(
+        self,
+        tables: list[Rows],
+        contexts: Sequence[int],
+        orders: int,
+        successors: Sequence[Mapping[int, float]],
+    ) -> None:
+        """Remember the model's own most probable successors of some contexts.
+
+        Args:
+            tables: `recycled` or `guessed`.
+            contexts: for each, the tokens before.
+            orders: how many of them belong together, up to `ORDER`.
+            successors: for each, probabilities by token, the most probable first.
+        """
+        for order in range(1, orders + 1):
+            table, mask = tables[order], MASKS[order]
+            table.update(zip([context & mask for context in contexts], successors, strict=True))
+            if len(table) > CONTEXTS:
+                forget_oldest(table)
+
+    def successors(
+        self, context: int, floor: float = 0.0, copied: int | None = None, share: float = 0.0
+    ) -> Ranked:
+        """The most probable successors of a context.
 
         Args:
             context: the tokens before.
-            orders: 1 or 2: how many of them belong together.
-            ranked: probability and token, the most probable first.
+            floor: less probable ones may be left out.
+            copied: the token that follows if the text goes on to repeat a passage.
+            share: the probability that it does.
         """
-        for order in range(1, orders + 1):
-            table = self._recycled[order]
-            key = context & _MASKS[order]
-            # Anew, so that the oldest of the table is the one that was not renewed longest.
-            table.pop(key, None)
-            if len(table) >= CONTEXTS:
-                del table[next(iter(table))]
-            table[key] = ranked
-
-    def successors(self, context: int) -> Ranked:
-        """The most probable successors of a context."""
-        found: dict[int, float] = {}
-        sources: dict[int, str] = {}
+        trust = self._trust
         left = 1.0
-        for order in range(ORDER, 0, -1):
-            if order == 1:
-                left = self._from_recycled(2, context, left, PAIR_SHARE, found, sources)
-            seen = self._seen[order].get(context & _MASKS[order])
-            if seen is None:
-                continue
-            total = seen.total
-            unit = left / (total + DOUBT[order])
-            for token, weight in seen.weights.items():
-                if token in found:
-                    found[token] += unit * weight
-                else:
-                    found[token] = unit * weight
-                    sources[token] = seen.sources[token]
-            left -= unit * total
-        self._from_recycled(1, context, left, 1.0, found, sources)
-        ranked = [(probability, token, sources[token]) for token, probability in found.items()]
+        found: dict[int, float] = {}
+        kinds: dict[int, int] = {}
+        if copied is not None:
+            found[copied] = share
+            kinds[copied] = COPIED
+            left -= share
+        for order in _DESCENDING:
+            key = context & MASKS[order]
+            recycled = self.recycled[order].get(key)
+            kind = 3 * order + 3
+            if recycled is None:
+                recycled = self.guessed[order].get(key)
+                kind = 3 * order + 2
+            if recycled is not None:
+                unit = left * RECYCLED_SHARE[order]
+                left -= unit
+                if not found and left <= ENOUGH:
+                    # The common case, and in order already.
+                    unit *= trust[kind]
+                    return [
+                        (unit * probability, token, kind)
+                        for token, probability in recycled.items()
+                        if unit * probability > floor
+                    ]
+                for token, probability in recycled.items():
+                    if token in found:
+                        found[token] += unit * probability
+                    else:
+                        found[token] = unit * probability
+                        kinds[token] = kind
+            counted = self.counted[order].get(key)
+            if counted is not None:
+                unit = left / (counted.total + DOUBT[order])
+                for token, weight in counted.weights.items():
+                    if token in found:
+                        found[token] += unit * weight
+                    else:
+                        found[token] = unit * weight
+                        kinds[token] = 3 * order + 1 + counted.sources[token]
+                left -= unit * counted.total
+            if left <= ENOUGH or left <= floor:
+                break
+        ranked = [
+            (trusted, token, kind)
+            for token, kind in kinds.items()
+            if (trusted := found[token] * trust[kind]) > floor
+        ]
         ranked.sort(reverse=True)
         return ranked[:CHILDREN]
 
-    def _from_recycled(
-        self,
-        order: int,
-        context: int,
-        left: float,
-        share: float,
-        found: dict[int, float],
-        sources: dict[int, str],
-    ) -> float:
-        """Add recycled successors to `found`; returns the probability that is left."""
-        ranked = self._recycled[order].get(context & _MASKS[order])
-        if ranked is None:
-            return left
-        unit = left * share
-        for probability, token in ranked:
-            if token in found:
-                found[token] += unit * probability
-            else:
-                found[token] = unit * probability
-                sources[token] = "recycled"
-        return left - unit
+    def judge(self, tokens: Sequence[int], nodes: Sequence[int]) -> None:
+        """Compare what the last tree promised with what the text became, kind by kind.
 
-    def judge(self, tree: TokenTree, accepted: Sequence[int]) -> None:
-        """Compare what the last tree promised with what was accepted, source by source.
-
-        The children of every node that the verification reached are a trial of the
-        probabilities that they were given.  A source that promised too much is trusted less in
-        the next trees, until its record fades.
+        The successors of the root and of every accepted node are trials of the probabilities
+        that they were given, whether they became nodes or not: so a kind of evidence that
+        promised too much is trusted less, and wins trust back without being drafted.
 
         Args:
-            tree: what the last call of `tree` returned.
-            accepted: its accepted nodes.
+            tokens: what the last step committed.
+            nodes: the accepted nodes of what the last call of `tree` returned, in order.
         """
-        for source in self._promised:
-            self._promised[source] *= MEMORY
-            self._hits[source] *= MEMORY
-        reached = {ROOT, *accepted}
-        for node, parent in enumerate(tree.parents):
-            if parent in reached:
-                source = tree.sources[node]
-                promised = self._promised.get(source, 0.0) + self._shares[node]
-                self._promised[source] = promised
-                self._hits[source] = self._hits.get(source, 0.0) + (node in reached)
+        promised, hits, trust = self.promised, self.hits, self._trust
+        tried: set[int] = set()
+        for node, actual in zip((ROOT, *nodes), tokens, strict=False):
+            if node + 1 >= len(self._grown):
+                break
+            for share, token, kind in self._grown[node + 1]:
+                if kind == COPIED:
+                    continue  # its source keeps a record of its own
+                promised[kind] = promised[kind] * MEMORY + share / trust[kind]
+                hits[kind] = hits[kind] * MEMORY + (token == actual)
+                tried.add(kind)
+        for kind in tried:
+            trust[kind] = self._trust_in(kind)
 
-    def tree(self, context: int, nodes: int, depth: int, token_cost: float) -> TokenTree:
+    def load_record(self, promised: Sequence[float], hits: Sequence[float]) -> None:
+        """Take up the record of an earlier model, as it stood in `promised` and `hits`."""
+        self.promised, self.hits = list(promised), list(hits)
+        self._trust = [self._trust_in(kind) for kind in range(KINDS)]
+
+    def _trust_in(self, kind: int) -> float:
+        """What probabilities of this kind are multiplied with."""
+        return min((self.hits[kind] + PRIOR) / (self.promised[kind] + PRIOR), TRUST)
+
+    def tree(
+        self,
+        context: int,
+        depth: int,
+        curve: CostCurve,
+        guide: Guide | None = None,
+        lesson: float = LESSON,
+    ) -> TokenTree:
         """The tree of the most probable prefixes behind a context.
 
-        Nodes come in order of their probability to be accepted.  The tree is full when it has
-        `nodes` nodes, or when the next one is not worth what it costs: with q tokens expected
-        of a step that costs c, a node pays only if its probability is above its cost times q / c.
+        Nodes come about in order of their probability to be accepted, so that the tree of any
+        size is a part of every larger one.  The size is the one with the most expected tokens
+        per cost of the step.
 
         Args:
             context: ends with the current token.
-            nodes: the most nodes.
             depth: the deepest node.
-            token_cost: what a token adds to the cost of a step, relative to a plain step.
+            curve: what a step costs by the number of nodes, up to the most that it may have.
+            guide: a passage that the text may be repeating.
+            lesson: what nodes are worth in all, in multiples of what they are worth if accepted.
         """
-        tree = TokenTree()
+        nodes = curve.nodes
+        grown: list[Ranked] = [[] for _ in range(nodes + 1)]
+        self._grown = grown
+        self.margin = negative = 0.0
         if nodes < 1 or depth < 1:
-            return tree
-        expected = cost = 1.0
-        # Best first; of a node's children only the best waits, its sibling comes when it goes.
-        waiting: list[tuple[float, int, int, int, Ranked, int, float]] = []
-
-        trust = {s: (self._hits[s] + PRIOR) / (p + PRIOR) for s, p in self._promised.items()}
-        self._shares = shares = []
-
-        def wait(above: float, parent: int, before: int, ranked: Ranked, rank: int) -> None:
-            share, _, source = ranked[rank]
-            probability = above * min(share * trust.get(source, 1.0), 1.0)
-            entry = (-probability, len(tree), parent, rank, ranked, before, above)
-            heapq.heappush(waiting, entry)
-
-        first = self.successors(context)
-        if first:
-            wait(1.0, ROOT, context, first, 0)
-        while waiting and len(tree) < nodes:
-            negative, _, parent, rank, ranked, before, above = heapq.heappop(waiting)
-            probability = -negative
-            if probability * cost < token_cost * expected:
+            return TokenTree()
+        cost, slope = curve.cost, curve.slope
+        tokens: list[int] = []
+        parents: list[int] = []
+        depths: list[int] = []
+        kinds: list[int] = []
+        expected, best, best_size = 1.0, 1.0 / cost[0], 0
+        # Best first.  What waits is a node's family of children: before anybody looked for
+        # them (rank -1), at the probability that the best of them may have; then at that of
+        # the best one that is not in the tree yet.
+        waiting: list[tuple[float, int, int, _Family]] = []
+        push, pop = heapq.heappush, heapq.heappop
+        passage: Sequence[int] = guide.tokens if guide else ()
+        share = guide.share if guide else 0.0
+        end = guide.end if guide else 0
+        push(waiting, (-1.0, 0, -1, (ROOT, 0, [], context, 1.0, guide.start if guide else end)))
+        size = 0
+        while waiting and size < nodes:
+            negative, _, rank, family = pop(waiting)
+            # Below this no number of further nodes pays.
+            floor = best * slope[size] / lesson
+            if -negative <= floor:
                 break
-            share, token, source = ranked[rank]
-            node = tree.grow(parent, token, source)
-            shares.append(share)
-            expected += probability
-            cost += token_cost
-            if rank + 1 < len(ranked):
-                wait(above, parent, before, ranked, rank + 1)
-            if tree.depths[node] < depth:
-                here = self.after(before, token)
-                below = self.successors(here)
-                if below:
-                    wait(probability, node, here, below, 0)
-        return tree
+            parent, level, ranked, before, above, place = family
+            if rank < 0:
+                copied = passage[place] if place < end else None
+                # The root's are all wanted: `judge` tries them whether they pay or not.
+                least = floor / above if size else 0.0
+                ranked = self.successors(before, least, copied, share)
+                grown[parent + 1] = ranked
+                if ranked:
+                    family = (parent, level, ranked, before, above, place)
+                    push(waiting, (-min(ranked[0][0], 1.0) * above, size, 0, family))
+                continue
+            _, token, kind = ranked[rank]
+            tokens.append(token)
+            parents.append(parent)
+            depths.append(level + 1)
+            kinds.append(kind)
+            expected -= lesson * negative
+            if level + 1 < depth:
+                here = ((before << BITS) | token) & _WHOLE
+                place = place + 1 if place < end and passage[place] == token else end
+                family_below: _Family = (size, level + 1, [], here, -negative, place)
+                push(waiting, (negative * HOPE, size, -1, family_below))
+            size += 1
+            if expected >= best * cost[size]:
+                best, best_size = expected / cost[size], size
+            rank += 1
+            if rank < len(ranked):
+                push(waiting, (-min(ranked[rank][0], 1.0) * above, size, rank, family))
+        self.margin = -negative if best_size == nodes else 0.0
+        sources = [SOURCE_OF_KIND[kind] for kind in kinds[:best_size]]
+        return TokenTree(tokens[:best_size], parents[:best_size], depths[:best_size], sources)
+
+
+def forget_oldest(table: dict[int, Any]) -> None:
+    """Forget the oldest sixteenth of a table, so that it is seldom done."""
+    for key in list(islice(table, len(table) // 16 + 1)):
+        del table[key]

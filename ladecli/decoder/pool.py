@@ -6,31 +6,37 @@ from collections.abc import Iterator, Sequence
 
 
 class NgramPool:
-    """N-grams under their first token, at most `guesses` for each: the oldest goes first.
+    """N-grams under their first token: the oldest goes first, a repeated one is renewed."""
 
-    An n-gram that is found again becomes the newest.  Where two sources find the same
-    n-gram, it keeps the source that found it first.
-    """
-
-    def __init__(self, guesses: int) -> None:
-        self._guesses = guesses
+    def __init__(self) -> None:
         # A dict keeps the order of insertion: the first continuation is the oldest.
-        self._under: dict[int, dict[tuple[int, ...], str]] = {}
+        self._under: dict[int, dict[tuple[int, ...], None]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._under.values()))
 
-    def add(self, ngram: Sequence[int], source: str) -> None:
-        """Add or renew one n-gram: its first token is the key, the rest the continuation."""
-        if self._guesses == 0:
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
+        """All n-grams, under each first token the oldest first."""
+        for token, continuations in self._under.items():
+            for continuation in continuations:
+                yield token, *continuation
+
+    def add(self, ngram: Sequence[int], guesses: int) -> None:
+        """Add or renew one n-gram: its first token is the key, the rest the continuation.
+
+        Args:
+            ngram: at least two tokens.
+            guesses: G, the most n-grams under one token.
+        """
+        if guesses == 0:
             return
         continuations = self._under.setdefault(ngram[0], {})
         continuation = tuple(ngram[1:])
-        found_by = continuations.pop(continuation, source)
-        if len(continuations) >= self._guesses:
+        continuations.pop(continuation, None)
+        while len(continuations) >= guesses:
             del continuations[next(iter(continuations))]
-        continuations[continuation] = found_by
+        continuations[continuation] = None
 
-    def candidates(self, token: int) -> Iterator[tuple[tuple[int, ...], str]]:
-        """The continuations of `token` with their sources, the newest first."""
-        return reversed(self._under.get(token, {}).items())
+    def candidates(self, token: int) -> Iterator[tuple[int, ...]]:
+        """The continuations of `token`, the newest first."""
+        return reversed(self._under.get(token, {}))

@@ -85,8 +85,8 @@ def draw(probabilities: Tensor, u: float) -> int:
     return min(index, int(torch.searchsorted(cumulative, cumulative[-1])))
 
 
-def top(logits: Tensor, count: int) -> list[list[tuple[float, int]]]:
-    """The `count` most probable tokens of each row with their probabilities, best first.
+def top(logits: Tensor, count: int) -> list[dict[int, float]]:
+    """Probabilities of the `count` most probable tokens of each row, the best first.
 
     Args:
         logits: [rows, vocabulary].
@@ -94,8 +94,8 @@ def top(logits: Tensor, count: int) -> list[list[tuple[float, int]]]:
     probabilities, tokens = torch.softmax(logits, dim=-1, dtype=torch.float32).topk(
         min(count, logits.shape[-1]), dim=-1
     )
-    rows = zip(probabilities.tolist(), tokens.tolist(), strict=True)
-    return [list(zip(*row, strict=True)) for row in rows]
+    rows = zip(tokens.tolist(), probabilities.tolist(), strict=True)
+    return [dict(zip(*row, strict=True)) for row in rows]
 
 
 class Sampler:

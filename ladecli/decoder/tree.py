@@ -16,11 +16,18 @@ class TokenTree:
     current token) and `sources[i]`, the source that proposed it first.
     """
 
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.parents: list[int] = []
-        self.depths: list[int] = []
-        self.sources: list[str] = []
+    def __init__(
+        self,
+        tokens: Sequence[int] = (),
+        parents: Sequence[int] = (),
+        depths: Sequence[int] = (),
+        sources: Sequence[str] = (),
+    ) -> None:
+        self.tokens = list(tokens)
+        self.parents = list(parents)
+        self.depths = list(depths)
+        self.sources = list(sources)
+        # Made when somebody asks, in one go.
         self._children: dict[tuple[int, int], int] = {}
 
     def __len__(self) -> int:
@@ -28,13 +35,16 @@ class TokenTree:
 
     def child(self, node: int, token: int) -> int | None:
         """The child of `node` that holds `token`, or None."""
-        return self._children.get((node, token))
+        children = self._children
+        for new in range(len(children), len(self.tokens)):
+            children[self.parents[new], self.tokens[new]] = new
+        return children.get((node, token))
 
     def add(self, candidate: Sequence[int], source: str, limit: int) -> None:
         """Add a candidate path, up to the point where the tree would exceed `limit` nodes."""
         node = ROOT
         for token in candidate:
-            known = self._children.get((node, token))
+            known = self.child(node, token)
             if known is None:
                 if len(self.tokens) >= limit:
                     return
@@ -43,10 +53,8 @@ class TokenTree:
 
     def grow(self, parent: int, token: int, source: str) -> int:
         """Add a node that is not there yet; returns its number."""
-        node = len(self.tokens)
-        self._children[parent, token] = node
         self.tokens.append(token)
         self.parents.append(parent)
         self.depths.append(1 if parent == ROOT else self.depths[parent] + 1)
         self.sources.append(source)
-        return node
+        return len(self.tokens) - 1

@@ -112,3 +112,8 @@ class LookaheadWindow:
         else:
             # Not full yet: keep row 0, and let the rows' positions move on by one column.
             self.rows = [row[1:] for row in self.rows]
+
+    def narrow(self, columns: int) -> None:
+        """Drop the columns that stand furthest ahead, down to a window of `columns`."""
+        spare = self._full_rows - len(self.rows)
+        self.rows = [row[: columns + spare] for row in self.rows]

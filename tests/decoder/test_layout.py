@@ -67,3 +67,27 @@ def test_pending_tree_and_window_see_what_they_should() -> None:
     assert seen[:2] == [{0}, {0, 1}]
     assert seen[2:5] == [pending | {2}, pending | {2, 3}, pending | {2, 4}]
     assert seen[5:] == [pending | {5}, pending | {6}, pending | {5, 7}]
+
+
+def test_padding_sees_itself_and_is_seen_by_nobody() -> None:
+    step = build([40, 41], 10, Draft(tree_of((5, 6)), width=7))
+    assert len(step.tokens) == 7
+    assert step.outputs == [1, 2, 3]
+    assert step.positions[4:] == [11, 11, 11]
+    assert step.visible is not None
+    assert np.array_equal(step.visible[4:, :], np.eye(7, dtype=bool)[4:])
+    assert not step.visible[:4, 4:].any()
+    # A plain step may be padded too, and one that is wide enough is not.
+    assert len(build([42], 10, Draft(width=4)).tokens) == 4
+    assert len(build([40, 41], 10, Draft(tree_of((5, 6)), width=3)).tokens) == 4
+
+
+def test_long_paths_stay_whole_in_the_mask() -> None:
+    """The paths are packed into bits: they must not end at a byte or a machine word."""
+    tree = TokenTree()
+    tree.add(list(range(150)), "x", 150)
+    tree.add([0, 1, 999], "x", 151)
+    step = build([7], 0, Draft(tree))
+    assert step.visible is not None
+    assert np.array_equal(step.visible[:151, :151], np.tri(151, dtype=bool))
+    assert np.flatnonzero(step.visible[151]).tolist() == [0, 1, 2, 151]

@@ -5,35 +5,35 @@ from __future__ import annotations
 from ladecli.decoder.pool import NgramPool
 
 
-def continuations(pool: NgramPool, token: int) -> list[tuple[int, ...]]:
-    return [tokens for tokens, _ in pool.candidates(token)]
+def filled(guesses: int, *ngrams: tuple[int, ...]) -> NgramPool:
+    pool = NgramPool()
+    for ngram in ngrams:
+        pool.add(ngram, guesses)
+    return pool
 
 
 def test_newest_first_under_the_first_token() -> None:
-    pool = NgramPool(3)
-    for ngram in ((1, 2, 3), (1, 4, 5), (2, 6, 7)):
-        pool.add(ngram, "trajectory")
-    assert continuations(pool, 1) == [(4, 5), (2, 3)]
-    assert continuations(pool, 2) == [(6, 7)]
-    assert continuations(pool, 3) == []
+    pool = filled(3, (1, 2, 3), (1, 4, 5), (2, 6, 7))
+    assert list(pool.candidates(1)) == [(4, 5), (2, 3)]
+    assert list(pool.candidates(2)) == [(6, 7)]
+    assert list(pool.candidates(3)) == []
 
 
 def test_the_oldest_goes_and_a_repeated_one_is_renewed() -> None:
-    pool = NgramPool(2)
-    for ngram in ((1, 2), (1, 3), (1, 2), (1, 4)):
-        pool.add(ngram, "trajectory")
-    assert continuations(pool, 1) == [(4,), (2,)]
+    pool = filled(2, (1, 2), (1, 3), (1, 2), (1, 4))
+    assert list(pool.candidates(1)) == [(4,), (2,)]
     assert len(pool) == 2
 
 
-def test_the_first_finder_keeps_the_credit() -> None:
-    pool = NgramPool(2)
-    pool.add((1, 2), "context")
-    pool.add((1, 2), "trajectory")
-    assert list(pool.candidates(1)) == [((2,), "context")]
+def test_fewer_guesses_than_before_make_room() -> None:
+    pool = filled(3, (1, 2), (1, 3), (1, 4))
+    pool.add((1, 5), 2)
+    assert list(pool.candidates(1)) == [(5,), (4,)]
+
+
+def test_all_ngrams_the_oldest_first() -> None:
+    assert list(filled(2, (1, 2), (3, 4), (1, 5))) == [(1, 2), (1, 5), (3, 4)]
 
 
 def test_no_guesses_no_pool() -> None:
-    pool = NgramPool(0)
-    pool.add((1, 2), "trajectory")
-    assert len(pool) == 0
+    assert len(filled(0, (1, 2))) == 0

@@ -83,3 +83,21 @@ def test_a_window_of_bigrams_is_one_row_that_ends_at_the_current_token() -> None
 def test_starts_from_the_prompt() -> None:
     lookahead = window_of(30, 5, start=[3, 4])
     assert set(lookahead.rows[0]) == {3, 4}
+
+
+def test_a_narrowed_window_goes_on_with_its_first_columns() -> None:
+    wide = LookaheadWindow(4, 3, [1, 2, 3], random.Random(0))
+    narrow = LookaheadWindow(4, 3, [1, 2, 3], random.Random(0))
+    for window in (wide, narrow):
+        window.advance([10, 11, 12, 13, 14])
+    narrow.narrow(2)
+    assert narrow.rows == [row[:2] for row in wide.rows]
+    assert narrow.ngrams(9, [20, 21]) == wide.ngrams(9, [20, 21, 22, 23])[:2]
+
+
+def test_a_window_can_be_narrowed_before_it_is_full() -> None:
+    window = LookaheadWindow(6, 4, [1], random.Random(0))
+    window.narrow(2)
+    while not window.filled:
+        window.advance([5] * len(window.rows[0]))
+    assert [len(row) for row in window.rows] == [2, 2, 2]

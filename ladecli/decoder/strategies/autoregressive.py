@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from ..layout import Draft
-from .base import Observation, State
+from ..observation import Observation
+from .base import State
 
 
 class Autoregressive:
     """Proposes nothing."""
 
     name = "autoregressive"
-    ranks = 0
 
     def begin(self, state: State) -> None:
         """Nothing to prepare."""

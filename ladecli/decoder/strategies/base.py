@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from ..layout import Draft
-from ..verify import Verdict
+from ..observation import Observation
 
 
 @dataclass(slots=True)
@@ -27,42 +26,12 @@ class State:
     room: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """What a step showed.
-
-    Attributes:
-        draft: what was tried.
-        current: the current token that it was tried behind.
-        best: the model's most probable token after the current token and after each node
-            of the tree (n + 1 tokens), then after each cell of the window's last row.
-        verdict: the nodes accepted, as far as they were committed.
-        ranked: for every output, the most probable tokens after it with their probabilities,
-            as many as the strategy's `ranks`.
-    """
-
-    draft: Draft
-    current: int
-    best: Sequence[int]
-    verdict: Verdict
-    ranked: Sequence[list[tuple[float, int]]] = ()
-
-    @property
-    def window_outputs(self) -> Sequence[int]:
-        """The most probable token after each cell of the window's last row."""
-        return self.best[len(self.draft.tree) + 1 :]
-
-
 class Strategy(Protocol):
     """Proposes a draft for each step and observes what the model made of it."""
 
     @property
     def name(self) -> str:
         """As on the command line."""
-
-    @property
-    def ranks(self) -> int:
-        """How many successors of every output it wants to see; 0 for none."""
 
     def begin(self, state: State) -> None:
         """A generation starts; `state` holds the prompt."""

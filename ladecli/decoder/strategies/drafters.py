@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Protocol
 
 from ..config import LookaheadConfig
-from ..ngram_model import ORDER, NgramModel
-from ..pool import NgramPool
+from ..draft_state import DraftState
+from ..ngram_model import LESSON
+from ..observation import Observation
+from ..sources import Source
+from ..sources.recycled import RANKS
+from ..step_cost import CostCurve
 from ..tree import TokenTree
-from .base import Observation, State
-
-TRAJECTORY_WEIGHT = 0.25
-"""Evidence of a trajectory n-gram, relative to accepted text."""
-RECYCLED = 4
-"""Successors remembered of a token whose logits a step computed."""
+from .base import State
 
 
 class Drafter(Protocol):
@@ -24,13 +24,17 @@ class Drafter(Protocol):
     def ranks(self) -> int:
         """How many successors of every output it wants to see; 0 for none."""
 
-    def begin(self, state: State) -> None:
-        """A generation starts; `state` holds the prompt."""
+    @property
+    def margin(self) -> float:
+        """About how probable one more candidate would have been; 0 if there was room for it."""
 
-    def candidates(self, state: State, nodes: int) -> TokenTree:
-        """At most `nodes` candidates behind the current token."""
+    def begin(self, prompt: Sequence[int]) -> None:
+        """A generation starts."""
 
-    def learn(self, state: State, seen: Observation, ngrams: Sequence[Sequence[int]]) -> None:
+    def candidates(self, state: State, curve: CostCurve) -> TokenTree:
+        """Candidates behind the current token, at most as many as `curve` has costs for."""
+
+    def learn(self, seen: Observation, ngrams: Sequence[Sequence[int]]) -> None:
         """A step is over, and the window closed `ngrams` in it."""
 
 
@@ -38,80 +42,71 @@ class PoolDrafter:
     """The paper's n-gram pool: candidates start with the current token, newest first."""
 
     ranks = 0
+    margin = 0.0
 
-    def __init__(self, config: LookaheadConfig) -> None:
-        self._pool = NgramPool(config.guesses)
+    def __init__(self, config: LookaheadConfig, drafts: DraftState) -> None:
+        self._guesses = config.guesses
+        self._depth = config.ngram - 1
+        self._pool = drafts.pool
 
-    def begin(self, state: State) -> None:
-        """The pool is empty until the window has filled."""
+    def begin(self, prompt: Sequence[int]) -> None:
+        """The pool holds what the window finds, and nothing of the prompt."""
 
-    def candidates(self, state: State, nodes: int) -> TokenTree:
+    def candidates(self, state: State, curve: CostCurve) -> TokenTree:
         """The n-grams under the current token, merged by prefix."""
         tree = TokenTree()
-        for candidate, source in self._pool.candidates(state.tokens[-1]):
-            tree.add(candidate[: state.draft_depth], source, nodes)
+        depth = min(state.draft_depth, self._depth)
+        for candidate in islice(self._pool.candidates(state.tokens[-1]), self._guesses):
+            tree.add(candidate[:depth], "trajectory", curve.nodes)
         return tree
 
-    def learn(self, state: State, seen: Observation, ngrams: Sequence[Sequence[int]]) -> None:
+    def learn(self, seen: Observation, ngrams: Sequence[Sequence[int]]) -> None:
         """Pool the n-grams."""
         for ngram in ngrams:
-            self._pool.add(ngram, "trajectory")
+            self._pool.add(ngram, self._guesses)
 
 
 class ModelDrafter:
     """The online n-gram model, fed by every source that is switched on.
 
     Args:
-        config: `sources` and `token_cost`.
+        config: `sources`.
+        drafts: the model and its sources.
     """
 
-    def __init__(self, config: LookaheadConfig) -> None:
-        self._sources = config.sources
-        self._token_cost = config.token_cost
-        self._learned = 0
-        self.ranks = RECYCLED if "recycled" in config.sources else 0
-        self._model = NgramModel()
+    def __init__(self, config: LookaheadConfig, drafts: DraftState) -> None:
+        self._drafts = drafts
+        self._sources: list[Source] = []
+        # Accepted text is the newest evidence under a context, so it is learned last.
+        if "recycled" in config.sources:
+            self._sources.append(drafts.recycled)
+        if "trajectory" in config.sources:
+            self._sources.append(drafts.trajectory)
+        if "context" in config.sources:
+            self._sources.append(drafts.context)
+        self.ranks = RANKS if "recycled" in config.sources else 0
 
-    def begin(self, state: State) -> None:
+    @property
+    def margin(self) -> float:
+        """Of the model's last tree."""
+        return self._drafts.model.margin
+
+    def begin(self, prompt: Sequence[int]) -> None:
         """Learn the prompt."""
-        self._learn_text(state.tokens)
+        for source in self._sources:
+            source.begin(prompt)
 
-    def candidates(self, state: State, nodes: int) -> TokenTree:
+    def candidates(self, state: State, curve: CostCurve) -> TokenTree:
         """The most probable prefixes behind the text."""
-        context = self._model.context_of(state.tokens)
-        return self._model.tree(context, nodes, state.draft_depth, self._token_cost)
+        drafts, model = self._drafts, self._drafts.model
+        guide = drafts.context.guide() if drafts.context in self._sources else None
+        context = model.context_of(state.tokens)
+        lesson = LESSON if drafts.ledger.thriving else 1.0
+        return model.tree(context, state.draft_depth, curve, guide, lesson)
 
-    def learn(self, state: State, seen: Observation, ngrams: Sequence[Sequence[int]]) -> None:
-        """Learn from the verdict, the step's logits, the window, and the accepted text."""
-        self._model.judge(seen.draft.tree, seen.verdict.nodes)
-        if self.ranks:
-            self._recycle(state, seen)
-        for ngram in ngrams:
-            context = ngram[0]
-            for length, token in enumerate(ngram[1:], start=1):
-                orders = min(length, ORDER)
-                self._model.learn(context, orders, token, TRAJECTORY_WEIGHT, "trajectory")
-                context = self._model.after(context, token)
-        self._learn_text(state.tokens)
-
-    def _learn_text(self, tokens: Sequence[int]) -> None:
-        """Learn what joined the text since the last time."""
-        if "context" in self._sources:
-            for end in range(max(self._learned, 1), len(tokens)):
-                context = self._model.context_of(tokens[max(end - ORDER, 0) : end])
-                self._model.learn(context, min(end, ORDER), tokens[end], 1.0, "context")
-        self._learned = len(tokens)
-
-    def _recycle(self, state: State, seen: Observation) -> None:
-        """Remember the successors of every token whose logits the step computed."""
-        model, draft = self._model, seen.draft
-        end = len(state.tokens) - len(seen.verdict.tokens)
-        contexts = [model.context_of(state.tokens[max(end - ORDER, 0) : end])]
-        for parent, token in zip(draft.tree.parents, draft.tree.tokens, strict=True):
-            contexts.append(model.after(contexts[parent + 1], token))
-        for context, ranked in zip(contexts, seen.ranked, strict=False):
-            model.recycle(context, 2, ranked)
-        if draft.window is not None:
-            last, ranked_last = draft.window.last_tokens, seen.ranked[len(contexts) :]
-            for (previous, token), ranked in zip(last, ranked_last, strict=True):
-                model.recycle(model.context_of((previous, token)), 2, ranked)
+    def learn(self, seen: Observation, ngrams: Sequence[Sequence[int]]) -> None:
+        """Learn from the verdict, then from what each source observes."""
+        tokens = seen.text[seen.before :]
+        self._drafts.model.judge(tokens, seen.verdict.nodes)
+        for source in self._sources:
+            source.learn(seen, ngrams)

@@ -10,8 +10,9 @@ import random
 
 from ..config import LookaheadConfig
 from ..layout import Draft
+from ..observation import Observation
 from ..tree import TokenTree
-from .base import Observation, State
+from .base import State
 
 
 class Jacobi:
@@ -22,7 +23,6 @@ class Jacobi:
     """
 
     name = "jacobi"
-    ranks = 0
 
     def __init__(self, config: LookaheadConfig) -> None:
         self._length = config.window

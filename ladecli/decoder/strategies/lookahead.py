@@ -10,51 +10,111 @@ and the candidates are its most probable continuations.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 from ..config import LookaheadConfig
+from ..draft_state import DraftState
 from ..layout import Draft
+from ..ledger import Ledger
+from ..observation import Observation
+from ..step_cost import CostCurve, StepCost, fitting
 from ..window import LookaheadWindow
-from .base import Observation, State
+from .base import State
 from .drafters import Drafter, ModelDrafter, PoolDrafter
+from .shares import WindowShare, price_of_place
+
+SELDOM = 4
+"""One plain step of so many is looked at closely: ranking its logits costs time, too."""
+START = 512
+"""The window starts with tokens from so much of the end of the text."""
+PLAIN = CostCurve((1.0,), (0.0,))
+"""No room for any node."""
 
 
 class Lookahead:
     """A window, and a drafter that learns from it.
 
     Args:
-        config: window, n-gram length, guesses, budget and sources.
+        config: window, n-gram length, guesses, budget, sources and costs.
+        drafts: what earlier generations learned, and this one adds to; None for nothing.
     """
 
     name = "lookahead"
 
-    def __init__(self, config: LookaheadConfig) -> None:
+    def __init__(self, config: LookaheadConfig, drafts: DraftState | None = None) -> None:
         self._config = config
+        self._drafts = drafts or DraftState()
         paper = config.sources == ("trajectory",)
-        self._drafter: Drafter = PoolDrafter(config) if paper else ModelDrafter(config)
-        self.ranks = self._drafter.ranks
+        drafter = PoolDrafter if paper else ModelDrafter
+        self._drafter: Drafter = drafter(config, self._drafts)
         self._window: LookaheadWindow | None = None
+        # The paper's algorithm has its full width always, whatever a step costs.
+        self._share = None if paper else WindowShare(config.window)
+        self._step_cost = StepCost() if paper else config.step_cost
+        self._ledger = Ledger() if paper else self._drafts.ledger
+        self._rng = random.Random(0)
+        self._curve = PLAIN
+        self._cost = 1.0
+        self._plain_steps = 0
 
     def begin(self, state: State) -> None:
         """Start the window with tokens of the prompt."""
-        config = self._config
-        if "trajectory" in config.sources:
-            rng = random.Random(0)
-            self._window = LookaheadWindow(config.window, config.ngram, state.tokens, rng)
-        self._drafter.begin(state)
+        self._open_window(state.tokens)
+        with self._drafts.changing():
+            self._drafter.begin(state.tokens)
 
     def propose(self, state: State) -> Draft:
         """Candidates behind the current token, and the window where it fits."""
-        window = self._window
+        config, window, length = self._config, self._window, len(state.tokens)
         block = None
-        if window is not None and window.reach <= state.room:
+        solvent = self._ledger.solvent
+        if window is not None and window.reach <= state.room and solvent:
             block = window.block(state.tokens[-1])
-        spent = 1 + (len(block.tokens) if block else 0)
-        return Draft(self._drafter.candidates(state, self._config.step_limit - spent), block)
+            if self._share is not None and len(block.tokens) + 1 >= config.step_limit:
+                # What a window finds is worth nothing where no candidate has room.
+                block = None
+        base = 1 + (len(block.tokens) if block else 0)
+        nodes = config.step_limit - base
+        curve = self._step_cost.curve(length, base, nodes, config.widths)
+        tree = self._drafter.candidates(state, curve if solvent else PLAIN)
+        self._curve, self._cost = curve, curve.cost[len(tree)]
+        ranks = self._drafter.ranks if config.step_limit > 1 else 0
+        chosen_plain = block is None and not len(tree) and curve.cost[-1] > self._cost
+        if chosen_plain:
+            self._plain_steps += 1
+            ranks = 0 if self._plain_steps % SELDOM else ranks
+        return Draft(tree, block, fitting(base + len(tree), config.widths), ranks)
 
     def observe(self, state: State, seen: Observation) -> None:
         """Learn from the n-grams that this step closed, and move the window on."""
+        self._ledger.book(len(seen.verdict.tokens), self._cost)
         ngrams: list[tuple[int, ...]] = []
         if self._window is not None and seen.draft.window is not None:
             ngrams = self._window.ngrams(seen.current, seen.window_outputs)
             self._window.advance(seen.window_outputs)
-        self._drafter.learn(state, seen, ngrams)
+        if self._share is not None and "trajectory" in self._config.sources:
+            self._resize_window(self._share, state, seen)
+        with self._drafts.changing():
+            self._drafter.learn(seen, ngrams)
+
+    def _open_window(self, text: Sequence[int]) -> None:
+        config = self._config
+        columns = self._share.columns if self._share else config.window
+        if "trajectory" in config.sources and columns:
+            start = text[-START:]
+            self._window = LookaheadWindow(columns, config.ngram, start, self._rng)
+
+    def _resize_window(self, share: WindowShare, state: State, seen: Observation) -> None:
+        """Let the window have the columns that it earns."""
+        before = share.columns
+        found = sum(token.source == "trajectory" for token in seen.verdict.tokens)
+        cells = len(seen.draft.window.tokens) if seen.draft.window else 0
+        tokens = len(seen.verdict.tokens) / self._cost
+        price = price_of_place(self._drafter.margin, self._curve, len(seen.draft.tree), tokens)
+        share.book(found, cells, price, self._config.window_cells - 1)
+        if share.columns == 0:
+            self._window = None
+        elif share.columns < before and self._window is not None:
+            self._window.narrow(share.columns)
+        elif share.columns > before:
+            self._open_window(state.tokens)

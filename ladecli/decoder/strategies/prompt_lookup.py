@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from ..config import LookaheadConfig
 from ..layout import Draft
+from ..observation import Observation
 from ..tree import TokenTree
-from .base import Observation, State
+from .base import State
 
 LONGEST_MATCH = 3
 DRAFT_LENGTH = 10
@@ -48,7 +49,6 @@ class PromptLookup:
     """
 
     name = "prompt-lookup"
-    ranks = 0
 
     def __init__(self, config: LookaheadConfig) -> None:
         self._length = DRAFT_LENGTH if config.budget is None else config.budget - 1

@@ -1,0 +1,38 @@
+"""Keeps drafts from costing more than they bring."""
+
+from __future__ import annotations
+
+ALLOWANCE = 0.015
+"""What drafts may lose, in plain steps per token of text."""
+CREDIT = 1.5
+"""What they may invest before they gained anything, in plain steps."""
+DEBT = 2.0
+"""How far below nothing the balance may fall before drafts pause, in plain steps."""
+
+
+class Ledger:
+    """Keeps drafts from costing more than they bring.
+
+    A step that costs c and yields t tokens stands for t plain steps and gains t - c of them.
+    While the balance is positive, drafts may also be tried for what they teach; below that, each
+    must be expected to pay for itself; and whatever the estimates say, drafts pause when `DEBT`
+    is used up.  So all texts of a session take at most `CREDIT`, `DEBT`, one step and their
+    `ALLOWANCE` more than plain decoding, as far as the cost curve is right.
+    """
+
+    def __init__(self) -> None:
+        self._balance = CREDIT
+
+    @property
+    def solvent(self) -> bool:
+        """Whether the next step may draft."""
+        return self._balance >= -DEBT
+
+    @property
+    def thriving(self) -> bool:
+        """Whether drafts may be tried for what they teach."""
+        return self._balance >= 0.0
+
+    def book(self, tokens: int, cost: float) -> None:
+        """Enter one step."""
+        self._balance += tokens * (1.0 + ALLOWANCE) - cost

@@ -1,0 +1,45 @@
+"""What strategies and draft sources learn of a step when it is over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .layout import Draft
+from .verify import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What a step showed.
+
+    Attributes:
+        draft: what was tried.
+        text: prompt and committed tokens, those of this step included.
+        verdict: the nodes accepted, as far as they were committed, and the tokens committed.
+        best: the model's most probable token after the current token and after each node
+            of the tree (n + 1 tokens), then after each cell of the window's last row.
+        ranked: for every output, probabilities of the most probable tokens after it, best
+            first, as many as the draft's `ranks`.
+    """
+
+    draft: Draft
+    text: Sequence[int]
+    verdict: Verdict
+    best: Sequence[int]
+    ranked: Sequence[dict[int, float]] = ()
+
+    @property
+    def before(self) -> int:
+        """Length of the text before this step; the token before that is the current one."""
+        return len(self.text) - len(self.verdict.tokens)
+
+    @property
+    def current(self) -> int:
+        """The token that the draft was tried behind."""
+        return self.text[self.before - 1]
+
+    @property
+    def window_outputs(self) -> Sequence[int]:
+        """The most probable token after each cell of the window's last row."""
+        return self.best[len(self.draft.tree) + 1 :]

@@ -1,0 +1,80 @@
+"""Texts that repeat their prompt: drafts from the prompt must carry whole passages.
+
+A model that spells out a given answer stands for one whose summaries, edits and quotations copy.
+Wherever it is asked off that path it names a token that follows the last one somewhere in the
+text, as a real model would, so that the window and recycled successors see plausible things.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from ladecli.decoder.config import LookaheadConfig
+from ladecli.decoder.engine import Decoder, Limits
+
+from .decoding import ids_of, run
+from .oracle import OracleModel
+
+VOCABULARY = 400
+ASK = [VOCABULARY - 1, VOCABULARY - 2]
+
+
+def document(rng: random.Random, length: int) -> list[int]:
+    """Tokens as unevenly distributed as words are."""
+    weights = [1.0 / (rank + 3) for rank in range(VOCABULARY - 10)]
+    return rng.choices(range(VOCABULARY - 10), weights, k=length)
+
+
+def edited(rng: random.Random, text: list[int]) -> list[int]:
+    """The text again with every thirtieth token or so replaced."""
+    return [rng.randrange(VOCABULARY - 10) if rng.random() < 0.03 else token for token in text]
+
+
+def summary(rng: random.Random, text: list[int]) -> list[int]:
+    """Passages of the text, in order, with something of its own between them."""
+    starts = range(0, len(text) - 30, 60)
+    return [t for start in starts for t in [*text[start : start + 25], *document(rng, 3)]]
+
+
+def quotation(rng: random.Random, text: list[int]) -> list[int]:
+    """Some words, a long passage, some words."""
+    return [*document(rng, 5), *text[80:200], *document(rng, 5)]
+
+
+def spelling(script: list[int]) -> OracleModel:
+    """A model that spells out `script`, and off its path what followed the last token once."""
+    after: dict[int, int] = {}
+    for first, second in itertools.pairwise(script):
+        after.setdefault(first, second)
+
+    def rule(text: Sequence[int]) -> int:
+        if len(text) < len(script) and script[: len(text)] == list(text):
+            return script[len(text)]
+        return after.get(text[-1], 0)
+
+    return OracleModel(rule, vocabulary=VOCABULARY, context=2048)
+
+
+@pytest.mark.parametrize("answer", [edited, summary, quotation])
+@pytest.mark.parametrize("seed", range(3))
+def test_copies_take_less_than_half_the_steps_of_the_paper(
+    answer: Callable[[random.Random, list[int]], list[int]], seed: int
+) -> None:
+    rng = random.Random(seed)
+    prompt = document(rng, 240) + ASK
+    wanted = answer(rng, prompt[:240])
+    script = prompt + wanted
+    steps = {}
+    for name, config in {
+        "paper": LookaheadConfig(15, 5, 15, sources=("trajectory",)),
+        "all": LookaheadConfig(5, 3, 5, 60),
+    }.items():
+        decoder = Decoder(spelling(script))
+        events = run(decoder, prompt, "lookahead", config, limits=Limits(len(wanted)))
+        assert ids_of(events) == wanted
+        steps[name] = len(events)
+    assert 2 * steps["all"] <= steps["paper"], steps
