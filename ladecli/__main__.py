@@ -76,6 +76,7 @@ def generate(
     guesses: opt.Guesses = None,
     budget: opt.Budget = None,
     sources: opt.Sources = None,
+    pool_file: opt.PoolFile = None,
     temperature: opt.Temperature = 0.0,
     top_k: opt.TopK = 0,
     top_p: opt.TopP = 1.0,

@@ -7,18 +7,20 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from . import profiles
 from .decoder.errors import PromptError
-from .errors import INTERRUPTED, UsageError
+from .errors import INTERRUPTED, LadeError, UsageError
 from .metrics import Tally
 from .prompts import gather
 from .settings import Request
 from .visualize import ColourWriter, PlainWriter, statistics_line
 
 if TYPE_CHECKING:
+    from .decoder.draft_state import DraftState
     from .session import Session, Settings
 
 
@@ -35,18 +37,51 @@ def run(request: Request) -> int:
     if request.profile is not None:
         profiles.read(request.profile)
     prompts = gather(request.prompt, request.prompt_file or [])
+    pool = Path(request.pool_file).expanduser() if request.pool_file else None
+    if pool is not None:
+        from . import pool_file
+
+        pool_file.check(pool)
     session, settings, profile = _open(request)
     # All prompts are checked before the first is answered: no half of the work is lost.
     encoded = [_encode(session, request, prompt) for prompt in prompts]
     for number, ids in enumerate(encoded, start=1):
         _check(session, ids, f"prompt {number} of {len(encoded)}: " if len(encoded) > 1 else "")
-    with _ctrl_c() as cancelled:
+    with _ctrl_c() as cancelled, _kept_drafts(session, pool):
         for number, ids in enumerate(encoded):
             if number and not request.json:
                 print()
             if _answer(request, session, settings, profile, ids, cancelled):
                 return INTERRUPTED
     return 0
+
+
+@contextlib.contextmanager
+def _kept_drafts(session: Session, path: Path | None) -> Iterator[None]:
+    """Begin with the drafts of a file, and leave there what was learned, also after Ctrl-C."""
+    if path is None:
+        yield
+        return
+    from . import pool_file
+
+    tokenizer = pool_file.fingerprint(session.loaded.tokenizer)
+    session.drafts = pool_file.load(path, tokenizer, session.decoder.facts.vocabulary)
+    try:
+        yield
+    except BaseException:
+        # What went wrong counts; a failure to save comes second.
+        with contextlib.suppress(LadeError):
+            _save(path, session.drafts, tokenizer)
+        raise
+    _save(path, session.drafts, tokenizer)
+
+
+def _save(path: Path, drafts: DraftState, tokenizer: str) -> None:
+    """Write the file, unless Ctrl-C left the drafts half changed."""
+    from . import pool_file
+
+    if not drafts.spoiled:
+        pool_file.save_drafts(path, drafts, tokenizer)
 
 
 def _check(session: Session, ids: list[int], which: str) -> None:

@@ -63,6 +63,14 @@ Sources = Annotated[
         help="Of trajectory,context,recycled; the paper's algorithm is trajectory alone.",
     ),
 ]
+PoolFile = Annotated[
+    str | None,
+    decoding(
+        "--pool-file",
+        metavar="FILE",
+        help="Keep what was learned about drafting here: the next call starts with it.",
+    ),
+]
 
 Temperature = Annotated[
     float, sampling("-t", "--temperature", help="0 takes the most probable token.")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from .decoder.config import LookaheadConfig, SamplingConfig
+from .decoder.draft_state import DraftState
 from .decoder.engine import Decoder, Limits
 from .decoder.events import Event, Finished, Prefill, Step
 from .decoder.strategies import make_strategy
@@ -37,12 +38,17 @@ class Settings:
 
 
 class Session:
-    """A loaded model and its decoder; the cache is kept from answer to answer.
+    """A loaded model and its decoder.
+
+    From answer to answer it keeps the cache, and what it learned about drafting.
 
     Args:
         loaded: model and tokenizer.
         attention: name of the attention backend.
         max_context: the most tokens of prompt and answer together; None for the model's own.
+
+    Attributes:
+        drafts: what lookahead learned so far.
 
     Raises:
         UnsupportedModelError: the model cannot be decoded here.
@@ -53,6 +59,7 @@ class Session:
     ) -> None:
         self.loaded = loaded
         self.decoder = Decoder(loaded.model, attention=attention, max_context=max_context)
+        self.drafts = DraftState()
 
     @property
     def notices(self) -> tuple[str, ...]:
@@ -93,11 +100,13 @@ class Session:
         Raises:
             PromptError: the prompt is empty or too long.
         """
+        if self.drafts.spoiled:
+            self.drafts = DraftState()
         text = TextStream(self.loaded.tokenizer, prompt, settings.stop)
         stop_ids = frozenset() if settings.ignore_eos else self.loaded.stop_ids
         events = self.decoder.generate(
             prompt,
-            make_strategy(settings.strategy, settings.lookahead),
+            make_strategy(settings.strategy, settings.lookahead, self.drafts),
             settings.sampling,
             Limits(settings.max_new_tokens, stop_ids, text.feed),
         )

@@ -62,6 +62,7 @@ class Request:
     guesses: int | None = None
     budget: int | None = None
     sources: str | None = None
+    pool_file: str | None = None
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -118,6 +119,9 @@ class Request:
         if given.keys() & {"window", "ngram", "guesses"} and "budget" not in given:
             # The profile's budget was meant for the profile's window.
             given["budget"] = None
+        if given.keys() & {"window", "ngram", "guesses", "budget"}:
+            # So were the widths that its steps are rounded to.
+            given["widths"] = ()
         return replace(profile, **given)
 
     def sampling(self, default_penalty: float) -> SamplingConfig:

@@ -78,3 +78,11 @@ def test_the_demo_is_small_and_complete() -> None:
 def test_the_demo_runs_in_float32_on_a_cpu(demo: Model) -> None:
     assert str(demo.session.loaded.model.dtype) == "torch.float32"
     assert demo.session.loaded.stop_ids
+
+
+def test_a_session_keeps_what_it_learned(demo: Model) -> None:
+    def steps() -> int:
+        events = demo.stream("class Stack:\n", max_new_tokens=60)
+        return sum(isinstance(event, ladecli.TextStep) for event in events)
+
+    assert steps() > steps()

@@ -376,8 +376,31 @@ def test_the_long_one_of_several_prompts_is_named(
 
 def test_who_sets_the_window_gets_one(lade: Any, model_folder: str) -> None:
     base = ("generate", model_folder, "-p", "the", "-n", "5", "--json")
-    assert json.loads(lade(*base).out)["decode"]["sources"] == ["context"]
+    assert json.loads(lade(*base).out)["decode"]["sources"] == ["context", "recycled"]
     assert "trajectory" in json.loads(lade(*base, "-W", "4").out)["decode"]["sources"]
+
+
+def test_a_pool_file_makes_the_next_answer_faster(
+    lade: Any, model_folder: str, tmp_path: Path
+) -> None:
+    pool = tmp_path / "drafts.pool"
+    command = ["generate", model_folder, "-p", "the cat", "-n", "60", "--ignore-eos", "--json"]
+    command += ["--pool-file", str(pool), "--quiet"]
+    first, second = (json.loads(lade(*command).out) for _ in range(2))
+    assert first["token_ids"] == second["token_ids"]
+    assert second["decode"]["steps"] < first["decode"]["steps"]
+
+
+def test_a_damaged_pool_file_is_refused_and_left_alone(
+    lade: Any, model_folder: str, tmp_path: Path
+) -> None:
+    pool = tmp_path / "drafts.pool"
+    pool.write_text("nonsense")
+    result = lade("generate", model_folder, "-p", "x", "--pool-file", str(pool))
+    assert result.code == 2
+    assert "drafts.pool cannot be read" in result.err
+    assert result.err.count("\n") == 1
+    assert pool.read_text() == "nonsense"
 
 
 def test_lade_alone_shows_help(lade: Any) -> None:
