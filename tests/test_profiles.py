@@ -78,3 +78,17 @@ def test_broken_profiles_name_the_fault(text: str, message: str) -> None:
     assert profiles.parse("p", GOOD).name == "p"
     with pytest.raises(UsageError, match=message):
         profiles.parse("p", text)
+
+
+def test_a_step_cost_that_is_no_table_names_its_place() -> None:
+    text = GOOD + "[setting.step_cost]\nwidths = [1, 2]\ncontexts = [0]\ncosts = [[1.0]]\n"
+    with pytest.raises(UsageError, match="profile mine, setting 1: step_cost: 1 costs for 2"):
+        profiles.parse("mine", text)
+    with pytest.raises(UsageError, match="unknown key 'width'"):
+        profiles.parse("mine", GOOD + "[setting.step_cost]\nwidth = [1, 2]\n")
+
+
+def test_the_cpu_profile_prices_its_steps() -> None:
+    chosen = profiles.select("cpu", Fake("cpu", "CPU"), 1e6).lookahead
+    assert chosen.step_cost.at(chosen.step_limit, 128) > 1.5
+    assert chosen.widths[0] == 1, "a plain step must stay possible"

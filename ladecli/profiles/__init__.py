@@ -9,10 +9,13 @@ from typing import Any, Protocol
 from .. import toml
 from ..decoder.config import SOURCES, LookaheadConfig
 from ..decoder.errors import ConfigError
+from ..decoder.step_cost import StepCost
 from ..errors import UsageError
 
 _KEYS = {"description", "devices", "setting"}
 _SETTING_KEYS = {"up_to_parameters", "origin"} | {f.name for f in fields(LookaheadConfig)}
+
+_COST_KEYS = {f.name for f in fields(StepCost)}
 
 
 class NamedDevice(Protocol):
@@ -108,6 +111,8 @@ def parse(name: str, text: str) -> Profile:
 
 def _setting(entry: dict[str, Any], where: str) -> Setting:
     _only(entry, _SETTING_KEYS, where)
+    cost = entry.get("step_cost", {})
+    _only(cost, _COST_KEYS, f"{where}, step_cost")
     try:
         lookahead = LookaheadConfig(
             window=entry["window"],
@@ -115,7 +120,8 @@ def _setting(entry: dict[str, Any], where: str) -> Setting:
             guesses=entry["guesses"],
             budget=entry.get("budget"),
             sources=tuple(entry.get("sources", SOURCES)),
-            token_cost=entry.get("token_cost", 0.0),
+            step_cost=StepCost(**cost),
+            widths=tuple(entry.get("widths", ())),
         )
     except ConfigError as error:
         raise UsageError(f"{where}: {error}") from error
