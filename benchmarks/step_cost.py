@@ -1,0 +1,83 @@
+"""What a whole step costs by its width and by the length of the text, in plain steps.
+
+    python benchmarks/step_cost.py --model MODEL --prompts FILE.jsonl
+
+Steps are taken from real generations, so that drafting, verification and cold caches are in
+the figures; widths take turns prompt by prompt.  The table goes into a profile as it stands.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from itertools import pairwise
+
+import torch
+from common import arguments, conditions, prompts_of
+
+from ladecli import models
+from ladecli.decoder.config import LookaheadConfig
+from ladecli.decoder.engine import Decoder, Limits
+from ladecli.decoder.events import Step
+from ladecli.decoder.strategies import make_strategy
+
+WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
+CONTEXTS = (128, 1024)
+NEAR = 96
+"""Steps behind texts that differ by less count for a context."""
+
+
+def main() -> None:
+    parser = arguments(__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--sources", default="context,recycled")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    loaded = models.load(args.model)
+    decoder = Decoder(loaded.model)
+    prompts = prompts_of(args.prompts, loaded.tokenizer, args.limit)
+    contexts = [c for c in CONTEXTS if c + 2 * NEAR < decoder.max_context]
+    seconds: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for _ in range(args.rounds):
+        for prompt in prompts:
+            for context in contexts:
+                # The prompt again and again, up to where the steps shall be measured.
+                text = (prompt * (context // len(prompt) + 1))[: max(context - NEAR, 1)]
+                for width in WIDTHS:
+                    collect(decoder, text, width, tuple(args.sources.split(",")), context, seconds)
+    print(f"{args.model}; {conditions(args.threads)}; median whole steps, in plain steps\n")
+    print(f"widths = {list(WIDTHS)}\ncontexts = {contexts}\ncosts = [")
+    for context in contexts:
+        times = [statistics.median(seconds[context, width]) for width in WIDTHS]
+        costs = [time / times[0] for time in times]
+        for left, right in pairwise(range(len(costs))):
+            costs[right] = max(costs[left], costs[right])
+        counts = [len(seconds[context, width]) for width in WIDTHS]
+        print(
+            f"  {[round(cost, 2) for cost in costs]},  # plain {times[0] * 1e3:.2f} ms, n {counts}"
+        )
+    print("]")
+
+
+def collect(
+    decoder: Decoder,
+    prompt: list[int],
+    width: int,
+    sources: tuple[str, ...],
+    context: int,
+    seconds: dict[tuple[int, int], list[float]],
+) -> None:
+    """Times of the steps of exactly `width` tokens behind about `context` tokens."""
+    name = "autoregressive" if width == 1 else "lookahead"
+    strategy = make_strategy(name, LookaheadConfig(budget=width, sources=sources))
+    length, steps = len(prompt), 0
+    for event in decoder.generate(prompt, strategy, None, Limits(2 * NEAR)):
+        if isinstance(event, Step):
+            length += len(event.tokens)
+            steps += 1
+            if steps > 1 and event.width == width and abs(length - context) < NEAR:
+                seconds[context, width].append(event.seconds)
+
+
+if __name__ == "__main__":
+    main()
