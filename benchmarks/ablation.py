@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import Run, arguments, conditions, decode, prompts_of
+from common import arguments, conditions, decode, prompts_of, ratio
 
 from ladecli import models
 from ladecli.decoder import engine, layout
@@ -137,12 +137,6 @@ def main() -> None:
         figures[name] |= {"host_us": parts | {"all": host}, "rank_us": rank, **by_group}
     if args.json:
         args.json.write_text(json.dumps(figures, indent=1) + "\n")
-
-
-def ratio(runs: list[Run]) -> tuple[float, float]:
-    """Tokens per step and mean width over all runs."""
-    steps = sum(run.steps for run in runs)
-    return sum(len(run.ids) for run in runs) / steps, sum(run.fed for run in runs) / steps
 
 
 if __name__ == "__main__":

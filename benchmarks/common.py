@@ -77,6 +77,12 @@ def decode(
     return Run(ids, steps, fed)
 
 
+def ratio(runs: list[Run]) -> tuple[float, float]:
+    """Tokens per step and mean width over all runs."""
+    steps = sum(run.steps for run in runs)
+    return sum(len(run.ids) for run in runs) / steps, sum(run.fed for run in runs) / steps
+
+
 def spread(values: Sequence[float]) -> str:
     """Median with the quartiles around it."""
     if len(values) < 2:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 
 import torch
-from common import Run, arguments, conditions, decode, prompts_of
+from common import arguments, conditions, decode, prompts_of, ratio
 
 from ladecli import models
 from ladecli.decoder.config import LookaheadConfig
@@ -53,12 +53,6 @@ def main() -> None:
         figures[name] = {"tokens_per_step": rate, "width": width, "output": equal}
     if args.json:
         args.json.write_text(json.dumps(figures, indent=1) + "\n")
-
-
-def ratio(runs: list[Run]) -> tuple[float, float]:
-    """Tokens per step and mean width over all runs."""
-    steps = sum(run.steps for run in runs)
-    return sum(len(run.ids) for run in runs) / steps, sum(run.fed for run in runs) / steps
 
 
 if __name__ == "__main__":
