@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from .decoder.events import Detail, Started
+
 Reason: TypeAlias = Literal["eos", "stop", "length", "context", "interrupted"]
 
 
@@ -40,6 +42,7 @@ class TextStep:
         width: tokens fed to the model in this step.
         proposed: draft tokens among them.
         seconds: wall time of the step.
+        detail: what was tried, where the caller asked for it.
     """
 
     pieces: tuple[Piece, ...]
@@ -47,6 +50,7 @@ class TextStep:
     width: int
     proposed: int
     seconds: float
+    detail: Detail | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,4 +61,4 @@ class Ended:
     rest: str = ""
 
 
-TextEvent: TypeAlias = PromptRead | TextStep | Ended
+TextEvent: TypeAlias = Started | PromptRead | TextStep | Ended

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from .decoder.events import Started
 from .events import Ended, PromptRead, Reason, TextEvent, TextStep
 
 
@@ -21,6 +22,8 @@ class Tally:
     and belongs to the prefill time; all others are decoding time.
     """
 
+    prompt: int = 0
+    cached: int = 0
     tokens: int = 0
     steps: int = 0
     fed: int = 0
@@ -33,6 +36,8 @@ class Tally:
     def add(self, event: TextEvent) -> None:
         """Count one more event."""
         match event:
+            case Started():
+                self.prompt, self.cached = event.total, event.cached
             case PromptRead():
                 self.prefill_seconds += event.seconds
             case TextStep():

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from .decoder.config import LookaheadConfig, SamplingConfig
 from .decoder.draft_state import DraftState
 from .decoder.engine import Decoder, Limits
-from .decoder.events import Event, Finished, Prefill, Step
+from .decoder.events import Event, Finished, Prefill, Started, Step
 from .decoder.strategies import make_strategy
 from .events import Ended, Piece, PromptRead, TextEvent, TextStep
 from .models import LoadedModel
@@ -89,6 +89,8 @@ class Session:
         prompt: Sequence[int],
         settings: Settings,
         cancelled: Callable[[], bool] = lambda: False,
+        *,
+        detailed: bool = False,
     ) -> Iterator[TextEvent]:
         """Decode an answer as text events; closing the iterator stops within a step.
 
@@ -96,6 +98,7 @@ class Session:
             prompt: token ids.
             settings: how to decode.
             cancelled: asked after every step; true ends the answer as interrupted.
+            detailed: whether steps say what they tried.
 
         Raises:
             PromptError: the prompt is empty or too long.
@@ -109,6 +112,7 @@ class Session:
             make_strategy(settings.strategy, settings.lookahead, self.drafts),
             settings.sampling,
             Limits(settings.max_new_tokens, stop_ids, text.feed),
+            detailed=detailed,
         )
         return _as_text(events, text, cancelled)
 
@@ -120,6 +124,8 @@ def _as_text(
     with contextlib.closing(events):
         for event in events:
             match event:
+                case Started():
+                    yield event
                 case Prefill():
                     yield PromptRead(event.done, event.total, event.seconds)
                 case Step():
@@ -130,6 +136,7 @@ def _as_text(
                         event.width,
                         event.proposed,
                         event.seconds,
+                        event.detail,
                     )
                 case Finished():
                     yield Ended(event.reason, text.flush())

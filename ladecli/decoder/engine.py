@@ -15,7 +15,7 @@ from . import layout
 from .attention import bind
 from .config import SamplingConfig
 from .errors import ConfigError, DecoderError, PromptError
-from .events import Event, Finished, FinishReason, Prefill, Step, Token
+from .events import Event, Finished, FinishReason, Prefill, Started, Step, Token
 from .kv_cache import KVCache
 from .observation import Observation
 from .probe import probe
@@ -98,6 +98,8 @@ class Decoder:
         sampling: SamplingConfig | None = None,
         limits: Limits | None = None,
         processors: Sequence[LogitsProcessor] = (),
+        *,
+        detailed: bool = False,
     ) -> Generator[Event]:
         """Decode a continuation of `prompt`.
 
@@ -110,9 +112,10 @@ class Decoder:
             sampling: how to choose tokens; greedy if None.
             limits: where to end.
             processors: transformers' logits processors, applied before `sampling`.
+            detailed: whether steps say what they tried; see `events.Detail`.
 
         Yields:
-            `Prefill` for all chunks of the prompt but the last, a `Step` for every forward
+            `Started`, `Prefill` for all chunks of the prompt but the last, a `Step` for every forward
             that yields tokens, and `Finished`.
 
         Raises:
@@ -123,7 +126,7 @@ class Decoder:
         """
         self.check_prompt(prompt)
         sampler = Sampler(sampling or SamplingConfig(), processors)
-        return self._exclusive(self._decode(list(prompt), strategy, sampler, limits))
+        return self._exclusive(self._decode(list(prompt), strategy, sampler, limits, detailed))
 
     def _exclusive(self, events: Generator[Event]) -> Generator[Event]:
         """Let one thread at a time into the loop: there is one cache."""
@@ -159,7 +162,12 @@ class Decoder:
             )
 
     def _decode(
-        self, tokens: list[int], strategy: Strategy, sampler: Sampler, limits: Limits | None
+        self,
+        tokens: list[int],
+        strategy: Strategy,
+        sampler: Sampler,
+        limits: Limits | None,
+        detailed: bool,
     ) -> Generator[Event]:
         limits = limits or Limits()
         state = State(tokens, len(tokens))
@@ -173,6 +181,8 @@ class Decoder:
         sampler.commit(tokens)
         strategy.begin(state)
         try:
+            yield Started(self.cache.length, len(tokens))
+            self._check_owner(mine)
             reason: FinishReason | None = None
             while reason is None:
                 for event in self._prefill(state):
@@ -197,9 +207,11 @@ class Decoder:
                 sampler.commit(ids)
                 ranked = top(logits, draft.ranks) if draft.ranks else ()
                 verdict = Verdict(accepted, committed)
-                strategy.observe(state, Observation(draft, tokens, verdict, best, ranked))
+                seen = Observation(draft, tokens, verdict, best, ranked)
+                strategy.observe(state, seen)
                 seconds = time.perf_counter() - began
-                yield Step(committed, len(step.tokens), len(draft.tree), seconds)
+                detail = seen.detail() if detailed else None
+                yield Step(committed, len(step.tokens), len(draft.tree), seconds, detail)
                 self._check_owner(mine)
             if reason == "length" and limits.max_new_tokens != len(tokens) - state.prompt_length:
                 reason = "context"

@@ -23,6 +23,14 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
+class Started:
+    """A generation begins: of `total` prompt tokens, `cached` need not be read again."""
+
+    cached: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
 class Prefill:
     """A chunk of the prompt went into the cache; `done` of `total` tokens are in it now.
 
@@ -35,6 +43,36 @@ class Prefill:
 
 
 @dataclass(frozen=True, slots=True)
+class Detail:
+    """What a step tried, for those who want to watch it; made only where it was asked for.
+
+    Attributes:
+        current: the token that the draft was tried behind.
+        tree: tokens of the candidate tree; parents stand before their children.
+        parents: for each node its parent's index, or -1 for the current token.
+        sources: for each node the draft source that proposed it.
+        accepted: indices of the nodes that were committed, in the order of the text.
+        window: the rows of the lookahead window, the current token first; empty without one.
+        outputs: the model's token after each cell of the window's last row.
+        closed: whether these outputs close n-grams: not yet while the window fills.
+    """
+
+    current: int
+    tree: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    sources: tuple[str, ...] = ()
+    accepted: tuple[int, ...] = ()
+    window: tuple[tuple[int, ...], ...] = ()
+    outputs: tuple[int, ...] = ()
+    closed: bool = False
+
+    @property
+    def ngrams(self) -> tuple[tuple[int, ...], ...]:
+        """The n-grams that this step closed, one for each column of the window."""
+        return tuple(zip(*self.window, self.outputs, strict=True)) if self.closed else ()
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One forward pass and the tokens that it yielded.
 
@@ -43,12 +81,14 @@ class Step:
         width: tokens fed to the model.
         proposed: draft tokens among them that stood for verification.
         seconds: wall time of the step, drafting and verification included.
+        detail: what was tried, where the caller asked for it.
     """
 
     tokens: tuple[Token, ...]
     width: int
     proposed: int
     seconds: float
+    detail: Detail | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,4 +98,4 @@ class Finished:
     reason: FinishReason
 
 
-Event: TypeAlias = Prefill | Step | Finished
+Event: TypeAlias = Started | Prefill | Step | Finished

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .events import Detail
 from .layout import Draft
 from .verify import Verdict
 
@@ -43,3 +44,17 @@ class Observation:
     def window_outputs(self) -> Sequence[int]:
         """The most probable token after each cell of the window's last row."""
         return self.best[len(self.draft.tree) + 1 :]
+
+    def detail(self) -> Detail:
+        """The step as plain numbers, for those who watch it."""
+        tree, window = self.draft.tree, self.draft.window
+        return Detail(
+            self.current,
+            tuple(tree.tokens),
+            tuple(tree.parents),
+            tuple(tree.sources),
+            self.verdict.nodes,
+            window.rows(self.current) if window else (),
+            tuple(self.window_outputs) if window else (),
+            window.filled if window else False,
+        )

@@ -28,6 +28,7 @@ class WindowBlock:
         last_row: indices of the cells in the last row; -1 stands for the current token,
             which is in the last row when there is only one.
         last_tokens: for each cell of the last row, the token before it and its own.
+        filled: whether all rows are there, so that the outputs close n-grams.
     """
 
     tokens: list[int]
@@ -35,6 +36,12 @@ class WindowBlock:
     visible: NDArray[np.bool_]
     last_row: Sequence[int]
     last_tokens: list[tuple[int, int]]
+    filled: bool
+
+    def rows(self, current: int) -> tuple[tuple[int, ...], ...]:
+        """The cells as the window's rows, the current token in its place."""
+        cells, columns = [current, *self.tokens], len(self.last_row)
+        return tuple(tuple(cells[i : i + columns]) for i in range(0, len(cells), columns))
 
 
 @lru_cache(maxsize=64)
@@ -85,7 +92,7 @@ class LookaheadWindow:
         above = rows[-2] if len(rows) > 1 else [current, *rows[0][:-1]]
         last_tokens = list(zip(above, rows[-1], strict=True))
         tokens = [token for row in rows for token in row]
-        return WindowBlock(tokens[1:], offsets, visible, last_row, last_tokens)
+        return WindowBlock(tokens[1:], offsets, visible, last_row, last_tokens, self.filled)
 
     def ngrams(self, current: int, outputs: Sequence[int]) -> list[tuple[int, ...]]:
         """The W n-grams that the last row's `outputs` close; none while the window fills.
