@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from .decoder.events import Started
@@ -12,6 +13,17 @@ from .events import Ended, PromptRead, Reason, TextEvent, TextStep
 def ratio(numerator: float, denominator: float) -> float:
     """A quotient that is 0 where there is nothing to divide by."""
     return numerator / denominator if denominator else 0.0
+
+
+def step_speedup(tokens: int, seconds: float, plain_step: float) -> float:
+    """How many times as fast `tokens` came as plain decoding would have made them.
+
+    Args:
+        tokens: what came.
+        seconds: in how much time.
+        plain_step: seconds that a step of plain decoding takes, which makes one token.
+    """
+    return ratio(tokens * plain_step, seconds)
 
 
 @dataclass(slots=True)
@@ -72,3 +84,27 @@ class Tally:
         if self.decode_seconds:
             return (self.tokens - self._first_tokens) / self.decode_seconds
         return ratio(self.tokens, self.prefill_seconds)
+
+    def speedup(self, plain_step: float) -> float:
+        """How many times as fast as plain decoding, after the first step; 0 before the second.
+
+        Args:
+            plain_step: seconds that a step of plain decoding takes.
+        """
+        return step_speedup(self.tokens - self._first_tokens, self.decode_seconds, plain_step)
+
+
+def total(tallies: Iterable[Tally]) -> Tally:
+    """The counts of several answers as if they were one."""
+    whole = Tally()
+    for tally in tallies:
+        whole.prompt += tally.prompt
+        whole.cached += tally.cached
+        whole.tokens += tally.tokens
+        whole.steps += tally.steps
+        whole.fed += tally.fed
+        whole.prefill_seconds += tally.prefill_seconds
+        whole.decode_seconds += tally.decode_seconds
+        whole.accepted.update(tally.accepted)
+        whole._first_tokens += tally._first_tokens
+    return whole

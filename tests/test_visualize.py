@@ -7,9 +7,22 @@ import io
 import pytest
 from rich.console import Console
 
+from ladecli.decoder.events import Started
 from ladecli.events import Ended, Piece, PromptRead, TextEvent, TextStep
-from ladecli.metrics import Tally
-from ladecli.visualize import ColourWriter, PlainWriter, printable, statistics_line, style_of
+from ladecli.metrics import Tally, step_speedup
+from ladecli.visualize import (
+    BARS,
+    ColourWriter,
+    PlainWriter,
+    ViewState,
+    fold,
+    legend,
+    printable,
+    sparkline,
+    statistics_line,
+    status_line,
+    style_of,
+)
 
 
 def step(*pieces: tuple[str, str | None], width: int = 9, seconds: float = 0.5) -> TextStep:
@@ -84,6 +97,7 @@ def test_no_line_break_is_added_where_there_is_one() -> None:
 
 def test_printable_keeps_text_and_drops_commands() -> None:
     assert printable("a\tb\nc 你 😀 é") == "a\tb\nc 你 😀 é"
+    assert printable("a\u202eb\u2066c\u200fd") == "abc\u200fd"
     assert printable("\x1b[2J\x07\x08\r\x9b31m\x7f\x00") == "[2J31m"
 
 
@@ -122,3 +136,121 @@ def test_statistics_line_at_two_widths() -> None:
     narrow = console(width=40, colour=False)
     narrow.print(statistics_line(tally_of(ANSWER[1:2]), 40))
     assert shown(narrow) == "1 token in 1 step · 1.00 tokens per step\n2.0 tok/s\n"
+
+
+def test_statistics_line_with_the_speedup_over_a_measured_plain_step() -> None:
+    line = statistics_line(tally_of(ANSWER), 120, plain_step=0.3)
+    assert line.plain == (
+        "6 tokens in 3 steps · 2.00 tokens per step · 5.0 tok/s · 1.5× plain"
+        " · accepted: context 1, recycled 1, trajectory 1"
+    )
+    one_step = statistics_line(tally_of(ANSWER[1:2]), 120, plain_step=0.3)
+    assert one_step.plain == "1 token in 1 step · 1.00 tokens per step · 2.0 tok/s"
+
+
+def test_speedups() -> None:
+    assert step_speedup(3, 0.02, 0.01) == 1.5
+    assert step_speedup(3, 0.0, 0.01) == 0.0
+    # Five tokens after the first step, in one second.
+    assert tally_of(ANSWER).speedup(0.25) == 1.25
+    assert tally_of(ANSWER[:2]).speedup(0.25) == 0.0
+
+
+def state_of(events: list[TextEvent], **options: float) -> ViewState:
+    state = ViewState(**options)  # type: ignore[arg-type]
+    for event in events:
+        state = fold(state, event)
+    return state
+
+
+def test_the_state_of_a_view() -> None:
+    state = state_of([Started(40, 600)])
+    assert (state.reading, state.cached, state.used) == ((40, 600), 40, 600)
+    state = fold(state, PromptRead(512, 600, 0.1))
+    assert state.reading == (512, 600)
+    for event in ANSWER[1:]:
+        state = fold(state, event)
+    assert state.reading is None
+    assert list(state.counts) == [1, 3, 2]
+    assert state.last == ANSWER[3]
+    assert state.used == 606
+    assert state.tally.reason == "length"
+    for _ in range(100):
+        fold(state, ANSWER[1])
+    assert len(state.counts) == 24
+
+
+def test_sparkline() -> None:
+    assert sparkline([1, 2, 3, 8], 10) == "▁▂▃█"
+    assert sparkline(range(1, 9), 8) == BARS
+    assert sparkline([1, 8, 15, 29], 10) == "▁▂▄█"
+    assert sparkline([1, 2, 3], 2) == "▂▃"
+    assert sparkline([1, 2, 3], 0) == sparkline([], 5) == ""
+    assert sparkline([1, 5, 12], 5, unicode=False) == "159"
+
+
+@pytest.mark.parametrize(
+    ("width", "line"),
+    [
+        (10, "5.0 tok/s"),
+        (30, "5.0 tok/s · 2.00 tok/step ▁▃▂"),
+        (40, "5.0 tok/s · 2.00 tok/step ▁▃▂"),
+        (50, "5.0 tok/s · 2.00 tok/step ▁▃▂ · 1.2× plain"),
+        (
+            120,
+            "5.0 tok/s · 2.00 tok/step ▁▃▂ · 1.2× plain · step 1.0× · width 9 · 606/2048"
+            " · context recycled trajectory",
+        ),
+    ],
+)
+def test_status_line(width: int, line: str) -> None:
+    state = state_of([Started(0, 600), *ANSWER], plain_step=0.25, max_context=2048)
+    assert status_line(state, width, colours=True).plain == line
+
+
+def test_status_line_without_a_plain_step_or_unicode() -> None:
+    state = state_of([Started(0, 600), *ANSWER], max_context=2048)
+    assert status_line(state, 80, unicode=False).plain == (
+        "5.0 tok/s | 2.00 tok/step 132 | width 9 | 606/2048"
+    )
+
+
+@pytest.mark.parametrize(
+    ("width", "line"),
+    [
+        (10, "512/600"),
+        (20, "prompt 512/600"),
+        (27, "reading the prompt 512/600"),
+        (50, "reading the prompt 512/600 (40 kept)"),
+    ],
+)
+def test_status_line_while_the_prompt_is_read(width: int, line: str) -> None:
+    state = state_of([Started(40, 600), PromptRead(512, 600, 0.1)])
+    assert status_line(state, width).plain == line
+
+
+@pytest.mark.parametrize("unicode", [True, False])
+@pytest.mark.parametrize("colours", [True, False])
+def test_the_status_line_fits_every_screen(unicode: bool, colours: bool) -> None:
+    events: list[TextEvent] = [Started(1000, 123_456), PromptRead(123_000, 123_456, 1.0)]
+    fast = step(*[("x", "trajectory"), ("y", "context")] * 9, width=120, seconds=1e-5)
+    for events_so_far in (events, events + ANSWER[1:3], [*events, *[fast] * 40]):
+        state = state_of(events_so_far, plain_step=0.25, max_context=131_072)
+        for width in range(10, 160):
+            line = status_line(state, width, unicode=unicode, colours=colours)
+            assert line.cell_len <= width
+            assert line.plain.isascii() or unicode
+            assert line.plain.strip()
+
+
+def test_the_bars_take_the_room_that_is_left() -> None:
+    state = state_of([step(*[("x", None)] * 3)] * 30)
+    for width in range(32, 120):
+        line = status_line(state, width).plain
+        assert line.count("▃") == 24 or (line.count("▃") >= 6 and len(line) == width)
+
+
+def test_legend() -> None:
+    line = legend(["recycled", "context"])
+    assert line.plain == "context recycled"
+    assert {str(span.style) for span in line.spans} == {"cyan", "blue", "dim"}
