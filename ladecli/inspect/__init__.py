@@ -1,0 +1,1 @@
+"""A recorded generation: its file, and every step of it as the figures of the paper."""

@@ -1,0 +1,61 @@
+"""Files that a user asked for: refused before the work starts, written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+
+from .errors import LadeError, UsageError
+
+
+def check(path: Path, option: str) -> None:
+    """Refuse a file that could not be written, before a model is loaded.
+
+    Args:
+        path: where to write.
+        option: the flag that named it, for the message.
+
+    Raises:
+        UsageError: it is a folder, or its folder does not exist, or nothing can be written.
+    """
+    if path.is_dir():
+        raise UsageError(f"{option} {path} is a folder; name a file in it")
+    folder = path.resolve().parent
+    if not folder.is_dir():
+        raise UsageError(f"{option} {path}: the folder {folder} does not exist")
+    place = path if path.exists() else folder
+    if not os.access(place, os.W_OK):
+        raise UsageError(f"{option} {path}: nothing can be written to {place}; choose another")
+
+
+def numbered(path: Path, number: int) -> Path:
+    """The file for answer `number` of several: x.svg, x-2.svg, x-3.svg."""
+    return path if number == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
+
+
+def write_whole(path: Path, text: str, option: str) -> None:
+    """Write a file, whole or not at all.
+
+    Raises:
+        LadeError: it cannot be written; what was there before is still there.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            # A device or a pipe is written to; it must not be replaced by a file.
+            path.write_text(text, encoding="utf-8", newline="\n")
+            return
+        target = path.resolve()
+        temporary = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            temporary.write_text(text, encoding="utf-8", newline="\n")
+            if target.exists():
+                shutil.copymode(target, temporary)  # who may read it stays as it was
+            temporary.replace(target)
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+    except (OSError, ValueError) as error:  # ValueError: no name of a file
+        reason = getattr(error, "strerror", None) or error
+        raise LadeError(f"{option} {path} cannot be written: {reason}") from error

@@ -1,0 +1,100 @@
+"""Traces for tests: of the demo model at work, and small ones made by hand."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+import ladecli
+from ladecli.api import Model
+from ladecli.decoder.config import LookaheadConfig
+from ladecli.decoder.draft_state import DraftState
+from ladecli.decoder.events import Detail, Started
+from ladecli.events import Ended, Piece, TextEvent, TextStep
+from ladecli.inspect.trace import Header, Trace, TraceWriter, describe, speller
+from ladecli.session import Settings
+
+PROMPT = "def read(path):\n"
+SETTINGS = {
+    "all sources": Settings(
+        lookahead=LookaheadConfig(window=5, ngram=3, guesses=5), max_new_tokens=40
+    ),
+    "paper": Settings(
+        lookahead=LookaheadConfig(window=5, ngram=4, guesses=5, sources=("trajectory",)),
+        max_new_tokens=40,
+    ),
+    "plain": Settings(strategy="autoregressive", max_new_tokens=12),
+    "jacobi": Settings(strategy="jacobi", max_new_tokens=12),
+}
+
+
+@lru_cache(maxsize=1)
+def demo() -> Model:
+    """The bundled model; it is loaded once."""
+    return ladecli.load("demo")
+
+
+@lru_cache(maxsize=8)
+def events_of(name: str) -> tuple[TextEvent, ...]:
+    """What the demo model did under one of `SETTINGS`."""
+    session = demo().session
+    session.drafts = DraftState()
+    return tuple(session.stream(session.encode(PROMPT), SETTINGS[name], detailed=True))
+
+
+def record(path: Path, name: str, plain_step: float | None = None) -> Path:
+    """Write the trace of one of `SETTINGS`."""
+    events = events_of(name)
+    header = Header("demo", PROMPT, 7, describe(SETTINGS[name]), plain_step)
+    writer = TraceWriter(path, header, speller(demo().session.loaded.tokenizer))
+    for event in events:
+        writer.show(event)
+    writer.finish()
+    return path
+
+
+WORDS = ["∅", "The", " cat", " sat", " on", " the", " mat", ".", "\n", " 你好", " dog", " ran"]
+
+
+def small_trace(plain_step: float | None = 0.02) -> Trace:
+    """Two steps with a full window of three columns, and one without anything."""
+    steps = (
+        TextStep(
+            (Piece(" cat"),), (2,), 7, 0, 0.02, Detail(1, (), (), (), (), ((1, 4, 5),), (2, 5, 6))
+        ),
+        TextStep(
+            (Piece(" sat", "trajectory"), Piece(" on", "context"), Piece(" the")),
+            (3, 4, 5),
+            12,
+            6,
+            0.03,
+            Detail(
+                current=2,
+                tree=(10, 3, 11, 4, 6, 7),
+                parents=(-1, -1, 1, 1, 3, 0),
+                sources=(
+                    "recycled",
+                    "trajectory",
+                    "recycled",
+                    "context",
+                    "trajectory",
+                    "recycled",
+                ),
+                accepted=(1, 3),
+                window=((2, 5), (5, 6)),
+                outputs=(9, 7),
+                closed=True,
+            ),
+        ),
+        TextStep((Piece("\n", "context"),), (8,), 1, 0, 0.01, Detail(5)),
+    )
+    settings = {
+        "strategy": "lookahead",
+        "window": 2,
+        "ngram": 3,
+        "guesses": 2,
+        "sources": ["trajectory", "context", "recycled"],
+    }
+    header = Header("demo", "The", 1, settings, plain_step)
+    events = (Started(0, 1), *steps, Ended("length"))
+    return Trace(header, events, dict(enumerate(WORDS)))
