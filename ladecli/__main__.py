@@ -14,7 +14,8 @@ from typer.exceptions import TyperException
 from . import __version__
 from . import options as opt
 from .decoder.errors import ConfigError, DecoderError, PromptError
-from .errors import INTERRUPTED, LadeError, UsageError
+from .errors import INTERRUPTED, LadeError, UsageError, told
+from .visualize import printable
 
 app = typer.Typer(
     name="lade",
@@ -77,10 +78,10 @@ def generate(
     budget: opt.Budget = None,
     sources: opt.Sources = None,
     pool_file: opt.PoolFile = None,
-    temperature: opt.Temperature = 0.0,
-    top_k: opt.TopK = 0,
-    top_p: opt.TopP = 1.0,
-    min_p: opt.MinP = 0.0,
+    temperature: opt.Temperature = None,
+    top_k: opt.TopK = None,
+    top_p: opt.TopP = None,
+    min_p: opt.MinP = None,
     repetition_penalty: opt.Penalty = None,
     seed: opt.Seed = None,
     dtype: opt.Dtype = "auto",
@@ -93,16 +94,90 @@ def generate(
     trust_remote_code: opt.TrustRemoteCode = False,
     color: opt.Color = "auto",
     stats: opt.Stats = None,
+    trace: opt.TraceFile = None,
+    svg: opt.SvgFile = None,
+    html: opt.HtmlFile = None,
     json: opt.Json = False,
     quiet: opt.Quiet = False,
 ) -> None:
     """Complete one or more prompts; the answer goes to stdout and nothing else does."""
     given = dict(locals())
     from .generate import run
-    from .settings import Request
+    from .settings import GenerateRequest
 
-    request = Request(**given)
+    request = GenerateRequest(**given)
     raise typer.Exit(_until_closed(lambda: run(request)))
+
+
+@app.command()
+def chat(
+    model: opt.ModelName = None,
+    system: opt.System = None,
+    raw: opt.Raw = False,
+    max_new_tokens: opt.MaxNewTokens = None,
+    stop: opt.Stop = None,
+    ignore_eos: opt.IgnoreEos = False,
+    max_context: opt.MaxContext = None,
+    strategy: opt.Strategy = "lookahead",
+    profile: opt.Profile = None,
+    window: opt.Window = None,
+    ngram: opt.Ngram = None,
+    guesses: opt.Guesses = None,
+    budget: opt.Budget = None,
+    sources: opt.Sources = None,
+    pool_file: opt.PoolFile = None,
+    temperature: opt.Temperature = None,
+    top_k: opt.TopK = None,
+    top_p: opt.TopP = None,
+    min_p: opt.MinP = None,
+    repetition_penalty: opt.Penalty = None,
+    seed: opt.Seed = None,
+    dtype: opt.Dtype = "auto",
+    device: opt.DeviceName = "auto",
+    quantize: opt.Quantize = "none",
+    attention: opt.Attention = "auto",
+    device_map: opt.DeviceMap = None,
+    revision: opt.Revision = None,
+    offline: opt.Offline = False,
+    trust_remote_code: opt.TrustRemoteCode = False,
+    markdown: opt.Markdown = True,
+    token_colors: opt.TokenColors = True,
+    editing_mode: opt.EditingMode = "emacs",
+    color: opt.Color = "auto",
+    stats: opt.Stats = None,
+    trace: opt.TraceFile = None,
+    svg: opt.SvgFile = None,
+    html: opt.HtmlFile = None,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Hold a conversation in the terminal; /help lists what you can type there.
+
+    On a pipe every line is a message, or all lines between triple quotes; the replies alone go
+    to stdout, and the first mistake ends it.
+    """
+    given = dict(locals())
+    from .chat import run
+    from .settings import ChatRequest
+
+    request = ChatRequest(**given)
+    raise typer.Exit(_until_closed(lambda: run(request)))
+
+
+@app.command()
+def replay(
+    trace: Annotated[str, typer.Argument(metavar="TRACE", help="A file that --trace wrote.")],
+    speed: Annotated[
+        float, typer.Option("--speed", help="So many times as fast; inf does not wait.")
+    ] = 1.0,
+    step: Annotated[
+        bool, typer.Option("--step", help="Step by step: window, n-grams, candidates.")
+    ] = False,
+    color: opt.Color = "auto",
+) -> None:
+    """Play a recorded generation again, or look into its steps."""
+    from .replay import run
+
+    raise typer.Exit(_until_closed(lambda: run(trace, speed=speed, step=step, color=color)))
 
 
 def _until_closed(run: Callable[[], int]) -> int:
@@ -147,19 +222,18 @@ def entry(arguments: list[str] | None = None) -> int:
     except OSError as error:
         if debug:
             raise
-        return _failed(f"cannot read or write: {error.strerror or error}", 1)
+        return _failed(told(error), 1)
     except Exception as error:
         if debug:
             raise
-        words = str(error).strip().splitlines()
-        told = f"{type(error).__name__}: {words[0] if words else 'no message'}"
-        return _failed(f"{told}; --debug shows where", 1)
+        return _failed(f"{told(error)}; --debug shows where", 1)
 
 
 def _failed(message: str, code: int) -> int:
     if not message:  # help was asked for by saying nothing, and is shown
         return code
-    print(f"lade: {message}", file=sys.stderr)
+    # File names and templates have their say in messages, and must not drive the terminal.
+    print(f"lade: {printable(message)}", file=sys.stderr)
     return code
 
 

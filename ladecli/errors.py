@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from .decoder.errors import DecoderError
+
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
+
+
+def told(error: BaseException) -> str:
+    """An error as one line, whatever raised it."""
+    if isinstance(error, LadeError | DecoderError):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"cannot read or write: {error.strerror or error}"
+    words = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {words[0] if words else 'no message'}"
 
 
 class LadeError(Exception):

@@ -25,6 +25,7 @@ from huggingface_hub import scan_cache_dir, try_to_load_from_cache
 from huggingface_hub.utils import enable_progress_bars
 from safetensors import SafetensorError
 
+from .decoder.config import SamplingConfig
 from .decoder.errors import UnsupportedModelError
 from .decoder.support import examine
 from .device import Device, detect
@@ -79,6 +80,25 @@ class LoadedModel:
     def repetition_penalty(self) -> float:
         """The penalty of the model's generation config, which applies to greedy decoding too."""
         return float(self.model.generation_config.repetition_penalty or 1.0)
+
+    @property
+    def sampling(self) -> SamplingConfig:
+        """How the model's own generation config wants tokens to be chosen.
+
+        Raises:
+            ConfigError: it holds a value that is out of range.
+        """
+        config = self.model.generation_config
+        if not config.do_sample:
+            return SamplingConfig(repetition_penalty=self.repetition_penalty)
+        temperature = 1.0 if config.temperature is None else config.temperature
+        return SamplingConfig(
+            temperature=float(temperature),
+            top_k=int(config.top_k or 0),
+            top_p=1.0 if config.top_p is None else float(config.top_p),
+            min_p=float(config.min_p or 0.0),
+            repetition_penalty=self.repetition_penalty,
+        )
 
 
 def resolve(name: str) -> str:

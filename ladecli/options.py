@@ -73,11 +73,22 @@ PoolFile = Annotated[
 ]
 
 Temperature = Annotated[
-    float, sampling("-t", "--temperature", help="0 takes the most probable token.")
+    float | None,
+    sampling(
+        "-t",
+        "--temperature",
+        help="0 takes the most probable token: the default, but in a chat that is the model's own.",
+    ),
 ]
-TopK = Annotated[int, sampling("--top-k", help="Sample from the k best tokens; 0: from all.")]
-TopP = Annotated[float, sampling("--top-p", help="Sample from the best with this probability.")]
-MinP = Annotated[float, sampling("--min-p", help="Drop tokens this much rarer than the best.")]
+TopK = Annotated[
+    int | None, sampling("--top-k", help="Sample from the k best tokens; 0: from all.")
+]
+TopP = Annotated[
+    float | None, sampling("--top-p", help="Sample from the best with this probability.")
+]
+MinP = Annotated[
+    float | None, sampling("--min-p", help="Drop tokens this much rarer than the best.")
+]
 Penalty = Annotated[
     float | None,
     sampling("--repetition-penalty", help="Above 1 avoids repetition; by default the model's."),
@@ -121,7 +132,8 @@ TrustRemoteCode = Annotated[
 ]
 
 System = Annotated[
-    str | None, prompting("-s", "--system", help="System message; implies --chat-template.")
+    str | None,
+    prompting("-s", "--system", help="System message; generate uses the chat template with it."),
 ]
 ChatTemplate = Annotated[
     bool,
@@ -131,6 +143,44 @@ ChatTemplate = Annotated[
     ),
 ]
 
+Raw = Annotated[
+    bool, prompting("--raw", help="No chat template: messages as they are, one a line.")
+]
+
+Markdown = Annotated[
+    bool,
+    output(
+        "--markdown/--no-markdown",
+        help="Style Markdown; code is highlighted while token colors are off.",
+    ),
+]
+TokenColors = Annotated[
+    bool,
+    output("--token-colors/--no-token-colors", help="Colour tokens by where they came from."),
+]
+EditingMode = Annotated[str, output("--editing-mode", help="Keys of the input: emacs or vi.")]
+TraceFile = Annotated[
+    str | None,
+    output(
+        "--trace",
+        metavar="FILE",
+        envvar=None,
+        help="Record every step here, for lade replay; in a chat, those of the newest reply.",
+    ),
+]
+SvgFile = Annotated[
+    str | None,
+    output(
+        "--svg",
+        metavar="FILE",
+        envvar=None,
+        help="Draw the coloured answer here; in a chat, the newest reply.",
+    ),
+]
+HtmlFile = Annotated[
+    str | None,
+    output("--html", metavar="FILE", envvar=None, help="The same as a page for a browser."),
+]
 Color = Annotated[str, output("--color", help="auto, always or never.")]
 Stats = Annotated[
     bool | None,

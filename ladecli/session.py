@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -14,6 +15,11 @@ from .decoder.strategies import make_strategy
 from .events import Ended, Piece, PromptRead, TextEvent, TextStep
 from .models import LoadedModel
 from .text import TextStream, apply_chat_template
+
+WARM_UP_STEPS = 20
+MEASURED_STEPS = 80
+MEASURED_SECONDS = 1.0
+"""A plain step is measured over so many steps, or for so long, whichever is less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +82,58 @@ class Session:
         """The ids of a raw prompt, with the special tokens that the tokenizer adds."""
         return [int(i) for i in self.loaded.tokenizer(prompt, verbose=False)["input_ids"]]
 
-    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """The ids of a conversation that waits for an answer.
+    def encode_chat(self, messages: Sequence[dict[str, str]], *, reply: bool = True) -> list[int]:
+        """The ids of a conversation.
+
+        Args:
+            messages: with `role` and `content`.
+            reply: whether it waits for an answer.
 
         Raises:
             UsageError: the model has no template, or it refuses the messages.
         """
-        return apply_chat_template(self.loaded.tokenizer, messages)
+        return apply_chat_template(self.loaded.tokenizer, messages, reply=reply)
+
+    def text_of(self, answer: Sequence[int], prompt: Sequence[int], settings: Settings) -> str:
+        """The text of an answer's tokens, as `stream` would have made it in one go."""
+        text = TextStream(self.loaded.tokenizer, prompt, settings.stop)
+        for token in answer:
+            if text.feed(token):
+                break
+        return "".join(text.take()) + text.flush()
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the model knows how to hold a conversation."""
+        return bool(getattr(self.loaded.tokenizer, "chat_template", None))
+
+    def opens_thinking(self, prompt: Sequence[int]) -> bool:
+        """Whether the template has opened a block of reasoning, in which the answer begins."""
+        end = self.loaded.tokenizer.decode(list(prompt[-8:]), skip_special_tokens=False)
+        return str(end).rstrip().endswith("<think>")
+
+    def measure_plain_step(self, sampling: SamplingConfig) -> float:
+        """Seconds of a plain step here and now: the median of a few, on a short text.
+
+        Longer texts make every step dearer, so speed-ups against it are understated there.
+        """
+        prompt = (self.encode("The") or [0])[:1]
+        plain = Settings(
+            strategy="autoregressive",
+            sampling=sampling,
+            max_new_tokens=WARM_UP_STEPS + MEASURED_STEPS,
+            ignore_eos=True,
+        )
+        seconds: list[float] = []
+        # As an answer is made, text and all: bare steps in a row find warmer caches.
+        for event in self.stream(prompt, plain):
+            if isinstance(event, TextStep):
+                seconds.append(event.seconds)
+            if len(seconds) > 3 and sum(seconds) > MEASURED_SECONDS:
+                break
+        # The first steps wake whatever sleeps; where steps are slow, one wakes it all.
+        warm = min(WARM_UP_STEPS, len(seconds) // 4)
+        return statistics.median(seconds[warm:])
 
     def stream(
         self,

@@ -1,11 +1,12 @@
-"""What a user asked for: the config file, and a request checked before a model is loaded."""
+"""What a user asked for: requests checked before a model is loaded, and the config file."""
 
 from __future__ import annotations
 
+import difflib
 import re
 import secrets
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from . import toml
 from .decoder.config import SOURCES, STRATEGIES, LookaheadConfig, SamplingConfig
@@ -15,8 +16,9 @@ COLORS = ("auto", "always", "never")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 QUANTIZE = ("none", "4bit", "8bit")
 ATTENTION = ("auto", "reference", "sdpa")
+EDITING_MODES = ("emacs", "vi")
 # Given anew with every call, so a config file cannot hold them.
-_NOT_IN_CONFIG = frozenset({"prompt", "prompt_file"})
+_NOT_IN_CONFIG = frozenset({"prompt", "prompt_file", "trace", "svg", "html"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +46,10 @@ class LoadOptions:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The options of one call of `lade generate`, under the names of their flags."""
+    """The options that all decoding commands share, under the names of their flags."""
 
     model: str | None = None
-    prompt: str | None = None
-    prompt_file: list[str] | None = None
     system: str | None = None
-    chat_template: bool = False
     max_new_tokens: int | None = None
     stop: list[str] | None = None
     ignore_eos: bool = False
@@ -63,10 +62,10 @@ class Request:
     budget: int | None = None
     sources: str | None = None
     pool_file: str | None = None
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
     repetition_penalty: float | None = None
     seed: int | None = None
     dtype: str = "auto"
@@ -79,7 +78,9 @@ class Request:
     trust_remote_code: bool = False
     color: str = "auto"
     stats: bool | None = None
-    json: bool = False
+    trace: str | None = None
+    svg: str | None = None
+    html: str | None = None
     quiet: bool = False
 
     def check(self) -> None:
@@ -97,7 +98,7 @@ class Request:
             raise UsageError(f"max-context must be at least 2, not {self.max_context}")
         # The profile's values are not known yet; what the user gave must be right by itself.
         self.lookahead(LookaheadConfig(window=1, ngram=2))
-        self.sampling(default_penalty=1.0)
+        self.sampling(SamplingConfig())
         self.load_options()
 
     def load_options(self) -> LoadOptions:
@@ -124,20 +125,123 @@ class Request:
             given["widths"] = ()
         return replace(profile, **given)
 
-    def sampling(self, default_penalty: float) -> SamplingConfig:
-        """How tokens are chosen; sampling without a seed draws one, so that it can be told."""
-        seed = self.seed
-        if seed is None:
-            seed = secrets.randbits(32) if self.temperature > 0 else 0
-        penalty = self.repetition_penalty
-        return SamplingConfig(
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=default_penalty if penalty is None else penalty,
-            seed=seed,
-        )
+    def sampling(self, default: SamplingConfig) -> SamplingConfig:
+        """How tokens are chosen; sampling without a seed draws one, so that it can be told.
+
+        Args:
+            default: what holds where nothing was asked for.
+        """
+        names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        chosen = replace(default, **given)
+        if self.seed is None and not chosen.greedy:
+            chosen = replace(chosen, seed=secrets.randbits(32))
+        return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest(Request):
+    """The options of one call of `lade generate`."""
+
+    prompt: str | None = None
+    prompt_file: list[str] | None = None
+    chat_template: bool = False
+    json: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest(Request):
+    """The options of one call of `lade chat`."""
+
+    raw: bool = False
+    markdown: bool = True
+    token_colors: bool = True
+    editing_mode: str = "emacs"
+
+    def check(self) -> None:
+        """Refuse what can be refused without a model.
+
+        Raises:
+            UsageError, ConfigError: the message names the option and what it may be.
+        """
+        Request.check(self)
+        _one_of("editing-mode", self.editing_mode, EDITING_MODES)
+
+
+LIVE = (
+    *("strategy", "profile", "window", "ngram", "guesses", "budget", "sources"),
+    *("temperature", "top-k", "top-p", "min-p", "repetition-penalty", "seed"),
+    *("max-new-tokens", "stop", "ignore-eos"),
+    *("markdown", "token-colors", "stats"),
+)
+"""Options that a chat can change as it goes, by their flags' names."""
+SWITCHES = ("ignore-eos", "markdown", "token-colors", "stats")
+"""Those of them that are on or off."""
+_OFF = {"top-k": 0, "top-p": 1.0, "min-p": 0.0, "repetition-penalty": 1.0}
+"""What switches a way of sampling off, whatever the model's own is."""
+_WORDS = {"on": True, "true": True, "yes": True, "1": True}
+_WORDS |= {"off": False, "false": False, "no": False, "0": False}
+
+
+def change(request: ChatRequest, name: str, text: str) -> ChatRequest:
+    """The request with one option changed.
+
+    The word "default" takes a change back, and "off" switches off what can be.
+
+    Args:
+        request: what held until now.
+        name: of a flag, without its dashes.
+        text: the value as it was typed.
+
+    Raises:
+        UsageError, ConfigError: there is no such option, it belongs to the start of the
+            program, or it cannot have this value; the message says what it may be.
+    """
+    name = name.lstrip("-").replace("_", "-").lower()
+    known = {field.name.replace("_", "-") for field in fields(ChatRequest)}
+    if name in known and name not in LIVE:
+        raise UsageError(f"{name} belongs to the start: leave, and give --{name} to lade chat")
+    if name not in LIVE:
+        near = difflib.get_close_matches(name, LIVE, n=1)
+        hint = f"; did you mean {near[0]}?" if near else f"; one of {', '.join(LIVE)}"
+        raise UsageError(f"there is no setting {name!r}{hint}")
+    key = name.replace("-", "_")
+    value: Any
+    if text.lower() == "off" and name in _OFF:
+        value = _OFF[name]
+    elif text.lower() == "default" or (name not in SWITCHES and text.lower() in ("none", "off")):
+        value = next(field.default for field in fields(ChatRequest) if field.name == key)
+    else:
+        value = _typed(name, text, get_type_hints(ChatRequest)[key])
+    if value == [""]:
+        raise UsageError(f"{name} needs a text; off takes it back")
+    changed = replace(request, **{key: value})
+    changed.check()
+    return changed
+
+
+def _typed(name: str, text: str, kind: Any) -> Any:
+    """A value of the type that an option has."""
+    kinds = [k for k in (get_args(kind) or (kind,)) if k is not type(None)]
+    if bool in kinds:
+        if text.lower() not in _WORDS:
+            raise UsageError(f"{name} is on or off, not {text!r}")
+        return _WORDS[text.lower()]
+    for number in (int, float):
+        if number in kinds:
+            try:
+                return number(text)
+            except ValueError:
+                what = "a whole number" if number is int else "a number"
+                raise UsageError(f"{name} must be {what}, not {text!r}") from None
+    return text if str in kinds else [_literal(text)]
+
+
+def _literal(text: str) -> str:
+    r"""A text as it was typed, with \n and \t for what a line cannot hold; quotes keep blanks."""
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
+        text = text[1:-1]
+    return text.replace("\\n", "\n").replace("\\t", "\t")
 
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
@@ -160,7 +264,8 @@ def read_config() -> dict[str, Any]:
         return {}
     except (OSError, UnicodeDecodeError, toml.TOMLDecodeError) as error:
         raise UsageError(f"the config file {path} cannot be read: {error}") from error
-    known = {field.name for field in fields(Request)} - _NOT_IN_CONFIG
+    requests = (GenerateRequest, ChatRequest)
+    known = {field.name for kind in requests for field in fields(kind)} - _NOT_IN_CONFIG
     config = {key.replace("-", "_"): value for key, value in found.items()}
     for key in config:
         if key not in known:

@@ -163,8 +163,15 @@ class TextStream:
         return self._stops.feed(self._detokenizer.flush()) + self._stops.flush()
 
 
-def apply_chat_template(tokenizer: object, messages: Sequence[dict[str, str]]) -> list[int]:
-    """The ids of a conversation that waits for the assistant's answer.
+def apply_chat_template(
+    tokenizer: object, messages: Sequence[dict[str, str]], *, reply: bool = True
+) -> list[int]:
+    """The ids of a conversation.
+
+    Args:
+        tokenizer: of transformers.
+        messages: with `role` and `content`.
+        reply: whether the conversation waits for the assistant's answer.
 
     Raises:
         UsageError: the model has no template, or its template refuses the messages.
@@ -173,7 +180,11 @@ def apply_chat_template(tokenizer: object, messages: Sequence[dict[str, str]]) -
         raise UsageError("this model has no chat template; use --raw")
     try:
         encoded = tokenizer.apply_chat_template(  # type: ignore[attr-defined]
-            list(messages), add_generation_prompt=True, return_dict=True
+            list(messages),
+            add_generation_prompt=reply,
+            return_dict=True,
+            # How long a text may be is for us to say.
+            tokenizer_kwargs={"verbose": False},
         )
     except Exception as error:  # templates raise whatever Jinja raises
         raise UsageError(f"the model's chat template refuses this: {error}") from error

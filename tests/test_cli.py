@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import io
 import json
 import os
 import re
@@ -19,6 +20,7 @@ import pexpect
 import pytest
 
 from ladecli.__main__ import entry
+from ladecli.inspect.trace import read_trace
 
 from .families import model_of
 from .tokenizers_here import byte_level
@@ -631,9 +633,135 @@ def test_ctrl_c_keeps_the_text_and_exits_with_130(tmp_path: Path, model_folder: 
 
 def test_help_is_light() -> None:
     """Neither help nor version may wait for torch."""
-    for arguments in (["--help"], ["generate", "--help"], ["--version"], []):
+    helps = [[command, "--help"] for command in ("generate", "chat", "replay")]
+    for arguments in (["--help"], *helps, ["--version"], []):
         code = (
             "import sys; from ladecli.__main__ import entry; entry(sys.argv[1:]);"
             "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'numpy')))"
         )
         subprocess.run([sys.executable, "-c", code, *arguments], check=True, capture_output=True)
+
+
+# Chats over a pipe, and files beside the answer.
+
+
+def piped(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+
+
+def test_a_chat_over_a_pipe(lade: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    piped(monkeypatch, "What is the pool?\n/undo\nWhat is the pool?\n")
+    result = lade("chat", "demo", "-n", "12", "--no-stats")
+    assert result.code == 0
+    first, second = result.out.splitlines()
+    assert first == second
+    assert first.startswith("The pool holds the n-grams")
+    assert "\x1b" not in result.out + result.err
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "message"),
+    [
+        ("/udno\n", 2, "there is no command /udno; did you mean /undo?"),
+        ("/load nowhere.json\n", 2, "there is no file nowhere.json; check the path"),
+        ('"""\nnever closed', 2, 'standard input ends within """; close them'),
+        ("", 0, ""),
+        ("/exit\nnever answered\n", 0, ""),
+    ],
+)
+def test_mistakes_in_a_piped_chat(
+    lade: Any, monkeypatch: pytest.MonkeyPatch, text: str, code: int, message: str
+) -> None:
+    piped(monkeypatch, text)
+    result = lade("chat", "demo", "-q")
+    assert result.code == code
+    assert result.out == ""
+    assert message in result.err
+    assert result.err.count("\n") == (1 if message else 0)
+
+
+def test_a_chat_needs_a_template_or_raw(
+    lade: Any, model_folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    piped(monkeypatch, "the cat\n")
+    refused = lade("chat", model_folder)
+    assert refused.code == 2
+    assert "has no chat template: it continues texts; use lade generate, or --raw" in refused.err
+    piped(monkeypatch, "the cat\n")
+    raw = lade("chat", model_folder, "--raw", "-n", "10", "--ignore-eos")
+    assert raw.code == 0
+    generated = lade("generate", model_folder, "-p", "the cat", "-n", "10", "--ignore-eos")
+    assert raw.out == generated.out
+
+
+def test_the_config_file_knows_the_chats_options(
+    lade: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(os.environ["XDG_CONFIG_HOME"]) / "lade" / "config.toml"
+    path.parent.mkdir(parents=True)
+    path.write_text('editing-mode = "vi"\nmarkdown = false\nmax-new-tokens = 7\n')
+    piped(monkeypatch, "/show markdown\n/show max-new-tokens\n")
+    result = lade("chat", "demo")
+    assert re.search(r"^markdown +off", result.err, re.M)
+    assert re.search(r"^max-new-tokens +7", result.err, re.M)
+    path.write_text('editing-mode = "nano"\n')
+    refused = lade("chat", "demo")
+    assert refused.code == 2
+    assert "unknown editing-mode 'nano'; use one of emacs, vi" in refused.err
+
+
+def test_files_beside_the_answer(lade: Any, model_folder: str, tmp_path: Path) -> None:
+    rows = tmp_path / "x.jsonl"
+    rows.write_text('{"prompt": "the cat"}\n{"prompt": "the mat"}\n')
+    files = [
+        word for kind in ("trace", "svg", "html") for word in (f"--{kind}", f"{tmp_path}/a.{kind}")
+    ]
+    options = ("-f", str(rows), "-n", "20", "--ignore-eos", "--json")
+    answers = lade("generate", model_folder, *options, *files)
+    plain = lade("generate", model_folder, *options)
+    texts = [json.loads(line)["token_ids"] for line in answers.out.splitlines()]
+    assert texts == [json.loads(line)["token_ids"] for line in plain.out.splitlines()]
+    made = {path.name for path in tmp_path.iterdir()} - {"x.jsonl"}
+    assert made == {f"a{n}.{kind}" for n in ("", "-2") for kind in ("trace", "svg", "html")}
+    trace = read_trace(tmp_path / "a-2.trace")
+    assert [i for step in trace.steps for i in step.token_ids] == texts[1]
+    assert all(step.detail is not None for step in trace.steps)
+    assert trace.header.plain_step is not None
+    replayed = lade("replay", str(tmp_path / "a.trace"), "--speed", "inf")
+    shown = lade("generate", model_folder, "-p", "the cat", "-n", "20", "--ignore-eos")
+    assert replayed.out == shown.out
+
+
+def test_a_chats_trace_is_that_of_the_newest_reply(
+    lade: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.trace"
+    piped(monkeypatch, "What is the pool?\nWhat is lade?\n")
+    result = lade("chat", "demo", "-n", "10", "--trace", str(path))
+    assert result.code == 0
+    spoken = "".join(p.text for step in read_trace(path).steps for p in step.pieces)
+    assert result.out.splitlines()[1].startswith(spoken.strip())
+
+
+@pytest.mark.parametrize("kind", ["trace", "svg", "html"])
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_files_that_cannot_be_written_are_refused_before_loading(
+    lade: Any, kind: str, command: str, tmp_path: Path
+) -> None:
+    given = ["-p", "x"] if command == "generate" else []
+    result = lade(command, "no/such-model", *given, f"--{kind}", f"{tmp_path}/no/x")
+    assert result.code == 2
+    missing = f"{tmp_path}/no"
+    assert result.err == f"lade: --{kind} {missing}/x: the folder {missing} does not exist\n"
+    folder = lade(command, "no/such-model", *given, f"--{kind}", str(tmp_path))
+    assert folder.err == f"lade: --{kind} {tmp_path} is a folder; name a file in it\n"
+
+
+def test_replay_refuses_what_is_no_trace(lade: Any, tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("hello\n")
+    result = lade("replay", str(tmp_path / "x"))
+    assert result.code == 2
+    assert result.err == (
+        f"lade: {tmp_path}/x is no trace; lade generate --trace FILE records one\n"
+    )
+    assert lade("replay", str(tmp_path / "none")).code == 2

@@ -10,6 +10,8 @@ from .step_cost import StepCost
 
 STRATEGIES = ("lookahead", "autoregressive", "jacobi", "prompt-lookup")
 SOURCES = ("trajectory", "context", "recycled")
+WIDEST = 4096
+"""No step has more tokens: a slip of the finger must not plan one for minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,11 @@ class LookaheadConfig:
             raise ConfigError(
                 f"budget {self.budget} is smaller than the {self.window_cells} tokens of a window"
                 f" with W={self.window}, N={self.ngram}; raise the budget or lower W or N"
+            )
+        if self.step_limit > WIDEST:
+            raise ConfigError(
+                f"a step of {self.step_limit} tokens is wider than any machine has use for (at"
+                f" most {WIDEST}); lower W, N, G or the budget"
             )
         if self.step_limit < self.window_cells:
             raise ConfigError(

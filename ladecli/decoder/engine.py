@@ -115,8 +115,8 @@ class Decoder:
             detailed: whether steps say what they tried; see `events.Detail`.
 
         Yields:
-            `Started`, `Prefill` for all chunks of the prompt but the last, a `Step` for every forward
-            that yields tokens, and `Finished`.
+            `Started`, `Prefill` for all chunks of the prompt but the last, a `Step` for every
+            forward that yields tokens, and `Finished`.
 
         Raises:
             PromptError: the prompt is empty, holds an id that the model does not know, or

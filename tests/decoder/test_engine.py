@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ladecli.decoder.config import SOURCES, LookaheadConfig
 from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.errors import ConfigError, DecoderError, PromptError
-from ladecli.decoder.events import Event, Finished, Prefill, Step
+from ladecli.decoder.events import Event, Finished, Prefill, Started, Step
 from ladecli.decoder.strategies import make_strategy
 
 from ..decoding import ids_of, run, tokens_of
@@ -331,3 +331,50 @@ def test_widths_and_sources_add_up() -> None:
     assert sum(len(step.tokens) for step in steps) == 80
     assert all(step.width <= config.step_limit + 2 for step in steps)
     assert {t.source for t in tokens_of(events)} <= {None, *SOURCES}
+
+
+def test_a_generation_says_first_what_it_need_not_read() -> None:
+    decoder = Decoder(OracleModel(turns))
+    first = run(decoder, [10, 11, 12], limits=Limits(5))
+    assert first[0] == Started(cached=0, total=3)
+    text = [10, 11, 12, *ids_of(first)]
+    assert run(decoder, [*text, 7], limits=Limits(2))[0] == Started(len(text) - 1, len(text) + 1)
+    # The current token is always fed, also where all of the text is known.
+    assert run(decoder, text[:4], limits=Limits(2))[0] == Started(cached=3, total=4)
+    assert run(decoder, [10, 9], limits=Limits(2))[0] == Started(cached=1, total=2)
+    kinds = [type(event) for event in run(decoder, [8, 9], limits=Limits(2))]
+    assert kinds == [Started, Step, Step, Finished]
+
+
+@pytest.mark.parametrize("sources", [("trajectory",), SOURCES])
+def test_a_step_says_what_it_tried_where_that_is_wanted(sources: tuple[str, ...]) -> None:
+    config = LookaheadConfig(window=3, ngram=4, guesses=20, sources=sources)
+    runs = []
+    for detailed in (False, True):
+        strategy = make_strategy("lookahead", config)
+        decoder = Decoder(OracleModel(turns))
+        events = decoder.generate([10, 11], strategy, None, Limits(60), detailed=detailed)
+        runs.append([event for event in events if isinstance(event, Step)])
+    plain, watched = runs
+    assert [step.tokens for step in plain] == [step.tokens for step in watched]
+    assert all(step.detail is None for step in plain)
+    text = [10, 11]
+    for step in watched:
+        detail = step.detail
+        assert detail is not None
+        assert detail.current == text[-1]
+        text += [token.id for token in step.tokens]
+        assert len(detail.tree) == len(detail.parents) == len(detail.sources) == step.proposed
+        path = [detail.tree[node] for node in detail.accepted]
+        assert path == [token.id for token in step.tokens[: len(path)]]
+        parents = [detail.parents[node] for node in detail.accepted]
+        assert parents == [-1, *detail.accepted][: len(parents)]
+        if detail.window:
+            assert detail.window[0][0] == detail.current
+            assert len(detail.outputs) == len(detail.window[-1])
+        for ngram in detail.ngrams:
+            assert len(ngram) == 4
+    found = [ngram for step in watched for ngram in (step.detail.ngrams if step.detail else ())]
+    assert found
+    # The oracle looks at the last token alone: what follows in an n-gram follows in the text.
+    assert all(ngram[-1] == turns(ngram[-2:-1]) for ngram in found)
