@@ -1,0 +1,120 @@
+"""`lade chat`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import re
+
+from . import launch
+from .errors import LadeError, UsageError
+from .repl import commands
+from .repl.line_editor import open_reader
+from .repl.reader import LEAVE, unprotected
+from .repl.talk import Chat
+from .repl.tty import ended_tidily, unechoed
+from .settings import ChatRequest
+from .terminal import Terminal, ctrl_c_ignored, ctrl_c_raised
+
+_COMMAND = re.compile(r"/([a-z-]*|\?)(?:\s+(.*))?", re.DOTALL | re.IGNORECASE)
+
+
+def run(request: ChatRequest) -> int:
+    """Talk until the user leaves.
+
+    Returns:
+        The exit code: 0.
+
+    Raises:
+        LadeError, DecoderError: with a line for the user.
+    """
+    launch.check(request)
+    terminal = Terminal(request.color, request.quiet)
+    with ended_tidily(), unechoed():
+        session = launch.open_session(request, terminal)
+        chat = Chat(session, request, terminal, open_reader)
+        with launch.kept_drafts(session, request):
+            greet(chat)
+            loop(chat)
+    return 0
+
+
+def greet(chat: Chat) -> None:
+    """Say once what answers, and how to get help."""
+    if chat.reader.interactive:
+        about = (
+            chat.session.loaded.name,
+            chat.request.strategy,
+            f"profile {chat.choice.profile}",
+            f"{chat.session.decoder.max_context} tokens of context",
+            "/help",
+        )
+        chat.note(" · ".join(about))
+
+
+def loop(chat: Chat) -> None:
+    """Read and answer until the user leaves.
+
+    Raises:
+        LadeError, DecoderError: on a pipe, where nobody could mend what was wrong.
+    """
+    if not chat.reader.interactive:
+        while not chat.leaving and (text := _read(chat)) is not None:
+            handle(chat, text)
+        return
+    with ctrl_c_ignored():  # but while reading, and in replies, which have their own way
+        while not chat.leaving:
+            _turn(chat)
+
+
+def _turn(chat: Chat) -> None:
+    """Read and act once: whatever goes wrong must not cost the conversation."""
+    try:
+        with ctrl_c_raised():
+            text = _read(chat)
+    except KeyboardInterrupt:
+        chat.note("nothing was changed" if chat.base else "Ctrl-D or /exit leaves")
+        chat.base = None
+        return
+    except LadeError as error:
+        chat.complain(error)
+        return
+    if text is None:
+        chat.leaving = True
+        return
+    try:
+        handle(chat, text)
+    except BrokenPipeError:
+        raise
+    except KeyboardInterrupt:  # a second Ctrl-C, in the middle of a step
+        chat.note("(stopped)")
+        chat.reader.hold()
+    except Exception as error:
+        chat.complain(error)
+
+
+def _read(chat: Chat) -> str | None:
+    """What was typed; None if nothing comes any more."""
+    draft, chat.draft = chat.draft, ""
+    try:
+        return chat.reader.read(draft)
+    except EOFError:
+        return None
+
+
+def handle(chat: Chat, text: str) -> None:
+    """Act on one input: a command, or a message to the model.
+
+    Raises:
+        LadeError, DecoderError: with a line for the user.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UsageError("that is not UTF-8; check the terminal's encoding") from None
+    command = _COMMAND.fullmatch(text.rstrip())
+    if command and commands.is_command(command[1], text):
+        chat.base = None
+        commands.perform(chat, command[1] or "help", (command[2] or "").strip())
+    elif text in LEAVE:
+        chat.leaving = True
+    else:
+        chat.say(unprotected(text))
