@@ -1,0 +1,179 @@
+"""The pictures of the README: the real program in a pseudo-terminal, its screen drawn as SVG.
+
+    python scripts/screenshots.py --out docs
+
+Needs the packages of the test extra.  Nothing is touched up: what the pictures show was said and
+measured while they were made, so the figures differ from run to run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyte
+from rich.color import Color
+from rich.console import Console
+from rich.style import Style
+from rich.terminal_theme import TerminalTheme
+from rich.text import Text
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.screens import Terminal
+
+# Without Rich's web fonts: a picture must not ask another host for anything.
+PICTURE = """\
+<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
+<style>
+.{unique_id}-matrix {{ font-family: ui-monospace, SFMono-Regular, Menlo, Consolas,
+  "DejaVu Sans Mono", monospace; font-size: {char_height}px; line-height: {line_height}px; }}
+.{unique_id}-title {{ font-size: 18px; font-weight: bold; font-family: sans-serif; }}
+{styles}
+</style>
+<defs>
+<clipPath id="{unique_id}-clip-terminal">
+<rect x="0" y="0" width="{terminal_width}" height="{terminal_height}" />
+</clipPath>
+{lines}
+</defs>
+{chrome}
+<g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
+{backgrounds}
+<g class="{unique_id}-matrix">
+{matrix}
+</g>
+</g>
+</svg>
+"""
+# Black, red, green, yellow, blue, magenta, cyan, white: on a dark page.
+PLAIN = [(72, 79, 88), (255, 123, 114), (74, 194, 107), (227, 179, 65)]
+PLAIN += [(121, 184, 255), (230, 133, 224), (86, 212, 221), (177, 186, 196)]
+BRIGHT = [(110, 118, 129), (255, 161, 152), (86, 211, 100), (227, 179, 65)]
+BRIGHT += [(121, 192, 255), (210, 168, 255), (86, 212, 221), (240, 246, 252)]
+THEME = TerminalTheme((13, 17, 23), (230, 237, 243), PLAIN, BRIGHT)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("docs"))
+    parser.add_argument("--model", default="demo")
+    args = parser.parse_args()
+    args.out.mkdir(exist_ok=True)
+    live(args.model, args.out)
+    chat(args.model, args.out)
+    inspector(args.model, args.out)
+
+
+def live(model: str, out: Path) -> None:
+    """A reply on its way, played slowly enough to be caught."""
+    with tempfile.TemporaryDirectory() as folder:
+        trace = f"{folder}/generation.trace"
+        options = ["-p", "import os\n\ndef walk(path):\n", "-n", "120", "--trace", trace]
+        with Terminal("generate", model, *options) as terminal:
+            terminal.close()
+        with Terminal("replay", trace, "--speed", "0.1", columns=100, lines=20) as terminal:
+            terminal.wait("specified, it is")
+            draw(terminal.screen, "lade replay --speed 0.1", out / "live.svg")
+
+
+def chat(model: str, out: Path) -> None:
+    """A conversation."""
+    with Terminal("chat", model, columns=88, lines=32) as terminal:
+        terminal.wait("Ctrl-T")
+        terminal.enter("What is the pool?")
+        terminal.wait("tokens per step")
+        terminal.enter("Write a function that sums a list.")
+        terminal.wait(lambda text: text.count("tokens per step") == 2)
+        terminal.enter("What is the n-gram pool?")
+        terminal.wait(lambda text: text.count("tokens per step") == 3)
+        terminal.enter("/compare")
+        terminal.wait("same text")
+        terminal.read(0.5)
+        draw(terminal.screen, "lade chat", out / "chat.svg")
+        terminal.enter("/exit")
+        terminal.close()
+
+
+def inspector(model: str, out: Path) -> None:
+    """One step as the figures of the paper."""
+    with tempfile.TemporaryDirectory() as folder:
+        trace = f"{folder}/generation.trace"
+        options = ["-p", "class Queue:", "-n", "120", "--sources", "trajectory"]
+        options += ["-W", "6", "-N", "4", "-G", "5", "--trace", trace]
+        with Terminal("generate", model, *options) as terminal:
+            terminal.close()
+        with Terminal("replay", trace, "--step", columns=100, lines=24) as terminal:
+            terminal.wait("step 1 of")
+            for step in range(2, 60):  # to the first that accepted much
+                terminal.send(" ")
+                seen = terminal.wait(f"step {step} of")
+                if "4 tokens" in seen:
+                    break
+            draw(terminal.screen, "lade replay --step", out / "inspector.svg")
+            terminal.send("q")
+            terminal.close()
+
+
+def draw(screen: pyte.Screen, title: str, path: Path) -> None:
+    """A screen as an SVG file, without its empty rows at the end."""
+    rows = [row(screen, line) for line in range(screen.lines)]
+    while rows and not rows[-1].plain.strip():
+        rows.pop()
+    console = Console(
+        width=screen.columns,
+        record=True,
+        file=io.StringIO(),
+        force_terminal=True,
+        legacy_windows=False,
+    )
+    console.print(Text("\n").join(rows), no_wrap=True, crop=True)
+    console.save_svg(str(path), title=title, theme=THEME, code_format=PICTURE, unique_id=path.stem)
+    print(path)
+
+
+def row(screen: pyte.Screen, line: int) -> Text:
+    """One row of a screen with its colours."""
+    text = Text()
+    for cell in cells(screen, line):
+        text.append(cell.data, style_of(cell))
+    text.rstrip()
+    return text
+
+
+def cells(screen: pyte.Screen, line: int) -> Iterator[pyte.screens.Char]:
+    for column in range(screen.columns):
+        cell = screen.buffer[line][column]
+        if cell.data:  # the second half of a wide character is empty
+            yield cell
+
+
+def style_of(cell: pyte.screens.Char) -> Style:
+    return Style(
+        color=colour(cell.fg),
+        bgcolor=colour(cell.bg),
+        bold=cell.bold,
+        italic=cell.italics,
+        underline=cell.underscore,
+        reverse=cell.reverse,
+    )
+
+
+def colour(name: str) -> Color | None:
+    """A colour of pyte's as one of Rich's."""
+    if name == "default":
+        return None
+    named = {"brown": "yellow"}
+    if name.startswith("bright"):
+        return Color.parse("bright_" + named.get(name[6:], name[6:]))
+    if len(name) == 6 and all(c in "0123456789abcdef" for c in name.lower()):
+        return Color.parse(f"#{name}")
+    return Color.parse(named.get(name, name))
+
+
+if __name__ == "__main__":
+    main()
