@@ -25,7 +25,8 @@ def check(path: Path, option: str) -> None:
     folder = path.resolve().parent
     if not folder.is_dir():
         raise UsageError(f"{option} {path}: the folder {folder} does not exist")
-    place = path if path.exists() else folder
+    # Files are replaced, which is the folder's affair; devices and pipes are written to.
+    place = path if path.exists() and not path.is_file() else folder
     if not os.access(place, os.W_OK):
         raise UsageError(f"{option} {path}: nothing can be written to {place}; choose another")
 
@@ -35,23 +36,29 @@ def numbered(path: Path, number: int) -> Path:
     return path if number == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
 
 
-def write_whole(path: Path, text: str, option: str) -> None:
+def write_whole(path: Path, content: str | bytes, option: str) -> None:
     """Write a file, whole or not at all.
+
+    Args:
+        path: the file; who may read it stays as it was.
+        content: bytes, or a text that becomes UTF-8.
+        option: the flag or command that named it, for the message.
 
     Raises:
         LadeError: it cannot be written; what was there before is still there.
     """
     try:
+        data = content.encode() if isinstance(content, str) else content
         if path.exists() and not path.is_file():
             # A device or a pipe is written to; it must not be replaced by a file.
-            path.write_text(text, encoding="utf-8", newline="\n")
+            path.write_bytes(data)
             return
         target = path.resolve()
         temporary = target.with_name(f".{target.name}.{os.getpid()}")
         try:
-            temporary.write_text(text, encoding="utf-8", newline="\n")
+            temporary.write_bytes(data)
             if target.exists():
-                shutil.copymode(target, temporary)  # who may read it stays as it was
+                shutil.copymode(target, temporary)
             temporary.replace(target)
         finally:
             with contextlib.suppress(OSError):

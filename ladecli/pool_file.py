@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,10 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from . import outputs
 from .decoder.draft_state import DraftState
 from .decoder.errors import DraftStateError
-from .errors import LadeError, UsageError
+from .errors import UsageError
 
 FORMAT = "lade-pool"
 VERSION = "1"
@@ -41,11 +41,7 @@ def check(path: Path) -> None:
     """
     if path.exists():
         _read(path)
-    folder = path.resolve().parent
-    if not folder.is_dir():
-        raise UsageError(f"--pool-file {path}: the folder {folder} does not exist")
-    if not os.access(folder, os.W_OK):
-        raise UsageError(f"--pool-file {path}: nothing can be written to {folder}; choose another")
+    outputs.check(path, "--pool-file")
 
 
 def load(path: Path, tokenizer: str, vocabulary: int) -> DraftState:
@@ -81,15 +77,7 @@ def save_drafts(path: Path, drafts: DraftState, tokenizer: str) -> None:
     arrays = drafts.to_arrays()
     about = {"format": FORMAT, "version": VERSION, "tokenizer": tokenizer}
     about["digest"] = _digest(arrays)
-    target = path.resolve()
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(save(arrays, metadata=about))
-        temporary.replace(target)
-    except OSError as error:
-        raise LadeError(f"--pool-file {path} cannot be written: {error.strerror}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    outputs.write_whole(path, save(arrays, metadata=about), "--pool-file")
 
 
 def _read(path: Path) -> tuple[dict[str, NDArray[np.generic]], dict[str, str]]:

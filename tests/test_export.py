@@ -181,7 +181,7 @@ def test_what_was_there_stays_until_the_new_file_is_whole(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_text", full)
+        patch.setattr(Path, "write_bytes", full)
         with pytest.raises(LadeError, match=r"^--svg .* cannot be written: No space left on"):
             Exporter(old, None, "m", "p").finish()
     assert old.read_text() == "old"
