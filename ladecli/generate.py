@@ -16,7 +16,6 @@ from .prompts import gather
 from .settings import GenerateRequest
 from .terminal import Terminal, ctrl_c
 from .views import Together, View
-from .visualize import statistics_line
 
 if TYPE_CHECKING:
     from .session import Session, Settings
@@ -102,9 +101,7 @@ def _answer(
     if tally.reason == "context":
         terminal.say(f"the context of {session.decoder.max_context} tokens is full")
     if request.stats if request.stats is not None else not request.quiet:
-        console = terminal.console(sys.stderr)
-        width = console.width if console.is_terminal else sys.maxsize
-        console.print(statistics_line(tally, width), soft_wrap=True)
+        terminal.statistics(tally)
     return tally.reason == "interrupted"
 
 

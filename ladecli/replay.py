@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -13,9 +12,9 @@ from .events import PromptRead, TextEvent, TextStep
 from .inspect.trace import Trace, read_trace
 from .metrics import Tally
 from .settings import COLORS
-from .terminal import Terminal, ctrl_c
+from .terminal import Terminal, ctrl_c, is_dumb
 from .views import Together, View
-from .visualize import ViewState, statistics_line
+from .visualize import ViewState
 
 
 def run(path: str, *, speed: float = 1.0, step: bool = False, color: str = "auto") -> int:
@@ -47,10 +46,7 @@ def run(path: str, *, speed: float = 1.0, step: bool = False, color: str = "auto
     with ctrl_c() as cancelled:
         view = Together(_view(trace, terminal), counts)
         ended = play(trace.events, view, speed, cancelled=cancelled)
-    console = terminal.console(sys.stderr)
-    width = console.width if console.is_terminal else sys.maxsize
-    figures = statistics_line(counts.tally, width, trace.header.plain_step)
-    console.print(figures, soft_wrap=True)
+    terminal.statistics(counts.tally, trace.header.plain_step)
     return 0 if ended else INTERRUPTED
 
 
@@ -129,8 +125,7 @@ def _inspect(trace: Trace, terminal: Terminal) -> int:
     if not trace.steps:
         terminal.say("the trace holds no steps")
         return 0
-    able = os.environ.get("TERM", "") not in ("", "dumb", "unknown")
-    if sys.stdin.isatty() and sys.stdout.isatty() and (able or os.name == "nt"):
+    if sys.stdin.isatty() and sys.stdout.isatty() and not is_dumb():
         from .inspect.browse import browse
 
         console = terminal.console(sys.stdout)

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, TextIO
 
-from .visualize import ColourWriter, PlainWriter, printable
+from .visualize import ColourWriter, PlainWriter, printable, statistics_line
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from .metrics import Tally
 
 
 def is_dumb() -> bool:
@@ -74,6 +76,12 @@ class Terminal:
         """A notice on stderr."""
         if not self.quiet:
             print(f"lade: {printable(line)}", file=sys.stderr)
+
+    def statistics(self, tally: Tally, plain_step: float | None = None) -> None:
+        """The line about an answer, on stderr; as wide as the screen, if there is one."""
+        console = self.console(sys.stderr)
+        width = console.width if console.is_terminal else sys.maxsize
+        console.print(statistics_line(tally, width, plain_step), soft_wrap=True)
 
     @contextlib.contextmanager
     def progress(self, what: str) -> Iterator[None]:

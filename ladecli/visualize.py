@@ -49,13 +49,13 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def legend(sources: Iterable[str], separator: str = " ") -> Text:
+def legend(sources: Iterable[str]) -> Text:
     """The names of draft sources, each in its colour."""
     from rich.text import Text
 
     line = Text()
     for number, source in enumerate(sorted(sources)):
-        line.append(separator if number else "", "dim")
+        line.append(" " if number else "", "dim")
         line.append(source, style_of(source))
     return line
 

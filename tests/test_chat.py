@@ -399,7 +399,9 @@ def test_a_message_that_does_not_fit_by_itself(make: Make, loaded: models.Loaded
     assert said(chat) == []
 
 
-def test_undo_after_turns_were_dropped(make: Make, loaded: models.LoadedModel) -> None:
+def test_undo_after_turns_were_dropped(
+    make: Make, loaded: models.LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
     on = Session(loaded, max_context=150)
     chat = make(*QUESTIONS, "one more", "d", "/undo", "/undo", "/undo", "/undo", on=on)
     used = []
@@ -409,7 +411,7 @@ def test_undo_after_turns_were_dropped(make: Make, loaded: models.LoadedModel) -
         used.append(chat.used)
         return read(text)
 
-    chat.reader.read = watched  # type: ignore[method-assign]
+    monkeypatch.setattr(chat.reader, "read", watched)
     loop(chat)
     assert chat.conversation.messages == ()
     assert chat.conversation.forgotten == 0

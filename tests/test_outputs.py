@@ -48,6 +48,6 @@ def test_devices_are_written_to_and_not_replaced() -> None:
     assert Path("/dev/null").is_char_device()
 
 
-def test_answers_have_files_of_their_own() -> None:
-    names = [outputs.numbered(Path("a/x.svg"), number).name for number in (1, 2, 3)]
-    assert names == ["x.svg", "x-2.svg", "x-3.svg"]
+def test_files_of_several_answers_are_numbered() -> None:
+    names = [outputs.numbered(Path("a/x.b.svg"), number).name for number in (1, 2, 10)]
+    assert names == ["x.b.svg", "x.b-2.svg", "x.b-10.svg"]

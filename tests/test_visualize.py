@@ -157,7 +157,7 @@ def test_speedups() -> None:
 
 
 def state_of(events: list[TextEvent], **options: float) -> ViewState:
-    state = ViewState(**options)  # type: ignore[arg-type]
+    state = ViewState(**options)
     for event in events:
         state = fold(state, event)
     return state

@@ -10,7 +10,7 @@ from ..cells import cropped, section, styled, visible, wrapped
 from ..decoder.events import Detail
 from ..events import TextStep
 from ..metrics import Tally
-from ..visualize import printable, style_of
+from ..visualize import counted, printable, style_of
 from .trace import Header, Trace
 from .tree_lines import tree_lines
 from .window_lines import ngram_lines, window_lines
@@ -106,9 +106,8 @@ def _figures(trace: Trace, number: int, width: int) -> list[Text]:
         tally.add(event)
         if event is step:
             break
-    count = len(step.token_ids)
     parts = [
-        styled(f"{count} token" if count == 1 else f"{count} tokens", "bold"),
+        styled(counted(len(step.token_ids), "token"), "bold"),
         Text(f"width {step.width}"),
         Text(f"{step.seconds * 1000:.1f} ms"),
         Text(f"{tally.tokens_per_step:.2f} tokens per step so far"),

@@ -10,7 +10,7 @@ from ..errors import UsageError
 from ..metrics import ratio, total
 from ..settings import LIVE, change
 from ..terminal import ctrl_c
-from ..visualize import SOURCE_STYLES, counted, legend, printable
+from ..visualize import SOURCE_STYLES, counted, legend
 from . import chat_file, comparison
 from .conversation import Conversation
 from .in_effect import in_effect
@@ -36,7 +36,7 @@ def system(chat: Chat, text: str) -> None:
     """Show, or set, the system message."""
     if not text:
         shown = chat.conversation.system
-        chat.note("no system message" if shown is None else printable(shown))
+        chat.note("no system message" if shown is None else shown)
         return
     wanted = replace(chat.conversation, system=None if text in _NOTHING else text)
     chat.encode(wanted.asked("?"))  # some templates refuse one, and say so now
@@ -332,5 +332,5 @@ def _path(name: str) -> Path:
 
 
 def _shortened(text: str, limit: int = 60) -> str:
-    line = printable(" ".join(text.split()))
+    line = " ".join(text.split())
     return line if len(line) <= limit else f"{line[: limit - 1]}…"

@@ -18,7 +18,7 @@ from ..terminal import Terminal, ctrl_c
 from ..view.live import LiveView
 from ..view.typeset import Typesetter
 from ..views import Together, View
-from ..visualize import ViewState, printable, statistics_line
+from ..visualize import ViewState, printable
 from .conversation import Conversation
 from .reader import Reader, protected
 from .room import with_room
@@ -34,9 +34,9 @@ class Reply:
 
     Attributes:
         prompt: token ids of the conversation that it answers.
+        settings: how it was decoded, the seed included.
         token_ids: its own.
         text: what became certain of it, piece by piece.
-        settings: how it was decoded, the seed included.
         tally: its figures.
         part: counts from 1 where a reply went on after the context was full.
     """
@@ -225,9 +225,7 @@ class Chat:
             self.note("(stopped)")
             self.reader.hold()
         if self.request.stats if self.request.stats is not None else not self.request.quiet:
-            width = self.console.width if self.console.is_terminal else sys.maxsize
-            line = statistics_line(tally, width, self.plain_step)
-            self.console.print(line, soft_wrap=True)
+            self.terminal.statistics(tally, self.plain_step)
         if self.reader.interactive and not self.request.quiet:
             self.console.print()
         if tally.reason == "interrupted" and not self.reader.interactive:

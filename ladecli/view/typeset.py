@@ -1,7 +1,7 @@
 """Pieces of a reply to styled rows: the text is styled as it comes, never rewritten.
 
 Every character that was said is shown, Markdown's marks included, so nothing moves when a mark
-closes, and what is copied is what was said.
+closes.  Prose that is wider than the screen is broken at words.
 """
 
 from __future__ import annotations

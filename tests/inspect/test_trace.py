@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from ladecli import outputs
 from ladecli.decoder.events import Started
 from ladecli.errors import LadeError, UsageError
 from ladecli.events import Ended, Piece, PromptRead, TextStep
@@ -282,8 +281,3 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 def test_a_full_disk_is_said() -> None:
     with pytest.raises(LadeError, match=r"^--trace /dev/full cannot be written: No space left"):
         TraceWriter(Path("/dev/full"), Header("m", "p", 1), str)
-
-
-def test_files_of_several_answers_are_numbered() -> None:
-    names = [outputs.numbered(Path("a/x.b.svg"), number).name for number in (1, 2, 10)]
-    assert names == ["x.b.svg", "x.b-2.svg", "x.b-10.svg"]
