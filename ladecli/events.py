@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from .decoder.events import Detail, Started
+from .decoder.events import Detail, Squeezed, Started
 
-Reason: TypeAlias = Literal["eos", "stop", "length", "context", "interrupted"]
+Reason: TypeAlias = Literal["eos", "stop", "length", "context", "memory", "interrupted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,4 +61,4 @@ class Ended:
     rest: str = ""
 
 
-TextEvent: TypeAlias = Started | PromptRead | TextStep | Ended
+TextEvent: TypeAlias = Started | PromptRead | TextStep | Squeezed | Ended

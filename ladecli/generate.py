@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 from . import launch, records
 from .decoder.config import SamplingConfig
 from .decoder.errors import PromptError
-from .errors import INTERRUPTED, UsageError
+from .errors import INTERRUPTED, LadeError, UsageError
+from .events import Reason
 from .metrics import Tally
 from .prompts import gather
 from .settings import GenerateRequest
 from .terminal import Terminal, ctrl_c
 from .views import Together, View
+from .visualize import memory_line
 
 if TYPE_CHECKING:
     from .session import Session, Settings
@@ -25,7 +27,7 @@ def run(request: GenerateRequest) -> int:
     """Answer every prompt of the request.
 
     Returns:
-        The exit code: 0, or 130 after Ctrl-C.
+        The exit code: 0, 1 if memory did not suffice for an answer, or 130 after Ctrl-C.
 
     Raises:
         LadeError, DecoderError: with a line for the user.
@@ -44,14 +46,18 @@ def run(request: GenerateRequest) -> int:
     plain_step = None
     if records.wanted(request):
         plain_step = session.measure_plain_step(settings.sampling)
+    code = 0
     with ctrl_c() as cancelled, launch.kept_drafts(session, request):
         for number, ids in enumerate(encoded):
             if number and not request.json:
                 print()
             files = records.views(request, session, settings, ids, plain_step, number + 1)
-            if _answer(request, session, settings, choice.profile, ids, cancelled, files):
+            reason = _answer(request, session, settings, choice.profile, ids, cancelled, files)
+            if reason == "interrupted":
                 return INTERRUPTED
-    return 0
+            if reason == "memory":  # a shorter prompt may still be answered
+                code = LadeError.exit_code
+    return code
 
 
 def _check(session: Session, ids: list[int], which: str) -> None:
@@ -78,8 +84,8 @@ def _answer(
     ids: list[int],
     cancelled: Callable[[], bool],
     files: Sequence[View],
-) -> bool:
-    """Answer one prompt; true if Ctrl-C ended it."""
+) -> Reason | None:
+    """Answer one prompt; returns why the answer ended."""
     terminal = Terminal(request.color, request.quiet)
     tally, text = Tally(), list[str]()
     token_ids: list[int] = []
@@ -100,9 +106,13 @@ def _answer(
         print(json.dumps(answer, ensure_ascii=not utf8), flush=True)
     if tally.reason == "context":
         terminal.say(f"the context of {session.decoder.max_context} tokens is full")
+    if line := memory_line(tally):
+        # An answer that is cut short is an error, which is told in any case.
+        quiet = request.quiet and tally.reason != "memory"
+        Terminal(request.color, quiet).say(line)
     if request.stats if request.stats is not None else not request.quiet:
         terminal.statistics(tally)
-    return tally.reason == "interrupted"
+    return tally.reason
 
 
 def _as_json(

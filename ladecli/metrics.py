@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from .decoder.events import Started
+from .decoder.events import Squeezed, Started
 from .events import Ended, PromptRead, Reason, TextEvent, TextStep
 
 
@@ -31,7 +31,18 @@ class Tally:
     """Counts over one answer, folded from its events.
 
     A step is a forward pass that yields tokens.  The first one reads the end of the prompt
-    and belongs to the prefill time; all others are decoding time.
+    and belongs to the prefill time; all others are decoding time.  What memory did not suffice
+    for counts as time, too.
+
+    Attributes:
+        prompt, cached: tokens of the prompt, and how many of them need not be read again.
+        tokens: of the answer.
+        steps: how many there were.
+        fed: tokens that they fed to the model.
+        prefill_seconds, decode_seconds: wall time.
+        accepted: draft tokens by source.
+        squeezed: the most tokens of a step for want of memory; None if there was enough.
+        reason: why the answer ended; None before that.
     """
 
     prompt: int = 0
@@ -42,6 +53,7 @@ class Tally:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     accepted: Counter[str] = field(default_factory=Counter)
+    squeezed: int | None = None
     reason: Reason | None = None
     _first_tokens: int = 0
 
@@ -62,6 +74,12 @@ class Tally:
                 self.tokens += len(event.token_ids)
                 self.fed += event.width
                 self.accepted.update(piece.source for piece in event.pieces if piece.source)
+            case Squeezed():
+                self.squeezed = event.width
+                if self.steps == 0:
+                    self.prefill_seconds += event.seconds
+                else:
+                    self.decode_seconds += event.seconds
             case Ended():
                 self.reason = event.reason
 

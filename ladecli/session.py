@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from .decoder.config import LookaheadConfig, SamplingConfig
 from .decoder.draft_state import DraftState
 from .decoder.engine import Decoder, Limits
-from .decoder.events import Event, Finished, Prefill, Started, Step
+from .decoder.events import Event, Finished, Prefill, Squeezed, Started, Step
 from .decoder.strategies import make_strategy
+from .errors import LadeError
 from .events import Ended, Piece, PromptRead, TextEvent, TextStep
 from .models import LoadedModel
 from .text import TextStream, apply_chat_template
@@ -116,6 +117,9 @@ class Session:
         """Seconds of a plain step here and now: the median of a few, on a short text.
 
         Longer texts make every step dearer, so speed-ups against it are understated there.
+
+        Raises:
+            LadeError: there is no memory for a single step.
         """
         prompt = (self.encode("The") or [0])[:1]
         plain = Settings(
@@ -131,6 +135,10 @@ class Session:
                 seconds.append(event.seconds)
             if len(seconds) > 3 and sum(seconds) > MEASURED_SECONDS:
                 break
+        if not seconds:
+            raise LadeError(
+                "out of memory in the first step; --quantize 4bit or a smaller model helps"
+            )
         # The first steps wake whatever sleeps; where steps are slow, one wakes it all.
         warm = min(WARM_UP_STEPS, len(seconds) // 4)
         return statistics.median(seconds[warm:])
@@ -175,7 +183,7 @@ def _as_text(
     with contextlib.closing(events):
         for event in events:
             match event:
-                case Started():
+                case Started() | Squeezed():
                     yield event
                 case Prefill():
                     yield PromptRead(event.done, event.total, event.seconds)

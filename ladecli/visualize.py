@@ -97,6 +97,22 @@ def statistics_line(tally: Tally, width: int, plain_step: float | None = None) -
     return line
 
 
+def memory_line(tally: Tally) -> str | None:
+    """What is to be said of memory under an answer; None if there was enough."""
+    if tally.reason == "memory":
+        context = counted(tally.prompt + tally.tokens, "token")
+        return (
+            f"out of memory after {context} of context; a smaller --max-context, --quantize 4bit"
+            " or a smaller model helps"
+        )
+    if tally.squeezed is not None:
+        return (
+            f"out of memory: steps have at most {counted(tally.squeezed, 'token')} now; a smaller"
+            " --budget avoids this"
+        )
+    return None
+
+
 @dataclass(slots=True)
 class ViewState:
     """What is to be seen of a reply that is on its way.

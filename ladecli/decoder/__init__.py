@@ -3,6 +3,8 @@
 A map of the room, in the order in which a step passes through it:
 
 - `engine`      the only loop: propose, lay out, forward, verify, keep, observe, yield
+- `limits`      where a text ends: applied once, at commit
+- `memory`      what to try next where memory does not suffice
 - `strategies`  what to try next: autoregressive, jacobi, prompt lookup, lookahead
 - `window`      the 2-D window of Jacobi iterations
 - `pool`        the paper's n-gram pool: what the window found, under its first token

@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Sequence
 from typing import Any
 
 from torch import nn
@@ -15,8 +14,11 @@ from . import layout
 from .attention import bind
 from .config import SamplingConfig
 from .errors import ConfigError, DecoderError, PromptError
-from .events import Event, Finished, FinishReason, Prefill, Started, Step, Token
-from .kv_cache import KVCache
+from .events import Event, Finished, FinishReason, Prefill, Squeezed, Started, Step
+from .kv_cache import GROWTH, KVCache
+from .layout import Draft, StepLayout
+from .limits import Limits, cut
+from .memory import Allowance, attempt
 from .observation import Observation
 from .probe import probe
 from .runner import Runner
@@ -25,29 +27,9 @@ from .strategies import State, Strategy
 from .support import ModelFacts, examine
 from .verify import Verdict, walk
 
+__all__ = ["PREFILL_CHUNK", "Decoder", "Limits"]
+
 PREFILL_CHUNK = 512
-DEFAULT_CONTEXT = 4096
-"""Context of a model whose configuration does not say how long its texts may be."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Where a generation ends.
-
-    Attributes:
-        max_new_tokens: at most so many tokens; None for as many as the context holds.
-        stop_ids: ids that end the text; the id itself is committed.
-        should_stop: called with every token at commit, in order; true ends the text with
-            that token.  Tokens behind it are never seen by anyone.
-    """
-
-    max_new_tokens: int | None = None
-    stop_ids: frozenset[int] = frozenset()
-    should_stop: Callable[[int], bool] | None = None
-
-    def __post_init__(self) -> None:
-        if self.max_new_tokens is not None and self.max_new_tokens < 0:
-            raise ConfigError(f"max-new-tokens must be 0 or more, not {self.max_new_tokens}")
 
 
 class Decoder:
@@ -77,9 +59,9 @@ class Decoder:
         prefill_chunk: int = PREFILL_CHUNK,
     ) -> None:
         self.facts: ModelFacts = examine(model.config)
-        known = self.facts.max_positions or DEFAULT_CONTEXT
-        self.max_context = min(max_context or known, known)
-        self.cache = KVCache(self.facts.layers)
+        self.max_context = min(max_context or self.facts.context, self.facts.context)
+        # A step's own tokens lie behind the text.
+        self.cache = KVCache(self.facts.layers, self.max_context + GROWTH)
         self._cached: list[int] = []
         self._generation = 0
         self._lock = threading.Lock()
@@ -116,7 +98,8 @@ class Decoder:
 
         Yields:
             `Started`, `Prefill` for all chunks of the prompt but the last, a `Step` for every
-            forward that yields tokens, and `Finished`.
+            forward that yields tokens, `Squeezed` where memory did not suffice for one, and
+            `Finished`.
 
         Raises:
             PromptError: the prompt is empty, holds an id that the model does not know, or
@@ -183,45 +166,75 @@ class Decoder:
         try:
             yield Started(self.cache.length, len(tokens))
             self._check_owner(mine)
-            reason: FinishReason | None = None
-            while reason is None:
-                for event in self._prefill(state):
-                    yield event
-                    self._check_owner(mine)
-                began = time.perf_counter()
-                self._look_ahead(state, end)
-                draft = strategy.propose(state)
-                if max(draft.tree.tokens, default=0) >= self.facts.vocabulary:
-                    raise ConfigError("the drafts were learned from a model with more token ids")
-                pending = tokens[self.cache.length :]
-                step = layout.build(pending, self.cache.length, draft)
-                logits = self._runner.forward(step)
-                best = logits.argmax(dim=-1).tolist()
-                verdict = walk(draft.tree, sampler.chooser(logits, best, len(tokens)))
-                committed, reason = _cut(verdict.tokens, len(tokens), end, limits)
-                # The last committed token is the next current token: its keys come then.
-                accepted = verdict.nodes[: len(committed) - 1]
-                self.cache.keep([*range(len(pending)), *(len(pending) + n for n in accepted)])
-                ids = [token.id for token in committed]
-                tokens += ids
-                sampler.commit(ids)
-                ranked = top(logits, draft.ranks) if draft.ranks else ()
-                verdict = Verdict(accepted, committed)
-                seen = Observation(draft, tokens, verdict, best, ranked)
-                strategy.observe(state, seen)
-                seconds = time.perf_counter() - began
-                detail = seen.detail() if detailed else None
-                yield Step(committed, len(step.tokens), len(draft.tree), seconds, detail)
+            for event in self._steps(state, strategy, sampler, limits, detailed):
+                yield event
                 self._check_owner(mine)
-            if reason == "length" and limits.max_new_tokens != len(tokens) - state.prompt_length:
-                reason = "context"
-            yield Finished(reason)
         finally:
             # Ctrl-C can land between any two lines: what counts is the committed text.
             # A generation that another one has replaced has nothing in the cache any more.
             if mine == self._generation:
                 self.cache.truncate(len(tokens) - 1)
                 self._cached = tokens[: self.cache.length]
+
+    def _steps(
+        self,
+        state: State,
+        strategy: Strategy,
+        sampler: Sampler,
+        limits: Limits,
+        detailed: bool,
+    ) -> Generator[Event]:
+        """The loop itself."""
+        tokens, end = state.tokens, self._end(state, limits)
+        allowance = Allowance(self._prefill_chunk)
+        reason: FinishReason | None = None
+        while reason is None:
+            if not (yield from self._prefill(state, allowance)):
+                reason = "memory"
+                break
+            began = time.perf_counter()
+            self._look_ahead(state, end, allowance.width)
+            draft = strategy.propose(state)
+            if max(draft.tree.tokens, default=0) >= self.facts.vocabulary:
+                raise ConfigError("the drafts were learned from a model with more token ids")
+            step = layout.build(tokens[self.cache.length :], self.cache.length, draft)
+            width = len(step.tokens)
+            shown = attempt(self._run, step, draft, sampler, tokens)
+            if shown is None:
+                if not allowance.shrink(step.pending, width - step.pending + 1):
+                    reason = "memory"
+                elif allowance.width < state.widest:
+                    yield Squeezed(allowance.width, time.perf_counter() - began)
+                continue
+            committed, reason = cut(shown.verdict.tokens, len(tokens), end, limits)
+            # The last committed token is the next current token: its keys come then.
+            self.cache.truncate(len(tokens) + len(committed) - 1)
+            ids = [token.id for token in committed]
+            tokens += ids
+            sampler.commit(ids)
+            verdict = Verdict(shown.verdict.nodes[: len(committed) - 1], committed)
+            seen = Observation(draft, tokens, verdict, shown.best, shown.ranked)
+            strategy.observe(state, seen)
+            seconds = time.perf_counter() - began
+            detail = seen.detail() if detailed else None
+            yield Step(committed, width, len(draft.tree), seconds, detail)
+        if reason == "length" and limits.max_new_tokens != len(tokens) - state.prompt_length:
+            reason = "context"
+        yield Finished(reason)
+
+    def _run(
+        self, step: StepLayout, draft: Draft, sampler: Sampler, tokens: list[int]
+    ) -> Observation:
+        """All of a step that takes memory: what it showed, with the accepted in the cache.
+
+        Nothing is committed before all of it has succeeded.
+        """
+        logits = self._runner.forward(step)
+        best = logits.argmax(dim=-1).tolist()
+        verdict = walk(draft.tree, sampler.chooser(logits, best, len(tokens)))
+        ranked = top(logits, draft.ranks) if draft.ranks else ()
+        self.cache.keep([*range(step.pending), *(step.pending + n for n in verdict.nodes)])
+        return Observation(draft, tokens, verdict, best, ranked)
 
     def _check_owner(self, generation: int) -> None:
         """Stop a generation whose cache another one has taken over."""
@@ -243,11 +256,14 @@ class Decoder:
         # must not take this one's keys for those of an earlier text.
         self._cached = []
 
-    def _prefill(self, state: State) -> Iterator[Prefill]:
+    def _prefill(self, state: State, allowance: Allowance) -> Generator[Prefill, None, bool]:
         """Feed what is pending in chunks, up to the one that the next step takes along.
 
         That is the prompt; and the whole text where it grows beyond the boundary at which
         rotary frequencies change, because the cached keys were turned by those of short texts.
+
+        Returns:
+            Whether memory sufficed.
         """
         total, boundary = len(state.tokens), self.facts.rope_boundary
         is_long = boundary is not None and total > boundary
@@ -256,34 +272,30 @@ class Decoder:
             self._long_keys = is_long
         # A token that nobody sees makes the model use long frequencies for short positions.
         anchor = total - 1 if is_long else None
-        while total - self.cache.length > self._prefill_chunk:
-            began = time.perf_counter()
+        began = time.perf_counter()
+        while total - self.cache.length > allowance.chunk:
             start = self.cache.length
-            chunk = state.tokens[start : start + self._prefill_chunk]
-            self._runner.forward(layout.build_chunk(chunk, start, anchor))
-            self.cache.keep(range(len(chunk)))
+            chunk = state.tokens[start : start + allowance.chunk]
+            if attempt(self._feed, layout.build_chunk(chunk, start, anchor)) is None:
+                if not allowance.shrink(len(chunk)):
+                    return False
+                continue
             yield Prefill(self.cache.length, total, time.perf_counter() - began)
+            began = time.perf_counter()
+        return True
 
-    def _look_ahead(self, state: State, end: int) -> None:
+    def _feed(self, chunk: StepLayout) -> int:
+        """Put a chunk into the cache; returns how many tokens it has."""
+        self._runner.forward(chunk)
+        self.cache.keep(range(chunk.pending))
+        return chunk.pending
+
+    def _look_ahead(self, state: State, end: int, widest: int) -> None:
         """Say how far a draft may reach: not to where positions change their meaning."""
         length, boundary = len(state.tokens), self.facts.rope_boundary
         last = self.max_context - 1
         if boundary is not None and length <= boundary:
             last = min(last, boundary - 1)
-        state.room = last - (length - 1)
-        state.draft_depth = min(state.room, end - length - 1)
-
-
-def _cut(
-    tokens: tuple[Token, ...], length: int, end: int, limits: Limits
-) -> tuple[tuple[Token, ...], FinishReason | None]:
-    """The tokens up to the one that ends the text, and why it ended, if it did."""
-    for count, token in enumerate(tokens, start=1):
-        stop = limits.should_stop is not None and limits.should_stop(token.id)
-        if token.id in limits.stop_ids:
-            return tokens[:count], "eos"
-        if stop:
-            return tokens[:count], "stop"
-        if length + count >= end:
-            return tokens[:count], "length"
-    return tokens, None
+        state.room, state.widest = last - (length - 1), widest
+        # A path of more tokens than that would be wider, too.
+        state.draft_depth = min(state.room, end - length - 1, widest - 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-FinishReason: TypeAlias = Literal["eos", "stop", "length", "context"]
+FinishReason: TypeAlias = Literal["eos", "stop", "length", "context", "memory"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +92,25 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Squeezed:
+    """Memory did not suffice for a step, which is tried again with fewer drafts.
+
+    Attributes:
+        width: from now on steps behind the prompt feed at most so many tokens.
+        seconds: wall time of the try.
+    """
+
+    width: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
-    """The end: an end token, the caller's stop, the length asked for, or a full context."""
+    """The end: an end token, the caller's stop, the length asked for, a full context, or no
+    memory for a plain step.
+    """
 
     reason: FinishReason
 
 
-Event: TypeAlias = Started | Prefill | Step | Finished
+Event: TypeAlias = Started | Prefill | Step | Squeezed | Finished

@@ -13,8 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .memory import attempt
+
 GROWTH = 256
 """Slots are allocated in multiples of this."""
+PARTLY = 0.6
+"""Beyond this share of the slots for any text, all of them are allocated.
+
+While the cache grows, the old one and the new one exist together: grown from nearly all of them
+to all, they would take twice the memory.
+"""
 
 
 class KVCache:
@@ -24,6 +32,7 @@ class KVCache:
 
     Args:
         layers: how many layers write to it.
+        most: slots that are enough for any text; None if nobody knows.
 
     Attributes:
         length: committed slots; slot i holds the token at position i.
@@ -34,8 +43,9 @@ class KVCache:
     is_compileable = False
     is_sliding: tuple[bool, ...] = ()
 
-    def __init__(self, layers: int) -> None:
+    def __init__(self, layers: int, most: int | None = None) -> None:
         self.length = 0
+        self._most = most
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
         self._layers = layers
@@ -44,17 +54,32 @@ class KVCache:
 
     @torch.inference_mode()
     def reserve(self, slots: int) -> None:
-        """Make room for `slots` slots in all, keeping what is committed."""
+        """Make room for `slots` slots in all, keeping what is committed.
+
+        Where memory runs out, nothing has changed.
+        """
+        least = -(-slots // GROWTH) * GROWTH
+        if self.keys is None or self.values is None:
+            # Not more than this: what was wanted before may have been too much for memory.
+            self._slots = least
+            return
         if slots <= self._slots:
             return
         # At least double, so that growing step by step costs no more than a copy in all.
-        wanted = max(slots, 2 * self._slots if self.keys is not None else 0)
-        wanted = -(-wanted // GROWTH) * GROWTH
-        if self.keys is not None and self.values is not None:
-            # Both or none: memory may run out in between.
-            keys, values = self._grown(self.keys, wanted), self._grown(self.values, wanted)
-            self.keys, self.values = keys, values
+        wanted, grown = 2 * self._slots, None
+        if self._most is not None:
+            most = -(-self._most // GROWTH) * GROWTH
+            wanted = max(wanted if max(wanted, least) <= PARTLY * most else most, least)
+        if wanted > least:
+            grown = attempt(self._grow, self.keys, self.values, wanted)
+        if grown is None:
+            wanted, grown = least, self._grow(self.keys, self.values, least)
+        self.keys, self.values = grown
         self._slots = wanted
+
+    def _grow(self, keys: Tensor, values: Tensor, slots: int) -> tuple[Tensor, Tensor]:
+        # Both or none: memory may run out in between.
+        return self._grown(keys, slots), self._grown(values, slots)
 
     def _grown(self, old: Tensor, slots: int) -> Tensor:
         shape = (*old.shape[:3], slots, old.shape[4])

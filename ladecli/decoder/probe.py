@@ -11,6 +11,7 @@ from . import layout
 from .attention import bound
 from .errors import UnsupportedModelError
 from .kv_cache import KVCache
+from .memory import is_out_of_memory
 from .runner import Runner
 from .support import ModelFacts
 from .tree import TokenTree
@@ -42,6 +43,8 @@ def probe(model: Any, facts: ModelFacts) -> None:
     except UnsupportedModelError:
         raise
     except Exception as error:
+        if is_out_of_memory(error):
+            raise  # that says nothing about the family
         words = str(error).splitlines() or [type(error).__name__]
         raise _refused(facts, f"failed: {words[0]}") from error
     if facts.sliding_window is not None and facts.sliding_window not in runner.sliding_windows:

@@ -11,6 +11,8 @@ from typing import Any
 
 from .errors import UnsupportedModelError
 
+DEFAULT_CONTEXT = 4096
+"""Context of a model whose configuration does not say how long its texts may be."""
 TESTED = frozenset(
     {"llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gemma3_text"}
     | {"phi", "phi3", "olmo2", "gpt_neox", "gpt2", "opt", "starcoder2", "granite", "cohere"}
@@ -72,6 +74,11 @@ class ModelFacts:
     max_positions: int | None
     rope_boundary: int | None
     sliding_window: int | None
+
+    @property
+    def context(self) -> int:
+        """The most tokens of a text."""
+        return self.max_positions or DEFAULT_CONTEXT
 
 
 def refusal(config: Any) -> str | None:

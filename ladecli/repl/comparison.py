@@ -21,7 +21,7 @@ class Comparison:
         tally: its figures.
         token_ids: its tokens.
         differs_at: the first token that is another one, counted from 0; None if none is.
-        complete: whether it was not interrupted.
+        complete: whether neither the user nor want of memory cut it short.
     """
 
     tally: Tally
@@ -56,7 +56,7 @@ def compare(
             between()
     pairs = zip(reply, token_ids, strict=False)
     differs = next((i for i, (one, other) in enumerate(pairs) if one != other), None)
-    complete = tally.reason != "interrupted"
+    complete = tally.reason not in ("interrupted", "memory")
     if differs is None and complete and len(reply) != len(token_ids):
         differs = min(len(reply), len(token_ids))
     return Comparison(tally, token_ids, differs, complete)

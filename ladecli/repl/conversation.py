@@ -15,7 +15,7 @@ class Message:
     Attributes:
         role: user or assistant.
         content: the text.
-        interrupted: whether Ctrl-C cut it short.
+        interrupted: whether Ctrl-C, or want of memory, cut it short.
     """
 
     role: Role

@@ -18,7 +18,7 @@ from ..terminal import Terminal, ctrl_c
 from ..view.live import LiveView
 from ..view.typeset import Typesetter
 from ..views import Together, View
-from ..visualize import ViewState, printable
+from ..visualize import ViewState, memory_line, printable
 from .conversation import Conversation
 from .reader import Reader, protected
 from .room import with_room
@@ -95,6 +95,7 @@ class Chat:
         self.console = terminal.console(sys.stderr)
         self._view: View | None = None
         self.leaving = False
+        self._told_width = sys.maxsize  # of steps for want of memory: told again if it gets worse
         self._counted: tuple[Conversation, int] | None = None
         self._require_template()
         self.reader = open_reader(self)
@@ -159,7 +160,7 @@ class Chat:
                 self._show(reply)
             finally:
                 # Whatever ended it, also want of memory: what was said is kept.
-                interrupted = reply.tally.reason in (None, "interrupted")
+                interrupted = reply.tally.reason in (None, "interrupted", "memory")
                 ids += reply.token_ids
                 said = "".join(reply.text)
                 if parts > 1:  # a character, or a stop string, may lie across the parts
@@ -212,9 +213,14 @@ class Chat:
         return LiveView(console, state, typesetter)
 
     def _conclude(self, reply: Reply) -> None:
-        """What is to be said under a reply."""
-        tally = reply.tally
-        if not "".join(reply.text).strip():
+        """What is to be said under a reply.
+
+        Raises:
+            LadeError: memory did not suffice for all of it.
+            KeyboardInterrupt: on a pipe, if that was what ended it.
+        """
+        tally, memory = reply.tally, memory_line(reply.tally)
+        if not "".join(reply.text).strip() and tally.reason != "memory":
             self.note("(the model said nothing)")
         if tally.reason == "context":
             limit = self.session.decoder.max_context
@@ -224,10 +230,16 @@ class Chat:
         elif tally.reason == "interrupted":
             self.note("(stopped)")
             self.reader.hold()
+        if tally.squeezed is not None and tally.squeezed < self._told_width:
+            self._told_width = tally.squeezed
+            if tally.reason != "memory":
+                self.note(f"({memory})")
         if self.request.stats if self.request.stats is not None else not self.request.quiet:
             self.terminal.statistics(tally, self.plain_step)
         if self.reader.interactive and not self.request.quiet:
             self.console.print()
+        if memory and tally.reason == "memory":
+            raise LadeError(memory)
         if tally.reason == "interrupted" and not self.reader.interactive:
             raise KeyboardInterrupt
 

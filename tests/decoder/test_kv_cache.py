@@ -88,6 +88,53 @@ def test_running_out_of_memory_while_growing_changes_nothing(
     assert contents(cache) == [1, 2, 3, *range(GROWTH)]
 
 
+@pytest.mark.parametrize(("most", "slots"), [(4, 4), (3, 3), (2, None)])
+def test_growth_makes_do_with_what_memory_has(
+    most: int, slots: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice the slots, else as many as are needed, else none."""
+    cache = KVCache(2)
+    write(cache, list(range(GROWTH + 1)))
+    cache.keep(range(GROWTH + 1))
+    real = torch.zeros
+
+    def limited(shape: Any, **kwargs: Any) -> torch.Tensor:
+        if shape[3] > most * GROWTH:
+            raise torch.OutOfMemoryError
+        return real(shape, **kwargs)
+
+    monkeypatch.setattr(torch, "zeros", limited)
+    if slots is None:
+        with pytest.raises(torch.OutOfMemoryError):
+            cache.reserve(2 * GROWTH + 1)
+        slots = 2
+    else:
+        cache.reserve(2 * GROWTH + 1)
+    assert cache.keys is not None
+    assert cache.values is not None
+    assert cache.keys.shape[3] == cache.values.shape[3] == slots * GROWTH
+    assert contents(cache) == list(range(GROWTH + 1))
+
+
+def test_a_first_step_that_memory_has_no_room_for_can_be_smaller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cache = KVCache(2)
+    real = torch.zeros
+
+    def limited(shape: Any, **kwargs: Any) -> torch.Tensor:
+        if shape[3] > GROWTH:
+            raise torch.OutOfMemoryError
+        return real(shape, **kwargs)
+
+    monkeypatch.setattr(torch, "zeros", limited)
+    with pytest.raises(torch.OutOfMemoryError):
+        write(cache, list(range(GROWTH + 1)))
+    write(cache, list(range(GROWTH)))
+    cache.keep(range(GROWTH))
+    assert contents(cache) == list(range(GROWTH))
+
+
 def test_truncate_forgets_the_end_only() -> None:
     cache = KVCache(2)
     write(cache, [1, 2, 3])
@@ -100,3 +147,34 @@ def test_truncate_forgets_the_end_only() -> None:
     assert contents(cache) == [1, 5]
     assert cache.get_seq_length() == cache.get_query_offset() == 2
     assert cache.get_mask_sizes(4) == (6, 0)
+
+
+@pytest.mark.parametrize(("most", "slots"), [(None, 1024), (600, 768), (2000, 1024), (100, 768)])
+def test_growth_doubles_but_not_beyond_any_text(most: int | None, slots: int) -> None:
+    cache = KVCache(1, most)
+    cache.reserve(512)
+    for count in (500, 20):
+        key = torch.ones(1, 1, count, 2)
+        cache.reserve(cache.length + count)
+        with torch.inference_mode():
+            cache.update(key, key, 0)
+        cache.keep(range(count))
+    assert cache.keys is not None
+    assert cache.keys.shape[3] == slots
+
+
+def test_the_last_growth_starts_from_less_than_two_thirds() -> None:
+    """Grown from nearly all slots to all, the two caches would take twice the memory."""
+    for most in range(GROWTH, 30 * GROWTH, 100):
+        cache, sizes = KVCache(1, most), [0]
+        for slots in range(1, most + 1, 64):
+            cache.reserve(slots)
+            if cache.keys is None:
+                with torch.inference_mode():
+                    cache.update(torch.ones(1, 1, 1, 1), torch.ones(1, 1, 1, 1), 0)
+            assert cache.keys is not None
+            if cache.keys.shape[3] != sizes[-1]:
+                sizes.append(cache.keys.shape[3])
+        whole = -(-most // GROWTH) * GROWTH
+        assert sizes[-1] == whole
+        assert len(sizes) == 2 or sizes[-2] <= max(0.6 * whole, GROWTH)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ladecli.decoder.events import Started
+from ladecli.decoder.events import Squeezed, Started
 from ladecli.errors import LadeError, UsageError
 from ladecli.events import Ended, Piece, PromptRead, TextStep
 from ladecli.inspect.trace import Header, Trace, TraceWriter, read_trace, speller
@@ -34,7 +34,8 @@ def test_what_is_written_is_read_again(name: str, tmp_path: Path) -> None:
 def test_every_event_and_odd_texts_survive(tmp_path: Path) -> None:
     odd = 'a\u2028b"\x1b[31m\ud800 你\r\n'
     step = TextStep((Piece(odd, None),), (7,), 1, 0, 0.5)
-    events = [Started(1, 600), PromptRead(512, 600, 0.25), step, Ended("interrupted", odd)]
+    begun = [Started(1, 600), PromptRead(512, 600, 0.25), Squeezed(8, 0.1)]
+    events = [*begun, step, Ended("interrupted", odd)]
     writer = TraceWriter(tmp_path / "x", Header("m", odd, 600), lambda _: odd)
     for event in events:
         writer.show(event)

@@ -21,13 +21,15 @@ from .reference import reference_attention
 from .sdpa import sdpa_attention
 from .step import StepAttention
 
-__all__ = ["BACKENDS", "STEP_KEYWORD", "StepAttention", "bind", "bound", "choose_backend"]
+__all__ = ["AUTO", "BACKENDS", "STEP_KEYWORD", "StepAttention", "bind", "bound", "choose_backend"]
 
 Backend = Callable[..., Tensor]
 """(query [1, H, T, D], key and value [1, K, S, D], step, scaling, sliding_window, softcap)
 -> [1, H, T, D], where each of the K key heads serves H / K query heads."""
 
 BACKENDS: dict[str, Backend] = {"reference": reference_attention, "sdpa": sdpa_attention}
+AUTO = "sdpa"
+"""What "auto" stands for: the fastest one that is exact everywhere."""
 NAME = "lade"
 STEP_KEYWORD = "lade_step"
 
@@ -40,14 +42,14 @@ _HARMLESS = frozenset(
 
 
 def choose_backend(name: str) -> Backend:
-    """The backend called `name`; "auto" is the fastest one that is exact everywhere.
+    """The backend called `name`; "auto" stands for `AUTO`.
 
     Raises:
         ConfigError: there is no such backend.
     """
     if name not in ("auto", *BACKENDS):
         raise ConfigError(f"unknown attention {name!r}; use one of auto, {', '.join(BACKENDS)}")
-    return BACKENDS["sdpa" if name == "auto" else name]
+    return BACKENDS[AUTO if name == "auto" else name]
 
 
 def attention_forward(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,12 +19,15 @@ class State:
         prompt_length: how many of them are the prompt.
         draft_depth: the deepest tree node that could still be committed.
         room: positions beyond the current token that exist and mean what they meant.
+        widest: the most tokens that a draft and the current token may have together, padding
+            included: memory did not suffice for more.
     """
 
     tokens: list[int]
     prompt_length: int
     draft_depth: int = 0
     room: int = 0
+    widest: int = sys.maxsize
 
 
 class Strategy(Protocol):
@@ -37,7 +41,11 @@ class Strategy(Protocol):
         """A generation starts; `state` holds the prompt."""
 
     def propose(self, state: State) -> Draft:
-        """What to try behind the current token; nothing deeper than `state` allows."""
+        """What to try behind the current token; nothing deeper or wider than `state` allows.
+
+        Where memory does not suffice for it, this is asked again with a smaller `widest`, and
+        nobody observes what was proposed first.
+        """
 
     def observe(self, state: State, seen: Observation) -> None:
         """A step is over; `state` holds the tokens that it committed."""

@@ -66,19 +66,20 @@ class Lookahead:
     def propose(self, state: State) -> Draft:
         """Candidates behind the current token, and the window where it fits."""
         config, window, length = self._config, self._window, len(state.tokens)
+        limit = self._limit(state.widest)
         block = None
         solvent = self._ledger.solvent
         if window is not None and window.reach <= state.room and solvent:
             block = window.block(state.tokens[-1])
-            if self._share is not None and len(block.tokens) + 1 >= config.step_limit:
-                # What a window finds is worth nothing where no candidate has room.
+            # What a window finds is worth nothing where no candidate has room.
+            if len(block.tokens) + (1 if self._share is None else 2) > limit:
                 block = None
         base = 1 + (len(block.tokens) if block else 0)
-        nodes = config.step_limit - base
+        nodes = limit - base
         curve = self._step_cost.curve(length, base, nodes, config.widths)
         tree = self._drafter.candidates(state, curve if solvent else PLAIN)
         self._curve, self._cost = curve, curve.cost[len(tree)]
-        ranks = self._drafter.ranks if config.step_limit > 1 else 0
+        ranks = self._drafter.ranks if limit > 1 else 0
         chosen_plain = block is None and not len(tree) and curve.cost[-1] > self._cost
         if chosen_plain:
             self._plain_steps += 1
@@ -96,6 +97,14 @@ class Lookahead:
             self._resize_window(self._share, state, seen)
         with self._drafts.changing():
             self._drafter.learn(seen, ngrams)
+
+    def _limit(self, widest: int) -> int:
+        """The most tokens of a step, as the settings and memory have it."""
+        config = self._config
+        limit = config.step_limit
+        if limit <= widest:
+            return limit
+        return max((width for width in config.widths if width <= widest), default=widest)
 
     def _open_window(self, text: Sequence[int]) -> None:
         config = self._config

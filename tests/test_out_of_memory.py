@@ -1,0 +1,251 @@
+"""Running out of memory as a user sees it: one line, the text so far, and the next question."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ladecli import models
+from ladecli.__main__ import entry
+from ladecli.chat import loop
+from ladecli.decoder.config import SamplingConfig
+from ladecli.decoder.events import Squeezed, Started
+from ladecli.decoder.layout import StepLayout
+from ladecli.decoder.runner import Runner
+from ladecli.errors import LadeError
+from ladecli.events import Ended, Piece, TextStep
+from ladecli.inspect.trace import read_trace
+from ladecli.metrics import Tally
+from ladecli.repl.talk import Chat
+from ladecli.session import Session
+from ladecli.settings import ChatRequest
+from ladecli.terminal import Terminal
+from ladecli.visualize import ViewState, fold, memory_line, status_line
+
+from .test_chat import QUESTIONS, Script, said
+
+OUT = r"out of memory after \d+ tokens of context; a smaller --max-context, --quantize 4bit or a"
+SQUEEZED = r"out of memory: steps have at most [1-5] tokens? now; a smaller --budget avoids this"
+OPTIONS = ("generate", "-p", "def ", "-n", "40", "--ignore-eos", "--budget", "16", "-W", "2")
+
+Lade = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def loaded() -> models.LoadedModel:
+    return models.load("demo")
+
+
+@pytest.fixture
+def lade(capsys: pytest.CaptureFixture[str]) -> Lade:
+    def call(*arguments: str) -> tuple[int, str, str]:
+        code = entry(list(arguments))
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+def tighten(monkeypatch: pytest.MonkeyPatch, fails: Callable[[StepLayout], bool]) -> None:
+    forward = Runner.forward
+
+    def short(runner: Runner, layout: StepLayout) -> Any:
+        if fails(layout):
+            raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2.00 GiB")
+        return forward(runner, layout)
+
+    monkeypatch.setattr(Runner, "forward", short)
+
+
+def after(forwards: int) -> Callable[[StepLayout], bool]:
+    """From then on nothing runs any more."""
+    calls = iter(range(10**6))
+    return lambda _: next(calls) >= forwards
+
+
+# lade generate
+
+
+def test_narrower_steps_are_told_once_and_change_nothing(
+    lade: Lade, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, expected, _ = lade(*OPTIONS)
+    tighten(monkeypatch, lambda layout: len(layout.tokens) > 5)
+    code, out, err = lade(*OPTIONS)
+    assert (code, out) == (0, expected)
+    assert re.match(rf"lade: {SQUEEZED}\n", err)
+    assert err.count("out of memory") == 1
+    assert lade(*OPTIONS, "--quiet")[2] == ""
+
+
+def test_an_answer_that_memory_cuts_short_is_kept(
+    lade: Lade, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, expected, _ = lade(*OPTIONS)
+    tighten(monkeypatch, after(9))
+    code, out, err = lade(*OPTIONS)
+    assert code == 1
+    assert len(out) > 9
+    assert expected.startswith(out.rstrip("\n"))
+    assert re.match(f"lade: {OUT} smaller model helps\n", err)
+    assert " steps" in err, "the statistics are told all the same"
+    tighten(monkeypatch, after(0))
+    code, out, err = lade(*OPTIONS, "--quiet")
+    assert (code, out) == (1, "")
+    assert re.fullmatch(f"lade: {OUT} smaller model helps\n", err), "an error is told in any case"
+
+
+def test_the_json_object_says_why(lade: Lade, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = json.loads(lade(*OPTIONS, "--json")[1])
+    tighten(monkeypatch, after(9))
+    code, out, _ = lade(*OPTIONS, "--json")
+    answer = json.loads(out)
+    assert code == 1
+    assert answer["finish_reason"] == "memory"
+    count = answer["usage"]["completion_tokens"]
+    assert count > 0
+    assert answer["token_ids"] == expected["token_ids"][:count]
+    assert expected["text"].startswith(answer["text"])
+
+
+def test_the_next_prompt_is_answered(
+    lade: Lade, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, text in (("long", "def read(path):\n" * 20), ("short", "def ")):
+        (tmp_path / name).write_text(text)
+    tighten(monkeypatch, lambda layout: max(layout.positions) > 60)
+    files = [part for name in ("long", "short") for part in ("-f", str(tmp_path / name))]
+    code, out, err = lade("generate", *files, "-n", "20", "--ignore-eos", "--json")
+    assert code == 1
+    assert [json.loads(line)["finish_reason"] for line in out.splitlines()] == ["memory", "length"]
+    assert len(re.findall(OUT, err)) == 1
+
+
+def test_a_trace_holds_what_happened(
+    lade: Lade, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    calls = iter(range(10**6))
+    monkeypatch.setattr(Session, "measure_plain_step", lambda *_: 0.004)
+    tighten(monkeypatch, lambda layout: len(layout.tokens) > 5 or next(calls) >= 9)
+    files = {name: tmp_path / f"x.{name}" for name in ("trace", "svg", "html")}
+    code, out, _ = lade(*OPTIONS, *(part for n, f in files.items() for part in (f"--{n}", str(f))))
+    assert code == 1
+    events = read_trace(files["trace"]).events
+    assert [event.width for event in events if isinstance(event, Squeezed)][-1] <= 4
+    assert isinstance(events[-1], Ended)
+    assert events[-1].reason == "memory"
+    assert lade("replay", str(files["trace"]), "--speed", "inf")[:2] == (0, out)
+    assert lade("replay", str(files["trace"]), "--step")[0] == 0
+    assert all(file.stat().st_size > 500 for file in files.values())
+
+
+# lade chat
+
+
+@pytest.fixture
+def chat_with(loaded: models.LoadedModel) -> Callable[..., Chat]:
+    def make(*lines: str) -> Chat:
+        reader: Any = Script(*lines)
+        request = ChatRequest(max_new_tokens=30, budget=16, window=2)
+        return Chat(Session(loaded), request, Terminal("never"), lambda _: reader)
+
+    return make
+
+
+def test_a_reply_that_memory_cuts_short_is_kept_and_the_chat_goes_on(
+    chat_with: Callable[..., Chat],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    undisturbed = chat_with(QUESTIONS[0])
+    loop(undisturbed)
+    capsys.readouterr()
+    chat = chat_with(QUESTIONS[0], QUESTIONS[1])
+    room = len(chat.encode(chat.conversation.asked(QUESTIONS[0]))) + 8
+    tighten(monkeypatch, lambda layout: not said(chat) and max(layout.positions) > room)
+    loop(chat)
+    first = said(chat)[1]
+    assert first
+    assert said(undisturbed)[1].startswith(first)
+    assert [message.interrupted for message in chat.conversation.messages][:2] == [False, True]
+    assert re.search(f"lade: {OUT}", capsys.readouterr().err)
+    assert len(said(chat)) == 4, "the next question is answered"
+
+
+def test_a_question_that_memory_leaves_unanswered_comes_back(
+    chat_with: Callable[..., Chat],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    chat = chat_with(QUESTIONS[0], "/stats")
+    tighten(monkeypatch, after(0))
+    loop(chat)
+    assert said(chat) == []
+    reader: Any = chat.reader
+    assert QUESTIONS[0] in reader.drafts
+    err = capsys.readouterr().err
+    assert "the model said nothing" not in err
+    assert re.search(f"lade: {OUT}", err)
+
+
+def test_narrower_steps_are_not_told_again_in_a_chat(
+    chat_with: Callable[..., Chat],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    chat = chat_with(QUESTIONS[0], QUESTIONS[1], QUESTIONS[0], QUESTIONS[1])
+    tighten(monkeypatch, lambda layout: len(layout.tokens) > 5)
+    loop(chat)
+    assert len(said(chat)) == 8
+    widths = re.findall(r"\(out of memory: steps have at most (\d)", capsys.readouterr().err)
+    assert widths == sorted(set(widths), reverse=True), "only what is worse than before is told"
+
+
+def test_without_memory_for_a_step_nothing_can_be_measured(
+    loaded: models.LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tighten(monkeypatch, after(0))
+    session = Session(loaded)
+    with pytest.raises(LadeError, match="out of memory in the first step; --quantize 4bit"):
+        session.measure_plain_step(SamplingConfig())
+
+
+# Figures.
+
+
+@pytest.mark.parametrize(
+    ("events", "line"),
+    [
+        ([Started(0, 5), Ended("length")], None),
+        (
+            [Started(0, 5), Squeezed(8, 0.1), Squeezed(1, 0.1), Ended("eos")],
+            "out of memory: steps have at most 1 token now; a smaller --budget avoids this",
+        ),
+        (
+            [Started(0, 5), TextStep((Piece("a"),), (3,), 1, 0, 0.1), Ended("memory")],
+            "out of memory after 6 tokens of context; a smaller --max-context, --quantize 4bit or"
+            " a smaller model helps",
+        ),
+    ],
+)
+def test_one_line_about_memory(events: list[Any], line: str | None) -> None:
+    state = ViewState()
+    for event in events:
+        fold(state, event)
+        # The line on the screen must be drawn after any event, memory's own among them.
+        assert 0 < status_line(state, 60).cell_len <= 60
+    assert memory_line(state.tally) == line
+
+
+def test_lost_time_counts() -> None:
+    tally, step = Tally(), TextStep((Piece("a"),), (3,), 1, 0, 1.0)
+    for event in (Started(0, 5), Squeezed(8, 0.5), step, Squeezed(4, 0.25), step):
+        tally.add(event)
+    assert (tally.prefill_seconds, tally.decode_seconds) == (1.5, 1.25)
+    assert tally.squeezed == 4
