@@ -3,41 +3,64 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
-import errno
 import importlib.util
 import logging
-import os
-import socket
 import time
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from huggingface_hub import constants as hub_constants
-from huggingface_hub import errors as hub_errors
-from huggingface_hub import scan_cache_dir, try_to_load_from_cache
+from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.utils import enable_progress_bars
-from safetensors import SafetensorError
 
+from . import memory
+from .blueprint import shape_of
 from .decoder.config import SamplingConfig
 from .decoder.errors import UnsupportedModelError
-from .decoder.support import examine
-from .device import Device, detect
+from .decoder.memory import is_out_of_memory
+from .decoder.support import ModelFacts, examine
+from .device import Device, detect, free_memory
 from .errors import LoadError, UsageError
+from .library import checkpoint, hub, load_errors
 from .settings import LoadOptions
+from .shape import FULL, ModelShape
 
-DEMO = "demo"
+DEMO = hub.DEMO
 _NOT_APPLIED = frozenset(
     {"no_repeat_ngram_size", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens"}
     | {"forced_bos_token_id", "forced_eos_token_id", "min_length", "min_new_tokens"}
     | {"sequence_bias", "exponential_decay_length_penalty", "guidance_scale", "num_beams"}
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A model that can be loaded: what is known before any weight is read.
+
+    Attributes:
+        name: as the user gave it.
+        options: how to load it.
+        device: where it will run.
+        config: its configuration.
+        facts: what the decoder must know of it.
+        dtype: of activations, and of weights that are not quantised.
+        shape: what memory and speed depend on.
+        notices: lines that the user should see.
+        hub: keywords of every call that may ask the hub.
+    """
+
+    name: str
+    options: LoadOptions
+    device: Device
+    config: Any
+    facts: ModelFacts
+    dtype: torch.dtype
+    shape: ModelShape
+    notices: tuple[str, ...] = ()
+    hub: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +72,7 @@ class LoadedModel:
         model: a causal language model in evaluation mode.
         tokenizer: its tokenizer.
         device: where it runs.
+        shape: what memory and speed depend on.
         notices: lines that the user should see.
         seconds: what loading took.
     """
@@ -57,6 +81,7 @@ class LoadedModel:
     model: Any
     tokenizer: Any
     device: Device
+    shape: ModelShape
     notices: tuple[str, ...]
     seconds: float
 
@@ -101,89 +126,67 @@ class LoadedModel:
         )
 
 
-def resolve(name: str) -> str:
-    """The folder or hub name behind what the user typed, checked as far as is cheap.
-
-    Raises:
-        LoadError: a folder that is no model, or a path that does not exist.
-    """
-    if name == DEMO:  # a folder of that name is ./demo
-        return str(Path(__file__).with_name("demo"))
-    path = Path(name).expanduser()
-    looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1 or path.exists()
-    if not looks_local:
-        return name
-    if path.is_file():
-        raise LoadError(f"{name} is a file; give the folder that holds config.json")
-    if not path.is_dir():
-        raise LoadError(f"there is no model folder {name}{_suggest(name)}")
-    if not (path / "config.json").is_file():
-        raise LoadError(f"{name} holds no config.json; give a folder in Hugging Face format")
-    return str(path)
-
-
-def on_this_machine(name: str) -> bool:
-    """Whether the model needs no download, as far as its configuration tells."""
-    source = resolve(name)
-    if Path(source).is_dir():
-        return True
-    with contextlib.suppress(hub_errors.HFValidationError):
-        return isinstance(try_to_load_from_cache(source, "config.json"), str)
-    return True  # no name at all: `load` says so
-
-
-def _suggest(name: str) -> str:
-    """A hint at the nearest models that are on this machine."""
-    known = [DEMO, *_cached_names()]
-    folder = Path(name).expanduser().parent
-    with contextlib.suppress(OSError):
-        known += [str(p) for p in folder.iterdir() if (p / "config.json").is_file()]
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-    listed = ", ".join(near or sorted(known)[:3])
-    return f"; {'did you mean' if near else 'models on this machine'}: {listed}"
-
-
-def _cached_names() -> list[str]:
-    with contextlib.suppress(hub_errors.CacheNotFound, OSError):
-        return sorted(r.repo_id for r in scan_cache_dir().repos if r.repo_type == "model")
-    return []
-
-
-def load(name: str, options: LoadOptions | None = None, *, progress: bool = True) -> LoadedModel:
-    """Load a model and its tokenizer.
+def plan(name: str, options: LoadOptions | None = None, *, progress: bool = True) -> Plan:
+    """Find a model and read its configuration; no weights.
 
     Args:
         name: a Hugging Face id, a local folder, or "demo".
-        options: how.
-        progress: whether downloads show progress bars on stderr.
+        options: how it shall be loaded.
+        progress: whether a download shows a progress bar on stderr.
 
     Raises:
         UsageError: there is no such device, or the options do not go together.
-        LoadError: it cannot be loaded; the message says why and what helps.
-        UnsupportedModelError: it cannot be decoded here; said before any weights are read.
+        LoadError: there is no such model, or its configuration cannot be read.
+        UnsupportedModelError: it cannot be decoded here.
     """
-    began = time.perf_counter()
     options = options or LoadOptions()
     device = detect(options.device)
-    source = resolve(name)
-    place = _placement(options, device)
-    hub = {
+    source = hub.resolve(name)
+    local = Path(source).is_dir()
+    asking = {
         "revision": options.revision,
-        "local_files_only": options.offline or not (Path(source).is_dir() or _hub_answers()),
+        "local_files_only": options.offline or not (local or hub.hub_answers()),
         "trust_remote_code": options.trust_remote_code,
     }
     with _explained(name), _quiet(progress):
-        config = transformers.AutoConfig.from_pretrained(source, **hub)
-        examine(config)
-        dtype, notices = _dtype(options, device, config)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(source, **hub)
+        config = transformers.AutoConfig.from_pretrained(source, **asking)
+        facts = examine(config)
+        notices = _without_fp8(device, config)
+        dtype, told = _dtype(options, device, config, _folder(source, options.revision), asking)
+        notices += told
+        shape = shape_of(config, dtype, options.quantize, hub=asking)
+    if local and options.revision:
+        notices = (*notices, f"--revision {options.revision} says nothing about a folder")
+    return Plan(name, options, device, config, facts, dtype, shape, notices, asking)
+
+
+def load(
+    what: str | Plan, options: LoadOptions | None = None, *, progress: bool = True
+) -> LoadedModel:
+    """Load a model and its tokenizer.
+
+    Args:
+        what: the model's name, or what `plan` made of it.
+        options: how, where a name is given.
+        progress: whether downloads show progress bars on stderr.
+
+    Raises:
+        UsageError, LoadError, UnsupportedModelError: as `plan`, and where the weights cannot
+            be read; the message says why and what helps.
+    """
+    began = time.perf_counter()
+    planned = plan(what, options, progress=progress) if isinstance(what, str) else what
+    name, device, source = planned.name, planned.device, hub.resolve(planned.name)
+    place = _placement(planned)
+    with _explained(name), _quiet(progress):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source, **planned.hub)
         model, found = transformers.AutoModelForCausalLM.from_pretrained(
             source,
-            config=config,
-            dtype=dtype,
+            config=planned.config,
+            dtype=planned.dtype,
             output_loading_info=True,
             **place,
-            **hub,
+            **planned.hub,
         )
     # transformers fills what is missing with random numbers.
     missing = sorted([*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])])
@@ -198,84 +201,155 @@ def load(name: str, options: LoadOptions | None = None, *, progress: bool = True
         with _explained(name):
             model.to(device.torch_name)
     model.eval()
+    if planned.shape.weights not in FULL:
+        _try_out(planned, model)
     seconds = time.perf_counter() - began
-    return LoadedModel(name, model, tokenizer, device, notices, seconds)
+    return LoadedModel(name, model, tokenizer, device, planned.shape, planned.notices, seconds)
 
 
-def _dtype(options: LoadOptions, device: Device, config: Any) -> tuple[Any, tuple[str, ...]]:
-    """The type of the weights, and what to tell the user about it."""
+@torch.inference_mode()
+def _try_out(planned: Plan, model: Any) -> None:
+    """See whether products with quantised weights can be computed here, of one row and of two.
+
+    Kernels refuse shapes and devices only when they are called.
+
+    Raises:
+        LoadError: they cannot.
+    """
+    place = next(model.parameters()).device
+    try:
+        for width in (1, 2):
+            ids = torch.zeros((1, width), dtype=torch.long, device=place)
+            model(input_ids=ids, use_cache=False)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise LoadError(
+                f"{planned.name} leaves no memory on {planned.device.label} to compute with; take"
+                " a smaller model, or free some memory"
+            ) from error
+        other = {"nf4": "; try --quantize 8bit", "int8": "; try --quantize 4bit"}
+        words = str(error).strip().splitlines() or [type(error).__name__]
+        raise LoadError(
+            f"{planned.name} cannot be computed in {planned.shape.weights} on"
+            f" {planned.device.label}: {words[0]}{other.get(planned.shape.weights, '')}"
+        ) from error
+
+
+def _dtype(
+    options: LoadOptions,
+    device: Device,
+    config: Any,
+    folder: Path | None,
+    asking: dict[str, Any],
+) -> tuple[torch.dtype, tuple[str, ...]]:
+    """The type of activations and plain weights, and what to tell the user about it.
+
+    Args:
+        options: as the user gave them.
+        device: where the model will run.
+        config: of the model.
+        folder: of its files, as far as they are on this machine; None where none are.
+        asking: keywords of calls that may ask the hub.
+    """
     if options.dtype != "auto":
         return getattr(torch, options.dtype), ()
-    if device.kind != "cpu":
-        return "auto", ()
-    parameters = _parameter_estimate(config.get_text_config(decoder=True))
-    if parameters * 4 > _memory():
-        gigabytes = parameters * 4 / 1e9
-        notice = f"float32 needs about {gigabytes:.0f} GB, more than is there: using bfloat16"
+    if device.kind != "cpu" or getattr(config, "quantization_config", None) is not None:
+        return _stored(config, folder), ()
+    shape = shape_of(config, torch.float32, options.quantize, hub=asking)
+    least = min(examine(config).context, memory.LEAST_CONTEXT)
+    needed = memory.estimate(shape, context=least).total
+    usable = memory.usable(free_memory(device))
+    if needed > usable:
+        notice = (
+            f"float32 needs {memory.told(needed)}, and {memory.told(usable)} can be used: using"
+            " bfloat16"
+        )
         return torch.bfloat16, (notice,)
     return torch.float32, ()
 
 
-def _parameter_estimate(text: Any) -> float:
-    """Parameters of a decoder-only model, roughly, from its shape."""
-    hidden, layers = text.hidden_size, text.num_hidden_layers
-    inner = getattr(text, "intermediate_size", None) or 4 * hidden
-    experts = getattr(text, "num_local_experts", None) or 1
-    return float(layers * hidden * (4 * hidden + 3 * inner * experts) + text.vocab_size * hidden)
+def _folder(source: str, revision: str | None) -> Path | None:
+    """Where the files of a model are, as far as they are on this machine."""
+    if Path(source).is_dir():
+        return Path(source)
+    found = try_to_load_from_cache(source, "config.json", revision=revision)
+    return Path(found).parent if isinstance(found, str) else None
 
 
-def _memory() -> float:
-    """Bytes of main memory."""
-    try:
-        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    except (AttributeError, ValueError, OSError):  # not a POSIX system
-        return float("inf")
+def _stored(config: Any, folder: Path | None) -> torch.dtype:
+    """The type that a checkpoint's plain weights have."""
+    dtype: torch.dtype | None = config.get_text_config(decoder=True).dtype or config.dtype
+    if dtype is not None:
+        return dtype
+    name = checkpoint.stored_type(folder) if folder is not None else None
+    # Nobody knows before the download, or with pickled weights: those that do not say it are old,
+    # and most of them in float32, which also holds any other type.
+    return {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(name or "", torch.float32)
 
 
-def _placement(options: LoadOptions, device: Device) -> dict[str, Any]:
+def _without_fp8(device: Device, config: Any) -> tuple[str, ...]:
+    """Have weights in FP8 made plain where the device cannot multiply them.
+
+    transformers does that too, but asks the machine's first GPU and not the device in use.
+
+    Returns:
+        What to tell the user about it.
+    """
+    given = getattr(config, "quantization_config", None)
+    if not isinstance(given, dict) or given.get("quant_method") != "fp8":
+        return ()
+    if device.kind == "cuda" and torch.cuda.get_device_capability(device.torch_name) >= (8, 9):
+        return ()
+    config.quantization_config = {**given, "dequantize": True}
+    return (f"{device.label} does not multiply in FP8: the weights become plain ones",)
+
+
+def _placement(planned: Plan) -> dict[str, Any]:
     """Keywords that say where the weights go and in how many bits."""
+    options, device = planned.options, planned.device
     accelerate = importlib.util.find_spec("accelerate") is not None
     place: dict[str, Any] = {}
     if options.device_map is not None:
         if not accelerate:
             raise UsageError("--device-map needs accelerate: pip install accelerate")
         place["device_map"] = options.device_map
-    elif device.kind != "cpu" and accelerate:
+    elif accelerate and (device.kind != "cpu" or _is_quantised(planned)):
         # Straight to the device; without accelerate `load` moves the model there afterwards.
+        # Quantised weights would go to a GPU that is there, whatever device is in use.
         place["device_map"] = device.torch_name
     if options.quantize != "none":
-        try:
-            import bitsandbytes  # noqa: F401  (asked here for the sake of one clear line)
-        except ImportError:
-            raise UsageError(
-                f"--quantize {options.quantize} needs bitsandbytes: pip install 'ladecli[quant]'"
-            ) from None
-        four = options.quantize == "4bit"
-        place["quantization_config"] = transformers.BitsAndBytesConfig(
-            load_in_4bit=four,
-            load_in_8bit=not four,
-            bnb_4bit_quant_type="nf4",
-            # With the default threshold a result depends on the other tokens of the batch.
-            llm_int8_threshold=0.0,
-        )
+        place["quantization_config"] = _packing(planned)
     return place
 
 
-def _hub_answers() -> bool:
-    """Whether the hub can be reached.
+def _is_quantised(planned: Plan) -> bool:
+    given = getattr(planned.config, "quantization_config", None)
+    return planned.options.quantize != "none" or given is not None
 
-    The hub's own client tries for half a minute before it gives up.  Asking first lets a
-    cached model start at once without a network, and a missing one fail at once.
-    """
-    if urllib.request.getproxies():
-        return True  # a proxy resolves names for us: only it can tell
-    endpoint = urllib.parse.urlsplit(hub_constants.ENDPOINT)
-    port = endpoint.port or (443 if endpoint.scheme == "https" else 80)
-    try:
-        socket.create_connection((endpoint.hostname or "", port), timeout=5).close()
-    except OSError:
-        return False
-    return True
+
+def _packing(planned: Plan) -> Any:
+    """How bitsandbytes shall pack the weights."""
+    quantize = planned.options.quantize
+    if (given := getattr(planned.config, "quantization_config", None)) is not None:
+        raise UsageError(
+            f"{planned.name} is quantised already ({given.get('quant_method', 'somehow')}); leave"
+            " --quantize out"
+        )
+    missing = [p for p in ("bitsandbytes", "accelerate") if importlib.util.find_spec(p) is None]
+    if missing:
+        raise UsageError(
+            f"--quantize {quantize} needs {' and '.join(missing)}: pip install 'ladecli[quant]'"
+        )
+    # It logs a line for every product in 8 bits, and one for kernels that it does not need.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    return transformers.BitsAndBytesConfig(
+        load_in_4bit=quantize == "4bit",
+        load_in_8bit=quantize == "8bit",
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_compute_dtype=planned.dtype,
+        # With the default threshold a result depends on the other tokens of the batch.
+        llm_int8_threshold=0.0,
+    )
 
 
 @contextlib.contextmanager
@@ -309,57 +383,4 @@ def _explained(name: str) -> Iterator[None]:
     except MemoryError as error:
         raise LoadError(f"{name} does not fit into memory; try --dtype bfloat16") from error
     except Exception as error:
-        raise LoadError(_explain(name, error)) from error
-
-
-def _explain(name: str, error: Exception) -> str:
-    """One line for what went wrong, from the errors that led to it."""
-    chain: list[BaseException] = []
-    cause: BaseException | None = error
-    while cause is not None and cause not in chain:
-        chain.append(cause)
-        cause = cause.__cause__ or cause.__context__
-    for kind, text in (
-        (
-            hub_errors.GatedRepoError,
-            f"{name} is gated: accept its terms on its page, then log in with `hf auth login`",
-        ),
-        (
-            hub_errors.RevisionNotFoundError,
-            f"{name} has no such revision; check --revision",
-        ),
-        (
-            hub_errors.RepositoryNotFoundError,
-            f"there is no model {name} on the hub, or it is private: check the name, or log in"
-            " with `hf auth login`",
-        ),
-        (
-            hub_errors.HFValidationError,
-            f"{name} is no name of a model; use OWNER/NAME or a folder",
-        ),
-        (
-            hub_errors.EntryNotFoundError,
-            f"{name} holds no model that transformers can load",
-        ),
-        (SafetensorError, f"{name}: the weights are damaged; download or copy them again"),
-    ):
-        if any(isinstance(e, kind) for e in chain) and not _offline(chain):
-            return text + (_suggest(name) if kind is hub_errors.RepositoryNotFoundError else "")
-    if _offline(chain):
-        return f"{name} is not on this machine, and the hub cannot be reached{_suggest(name)}"
-    if any(isinstance(e, OSError) and e.errno == errno.ENOSPC for e in chain):
-        return f"no space left on disk while downloading {name}; free some and run this again"
-    words = str(error).strip() or type(error).__name__
-    if "backend tokenizer" in words:
-        return f"{name} holds no tokenizer; copy tokenizer.json beside the weights"
-    if "ignore_mismatched_sizes" in words:
-        return f"{name}: the weights do not fit its config.json; copy both again"
-    if "trust_remote_code" in words:
-        return f"{name} needs code of its own; read it, then allow it with --trust-remote-code"
-    return f"{name} cannot be loaded: {words.splitlines()[0]}"
-
-
-def _offline(chain: list[BaseException]) -> bool:
-    """Whether the hub could not be asked, rather than said no."""
-    kinds = (hub_errors.OfflineModeIsEnabled, hub_errors.LocalEntryNotFoundError, ConnectionError)
-    return any(isinstance(e, kinds) for e in chain)
+        raise LoadError(load_errors.explain(name, error)) from error

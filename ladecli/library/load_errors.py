@@ -1,0 +1,63 @@
+"""What went wrong while loading a model, as one line that says what helps."""
+
+from __future__ import annotations
+
+import errno
+
+from huggingface_hub import errors as hub_errors
+from safetensors import SafetensorError
+
+from .hub import suggest
+
+
+def explain(name: str, error: Exception) -> str:
+    """One line for what went wrong, from the errors that led to it."""
+    chain: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in chain:
+        chain.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    for kind, text in (
+        (
+            hub_errors.GatedRepoError,
+            f"{name} is gated: accept its terms on its page, then log in with `hf auth login`",
+        ),
+        (
+            hub_errors.RevisionNotFoundError,
+            f"{name} has no such revision; check --revision",
+        ),
+        (
+            hub_errors.RepositoryNotFoundError,
+            f"there is no model {name} on the hub, or it is private: check the name, or log in"
+            " with `hf auth login`",
+        ),
+        (
+            hub_errors.HFValidationError,
+            f"{name} is no name of a model; use OWNER/NAME or a folder",
+        ),
+        (
+            hub_errors.EntryNotFoundError,
+            f"{name} holds no model that transformers can load",
+        ),
+        (SafetensorError, f"{name}: the weights are damaged; download or copy them again"),
+    ):
+        if any(isinstance(e, kind) for e in chain) and not _offline(chain):
+            return text + (suggest(name) if kind is hub_errors.RepositoryNotFoundError else "")
+    if _offline(chain):
+        return f"{name} is not on this machine, and the hub cannot be reached{suggest(name)}"
+    if any(isinstance(e, OSError) and e.errno == errno.ENOSPC for e in chain):
+        return f"no space left on disk while downloading {name}; free some and run this again"
+    words = str(error).strip() or type(error).__name__
+    if "backend tokenizer" in words:
+        return f"{name} holds no tokenizer; copy tokenizer.json beside the weights"
+    if "ignore_mismatched_sizes" in words:
+        return f"{name}: the weights do not fit its config.json; copy both again"
+    if "trust_remote_code" in words:
+        return f"{name} needs code of its own; read it, then allow it with --trust-remote-code"
+    return f"{name} cannot be loaded: {words.splitlines()[0]}"
+
+
+def _offline(chain: list[BaseException]) -> bool:
+    """Whether the hub could not be asked, rather than said no."""
+    kinds = (hub_errors.OfflineModeIsEnabled, hub_errors.LocalEntryNotFoundError, ConnectionError)
+    return any(isinstance(e, kinds) for e in chain)

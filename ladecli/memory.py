@@ -1,0 +1,200 @@
+"""Whether a model fits into the memory that is free, told before it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from .errors import LoadError, UsageError
+from .shape import FULL, ModelShape
+
+CHUNK = 512
+"""Tokens of a prompt that are read at once, as the decoder does."""
+GROWTH = 256
+"""Slots that the decoder's cache grows by, and keeps for a step behind the longest text."""
+PARTLY = 0.6
+"""The largest share of its slots that the cache has before it grows to all of them."""
+LEAST_CONTEXT = 1024
+"""A model that has no room for so many tokens is of no use."""
+SPARE = 0.03
+"""Share of the free memory that is left to allocators and libraries."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Bytes that decoding takes.
+
+    Attributes:
+        weights: of the model.
+        cache: keys and values of the longest text, at the worst moment.
+        step: what one step holds beside them.
+    """
+
+    weights: float
+    cache: float
+    step: float
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        return self.weights + self.cache + self.step
+
+
+def estimate(shape: ModelShape, *, context: int, width: int = 1, attention: str = "sdpa") -> Need:
+    """What decoding takes.
+
+    Args:
+        shape: of the model.
+        context: the most tokens of a text.
+        width: the most tokens of a step.
+        attention: the backend; `reference` holds the scores of all heads.
+    """
+    # A chunk of the prompt has no logits but one row; every draft token has one.
+    chunk = min(CHUNK, context)
+    tokens = max(chunk, width)
+    states = tokens * (6 * shape.hidden + 3 * shape.inner) * shape.value_bytes
+    logits = width * shape.vocabulary * (shape.value_bytes + 4)
+    if attention == "reference":
+        each = 8 * shape.heads  # scores and weights in float32
+    else:
+        # A mask of booleans, the same as numbers, and those for each head that shares a key head.
+        each = 1 + (1 + shape.heads // shape.kv_heads) * shape.value_bytes
+    scores = tokens * (context + tokens) * each
+    slots = _cache_slots(context, width)
+    return Need(shape.weight_bytes, slots * shape.cache_bytes, states + logits + scores)
+
+
+def _cache_slots(context: int, width: int) -> float:
+    """Slots of the cache at the worst moment: as it grows, when the old one and the new one exist
+    together.  The first one has room for a chunk and a step."""
+    most = _whole(context + max(GROWTH, width))
+    first = min(_whole(min(CHUNK, context) + width), most)
+    return most + (0 if first == most else max(PARTLY * most, first))
+
+
+def _whole(slots: int) -> int:
+    return -(-slots // GROWTH) * GROWTH
+
+
+def usable(free: float) -> float:
+    """The bytes of free memory that decoding may take."""
+    return free * (1.0 - SPARE)
+
+
+def room(
+    name: str,
+    shape: ModelShape,
+    free: float,
+    *,
+    longest: int,
+    wanted: int | None,
+    width: int,
+    window: int = 1,
+    attention: str = "sdpa",
+    where: str = "this machine",
+    kind: str = "cpu",
+) -> tuple[int, str | None]:
+    """The most tokens that a text may have, and what to tell the user if that is not all.
+
+    Args:
+        name: of the model, for messages.
+        shape: of the model.
+        free: bytes of memory.
+        longest: the most tokens that the model was made for.
+        wanted: what the user asked for; None for as many as fit.
+        width: the most tokens of a step.
+        window: of them, those that no budget can leave out.
+        attention: the backend.
+        where: the device, for messages.
+        kind: of device.
+
+    Raises:
+        LoadError: the weights do not fit, or leave no room for a text.
+        UsageError: the wanted context does not fit; the message says which one would.
+    """
+
+    def fits(context: int, steps: int = width) -> bool:
+        need = estimate(shape, context=context, width=steps, attention=attention)
+        return need.total <= usable(free)
+
+    context = min(wanted or longest, longest)
+    if fits(context):
+        return context, None
+    least = min(context, LEAST_CONTEXT)
+    if not fits(least, 1):
+        raise LoadError(_too_large(name, shape, free, least, where, kind))
+    if not fits(least):
+        narrower = next(w for w in (64, 32, 16, 8, 4, 1) if w < width and fits(least, w))
+        no_window = "--sources context,recycled " if narrower < window else ""
+        raise UsageError(
+            f"steps of {width} tokens of {name} do not fit into the {told(usable(free))} that can"
+            f" be used on {where}; {no_window}--budget {narrower} does"
+        )
+    most = _largest(fits, least, context)
+    needed = estimate(shape, context=context, width=width, attention=attention)
+    beside = (
+        f"{context:,} tokens of context need {told(needed.cache + needed.step)} beside the weights"
+        f" of {told(needed.weights)}, and {told(usable(free))} can be used on {where}"
+    )
+    if wanted is not None:
+        raise UsageError(f"{beside}; --max-context {most} fits{_smaller(shape, kind)}")
+    return most, f"{beside}: texts end at {most:,} tokens{_smaller(shape, kind)}"
+
+
+def told(size: float) -> str:
+    """A number of bytes for people."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        # Half a step earlier, so that no size is 1000 of a unit.
+        if size >= 0.9995 * scale:
+            return f"{size / scale:.3g} {unit}"
+    return f"{size:.0f} bytes"
+
+
+def _largest(fits: Callable[[int], bool], low: int, high: int) -> int:
+    """The largest context that fits, to one part in a hundred, between one that does and one
+    that does not."""
+    while high - low > max(low // 100, 1):
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low - low % 64 if low > 64 else low
+
+
+def _too_large(name: str, shape: ModelShape, free: float, least: int, where: str, kind: str) -> str:
+    """Why a model does not fit, with the first of the smaller forms that does."""
+    needed, most = estimate(shape, context=least).total, usable(free)
+    more = f"{told(needed - most)} more than the {told(most)} that can be used on {where}"
+    line = f"{name} needs {told(needed)}, {more}"
+    for flag, smaller in smaller_forms(shape, kind):
+        needed = estimate(smaller, context=least).total
+        if needed <= most:
+            return f"{line}; {flag} needs {told(needed)}"
+    return f"{line}; take a smaller model, or free some memory"
+
+
+def smaller_forms(shape: ModelShape, kind: str = "cpu") -> list[tuple[str, ModelShape]]:
+    """Options that make a model smaller, each with the shape that it gives.
+
+    Args:
+        shape: of the model as it is.
+        kind: of device; bitsandbytes has no kernels for Apple's GPUs.
+    """
+    forms = []
+    if shape.weights == "float32":
+        half = replace(shape, weights="bfloat16", compute="bfloat16")
+        forms.append(("--dtype bfloat16", replace(half, weight_bytes=shape.weight_bytes / 2)))
+    if shape.weights in FULL and kind != "mps":
+        packed = shape.linear
+        if packed is None:
+            # Embeddings and the last layer stay as they are.
+            packed = max(shape.parameters - 2 * shape.vocabulary * shape.hidden, 0.0)
+        for flag, weights, size in (("8bit", "int8", 1.0), ("4bit", "nf4", 0.5625)):
+            total = packed * size + (shape.parameters - packed) * shape.value_bytes
+            form = replace(shape, weights=weights, weight_bytes=total)
+            forms.append((f"--quantize {flag}", form))
+    return forms
+
+
+def _smaller(shape: ModelShape, kind: str) -> str:
+    """A hint at what would make room."""
+    forms = smaller_forms(shape, kind)
+    return f"; {forms[-1][0]} leaves room for more" if forms else ""

@@ -1,0 +1,94 @@
+"""A cache of the hub as its own client leaves it, with models that weigh nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+LLAMA_7B: dict[str, Any] = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 4096,
+    "vocab_size": 32000,
+    "torch_dtype": "float16",
+}
+SMALL: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 1000,
+}
+
+
+def weights(*tensors: tuple[str, tuple[int, ...]], missing: int = 0) -> tuple[bytes, int]:
+    """The head of a safetensors file, and the size of the whole.
+
+    Args:
+        tensors: type and shape of each.
+        missing: bytes to leave out at the end.
+    """
+    sizes = {"F32": 4, "F16": 2, "BF16": 2, "I32": 4, "U8": 1, "F8_E4M3": 1}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for number, (kind, shape) in enumerate(tensors):
+        count = 1
+        for length in shape:
+            count *= length
+        begin, end = end, end + count * sizes[kind]
+        header[f"t{number}"] = {"dtype": kind, "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text, 8 + len(text) + end - missing
+
+
+def add_model(
+    cache: Path,
+    name: str,
+    config: Mapping[str, Any] | str | None,
+    files: Mapping[str, tuple[bytes, int] | bytes | None] | None = None,
+    *,
+    tokenizer: bool = True,
+    revision: str = "a" * 40,
+    main: bool = True,
+) -> Path:
+    """Put a model into a cache, and return the folder of its files.
+
+    Args:
+        cache: the folder of all models.
+        name: OWNER/NAME.
+        config: as a dictionary, or the text of its file; None for none.
+        files: by name: contents; a head and a size, the rest a hole; None for a link to nothing.
+        tokenizer: whether there is one.
+        revision: the commit.
+        main: whether it is the one that main points to.
+    """
+    root = cache / ("models--" + name.replace("/", "--"))
+    snapshot = root / "snapshots" / revision
+    (root / "blobs").mkdir(parents=True, exist_ok=True)
+    snapshot.mkdir(parents=True)
+    if main:
+        (root / "refs").mkdir(exist_ok=True)
+        (root / "refs" / "main").write_text(revision)
+    every: dict[str, tuple[bytes, int] | bytes | None] = dict(files or {})
+    if config is not None:
+        text = config if isinstance(config, str) else json.dumps(config)
+        every["config.json"] = text.encode()
+    if tokenizer:
+        every["tokenizer.json"] = b"{}"
+    for number, (path, contents) in enumerate(sorted(every.items())):
+        blob = root / "blobs" / f"{revision[0]}{number:039d}"
+        if contents is not None:
+            head, size = contents if isinstance(contents, tuple) else (contents, len(contents))
+            blob.write_bytes(head)
+            os.truncate(blob, size)
+        (snapshot / path).parent.mkdir(parents=True, exist_ok=True)
+        (snapshot / path).symlink_to(os.path.relpath(blob, (snapshot / path).parent))
+    return snapshot

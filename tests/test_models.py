@@ -1,0 +1,166 @@
+"""Loading: the model's own code, where weights go, and the type that they have there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from ladecli import device, memory, models
+from ladecli.device import Device
+from ladecli.errors import LoadError
+from ladecli.library import checkpoint
+from ladecli.settings import LoadOptions
+
+DEMO = Path(models.__file__).with_name("demo")
+GPU = Device("cuda", "cuda:1", "Some GPU", 8 << 30)
+OWN_CODE = """
+from transformers import LlamaForCausalLM
+
+class Mine(LlamaForCausalLM):
+    pass
+"""
+
+
+def demo_with(folder: Path, **changes: Any) -> str:
+    """A copy of the bundled model with another configuration; None removes a key."""
+    shutil.copytree(DEMO, folder, dirs_exist_ok=True)
+    config = json.loads((DEMO / "config.json").read_text()) | changes
+    config = {key: value for key, value in config.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def test_code_of_the_model_runs_where_it_is_trusted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = demo_with(tmp_path / "own", auto_map={"AutoModelForCausalLM": "modeling_own.Mine"})
+    (tmp_path / "own" / "modeling_own.py").write_text(OWN_CODE)
+    trusted = models.load(name, LoadOptions(device="cpu", trust_remote_code=True))
+    assert type(trusted.model).__name__ == "Mine"
+    other = models.load(name, LoadOptions(device="cpu"))
+    assert type(other.model).__name__ == "LlamaForCausalLM"
+    assert other.shape == trusted.shape
+    assert capsys.readouterr().out == "", "nothing is asked"
+
+
+@pytest.mark.parametrize("quantize", ["4bit", "8bit"])
+def test_a_gpu_that_is_there_gets_nothing_that_is_for_the_processor(
+    quantize: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = models.plan("demo", LoadOptions(device="cpu", quantize=quantize))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert models._placement(planned)["device_map"] == "cpu"
+    packed = models.plan("demo", LoadOptions(device="cpu"))
+    assert "device_map" not in models._placement(packed)
+    packed.config.quantization_config = {"quant_method": "gptq", "bits": 4}
+    assert models._placement(packed)["device_map"] == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("told", "held", "expected"),
+    [
+        ("float16", torch.bfloat16, torch.float16),
+        (None, torch.bfloat16, torch.bfloat16),
+        (None, torch.float16, torch.float16),
+        (None, torch.float32, torch.float32),
+        (None, None, torch.float32),
+    ],
+)
+def test_a_gpu_gets_the_type_that_the_weights_have(
+    told: str | None,
+    held: torch.dtype | None,
+    expected: torch.dtype,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = demo_with(tmp_path / "m", dtype=told)
+    path = tmp_path / "m" / "model.safetensors"
+    if held is None:
+        path.unlink()
+    else:
+        save_file({key: x.to(held) for key, x in load_file(path).items()}, path)
+    monkeypatch.setattr(models, "detect", lambda _: GPU)
+    assert models.plan(name).dtype == expected
+    assert checkpoint.stored_type(tmp_path / "m") == (str(held)[6:] if held else None)
+
+
+@pytest.mark.parametrize("more", [-1e6, 1e6])
+def test_float32_is_chosen_where_it_can_be_used_only(
+    more: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = models.plan("demo", LoadOptions(device="cpu", dtype="float32")).shape
+    least = memory.estimate(full, context=memory.LEAST_CONTEXT).total
+    free = least / (1 - memory.SPARE) + more
+    monkeypatch.setattr(models, "free_memory", lambda _: int(free))
+    planned = models.plan("demo", LoadOptions(device="cpu"))
+    what = {"longest": 2048, "wanted": None, "width": 1}
+    context, _ = memory.room("demo", planned.shape, free, **what)  # type: ignore[arg-type]
+    assert context >= memory.LEAST_CONTEXT
+    if more > 0:
+        assert (planned.dtype, planned.notices) == (torch.float32, ())
+    else:
+        assert planned.dtype == torch.bfloat16
+        numbers = f"{memory.told(least)}, and {memory.told(memory.usable(free))}"
+        assert planned.notices == (f"float32 needs {numbers} can be used: using bfloat16",)
+
+
+@pytest.fixture
+def fp8(tmp_path: Path) -> str:
+    """A checkpoint in FP8 with a scale for every block."""
+    name = demo_with(
+        tmp_path / "fp8",
+        quantization_config={"quant_method": "fp8", "weight_block_size": [64, 64]},
+    )
+    tensors = {}
+    for key, weight in load_file(DEMO / "model.safetensors").items():
+        tensors[key] = weight
+        if "_proj" in key:
+            blocks = [-(-n // 64) for n in weight.shape]
+            tensors[key] = weight.to(torch.float8_e4m3fn)
+            tensors[key.replace("weight", "weight_scale_inv")] = torch.ones(blocks)
+    save_file(tensors, tmp_path / "fp8" / "model.safetensors")
+    return name
+
+
+def test_fp8_becomes_plain_where_it_cannot_be_multiplied(fp8: str) -> None:
+    loaded = models.load(fp8, LoadOptions(device="cpu"))
+    assert loaded.shape.weights == "bfloat16"
+    assert loaded.shape.weight_bytes == sum(p.nbytes for p in loaded.model.parameters())
+    processor = device.detect("cpu").label
+    line = f"{processor} does not multiply in FP8: the weights become plain ones"
+    assert loaded.notices == (line,)
+
+
+@pytest.mark.parametrize(
+    ("capability", "weights"), [((8, 0), "bfloat16"), ((8, 9), "fp8"), ((9, 0), "fp8")]
+)
+def test_fp8_stays_where_it_can(
+    capability: tuple[int, int], weights: str, fp8: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(models, "detect", lambda _: GPU)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_capability", lambda name: asked.append(name) or capability
+    )
+    assert models.plan(fp8).shape.weights == weights
+    assert asked == ["cuda:1"]
+
+
+def test_no_memory_to_compute_with_is_no_reason_for_wider_weights(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_args: Any, **_kwargs: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", fail)
+    planned = models.plan("demo", LoadOptions(device="cpu", quantize="4bit"))
+    model = transformers.AutoModelForCausalLM.from_config(planned.config)
+    with pytest.raises(LoadError, match=r"^demo leaves no memory on .* or free some memory$"):
+        models._try_out(planned, model)

@@ -1,0 +1,146 @@
+"""bitsandbytes on a CPU: models load, generate, and say the same under every strategy."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from ladecli import models
+from ladecli.decoder.config import LookaheadConfig, SamplingConfig
+from ladecli.decoder.engine import Limits
+from ladecli.decoder.strategies import make_strategy
+from ladecli.errors import LoadError, UsageError
+from ladecli.models import LoadedModel
+from ladecli.session import Session
+from ladecli.settings import LoadOptions
+
+from .tokenizers_here import byte_level
+
+SETTINGS = {
+    "lookahead": LookaheadConfig(5, 3, 5, 60),
+    "paper": LookaheadConfig(15, 5, 15, sources=("trajectory",)),
+    "narrow": LookaheadConfig(3, 3, 4, 8, ("context", "recycled")),
+}
+
+
+@pytest.fixture(scope="module", params=["4bit", "8bit"])
+def loaded(request: pytest.FixtureRequest) -> LoadedModel:
+    return models.load("demo", LoadOptions(device="cpu", quantize=request.param))
+
+
+NEAR_TIE = 0.05
+"""Quantised products round rows of one step and of several differently.  Where the best two
+logits are closer than this share of their spread, either may win."""
+
+
+class Seen:
+    """A logits processor that changes nothing and remembers the lead of the best token."""
+
+    def __init__(self) -> None:
+        self.leads: list[float] = []
+
+    def __call__(self, ids: Any, logits: Any) -> Any:
+        first, second = logits[0].float().topk(2).values.tolist()
+        self.leads.append((first - second) / float(logits.float().std()))
+        return logits
+
+
+def ids_of(session: Session, prompt: str, name: str, seen: Seen | None = None) -> list[int]:
+    config = SETTINGS.get(name, LookaheadConfig())
+    strategy = make_strategy(name if name == "autoregressive" else "lookahead", config)
+    events = session.decoder.generate(
+        session.encode(prompt), strategy, None, Limits(80), [seen] if seen else []
+    )
+    return [token.id for event in events for token in getattr(event, "tokens", ())]
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_setting_says_what_plain_decoding_says_but_for_near_ties(
+    loaded: LoadedModel, name: str
+) -> None:
+    session = Session(loaded)
+    for prompt in ("def largest(items):\n", "What is lookahead decoding?", "import os\n"):
+        seen = Seen()
+        expected = ids_of(session, prompt, "autoregressive", seen)
+        said = ids_of(session, prompt, name)
+        assert len(said) == len(expected) == 80
+        apart = next((i for i in range(80) if said[i] != expected[i]), None)
+        # How many texts meet a near-tie depends on the kernels of the machine.
+        assert apart is None or seen.leads[apart] < NEAR_TIE
+
+
+def test_the_plan_knows_the_size_of_packed_weights(loaded: LoadedModel) -> None:
+    assert loaded.shape.weights in ("nf4", "int8")
+    held = loaded.model.get_memory_footprint()
+    # Scales are not in what transformers counts.
+    assert held <= loaded.shape.weight_bytes * 1.001
+    assert held > loaded.shape.weight_bytes * 0.95
+
+
+def test_nothing_is_logged_for_every_product(
+    loaded: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert Session(loaded).measure_plain_step(SamplingConfig()) > 0
+    assert caplog.records == []
+    # The line is a warning, of the loggers below this one.
+    assert not logging.getLogger("bitsandbytes.autograd").isEnabledFor(logging.WARNING)
+
+
+def test_shapes_that_its_kernels_refuse_give_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = byte_level()
+    config = transformers.LlamaConfig(
+        hidden_size=60,
+        intermediate_size=100,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        vocab_size=len(tokenizer),
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+
+    # Which shapes they refuse depends on the processor, so one is refused for all of them.
+    def refuse(*_args: object, **_kwargs: object) -> None:
+        raise AssertionError("N must be divisible by block_n\nand more")
+
+    monkeypatch.setattr("bitsandbytes.nn.Linear4bit.forward", refuse)
+    line = r"cannot be computed in nf4 on .*: N must be divisible by block_n; try --quantize 8bit$"
+    with pytest.raises(LoadError, match=line):
+        models.load(str(tmp_path), LoadOptions(device="cpu", quantize="4bit"))
+
+
+@pytest.mark.parametrize("missing", ["bitsandbytes", "accelerate"])
+def test_what_is_missing_is_named(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name, *a: None if name == missing else found(name, *a)
+    )
+    line = rf"--quantize 4bit needs {missing}: pip install 'ladecli\[quant\]'"
+    with pytest.raises(UsageError, match=line):
+        models.load("demo", LoadOptions(device="cpu", quantize="4bit"))
+
+
+def test_a_checkpoint_is_not_quantised_twice(tmp_path: Path) -> None:
+    demo = Path(models.__file__).with_name("demo")
+    config = json.loads((demo / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    line = r"is quantised already \(gptq\); leave --quantize out"
+    with pytest.raises(UsageError, match=line):
+        models.load(str(tmp_path), LoadOptions(device="cpu", quantize="4bit"))
+
+
+def test_a_quantised_checkpoint_loads_as_it_is(loaded: LoadedModel, tmp_path: Path) -> None:
+    loaded.model.save_pretrained(tmp_path)
+    loaded.tokenizer.save_pretrained(tmp_path)
+    again = models.load(str(tmp_path), LoadOptions(device="cpu"))
+    assert again.shape.weights == loaded.shape.weights
+    text = ids_of(Session(loaded), "def largest(items):\n", "autoregressive")
+    assert ids_of(Session(again), "def largest(items):\n", "autoregressive") == text
