@@ -1,164 +1,251 @@
-"""Hardware profiles: data in TOML files, one function that selects."""
+"""Hardware profiles: data in TOML files, and one function that selects."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib import resources
-from typing import Any, Protocol
 
-from .. import toml
-from ..decoder.config import SOURCES, LookaheadConfig
-from ..decoder.errors import ConfigError
-from ..decoder.step_cost import StepCost
+from ..decoder.config import LookaheadConfig
 from ..errors import UsageError
+from ..shape import ModelShape
+from . import user
+from .derive import Rates, derive
+from .recognise import NamedDevice, recognise
+from .schema import VALUES, Hardware, Paper, Profile, Setting, Tuned, parse
 
-_KEYS = {"description", "devices", "setting"}
-_SETTING_KEYS = {"up_to_parameters", "origin"} | {f.name for f in fields(LookaheadConfig)}
+__all__ = [
+    "Choice",
+    "Hardware",
+    "NamedDevice",
+    "Paper",
+    "Profile",
+    "Rates",
+    "Setting",
+    "Tuned",
+    "choose",
+    "derived_from",
+    "measured",
+    "names",
+    "origins_of",
+    "parse",
+    "read",
+    "select",
+    "shipped",
+    "shipped_names",
+    "tera",
+    "usual",
+]
 
-_COST_KEYS = {f.name for f in fields(StepCost)}
-
-
-class NamedDevice(Protocol):
-    """The part of a device that selection looks at."""
-
-    @property
-    def kind(self) -> str:
-        """cpu, cuda or mps."""
-
-    @property
-    def label(self) -> str:
-        """The device's own name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """W, N, G and budget for models up to a size.
-
-    Attributes:
-        up_to_parameters: the largest model that this is meant for.
-        lookahead: the values.
-        origin: whether they were measured, published or derived, and where.
-    """
-
-    up_to_parameters: float
-    lookahead: LookaheadConfig
-    origin: str
-
-
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """Settings for a kind of hardware, the smallest models first.
-
-    Attributes:
-        name: of the file.
-        description: one line for people.
-        devices: parts of the names of devices that it is for; "cpu" and "mps" are kinds.
-        settings: by model size.
-    """
-
-    name: str
-    description: str
-    devices: tuple[str, ...]
-    settings: tuple[Setting, ...]
+MEASURED = "measured here"
+"""What settings are called that come from a measurement a moment ago, and from no profile."""
+_BY_KIND = {"cpu": "cpu", "mps": "apple", "cuda": "gpu"}
+"""Profiles of devices that no profile names; the user's own of this name comes first."""
+_PAPER = LookaheadConfig(7, 5, 7, sources=("trajectory",))
+_PAPER_ORIGIN = "published: arXiv 2402.02057, RTX 3090, 7B: the least of its W=7 to 10"
+DEAR_START = 2.5
+"""Where bitsandbytes makes a step with one draft token so dear, in plain steps, users are told."""
+_BETTER = "lade tune finds better ones"
+_DEFAULTS = {
+    "budget": "default: (W + G)(N - 1)",
+    "sources": "default: all",
+    "step_cost": "default: all widths cost the same",
+    "widths": "default: any",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a profile says for one model."""
+    """The settings for one model on one machine.
+
+    Attributes:
+        profile: what they are called.
+        lookahead: the settings.
+        origins: where each is from, by the names in `schema.VALUES`: "measured: ...",
+            "derived: ..." or "published: ...".
+        paper: settings for the paper's algorithm; the trajectory is their only source.
+        paper_origin: where those are from.
+        notices: lines that the user should see.
+    """
 
     profile: str
     lookahead: LookaheadConfig
-    origin: str
+    origins: Mapping[str, str]
+    paper: LookaheadConfig
+    paper_origin: str
+    notices: tuple[str, ...] = ()
+
+    def base(self, paper: bool) -> LookaheadConfig:
+        """The settings to start from: the paper's own where its algorithm is asked for."""
+        return self.paper if paper else self.lookahead
+
+    @property
+    def origin(self) -> str:
+        """Where the settings are from, in one line."""
+        return self.origins["window"]
 
 
-def names() -> list[str]:
-    """The profiles that ship with this program."""
+def shipped_names() -> list[str]:
+    """The profiles that come with this program."""
     files = resources.files(__name__).iterdir()
     return sorted(f.name[: -len(".toml")] for f in files if f.name.endswith(".toml"))
 
 
-def read(name: str) -> Profile:
-    """The profile called `name`.
+def names() -> list[str]:
+    """All profiles that can be asked for: shipped ones and the user's own."""
+    return sorted({*shipped_names(), *user.names()})
 
-    Raises:
-        UsageError: there is none, or its file breaks the schema.
-    """
-    if name not in names():
-        raise UsageError(f"unknown profile {name!r}; known profiles: {', '.join(names())}")
+
+def shipped(name: str) -> Profile:
+    """A profile that comes with this program."""
     text = resources.files(__name__).joinpath(f"{name}.toml").read_text(encoding="utf-8")
     return parse(name, text)
 
 
-def parse(name: str, text: str) -> Profile:
-    """A profile from the text of its file.
+def read(name: str) -> Profile:
+    """The profile called `name`; a user's own comes before a shipped one of the same name.
 
     Raises:
-        UsageError: the text is no TOML, has an unknown key, or lacks one.
+        UsageError: there is none, or its file breaks the schema.
     """
-    try:
-        data = toml.loads(text)
-        _only(data, _KEYS, f"profile {name}")
-        settings = tuple(
-            _setting(entry, f"profile {name}, setting {number}")
-            for number, entry in enumerate(data["setting"], start=1)
-        )
-        return Profile(name, data["description"], tuple(data["devices"]), settings)
-    except toml.TOMLDecodeError as error:
-        raise UsageError(f"profile {name} is no valid TOML: {error}") from error
-    except KeyError as error:
-        raise UsageError(f"profile {name} lacks {error.args[0]!r}") from error
+    if name in user.names():
+        return user.read(name)
+    if name not in shipped_names():
+        raise UsageError(f"unknown profile {name!r}; known profiles: {', '.join(names())}")
+    return shipped(name)
 
 
-def _setting(entry: dict[str, Any], where: str) -> Setting:
-    _only(entry, _SETTING_KEYS, where)
-    cost = entry.get("step_cost", {})
-    _only(cost, _COST_KEYS, f"{where}, step_cost")
-    try:
-        lookahead = LookaheadConfig(
-            window=entry["window"],
-            ngram=entry["ngram"],
-            guesses=entry["guesses"],
-            budget=entry.get("budget"),
-            sources=tuple(entry.get("sources", SOURCES)),
-            step_cost=StepCost(**cost),
-            widths=tuple(entry.get("widths", ())),
-        )
-    except ConfigError as error:
-        raise UsageError(f"{where}: {error}") from error
-    return Setting(entry.get("up_to_parameters", float("inf")), lookahead, entry["origin"])
-
-
-def _only(data: dict[str, Any], known: set[str], where: str) -> None:
-    for key in data:
-        if key not in known:
-            raise UsageError(f"{where}: unknown key {key!r}; known: {', '.join(sorted(known))}")
-
-
-def select(name: str | None, device: NamedDevice, parameters: float) -> Choice:
+def select(
+    name: str | None,
+    device: NamedDevice,
+    shape: ModelShape,
+    *,
+    attention: str = "sdpa",
+    versions: Mapping[str, str] | None = None,
+    measure: Callable[[], Rates] | None = None,
+) -> Choice:
     """The settings for a model on a device.
 
+    A profile that was tuned for just this comes first, then the one that knows the device, as
+    `usual` finds it.  A GPU that none knows is measured.
+
     Args:
-        name: of the profile; None for the one that fits the device.
+        name: of the profile; None for the one that fits.
         device: where the model runs.
-        parameters: how many the model has.
+        shape: of the model.
+        attention: the backend that it runs with.
+        versions: of torch, transformers and lade; None for what is installed.
+        measure: finds out how fast an unknown GPU is; without it the settings are cautious.
 
     Raises:
-        UsageError: there is no profile of this name.
+        UsageError: there is no profile of this name, or its file breaks the schema.
     """
-    profile = read(name) if name else _fitting(device)
-    setting = next(s for s in profile.settings if parameters <= s.up_to_parameters)
-    return Choice(profile.name, setting.lookahead, setting.origin)
+    if name:
+        forced = read(name)
+        return choose(forced, shape, notices=user.misfit(forced, device, shape, attention))
+    mine, notices = user.read_all()
+    tuned, stale = user.tuned_for(mine, device, shape, attention, versions)
+    notices += stale
+    known = usual(device, mine)
+    if tuned is not None:
+        return choose(tuned, shape, known, notices)
+    if known is None:
+        unknown = f"no profile knows {device.label or 'this GPU'}: "
+        if measure is not None:
+            notices.append(f"{unknown}settings come from a quick measurement; {_BETTER}")
+            return choose(measured(measure(), shape.compute), shape, None, notices)
+        notices.append(f"{unknown}settings are those of a slow one; {_BETTER}")
+        known = _own_or_shipped(_BY_KIND[device.kind], mine)
+    return choose(known, shape, known, notices)
 
 
-def _fitting(device: NamedDevice) -> Profile:
-    """The profile for the longest part of the device's name, or that of its kind."""
-    if device.kind == "cpu":
-        return read("cpu")
-    label = device.label.lower()
-    found = [
-        (len(part), profile)
-        for profile in map(read, names())
-        for part in profile.devices
-        if part.lower() in label
-    ]
-    return max(found, key=lambda pair: pair[0])[1] if found else read("gpu")
+def usual(device: NamedDevice, mine: list[Profile]) -> Profile | None:
+    """The profile for a device, whatever the model; None for a GPU that none knows.
+
+    The user's own come first, however short the name is that they know the device by: a profile
+    whose `devices` name it, be it a GPU or a processor.  Of the shipped ones, a GPU has the one
+    that names it, a processor `cpu` and an Apple GPU `apple`; the user's own file of the same
+    name takes the place of a shipped one.
+
+    Args:
+        device: the device.
+        mine: the user's profiles.
+    """
+    found = recognise(device, mine)
+    if found is not None:
+        return found
+    if device.kind != "cuda":
+        return _own_or_shipped(_BY_KIND[device.kind], mine)
+    own = {profile.name for profile in mine}
+    return recognise(device, [shipped(name) for name in shipped_names() if name not in own])
+
+
+def _own_or_shipped(name: str, mine: list[Profile]) -> Profile:
+    return next((profile for profile in mine if profile.name == name), None) or shipped(name)
+
+
+def measured(rates: Rates, compute: str) -> Profile:
+    """A profile of a device whose rates were measured, for models that multiply in one type."""
+    # One rate is all that is known; only models of this type look at it.
+    speeds = {"float32": rates.arithmetic, compute: rates.arithmetic}
+    hardware = Hardware(rates.bandwidth, speeds, rates.source)
+    return Profile(
+        MEASURED, "this device, measured a moment ago", hardware=hardware, place="measured"
+    )
+
+
+def choose(
+    profile: Profile,
+    shape: ModelShape,
+    known: Profile | None = None,
+    notices: list[str] | None = None,
+) -> Choice:
+    """What a profile says for a model.
+
+    Args:
+        profile: the profile.
+        shape: of the model.
+        known: where the paper's setting is from, if the profile has none.
+        notices: lines that the user should see.
+    """
+    setting = profile.setting(shape)
+    if setting is not None:
+        lookahead, origins = setting.lookahead, origins_of(setting)
+    else:
+        assert profile.hardware is not None  # the schema: hardware, or settings for every model
+        rates = profile.hardware.rates_for(shape.compute)
+        lookahead, origins = derive(rates, shape), dict.fromkeys(VALUES, derived_from(rates))
+    notices = list(notices or ())
+    first = lookahead.step_cost.at(2, lookahead.step_cost.contexts[0])
+    if shape.weights == "nf4" and first > DEAR_START:
+        notices.append(
+            f"bitsandbytes' fast 4-bit kernels are for one token: the first draft token costs"
+            f" {first:.1f} plain steps, so few drafts pay; 8bit, GPTQ and AWQ draft cheaply"
+        )
+    paper = profile.paper(shape.parameters)
+    if paper is None and known is not None:
+        paper = known.paper(shape.parameters)
+    return Choice(
+        profile.name,
+        lookahead,
+        origins,
+        _PAPER if paper is None else paper.lookahead,
+        _PAPER_ORIGIN if paper is None else f"published: {paper.source}",
+        tuple(notices),
+    )
+
+
+def origins_of(setting: Setting) -> dict[str, str]:
+    """Where each value of an explicit setting is from, by the names in `schema.VALUES`."""
+    return {v: setting.origin if v in setting.given else _DEFAULTS[v] for v in VALUES}
+
+
+def derived_from(rates: Rates) -> str:
+    """The origin of what is derived from a device's rates."""
+    speeds = f"{rates.bandwidth / 1e9:.0f} GB/s and {tera(rates.arithmetic)} TFLOP/s"
+    return f"derived: from {speeds} ({rates.source})"
+
+
+def tera(rate: float) -> str:
+    """A rate in millions of millions per second, to three digits or to one."""
+    return f"{rate / 1e12:.3g}" if rate < 1e14 else f"{rate / 1e12:.0f}"

@@ -1,0 +1,105 @@
+"""Settings from two rates of a device, for what nobody has measured: a roofline.
+
+A step reads the weights and the cached keys and values once, however many tokens it has, and
+multiplies for every token, while the host launches one kernel after the other.  It takes about as
+long as the slowest of the three, and drafting takes host time on top.  (Williams et al.,
+"Roofline: an insightful visual performance model", 2009.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+from ..decoder.config import LookaheadConfig
+from ..decoder.step_cost import StepCost
+from ..shape import ModelShape
+
+WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+CONTEXTS = (1024, 4096, 16384)
+SKINNY = 0.75
+"""Of the rate of large matrix products, what products with few rows reach, as far as reading
+reaches its own."""
+SHARPNESS = 4
+"""How sharp the knee is: the times are joined as a norm of this order; infinity is max."""
+LAUNCH = 0.6e-3
+"""Seconds per layer that launching the kernels of an unfused forward takes, whatever its width.
+Llama-2-7B makes 41 tokens per second that way on an A100, where reading allows 150: 0.76 ms for
+each of 32 layers; hosts have become faster since."""
+HOST = 3.5e-6
+"""Seconds of drafting per token of a step: benchmarks/host_time.py, on one CPU thread."""
+DEAR = 1.25
+"""A budget ends where a step costs so many of the narrowest steps with a draft."""
+WINDOW = (5, 3, 5)
+"""W, N, G beside the other sources: within 60 tokens the best of those tried on small models."""
+WINDOW_BUDGET = 32
+"""In narrower steps a window takes more room than it is worth (benchmarks/ablation.py)."""
+WINDOW_COST = 1.1
+"""Nor may it make every step dearer than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """How fast a device reads and multiplies.
+
+    Attributes:
+        bandwidth: bytes per second of its memory.
+        arithmetic: operations per second, dense, in the type that is multiplied; a product
+            and a sum are two.
+        source: where the figures are from.
+    """
+
+    bandwidth: float
+    arithmetic: float
+    source: str
+
+
+def step_seconds(rates: Rates, shape: ModelShape, width: int, context: int) -> float:
+    """What a step of `width` tokens behind `context` tokens takes at these rates."""
+    reading = (_weight_bytes(shape, width) + context * shape.cache_bytes) / rates.bandwidth
+    attention = 4.0 * context * shape.layers * shape.heads * shape.head_size
+    operations = width * (2.0 * shape.active + attention)
+    multiplying = operations / (SKINNY * rates.arithmetic)
+    times = (reading, multiplying, LAUNCH * shape.layers)
+    return float(sum(t**SHARPNESS for t in times) ** (1.0 / SHARPNESS)) + HOST * (width - 1)
+
+
+def derive(rates: Rates, shape: ModelShape) -> LookaheadConfig:
+    """Costs of steps, and window and budget to match."""
+    cost = StepCost(WIDTHS, CONTEXTS, tuple(_costs(rates, shape, c) for c in CONTEXTS))
+    return fitted(cost)
+
+
+def fitted(cost: StepCost) -> LookaheadConfig:
+    """The settings that go with a curve: as wide as is cheap, a window where it has room.
+
+    Plain steps stay possible at any budget, so where the first draft token is dear, as with
+    weights that are unpacked for it, only drafts that are worth that much are tried.
+    """
+    context = cost.contexts[0]
+    limit = DEAR * cost.at(2, context)
+    budget = max((w for w in WIDTHS if w > 1 and cost.at(w, context) <= limit), default=2)
+    window, ngram, guesses = WINDOW
+    plan = LookaheadConfig(window, ngram, guesses, step_cost=cost)
+    cheap = cost.at(plan.window_cells, context) <= WINDOW_COST
+    sources = plan.sources if budget >= WINDOW_BUDGET and cheap else ("context", "recycled")
+    return LookaheadConfig(window, ngram, guesses, budget, sources, cost)
+
+
+def _costs(rates: Rates, shape: ModelShape, context: int) -> tuple[float, ...]:
+    seconds = [step_seconds(rates, shape, width, context) for width in WIDTHS]
+    # To three digits: a profile that is looked at shall not feign more.
+    return tuple(accumulate((round(s / seconds[0], 3) for s in seconds), max))
+
+
+def _weight_bytes(shape: ModelShape, width: int) -> float:
+    """Bytes of weights that a step of `width` tokens moves."""
+    share = shape.active / shape.parameters
+    # With a mixture of experts every further token may meet others: at worst at random.
+    met = share + (1.0 - share) * (1.0 - (1.0 - share) ** (width - 1))
+    moved = shape.weight_bytes * met
+    if shape.weights == "nf4" and width > 1:
+        # bitsandbytes multiplies packed weights with one token only; for more it unpacks them
+        # into memory, and the product reads them there.
+        moved += 2 * shape.value_bytes * shape.parameters * met
+    return moved

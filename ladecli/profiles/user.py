@@ -1,0 +1,243 @@
+"""Profiles of the user's own: those that `lade tune` wrote, and those written by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ..errors import LadeError, UsageError
+from ..outputs import write_whole
+from ..shape import ModelShape
+from .recognise import NamedDevice
+from .schema import Profile, Setting, Tuned, parse
+
+NEAR = 0.1
+"""A tuned profile is for models whose size differs by at most this share."""
+_VERSIONS = {"torch": "torch", "transformers": "transformers", "lade": "ladecli"}
+"""What a measurement depends on, and the names of the packages."""
+_LIST = re.compile(r"\[\n(?: +[-+.\w]+,\n)+ *\]")
+"""A list of numbers as `tomli_w` writes it."""
+
+
+def folder() -> Path:
+    """Where the files are; it may not exist."""
+    from platformdirs import user_config_path
+
+    return user_config_path("lade", appauthor=False) / "profiles"
+
+
+def names() -> list[str]:
+    """The profiles that have a file, whole or not."""
+    try:
+        return sorted(path.stem for path in folder().iterdir() if path.suffix == ".toml")
+    except OSError:
+        return []
+
+
+def path_of(name: str) -> Path:
+    """The file of a profile."""
+    return folder() / f"{name}.toml"
+
+
+def read(name: str) -> Profile:
+    """One of them.
+
+    Raises:
+        UsageError: its file cannot be read or breaks the schema; the message names the file.
+    """
+    path = path_of(name)
+    try:
+        profile = parse(name, path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"the profile {path} cannot be read: {error}") from error
+    except UsageError as error:
+        raise UsageError(f"{error} (in {path})") from error
+    return replace(profile, place="tuned" if profile.tuned else "yours")
+
+
+def read_all() -> tuple[list[Profile], list[str]]:
+    """All that are whole, and a line about each that is not."""
+    found: list[Profile] = []
+    faults: list[str] = []
+    for name in names():
+        with _collected(faults):
+            found.append(read(name))
+    return found, faults
+
+
+@contextlib.contextmanager
+def _collected(faults: list[str]) -> Iterator[None]:
+    """Go on where a profile is broken, with one line more among the faults."""
+    try:
+        yield
+    except UsageError as error:
+        faults.append(f"{error}; left out")
+
+
+def versions_here() -> dict[str, str]:
+    """The versions that are installed of what a measurement depends on."""
+    return {name: _version(package) for name, package in _VERSIONS.items()}
+
+
+def key_of(device: NamedDevice) -> str:
+    """A device as tuned profiles name it: threads count on a CPU."""
+    if device.kind != "cpu":
+        return device.label
+    return f"{device.label}, {device.threads} thread{'' if device.threads == 1 else 's'}"
+
+
+def tuned_for(
+    profiles: Iterable[Profile],
+    device: NamedDevice,
+    shape: ModelShape,
+    attention: str,
+    versions: Mapping[str, str] | None = None,
+) -> tuple[Profile | None, list[str]]:
+    """The profile that was tuned for a model on this machine, and what to tell the user.
+
+    Of several, the one for the nearest size, then the newest.
+
+    Args:
+        profiles: the ones to choose from.
+        device: where the model runs.
+        shape: of the model.
+        attention: the backend.
+        versions: of what a measurement depends on; None for what is installed.
+    """
+    fitting = [p for p in profiles if p.tuned and _is_for(p.tuned, device, shape, attention)]
+    fitting.sort(key=lambda p: p.tuned.date if p.tuned else "", reverse=True)
+    fitting.sort(key=lambda p: _gap(p.tuned.parameters if p.tuned else 0.0, shape.parameters))
+    notices: list[str] = []
+    if not fitting:
+        return None, notices
+    versions = versions_here() if versions is None else versions
+    for profile in fitting:
+        changes = changed(profile, versions)
+        if not changes:
+            return profile, []
+        notices.append(
+            f"profile {profile.name} is not used: it was tuned with {', '.join(changes)};"
+            " lade tune makes a new one"
+        )
+    return None, notices
+
+
+def changed(profile: Profile, versions: Mapping[str, str]) -> list[str]:
+    """What is of another version than when a profile was tuned: "torch 2.12, now 2.13"."""
+    tuned = profile.tuned.versions if profile.tuned else {}
+    return [
+        f"{name} {version}, now {versions.get(name, 'missing')}"
+        for name, version in tuned.items()
+        if _series(version) != _series(versions.get(name, "missing"))
+    ]
+
+
+def misfit(profile: Profile, device: NamedDevice, shape: ModelShape, attention: str) -> list[str]:
+    """What to tell someone who forces a profile that was tuned for something else."""
+    tuned = profile.tuned
+    if tuned is None or _is_for(tuned, device, shape, attention):
+        return []
+    model = f"{short(tuned.parameters)} parameters in {tuned.weights}, attention {tuned.attention}"
+    return [f"profile {profile.name} was tuned for other things: {model}, {tuned.device}"]
+
+
+def name_for(tuned: Tuned) -> str:
+    """The name of the profile that is tuned for this, and so of its file."""
+    device = re.sub(r"[^a-z0-9]+", "-", tuned.device.lower()).strip("-")[:48].strip("-")
+    size = short(tuned.parameters)
+    return f"tuned-{device or 'device'}-{size}-{tuned.weights}-{tuned.attention}"
+
+
+def short(parameters: float) -> str:
+    """A number of parameters for people: 260K, 3.1M, 7B."""
+    for unit, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        # Half a step earlier, so that no size is 1000 of a unit.
+        if parameters >= 0.9995 * scale:
+            number = parameters / scale
+            return f"{number:.{0 if number >= 9.95 else 1}f}".removesuffix(".0") + unit
+    return f"{parameters:.0f}"
+
+
+def write(profile: Profile) -> Path:
+    """Write a profile to its file, whole or not at all, and say where.
+
+    Raises:
+        LadeError: it cannot be written.
+    """
+    path = path_of(profile.name)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LadeError(f"the folder {path.parent} cannot be made: {error.strerror}") from error
+    write_whole(path, dump(profile), "the profile")
+    return path
+
+
+def dump(profile: Profile) -> str:
+    """The text of a profile's file; `parse` reads it again."""
+    import tomli_w
+
+    data: dict[str, Any] = {"description": profile.description}
+    for key in ("devices", "not_devices", "memory"):
+        if getattr(profile, key):
+            data[key] = list(getattr(profile, key))
+    if profile.hardware is not None:
+        data["hardware"] = asdict(profile.hardware)
+    if profile.tuned is not None:
+        data["tuned"] = asdict(profile.tuned)
+    for paper in profile.papers:
+        values = {key: getattr(paper.lookahead, key) for key in ("window", "ngram", "guesses")}
+        entry = {**_limit(paper.up_to_parameters), **values, "source": paper.source}
+        data.setdefault("paper", []).append(entry)
+    for setting in profile.settings:
+        data.setdefault("setting", []).append(_entry(setting))
+    text = tomli_w.dumps(data)
+    # One line for each list: the writer gives one to every number.
+    return _LIST.sub(
+        lambda found: " ".join(found[0].split()).replace("[ ", "[").replace(", ]", "]"), text
+    )
+
+
+def _entry(setting: Setting) -> dict[str, Any]:
+    entry: dict[str, Any] = _limit(setting.up_to_parameters)
+    if setting.weights:
+        entry["weights"] = list(setting.weights)
+    values = asdict(setting.lookahead)
+    # TOML has no None: a budget that follows from W, N and G is left out.
+    entry |= {k: v for k, v in values.items() if k in setting.given and v is not None}
+    # A table comes last, or what follows it would belong to it.
+    cost = entry.pop("step_cost", None)
+    entry["origin"] = setting.origin
+    return entry if cost is None else {**entry, "step_cost": cost}
+
+
+def _limit(parameters: float) -> dict[str, float]:
+    return {} if parameters == math.inf else {"up_to_parameters": parameters}
+
+
+def _is_for(tuned: Tuned, device: NamedDevice, shape: ModelShape, attention: str) -> bool:
+    same = (tuned.device, tuned.weights, tuned.attention)
+    near = _gap(tuned.parameters, shape.parameters) <= NEAR
+    return near and same == (key_of(device), shape.weights, attention)
+
+
+def _gap(tuned: float, parameters: float) -> float:
+    return abs(parameters - tuned) / tuned if tuned else math.inf
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:  # run from a checkout that is not installed
+        return "unknown"
+
+
+def _series(version: str) -> str:
+    """Major and minor: 2.13 of 2.13.1+cu130."""
+    return ".".join(version.split("+")[0].split(".")[:2])

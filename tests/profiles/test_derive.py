@@ -1,0 +1,161 @@
+"""The roofline: times of steps and the settings that follow, against figures worked out by hand."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from ladecli.decoder.step_cost import StepCost
+from ladecli.profiles.derive import (
+    CONTEXTS,
+    LAUNCH,
+    WIDTHS,
+    Rates,
+    derive,
+    fitted,
+    step_seconds,
+)
+from ladecli.shape import ModelShape
+
+from . import makers
+
+GPU = Rates(1e12, 100e12, "a round figure")
+"""Reads 1 GB in a millisecond; products with few rows reach 75 of the 100 TFLOP/s."""
+BOUNDLESS = Rates(1e18, 1e21, "nowhere")
+"""Reads and multiplies in no time."""
+ALL = ("trajectory", "context", "recycled")
+NO_WINDOW = ("context", "recycled")
+
+
+def model(
+    parameters: float = 5e9,
+    active: float | None = None,
+    *,
+    weights: str = "bfloat16",
+    weight_bytes: float | None = None,
+    compute: str = "bfloat16",
+    layers: int = 1,
+    heads: int = 100,
+) -> ModelShape:
+    """10 GB in one layer whose launch takes no time to speak of; 40 kB of cache per token."""
+    return ModelShape(
+        parameters=parameters,
+        active=parameters if active is None else active,
+        weights=weights,
+        weight_bytes=2 * parameters if weight_bytes is None else weight_bytes,
+        compute=compute,
+        layers=layers,
+        hidden=4096,
+        inner=11008,
+        heads=heads,
+        kv_heads=100,
+        head_size=100,
+        vocabulary=32000,
+    )
+
+
+DENSE = model()
+EXPERTS = model(8e9, 2e9)  # 16 GB, a quarter of which any one token meets
+PACKED = model(8e9, weights="nf4", weight_bytes=4.5e9)
+PACKED_SINGLE = model(8e9, weights="nf4", weight_bytes=4.5e9, compute="float32")
+EIGHT = model(8e9, weights="int8", weight_bytes=8e9)
+
+
+@pytest.mark.parametrize(
+    ("shape", "width", "context", "milliseconds"),
+    [
+        # Reading 10 GB takes 10 ms, and a token multiplies for 10 GFLOP / 75 TFLOP/s = 0.133 ms.
+        pytest.param(DENSE, 1, 0, 10.0, id="a plain step reads"),
+        pytest.param(DENSE, 8, 0, 10.0 + 7 * 0.0035, id="so do a few tokens, and drafting"),
+        # 1000 tokens: 133.3 ms, and drafting 999 of them.
+        pytest.param(DENSE, 1000, 0, 133.34 + 999 * 0.0035, id="a wide step multiplies"),
+        # 75 tokens take the 10 ms that reading takes; the norm of (10, 10) is 10 * 2 ** 0.25.
+        pytest.param(DENSE, 75, 0, 11.892 + 74 * 0.0035, id="at the knee"),
+        # 50,000 tokens of 2 * 100 * 100 values in 2 bytes each: 2 GB more.
+        pytest.param(DENSE, 1, 50_000, 12.0, id="the cache is read"),
+        # Each token meets 4 * 50,000 * 800 * 100 = 16 GFLOP more: 75 tokens take 26 ms, and the
+        # norm of (12, 26) is 26.29.
+        pytest.param(
+            model(heads=800), 75, 50_000, 26.29 + 74 * 0.0035, id="attention multiplies, too"
+        ),
+        # A quarter of the weights, then 1 - 0.75 ** width of them: 43.75 % and 57.8 % of 16 GB.
+        pytest.param(EXPERTS, 1, 0, 4.0, id="one token meets its experts"),
+        pytest.param(EXPERTS, 2, 0, 7.0 + 0.0035, id="two tokens meet others"),
+        pytest.param(EXPERTS, 3, 0, 9.25 + 2 * 0.0035, id="and three still others"),
+        # 4 GFLOP a token, not 16: 53.33 ms; with reading all 16 GB, the norm is 53.44.
+        pytest.param(EXPERTS, 1000, 0, 53.44 + 999 * 0.0035, id="only its own multiply a token"),
+        # Unpacked weights, 8e9 * 2 bytes, are written and read again.
+        pytest.param(PACKED, 1, 0, 4.5, id="packed weights are multiplied by one token"),
+        pytest.param(PACKED, 2, 0, 36.5 + 0.0035, id="and are unpacked for two"),
+        pytest.param(PACKED_SINGLE, 2, 0, 68.5 + 0.0035, id="into the type that is multiplied"),
+        pytest.param(EIGHT, 2, 0, 8.0 + 0.0035, id="8 bits are not"),
+    ],
+)
+def test_step_times(shape: ModelShape, width: int, context: int, milliseconds: float) -> None:
+    found = 1e3 * step_seconds(GPU, shape, width, context)
+    assert found == pytest.approx(milliseconds, rel=3e-4)
+
+
+def test_drafting_takes_host_time_however_fast_the_device() -> None:
+    plain, wide = (step_seconds(BOUNDLESS, DENSE, width, 0) for width in (1, 128))
+    assert wide - plain == pytest.approx(127 * 3.5e-6)
+
+
+def test_no_step_is_faster_than_the_launch_of_its_kernels() -> None:
+    seconds = step_seconds(BOUNDLESS, model(layers=32), 1, 0)
+    assert seconds == pytest.approx(32 * LAUNCH)
+    assert 5e-3 < seconds < 25e-3, "a Llama of 7B makes some dozen tokens a second on any GPU"
+    # Where launching takes as long as reading, neither hides the other: 10 * 2 ** 0.25.
+    both = Rates(10e9 / LAUNCH, 1e21, "reads 10 GB while one layer is launched")
+    assert step_seconds(both, DENSE, 1, 0) == pytest.approx(1.1892 * LAUNCH, rel=1e-4)
+
+
+def test_while_kernels_are_launched_wide_steps_are_cheap() -> None:
+    few, many = (derive(GPU, model(layers=layers)).step_cost for layers in (1, 32))
+    assert few.at(64, 1024) > 1.1 > many.at(64, 1024) > 1.0
+
+
+def test_a_derived_curve_is_that_of_its_step_times() -> None:
+    for shape in (makers.shape(), EXPERTS, PACKED):
+        cost = derive(GPU, shape).step_cost
+        assert (cost.widths, cost.contexts) == (WIDTHS, CONTEXTS)
+        for context, row in zip(CONTEXTS, cost.costs, strict=True):
+            plain = step_seconds(GPU, shape, 1, context)
+            times = [step_seconds(GPU, shape, width, context) / plain for width in WIDTHS]
+            assert row == pytest.approx(times, abs=6e-4)
+            assert all(round(value, 3) == value for value in row), "no more digits than are known"
+            assert all(a <= b for a, b in pairwise(row))
+
+
+# What follows from a curve: a budget of at most 1.25 steps of two tokens, and a window of ten
+# cells where it costs no more than 1.1 plain steps and the budget is 32 or more.
+
+
+@pytest.mark.parametrize(
+    ("costs", "budget", "sources"),
+    [
+        pytest.param({1: 1.0, 128: 1.0}, 128, ALL, id="width is free"),
+        pytest.param({1: 1.0, 32: 1.0, 64: 1.25, 128: 2.0}, 64, ALL, id="up to the limit"),
+        pytest.param({1: 1.0, 32: 1.0, 64: 1.26, 128: 2.0}, 48, ALL, id="and not beyond it"),
+        pytest.param({1: 1.0, 10: 1.1, 32: 1.2, 64: 1.5}, 32, ALL, id="a window that just pays"),
+        pytest.param({1: 1.0, 10: 1.11, 64: 1.2, 128: 2.0}, 64, NO_WINDOW, id="one that does not"),
+        pytest.param({1: 1.0, 24: 1.2, 32: 1.3}, 24, NO_WINDOW, id="too narrow for a window"),
+        pytest.param({1: 1.0, 128: 128.0}, 2, NO_WINDOW, id="every token costs a step"),
+        # A dear first draft does not make the second one dear: 5 * 1.25 = 6.25.
+        pytest.param(
+            {1: 1.0, 2: 5.0, 64: 6.25, 128: 8.0}, 64, NO_WINDOW, id="weights that are unpacked"
+        ),
+    ],
+)
+def test_settings_that_follow(
+    costs: dict[int, float], budget: int, sources: tuple[str, ...]
+) -> None:
+    row = tuple(costs.values())
+    # Behind a longer text steps are dearer; the shortest one decides.
+    later = tuple(1.0 + 3.0 * (value - 1.0) for value in row)
+    cost = StepCost(tuple(costs), (1024, 4096), (row, later))
+    found = fitted(cost)
+    assert (found.budget, found.sources) == (budget, sources)
+    assert (found.window, found.ngram, found.guesses) == (5, 3, 5)
+    assert found.step_cost == cost
