@@ -1,0 +1,182 @@
+"""`lade tune` as people use it: what it shows, what it writes, and that it is used then."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from ladecli import profiles, suites, toml, tune
+from ladecli.__main__ import entry
+from ladecli.decoder.config import LookaheadConfig
+from ladecli.decoder.step_cost import StepCost
+from ladecli.errors import LadeError, UsageError
+from ladecli.profiles import Tuned, user
+from ladecli.tuning.curve import Curve
+from ladecli.tuning.outcome import PLAIN, UNTIL_NOW, Candidate, Outcome, Score
+from ladecli.tuning.report import Report, as_object, show
+
+QUICK = ("--seconds", "4")
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = entry(list(arguments))
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_what_it_writes_is_used_from_then_on(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "tune", "demo", *QUICK, "--json")
+    assert code == 0
+    found = json.loads(out)
+    path = Path(found["profile"])
+    assert str(path) in err
+    written = toml.loads(path.read_text(encoding="utf-8"))
+    assert written["tuned"]["parameters"] == found["parameters"] == 3148224
+    assert written["setting"][0]["origin"].startswith("measured: ")
+    _, out, _ = run(capsys, "generate", "demo", "-p", "def ", "-n", "5", "--json")
+    decode = json.loads(out)["decode"]
+    assert decode["profile"] == path.stem
+    assert decode["budget"] == found["setting"]["budget"]
+    assert decode["sources"] == found["setting"]["sources"]
+
+
+def test_a_dry_run_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "tune", "demo", *QUICK, "--dry-run")
+    assert code == 0
+    assert user.names() == []
+    assert "nothing was written" in err
+    assert "costs, in plain steps" in out
+    assert "behind 128" in out
+    # How much is tried in so little time depends on the machine.
+    assert re.search("What is fastest|no time to compare", out)
+    assert "\x1b" not in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--seconds", "0"), "seconds must be finite and above 0, not 0"),
+        (("--seconds", "inf"), "seconds must be finite and above 0, not inf"),
+        (("--prompts", "nowhere.jsonl"), "there is no prompt file nowhere.jsonl; check the path"),
+        (("--profile", "x"), "No such option: --profile"),
+        (("--max-context", "40"), "no sample prompt leaves room for an answer in 40 tokens of"),
+    ],
+)
+def test_mistakes(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
+    code, out, err = run(capsys, "tune", "demo", *QUICK, *arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert len(err.splitlines()) == 1
+    assert user.names() == []
+
+
+def test_a_folder_that_cannot_be_written_does_not_lose_the_figures(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_profile: profiles.Profile) -> Path:
+        raise LadeError("the folder x cannot be made: Read-only file system")
+
+    monkeypatch.setattr("ladecli.tune.user.write", fail)
+    code, out, err = run(capsys, "tune", "demo", *QUICK)
+    assert code == 1
+    assert "costs, in plain steps" in out
+    assert "the folder x cannot be made" in err
+
+
+def test_interrupted_it_writes_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_args: Any, **_kwargs: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ladecli.tuning.search.search", interrupted)
+    code, out, _ = run(capsys, "tune", "demo", *QUICK)
+    assert (code, out) == (130, "")
+    assert user.names() == []
+
+
+def test_the_builtin_suite_is_whole() -> None:
+    rows = suites.rows()
+    assert len({row["id"] for row in rows}) == len(rows) == 18
+    categories = [row["category"] for row in rows]
+    for name in ("chat", "code", "maths", "summary", "translation", "retrieval"):
+        assert categories.count(name) == 3
+    assert tune.sample_prompts(None)[0] == rows[0]["prompt"]
+    with pytest.raises(UsageError, match=r"there is no prompt file x\.jsonl"):
+        tune.sample_prompts("x.jsonl")
+
+
+KEY = Tuned("GPU", 7e9, "bfloat16", "sdpa", {"torch": "2.13.0"}, "2026-11-21")
+CURVE = Curve(StepCost((1, 8, 64), (128,), ((1.0, 1.1, 1.6),)), (0.01,), 0.01, 300)
+
+
+def report(outcome: Outcome | None, curve: Curve = CURVE) -> Report:
+    setting = LookaheadConfig(5, 3, 5, 64)
+    return Report("m", KEY, "a100, derived", curve, outcome, setting, 12.5, 41.2)
+
+
+def score(speed: float, *repeats: float, name: str = "budget 64") -> Score:
+    config = None if name == PLAIN else LookaheadConfig()
+    return Score(Candidate(name, config), speed, repeats)
+
+
+@pytest.mark.parametrize(
+    ("given", "verdict", "doubt"),
+    [
+        (
+            report(None),
+            "budget 64, .*, as before, at the costs measured here: there was no time to compare",
+            "--seconds 42 or more is time to compare settings",
+        ),
+        (
+            report(Outcome(score(1.5, 1.4, 1.6), (score(1.5),), 3, 0)),
+            r"W=5 N=3 G=5, .*: 1\.50× plain decoding on 3 sample prompts",
+            "repeats differ by 14%: something else runs here",
+        ),
+        (
+            report(Outcome(score(1.5, 1.5), (score(1.5),), 3, 0)),
+            "plain decoding on 3 sample prompts",
+            "there was no time for a repeat",
+        ),
+        (
+            report(Outcome(score(1.2, 1.2, 1.2, name=UNTIL_NOW), (score(1.2),), 3, 0)),
+            r"\(as before, profile a100\): 1\.20× plain decoding",
+            None,
+        ),
+        (
+            report(Outcome(score(1.0, 1.0, 1.0, name=PLAIN), (score(1.0),), 3, 2)),
+            "plain decoding is fastest here: no draft pays for itself",
+            "2 of 3 answers differed from plain decoding's",
+        ),
+        (
+            report(None, Curve(CURVE.cost, (0.01,), float("inf"), 3)),
+            "as before",
+            "each step was measured once or twice only",
+        ),
+    ],
+)
+def test_what_it_says(given: Report, verdict: str, doubt: str | None) -> None:
+    assert re.search(verdict, given.verdict)
+    assert bool(given.doubts) == (doubt is not None)
+    if doubt:
+        assert doubt in given.doubts[0]
+    json.dumps(as_object(given, None), allow_nan=False)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_it_fits_the_terminal(width: int) -> None:
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    outcome = Outcome(score(1.5, 1.5, 1.5), (score(1.5, 1.5, 1.5), score(1.0, 1.0)), 3, 0)
+    show(report(outcome), console)
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert any("1.50×" in line for line in lines)
+    assert any("⡇" in line for line in lines) == (width >= 76)
+    assert max(map(len, lines)) <= width
