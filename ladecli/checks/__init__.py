@@ -1,0 +1,1 @@
+"""What `lade doctor` looks at, and how it says what it found."""
