@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from . import models, profiles
+from . import launch, models
 from .decoder.config import LookaheadConfig, SamplingConfig
 from .decoder.errors import PromptError
+from .errors import LadeError
 from .events import Ended, TextEvent, TextStep
+from .metrics import Tally
 from .session import Session, Settings
-from .settings import LoadOptions
+from .settings import LoadOptions, Request
+from .visualize import memory_line
 
 Prompt = str | Sequence[dict[str, str]]
 """A text to continue, or a conversation: messages with `role` and `content`."""
@@ -23,11 +28,15 @@ class Model:
     Args:
         session: the model at work.
         lookahead: settings used where a call gives none.
+        notices: what was worth a warning when it was loaded.
     """
 
-    def __init__(self, session: Session, lookahead: LookaheadConfig) -> None:
+    def __init__(
+        self, session: Session, lookahead: LookaheadConfig, notices: Sequence[str] = ()
+    ) -> None:
         self.session = session
         self.lookahead = lookahead
+        self.notices = tuple(notices)
 
     def stream(
         self,
@@ -72,14 +81,21 @@ class Model:
         return session.stream(ids, settings)
 
     def generate(self, prompt: Prompt, **options: Any) -> str:
-        """The whole answer as text; options and errors as for `stream`."""
-        text = []
+        """The whole answer as text; options and errors as for `stream`.
+
+        Raises:
+            LadeError: memory did not suffice for all of it; `stream` gives what there is.
+        """
+        text, tally = [], Tally()
         for event in self.stream(prompt, **options):
+            tally.add(event)
             match event:
                 case TextStep():
                     text += [piece.text for piece in event.pieces]
                 case Ended():
                     text.append(event.rest)
+        if tally.reason == "memory":
+            raise LadeError(memory_line(tally) or "out of memory")
         return "".join(text)
 
 
@@ -89,22 +105,44 @@ def load(
     attention: str = "auto",
     max_context: int | None = None,
     profile: str | None = None,
+    budget: int | None = None,
     **options: Any,
 ) -> Model:
     """Load a model from the Hugging Face hub or a local folder.
 
+    What `lade generate` would tell its user on the way comes as warnings, and stays in the
+    model's `notices`.  Messages name arguments as the command line does: `--max-context` is
+    `max_context`.
+
     Args:
         name: a hub id, a folder, or "demo" for the bundled model.
         attention: auto, reference or sdpa.
-        max_context: the most tokens of prompt and answer together.
+        max_context: the most tokens of prompt and answer together; None for as many as the model
+            was made for and memory has room for.
         profile: name of the hardware profile; None for the detected device's.
+        budget: tokens in one step; None for the profile's.
         options: fields of `settings.LoadOptions`: dtype, device, quantize, …
 
     Raises:
+        UsageError, ConfigError: an argument is out of range, or memory has no room for the
+            context or the steps that were asked for.
         LadeError: the model cannot be loaded; the message says why and what helps.
         UnsupportedModelError: it cannot be decoded here.
     """
-    loaded = models.load(str(name), LoadOptions(**options))
-    session = Session(loaded, attention=attention, max_context=max_context)
-    chosen = profiles.select(profile, loaded.device, loaded.model.num_parameters())
-    return Model(session, chosen.lookahead)
+    request = Request(
+        model=str(name),
+        attention=attention,
+        max_context=max_context,
+        profile=profile,
+        budget=budget,
+        **asdict(LoadOptions(**options)),
+    )
+    request.check()
+    planned = models.plan(str(name), request.load_options())
+    choice = launch.choice_for(request, planned.device, planned.shape)
+    context, less = launch.room_for(request, planned, choice)
+    session = Session(models.load(planned), attention=attention, max_context=context)
+    notices = [*session.notices, *choice.notices, *([less] if less else [])]
+    for notice in notices:
+        warnings.warn(notice, stacklevel=2)
+    return Model(session, request.lookahead(choice.lookahead), notices)

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import warnings
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from . import profiles
+from . import launch
+from .blueprint import shape_of
 from .decoder.attention import bound
 from .decoder.config import LookaheadConfig, SamplingConfig
 from .decoder.engine import Decoder, Limits
+from .decoder.events import Finished
 from .decoder.strategies import make_strategy
 from .device import detect
+from .settings import Request
+
+_Place = tuple[torch.device, torch.dtype]
+_CHOSEN: WeakKeyDictionary[Any, tuple[_Place, LookaheadConfig]] = WeakKeyDictionary()
+"""The profile's settings for models that were seen, and where and as what they ran then.
+
+Finding them takes longer than a short answer does."""
 
 
 def lookahead(
@@ -39,7 +49,8 @@ def lookahead(
             model_kwargs: as transformers passes them.
         lade_streamer: a transformers streamer (`streamer=` is not passed on to callables).
             A streamer passed as `streamer=` gets the prompt and nothing else.
-        lade_config: window, n-grams, guesses; None for those of the device's profile.
+        lade_config: window, n-grams, guesses; None for those of the device's profile, which are
+            chosen once for a model; what there is to say of them comes as warnings.
         lade_seed: of sampling; None takes one from torch's generator.
 
     Returns:
@@ -83,21 +94,35 @@ def lookahead(
             )
         events = decoder.generate(
             prompt,
-            make_strategy("lookahead", lade_config or _profile(model)),
+            make_strategy("lookahead", lade_config or _chosen(model)),
             sampling,
             Limits(max_new_tokens=limit, should_stop=should_stop),
             processors=list(logits_processor or ()),
         )
-        for _event in events:
-            pass
+        for event in events:
+            if event == Finished("memory"):
+                warnings.warn(
+                    f"out of memory after {length} tokens: the text ends there", stacklevel=2
+                )
     if lade_streamer is not None:
         lade_streamer.end()
     return text[:, :length].clone()
 
 
-def _profile(model: Any) -> LookaheadConfig:
-    device = detect(str(model.device))
-    return profiles.select(None, device, model.num_parameters()).lookahead
+def _chosen(model: Any) -> LookaheadConfig:
+    """The profile's settings for a model where it is now, chosen at the first call."""
+    place = model.device, model.dtype
+    known = _CHOSEN.get(model)
+    if known is not None and known[0] == place:
+        return known[1]
+    # Code of its own is running already, so it is here.
+    hub = {"trust_remote_code": True, "local_files_only": True}
+    shape = shape_of(model.config, model.dtype, hub=hub)
+    choice = launch.choice_for(Request(), detect(str(model.device)), shape)
+    for notice in choice.notices:
+        warnings.warn(notice, stacklevel=3)
+    _CHOSEN[model] = place, choice.lookahead
+    return choice.lookahead
 
 
 # What transformers always passes, and what is the same whether it is passed or not.

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from .errors import UsageError
+
 
 def group(panel: str) -> Callable[..., Any]:
     """A maker of options that stand together in the help.
@@ -29,6 +31,18 @@ length = group("Length")
 loading = group("Model")
 prompting = group("Prompt")
 output = group("Output")
+measuring = group("Measuring")
+
+
+def once(flag: str, values: list[str] | None) -> str | None:
+    """The value of an option that may be given once.
+
+    Raises:
+        UsageError: it was given again.
+    """
+    if values and len(values) > 1:
+        raise UsageError(f"{flag} was given {len(values)} times; give it once, or a .jsonl by -f")
+    return values[0] if values else None
 
 
 ModelName = Annotated[
@@ -39,6 +53,20 @@ ModelName = Annotated[
         show_envvar=False,
         help="Hugging Face id or local folder; without it the bundled demo model answers.",
     ),
+]
+
+ProfileName = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="NAME",
+        envvar="LADE_PROFILE",
+        show_envvar=False,
+        help="Of a profile; by default, the one that holds here.",
+    ),
+]
+ForModel = Annotated[
+    str | None,
+    loading("--model", metavar="MODEL", envvar=None, help="Settings for this model, not by size."),
 ]
 
 Strategy = Annotated[
@@ -131,6 +159,26 @@ TrustRemoteCode = Annotated[
     bool, loading("--trust-remote-code", help="Run code that comes with the model.")
 ]
 
+Prompt = Annotated[
+    list[str] | None,  # so that a second one can be refused, and not take the first one's place
+    prompting(
+        "-p",
+        "--prompt",
+        metavar="TEXT",
+        envvar=None,
+        help="The prompt; standard input is not read then, unless by -f -.",
+    ),
+]
+PromptFile = Annotated[
+    list[str] | None,
+    prompting(
+        "-f",
+        "--prompt-file",
+        metavar="FILE",
+        envvar=None,
+        help="File with a prompt, or .jsonl with many; - is stdin. May be given again.",
+    ),
+]
 System = Annotated[
     str | None,
     prompting("-s", "--system", help="System message; generate uses the chat template with it."),
@@ -187,4 +235,26 @@ Stats = Annotated[
     output("--stats/--no-stats", help="A line of statistics on stderr; on unless --quiet."),
 ]
 Json = Annotated[bool, output("--json", help="One JSON object per answer, on one line.")]
+AsObject = Annotated[
+    bool, output("--json", envvar=None, help="One JSON object in place of what people read.")
+]
 Quiet = Annotated[bool, output("-q", "--quiet", help="Nothing on stderr but errors.")]
+
+Speed = Annotated[float, output("--speed", help="So many times as fast; inf does not wait.")]
+StepByStep = Annotated[
+    bool, output("--step", envvar=None, help="Step by step: window, n-grams, candidates.")
+]
+
+Seconds = Annotated[float, measuring("--seconds", help="At most so long, after loading.")]
+SamplePrompts = Annotated[
+    str | None,
+    measuring(
+        "--prompts",
+        metavar="FILE",
+        envvar=None,
+        help="Prompts to try settings on, a .jsonl; without it a few of its own.",
+    ),
+]
+DryRun = Annotated[
+    bool, measuring("--dry-run", envvar=None, help="Measure and show; write no profile.")
+]

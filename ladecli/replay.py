@@ -11,7 +11,6 @@ from .errors import INTERRUPTED, UsageError
 from .events import PromptRead, TextEvent, TextStep
 from .inspect.trace import Trace, read_trace
 from .metrics import Tally
-from .settings import COLORS
 from .terminal import Terminal, ctrl_c, is_dumb
 from .views import Together, View
 from .visualize import ViewState
@@ -34,8 +33,6 @@ def run(path: str, *, speed: float = 1.0, step: bool = False, color: str = "auto
     """
     if not speed > 0:  # so that NaN is refused, too
         raise UsageError(f"speed must be above 0, not {speed:g}")
-    if color not in COLORS:
-        raise UsageError(f"unknown color {color!r}; use one of {', '.join(COLORS)}")
     trace = read_trace(Path(path).expanduser())
     terminal = Terminal(color)
     if trace.cut:

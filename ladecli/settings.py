@@ -1,24 +1,25 @@
-"""What a user asked for: requests checked before a model is loaded, and the config file."""
+"""What a user asked for: requests, checked before a model is loaded."""
 
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import secrets
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, get_args, get_type_hints
 
-from . import toml
 from .decoder.config import SOURCES, STRATEGIES, LookaheadConfig, SamplingConfig
+from .decoder.errors import ConfigError
 from .errors import UsageError
+from .places import CONFIG_FILE, PREFIX, config_path
 
 COLORS = ("auto", "always", "never")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 QUANTIZE = ("none", "4bit", "8bit")
 ATTENTION = ("auto", "reference", "sdpa")
 EDITING_MODES = ("emacs", "vi")
-# Given anew with every call, so a config file cannot hold them.
-_NOT_IN_CONFIG = frozenset({"prompt", "prompt_file", "trace", "svg", "html"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,12 @@ class LoadOptions:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The options that all decoding commands share, under the names of their flags."""
+    """The options that all decoding commands share, under the names of their flags.
+
+    Attributes:
+        origins: where they are from, by name: "flag --budget", "LADE_BUDGET", "config file",
+            "set in this chat"; without those that nobody set.
+    """
 
     model: str | None = None
     system: str | None = None
@@ -82,13 +88,37 @@ class Request:
     svg: str | None = None
     html: str | None = None
     quiet: bool = False
+    origins: Mapping[str, str] = field(default_factory=dict)
 
     def check(self) -> None:
         """Refuse what can be refused without a model.
 
         Raises:
-            UsageError, ConfigError: the message names the option and what it may be.
+            UsageError, ConfigError: the message names the option and what it may be, and the
+                variable or file that it is from.
         """
+        try:
+            self._check()
+        except (UsageError, ConfigError) as error:
+            raise type(error)(f"{error}{self._culprits(str(error))}") from error
+
+    def _culprits(self, message: str) -> str:
+        """What this message is due to, where the user may not have it before their eyes."""
+        found = []
+        for name, origin in self.origins.items():
+            if origin != CONFIG_FILE and not origin.startswith(PREFIX):
+                continue
+            try:
+                replace(self, **{name: default_of(type(self), name)})._check()
+            except (UsageError, ConfigError) as error:
+                if str(error) == message:
+                    continue  # it is wrong without this one too
+            key = name.replace("_", "-")
+            here = f"{key} in the config file {config_path()}"
+            found.append(here if origin == CONFIG_FILE else origin)
+        return f" ({', '.join(found)})" if found else ""
+
+    def _check(self) -> None:
         _one_of("strategy", self.strategy, STRATEGIES)
         _one_of("attention", self.attention, ATTENTION)
         _one_of("color", self.color, COLORS)
@@ -96,6 +126,10 @@ class Request:
             raise UsageError(f"max-new-tokens must be at least 1, not {self.max_new_tokens}")
         if self.max_context is not None and self.max_context < 2:
             raise UsageError(f"max-context must be at least 2, not {self.max_context}")
+        if self.profile is not None:
+            from . import profiles
+
+            profiles.read(self.profile)
         # The profile's values are not known yet; what the user gave must be right by itself.
         self.lookahead(LookaheadConfig(window=1, ngram=2))
         self.sampling(SamplingConfig())
@@ -105,6 +139,11 @@ class Request:
         """How to load the model."""
         return LoadOptions(**{f.name: getattr(self, f.name) for f in fields(LoadOptions)})
 
+    @property
+    def wants_paper(self) -> bool:
+        """Whether the paper's own algorithm was asked for: the trajectory as the only source."""
+        return self.sources is not None and _listed(self.sources) == ("trajectory",)
+
     def lookahead(self, profile: LookaheadConfig) -> LookaheadConfig:
         """The profile's settings with the options that were given in their place."""
         given = {
@@ -113,7 +152,7 @@ class Request:
             if (value := getattr(self, name)) is not None
         }
         if self.sources is not None:
-            given["sources"] = tuple(s.strip() for s in self.sources.split(",") if s.strip())
+            given["sources"] = _listed(self.sources)
         elif self.window is not None or self.ngram is not None:
             # Who sets the window wants it to run, also where the profile leaves it out.
             given["sources"] = SOURCES
@@ -158,14 +197,31 @@ class ChatRequest(Request):
     token_colors: bool = True
     editing_mode: str = "emacs"
 
-    def check(self) -> None:
-        """Refuse what can be refused without a model.
-
-        Raises:
-            UsageError, ConfigError: the message names the option and what it may be.
-        """
-        Request.check(self)
+    def _check(self) -> None:
+        Request._check(self)
         _one_of("editing-mode", self.editing_mode, EDITING_MODES)
+
+
+@dataclass(frozen=True, slots=True)
+class TuneRequest(Request):
+    """The options of one call of `lade tune`."""
+
+    seconds: float = 30.0
+    prompts: str | None = None
+    dry_run: bool = False
+    json: bool = False
+
+    def _check(self) -> None:
+        Request._check(self)
+        if not 0 < self.seconds < math.inf:
+            raise UsageError(f"seconds must be finite and above 0, not {self.seconds:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class ReportRequest(Request):
+    """The options of a call that says what would hold, and decodes nothing."""
+
+    json: bool = False
 
 
 LIVE = (
@@ -177,6 +233,8 @@ LIVE = (
 """Options that a chat can change as it goes, by their flags' names."""
 SWITCHES = ("ignore-eos", "markdown", "token-colors", "stats")
 """Those of them that are on or off."""
+SET_HERE = "set in this chat"
+"""The origin of what `/set` changed."""
 _OFF = {"top-k": 0, "top-p": 1.0, "min-p": 0.0, "repetition-penalty": 1.0}
 """What switches a way of sampling off, whatever the model's own is."""
 _WORDS = {"on": True, "true": True, "yes": True, "1": True}
@@ -198,7 +256,7 @@ def change(request: ChatRequest, name: str, text: str) -> ChatRequest:
             program, or it cannot have this value; the message says what it may be.
     """
     name = name.lstrip("-").replace("_", "-").lower()
-    known = {field.name.replace("_", "-") for field in fields(ChatRequest)}
+    known = {each.name.replace("_", "-") for each in fields(ChatRequest)} - {"origins"}
     if name in known and name not in LIVE:
         raise UsageError(f"{name} belongs to the start: leave, and give --{name} to lade chat")
     if name not in LIVE:
@@ -207,15 +265,17 @@ def change(request: ChatRequest, name: str, text: str) -> ChatRequest:
         raise UsageError(f"there is no setting {name!r}{hint}")
     key = name.replace("-", "_")
     value: Any
+    origins = {**request.origins, key: SET_HERE}
     if text.lower() == "off" and name in _OFF:
         value = _OFF[name]
     elif text.lower() == "default" or (name not in SWITCHES and text.lower() in ("none", "off")):
-        value = next(field.default for field in fields(ChatRequest) if field.name == key)
+        value = default_of(ChatRequest, key)
+        del origins[key]
     else:
         value = _typed(name, text, get_type_hints(ChatRequest)[key])
     if value == [""]:
         raise UsageError(f"{name} needs a text; off takes it back")
-    changed = replace(request, **{key: value})
+    changed = replace(request, **{key: value}, origins=origins)
     changed.check()
     return changed
 
@@ -244,31 +304,16 @@ def _literal(text: str) -> str:
     return text.replace("\\n", "\n").replace("\\t", "\t")
 
 
+def default_of(kind: type[Request], name: str) -> Any:
+    """What a field of a request holds where nobody says anything."""
+    return next(each.default for each in fields(kind) if each.name == name)
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    """The items of a comma list."""
+    return tuple(item.strip() for item in text.split(",") if item.strip())
+
+
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise UsageError(f"unknown {name} {value!r}; use one of {', '.join(known)}")
-
-
-def read_config() -> dict[str, Any]:
-    """Defaults from the user's config file; empty where there is none.
-
-    Raises:
-        UsageError: it cannot be read, is no TOML, or has an unknown key.
-    """
-    from platformdirs import user_config_path
-
-    path = user_config_path("lade", appauthor=False) / "config.toml"
-    try:
-        found = toml.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, UnicodeDecodeError, toml.TOMLDecodeError) as error:
-        raise UsageError(f"the config file {path} cannot be read: {error}") from error
-    requests = (GenerateRequest, ChatRequest)
-    known = {field.name for kind in requests for field in fields(kind)} - _NOT_IN_CONFIG
-    config = {key.replace("-", "_"): value for key, value in found.items()}
-    for key in config:
-        if key not in known:
-            listed = ", ".join(sorted(name.replace("_", "-") for name in known))
-            raise UsageError(f"the config file {path} has an unknown key {key!r}; known: {listed}")
-    return config

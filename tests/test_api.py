@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 import ladecli
+from ladecli import memory
 from ladecli.api import Model
+from ladecli.device import detect
+from ladecli.profiles import user
+
+from .profiles.makers import tuned
 
 DEMO = Path(ladecli.__file__).with_name("demo")
 
@@ -64,6 +69,52 @@ def test_stop_strings_and_errors(demo: Model) -> None:
         ladecli.load("demo", profile="x")
     with pytest.raises(ladecli.LoadError, match="there is no model folder"):
         ladecli.load("./nowhere")
+    with pytest.raises(ladecli.UsageError, match="unknown attention 'x'; use one of auto,"):
+        ladecli.load("demo", attention="x")
+    with pytest.raises(ladecli.ConfigError, match="budget"):
+        ladecli.load("demo", budget=0)
+    with pytest.raises(TypeError, match="temperature"):
+        ladecli.load("demo", temperature=1.0)
+
+
+def test_a_profile_holds_for_the_backend_that_it_was_tuned_with(demo: Model) -> None:
+    key = {"device": user.key_of(detect("cpu")), "versions": user.versions_here()}
+    user.write(tuned(attention="reference", **key))
+    assert ladecli.load("demo", attention="reference").lookahead.budget == 16
+    assert ladecli.load("demo").lookahead == demo.lookahead
+    assert ladecli.load("demo", budget=9).lookahead.budget == 9
+
+
+def test_notices_are_warnings_and_stay_with_the_model(demo: Model) -> None:
+    assert demo.notices == ()
+    user.folder().mkdir(parents=True)
+    user.path_of("cpu").write_text("[", encoding="utf-8")
+    with pytest.warns(UserWarning, match="profile cpu is no valid TOML.*; left out") as caught:
+        model = ladecli.load("demo")
+    assert model.notices == (str(caught[0].message),)
+    assert caught[0].filename == __file__, "they point at the call"
+
+
+def test_memory_is_looked_at_before_loading(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape, width = demo.session.loaded.shape, demo.lookahead.step_limit
+    longest = demo.session.decoder.max_context
+
+    def leave(room: float) -> None:
+        monkeypatch.setattr("ladecli.device.free_memory", lambda device: int(room))
+
+    leave(shape.weight_bytes / 2)
+    with pytest.raises(ladecli.LoadError, match=r"^demo needs "):
+        ladecli.load("demo")
+    least, most = (
+        memory.estimate(shape, context=context, width=width).total
+        for context in (memory.LEAST_CONTEXT, longest)
+    )
+    leave((least + most) / 2 / (1.0 - memory.SPARE))
+    with pytest.warns(UserWarning, match="tokens of context need .*: texts end at"):
+        model = ladecli.load("demo")
+    assert memory.LEAST_CONTEXT <= model.session.decoder.max_context < longest
+    with pytest.raises(ladecli.UsageError, match=r"--max-context \d+ fits"):
+        ladecli.load("demo", max_context=longest)
 
 
 def test_the_demo_is_small_and_complete() -> None:

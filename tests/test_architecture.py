@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,12 +16,13 @@ import ladecli
 ROOT = Path(ladecli.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 HEAVY = ("torch", "transformers")
-MODEL_ROOM = ("decoder", "device.py", "drop_in.py", "models.py")
+MODEL_ROOM = ("decoder", "blueprint.py", "device.py", "drop_in.py", "models.py", "rates.py")
 """Who may know torch; everything else deals in numbers and text."""
 LIGHT = (
     *("visualize", "events", "metrics", "settings", "options", "prompts", "profiles", "chat"),
     *("generate", "replay", "export", "view.live", "view.typeset", "repl.completion"),
     *("inspect.browse", "inspect.trace", "terminal", "records", "views"),
+    *("tune", "tuning.report", "profile_list", "memory", "suites", "shape"),
 )
 
 
@@ -69,6 +71,32 @@ def test_only_the_models_room_knows_torch() -> None:
     for path in FILES:
         if path.relative_to(ROOT).parts[0] not in MODEL_ROOM:
             assert not [m for m in imports_of(path) if m.split(".")[0] in HEAVY], path
+
+
+def module_of(path: Path) -> str:
+    """The name under which a file is imported."""
+    parts = ["ladecli", *path.relative_to(ROOT).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def files_behind(path: Path) -> set[str]:
+    """The modules of ours that a file imports: inside functions and for types alone, too."""
+    modules = {module_of(each) for each in FILES}
+    names = set(imports_of(path))
+    found = names & modules
+    # `from . import x` of a file x knows x, and not what else the package says.
+    for package in {name.rpartition(".")[0] for name in found}:
+        if all(name in modules for name in names if name.rpartition(".")[0] == package):
+            found.discard(package)
+    return found
+
+
+def test_no_imports_go_in_circles() -> None:
+    graph = {module_of(path): files_behind(path) - {module_of(path)} for path in FILES}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(f"imports go in a circle: {' <- '.join(error.args[1])}")
 
 
 def test_importing_the_interface_loads_no_torch() -> None:

@@ -20,6 +20,7 @@ from ladecli.chat import handle, loop
 from ladecli.decoder.errors import DecoderError
 from ladecli.errors import LadeError, UsageError
 from ladecli.events import TextEvent, TextStep
+from ladecli.library import hub
 from ladecli.repl import chat_file, commands
 from ladecli.repl.conversation import Conversation
 from ladecli.repl.reader import LineReader
@@ -155,7 +156,7 @@ def test_what_changed_is_read_again_and_nothing_else(
 
 def test_a_template_that_rewrites_history(loaded: models.LoadedModel, make: Make) -> None:
     """Reasoning models' templates drop the reasoning of earlier turns."""
-    tokenizer = type(loaded.tokenizer).from_pretrained(models.resolve("demo"))
+    tokenizer = type(loaded.tokenizer).from_pretrained(hub.resolve("demo"))
     tokenizer.chat_template = tokenizer.chat_template.replace(
         "message.content", "message.content.replace('language model', 'machine')"
     )
@@ -282,15 +283,15 @@ def test_an_error_in_the_middle_keeps_what_was_said(
     forward = chat.session.decoder._runner.forward
     calls: list[int] = []
 
-    def short_of_memory(layout: Any) -> Any:
+    def failing(layout: Any) -> Any:
         calls.append(1)
         if len(calls) > 8:
-            raise RuntimeError("out of memory")
+            raise RuntimeError("an illegal address")
         return forward(layout)
 
-    monkeypatch.setattr(chat.session.decoder._runner, "forward", short_of_memory)
+    monkeypatch.setattr(chat.session.decoder._runner, "forward", failing)
     loop(chat)
-    assert "lade: RuntimeError: out of memory" in capsys.readouterr().err
+    assert "lade: RuntimeError: an illegal address" in capsys.readouterr().err
     assert said(chat)[1].startswith("Lookahead")
 
 
@@ -687,7 +688,7 @@ def test_reset_keeps_the_system_message(make: Make) -> None:
 def test_a_template_may_refuse_a_system_message(
     loaded: models.LoadedModel, make: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tokenizer = type(loaded.tokenizer).from_pretrained(models.resolve("demo"))
+    tokenizer = type(loaded.tokenizer).from_pretrained(hub.resolve("demo"))
     tokenizer.chat_template = (
         "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
         + tokenizer.chat_template
@@ -748,21 +749,40 @@ def test_stats_add_the_replies_up(make: Make, capsys: pytest.CaptureFixture[str]
 
 
 def test_show_tells_where_values_come_from(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
-    loop(make("/set window 9", "/show"))
-    rows = {line.split()[0]: line for line in capsys.readouterr().err.splitlines() if line}
-    assert rows["window"].split() == ["window", "9", "set", "by", "you"]
+    given = {"top_k": "LADE_TOP_K", "stats": "flag --no-stats", "markdown": "config file"}
+    chat = make("/set window 9", "/show", top_k=7, stats=False, origins=given, profile="cpu")
+    loop(chat)
+    lines = capsys.readouterr().err.splitlines()
+    rows = {line.split()[0]: line.rstrip() for line in lines if line}
+    assert rows["window"].split() == ["window", "9", "set", "in", "this", "chat"]
     assert rows["temperature"].split()[-2:] == ["the", "model's"]
-    assert rows["ngram"].split()[-2:] == ["profile", "cpu"]
+    assert re.search(r"profile cpu: measured: AMD EPYC$", rows["ngram"])
+    assert rows["top-k"].endswith("LADE_TOP_K")
+    assert rows["stats"].endswith("flag --no-stats")
+    # What was given counts as given, also where it is the default.
+    assert rows["markdown"].endswith("config file")
+    assert rows["ignore-eos"].endswith("default")
+    assert rows["max-new-tokens"].endswith("given")  # by a program
     # The profile's budget and sources were meant for the profile's window.
     assert rows["budget"].endswith("follows from what you set")
     assert rows["sources"].endswith("follows from what you set")
+    loop(make("/set window default", "/show window", on=chat.session))
+    assert "profile cpu: measured" in capsys.readouterr().err
+
+
+def test_a_change_in_the_chat_beats_where_a_value_was_from(make: Make) -> None:
+    chat = make("/set temperature 0", temperature=1.0, origins={"temperature": "LADE_TEMPERATURE"})
+    loop(chat)
+    assert chat.request.origins == {"temperature": "set in this chat"}
+    handle(chat, "/set temperature default")
+    assert chat.request.origins == {}
 
 
 # Models and pipes.
 
 
 def test_a_model_without_a_template(loaded: models.LoadedModel, make: Make) -> None:
-    tokenizer = type(loaded.tokenizer).from_pretrained(models.resolve("demo"))
+    tokenizer = type(loaded.tokenizer).from_pretrained(hub.resolve("demo"))
     tokenizer.chat_template = None
     on = Session(replace(loaded, tokenizer=tokenizer))
     with pytest.raises(UsageError, match=r"^demo has no chat template: it continues texts; use"):
@@ -787,7 +807,7 @@ def test_replies_alone_go_to_stdout(make: Make, capsys: pytest.CaptureFixture[st
 
 def test_reasoning_that_the_template_opens(loaded: models.LoadedModel) -> None:
     """Some templates open the block of reasoning themselves: the reply begins inside it."""
-    tokenizer = type(loaded.tokenizer).from_pretrained(models.resolve("demo"))
+    tokenizer = type(loaded.tokenizer).from_pretrained(hub.resolve("demo"))
     tokenizer.chat_template += "{% if add_generation_prompt %}{{ '<think>\n' }}{% endif %}"
     session = Session(replace(loaded, tokenizer=tokenizer))
     question = [{"role": "user", "content": "What is <think>?"}]

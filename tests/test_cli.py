@@ -182,7 +182,7 @@ def test_a_flag_beats_the_environments_colours(
     lade: Any, model_folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompt = ("generate", model_folder, "-p", "ab ab ab", "-n", "100", "--ignore-eos")
-    options = ("--profile", "gpu", "--no-stats", "--color")
+    options = ("--sources", "trajectory", "--no-stats", "--color")
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b[3" in lade(*prompt, *options, "always").out
     assert "\x1b[3" not in lade(*prompt, *options, "auto").out
@@ -235,7 +235,7 @@ def test_a_full_context_is_said(lade: Any, model_folder: str) -> None:
 def test_colours_on_demand_and_safe_text(lade: Any, model_folder: str) -> None:
     prompt = (
         "generate", model_folder, "-p", "ab ab ab ab ab", "-n", "100", "--ignore-eos",
-        "--profile", "gpu",
+        "--sources", "trajectory",
     )  # fmt: skip
     coloured = lade(*prompt, "--color", "always", "--no-stats").out
     plain = lade(*prompt, "--color", "never", "--no-stats").out
@@ -282,6 +282,7 @@ def files(folder: Path) -> dict[str, str]:
 BAD: dict[str, tuple[tuple[str, ...], int, str]] = {
     "empty prompt": (("-p", ""), 2, "--prompt is empty"),
     "prompt not UTF-8": (("-p", "a\udcff"), 2, "--prompt is not UTF-8"),
+    "two prompts": (("-p", "a", "-p", "b"), 2, "--prompt was given 2 times; give it once"),
     "blank prompt": (("-p", " \n"), 2, "--prompt is empty"),
     "missing file": (("-f", "no/such.txt"), 2, "there is no prompt file no/such.txt"),
     "folder": (("-f", "{folder}"), 2, "is a folder; name a file in it"),
@@ -380,6 +381,17 @@ def test_who_sets_the_window_gets_one(lade: Any, model_folder: str) -> None:
     base = ("generate", model_folder, "-p", "the", "-n", "5", "--json")
     assert json.loads(lade(*base).out)["decode"]["sources"] == ["context", "recycled"]
     assert "trajectory" in json.loads(lade(*base, "-W", "4").out)["decode"]["sources"]
+
+
+def test_the_trajectory_alone_is_the_paper_with_its_published_setting(
+    lade: Any, model_folder: str
+) -> None:
+    base = ("generate", model_folder, "-p", "the", "-n", "5", "--json", "--sources", "trajectory")
+    decode = json.loads(lade(*base).out)["decode"]
+    assert (decode["window"], decode["ngram"], decode["guesses"]) == (7, 5, 7)
+    assert decode["budget"] == (7 + 7) * 4
+    wider = json.loads(lade(*base, "--profile", "a100").out)["decode"]
+    assert (wider["window"], wider["ngram"], wider["guesses"]) == (15, 5, 15)
 
 
 def test_a_pool_file_makes_the_next_answer_faster(
@@ -604,8 +616,8 @@ def test_a_terminal_gets_colours_and_no_controls_of_the_models(model_folder: str
         "100",
         "--ignore-eos",
         "-q",
-        "--profile",
-        "gpu",
+        "--sources",
+        "trajectory",
     )
     child.expect(pexpect.EOF)
     assert "\x1b[3" in child.before
@@ -633,13 +645,19 @@ def test_ctrl_c_keeps_the_text_and_exits_with_130(tmp_path: Path, model_folder: 
 
 def test_help_is_light() -> None:
     """Neither help nor version may wait for torch."""
-    helps = [[command, "--help"] for command in ("generate", "chat", "replay")]
-    for arguments in (["--help"], *helps, ["--version"], []):
+    commands = ("generate", "chat", "replay", "tune", "profiles", "models", "doctor", "config")
+    helps = [[command, "--help"] for command in commands]
+    for arguments in (["--help"], *helps, ["--version"], [], ["config", "show"]):
         code = (
             "import sys; from ladecli.__main__ import entry; entry(sys.argv[1:]);"
             "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'numpy')))"
         )
         subprocess.run([sys.executable, "-c", code, *arguments], check=True, capture_output=True)
+
+
+def test_commands_stand_in_the_order_in_which_people_meet_them(lade: Any) -> None:
+    shown = re.findall(r"^│ ([a-z]+) ", lade("--help").out, re.M)
+    assert shown == ["chat", "generate", "replay", "tune", "profiles", "models", "doctor", "config"]
 
 
 # Chats over a pipe, and files beside the answer.
@@ -765,3 +783,89 @@ def test_replay_refuses_what_is_no_trace(lade: Any, tmp_path: Path) -> None:
         f"lade: {tmp_path}/x is no trace; lade generate --trace FILE records one\n"
     )
     assert lade("replay", str(tmp_path / "none")).code == 2
+
+
+# Memory, and what is said about loading.
+
+ASKED = ("generate", "demo", "-p", "def ", "-n", "5", "--ignore-eos", "--no-stats")
+SIZE = r"[\d.]+ [kM]B"
+
+
+def with_free_memory(monkeypatch: pytest.MonkeyPatch, size: float) -> str:
+    """Let so many bytes be free, and return the name of this machine's processor as a pattern."""
+    from ladecli import device
+
+    monkeypatch.setattr(device, "free_memory", lambda _: int(size))
+    return re.escape(device.detect().label)
+
+
+def between(*contexts: int) -> float:
+    """Free memory that has room for the demo model with texts between two lengths."""
+    from ladecli import memory, models
+    from ladecli.settings import LoadOptions
+
+    shape = models.plan("demo", LoadOptions(dtype="float32")).shape
+    needed = [memory.estimate(shape, context=c, width=24).total for c in contexts]
+    return sum(needed) / len(needed) / (1.0 - memory.SPARE)
+
+
+def test_a_context_that_does_not_fit_is_refused_with_one_that_does(
+    lade: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    label = with_free_memory(monkeypatch, between(1024, 2048))
+    needs = (
+        rf"lade: 2,048 tokens of context need {SIZE} beside the weights of 12\.6 MB, and {SIZE}"
+        rf" can be used on {label}"
+    )
+    hint = "--quantize 4bit leaves room for more"
+    asked = (*ASKED, "--dtype", "float32")
+    refused = lade(*asked, "--max-context", "2048")
+    assert (refused.code, refused.out) == (2, "")
+    told = re.fullmatch(rf"{needs}; --max-context (\d+) fits; {hint}\n", refused.err)
+    assert told is not None, refused.err
+    assert 1024 <= int(told[1]) < 2048
+    fitting = lade(*asked, "--max-context", told[1])
+    assert (fitting.code, fitting.err) == (0, "")
+    # Who asked for no length gets the longest one, and is told.
+    cut = lade(*asked)
+    assert (cut.code, cut.out) == (0, fitting.out)
+    ends = f"texts end at {int(told[1]):,} tokens"
+    assert re.fullmatch(rf"{needs}: {ends}; {hint}\n", cut.err), cut.err
+
+
+def test_a_model_that_does_not_fit_is_not_loaded(
+    lade: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    label = with_free_memory(monkeypatch, 1e6)
+    monkeypatch.setattr("ladecli.models.load", lambda *_, **__: pytest.fail("it was loaded"))
+    refused = lade(*ASKED, "--dtype", "float32")
+    assert (refused.code, refused.out) == (1, "")
+    assert re.fullmatch(
+        rf"lade: demo needs {SIZE}, {SIZE} more than the 970 kB that can be used on {label}; take a"
+        r" smaller model, or free some memory\n",
+        refused.err,
+    ), refused.err
+
+
+def test_steps_that_do_not_fit_are_refused_with_a_budget_that_does(
+    lade: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    label = with_free_memory(monkeypatch, 60e6)
+    asked = (*ASKED, "--dtype", "float32", "--max-context", "512", "--budget")
+    refused = lade(*asked, "4096")
+    assert (refused.code, refused.out) == (2, "")
+    assert re.fullmatch(
+        r"lade: steps of 4096 tokens of demo do not fit into the 58\.2 MB that can be used on"
+        rf" {label}; --budget 64 does\n",
+        refused.err,
+    ), refused.err
+    assert lade(*asked, "64").code == 0
+
+
+def test_a_revision_means_nothing_to_a_folder(lade: Any, model_folder: str) -> None:
+    asked = ("generate", model_folder, "-p", "the cat", "-n", "5", "--ignore-eos", "--no-stats")
+    plain = lade(*asked)
+    named = lade(*asked, "--revision", "abc123")
+    assert (named.code, named.out) == (0, plain.out)
+    assert named.err == "lade: --revision abc123 says nothing about a folder\n"
+    assert lade(*asked, "--revision", "abc123", "--quiet").err == ""

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
 from transformers import DynamicCache
 
 import ladecli
+from ladecli import drop_in
+from ladecli.device import Device
+from ladecli.profiles import Rates, user
 
 from .families import model_of, prompt_for
 
@@ -30,6 +34,7 @@ def _own_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models are shared between tests, and others bind them."""
     for family in ("llama", "mistral", "gpt2"):
         monkeypatch.setattr(model_of(family).config, "_attn_implementation", "sdpa")
+    monkeypatch.setattr(drop_in, "_CHOSEN", WeakKeyDictionary())
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gpt2"])
@@ -114,6 +119,55 @@ def test_a_context_that_is_too_short_is_said() -> None:
             ids, custom_generate=ladecli.lookahead, max_length=200, eos_token_id=None
         )
     assert out.shape[1] == 128
+
+
+def short_answer() -> None:
+    model, ids = model_of("llama"), torch.tensor([prompt_for("llama")])
+    model.generate(ids, custom_generate=ladecli.lookahead, max_new_tokens=3, do_sample=False)
+
+
+def test_settings_are_chosen_once_for_a_model_and_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = []
+
+    def shape_of(*given: Any, **hub: Any) -> Any:
+        shapes.append(given)
+        return original(*given, **hub)
+
+    original = drop_in.shape_of
+    monkeypatch.setattr(drop_in, "shape_of", shape_of)
+    short_answer()
+    short_answer()
+    model = model_of("llama")
+    assert shapes == [(model.config, torch.float32)]
+    fake = torch.nn.Linear(1, 1)
+    fake.config, fake.device, fake.dtype = model.config, torch.device("cpu"), torch.float32
+    drop_in._chosen(fake)
+    fake.dtype = torch.bfloat16
+    drop_in._chosen(fake)
+    assert [dtype for _, dtype in shapes] == [torch.float32, torch.float32, torch.bfloat16]
+    del fake
+    assert len(drop_in._CHOSEN) == 1, "a model that is gone is forgotten"
+
+
+def test_what_there_is_to_say_of_the_settings_is_a_warning() -> None:
+    user.folder().mkdir(parents=True)
+    user.path_of("cpu").write_text("[", encoding="utf-8")
+    with pytest.warns(UserWarning, match="profile cpu is no valid TOML.*; left out"):
+        short_answer()
+    short_answer()  # said once; the tests take a second warning for an error
+
+
+def test_a_gpu_that_no_profile_knows_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device("cuda", "cuda:0", "ACME Accelerator 9000", int(16e9))
+    monkeypatch.setattr(drop_in, "detect", lambda name: device)
+    cost = []
+    for arithmetic in (1e8, 1e14):
+        rates = Rates(1e12, arithmetic, "measured here")
+        monkeypatch.setattr("ladecli.rates.measure_rates", lambda *args, rates=rates: rates)
+        monkeypatch.setattr(drop_in, "_CHOSEN", WeakKeyDictionary())
+        with pytest.warns(UserWarning, match="9000: settings come from a quick measurement"):
+            cost.append(drop_in._chosen(model_of("llama")).step_cost.at(16, 64))
+    assert cost[0] > 2 * cost[1], "what was measured decides"
 
 
 FILLED = DynamicCache()

@@ -157,7 +157,6 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "zero": ({"speed": 0.0}, "speed must be above 0, not 0"),
     "negative": ({"speed": -2.0}, "speed must be above 0, not -2"),
     "nan": ({"speed": float("nan")}, "speed must be above 0, not nan"),
-    "color": ({"color": "x"}, "unknown color 'x'; use one of auto, always, never"),
 }
 
 

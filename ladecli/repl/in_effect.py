@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
-from ..settings import LIVE, ChatRequest
+from ..settings import LIVE, ChatRequest, default_of
 
 if TYPE_CHECKING:
     from ..profiles import Choice
     from ..session import Settings
+
+_MODELS = ("temperature", "top-k", "top-p", "min-p", "repetition-penalty")
+"""What a model's generation config says where nobody else does."""
+_TUNED = ("window", "ngram", "guesses", "budget", "sources")
+"""What a profile says where the user does not."""
 
 
 def in_effect(
@@ -43,23 +49,33 @@ def in_effect(
         "token-colors": request.token_colors,
         "stats": not request.quiet if request.stats is None else request.stats,
     }
-    model = {"temperature", "top-k", "top-p", "min-p", "repetition-penalty"}
-    tuned = {"window", "ngram", "guesses", "budget", "sources"}
-    fresh = type(request)()
     shown = {}
     for name in LIVE:
-        key, value = name.replace("-", "_"), values[name]
-        if getattr(request, key) != getattr(fresh, key):
-            origin = "set by you"
-        elif name in tuned and getattr(lookahead, key) != getattr(choice.lookahead, key):
-            origin = "follows from what you set"
-        elif name in tuned:
-            origin = f"profile {choice.profile}"
-        else:
-            origin = "the model's" if name in model else "default"
+        value, origin = values[name], _origin(name, request, choice, settings)
         text = {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
         shown[name] = (text, origin)
     if sampling.greedy:
         seed = "" if request.seed is None else f"{request.seed}, but "
         shown["seed"] = (f"{seed}not needed: greedy", shown["seed"][1])
     return shown
+
+
+def _origin(name: str, request: ChatRequest, choice: Choice, settings: Settings) -> str:
+    """Where the value of an option is from, short enough for a table."""
+    key = name.replace("-", "_")
+    if key in request.origins:
+        return request.origins[key]
+    if getattr(request, key) != default_of(type(request), key):
+        return "given"  # by a program, which says no more
+    tuned = name in _TUNED
+    base = choice.base(request.wants_paper)
+    other = tuned and getattr(settings.lookahead, key) != getattr(base, key)
+    if other or (name == "stats" and request.quiet):
+        return "follows from what you set"
+    if tuned:
+        # "measured: AMD EPYC, 2026-11, torch 2.13": what, and the first thing about it.
+        origin = choice.paper_origin if request.wants_paper else choice.origins[key]
+        return f"profile {choice.profile}: {re.split(', | [(]', origin)[0]}"
+    if name == "profile":
+        return "fits this machine"
+    return "the model's" if name in _MODELS else "default"

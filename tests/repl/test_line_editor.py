@@ -224,7 +224,7 @@ def test_completion(tmp_path: Path) -> None:
     assert completed("/set top") == ["top-k", "top-p"]
     assert completed("/set strategy auto") == ["autoregressive"]
     assert completed("/set markdown o") == ["on", "off"]
-    assert completed("/profile rtx") == ["rtx3090"]
+    assert completed("/profile rtx3") == ["rtx3090"]
     (tmp_path / "chat.json").touch()
     assert completed(f"/load {tmp_path}/ch") == ["at.json"]
     assert "exit" in completed("/")

@@ -1,0 +1,375 @@
+"""The config file and the LADE_* variables: every setting arrives, every mistake is one line."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import types
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ladecli.__main__ import entry
+from ladecli.cli import app
+from ladecli.config_commands import template
+from ladecli.config_file import parse, stray_variables
+from ladecli.option_table import Option, table_of
+from ladecli.places import config_path
+from ladecli.settings import ChatRequest, GenerateRequest, ReportRequest, TuneRequest
+
+OTHER: dict[str, Any] = {
+    **{"model": "some/model", "system": "Be brief.", "chat_template": True, "raw": True},
+    **{"max_new_tokens": 7, "stop": ["a b", "\n"], "ignore_eos": True, "max_context": 99},
+    **{"strategy": "jacobi", "profile": "cpu", "window": 4, "ngram": 3, "guesses": 2},
+    **{"budget": 50, "sources": "context", "pool_file": "a b.pool", "temperature": 0.5},
+    **{"top_k": 5, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.5, "seed": 3},
+    **{"dtype": "float16", "device": "cuda:1", "quantize": "4bit", "attention": "sdpa"},
+    **{"device_map": "auto", "revision": "main", "offline": True, "trust_remote_code": True},
+    **{"markdown": False, "token_colors": False, "editing_mode": "vi", "color": "never"},
+    **{"stats": False, "json": True, "quiet": True, "speed": 2.0, "seconds": 5.0},
+}
+"""A legal value that is not the default, for every setting."""
+TABLE = table_of(app)
+KINDS = {
+    "generate": GenerateRequest,
+    "chat": ChatRequest,
+    "tune": TuneRequest,
+    "doctor": ReportRequest,
+}
+SETTINGS = [
+    (words[0], option)
+    for option in TABLE.options.values()
+    for words in option.commands
+    if words[0] in KINDS
+]
+
+
+def called(pair: tuple[str, Option] | object) -> str | None:
+    return f"{pair[0]}-{pair[1].name}" if isinstance(pair, tuple) else None
+
+
+@pytest.fixture
+def requested(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The request that a command line comes to; nothing is loaded."""
+    found: list[Any] = []
+    for command in KINDS:
+        module = types.ModuleType(command)
+        module.run = lambda request, *_: found.append(request) or 0  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, f"ladecli.{command}", module)
+
+    def call(*arguments: str) -> Any:
+        assert entry(list(arguments)) == 0
+        found[-1].check()
+        return found.pop()
+
+    return call
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Any:
+    """What a command line is told: one line on stderr, and exit code 2."""
+
+    def call(*arguments: str) -> str:
+        assert entry(list(arguments)) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.count("\n") == 1
+        return captured.err
+
+    return call
+
+
+def write(text: str) -> Path:
+    config_path().parent.mkdir(parents=True, exist_ok=True)
+    config_path().write_text(text, encoding="utf-8")
+    return config_path()
+
+
+def toml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else re.sub("'", '"', repr(value))
+
+
+# Every setting, from everywhere.
+
+
+def test_every_setting_has_a_case_and_the_default_of_its_request() -> None:
+    assert OTHER.keys() == TABLE.options.keys()
+    for command, option in SETTINGS:
+        default = next(f.default for f in fields(KINDS[command]) if f.name == option.key)
+        assert option.default == default, option.name
+        assert OTHER[option.key] != default
+
+
+def test_what_has_no_setting_is_given_anew_with_every_call() -> None:
+    for kind in KINDS.values():
+        for each in fields(kind):
+            assert each.name in {*TABLE.options, *TABLE.given_anew, "origins"}
+    assert not TABLE.options.keys() & TABLE.given_anew
+
+
+@pytest.mark.parametrize("pair", SETTINGS, ids=called)
+def test_every_setting_arrives(
+    pair: tuple[str, Option], requested: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command, option = pair
+    value = OTHER[option.key]
+    write(f"{option.name} = {toml(value)}\n")
+    request = requested(command)
+    assert getattr(request, option.key) == value
+    assert request.origins == {option.key: "config file"}
+    write(f"[{command}]\n{option.key} = {toml(value)}\n")
+    assert requested(command) == request
+    write("")
+    if option.variable is None:
+        assert option.kind is list
+        return
+    monkeypatch.setenv(option.variable, str(value))
+    from_variable = requested(command)
+    assert from_variable.origins == {option.key: option.variable}
+    assert replace(from_variable, origins={}) == replace(request, origins={})
+
+
+def test_who_comes_first(requested: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    write("window = 2\nngram = 3\nseed = 4\nquiet = false\n[chat]\nngram = 5\n[generate]\nseed = 6")
+    monkeypatch.setenv("LADE_SEED", "7")
+    chat = requested("chat", "-W", "8", "--no-markdown", "some/model")
+    assert (chat.window, chat.ngram, chat.seed) == (8, 5, 7)
+    assert chat.origins == {
+        "model": "argument",
+        "window": "flag --window",
+        "ngram": "config file",
+        "seed": "LADE_SEED",
+        "markdown": "flag --no-markdown",
+        "quiet": "config file",  # it says what the default says, but it says it
+    }
+    generate = requested("generate", "--raw", "--seed", "9")
+    assert (generate.window, generate.ngram, generate.seed) == (2, 3, 9)
+    assert generate.origins["chat_template"] == "flag --raw"
+
+
+def test_empty_is_as_if_it_were_not_there(requested: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    write('temperature = 0.5\nmodel = ""\nstop = []\nwindow = ""\n[chat]\ntemperature = ""\n')
+    monkeypatch.setenv("LADE_SEED", "")
+    request = requested("chat")
+    assert request.temperature == 0.5
+    assert request.origins == {"temperature": "config file"}
+
+
+def test_files_as_editors_write_them(requested: Any) -> None:
+    write('\ufeffstop = "END"\ntemperature = 1\nmax_new_tokens = 3\n')
+    request = requested("chat")
+    assert (request.stop, request.temperature, request.max_new_tokens) == (["END"], 1.0, 3)
+
+
+# Mistakes.
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("temperature = 'hot'", ": temperature must be a number, not 'hot'"),
+        ("temperature = true", ": temperature must be a number, not true"),
+        ("stats = 3", ": stats must be true or false, not 3"),
+        ("quiet = 'yes'", ": quiet must be true or false, not 'yes'"),
+        ("window = 1.5", ": window must be a whole number, not 1.5"),
+        ("window = true", ": window must be a whole number, not true"),
+        ("window = '7'", ": window must be a whole number, not '7'"),
+        ("seed = 2026-01-01", ": seed must be a whole number, not datetime.date(2026, 1, 1)"),
+        ("model = ['a', 'b']", ": model must be a text, not ['a', 'b']"),
+        ("[model]\nname = 'x'", ": model must be a text, not a table"),
+        ("stop = 3", ": stop must be a list of texts, not 3"),
+        ("stop = ['a', 3]", ": stop must be a list of texts, not ['a', 3]"),
+        ("stop = ['a', '']", ": stop must be a list of texts, not ['a', '']"),
+        ("windw = 2", " has an unknown key 'windw'; did you mean window?"),
+        ("Max_New_Token = 2", " has an unknown key 'Max_New_Token'; did you mean max-new-tokens?"),
+        ("zzz = 2", " has an unknown key 'zzz'; known: attention, budget, "),
+        ("origins = 'x'", " has an unknown key 'origins'; "),
+        ("top-k = 1\ntop_k = 2", " has top-k twice; keep one of them"),
+        ("prompt = 'x'", " cannot hold prompt: it is given with each call, as --prompt"),
+        ("dry_run = true", " cannot hold dry_run: it is given with each call, as --dry-run"),
+        ("chat = 3", ": chat is a command; its settings stand below [chat]"),
+        ("[caht]\nseed = 3", " has an unknown table [caht]; did you mean [chat]?"),
+        ("[zzz]\nseed = 3", " has an unknown table [zzz]; known: chat, "),
+        ("[chat]\nseed = 'x'", ", [chat]: seed must be a whole number, not 'x'"),
+        ("[chat]\nsed = 3", ", [chat] has an unknown key 'sed'; did you mean seed?"),
+        ("[generate]\nmarkdown = true", ", [generate] has markdown, which is only for chat"),
+        ("seed = ", " cannot be read: Invalid value (at end of document)"),
+        ("seed = 3\nseed = 4", " cannot be read: Cannot overwrite a value"),
+    ],
+)
+@pytest.mark.parametrize("command", ["generate", "models"])
+def test_mistakes_in_the_file(text: str, message: str, command: str, refused: Any) -> None:
+    path = write(text)
+    assert refused(command).startswith(f"lade: the config file {path}{message}")
+
+
+def test_files_that_cannot_be_read(refused: Any) -> None:
+    path = write("")
+    path.write_bytes(b'model = "caf\xe9"')
+    assert refused("chat").startswith(f"lade: the config file {path} cannot be read: 'utf-8' codec")
+    path.unlink()
+    path.mkdir()
+    assert refused("chat") == f"lade: the config file {path} cannot be read: Is a directory\n"
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"TEMPERATURE": "hot"}, "LADE_TEMPERATURE must be a number, not 'hot'"),
+        ({"WINDOW": "1.5"}, "LADE_WINDOW must be a whole number, not '1.5'"),
+        ({"MARKDOWN": "maybe"}, "LADE_MARKDOWN must be true or false, not 'maybe'"),
+        ({"PROFILE": "x"}, "unknown profile 'x'"),
+        ({"WINDOW": "0"}, "window must be at least 1, not 0 (LADE_WINDOW)"),
+        (
+            {"STRATEGY": "x"},
+            "unknown strategy 'x'; use one of lookahead, autoregressive, jacobi, prompt-lookup"
+            " (LADE_STRATEGY)",
+        ),
+        ({"DEVICE": "tpu", "SEED": "3"}, "unknown device 'tpu'; use auto, cpu, cuda, cuda:N or mps"
+            " (LADE_DEVICE)"),
+        ({"EDITING_MODE": "nano"}, "unknown editing-mode 'nano'; use one of emacs, vi"
+            " (LADE_EDITING_MODE)"),
+    ],
+)  # fmt: skip
+def test_wrong_variables(
+    variables: dict[str, str], message: str, refused: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(f"LADE_{name}", value)
+    told = refused("chat")
+    assert told.startswith(f"lade: {message}")
+    assert f"LADE_{next(iter(variables))}" in told
+
+
+def test_wrong_values_of_the_file_and_of_flags(
+    refused: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write("budget = 3\nwindow = 9\nngram = 9\n")
+    message = refused("chat")
+    assert message.startswith("lade: budget 3 is smaller than")
+    assert f"(window in the config file {path}, ngram in the config file {path}, " in message
+    monkeypatch.setenv("LADE_WINDOW", "9")
+    assert "(LADE_WINDOW, ngram in the config file" in refused("chat")
+    # A flag is before one's eyes.
+    assert refused("generate", "-p", "a", "-W", "0") == "lade: window must be at least 1, not 0\n"
+
+
+@pytest.mark.parametrize("command", [["models"], ["replay", "x"], ["profiles"], ["config", "show"]])
+def test_colours_that_there_are_not(
+    command: list[str], refused: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = "lade: unknown color 'x'; use one of auto, always, never"
+    assert refused(*command, "--color", "x") == f"{wrong}\n"
+    monkeypatch.setenv("LADE_COLOR", "x")
+    assert refused(*command) == f"{wrong} (LADE_COLOR)\n"
+
+
+def test_misspelt_variables_are_told_once(
+    requested: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LADE_TEMPRATURE", "1")
+    requested("chat")
+    told = "LADE_TEMPRATURE is set and does nothing: did you mean LADE_TEMPERATURE?"
+    assert capsys.readouterr().err == f"lade: {told}\n"
+    requested("chat", "--quiet")
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("LADE_TEMPRATURE", "did you mean LADE_TEMPERATURE?"),
+        ("LADE_STOP", "set stop in the config file"),
+        ("LADE_PROMPT_FILE", "--prompt-file is given with each call"),
+        ("LADE_ZZZZZZ", "no setting has this name"),
+    ],
+)
+def test_variables_that_do_nothing(name: str, hint: str) -> None:
+    assert stray_variables(TABLE, {name: "1"}) == [f"{name} is set and does nothing: {hint}"]
+    assert stray_variables(TABLE, {name: "", "LADE_SEED": "1", "PATH": "x"}) == []
+
+
+# lade config.
+
+
+def test_init_writes_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry(["config", "init"]) == 0
+    assert capsys.readouterr().out == f"{config_path()}\n"
+    text = config_path().read_text(encoding="utf-8")
+    assert all(len(line) <= 100 for line in text.splitlines())
+    for option in TABLE.options.values():
+        assert f"\n#{option.name} = " in text
+        assert option.variable is None or option.variable in text
+        assert option.help.split()[0] in text
+    for panel in ("Model", "Decoding", "Sampling", "Length", "Output"):
+        assert text.count(f"# --- {panel} ---") == 1
+    assert parse(TABLE, text, "it") == parse(TABLE, "", "it")
+
+
+@pytest.mark.parametrize("command", ["chat", "generate", "tune"])
+def test_a_file_with_all_its_lines_uncommented_changes_nothing(
+    command: str, requested: Any
+) -> None:
+    before = requested(command)
+    write(re.sub(r"^#(?! )", "", template(TABLE), flags=re.M))
+    assert replace(requested(command), origins={}) == before
+
+
+def test_init_keeps_what_is_there(capsys: pytest.CaptureFixture[str], refused: Any) -> None:
+    path = write("seed = 1\n")
+    assert refused("config", "init") == (
+        f"lade: there is a config file {path}; --force writes a new one, and keeps a copy\n"
+    )
+    assert path.read_text(encoding="utf-8") == "seed = 1\n"
+    for name, old in (("config.toml.bak", "seed = 1\n"), ("config.toml.bak-2", template(TABLE))):
+        assert entry(["config", "init", "--force"]) == 0
+        assert path.with_name(name).read_text(encoding="utf-8") == old
+        assert f"the old one is {name} now" in capsys.readouterr().err
+    assert path.read_text(encoding="utf-8") == template(TABLE)
+
+
+def test_a_broken_file_can_be_found_and_replaced(capsys: pytest.CaptureFixture[str]) -> None:
+    path = write("windw = 1\n")
+    assert entry(["config", "path"]) == 0
+    assert capsys.readouterr().out == f"{path}\n"
+    assert entry(["config", "show"]) == 2
+    assert "has an unknown key 'windw'" in capsys.readouterr().err
+    assert entry(["config", "init", "--force"]) == 0
+    assert path.with_name("config.toml.bak").read_text(encoding="utf-8") == "windw = 1\n"
+
+
+def test_init_where_nothing_can_be_written(
+    refused: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config_path().mkdir(parents=True)
+    assert "is a folder; remove or rename it" in refused("config", "init")
+    config_path().rmdir()
+    config_path().parent.rmdir()
+    config_path().parent.write_text("a file")
+    assert entry(["config", "init"]) == 1
+    assert "config.toml cannot be written: File exists" in capsys.readouterr().err
+
+
+def test_show_tells_values_and_origins(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write('seed = 3\nstop = "a b"\n[chat]\ntemperature = 0.7\n')
+    monkeypatch.setenv("LADE_QUIET", "1")
+    assert entry(["config", "show"]) == 0
+    captured = capsys.readouterr()
+    rows = {line.split()[0]: line.split(maxsplit=1)[1] for line in captured.out.splitlines()}
+    assert {row for row in rows if "." not in row} == {o.name for o in TABLE.options.values()}
+    assert rows["seed"].split() == ["3", "config", "file"]
+    assert rows["stop"].split() == ["'a", "b'", "config", "file"]
+    assert rows["temperature"].split() == ["-", "default"]
+    assert rows["chat.temperature"].split() == ["0.7", "config", "file"]
+    assert rows["quiet"].split() == ["true", "LADE_QUIET"]
+    assert rows["strategy"].split() == ["lookahead", "default"]
+    assert "\x1b" not in captured.out
+    assert os.environ["LADE_QUIET"] == "1"
+    monkeypatch.setenv("LADE_SEED", "x")
+    assert entry(["config", "show"]) == 2
+    assert capsys.readouterr().err == "lade: LADE_SEED must be a whole number, not 'x'\n"

@@ -1,0 +1,57 @@
+"""Requests: what was asked for, where it is from, and what it is wrong about."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from ladecli.decoder.config import SOURCES, LookaheadConfig
+from ladecli.decoder.errors import ConfigError
+from ladecli.errors import UsageError
+from ladecli.settings import ChatRequest, GenerateRequest, TuneRequest, change
+
+PROFILE = LookaheadConfig(7, 5, 7, budget=60, sources=("context",), widths=(1, 16, 64))
+
+
+def test_the_profile_holds_where_nothing_was_given() -> None:
+    assert GenerateRequest().lookahead(PROFILE) == PROFILE
+
+
+@pytest.mark.parametrize("name", ["window", "ngram", "guesses"])
+def test_what_was_meant_for_another_window_goes(name: str) -> None:
+    changed = GenerateRequest(**{name: 4}).lookahead(PROFILE)
+    assert getattr(changed, name) == 4
+    assert (changed.budget, changed.widths) == (None, ())
+    assert changed.sources == (("context",) if name == "guesses" else SOURCES)
+
+
+def test_a_value_equal_to_the_profiles_is_given_all_the_same() -> None:
+    assert GenerateRequest(window=7).lookahead(PROFILE).budget is None
+
+
+@pytest.mark.parametrize("seconds", [0, -1, math.inf, math.nan])
+def test_tuning_takes_time_and_ends(seconds: float) -> None:
+    with pytest.raises(UsageError, match=r"^seconds must be finite and above 0, not "):
+        TuneRequest(seconds=seconds).check()
+
+
+def test_a_mistake_names_those_variables_that_it_is_due_to() -> None:
+    origins = {"window": "LADE_WINDOW", "ngram": "flag --ngram", "top_p": "LADE_TOP_P"}
+    request = ChatRequest(window=9, ngram=9, budget=3, top_p=0.5, origins=origins)
+    with pytest.raises(ConfigError, match=r"^budget 3 is smaller than .* \(LADE_WINDOW\)$"):
+        request.check()
+
+
+def test_two_mistakes_are_told_one_after_the_other() -> None:
+    origins = {"strategy": "LADE_STRATEGY", "color": "LADE_COLOR"}
+    with pytest.raises(UsageError, match=r"^unknown strategy 'x'; .* \(LADE_STRATEGY\)$"):
+        ChatRequest(strategy="x", color="y", origins=origins).check()
+
+
+def test_a_change_says_what_it_clashes_with() -> None:
+    request = ChatRequest(window=9, ngram=9, origins={"window": "LADE_WINDOW"})
+    with pytest.raises(ConfigError, match=r"^budget 3 is smaller than .* \(LADE_WINDOW\)$"):
+        change(request, "budget", "3")
+    with pytest.raises(UsageError, match=r"^there is no setting 'origins'"):
+        change(request, "origins", "x")
