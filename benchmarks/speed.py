@@ -89,7 +89,7 @@ def main() -> None:
     decoder = Decoder(loaded.model)
     room = decoder.max_context - args.new_tokens
     prompts = [p[-room:] for p in prompts_of(args.prompts, loaded.tokenizer, args.limit)]
-    default = profiles.select("cpu", loaded.device, loaded.model.num_parameters()).lookahead
+    default = profiles.select("cpu", loaded.device, loaded.shape).lookahead
     new = args.new_tokens
     strategies: dict[str, Strategy] = {
         "transformers generate": transformers_generate(stock.model, new),

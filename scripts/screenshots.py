@@ -62,11 +62,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("docs"))
     parser.add_argument("--model", default="demo")
+    parser.add_argument("--only", choices=PICTURES, help="this picture alone")
     args = parser.parse_args()
     args.out.mkdir(exist_ok=True)
-    live(args.model, args.out)
-    chat(args.model, args.out)
-    inspector(args.model, args.out)
+    for name, take in PICTURES.items():
+        if args.only in (None, name):
+            take(args.model, args.out)
 
 
 def live(model: str, out: Path) -> None:
@@ -117,6 +118,18 @@ def inspector(model: str, out: Path) -> None:
             draw(terminal.screen, "lade replay --step", out / "inspector.svg")
             terminal.send("q")
             terminal.close()
+
+
+def tune(model: str, out: Path) -> None:
+    """What a step costs, and which settings are fastest at that."""
+    options = ["--color", "always", "--dry-run"]
+    with Terminal("tune", model, *options, columns=88, lines=48) as terminal:
+        terminal.wait("nothing was written")
+        draw(terminal.screen, "lade tune", out / "tune.svg")
+        terminal.close()
+
+
+PICTURES = {"live": live, "chat": chat, "inspector": inspector, "tune": tune}
 
 
 def draw(screen: pyte.Screen, title: str, path: Path) -> None:

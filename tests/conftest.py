@@ -1,7 +1,9 @@
-"""Fixtures of all tests: one thread, no hub, no user settings."""
+"""Fixtures of all tests: one thread, no GPU, no hub, no user settings."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,13 +12,26 @@ import torch
 torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _no_gpu() -> Iterator[None]:
+    """No test finds a GPU of the machine, nor does a program that it starts."""
+    # Once for all tests: fixtures of whole modules load models before any fixture of one test.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: False)
+        patch.setattr(torch.backends.mps, "is_available", lambda: False)
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _isolated(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads the user's settings or cache, and none asks the hub."""
     home: Path = tmp_path_factory.mktemp("home")
     for name in ("XDG_CONFIG_HOME", "HF_HOME", "HOME"):
         monkeypatch.setenv(name, str(home))
-    for name in ("LADE_MODEL", "LADE_STRATEGY", "NO_COLOR", "FORCE_COLOR", "HF_TOKEN"):
+    strays = [name for name in os.environ if name.startswith("LADE_")]
+    # A runner of tests may say how large its own screen is; terminals of tests say it themselves.
+    for name in (*strays, "NO_COLOR", "FORCE_COLOR", "HF_TOKEN", "COLUMNS", "LINES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     # Programs that tests start must not fight for the cores.
