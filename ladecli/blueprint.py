@@ -91,7 +91,8 @@ def shape_of(
         kv_heads=_kv_heads(text) or heads,
         head_size=getattr(text, "head_dim", None) or text.hidden_size // heads,
         vocabulary=text.vocab_size,
-        linear=float(linear),
+        # What is quantised already is not packed again.
+        linear=0.0 if getattr(config, "quantization_config", None) else float(linear),
         latent=_latent(text),
     )
 

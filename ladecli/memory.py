@@ -113,9 +113,17 @@ def room(
         UsageError: the wanted context does not fit; the message says which one would.
     """
 
-    def fits(context: int, steps: int = width) -> bool:
-        need = estimate(shape, context=context, width=steps, attention=attention)
+    def fits(context: int, steps: int = width, form: ModelShape = shape) -> bool:
+        need = estimate(form, context=context, width=steps, attention=attention)
         return need.total <= usable(free)
+
+    def room_of(form: ModelShape) -> int:
+        """The most tokens that one form of the model leaves room for."""
+        if fits(context, form=form):
+            return context
+        if not fits(least, form=form):
+            return 0
+        return _largest(lambda tokens: fits(tokens, form=form), least, context)
 
     context = min(wanted or longest, longest)
     if fits(context):
@@ -130,15 +138,17 @@ def room(
             f"steps of {width} tokens of {name} do not fit into the {told(usable(free))} that can"
             f" be used on {where}; {no_window}--budget {narrower} does"
         )
-    most = _largest(fits, least, context)
+    most = room_of(shape)
+    roomier = max(((room_of(f), flag) for flag, f in smaller_forms(shape, kind)), default=(0, ""))
+    hint = f"; {roomier[1]} leaves room for {roomier[0]:,}" if roomier[0] > most else ""
     needed = estimate(shape, context=context, width=width, attention=attention)
     beside = (
         f"{context:,} tokens of context need {told(needed.cache + needed.step)} beside the weights"
         f" of {told(needed.weights)}, and {told(usable(free))} can be used on {where}"
     )
     if wanted is not None:
-        raise UsageError(f"{beside}; --max-context {most} fits{_smaller(shape, kind)}")
-    return most, f"{beside}: texts end at {most:,} tokens{_smaller(shape, kind)}"
+        raise UsageError(f"{beside}; --max-context {most} fits{hint}")
+    return most, f"{beside}: texts end at {most:,} tokens{hint}"
 
 
 def told(size: float) -> str:
@@ -178,23 +188,24 @@ def smaller_forms(shape: ModelShape, kind: str = "cpu") -> list[tuple[str, Model
         shape: of the model as it is.
         kind: of device; bitsandbytes has no kernels for Apple's GPUs.
     """
+    packed = shape.linear
+    if packed is None:
+        # Embeddings and the last layer stay as they are.
+        packed = max(shape.parameters - 2 * shape.vocabulary * shape.hidden, 0.0)
+    plain = shape.parameters - packed
     forms = []
-    if shape.weights == "float32":
-        half = replace(shape, weights="bfloat16", compute="bfloat16")
-        forms.append(("--dtype bfloat16", replace(half, weight_bytes=shape.weight_bytes / 2)))
-    if shape.weights in FULL and kind != "mps":
-        packed = shape.linear
-        if packed is None:
-            # Embeddings and the last layer stay as they are.
-            packed = max(shape.parameters - 2 * shape.vocabulary * shape.hidden, 0.0)
-        for flag, weights, size in (("8bit", "int8", 1.0), ("4bit", "nf4", 0.5625)):
-            total = packed * size + (shape.parameters - packed) * shape.value_bytes
-            form = replace(shape, weights=weights, weight_bytes=total)
-            forms.append((f"--quantize {flag}", form))
+    packable = ("nf4", "int8") if packed else ()
+    if shape.compute == "float32" and shape.weights in ("float32", *packable):
+        weights = "bfloat16" if shape.weights == "float32" else shape.weights
+        halved = shape.parameters if shape.weights == "float32" else plain
+        size = shape.weight_bytes - 2 * halved
+        half = replace(shape, weights=weights, compute="bfloat16", weight_bytes=size)
+        forms.append(("--dtype bfloat16", half))
+    if packed and shape.weights in FULL and kind != "mps":
+        # By itself a CPU would go back to float32 where packed weights leave room for that.
+        kept = " --dtype bfloat16" if kind == "cpu" and shape.compute == "bfloat16" else ""
+        for flag, weights, bytes_each in (("8bit", "int8", 1.0), ("4bit", "nf4", 0.5625)):
+            size = packed * bytes_each + plain * shape.value_bytes
+            form = replace(shape, weights=weights, weight_bytes=size)
+            forms.append((f"--quantize {flag}{kept}", form))
     return forms
-
-
-def _smaller(shape: ModelShape, kind: str) -> str:
-    """A hint at what would make room."""
-    forms = smaller_forms(shape, kind)
-    return f"; {forms[-1][0]} leaves room for more" if forms else ""

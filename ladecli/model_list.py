@@ -140,7 +140,7 @@ def _setting(shape: ModelShape, context: int, free: int, kind: str) -> tuple[str
     for flag, form in forms:
         needed = memory.estimate(form, context=min(context, CONTEXT)).total
         if needed <= memory.usable(free):
-            return flag.split()[-1], needed
+            return (flag.split()[1] if " " in flag else flag), needed
     return None, needed
 
 

@@ -162,6 +162,11 @@ class Request:
         if given.keys() & {"window", "ngram", "guesses", "budget"}:
             # So were the widths that its steps are rounded to.
             given["widths"] = ()
+        window_is_theirs = self.sources is None and self.window is None and self.ngram is None
+        if window_is_theirs and (self.budget or profile.window_cells) < profile.window_cells:
+            # A budget that has no room for the profile's window is a wish to go without it.
+            sources = tuple(s for s in profile.sources if s != "trajectory")
+            given["sources"] = sources or ("context",)
         return replace(profile, **given)
 
     def sampling(self, default: SamplingConfig) -> SamplingConfig:

@@ -26,8 +26,8 @@ class ModelShape:
         kv_heads: heads of keys and values.
         head_size: numbers in a head.
         vocabulary: token ids.
-        linear: weights of linear layers but the last, which bitsandbytes packs; None for all
-            but the embeddings and the last layer.
+        linear: weights of linear layers but the last, which bitsandbytes can pack, 0 where they
+            are quantised already; None for all but the embeddings and the last layer.
         latent: numbers in what one layer caches of a token, where that is no keys and values but
             a compressed state of them (DeepSeek); else None.
     """

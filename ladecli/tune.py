@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -44,8 +45,12 @@ def run(request: TuneRequest) -> int:
     texts = sample_prompts(request.prompts)
     terminal = Terminal(request.color, request.quiet)
     session = launch.open_session(request, terminal)
-    with _bar(terminal, request.seconds) as progress:
-        report = tune(session, request, texts, progress)
+    try:
+        with _bar(terminal, request.seconds) as progress:
+            report = tune(session, request, texts, progress)
+    except KeyboardInterrupt:
+        terminal.say("stopped; no profile was written")
+        raise
     # What was measured is shown even where it cannot be written.
     path, failure = None, None
     try:
@@ -108,8 +113,8 @@ def tune(
     curve = measure_curve(decoder, text, CURVE_SHARE * request.seconds, progress=progress)
     if len(curve.cost.widths) < LEAST_WIDTHS:
         raise LadeError(
-            f"a plain step takes {curve.plain[0]:.2g} s, too long to measure others in"
-            f" {request.seconds:g} s; give --seconds {round(400 * curve.plain[0], -1):.0f}"
+            f"{request.seconds:g} s are too few to measure steps, of which a plain one takes"
+            f" {curve.plain[0]:.2g} s; give --seconds {max(10, math.ceil(400 * curve.plain[0]))}"
         )
     outcome = search(
         decoder,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import weakref
 from dataclasses import replace
@@ -19,7 +20,7 @@ from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.kv_cache import GROWTH, KVCache
 from ladecli.decoder.strategies import make_strategy
-from ladecli.errors import LoadError, UsageError
+from ladecli.errors import LadeError, LoadError, UsageError
 from ladecli.memory import CHUNK, estimate, room, smaller_forms, told
 from ladecli.shape import ModelShape
 
@@ -36,7 +37,9 @@ def ask(
     width: int = 64,
     longest: int = 4096,
 ) -> tuple[int, str | None]:
-    return room("m", shape, free, longest=longest, wanted=wanted, width=width, where="GPU")
+    return room(
+        "m", shape, free, longest=longest, wanted=wanted, width=width, where="GPU", kind="cuda"
+    )
 
 
 def test_what_fits_is_not_talked_about() -> None:
@@ -134,7 +137,7 @@ def test_a_long_context_is_cut_to_what_fits_and_told() -> None:
     assert estimate(LLAMA_7B, context=int(context * 1.1), width=64).total > 0.97 * 20 * GB
     assert re.fullmatch(
         r"131,072 tokens of context need \d+ GB beside the weights of 13\.5 GB, and 19\.4 GB can be"
-        rf" used on GPU: texts end at {context:,} tokens; --quantize 4bit leaves room for more",
+        rf" used on GPU: texts end at {context:,} tokens; --quantize 4bit leaves room for \d+,\d+",
         notice,
     )
 
@@ -168,7 +171,7 @@ def test_a_refusal_does_not_contradict_itself() -> None:
 
 def test_experts_stay_out_of_what_bitsandbytes_packs() -> None:
     mixtral = replace(LLAMA_7B, parameters=46.7e9, weight_bytes=93.4e9, linear=1.3e9)
-    forms = dict(smaller_forms(mixtral))
+    forms = dict(smaller_forms(mixtral, "cuda"))
     assert forms["--quantize 4bit"].weight_bytes == 1.3e9 * 0.5625 + 45.4e9 * 2
     with pytest.raises(LoadError, match="; take a smaller model, or free some memory"):
         ask(40 * GB, mixtral)
@@ -203,3 +206,30 @@ def test_sizes_for_people() -> None:
     assert [told(n) for n in (5, 2.5e3, 999e6, 1.2e9, 13.48e9, 141e9)] == [
         *("5 bytes", "2.5 kB", "999 MB", "1.2 GB", "13.5 GB", "141 GB")
     ]
+
+
+@pytest.mark.parametrize("free", [20 * GB, 30 * GB, 40 * GB])
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_every_hint_leaves_the_room_that_it_promises(free: float, compute: str, kind: str) -> None:
+    size = 26.96e9 if compute == "float32" else 13.48e9
+    model = replace(LLAMA_7B, weights=compute, compute=compute, weight_bytes=size, linear=6.4e9)
+    for wanted in (model, *(form for _, form in smaller_forms(model, kind))):
+        with contextlib.suppress(LadeError):
+            context, notice = room(
+                "m", wanted, free, longest=131_072, wanted=None, width=24, kind=kind
+            )
+            promised = re.search(r"; (--.*) leaves room for ([\d,]+)$", notice or "")
+            if promised:
+                form = dict(smaller_forms(wanted, kind))[promised[1]]
+                tokens = int(promised[2].replace(",", ""))
+                assert tokens > context
+                need = estimate(form, context=tokens, width=24)
+                assert need.total <= free
+
+
+def test_what_is_quantised_already_is_offered_no_quantising() -> None:
+    packed = replace(LLAMA_7B, weights="gptq", weight_bytes=4e9, linear=0.0)
+    unpacked = replace(LLAMA_7B, linear=0.0)  # FP8 on a device that cannot multiply it
+    for shape in (packed, unpacked):
+        assert not [flag for flag, _ in smaller_forms(shape) if "--quantize" in flag]

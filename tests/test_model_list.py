@@ -216,7 +216,8 @@ def test_quantised_checkpoints(
     assert model.dtype == dtype
     # Packed weights cannot be counted; the shape tells how many there are.
     assert model.parameters == 6_738_415_616
-    assert model.fits is not None, "what is quantised already is not quantised again"
+    # A CPU unpacks FP8, for which there is no room; and what is quantised is not packed again.
+    assert (model.fits is None) == (dtype == "fp8")
 
 
 def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 from ladecli.decoder.config import SOURCES, LookaheadConfig
 from ladecli.decoder.errors import ConfigError
 from ladecli.errors import UsageError
-from ladecli.settings import ChatRequest, GenerateRequest, TuneRequest, change
+from ladecli.settings import ChatRequest, GenerateRequest, Request, TuneRequest, change
 
 PROFILE = LookaheadConfig(7, 5, 7, budget=60, sources=("context",), widths=(1, 16, 64))
 
@@ -55,3 +55,13 @@ def test_a_change_says_what_it_clashes_with() -> None:
         change(request, "budget", "3")
     with pytest.raises(UsageError, match=r"^there is no setting 'origins'"):
         change(request, "origins", "x")
+
+
+@pytest.mark.parametrize("budget", range(1, 12))
+def test_any_budget_goes_with_any_profile(budget: int) -> None:
+    profile = LookaheadConfig(5, 3, 5, 128)
+    chosen = Request(budget=budget).lookahead(profile)
+    assert chosen.step_limit == budget
+    assert ("trajectory" in chosen.sources) == (budget >= profile.window_cells)
+    with pytest.raises(ConfigError, match="smaller than the 10 tokens of a window"):
+        Request(budget=4, window=5, ngram=3).lookahead(profile)

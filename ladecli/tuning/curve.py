@@ -97,7 +97,8 @@ def measure_curve(
     """
     began = time.perf_counter()
     room = decoder.max_context - ROOM
-    usable = [c for c in contexts if c <= room] or [max(min(contexts[0], room // 2), 1)]
+    short = min(contexts[0], decoder.max_context // 3)
+    usable = [c for c in contexts if c <= room] or [short]
     bench = _Bench(decoder, text, progress, began + FIRST_ROUND * seconds)
     if bench.warm_up(usable[0], widths, began + WARM_UP_SHARE * seconds):
         widths = [w for w in widths if w in SLOW_WIDTHS]

@@ -63,7 +63,9 @@ class Report:
             if best.candidate.name == UNTIL_NOW
             else ""
         )
-        return f"{shape}{kept}: {best.speed:.2f}× plain decoding on {_prompts(self.outcome)}"
+        slower = ", which was no slower" if best.speed < 1.0 else ""
+        speed = f"{best.speed:.2f}× plain decoding{slower} on {_prompts(self.outcome)}"
+        return f"{shape}{kept}: {speed}"
 
     @property
     def doubts(self) -> list[str]:
@@ -99,7 +101,7 @@ def show(report: Report, console: Console) -> None:
     """Print plot, tables and verdict."""
     curve = report.curve
     # On a pipe lines are as long as they are.
-    soft = not console.is_terminal
+    soft = not _is_screen(console)
     title = f"What a step of so many tokens costs, in plain steps ({report.key.device})"
     console.print(title, style="bold", soft_wrap=soft)
     if _draws(console):
@@ -117,14 +119,19 @@ def show(report: Report, console: Console) -> None:
     console.print(report.verdict, style="bold", soft_wrap=soft)
 
 
+def _is_screen(console: Console) -> bool:
+    """Whether lines end at the console's width, with colours or without."""
+    return console.is_terminal or console.file.isatty()
+
+
 def _draws(console: Console) -> bool:
     """Whether the stream takes the dots of a plot, and has room for it."""
-    room = not console.is_terminal or console.width >= PLOT
+    room = not _is_screen(console) or console.width >= PLOT
     return room and "utf" in (console.encoding or "").lower()
 
 
 def plot(curve: Curve) -> str:
-    """The cost of a step over its width, one line for each length of text."""
+    """The cost of a step over its width, one line with its number for each length of text."""
     import plotille
 
     figure = plotille.Figure()
@@ -137,8 +144,8 @@ def plot(curve: Curve) -> str:
     figure.x_label, figure.y_label = "tokens", "cost"
     figure.x_ticks_fkt = lambda low, _high: f"{low:.0f}"
     figure.y_ticks_fkt = lambda low, _high: f"{low:.1f}"
-    for row in curve.cost.costs:
-        figure.plot(curve.cost.widths, row)
+    for number, row in enumerate(curve.cost.costs, start=1):
+        figure.plot(curve.cost.widths, row, marker=str(number))
     return str(figure.show())
 
 
@@ -146,8 +153,8 @@ def _costs(curve: Curve) -> Table:
     """Costs at every other width, by length of the text; of a plain step also the time."""
     table = _table()
     table.add_column("tokens", justify="right")
-    for context in curve.cost.contexts:
-        table.add_column(f"behind {context:,}", justify="right")
+    for number, context in enumerate(curve.cost.contexts, start=1):
+        table.add_column(f"{number}: behind {context:,}", justify="right")
     for column, width in enumerate(curve.cost.widths):
         if width == 1:
             table.add_row("1", *(f"1 ({plain * 1e3:.3g} ms)" for plain in curve.plain))

@@ -73,8 +73,8 @@ def test_a_context_that_takes_too_long_to_read_is_left_out(on_its_clock: Use) ->
 def test_a_short_context_is_used_as_far_as_it_goes(on_its_clock: Use) -> None:
     decoder = on_its_clock(FakeDecoder(lambda w, n: 2e-3, max_context=200))
     curve = measure(decoder, 2.0)
-    assert curve.cost.contexts == (36,)
-    assert max(map(len, decoder.prompts)) == 36
+    assert curve.cost.contexts == (66,)
+    assert max(map(len, decoder.prompts)) == 66
 
 
 def test_steps_are_measured_where_they_shall_be(on_its_clock: Use) -> None:
