@@ -57,7 +57,7 @@ def requested(monkeypatch: pytest.MonkeyPatch) -> Any:
     found: list[Any] = []
     for command in KINDS:
         module = types.ModuleType(command)
-        module.run = lambda request, *_: found.append(request) or 0  # type: ignore[attr-defined]
+        module.run = lambda request, *_: found.append(request) or 0
         monkeypatch.setitem(sys.modules, f"ladecli.{command}", module)
 
     def call(*arguments: str) -> Any:

@@ -145,7 +145,7 @@ def test_a_long_context_is_cut_to_what_fits_and_told() -> None:
 def test_a_context_that_was_asked_for_is_refused_with_one_that_fits() -> None:
     with pytest.raises(UsageError, match=r"--max-context \d+ fits") as caught:
         ask(16 * GB, wanted=4096)
-    fitting = int(re.search(r"--max-context (\d+)", str(caught.value))[1])  # type: ignore[index]
+    fitting = int(re.search(r"--max-context (\d+)", str(caught.value))[1])
     assert ask(16 * GB, wanted=fitting) == (fitting, None)
 
 

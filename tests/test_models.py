@@ -101,7 +101,7 @@ def test_float32_is_chosen_where_it_can_be_used_only(
     monkeypatch.setattr(models, "free_memory", lambda _: int(free))
     planned = models.plan("demo", LoadOptions(device="cpu"))
     what = {"longest": 2048, "wanted": None, "width": 1}
-    context, _ = memory.room("demo", planned.shape, free, **what)  # type: ignore[arg-type]
+    context, _ = memory.room("demo", planned.shape, free, **what)
     assert context >= memory.LEAST_CONTEXT
     if more > 0:
         assert (planned.dtype, planned.notices) == (torch.float32, ())

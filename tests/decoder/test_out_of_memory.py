@@ -58,7 +58,7 @@ def tighten(decoder: Decoder, fails: Callable[[StepLayout], bool]) -> list[int]:
         ran.append(len(layout.tokens))
         return logits
 
-    decoder._runner.forward = short  # type: ignore[method-assign]
+    decoder._runner.forward = short
     return ran
 
 
@@ -296,7 +296,7 @@ def test_a_failed_try_leaves_no_tensors_behind() -> None:
             raise torch.OutOfMemoryError
         return logits
 
-    decoder._runner.forward = short  # type: ignore[method-assign]
+    decoder._runner.forward = short
     run(decoder, prompt_for("llama"), "lookahead", CONFIGS["all"])
     assert len(held) > 3
 
@@ -376,7 +376,7 @@ def test_nobody_learns_from_a_draft_that_did_not_run() -> None:
 
 def test_other_errors_are_not_swallowed() -> None:
     decoder = Decoder(oracle())
-    decoder._runner.forward = failing(  # type: ignore[method-assign]
+    decoder._runner.forward = failing(
         decoder._runner.forward, iter([False, True]), ZeroDivisionError
     )
     with pytest.raises(ZeroDivisionError):

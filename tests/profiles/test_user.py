@@ -109,7 +109,7 @@ def test_a_folder_that_cannot_be_made_is_one_line() -> None:
 def test_a_tuned_profile_is_for_what_it_was_tuned_on(
     device: Fake, model: object, attention: str, fits: bool
 ) -> None:
-    found, notices = user.tuned_for([tuned()], device, model, attention, VERSIONS)  # type: ignore[arg-type]
+    found, notices = user.tuned_for([tuned()], device, model, attention, VERSIONS)
     assert (found is not None, notices) == (fits, [])
 
 

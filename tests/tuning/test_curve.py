@@ -16,7 +16,7 @@ TEXT = list(range(2, 90))
 
 
 def measure(decoder: FakeDecoder, seconds: float, **options: object) -> Curve:
-    return measure_curve(decoder, TEXT, seconds, **options)  # type: ignore[arg-type]
+    return measure_curve(decoder, TEXT, seconds, **options)
 
 
 def test_costs_are_in_plain_steps_of_the_same_context(on_its_clock: Use) -> None:

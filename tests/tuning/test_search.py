@@ -23,7 +23,7 @@ PROMPTS = [[5] * 20, [6] * 30, [7] * 25]
 
 def run(decoder: FakeDecoder, seconds: float = 20.0) -> Outcome:
     field = candidates(COST, CONFIG, on_cpu=False)
-    outcome = search(decoder, PROMPTS, field, seconds, 4e-3)  # type: ignore[arg-type]
+    outcome = search(decoder, PROMPTS, field, seconds, 4e-3)
     assert outcome is not None
     return outcome
 
@@ -92,7 +92,7 @@ def test_a_slow_model_is_tried_with_what_promises_most(on_its_clock: Use) -> Non
     decoder = on_its_clock(best_at(32, 1.5))
     field = candidates(COST, CONFIG, on_cpu=False)
     seconds = 1.1 * enough(4e-3)
-    outcome = search(decoder, PROMPTS, field, seconds, 4e-3)  # type: ignore[arg-type]
+    outcome = search(decoder, PROMPTS, field, seconds, 4e-3)
     assert outcome is not None
     assert len(outcome.scores) == 3
     assert outcome.prompts == 3
@@ -103,7 +103,7 @@ def test_a_slow_model_is_tried_with_what_promises_most(on_its_clock: Use) -> Non
 def test_with_too_little_time_nothing_is_tried(on_its_clock: Use) -> None:
     decoder = on_its_clock(best_at(32, 1.5))
     field = candidates(COST, CONFIG, on_cpu=False)
-    assert search(decoder, PROMPTS, field, 20.0, 1.0) is None  # type: ignore[arg-type]
+    assert search(decoder, PROMPTS, field, 20.0, 1.0) is None
     assert decoder.now == 0.0
     assert setting_of(None, CONFIG, COST) == replace(CONFIG, step_cost=COST)
 
@@ -112,7 +112,7 @@ def test_answers_end_where_the_model_ends_them(on_its_clock: Use) -> None:
     decoder = on_its_clock(best_at(32, 1.5))
     field = candidates(COST, CONFIG, on_cpu=False)
     stop = frozenset({9})
-    search(decoder, PROMPTS, field, 5.0, 4e-3, stop_ids=stop)  # type: ignore[arg-type]
+    search(decoder, PROMPTS, field, 5.0, 4e-3, stop_ids=stop)
     assert decoder.stop_ids == {stop}
 
 
@@ -122,7 +122,7 @@ def test_a_prompt_with_too_short_an_answer_is_left_out(on_its_clock: Use) -> Non
     assert run(decoder).prompts == 2
     decoder.longest = lambda prompt: 3
     field = candidates(COST, CONFIG, on_cpu=False)
-    assert search(decoder, PROMPTS, field, 20.0, 4e-3) is None  # type: ignore[arg-type]
+    assert search(decoder, PROMPTS, field, 20.0, 4e-3) is None
 
 
 def test_a_setting_that_memory_does_not_suffice_for_is_dropped(on_its_clock: Use) -> None:
@@ -220,5 +220,5 @@ def test_it_ends_in_time(on_its_clock: Use, seconds: float, plain: float) -> Non
         FakeDecoder(lambda w, n: plain * (1 + 0.05 * w), lambda w: 1 if w == 1 else 2, noise=0.2)
     )
     field = candidates(COST, CONFIG, on_cpu=True)
-    search(decoder, PROMPTS * 6, field, seconds, plain)  # type: ignore[arg-type]
+    search(decoder, PROMPTS * 6, field, seconds, plain)
     assert decoder.now < 1.15 * seconds

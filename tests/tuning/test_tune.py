@@ -176,7 +176,7 @@ def test_it_fits_the_terminal(width: int) -> None:
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     outcome = Outcome(score(1.5, 1.5, 1.5), (score(1.5, 1.5, 1.5), score(1.0, 1.0)), 3, 0)
     show(report(outcome), console)
-    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    lines = console.file.getvalue().splitlines()
     assert any("1.50×" in line for line in lines)
     assert any("⡇" in line for line in lines) == (width >= 76)
     assert max(map(len, lines)) <= width
