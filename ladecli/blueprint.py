@@ -15,10 +15,8 @@ from torch import nn
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.pytorch_utils import Conv1D
 
-from .shape import ModelShape
+from .shape import PACKED, ModelShape
 
-_PACKED = {"4bit": ("nf4", 0.5 + 4 / 64), "8bit": ("int8", 1.0)}
-"""What bitsandbytes makes of a weight: its type, and bytes, with a scale for 64 of them."""
 _BYTES = {"bitnet": 0.25, "mxfp4": 0.5 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
 """Bytes per weight of methods whose configuration does not say their bits, where it is not 1."""
 _BITS = (
@@ -121,12 +119,12 @@ def _storage(config: Any, dtype: torch.dtype, quantize: str) -> _Storage:
     plain = _Storage(_name(dtype), float(dtype.itemsize))
     given = getattr(config, "quantization_config", None)
     if given is None:
-        return _Storage(*_PACKED[quantize]) if quantize in _PACKED else plain
+        return _Storage(*PACKED[quantize]) if quantize in PACKED else plain
     given = given if isinstance(given, dict) else given.to_dict()
     method = given.get("quant_method", "quantised")
     method = str(getattr(method, "value", method))  # of a loaded model, it is an enumeration's
     if method.startswith("bitsandbytes") or given.get("load_in_4bit") or given.get("load_in_8bit"):
-        return _Storage(*_PACKED["4bit" if given.get("load_in_4bit") else "8bit"])
+        return _Storage(*PACKED["4bit" if given.get("load_in_4bit") else "8bit"])
     if given.get("dequantize") or method in _UNPACKED:
         return plain
     told = json.dumps(given, default=str)

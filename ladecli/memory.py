@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from .decoder.config import GROWTH, PARTLY, PREFILL_CHUNK
 from .errors import LoadError, UsageError
-from .shape import FULL, ModelShape
+from .shape import FULL, PACKED, ModelShape
 
-CHUNK = 512
-"""Tokens of a prompt that are read at once, as the decoder does."""
-GROWTH = 256
-"""Slots that the decoder's cache grows by, and keeps for a step behind the longest text."""
-PARTLY = 0.6
-"""The largest share of its slots that the cache has before it grows to all of them."""
 LEAST_CONTEXT = 1024
 """A model that has no room for so many tokens is of no use."""
 SPARE = 0.03
@@ -50,7 +45,7 @@ def estimate(shape: ModelShape, *, context: int, width: int = 1, attention: str 
         attention: the backend; `reference` holds the scores of all heads.
     """
     # A chunk of the prompt has no logits but one row; every draft token has one.
-    chunk = min(CHUNK, context)
+    chunk = min(PREFILL_CHUNK, context)
     tokens = max(chunk, width)
     states = tokens * (6 * shape.hidden + 3 * shape.inner) * shape.value_bytes
     logits = width * shape.vocabulary * (shape.value_bytes + 4)
@@ -68,7 +63,7 @@ def _cache_slots(context: int, width: int) -> float:
     """Slots of the cache at the worst moment: as it grows, when the old one and the new one exist
     together.  The first one has room for a chunk and a step."""
     most = _whole(context + max(GROWTH, width))
-    first = min(_whole(min(CHUNK, context) + width), most)
+    first = min(_whole(min(PREFILL_CHUNK, context) + width), most)
     return most + (0 if first == most else max(PARTLY * most, first))
 
 
@@ -204,7 +199,7 @@ def smaller_forms(shape: ModelShape, kind: str = "cpu") -> list[tuple[str, Model
     if packed and shape.weights in FULL and kind != "mps":
         # By itself a CPU would go back to float32 where packed weights leave room for that.
         kept = " --dtype bfloat16" if kind == "cpu" and shape.compute == "bfloat16" else ""
-        for flag, weights, bytes_each in (("8bit", "int8", 1.0), ("4bit", "nf4", 0.5625)):
+        for flag, (weights, bytes_each) in PACKED.items():
             size = packed * bytes_each + plain * shape.value_bytes
             form = replace(shape, weights=weights, weight_bytes=size)
             forms.append((f"--quantize {flag}{kept}", form))

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 FULL = ("float32", "float16", "bfloat16")
 """Types of weights that are multiplied as they are stored."""
+PACKED = {"8bit": ("int8", 1.0), "4bit": ("nf4", 0.5 + 4 / 64)}
+"""What bitsandbytes makes of a weight: its type, and bytes, with a scale for 64 of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ladecli.blueprint import shape_of
-from ladecli.decoder.config import LookaheadConfig
+from ladecli.decoder.config import GROWTH, PREFILL_CHUNK, LookaheadConfig
 from ladecli.decoder.engine import Decoder, Limits
-from ladecli.decoder.kv_cache import GROWTH, KVCache
+from ladecli.decoder.kv_cache import KVCache
 from ladecli.decoder.strategies import make_strategy
 from ladecli.errors import LadeError, LoadError, UsageError
-from ladecli.memory import CHUNK, estimate, room, smaller_forms, told
+from ladecli.memory import estimate, room, smaller_forms, told
 from ladecli.shape import ModelShape
 
 LLAMA_7B = ModelShape(
@@ -91,8 +91,8 @@ def test_the_cache_at_its_worst_moment(context: int, prompt: int, slots: list[in
     cache = KVCache(1, context + GROWTH)
     width, sizes = 24, [0]
     while cache.length < context:
-        chunk = min(CHUNK, prompt - cache.length)
-        new = torch.zeros(1, 1, chunk if chunk == CHUNK else max(chunk, 0) + width, 4)
+        chunk = min(PREFILL_CHUNK, prompt - cache.length)
+        new = torch.zeros(1, 1, chunk if chunk == PREFILL_CHUNK else max(chunk, 0) + width, 4)
         cache.reserve(cache.length + new.shape[2])
         with torch.inference_mode():
             cache.update(new, new, 0)

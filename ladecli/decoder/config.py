@@ -12,6 +12,16 @@ STRATEGIES = ("lookahead", "autoregressive", "jacobi", "prompt-lookup")
 SOURCES = ("trajectory", "context", "recycled")
 WIDEST = 4096
 """No step has more tokens: a slip of the finger must not plan one for minutes."""
+PREFILL_CHUNK = 512
+"""Tokens of a prompt that are read at once."""
+GROWTH = 256
+"""Slots are allocated in multiples of this."""
+PARTLY = 0.6
+"""Beyond this share of the slots for any text, all of them are allocated.
+
+While the cache grows, the old one and the new one exist together: grown from nearly all of them
+to all, they would take twice the memory.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from torch import nn
 
 from . import layout
 from .attention import bind
-from .config import SamplingConfig
+from .config import GROWTH, PREFILL_CHUNK, SamplingConfig
 from .errors import ConfigError, DecoderError, PromptError
 from .events import Event, Finished, FinishReason, Prefill, Squeezed, Started, Step
-from .kv_cache import GROWTH, KVCache
+from .kv_cache import KVCache
 from .layout import Draft, StepLayout
 from .limits import Limits, cut
 from .memory import Allowance, attempt
@@ -27,9 +27,7 @@ from .strategies import State, Strategy
 from .support import ModelFacts, examine
 from .verify import Verdict, walk
 
-__all__ = ["PREFILL_CHUNK", "Decoder", "Limits"]
-
-PREFILL_CHUNK = 512
+__all__ = ["Decoder", "Limits"]
 
 
 class Decoder:

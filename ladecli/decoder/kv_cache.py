@@ -13,16 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .config import GROWTH, PARTLY
 from .memory import attempt
-
-GROWTH = 256
-"""Slots are allocated in multiples of this."""
-PARTLY = 0.6
-"""Beyond this share of the slots for any text, all of them are allocated.
-
-While the cache grows, the old one and the new one exist together: grown from nearly all of them
-to all, they would take twice the memory.
-"""
 
 
 class KVCache:

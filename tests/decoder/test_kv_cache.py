@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from ladecli.decoder.kv_cache import GROWTH, KVCache
+from ladecli.decoder.config import GROWTH
+from ladecli.decoder.kv_cache import KVCache
 
 
 @torch.inference_mode()
