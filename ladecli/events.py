@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -43,6 +44,7 @@ class TextStep:
         proposed: draft tokens among them.
         seconds: wall time of the step.
         detail: what was tried, where the caller asked for it.
+        parts: what the seconds went to, where the caller asked for it; see the decoder's `Step`.
     """
 
     pieces: tuple[Piece, ...]
@@ -51,6 +53,7 @@ class TextStep:
     proposed: int
     seconds: float
     detail: Detail | None = None
+    parts: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

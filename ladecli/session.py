@@ -150,6 +150,7 @@ class Session:
         cancelled: Callable[[], bool] = lambda: False,
         *,
         detailed: bool = False,
+        timed: bool = False,
     ) -> Iterator[TextEvent]:
         """Decode an answer as text events; closing the iterator stops within a step.
 
@@ -158,6 +159,7 @@ class Session:
             settings: how to decode.
             cancelled: asked after every step; true ends the answer as interrupted.
             detailed: whether steps say what they tried.
+            timed: whether steps say where their time went.
 
         Raises:
             PromptError: the prompt is empty or too long.
@@ -172,6 +174,7 @@ class Session:
             settings.sampling,
             Limits(settings.max_new_tokens, stop_ids, text.feed),
             detailed=detailed,
+            timed=timed,
         )
         return _as_text(events, text, cancelled)
 
@@ -196,6 +199,7 @@ def _as_text(
                         event.proposed,
                         event.seconds,
                         event.detail,
+                        event.parts,
                     )
                 case Finished():
                     yield Ended(event.reason, text.flush())

@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from . import layout
-from .attention import bind
+from .attention import bind, release
 from .config import GROWTH, PREFILL_CHUNK, SamplingConfig
 from .errors import ConfigError, DecoderError, PromptError
 from .events import Event, Finished, FinishReason, Prefill, Squeezed, Started, Step
@@ -23,11 +25,28 @@ from .observation import Observation
 from .probe import probe
 from .runner import Runner
 from .sampling import LogitsProcessor, Sampler, top
+from .stopwatch import BETWEEN, Stopwatch
 from .strategies import State, Strategy
 from .support import ModelFacts, examine
 from .verify import Verdict, walk
 
 __all__ = ["Decoder", "Limits"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What one generation was asked for."""
+
+    strategy: Strategy
+    sampler: Sampler
+    limits: Limits
+    detailed: bool
+    watch: Stopwatch | None
+
+    def lap(self, part: str) -> None:
+        """Give the time since the last lap to a part of the step, where somebody asked."""
+        if self.watch is not None:
+            self.watch.lap(part)
 
 
 class Decoder:
@@ -69,7 +88,24 @@ class Decoder:
         self._runner = Runner(model, self.cache, attention)
         if not self.facts.tested:
             probe(model, self.facts)
-        bind(model)
+        self._before = bind(model)
+
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """Give the model its own attention back for a while; nothing is decoded here then."""
+        with self._lock:
+            release(self._before)
+            try:
+                yield
+            finally:
+                bind(self._model)
+
+    def forget(self) -> None:
+        """Drop the cached text, and its memory; a generation under way is over."""
+        with self._lock:
+            self._generation += 1
+            self._cached = []
+            self.cache.release()
 
     def generate(
         self,
@@ -80,6 +116,7 @@ class Decoder:
         processors: Sequence[LogitsProcessor] = (),
         *,
         detailed: bool = False,
+        timed: bool = False,
     ) -> Generator[Event]:
         """Decode a continuation of `prompt`.
 
@@ -93,6 +130,8 @@ class Decoder:
             limits: where to end.
             processors: transformers' logits processors, applied before `sampling`.
             detailed: whether steps say what they tried; see `events.Detail`.
+            timed: whether steps say where their time went, for which they wait for the device
+                more often than they need to.
 
         Yields:
             `Started`, `Prefill` for all chunks of the prompt but the last, a `Step` for every
@@ -106,8 +145,14 @@ class Decoder:
                 one cache, and it belongs to the newest.
         """
         self.check_prompt(prompt)
-        sampler = Sampler(sampling or SamplingConfig(), processors)
-        return self._exclusive(self._decode(list(prompt), strategy, sampler, limits, detailed))
+        job = _Job(
+            strategy,
+            Sampler(sampling or SamplingConfig(), processors),
+            limits or Limits(),
+            detailed,
+            Stopwatch(self._runner.device) if timed else None,
+        )
+        return self._exclusive(self._decode(list(prompt), job))
 
     def _exclusive(self, events: Generator[Event]) -> Generator[Event]:
         """Let one thread at a time into the loop: there is one cache."""
@@ -142,29 +187,20 @@ class Decoder:
                 f" {self.facts.vocabulary - 1}; the tokenizer belongs to another model"
             )
 
-    def _decode(
-        self,
-        tokens: list[int],
-        strategy: Strategy,
-        sampler: Sampler,
-        limits: Limits | None,
-        detailed: bool,
-    ) -> Generator[Event]:
-        limits = limits or Limits()
+    def _decode(self, tokens: list[int], job: _Job) -> Generator[Event]:
         state = State(tokens, len(tokens))
-        end = self._end(state, limits)
-        if len(tokens) >= end:
+        if len(tokens) >= self._end(state, job.limits):
             yield Finished("length")
             return
         self._generation += 1
         mine = self._generation
         self._reuse(tokens)
-        sampler.commit(tokens)
-        strategy.begin(state)
+        job.sampler.commit(tokens)
+        job.strategy.begin(state)
         try:
             yield Started(self.cache.length, len(tokens))
             self._check_owner(mine)
-            for event in self._steps(state, strategy, sampler, limits, detailed):
+            for event in self._steps(state, job):
                 yield event
                 self._check_owner(mine)
         finally:
@@ -174,15 +210,9 @@ class Decoder:
                 self.cache.truncate(len(tokens) - 1)
                 self._cached = tokens[: self.cache.length]
 
-    def _steps(
-        self,
-        state: State,
-        strategy: Strategy,
-        sampler: Sampler,
-        limits: Limits,
-        detailed: bool,
-    ) -> Generator[Event]:
+    def _steps(self, state: State, job: _Job) -> Generator[Event]:
         """The loop itself."""
+        strategy, sampler, limits = job.strategy, job.sampler, job.limits
         tokens, end = state.tokens, self._end(state, limits)
         allowance = Allowance(self._prefill_chunk)
         reason: FinishReason | None = None
@@ -191,13 +221,16 @@ class Decoder:
                 reason = "memory"
                 break
             began = time.perf_counter()
+            job.lap(BETWEEN)
             self._look_ahead(state, end, allowance.width)
             draft = strategy.propose(state)
+            job.lap("draft")
             if max(draft.tree.tokens, default=0) >= self.facts.vocabulary:
                 raise ConfigError("the drafts were learned from a model with more token ids")
             step = layout.build(tokens[self.cache.length :], self.cache.length, draft)
             width = len(step.tokens)
-            shown = attempt(self._run, step, draft, sampler, tokens)
+            job.lap("layout")
+            shown = attempt(self._run, step, draft, job, tokens)
             if shown is None:
                 if not allowance.shrink(step.pending, width - step.pending + 1):
                     reason = "memory"
@@ -210,28 +243,32 @@ class Decoder:
             ids = [token.id for token in committed]
             tokens += ids
             sampler.commit(ids)
+            job.lap("commit")
             verdict = Verdict(shown.verdict.nodes[: len(committed) - 1], committed)
             seen = Observation(draft, tokens, verdict, shown.best, shown.ranked)
             strategy.observe(state, seen)
+            job.lap("learn")
             seconds = time.perf_counter() - began
-            detail = seen.detail() if detailed else None
-            yield Step(committed, width, len(draft.tree), seconds, detail)
+            detail = seen.detail() if job.detailed else None
+            parts = job.watch.take() if job.watch else None
+            yield Step(committed, width, len(draft.tree), seconds, detail, parts)
         if reason == "length" and limits.max_new_tokens != len(tokens) - state.prompt_length:
             reason = "context"
         yield Finished(reason)
 
-    def _run(
-        self, step: StepLayout, draft: Draft, sampler: Sampler, tokens: list[int]
-    ) -> Observation:
+    def _run(self, step: StepLayout, draft: Draft, job: _Job, tokens: list[int]) -> Observation:
         """All of a step that takes memory: what it showed, with the accepted in the cache.
 
         Nothing is committed before all of it has succeeded.
         """
         logits = self._runner.forward(step)
+        job.lap("forward")
         best = logits.argmax(dim=-1).tolist()
-        verdict = walk(draft.tree, sampler.chooser(logits, best, len(tokens)))
+        verdict = walk(draft.tree, job.sampler.chooser(logits, best, len(tokens)))
         ranked = top(logits, draft.ranks) if draft.ranks else ()
+        job.lap("verify")
         self.cache.keep([*range(step.pending), *(step.pending + n for n in verdict.nodes)])
+        job.lap("cache")
         return Observation(draft, tokens, verdict, best, ranked)
 
     def _check_owner(self, generation: int) -> None:

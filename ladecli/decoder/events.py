@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -82,6 +83,8 @@ class Step:
         proposed: draft tokens among them that stood for verification.
         seconds: wall time of the step, drafting and verification included.
         detail: what was tried, where the caller asked for it.
+        parts: what the seconds went to, where the caller asked for it: "draft", "layout",
+            "forward", "verify", "cache", "commit" (limits, and the caller's own stop) and "learn".
     """
 
     tokens: tuple[Token, ...]
@@ -89,6 +92,7 @@ class Step:
     proposed: int
     seconds: float
     detail: Detail | None = None
+    parts: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

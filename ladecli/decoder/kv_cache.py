@@ -133,6 +133,11 @@ class KVCache:
         """Forget all but the first `length` tokens."""
         self.length = min(self.length, length)
 
+    def release(self) -> None:
+        """Forget everything, and give the memory back."""
+        self.length = self._slots = self._written = 0
+        self.keys = self.values = None
+
     # What transformers asks besides.  Masks and positions are ours, so only the length of
     # the committed text has a meaning here.
 

@@ -19,6 +19,7 @@ class Runner:
         attention: name of the attention backend.
 
     Attributes:
+        device: where the model is.
         sliding_windows: those that layers asked for in the last step.
     """
 
@@ -26,7 +27,7 @@ class Runner:
         self._model = model
         self._cache = cache
         self._backend = choose_backend(attention)
-        self._device = next(model.parameters()).device
+        self.device = next(model.parameters()).device
         self.sliding_windows: set[int] = set()
 
     # Cheaper than no_grad by a seventh where a step is bound by dispatch.
@@ -38,7 +39,7 @@ class Runner:
             Logits of `layout.outputs`, [len(outputs), vocabulary]; of the last token alone
             where no outputs are wanted.
         """
-        device, width = self._device, len(layout.tokens)
+        device, width = self.device, len(layout.tokens)
         self._cache.reserve(self._cache.length + width)
         positions = torch.tensor(layout.positions, device=device)
         visible = None if layout.visible is None else torch.from_numpy(layout.visible).to(device)

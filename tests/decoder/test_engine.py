@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import threading
 from collections.abc import Generator, Sequence
 
@@ -378,3 +379,49 @@ def test_a_step_says_what_it_tried_where_that_is_wanted(sources: tuple[str, ...]
     assert found
     # The oracle looks at the last token alone: what follows in an n-gram follows in the text.
     assert all(ngram[-1] == turns(ngram[-2:-1]) for ngram in found)
+
+
+def test_a_decoder_forgets_text_and_memory() -> None:
+    decoder = Decoder(OracleModel(turns))
+    events = run(decoder, TEXT[:40], limits=Limits(5))
+    assert events[0] == Started(0, 40)
+    assert run(decoder, TEXT[:40], limits=Limits(5))[0] == Started(39, 40)
+    decoder.forget()
+    assert decoder.cache.keys is None
+    assert cached_ids(decoder) == []
+    again = run(decoder, TEXT[:40], limits=Limits(5))
+    assert again[0] == Started(0, 40)
+    assert ids_of(again) == ids_of(events)
+
+
+def test_forgetting_ends_a_generation_under_way() -> None:
+    decoder = Decoder(OracleModel(turns))
+    events = decoder.generate([10, 11], make_strategy("autoregressive", LookaheadConfig()))
+    next(events), next(events)
+    decoder.forget()
+    with pytest.raises(DecoderError, match="this one is over"):
+        next(events)
+    assert ids_of(run(decoder, [10, 11], limits=Limits(3))) == [12, 13, 14]
+
+
+@pytest.mark.parametrize("strategy", ["autoregressive", "lookahead"])
+def test_steps_say_where_their_time_went_when_asked(strategy: str) -> None:
+    decoder = Decoder(OracleModel(turns))
+    config = LookaheadConfig(window=3, ngram=4, guesses=20)
+    chosen = make_strategy(strategy, config)
+    steps = [
+        event
+        for event in decoder.generate([10, 11, 12], chosen, limits=Limits(60), timed=True)
+        if isinstance(event, Step)
+    ]
+    for step in steps:
+        assert step.parts is not None
+        assert step.parts.keys() == {
+            *("draft", "layout", "forward", "verify", "cache", "commit", "learn")
+        }
+        assert min(step.parts.values()) >= 0.0
+    # Nothing of a step is left out but the clock's own calls; a busy machine delays some of them.
+    left_out = [abs(sum(step.parts.values()) - step.seconds) for step in steps]
+    assert statistics.median(left_out) < 2e-4
+    untimed = [e for e in run(decoder, [10, 11, 12], strategy, config) if isinstance(e, Step)]
+    assert all(step.parts is None for step in untimed)

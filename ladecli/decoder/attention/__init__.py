@@ -21,7 +21,16 @@ from .reference import reference_attention
 from .sdpa import sdpa_attention
 from .step import StepAttention
 
-__all__ = ["AUTO", "BACKENDS", "STEP_KEYWORD", "StepAttention", "bind", "bound", "choose_backend"]
+__all__ = [
+    "AUTO",
+    "BACKENDS",
+    "STEP_KEYWORD",
+    "StepAttention",
+    "bind",
+    "bound",
+    "choose_backend",
+    "release",
+]
 
 Backend = Callable[..., Tensor]
 """(query [1, H, T, D], key and value [1, K, S, D], step, scaling, sliding_window, softcap)
@@ -104,6 +113,12 @@ def bind(model: nn.Module) -> list[tuple[Any, str | None]]:
     return before
 
 
+def release(before: list[tuple[Any, str | None]]) -> None:
+    """Let configurations say again what they said before `bind`."""
+    for config, name in before:
+        config._attn_implementation = name
+
+
 @contextmanager
 def bound(model: nn.Module) -> Iterator[None]:
     """Make `model` use the step attention, and give it its own back afterwards."""
@@ -111,5 +126,4 @@ def bound(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for config, name in before:
-            config._attn_implementation = name
+        release(before)
