@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 from .decoder.config import SOURCES, STRATEGIES, LookaheadConfig, SamplingConfig
 from .decoder.errors import ConfigError
@@ -20,6 +19,8 @@ DTYPES = ("auto", "float32", "float16", "bfloat16")
 QUANTIZE = ("none", "4bit", "8bit")
 ATTENTION = ("auto", "reference", "sdpa")
 EDITING_MODES = ("emacs", "vi")
+ANSWER = 128
+"""Tokens of an answer that is measured, where nobody says how many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,8 @@ class Request:
             raise UsageError(f"max-new-tokens must be at least 1, not {self.max_new_tokens}")
         if self.max_context is not None and self.max_context < 2:
             raise UsageError(f"max-context must be at least 2, not {self.max_context}")
+        if not all(self.stop or ()):
+            raise UsageError("stop needs a text; leave it out, and nothing ends the answer early")
         if self.profile is not None:
             from . import profiles
 
@@ -223,90 +226,76 @@ class TuneRequest(Request):
 
 
 @dataclass(frozen=True, slots=True)
+class MeasureRequest(Request):
+    """The options that `lade bench` and `lade verify` share.
+
+    Attributes:
+        prompts: a suite's name, or a .jsonl file.
+        limit: at most so many rows.
+        raw: no chat template.
+        sweep: axes with their values, as typed.
+    """
+
+    prompts: str = "builtin"
+    limit: int | None = None
+    raw: bool = False
+    sweep: list[str] | None = None
+    json: bool = False
+
+    @property
+    def new_tokens(self) -> int:
+        """The most tokens of an answer: measuring until the context is full takes too long."""
+        return self.max_new_tokens or ANSWER
+
+    def _check(self) -> None:
+        Request._check(self)
+        if self.limit is not None and self.limit < 1:
+            raise UsageError(f"limit must be at least 1, not {self.limit}")
+
+
+@dataclass(frozen=True, slots=True)
+class BenchRequest(MeasureRequest):
+    """The options of one call of `lade bench`.
+
+    Attributes:
+        strategies: a comma list of contenders.
+        repeat: times that every row is measured.
+        report: files to write: .html, .md, .svg or .json.
+        resume: go on where the same call was stopped.
+    """
+
+    strategies: str | None = None
+    repeat: int = 3
+    report: list[str] | None = None
+    resume: bool = False
+
+    def _check(self) -> None:
+        MeasureRequest._check(self)
+        if self.repeat < 1:
+            raise UsageError(f"repeat must be at least 1, not {self.repeat}")
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyRequest(MeasureRequest):
+    """The options of one call of `lade verify`.
+
+    Attributes:
+        chi_square: draw so many answers and test their distribution; None for no such test.
+    """
+
+    chi_square: int | None = None
+
+    def _check(self) -> None:
+        MeasureRequest._check(self)
+        if self.chi_square is not None and self.chi_square < 1:
+            raise UsageError(f"chi-square must be at least 1, not {self.chi_square}")
+
+
+@dataclass(frozen=True, slots=True)
 class ReportRequest(Request):
     """The options of a call that says what would hold, and decodes nothing."""
 
     json: bool = False
-
-
-LIVE = (
-    *("strategy", "profile", "window", "ngram", "guesses", "budget", "sources"),
-    *("temperature", "top-k", "top-p", "min-p", "repetition-penalty", "seed"),
-    *("max-new-tokens", "stop", "ignore-eos"),
-    *("markdown", "token-colors", "stats"),
-)
-"""Options that a chat can change as it goes, by their flags' names."""
-SWITCHES = ("ignore-eos", "markdown", "token-colors", "stats")
-"""Those of them that are on or off."""
-SET_HERE = "set in this chat"
-"""The origin of what `/set` changed."""
-_OFF = {"top-k": 0, "top-p": 1.0, "min-p": 0.0, "repetition-penalty": 1.0}
-"""What switches a way of sampling off, whatever the model's own is."""
-_WORDS = {"on": True, "true": True, "yes": True, "1": True}
-_WORDS |= {"off": False, "false": False, "no": False, "0": False}
-
-
-def change(request: ChatRequest, name: str, text: str) -> ChatRequest:
-    """The request with one option changed.
-
-    The word "default" takes a change back, and "off" switches off what can be.
-
-    Args:
-        request: what held until now.
-        name: of a flag, without its dashes.
-        text: the value as it was typed.
-
-    Raises:
-        UsageError, ConfigError: there is no such option, it belongs to the start of the
-            program, or it cannot have this value; the message says what it may be.
-    """
-    name = name.lstrip("-").replace("_", "-").lower()
-    known = {each.name.replace("_", "-") for each in fields(ChatRequest)} - {"origins"}
-    if name in known and name not in LIVE:
-        raise UsageError(f"{name} belongs to the start: leave, and give --{name} to lade chat")
-    if name not in LIVE:
-        near = difflib.get_close_matches(name, LIVE, n=1)
-        hint = f"; did you mean {near[0]}?" if near else f"; one of {', '.join(LIVE)}"
-        raise UsageError(f"there is no setting {name!r}{hint}")
-    key = name.replace("-", "_")
-    value: Any
-    origins = {**request.origins, key: SET_HERE}
-    if text.lower() == "off" and name in _OFF:
-        value = _OFF[name]
-    elif text.lower() == "default" or (name not in SWITCHES and text.lower() in ("none", "off")):
-        value = default_of(ChatRequest, key)
-        del origins[key]
-    else:
-        value = _typed(name, text, get_type_hints(ChatRequest)[key])
-    if value == [""]:
-        raise UsageError(f"{name} needs a text; off takes it back")
-    changed = replace(request, **{key: value}, origins=origins)
-    changed.check()
-    return changed
-
-
-def _typed(name: str, text: str, kind: Any) -> Any:
-    """A value of the type that an option has."""
-    kinds = [k for k in (get_args(kind) or (kind,)) if k is not type(None)]
-    if bool in kinds:
-        if text.lower() not in _WORDS:
-            raise UsageError(f"{name} is on or off, not {text!r}")
-        return _WORDS[text.lower()]
-    for number in (int, float):
-        if number in kinds:
-            try:
-                return number(text)
-            except ValueError:
-                what = "a whole number" if number is int else "a number"
-                raise UsageError(f"{name} must be {what}, not {text!r}") from None
-    return text if str in kinds else [_literal(text)]
-
-
-def _literal(text: str) -> str:
-    r"""A text as it was typed, with \n and \t for what a line cannot hold; quotes keep blanks."""
-    if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
-        text = text[1:-1]
-    return text.replace("\\n", "\n").replace("\\t", "\t")
 
 
 def default_of(kind: type[Request], name: str) -> Any:

@@ -9,7 +9,7 @@ import pytest
 from ladecli.decoder.config import SOURCES, LookaheadConfig
 from ladecli.decoder.errors import ConfigError
 from ladecli.errors import UsageError
-from ladecli.settings import ChatRequest, GenerateRequest, Request, TuneRequest, change
+from ladecli.settings import ChatRequest, GenerateRequest, Request, TuneRequest
 
 PROFILE = LookaheadConfig(7, 5, 7, budget=60, sources=("context",), widths=(1, 16, 64))
 
@@ -36,6 +36,12 @@ def test_tuning_takes_time_and_ends(seconds: float) -> None:
         TuneRequest(seconds=seconds).check()
 
 
+def test_an_empty_text_ends_nothing() -> None:
+    Request(stop=["a", " "]).check()
+    with pytest.raises(UsageError, match=r"^stop needs a text; leave it out, and nothing ends "):
+        Request(stop=["a", ""]).check()
+
+
 def test_a_mistake_names_those_variables_that_it_is_due_to() -> None:
     origins = {"window": "LADE_WINDOW", "ngram": "flag --ngram", "top_p": "LADE_TOP_P"}
     request = ChatRequest(window=9, ngram=9, budget=3, top_p=0.5, origins=origins)
@@ -47,14 +53,6 @@ def test_two_mistakes_are_told_one_after_the_other() -> None:
     origins = {"strategy": "LADE_STRATEGY", "color": "LADE_COLOR"}
     with pytest.raises(UsageError, match=r"^unknown strategy 'x'; .* \(LADE_STRATEGY\)$"):
         ChatRequest(strategy="x", color="y", origins=origins).check()
-
-
-def test_a_change_says_what_it_clashes_with() -> None:
-    request = ChatRequest(window=9, ngram=9, origins={"window": "LADE_WINDOW"})
-    with pytest.raises(ConfigError, match=r"^budget 3 is smaller than .* \(LADE_WINDOW\)$"):
-        change(request, "budget", "3")
-    with pytest.raises(UsageError, match=r"^there is no setting 'origins'"):
-        change(request, "origins", "x")
 
 
 @pytest.mark.parametrize("budget", range(1, 12))

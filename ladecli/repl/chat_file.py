@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import outputs
+from ..conversation import Conversation, Message
 from ..errors import UsageError
-from .conversation import Conversation, Message
 
 FORMAT = "lade-chat"
 VERSION = 1

@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..conversation import Conversation
 from ..errors import UsageError
 from ..metrics import ratio, total
-from ..settings import LIVE, change
 from ..terminal import ctrl_c
 from ..visualize import SOURCE_STYLES, counted, legend
 from . import chat_file, comparison
-from .conversation import Conversation
+from .changes import LIVE, change
 from .in_effect import in_effect
 from .reader import protected
 from .registry import COMMANDS, command, find, is_command, perform

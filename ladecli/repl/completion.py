@@ -9,7 +9,7 @@ from prompt_toolkit.document import Document
 
 from .. import profiles
 from ..decoder.config import SOURCES, STRATEGIES
-from ..settings import LIVE, SWITCHES
+from .changes import LIVE, SWITCHES
 from .commands import COMMANDS
 
 FILES = ("load", "save", "paste")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ..settings import LIVE, ChatRequest, default_of
+from ..settings import ChatRequest, default_of
+from .changes import LIVE
 
 if TYPE_CHECKING:
     from ..profiles import Choice

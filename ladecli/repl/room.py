@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .conversation import Conversation
+from ..conversation import Conversation
 
 ENOUGH = 64
 """A reply needs room for so many tokens, or for an eighth of the context where that is less."""

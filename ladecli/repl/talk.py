@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import launch, records
+from ..conversation import Conversation
 from ..errors import LadeError, UsageError, told
 from ..events import Ended, TextStep
 from ..metrics import Tally
@@ -19,7 +20,6 @@ from ..view.live import LiveView
 from ..view.typeset import Typesetter
 from ..views import Together, View
 from ..visualize import ViewState, memory_line, printable
-from .conversation import Conversation
 from .reader import Reader, protected
 from .room import with_room
 

@@ -1,92 +1,19 @@
-"""A conversation as a value, and as a file."""
+"""A conversation as a file."""
 
 from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ladecli.conversation import Conversation, Message
 from ladecli.errors import LadeError, UsageError
 from ladecli.repl import chat_file
-from ladecli.repl.conversation import Conversation, Message
-from ladecli.repl.room import with_room
 
 TALK = Conversation("Be brief.").asked("one").answered("1").asked("two").answered("2", True)
-
-
-def contents(conversation: Conversation) -> list[str]:
-    return [message.content for message in conversation.messages]
-
-
-def test_a_conversation_grows_and_shrinks() -> None:
-    assert contents(TALK) == ["one", "1", "two", "2"]
-    assert not TALK.waits_for_reply
-    assert TALK.asked("three").waits_for_reply
-    assert contents(TALK.without_reply()) == ["one", "1", "two"]
-    assert contents(TALK.without_exchange()) == ["one", "1"]
-    assert contents(TALK.asked("three").without_exchange()) == ["one", "1", "two", "2"]
-    assert TALK.last_question == "two"
-    assert contents(TALK) == ["one", "1", "two", "2"], "a value does not change"
-
-
-def test_an_empty_conversation() -> None:
-    empty = Conversation()
-    assert empty.without_exchange() == empty.without_reply() == empty
-    assert empty.last_question is None
-    assert empty.without_oldest() is None
-    assert empty.for_template() == []
-    assert not empty.waits_for_reply
-
-
-def test_the_oldest_are_forgotten_one_exchange_at_a_time() -> None:
-    asked = TALK.asked("three")
-    first = asked.without_oldest()
-    assert first is not None
-    assert [m.content for m in first.seen] == ["two", "2", "three"]
-    second = first.without_oldest()
-    assert second is not None
-    assert [m.content for m in second.seen] == ["three"]
-    assert second.without_oldest() is None
-    assert contents(second) == contents(asked), "nothing is lost"
-    assert second.for_template()[0] == {"role": "system", "content": "Be brief."}
-    # Where all that the model saw is taken back, it sees again what it had forgotten.
-    assert contents(second.without_exchange()) == ["one", "1", "two", "2"]
-    assert second.without_exchange().seen == TALK.messages
-    assert first.without_exchange().forgotten == 2
-
-
-def test_room_is_made_generously_and_only_where_it_must_be() -> None:
-    talk = Conversation()
-    for number in range(8):
-        talk = talk.asked(f"q{number}").answered("a")
-    talk = talk.asked("last")
-
-    def count(conversation: Conversation) -> int:
-        return 10 * len(conversation.seen)
-
-    assert with_room(talk, count, 300) is talk
-    assert with_room(talk, count, 194) is talk, "an eighth of the context is enough"
-    made = with_room(talk, count, 180)
-    assert made is not None
-    assert made.messages == talk.messages
-    assert (made.forgotten, count(made)) == (4, 130), "a quarter of the context is free"
-    assert with_room(talk, count, 12) == replace(talk, forgotten=16)
-    assert with_room(talk, count, 10) is None
-
-
-def test_what_templates_and_plain_models_see() -> None:
-    assert TALK.for_template() == [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "one"},
-        {"role": "assistant", "content": "1"},
-        {"role": "user", "content": "two"},
-        {"role": "assistant", "content": "2"},
-    ]
-    assert TALK.as_text() == "Be brief.\none\n1\ntwo\n2"
 
 
 @pytest.mark.parametrize(
