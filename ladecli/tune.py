@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from . import launch, prompts, suites
+from . import launch, suites
 from .errors import LadeError, UsageError
 from .profiles import Profile, Setting, Tuned, user
 from .terminal import Terminal
@@ -42,7 +42,11 @@ def run(request: TuneRequest) -> int:
     from .tuning import report as reports
 
     launch.check(request)
-    texts = sample_prompts(request.prompts)
+    texts = sample_prompts(
+        request.prompts,
+        offline=request.offline,
+        progress=not request.quiet and sys.stderr.isatty(),
+    )
     terminal = Terminal(request.color, request.quiet)
     session = launch.open_session(request, terminal)
     try:
@@ -71,16 +75,23 @@ def run(request: TuneRequest) -> int:
     return 0
 
 
-def sample_prompts(name: str | None) -> list[str]:
-    """The prompts to try settings on: those of a file, or of the builtin suite.
+def sample_prompts(name: str | None, *, offline: bool = False, progress: bool = False) -> list[str]:
+    """The prompts to try settings on: first turns, every category early.
+
+    Args:
+        name: a suite's or a file's; None for the builtin suite.
+        offline: whether the hub must not be asked.
+        progress: whether a download shows a bar on stderr.
 
     Raises:
-        UsageError: the file cannot be read, or a row of it makes no sense.
+        UsageError: there is no such suite or file, or a row of it makes no sense.
+        LadeError: a suite cannot be fetched.
     """
-    if name is None:
-        rows = suites.rows()
-        return [row["prompt"] if "prompt" in row else row["turns"][0] for row in rows]
-    return prompts.gather(None, [name])
+    suite = suites.load(
+        suites.BUILTIN if name is None else name, offline=offline, progress=progress
+    )
+    # A slow machine has time for the first few prompts only.
+    return [row.turns[0] for row in suites.some(suite.rows, len(suite.rows))]
 
 
 def tune(
@@ -184,8 +195,7 @@ def _encoded(session: Session, texts: list[str]) -> list[list[int]]:
             f"no sample prompt leaves room for an answer in {session.decoder.max_context} tokens"
             " of context; raise --max-context, or give shorter --prompts"
         )
-    # Every category early: a slow machine has time for the first few prompts only.
-    return [sample for start in range(3) for sample in fitting[start::3]]
+    return fitting
 
 
 @contextlib.contextmanager

@@ -1,0 +1,229 @@
+"""Suites from the hub: fetched once, named as here, and one line where they cannot be had."""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from huggingface_hub import constants, errors
+from huggingface_hub.utils import are_progress_bars_disabled
+
+from ladecli import suites
+from ladecli.errors import LadeError
+from ladecli.suites import Row
+from ladecli.suites.fetched import YOURS
+
+MT_BENCH = ("space", "lmsys/mt-bench", "data/mt_bench/question.jsonl")
+GSM8K = ("dataset", "DaertML/gsm8k-jsonl", "test.jsonl")
+BENCHMARKS = ("dataset", "RedHatAI/speculator_benchmarks")
+HUMANEVAL = (*BENCHMARKS, "HumanEval.jsonl")
+PARTS = ("translation", "summarization", "qa", "math_reasoning", "rag")
+
+
+class Hub:
+    """The hub and its cache; `hf_hub_download` of these tests.
+
+    Args:
+        folder: where the cache is.
+        files: rows by kind, repository and path; what is not among them, is not there.
+    """
+
+    def __init__(self, folder: Path, files: dict[tuple[str, str, str], list[Any]]) -> None:
+        self.folder = folder
+        self.files = files
+        self.asked: list[str] = []
+        self.failure: Exception | None = None
+        self.bars: list[bool] = []
+
+    def download(
+        self, *, repo_id: str, filename: str, repo_type: str, local_files_only: bool = False
+    ) -> str:
+        path = self.folder / repo_type / repo_id / filename
+        if path.exists():
+            return str(path)
+        if local_files_only:
+            raise errors.LocalEntryNotFoundError("not in the cache, and a long explanation")
+        self.asked.append(filename)
+        self.bars.append(not are_progress_bars_disabled())
+        if self.failure is not None:
+            raise self.failure
+        rows = self.files[repo_type, repo_id, filename]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+        return str(path)
+
+
+ANSWER: Any = SimpleNamespace(headers={}, request=None)
+"""All that an error of the hub wants to know of its answer, whose library differs by version."""
+
+
+class ReadTimeout(Exception):
+    """An error of the HTTP library, which the hub's client lets through."""
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    questions = [
+        {"question_id": 81 + n, "category": f"c{n // 10}", "turns": [f"q{n}", "again"]}
+        for n in range(80)
+    ]
+    problems = [
+        {"task_id": f"HumanEval/{n}", "prompt": f"def f{n}", "test": ""} for n in range(164)
+    ]
+    sums = [{"question": f"How many are {n}?", "answer": f"{n}"} for n in range(1319)]
+    hub = Hub(
+        tmp_path,
+        {MT_BENCH: questions, HUMANEVAL: problems, GSM8K: sums}
+        | {
+            (*BENCHMARKS, f"{name}.jsonl"): [
+                {"id": ["odd"], "prompt": f"{name} {n}"} for n in range(80)
+            ]
+            for name in PARTS
+        },
+    )
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", hub.download)
+    monkeypatch.setattr("ladecli.library.hub.hub_answers", lambda: True)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    return hub
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "first", "last"),
+    [
+        (
+            "mt-bench",
+            80,
+            Row("mt-bench/81", "c0", ("q0", "again")),
+            Row("mt-bench/160", "c7", ("q79", "again")),
+        ),
+        (
+            "humaneval",
+            164,
+            Row("HumanEval/0", "humaneval", ("def f0",)),
+            Row("HumanEval/163", "humaneval", ("def f163",)),
+        ),
+        (
+            "gsm8k",
+            1319,
+            Row("gsm8k/0", "gsm8k", ("How many are 0?",)),
+            Row("gsm8k/1318", "gsm8k", ("How many are 1318?",)),
+        ),
+        (
+            "spec-bench",
+            480,
+            Row("mt-bench/81", "c0", ("q0", "again")),
+            Row("rag/79", "rag", ("rag 79",)),
+        ),
+    ],
+)
+def test_rows_of_the_field(hub: Hub, name: str, count: int, first: Row, last: Row) -> None:
+    suite = suites.load(name)
+    assert (suite.name, len(suite.rows)) == (name, count)
+    assert len({row.id for row in suite.rows}) == count
+    assert (suite.rows[0], suite.rows[-1]) == (first, last)
+
+
+def test_what_was_fetched_once_needs_no_network(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = suites.load("spec-bench")
+    assert hub.asked == ["data/mt_bench/question.jsonl", *(f"{name}.jsonl" for name in PARTS)]
+    monkeypatch.setattr("ladecli.library.hub.hub_answers", lambda: pytest.fail("asked the hub"))
+    assert suites.load("spec-bench", offline=True) == suites.load("spec-bench") == first
+    assert len(suites.load("mt-bench").rows) == 80
+    assert len(hub.asked) == 6
+
+
+@pytest.mark.parametrize("progress", [False, True])
+def test_bars_are_shown_where_they_are_wanted(hub: Hub, progress: bool) -> None:
+    assert not are_progress_bars_disabled()
+    suites.load("gsm8k", progress=progress)
+    assert hub.bars == [progress]
+    assert not are_progress_bars_disabled()
+
+
+def unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ladecli.library.hub.hub_answers", lambda: False)
+
+
+def told_to_be_offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+
+@pytest.mark.parametrize(
+    ("change", "offline", "why"),
+    [
+        (unreachable, False, "the hub cannot be reached"),
+        (told_to_be_offline, False, "the hub cannot be reached"),
+        (lambda _: None, True, "--offline forbids to fetch it"),
+    ],
+)
+def test_no_network(
+    hub: Hub,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[pytest.MonkeyPatch], None],
+    offline: bool,
+    why: str,
+) -> None:
+    change(monkeypatch)
+    with pytest.raises(LadeError) as error:
+        suites.load("gsm8k", offline=offline)
+    assert str(error.value) == f"the suite gsm8k is not on this machine, and {why}; {YOURS}"
+    assert hub.asked == []
+
+
+FAILURES = {
+    "gone": (
+        errors.RepositoryNotFoundError("404 Client Error\nlong", response=ANSWER),
+        "the hub no longer offers the suite gsm8k (DaertML/gsm8k-jsonl, test.jsonl)",
+    ),
+    "gated": (
+        errors.GatedRepoError("403 Client Error\nlong", response=ANSWER),
+        "the hub no longer offers the suite gsm8k (DaertML/gsm8k-jsonl, test.jsonl)",
+    ),
+    "no file": (
+        errors.EntryNotFoundError("404"),
+        "the hub no longer offers the suite gsm8k (DaertML/gsm8k-jsonl, test.jsonl)",
+    ),
+    "network lost": (
+        errors.LocalEntryNotFoundError("cannot find the file\nlong"),
+        "the suite gsm8k is not on this machine, and the hub cannot be reached",
+    ),
+    "server": (
+        errors.HfHubHTTPError("500 Server Error\nlong", response=ANSWER),
+        "the suite gsm8k cannot be fetched: 500 Server Error",
+    ),
+    "halfway": (ReadTimeout(), "the suite gsm8k cannot be fetched: ReadTimeout"),
+    "disk": (
+        OSError(errno.ENOSPC, "No space left on device"),
+        "no space left on disk for the suite gsm8k",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FAILURES)
+def test_what_the_hub_refuses_is_one_line_with_the_fix(hub: Hub, case: str) -> None:
+    hub.failure, line = FAILURES[case]
+    with pytest.raises(LadeError) as error:
+        suites.load("gsm8k")
+    assert str(error.value) == f"{line}; {YOURS}"
+    assert not are_progress_bars_disabled()
+
+
+def test_a_suite_that_is_another_one_by_now(hub: Hub) -> None:
+    hub.files[GSM8K].pop()
+    with pytest.raises(LadeError) as error:
+        suites.load("gsm8k")
+    assert str(error.value) == (
+        f"the suite gsm8k was changed on the hub (1318 rows, not 1319); {YOURS}"
+    )
+    hub.files[HUMANEVAL][3] = {"text": "def"}
+    with pytest.raises(LadeError) as error:
+        suites.load("humaneval")
+    assert str(error.value) == (
+        "RedHatAI/speculator_benchmarks, HumanEval.jsonl, line 4: needs 'prompt' or 'turns';"
+        f" {YOURS}"
+    )
