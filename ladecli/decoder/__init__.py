@@ -21,6 +21,9 @@ A map of the room, in the order in which a step passes through it:
 - `kv_cache`    keys and values by slot; keeping the accepted ones is one gather
 - `sampling`    logits to a token, with one uniform number per position
 - `verify`      the walk that accepts
+- `stopwatch`   where the time of a step goes, for those who ask
+- `recheck`     scores a text again, by several forwards that are all right
+- `movement`    how far a difference of two texts may come from rounding
 - `support`     which models this works for, and why not for others; `probe` tries unknown ones
 - `observation` what strategies and sources are told of a step when it is over
 - `config`, `events`, `errors`   the values that cross the door
