@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from . import launch, profiles
+from . import launch, profiles, screen
 from .profiles import Choice, Profile, user
 from .profiles.listing import Machine, entries
 from .terminal import Terminal
@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from .settings import ReportRequest, Request
-
-_WIDE = 10_000
-"""Columns where there is no terminal: more than any row has, so that none is folded."""
 
 
 def run_list(request: ReportRequest) -> int:
@@ -122,22 +119,11 @@ def _machine(terminal: Terminal, wanted: str) -> Machine:
 
 
 def _show(terminal: Terminal, parts: Iterable[RenderableType], notices: list[str]) -> None:
-    from rich.text import Text
-
     for notice in notices:
         terminal.say(notice)
     console = terminal.console(sys.stdout)
-    if sys.stdout.isatty():
-        for part in parts:
-            console.print(part)
-        return
-    # On a pipe every row is one line, without the blanks that tables end with.
-    options = console.options.update(width=_WIDE)
     for part in parts:
-        for segments in console.render_lines(part, options, pad=False):
-            line = Text.assemble(*((each.text, each.style or "") for each in segments))
-            line.rstrip()
-            console.print(line, soft_wrap=True)
+        screen.show(part, console)
 
 
 def _print(data: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The terminal around an answer: consoles, notices, a spinner, and Ctrl-C as a flag."""
+"""The terminal around an answer: consoles, notices, a spinner, a bar, and Ctrl-C as a flag."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from .metrics import Tally
+
+DRAWN_EVERY = 0.1
+"""Seconds from one drawing of a bar to the next, at least."""
 
 
 def is_dumb() -> bool:
@@ -91,6 +95,47 @@ class Terminal:
             return
         with self.console(sys.stderr).status(f"{what} …"):
             yield
+
+    @contextlib.contextmanager
+    def bar(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
+        """A bar on stderr with the time that is left, where somebody is watching.
+
+        It is drawn only where it is told something: a thread that draws would take its time from
+        what is measured.
+
+        Args:
+            what: is being done, in a word.
+            total: of what is counted, at the end.
+
+        Yields:
+            What to tell how many more are done.
+        """
+        if self.quiet or not sys.stderr.isatty():
+            yield lambda _more: None
+            return
+        from rich import progress
+
+        columns = (
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.TaskProgressColumn(),
+            progress.TextColumn("left:"),
+            progress.TimeRemainingColumn(),
+        )
+        with progress.Progress(
+            *columns, console=self.console(sys.stderr), transient=True, auto_refresh=False
+        ) as bar:
+            task = bar.add_task(what, total=total)
+            drawn = time.monotonic()
+
+            def told(more: int) -> None:
+                nonlocal drawn
+                bar.update(task, advance=more)
+                if time.monotonic() - drawn >= DRAWN_EVERY:
+                    bar.refresh()
+                    drawn = time.monotonic()
+
+            yield told
 
 
 @contextlib.contextmanager

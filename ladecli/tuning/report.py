@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import screen
 from ..decoder.config import LookaheadConfig
 from .outcome import UNTIL_NOW, Outcome, Score
 
@@ -100,34 +101,21 @@ def _prompts(outcome: Outcome) -> str:
 def show(report: Report, console: Console) -> None:
     """Print plot, tables and verdict."""
     curve = report.curve
-    # On a pipe lines are as long as they are.
-    soft = not _is_screen(console)
     title = f"What a step of so many tokens costs, in plain steps ({report.key.device})"
-    console.print(title, style="bold", soft_wrap=soft)
-    if _draws(console):
+    screen.line(console, title, "bold")
+    if screen.draws(console, PLOT):
         console.print(plot(curve))
-    console.print(_costs(curve))
+    screen.show(_costs(curve), console)
     if math.isfinite(curve.ridge):
         ridge = f"{curve.ridge:.0f} tokens take as much arithmetic as a plain step takes time"
-        console.print(f"ridge: {ridge}", soft_wrap=soft)
+        screen.line(console, f"ridge: {ridge}")
     console.print()
     if report.outcome is not None:
-        console.print(f"What is fastest ({_prompts(report.outcome)})", style="bold")
-        console.print(_contest(report.outcome))
+        screen.line(console, f"What is fastest ({_prompts(report.outcome)})", "bold")
+        screen.show(_contest(report.outcome), console)
     for doubt in report.doubts:
-        console.print(f"note: {doubt}", soft_wrap=soft)
-    console.print(report.verdict, style="bold", soft_wrap=soft)
-
-
-def _is_screen(console: Console) -> bool:
-    """Whether lines end at the console's width, with colours or without."""
-    return console.is_terminal or console.file.isatty()
-
-
-def _draws(console: Console) -> bool:
-    """Whether the stream takes the dots of a plot, and has room for it."""
-    room = not _is_screen(console) or console.width >= PLOT
-    return room and "utf" in (console.encoding or "").lower()
+        screen.line(console, f"note: {doubt}")
+    screen.line(console, report.verdict, "bold")
 
 
 def plot(curve: Curve) -> str:
@@ -151,7 +139,7 @@ def plot(curve: Curve) -> str:
 
 def _costs(curve: Curve) -> Table:
     """Costs at every other width, by length of the text; of a plain step also the time."""
-    table = _table()
+    table = screen.bare_table()
     table.add_column("tokens", justify="right")
     for number, context in enumerate(curve.cost.contexts, start=1):
         table.add_column(f"{number}: behind {context:,}", justify="right")
@@ -164,7 +152,7 @@ def _costs(curve: Curve) -> Table:
 
 
 def _contest(outcome: Outcome) -> Table:
-    table = _table()
+    table = screen.bare_table()
     table.add_column("setting", overflow="fold")
     table.add_column("speed", justify="right")
     table.add_column("repeats", justify="right")
@@ -173,13 +161,6 @@ def _contest(outcome: Outcome) -> Table:
         repeats = " ".join(f"{repeat:.2f}" for repeat in score.repeats[:4])
         table.add_row(f"{score.candidate.name}{mark}", f"{score.speed:.2f}×", repeats)
     return table
-
-
-def _table() -> Table:
-    from rich import box
-    from rich.table import Table
-
-    return Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
 
 
 def as_object(report: Report, path: Path | None) -> dict[str, Any]:

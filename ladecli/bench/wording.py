@@ -1,0 +1,107 @@
+"""Figures in words: the same in reports, in comparisons and in every format of both."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+from ..memory import told
+from ..table import NONE
+from ..visualize import printable
+from .figures import Interval
+from .result import Contender
+
+_LABELS = {
+    "autoregressive": "plain decoding",
+    "hf": "transformers' generate",
+    "hf-prompt-lookup": "transformers' prompt lookup",
+}
+# What XML cannot hold, escaped or not, and what would break a cell.
+_FORBIDDEN = re.compile("[\ud800-\udfff\ufffe\uffff]")
+_SPACE = re.compile(r"\s+")
+
+
+def clean(text: str) -> str:
+    """Text of the user's or of a model's, on one line and without control characters."""
+    one_line = _SPACE.sub(" ", text)
+    return _FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", printable(one_line)).strip()
+
+
+def label(contender: Contender) -> str:
+    """What a contender is called in a sentence."""
+    if contender.name == contender.strategy:
+        return _LABELS.get(contender.name, clean(contender.name))
+    return clean(contender.name)
+
+
+def decimal(value: float | None, digits: int = 3) -> str:
+    """A number with so many significant digits, and never in powers of ten."""
+    if value is None or not math.isfinite(value):
+        return NONE
+    if value == 0.0:
+        return "0"
+    places = max(digits - 1 - math.floor(math.log10(abs(value))), 0)
+    return f"{value:,.{places}f}"
+
+
+def times(value: float | None) -> str:
+    """A factor: "1.52×"."""
+    return NONE if value is None else f"{value:.2f}×"
+
+
+def interval(found: Interval | None) -> str:
+    """Between which bounds a factor is: "1.47 to 1.58"."""
+    return NONE if found is None else f"{found.low:.2f} to {found.high:.2f}"
+
+
+def factor(found: Interval) -> str:
+    """A factor and its bounds: "1.52× (1.47 to 1.58)"."""
+    return f"{times(found.value)} ({interval(found)})"
+
+
+def milliseconds(seconds: float | None) -> str:
+    """A duration in milliseconds, without the unit."""
+    return NONE if seconds is None else decimal(seconds * 1e3)
+
+
+def duration(seconds: float) -> str:
+    """A duration for people: "45 s", "12 min", "1 h 5 min"."""
+    if seconds < 60:
+        return f"{decimal(seconds, 2)} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def memory(count: float | None) -> str:
+    """An amount of memory: "312 MB"."""
+    return NONE if count is None else told(count)
+
+
+def share(part: float) -> str:
+    """A part of a whole: "12 %"; small ones keep a digit."""
+    percent = 100 * part
+    return f"{percent:.0f} %" if percent >= 9.5 or percent == 0 else f"{percent:.1f} %"
+
+
+def settings(given: Mapping[str, int | str]) -> str:
+    """Settings of a contender: "W=7 N=5 G=7, budget 60, trajectory"."""
+    letters = {"window": "W", "ngram": "N", "guesses": "G"}
+    shape = " ".join(f"{letters[key]}={given[key]}" for key in letters if key in given)
+    rest = [f"{key} {value}" for key, value in given.items() if key not in {*letters, "sources"}]
+    sources = [str(given["sources"])] if "sources" in given else []
+    return clean(", ".join(part for part in (shape, *rest, *sources) if part)) or NONE
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in a sentence: "a, b and c"."""
+    if len(names) < 2:
+        return "".join(names)
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def listed_some(names: Sequence[str], most: int) -> str:
+    """The first few names, and how many more there are: "a, b and 3 more"."""
+    if len(names) <= most:
+        return listed(names)
+    return f"{', '.join(names[:most])} and {len(names) - most:,} more"
