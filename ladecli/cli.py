@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from .settings import Request
 
 _Kind = TypeVar("_Kind", bound="Request")
-_ORDER = ("chat", "generate", "replay", "tune", "profiles", "models", "doctor", "config")
+_ORDER = (
+    *("chat", "generate", "replay", "bench", "bench compare", "verify", "tune"),
+    *("profiles", "models", "doctor", "config"),
+)
 
 
 class _Sorted(TyperGroup):
@@ -28,6 +31,15 @@ class _Sorted(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         """The names, those that are used most first."""
         return sorted(super().list_commands(ctx), key=_ORDER.index)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that the arguments begin with; one of them has two words.
+
+        `bench` takes a model's name, so it cannot be a group that holds `compare`.
+        """
+        if (two := " ".join(args[:2])) in self.commands:
+            return two, self.commands[two], args[2:]
+        return super().resolve_command(ctx, args)
 
 
 app = typer.Typer(
@@ -187,6 +199,125 @@ def replay(
     from .replay import run
 
     _perform(context, lambda: run(trace, speed=speed, step=step, color=color))
+
+
+@app.command()
+def bench(
+    context: typer.Context,
+    model: opt.ModelName = None,
+    prompts: opt.Prompts = "builtin",
+    strategies: opt.Contenders = None,
+    repeat: opt.Repeat = 3,
+    limit: opt.Limit = None,
+    sweep: opt.Sweep = None,
+    resume: opt.Resume = False,
+    system: opt.System = None,
+    raw: opt.RawPrompts = False,
+    max_new_tokens: opt.AnswerTokens = None,
+    stop: opt.Stop = None,
+    ignore_eos: opt.IgnoreEos = False,
+    max_context: opt.MaxContext = None,
+    profile: opt.Profile = None,
+    window: opt.Window = None,
+    ngram: opt.Ngram = None,
+    guesses: opt.Guesses = None,
+    budget: opt.Budget = None,
+    sources: opt.Sources = None,
+    temperature: opt.Temperature = None,
+    top_k: opt.TopK = None,
+    top_p: opt.TopP = None,
+    min_p: opt.MinP = None,
+    repetition_penalty: opt.Penalty = None,
+    seed: opt.Seed = None,
+    dtype: opt.Dtype = "auto",
+    device: opt.DeviceName = "auto",
+    quantize: opt.Quantize = "none",
+    attention: opt.Attention = "auto",
+    device_map: opt.DeviceMap = None,
+    revision: opt.Revision = None,
+    offline: opt.Offline = False,
+    trust_remote_code: opt.TrustRemoteCode = False,
+    color: opt.Color = "auto",
+    report: opt.Report = None,
+    json: opt.AsObject = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Measure strategies side by side, and transformers' own generate beside them.
+
+    lade bench compare A.json B.json says what changed between two of its results.
+    """
+    given = dict(locals())
+    from .bench.command import run
+    from .settings import BenchRequest
+
+    request = _request(BenchRequest, given)
+    _perform(context, lambda: run(request))
+
+
+@app.command("bench compare")
+def compare(
+    context: typer.Context,
+    a: Annotated[str, typer.Argument(metavar="A.json", help="What lade bench --json wrote.")],
+    b: Annotated[str, typer.Argument(metavar="B.json", help="The same, later.")],
+    fail_on_slower: opt.FailOnSlower = False,
+    color: opt.Color = "auto",
+    json: opt.AsObject = False,
+) -> None:
+    """Say what changed between two results of lade bench, and whether it is more than noise."""
+    from .bench.comparing.command import run
+
+    _perform(context, lambda: run(a, b, color, json, fail_on_slower=fail_on_slower))
+
+
+@app.command()
+def verify(
+    context: typer.Context,
+    model: opt.ModelName = None,
+    prompts: opt.Prompts = "builtin",
+    limit: opt.Limit = None,
+    sweep: opt.VerifySweep = None,
+    chi_square: opt.ChiSquare = None,
+    system: opt.System = None,
+    raw: opt.RawPrompts = False,
+    max_new_tokens: opt.AnswerTokens = None,
+    stop: opt.Stop = None,
+    ignore_eos: opt.IgnoreEos = False,
+    max_context: opt.MaxContext = None,
+    strategy: opt.Strategy = "lookahead",
+    profile: opt.Profile = None,
+    window: opt.Window = None,
+    ngram: opt.Ngram = None,
+    guesses: opt.Guesses = None,
+    budget: opt.Budget = None,
+    sources: opt.Sources = None,
+    temperature: opt.Temperature = None,
+    top_k: opt.TopK = None,
+    top_p: opt.TopP = None,
+    min_p: opt.MinP = None,
+    repetition_penalty: opt.Penalty = None,
+    seed: opt.Seed = None,
+    dtype: opt.Dtype = "auto",
+    device: opt.DeviceName = "auto",
+    quantize: opt.Quantize = "none",
+    attention: opt.Attention = "auto",
+    device_map: opt.DeviceMap = None,
+    revision: opt.Revision = None,
+    offline: opt.Offline = False,
+    trust_remote_code: opt.TrustRemoteCode = False,
+    color: opt.Color = "auto",
+    json: opt.AsObject = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Decode prompts a second time, token by token, and report the first difference.
+
+    The exit code is 1 where a difference is larger than the arithmetic explains.
+    """
+    given = dict(locals())
+    from .settings import VerifyRequest
+    from .verify import run
+
+    request = _request(VerifyRequest, given)
+    _perform(context, lambda: run(request))
 
 
 @app.command()

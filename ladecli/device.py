@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import os
 import platform
 import re
 import subprocess
@@ -18,6 +21,10 @@ from .errors import UsageError
 _CPUINFO = Path("/proc/cpuinfo")
 _CGROUPS = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
+_STATUS = Path("/proc/self/status")
+_CLEAR_REFS = Path("/proc/self/clear_refs")
+_RESET_PEAK = "5"
+"""What sets the peak of a process back to what it uses now (proc(5))."""
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 _AMD_DRIVER = Path("/sys/module/amdgpu/version")
 _DRIVER_VERSION = re.compile(r"Module.*?\s(\d+\.[\d.]+)")
@@ -110,6 +117,31 @@ def free_memory(device: Device) -> int:
         allowed = torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory()
         return max(min(allowed, available), 0)
     return min([available, *(max(limit - used, 0) for limit, used in _groups())])
+
+
+def watch_peak(device: Device) -> None:
+    """Let `peak_memory` count from here on."""
+    if device.kind == "cuda":
+        torch.cuda.reset_peak_memory_stats(device.torch_name)
+    elif device.kind == "cpu":
+        # What was freed, the C library may keep: it would count for whoever comes next.
+        with contextlib.suppress(OSError, TypeError, AttributeError):  # glibc alone has this
+            ctypes.CDLL(None).malloc_trim(0)
+        with contextlib.suppress(OSError):
+            _CLEAR_REFS.write_text(_RESET_PEAK)
+
+
+def peak_memory(device: Device) -> int | None:
+    """The most bytes in use since `watch_peak`; None where nobody counts them.
+
+    On a GPU, those of tensors; on a processor, those of the whole process that were in memory.
+    """
+    if device.kind == "cuda":
+        return int(torch.cuda.max_memory_allocated(device.torch_name))
+    if device.kind == "cpu" and os.access(_CLEAR_REFS, os.W_OK):
+        found = re.search(r"^VmHWM:\s*(\d+) kB", _read(_STATUS) or "", re.MULTILINE)
+        return int(found.group(1)) << 10 if found else None
+    return None
 
 
 def details(device: Device) -> Details:

@@ -36,8 +36,13 @@ def check(request: Request) -> None:
         pool_file.check(Path(request.pool_file).expanduser())
 
 
-def open_session(request: Request, terminal: Terminal) -> Session:
+def open_session(request: Request, terminal: Terminal, *, stretch: int = 0) -> Session:
     """Load the model, and show on the way what a user wants to see.
+
+    Args:
+        request: what the user asked for.
+        terminal: where it is shown.
+        stretch: tokens of context that there must be, whatever the model was made for.
 
     Raises:
         LadeError, DecoderError: it cannot be loaded or decoded; the message says why.
@@ -52,6 +57,7 @@ def open_session(request: Request, terminal: Terminal) -> Session:
     local = hub.on_this_machine(name)
     with terminal.progress(f"loading {name}") if local else contextlib.nullcontext():
         planned = models.plan(name, request.load_options(), progress=watched)
+        planned = models.stretched(planned, stretch)
         choice = choice_for(request, planned.device, planned.shape)
         context, notice = room_for(request, planned, choice)
         loaded = models.load(planned, progress=watched)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib.util
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from .settings import LoadOptions
 from .shape import FULL, ModelShape
 
 DEMO = hub.DEMO
+_UNBOUNDED = ("default", "linear", "llama3")
+"""Rotary frequencies that are the same at every position and for every length of text."""
 _NOT_APPLIED = frozenset(
     {"no_repeat_ngram_size", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens"}
     | {"forced_bos_token_id", "forced_eos_token_id", "min_length", "min_new_tokens"}
@@ -50,6 +53,7 @@ class Plan:
         shape: what memory and speed depend on.
         notices: lines that the user should see.
         hub: keywords of every call that may ask the hub.
+        made_for: tokens of the longest text that it was made for, where that was stretched.
     """
 
     name: str
@@ -61,6 +65,7 @@ class Plan:
     shape: ModelShape
     notices: tuple[str, ...] = ()
     hub: dict[str, Any] = field(default_factory=dict)
+    made_for: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,7 @@ class LoadedModel:
         shape: what memory and speed depend on.
         notices: lines that the user should see.
         seconds: what loading took.
+        made_for: tokens of the longest text that it was made for, where that was stretched.
     """
 
     name: str
@@ -84,6 +90,7 @@ class LoadedModel:
     shape: ModelShape
     notices: tuple[str, ...]
     seconds: float
+    made_for: int | None = None
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -160,6 +167,44 @@ def plan(name: str, options: LoadOptions | None = None, *, progress: bool = True
     return Plan(name, options, device, config, facts, dtype, shape, notices, asking)
 
 
+def stretched(planned: Plan, context: int) -> Plan:
+    """The same model with room for longer texts than it was made for: to see what those cost.
+
+    Args:
+        planned: the model.
+        context: tokens that it shall have room for.
+
+    Raises:
+        UsageError: it cannot: its positions are a table, or change their meaning on the way.
+    """
+    facts = planned.facts
+    if context <= facts.context:
+        return planned
+    config = copy.deepcopy(planned.config)
+    text = config.get_text_config(decoder=True)
+    parameters = getattr(text, "rope_parameters", None) or {}
+    # One set of parameters, or one for each kind of layer.
+    ropes = [each for each in parameters.values() if isinstance(each, dict)] or [parameters]
+    unbounded = all(rope.get("rope_type") in _UNBOUNDED for rope in ropes)
+    if facts.rope_boundary is not None or not unbounded:
+        raise UsageError(
+            f"{planned.name} has positions for {facts.context:,} tokens, and {context:,} are"
+            " wanted; give shorter lengths"
+        )
+    text.max_position_embeddings = context
+    notice = (
+        f"{planned.name} was made for {facts.context:,} tokens: behind them figures show what steps"
+        " cost, and the text means nothing"
+    )
+    return replace(
+        planned,
+        config=config,
+        facts=examine(config),
+        notices=(*planned.notices, notice),
+        made_for=facts.context,
+    )
+
+
 def load(
     what: str | Plan, options: LoadOptions | None = None, *, progress: bool = True
 ) -> LoadedModel:
@@ -204,7 +249,16 @@ def load(
     if planned.shape.weights not in FULL:
         _try_out(planned, model)
     seconds = time.perf_counter() - began
-    return LoadedModel(name, model, tokenizer, device, planned.shape, planned.notices, seconds)
+    return LoadedModel(
+        name,
+        model,
+        tokenizer,
+        device,
+        planned.shape,
+        planned.notices,
+        seconds,
+        planned.made_for,
+    )
 
 
 @torch.inference_mode()

@@ -131,6 +131,10 @@ MaxNewTokens = Annotated[
         "-n", "--max-new-tokens", help="At most so many new tokens; else until the context is full."
     ),
 ]
+AnswerTokens = Annotated[
+    int | None,
+    length("-n", "--max-new-tokens", help="At most so many new tokens; 128 if nobody says."),
+]
 Stop = Annotated[
     list[str] | None,
     length(
@@ -250,11 +254,84 @@ SamplePrompts = Annotated[
     str | None,
     measuring(
         "--prompts",
-        metavar="FILE",
+        metavar="SUITE|FILE",
         envvar=None,
-        help="Prompts to try settings on, a .jsonl; without it a few of its own.",
+        help="Prompts to try settings on: a suite, or a .jsonl; without it the builtin ones.",
     ),
 ]
 DryRun = Annotated[
     bool, measuring("--dry-run", envvar=None, help="Measure and show; write no profile.")
+]
+
+Prompts = Annotated[
+    str,
+    measuring(
+        "--prompts",
+        metavar="SUITE|FILE",
+        envvar=None,
+        help="builtin, mt-bench, humaneval, gsm8k, spec-bench, or a .jsonl file.",
+    ),
+]
+Limit = Annotated[
+    int | None,
+    measuring("--limit", envvar=None, help="At most so many prompts, of all categories."),
+]
+Contenders = Annotated[
+    str | None,
+    measuring(
+        "--strategies",
+        metavar="LIST",
+        envvar=None,
+        help="Some of autoregressive, jacobi, prompt-lookup, paper, lookahead, hf,"
+        " hf-prompt-lookup; without it, all.",
+    ),
+]
+Repeat = Annotated[
+    int, measuring("--repeat", envvar=None, help="Times that every prompt is measured.")
+]
+Sweep = Annotated[
+    list[str] | None,
+    measuring(
+        "--sweep",
+        metavar="AXES",
+        envvar=None,
+        help="A grid, such as 'W=5,10,15 N=3,5 G=W'; axes: W, N, G, budget, sources, context.",
+    ),
+]
+VerifySweep = Annotated[
+    list[str] | None,
+    measuring(
+        "--sweep",
+        metavar="AXES",
+        envvar=None,
+        help="A grid, such as 'dtype=float32,bfloat16 attention=reference,sdpa'.",
+    ),
+]
+ChiSquare = Annotated[
+    int | None,
+    measuring(
+        "--chi-square",
+        metavar="SAMPLES",
+        envvar=None,
+        help="Draw so many answers, and test whether they are distributed as plain sampling's.",
+    ),
+]
+Resume = Annotated[
+    bool, measuring("--resume", envvar=None, help="Go on where the same call was stopped.")
+]
+RawPrompts = Annotated[
+    bool, prompting("--raw", envvar=None, help="No chat template: prompts as they are.")
+]
+Report = Annotated[
+    list[str] | None,
+    output(
+        "--report",
+        metavar="FILE",
+        envvar=None,
+        help="Write a page (.html), text (.md), picture (.svg) or figures (.json) there, too.",
+    ),
+]
+FailOnSlower = Annotated[
+    bool,
+    measuring("--fail-on-slower", envvar=None, help="Exit code 1 where something became slower."),
 ]

@@ -5,9 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+
+from ladecli.__main__ import entry
+
+from .families import model_of
+from .tokenizers_here import byte_level
 
 torch.set_num_threads(1)
 
@@ -27,7 +33,7 @@ def _no_gpu() -> Iterator[None]:
 def _isolated(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads the user's settings or cache, and none asks the hub."""
     home: Path = tmp_path_factory.mktemp("home")
-    for name in ("XDG_CONFIG_HOME", "HF_HOME", "HOME"):
+    for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "HF_HOME", "HOME"):
         monkeypatch.setenv(name, str(home))
     strays = [name for name in os.environ if name.startswith("LADE_")]
     # A runner of tests may say how large its own screen is; terminals of tests say it themselves.
@@ -36,3 +42,40 @@ def _isolated(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     # Programs that tests start must not fight for the cores.
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A small random Llama with a byte-level tokenizer, as a Hugging Face folder."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("models") / "tiny-llama"
+    tokenizer = byte_level()
+    shape = model_of("llama").config.to_dict() | {"vocab_size": len(tokenizer)}
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**shape | {"eos_token_id": 0, "bos_token_id": None}))
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+class Result:
+    """Exit code, standard output and standard error of a command."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+@pytest.fixture
+def lade(capsys: pytest.CaptureFixture[str]) -> Any:
+    """The program, called in this process."""
+
+    def call(*arguments: str) -> Result:
+        code = entry(list(arguments))
+        captured = capsys.readouterr()
+        return Result(code, captured.out, captured.err)
+
+    return call

@@ -17,12 +17,12 @@ import pytest
 
 from ladecli import models
 from ladecli.chat import handle, loop
+from ladecli.conversation import Conversation
 from ladecli.decoder.errors import DecoderError
 from ladecli.errors import LadeError, UsageError
 from ladecli.events import TextEvent, TextStep
 from ladecli.library import hub
 from ladecli.repl import chat_file, commands
-from ladecli.repl.conversation import Conversation
 from ladecli.repl.reader import LineReader
 from ladecli.repl.talk import Chat
 from ladecli.session import Session

@@ -22,44 +22,7 @@ import pytest
 from ladecli.__main__ import entry
 from ladecli.inspect.trace import read_trace
 
-from .families import model_of
-from .tokenizers_here import byte_level
-
 LADE = [sys.executable, "-m", "ladecli"]
-
-
-@pytest.fixture(scope="session")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A small random Llama with a byte-level tokenizer, as a Hugging Face folder."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    folder = tmp_path_factory.mktemp("models") / "tiny-llama"
-    tokenizer = byte_level()
-    shape = model_of("llama").config.to_dict() | {"vocab_size": len(tokenizer)}
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**shape | {"eos_token_id": 0, "bos_token_id": None}))
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            torch.nn.init.normal_(parameter, std=0.3)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
-
-
-class Result:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-
-@pytest.fixture
-def lade(capsys: pytest.CaptureFixture[str]) -> Any:
-    def call(*arguments: str) -> Result:
-        code = entry(list(arguments))
-        captured = capsys.readouterr()
-        return Result(code, captured.out, captured.err)
-
-    return call
 
 
 # Prompts and streams.
@@ -656,8 +619,11 @@ def test_help_is_light() -> None:
 
 
 def test_commands_stand_in_the_order_in_which_people_meet_them(lade: Any) -> None:
-    shown = re.findall(r"^│ ([a-z]+) ", lade("--help").out, re.M)
-    assert shown == ["chat", "generate", "replay", "tune", "profiles", "models", "doctor", "config"]
+    shown = re.findall(r"^│ ([a-z]+(?: [a-z]+)?)  ", lade("--help").out, re.M)
+    assert shown == [
+        *("chat", "generate", "replay", "bench", "bench compare", "verify", "tune"),
+        *("profiles", "models", "doctor", "config"),
+    ]
 
 
 # Chats over a pipe, and files beside the answer.

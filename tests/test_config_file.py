@@ -192,7 +192,7 @@ def test_files_as_editors_write_them(requested: Any) -> None:
         ("dry_run = true", " cannot hold dry_run: it is given with each call, as --dry-run"),
         ("chat = 3", ": chat is a command; its settings stand below [chat]"),
         ("[caht]\nseed = 3", " has an unknown table [caht]; did you mean [chat]?"),
-        ("[zzz]\nseed = 3", " has an unknown table [zzz]; known: chat, "),
+        ("[zzz]\nseed = 3", " has an unknown table [zzz]; known: bench, "),
         ("[chat]\nseed = 'x'", ", [chat]: seed must be a whole number, not 'x'"),
         ("[chat]\nsed = 3", ", [chat] has an unknown key 'sed'; did you mean seed?"),
         ("[generate]\nmarkdown = true", ", [generate] has markdown, which is only for chat"),

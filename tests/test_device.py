@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -308,3 +309,25 @@ def test_a_group_may_have_less_than_the_machine(
     found = detect()
     assert found.memory == total * GIB
     assert free_memory(found) == free * GIB
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts a process's peak anew")
+def test_the_peak_of_memory_is_counted_from_where_one_asks() -> None:
+    cpu = device.detect("cpu")
+    device.watch_peak(cpu)
+    before = device.peak_memory(cpu)
+    assert before is not None
+    block = bytearray(96 << 20)
+    del block
+    high = device.peak_memory(cpu)
+    assert high is not None
+    # Gone, and still the peak.
+    assert 90 << 20 < high - before < 110 << 20
+    device.watch_peak(cpu)
+    assert abs(device.peak_memory(cpu) - before) < 20 << 20
+
+
+def test_where_nobody_counts_there_is_no_peak() -> None:
+    apple = Device("mps", "mps", "Apple M2")
+    device.watch_peak(apple)
+    assert device.peak_memory(apple) is None

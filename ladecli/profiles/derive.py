@@ -54,12 +54,33 @@ class Rates:
     source: str
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a step must do.
+
+    Attributes:
+        read_bytes: of weights, and of cached keys and values.
+        operations: a product and a sum are two.
+    """
+
+    read_bytes: float
+    operations: float
+
+
+def work(shape: ModelShape, width: int, context: int) -> Work:
+    """What a step of `width` tokens behind `context` tokens must do."""
+    attention = 4.0 * context * shape.layers * shape.heads * shape.head_size
+    return Work(
+        _weight_bytes(shape, width) + context * shape.cache_bytes,
+        width * (2.0 * shape.active + attention),
+    )
+
+
 def step_seconds(rates: Rates, shape: ModelShape, width: int, context: int) -> float:
     """What a step of `width` tokens behind `context` tokens takes at these rates."""
-    reading = (_weight_bytes(shape, width) + context * shape.cache_bytes) / rates.bandwidth
-    attention = 4.0 * context * shape.layers * shape.heads * shape.head_size
-    operations = width * (2.0 * shape.active + attention)
-    multiplying = operations / (SKINNY * rates.arithmetic)
+    needed = work(shape, width, context)
+    reading = needed.read_bytes / rates.bandwidth
+    multiplying = needed.operations / (SKINNY * rates.arithmetic)
     times = (reading, multiplying, LAUNCH * shape.layers)
     return float(sum(t**SHARPNESS for t in times) ** (1.0 / SHARPNESS)) + HOST * (width - 1)
 

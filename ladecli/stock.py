@@ -1,0 +1,173 @@
+"""transformers' own `generate`, timed step by step: what our decoding is measured against."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
+
+from .text import TextStream
+
+if TYPE_CHECKING:
+    from .decoder.config import SamplingConfig
+    from .session import Session, Settings
+
+LOOKUP = 10
+"""Tokens that transformers' prompt lookup proposes, as in its documentation."""
+
+
+@dataclass(slots=True)
+class Marks:
+    """When steps ended, and how long the text was then.
+
+    Attributes:
+        seconds: on the clock of `time.perf_counter`.
+        lengths: tokens of prompt and answer.
+        stopped: whether a stop string ended it.
+    """
+
+    seconds: list[float] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    stopped: bool = False
+
+
+class _Clock(StoppingCriteria):  # type: ignore[misc]  # transformers has no types
+    """Is asked after every step: looks at the clock, and for what ends the text.
+
+    Some versions of transformers ask about candidates of prompt lookup, too, before a forward has
+    looked at them; that is no step.
+    """
+
+    def __init__(
+        self,
+        marks: Marks,
+        prompt: int,
+        cancelled: Callable[[], bool],
+        should_stop: Callable[[int], bool] | None,
+    ) -> None:
+        self._marks = marks
+        self._known = prompt
+        self._cancelled = cancelled
+        self._should_stop = should_stop
+        self._looked = False
+
+    def looked(self, *_: Any) -> None:
+        """The model has made a forward pass."""
+        self._looked = True
+
+    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        if not self._looked:
+            return torch.full((input_ids.shape[0],), False, device=input_ids.device)
+        self._looked = False
+        if input_ids.device.type == "cuda":
+            torch.cuda.synchronize(input_ids.device)
+        elif input_ids.device.type == "mps":
+            torch.mps.synchronize()
+        length, stopped = input_ids.shape[1], self._cancelled()
+        if self._should_stop is not None:
+            for at in range(self._known, length):
+                if self._should_stop(int(input_ids[0, at])):
+                    length, stopped, self._marks.stopped = at + 1, True, True
+                    break
+            self._known = length
+        self._marks.seconds.append(time.perf_counter())
+        self._marks.lengths.append(length)
+        return torch.full((input_ids.shape[0],), stopped, device=input_ids.device)
+
+
+@contextlib.contextmanager
+def _without_defaults(model: Any) -> Iterator[None]:
+    """Take the model's own generation config away: it would fill in what ours leaves open."""
+    before = model.generation_config
+    model.generation_config = GenerationConfig()
+    try:
+        yield
+    finally:
+        model.generation_config = before
+
+
+def generate(
+    session: Session,
+    prompt: Sequence[int],
+    settings: Settings,
+    *,
+    lookup: bool,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> tuple[list[int], Marks]:
+    """Decode with `model.generate` and the model's own attention.
+
+    Of the model's generation config it takes what our own strategies take, and nothing else: end
+    tokens, and the repetition penalty by way of the settings.
+
+    Args:
+        session: whose model it is.
+        prompt: token ids.
+        settings: length, end tokens, stop strings and sampling; `strategy` and `lookahead` are
+            not looked at.
+        lookup: whether with `prompt_lookup_num_tokens`.
+        cancelled: asked after every step; true ends the answer.
+
+    Returns:
+        The ids of the answer, and when they came.
+
+    Raises:
+        Exception: whatever transformers raises.
+    """
+    model, marks = session.loaded.model, Marks()
+    config = _config(session, len(prompt), settings, lookup)
+    stream = TextStream(session.loaded.tokenizer, prompt, settings.stop)
+    should_stop = stream.feed if settings.stop else None
+    clock = _Clock(marks, len(prompt), cancelled, should_stop)
+    ids = torch.tensor([list(prompt)], device=model.device)
+    if not settings.sampling.greedy:
+        torch.manual_seed(settings.sampling.seed)
+    hook = model.register_forward_hook(clock.looked)
+    try:
+        with session.decoder.released(), _without_defaults(model):
+            out = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                generation_config=config,
+                stopping_criteria=StoppingCriteriaList([clock]),
+            )
+    finally:
+        hook.remove()
+    end = marks.lengths[-1] if marks.stopped else out.shape[1]
+    answer = [int(token) for token in out[0, len(prompt) : end]]
+    # Prompt lookup may go on behind the end, and cuts the text afterwards.
+    marks.lengths = [min(length, len(prompt) + len(answer)) for length in marks.lengths]
+    return answer, marks
+
+
+def _config(session: Session, prompt: int, settings: Settings, lookup: bool) -> GenerationConfig:
+    """What transformers is asked for; `prompt` is the number of its tokens."""
+    own, longest = session.loaded.model.generation_config, session.decoder.max_context
+    return GenerationConfig(
+        max_new_tokens=min(settings.max_new_tokens or longest, longest - prompt),
+        eos_token_id=None if settings.ignore_eos else sorted(session.loaded.stop_ids) or None,
+        pad_token_id=own.pad_token_id or 0,
+        repetition_penalty=settings.sampling.repetition_penalty,
+        prompt_lookup_num_tokens=LOOKUP if lookup else None,
+        use_cache=True,
+        num_beams=1,
+        **_drawing(settings.sampling),
+    )
+
+
+def _drawing(sampling: SamplingConfig) -> dict[str, Any]:
+    """How tokens are chosen, in transformers' words."""
+    if sampling.greedy:
+        return {"do_sample": False}
+    return {
+        "do_sample": True,
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p or None,
+    }

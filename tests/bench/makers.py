@@ -1,0 +1,143 @@
+"""Results made of numbers that tests choose, in place of measured ones."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Mapping
+
+from ladecli.bench.result import (
+    Ceiling,
+    Conditions,
+    Contender,
+    Machine,
+    Model,
+    Result,
+    Run,
+    TimeSpent,
+)
+
+MACHINE = Machine(
+    "Test CPU", "cpu", 8 << 30, 1, "Linux x86_64", None,
+    {"lade": "0.1.0", "python": "3.11.0", "torch": "2.13.0", "transformers": "5.23.0"},
+)  # fmt: skip
+MODEL = Model("demo", 3.15e6, 3.15e6, "float32", "float32", 12.6e6, 6144, 2048, 2048, "sdpa")
+CATEGORIES = ("chat", "code", "maths")
+PLAIN_STEP = 0.003
+
+
+def run(contender: str, row: str, category: str, **changes: object) -> Run:
+    """A run of 32 tokens in plain steps, with what `changes` says instead."""
+    fields: dict[str, object] = {
+        "contender": contender, "row": row, "category": category, "turn": 1, "repeat": 1,
+        "place": 1, "began": 0.0, "prompt_tokens": 20,
+        "prompt_digest": digest("prompt " + row), "tokens": 32, "first_tokens": 1,
+        "steps": 32, "fed": 31, "first_seconds": 0.01, "step_seconds": (PLAIN_STEP,) * 31,
+        "accepted": {}, "peak_memory": 300 << 20, "reason": "length", "digest": digest(row),
+    }  # fmt: skip
+    return Run(**{**fields, **changes})
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def result(
+    speeds: Mapping[str, float] | None = None,
+    *,
+    rows: int = 9,
+    repeats: int = 3,
+    noise: float = 0.03,
+    drift: float = 1.0,
+    seed: int = 0,
+    **changes: object,
+) -> Result:
+    """A result in which contenders are so many times as fast as plain decoding.
+
+    Args:
+        speeds: by name of a strategy; "autoregressive" is 1.
+        rows: in turn of the categories above.
+        repeats: of each row.
+        noise: standard deviation of a run's time, relative.
+        drift: factor on all times: this machine on another day.
+        seed: of the noise.
+        changes: other fields of the result.
+    """
+    speeds = speeds or {
+        "autoregressive": 1.0, "jacobi": 0.95, "prompt-lookup": 1.1, "paper": 0.8,
+        "lookahead": 1.5, "hf": 0.8, "hf-prompt-lookup": 0.85,
+    }  # fmt: skip
+    random_ = random.Random(seed)
+    runs = []
+    for repeat in range(1, repeats + 1):
+        for number in range(rows):
+            row_factor = 0.8 + 0.4 * (number / max(rows - 1, 1))
+            for place, (name, speed) in enumerate(speeds.items(), start=1):
+                steps = max(round(32 / max(speed * row_factor, 1.0)), 2)
+                seconds = 31 * PLAIN_STEP * drift / speed / row_factor
+                seconds *= max(random_.gauss(1.0, noise), 0.1)
+                if name == "autoregressive":
+                    steps = 32
+                runs.append(
+                    run(
+                        name, f"row-{number}", CATEGORIES[number % len(CATEGORIES)],
+                        repeat=repeat, place=place, steps=steps, began=float(len(runs)),
+                        step_seconds=(seconds / (steps - 1),) * (steps - 1),
+                        fed=None if name.startswith("hf") else 8 * (steps - 1),
+                        accepted={"context": 32 - steps} if steps < 32 else {},
+                    )
+                )  # fmt: skip
+    fields: dict[str, object] = {
+        "created": "2026-01-02T03:04:05+00:00", "seconds": 60.0, "overhead": 0.004,
+        "interrupted": False, "reference": "autoregressive" if "autoregressive" in speeds else None,
+        "machine": MACHINE, "model": MODEL,
+        "conditions": Conditions(
+            "builtin", rows, repeats, 32, False, True, {}, "cpu", {}, "lade bench"
+        ),
+        "contenders": tuple(Contender(name, name, _settings(name)) for name in speeds),
+        "runs": tuple(runs),
+        "time_spent": tuple(
+            TimeSpent(
+                name, 200,
+                {"draft": 1e-4, "layout": 3e-5, "forward": 2.5e-3, "verify": 1e-4, "cache": 2e-5,
+                 "learn": 5e-5, "text": 4e-5, "view": 6e-5},
+                1.0 if name == "autoregressive" else 12.0, 100.0, 13e6, 6.3e6,
+            )
+            for name in speeds if not name.startswith("hf")
+        ),
+        "ceiling": Ceiling(1.2e10, 6e10),
+    }  # fmt: skip
+    return Result(**{**fields, **changes})
+
+
+def _settings(name: str) -> dict[str, int | str]:
+    if name == "lookahead":
+        return {"window": 5, "ngram": 3, "guesses": 5, "budget": 16, "sources": "context"}
+    if name == "paper":
+        return {"window": 7, "ngram": 5, "guesses": 7, "sources": "trajectory"}
+    return {}
+
+
+def sweep(
+    windows: tuple[int, ...] = (3, 5, 10), ngrams: tuple[int, ...] = (3, 5), **changes: object
+) -> Result:
+    """A result whose contenders are the cells of a grid of W and N, with G = W."""
+    speeds = {"autoregressive": 1.0}
+    contenders = [Contender("autoregressive", "autoregressive")]
+    for window in windows:
+        for ngram in ngrams:
+            name = f"lookahead W={window} N={ngram}"
+            cell = {"W": str(window), "N": str(ngram)}
+            settings = {
+                "window": window,
+                "ngram": ngram,
+                "guesses": window,
+                "sources": "trajectory",
+            }
+            contenders.append(Contender(name, "lookahead", settings, cell))
+            speeds[name] = 0.7 + 0.1 * window**0.5 + 0.05 * ngram
+    axes = {"W": tuple(map(str, windows)), "N": tuple(map(str, ngrams))}
+    conditions = Conditions("builtin", 9, 3, 32, False, True, {}, "cpu", axes, "lade bench --sweep")
+    return result(
+        speeds, contenders=tuple(contenders), conditions=conditions, time_spent=(), **changes
+    )

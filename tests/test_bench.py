@@ -1,0 +1,371 @@
+"""`lade bench` as people use it: suites, reports, failures, Ctrl-C and --resume, bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ladecli.bench import contenders, record
+from ladecli.bench.contenders import STRATEGIES, Own
+from ladecli.bench.result import SCHEMA
+from ladecli.errors import LadeError
+
+QUICK = ("-n", "12", "--repeat", "1", "--raw", "--ignore-eos")
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "few.jsonl"
+    rows = [
+        {"id": "one", "category": "prose", "prompt": "Once upon a time there was"},
+        {"id": "two", "category": "code", "prompt": "def f(x):\n    return f(x)\ndef f(x):"},
+        {"id": "talk", "category": "prose", "turns": ["Say it.", "Say it again."]},
+    ]
+    path.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    return path
+
+
+def test_all_strategies_side_by_side(lade: Any, model_folder: str, prompts: Path) -> None:
+    done = lade("bench", model_folder, "--prompts", str(prompts), *QUICK, "--json", "-q")
+    assert (done.code, done.err) == (0, "")
+    found = json.loads(done.out)
+    assert found["schema"] == SCHEMA
+    assert [c["name"] for c in found["contenders"]] == list(STRATEGIES)
+    assert found["reference"] == "autoregressive"
+    assert found["model"]["name"] == "tiny-llama"
+    assert found["conditions"]["prompts"] == "few.jsonl"
+    assert str(prompts.parent) not in done.out
+    # Every contender on every turn, and in float32 they all say the same.
+    digests: dict[tuple[str, int], set[str]] = {}
+    for run in found["runs"]:
+        digests.setdefault((run["row"], run["turn"]), set()).add(run["digest"])
+        assert run["tokens"] == 12
+        assert run["steps"] == len(run["step_seconds"]) + 1
+        assert run["peak_memory"] is None or run["peak_memory"] > 0
+    assert digests.keys() == {("one", 1), ("two", 1), ("talk", 1), ("talk", 2)}
+    assert all(len(each) == 1 for each in digests.values())
+    assert len(found["runs"]) == len(STRATEGIES) * 4
+    plain = [run for run in found["runs"] if run["contender"] == "autoregressive"]
+    assert all(run["steps"] == 12 and run["fed"] == 11 for run in plain)
+    spent = {each["contender"]: each["seconds"] for each in found["time_spent"]}
+    assert spent.keys() == {"autoregressive", "jacobi", "prompt-lookup", "paper", "lookahead"}
+    assert spent["lookahead"].keys() == {
+        *("draft", "layout", "forward", "verify", "cache", "text", "learn", "view")
+    }
+    assert found["ceiling"]["bandwidth"] > 0
+
+
+def test_a_table_and_reports(lade: Any, model_folder: str, prompts: Path, tmp_path: Path) -> None:
+    files = [tmp_path / f"r.{kind}" for kind in ("html", "md", "svg", "json")]
+    flags = [word for file in files for word in ("--report", str(file))]
+    chosen = ("--strategies", "autoregressive,lookahead")
+    done = lade("bench", model_folder, "--prompts", str(prompts), *QUICK, *chosen, *flags)
+    assert done.code == 0
+    assert "plain decoding" in done.out
+    assert "4/4" in done.out
+    assert "\x1b" not in done.out
+    for file in files:
+        assert f"written to {file}" in done.err
+        assert file.stat().st_size > 1000
+    assert record.read(files[3]).conditions.rows == 3
+
+
+def test_prompts_that_are_too_long_are_counted(
+    lade: Any, model_folder: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "mixed.jsonl"
+    long = "word " * 300
+    rows = [{"id": "short", "prompt": "Once"}, {"id": "long", "prompt": long},
+            {"id": "later", "turns": ["Once", long]}]  # fmt: skip
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    flags = ("--strategies", "autoregressive,lookahead")
+    done = lade("bench", model_folder, "--prompts", str(path), *QUICK, *flags, "--json")
+    found = json.loads(done.out)
+    assert {run["row"] for run in found["runs"]} == {"short", "later"}
+    reasons = {each["row"]: each["reason"] for each in found["skipped"]}
+    assert reasons["long"].endswith(
+        "tokens, which with an answer of 12 is more than the context's 256"
+    )
+    assert reasons["later"].startswith("turn 2: the prompt has 1,230 tokens, which ")
+
+
+def test_a_contender_that_breaks_does_not_lose_the_others(
+    lade: Any, model_folder: str, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Own.answer
+
+    def broken(self: Own, prompt: list[int], cancelled: Any) -> Any:
+        if self.contender.name == "jacobi":
+            raise RuntimeError("shape mismatch\nin some kernel")
+        return whole(self, prompt, cancelled)
+
+    monkeypatch.setattr(Own, "answer", broken)
+    flags = ("--strategies", "autoregressive,jacobi,lookahead")
+    done = lade("bench", model_folder, "--prompts", str(prompts), *QUICK, *flags, "--json")
+    assert done.code == 1
+    found = json.loads(done.out)
+    assert {run["contender"] for run in found["runs"]} == {"autoregressive", "lookahead"}
+    assert found["failures"][0]["contender"] == "jacobi"
+    assert found["failures"][0]["error"] == "RuntimeError: shape mismatch"
+    done = lade("bench", model_folder, "--prompts", str(prompts), *QUICK, *flags)
+    assert done.code == 1
+    assert "shape mismatch" in done.out
+
+
+def test_where_everything_breaks_it_says_so(
+    lade: Any, model_folder: str, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise LadeError("out of memory after 3 tokens of the answer")
+
+    monkeypatch.setattr(Own, "answer", broken)
+    flags = ("--strategies", "autoregressive,lookahead")
+    done = lade("bench", model_folder, "--prompts", str(prompts), *QUICK, *flags)
+    assert done.code == 1
+    assert "nothing could be measured: out of memory after 3 tokens of the answer" in done.err
+
+
+def test_a_grid_of_settings(lade: Any, model_folder: str, prompts: Path) -> None:
+    sweep = ("--sweep", "W=3,5 N=3,4 G=W", "--sources", "trajectory")
+    done = lade("bench", model_folder, "--prompts", str(prompts), *QUICK, *sweep, "--json")
+    found = json.loads(done.out)
+    assert [c["name"] for c in found["contenders"]] == [
+        "autoregressive",
+        *(f"lookahead W={w} N={n} G={w}" for w in (3, 5) for n in (3, 4)),
+    ]
+    assert found["contenders"][2]["settings"] == {
+        "window": 3, "ngram": 4, "guesses": 3, "budget": 18, "sources": "trajectory",
+    }  # fmt: skip
+    assert found["contenders"][2]["cell"] == {"W": "3", "N": "4", "G": "W"}
+    assert found["conditions"]["sweep"] == {"W": ["3", "5"], "N": ["3", "4"], "G": ["W"]}
+
+
+def test_cells_that_cannot_be_are_told_and_the_others_run(
+    lade: Any, model_folder: str, prompts: Path
+) -> None:
+    sweep = ("--sweep", "budget=8,64 W=15", "-N", "5")
+    done = lade("bench", model_folder, "--prompts", str(prompts), *QUICK, *sweep, "--json")
+    found = json.loads(done.out)
+    assert done.code == 0
+    assert len(found["contenders"]) == 2
+    (refused,) = found["failures"]
+    assert refused["contender"] == "lookahead budget=8 W=15"
+    assert "smaller than the" in refused["error"]
+
+
+def test_sources_can_be_swept(lade: Any, model_folder: str, prompts: Path) -> None:
+    sweep = ("--sweep", "sources=context,context+recycled,all")
+    done = lade("bench", model_folder, "--prompts", str(prompts), *QUICK, *sweep, "--json")
+    settings = [c["settings"].get("sources") for c in json.loads(done.out)["contenders"]]
+    assert settings == [None, "context", "context+recycled", "trajectory+context+recycled"]
+
+
+def test_lengths_can_be_swept_also_beyond_the_models_own(lade: Any, model_folder: str) -> None:
+    sweep = ("--sweep", "context=100,1k", "--limit", "1")
+    done = lade("bench", model_folder, *QUICK, *sweep, "--json")
+    assert done.code == 0
+    assert "was made for 256 tokens: behind them" in done.err
+    found = json.loads(done.out)
+    assert [c["name"] for c in found["contenders"]] == ["autoregressive", "paper", "lookahead"]
+    assert {(run["category"], run["prompt_tokens"]) for run in found["runs"]} == {
+        ("100", 100), ("1024", 1024),
+    }  # fmt: skip
+    assert found["model"]["context"] == 1024 + 12
+    digests = {(run["category"], run["digest"]) for run in found["runs"]}
+    assert len(digests) == 2  # the text means nothing, and is the same for all
+
+
+def test_sampling_is_the_same_for_all_of_ours(lade: Any, model_folder: str, prompts: Path) -> None:
+    flags = ("--strategies", "autoregressive,lookahead,hf", "-t", "0.9")
+    done = lade("bench", model_folder, "--prompts", str(prompts), *QUICK, *flags, "--json")
+    found = json.loads(done.out)
+    assert found["conditions"]["sampling"].keys() == {"temperature", "seed"}
+    said = {
+        name: [run["digest"] for run in found["runs"] if run["contender"] == name]
+        for name in ("autoregressive", "lookahead")
+    }
+    assert sorted(said["autoregressive"]) == sorted(said["lookahead"])
+
+
+def rounds_kept() -> int:
+    """How many finished rounds lie in the cache."""
+    folder = Path(os.environ["XDG_CACHE_HOME"]) / "lade" / "bench"
+    return sum(f.read_text(encoding="utf-8").count("\n") for f in folder.glob("*.jsonl"))
+
+
+def stopped_after(rounds: int, command: list[str]) -> tuple[int, str, str]:
+    """Exit code, output and errors of a benchmark that gets Ctrl-C after so many rounds."""
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        deadline = time.monotonic() + 60
+        while rounds_kept() < rounds and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+def test_ctrl_c_keeps_what_was_measured(model_folder: str, prompts: Path, tmp_path: Path) -> None:
+    report = tmp_path / "half.json"
+    command = [sys.executable, "-m", "ladecli", "bench", model_folder, "--prompts", str(prompts)]
+    command += ["--raw", "--ignore-eos", "-n", "40", "--repeat", "500"]
+    command += ["--strategies", "autoregressive,lookahead", "--report", str(report)]
+    code, out, err = stopped_after(4, command)
+    assert code == 130
+    assert "the same command with --resume goes on" in err
+    assert "plain decoding" in out
+    half = record.read(report)
+    assert half.interrupted
+    assert len(half.runs) >= 8
+    kept = rounds_kept()
+    code, _, err = stopped_after(kept + 2, [*command, "--resume"])
+    assert code == 130
+    assert "nothing to resume" not in err
+    more = record.read(report)
+    assert more.runs[: len(half.runs) // 8 * 8] == half.runs[: len(half.runs) // 8 * 8]
+    assert len(more.runs) > len(half.runs)
+
+
+def journal_of(lade: Any, *arguments: str) -> str:
+    """The name of the journal that a call keeps while it runs."""
+    from ladecli.bench import journal
+
+    folder, kept = journal._folder(), list[str]()
+    whole = journal.Journal.end
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            journal.Journal,
+            "end",
+            lambda self: (kept.extend(f.name for f in folder.glob("*.jsonl")), whole(self)),
+        )
+        assert lade("bench", *arguments).code == 0
+    (name,) = kept
+    return name
+
+
+def test_only_the_same_measurement_goes_on(
+    lade: Any, model_folder: str, prompts: Path, tmp_path: Path
+) -> None:
+    base = (model_folder, *QUICK, "--strategies", "autoregressive")
+    first = journal_of(lade, *base, "--prompts", str(prompts))
+    assert journal_of(lade, *base, "--prompts", str(prompts), "--json", "-q") == first
+    sampled = journal_of(lade, *base, "--prompts", str(prompts), "-t", "0.7")
+    assert journal_of(lade, *base, "--prompts", str(prompts), "-t", "0.7") == sampled
+    edited = tmp_path / "other" / "few.jsonl"
+    edited.parent.mkdir()
+    # Only the second turn of a conversation says something else.
+    edited.write_text(prompts.read_text(encoding="utf-8").replace("Say it again", "And again"))
+    others = [
+        journal_of(lade, *base, "--prompts", str(edited)),
+        journal_of(lade, *base, "--prompts", str(prompts), "--limit", "2"),
+        journal_of(lade, *base, "--prompts", str(prompts), "-n", "11"),
+        journal_of(lade, model_folder, *QUICK, "--strategies", "jacobi", "--prompts", str(prompts)),
+    ]
+    assert len({first, sampled, *others}) == 6
+
+
+def test_a_report_that_cannot_be_made_does_not_cost_the_table(
+    lade: Any, model_folder: str, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ladecli.bench import report
+
+    def broken(*_: Any) -> Any:
+        raise ZeroDivisionError("no ink")
+
+    monkeypatch.setattr(report, "write", broken)
+    flags = ("--strategies", "autoregressive,lookahead", "--prompts", str(prompts))
+    page = tmp_path / "r.html"
+    done = lade("bench", model_folder, *QUICK, *flags, "--report", str(page), "--json")
+    assert done.code == 1
+    assert json.loads(done.out)["runs"]
+    assert f"--report {page} cannot be made: ZeroDivisionError: no ink" in done.err
+
+
+def test_stopped_before_one_whole_round_it_promises_nothing(
+    lade: Any, model_folder: str, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, asked = Own.answer, []
+
+    def stopped(self: Own, prompt: list[int], cancelled: Any) -> Any:
+        asked.append(prompt)
+        return whole(self, prompt, (lambda: True) if len(asked) > 3 else cancelled)
+
+    monkeypatch.setattr(Own, "answer", stopped)
+    flags = ("--strategies", "autoregressive,lookahead", "--prompts", str(prompts))
+    done = lade("bench", model_folder, *QUICK, *flags, "--json")
+    assert done.code == 130
+    assert json.loads(done.out)["interrupted"] is True
+    assert "so --resume would start anew" in done.err
+
+
+def test_a_finished_benchmark_leaves_nothing_to_resume(
+    lade: Any, model_folder: str, prompts: Path
+) -> None:
+    flags = (*QUICK, "--strategies", "autoregressive", "--prompts", str(prompts))
+    assert lade("bench", model_folder, *flags).code == 0
+    done = lade("bench", model_folder, *flags, "--resume")
+    assert "there is nothing to resume; this starts anew" in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("--strategies", "lookahaed"),
+            "unknown strategy 'lookahaed' in --strategies; use some of",
+        ),
+        (("--strategies", "hf,hf"), "--strategies names one twice: hf,hf"),
+        (("--strategies", ","), "--strategies is empty; leave it out to measure all of them"),
+        (("--repeat", "0"), "repeat must be at least 1, not 0"),
+        (("--limit", "0"), "limit must be at least 1, not 0"),
+        (("--prompts", "nowhere.jsonl"), "there is no prompt file nowhere.jsonl"),
+        (("--prompts", "mtbench"), "did you mean mt-bench?"),
+        (("--report", "x.pdf"), ".html, .md, .svg"),
+        (("--sweep", "W=x"), "--sweep W=x: needs a number from 1 on, or the name of another axis"),
+        (("--sweep", "G=W"), "--sweep G=W: the sweep has no other axis W"),
+        (("--sweep", "W=G G=W"), "--sweep W=G: G must have numbers then"),
+        (("--sweep", "sources=contxt"), "--sweep sources=contxt: needs some of trajectory, "),
+        (("--sweep", "context=1k", "--prompts", "builtin"), "leave --prompts out"),
+        (("--sweep", "context=4x"), "--sweep context=4x: needs a number of tokens, 4096 or 4k"),
+        (("--sweep", "W=5", "--strategies", "hf"), "leave --strategies out"),
+        (("--sweep", "dtype=float32"), "an axis is NAME=VALUE,VALUE with a name of W, N, G"),
+    ],
+)
+def test_bad_input_is_one_line_and_loads_nothing(
+    lade: Any, arguments: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ladecli import launch
+
+    monkeypatch.setattr(launch, "open_session", lambda *_, **__: pytest.fail("a model was loaded"))
+    done = lade("bench", "demo", *arguments)
+    assert done.code == 2
+    assert message in done.err
+    assert done.err.count("\n") == 1
+    assert done.out == ""
+
+
+def test_a_context_without_room_for_any_prompt_is_refused(
+    lade: Any, model_folder: str, prompts: Path
+) -> None:
+    done = lade("bench", model_folder, "--prompts", str(prompts), "-n", "250")
+    assert done.code == 2
+    assert "no prompt can be measured: one: " in done.err
+
+
+def test_the_word_compare_is_a_command(lade: Any) -> None:
+    done = lade("bench", "compare", "nowhere.json", "nothere.json")
+    assert done.code == 2
+    assert "nowhere.json cannot be read: No such file or directory" in done.err
+
+
+def test_every_strategy_has_a_place() -> None:
+    assert set(contenders.named(None)) == set(STRATEGIES)
