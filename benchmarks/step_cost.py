@@ -22,7 +22,6 @@ from ladecli.decoder.events import Step
 from ladecli.decoder.strategies import make_strategy
 
 WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
-CONTEXTS = (128, 1024)
 NEAR = 96
 """Steps behind texts that differ by less count for a context."""
 
@@ -31,12 +30,14 @@ def main() -> None:
     parser = arguments(__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--sources", default="context,recycled")
+    parser.add_argument("--contexts", default="128,1024", help="may be beyond the model's own")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    loaded = models.load(args.model)
+    contexts = [int(context) for context in args.contexts.split(",")]
+    planned = models.stretched(models.plan(args.model), max(contexts) + 2 * NEAR)
+    loaded = models.load(planned)
     decoder = Decoder(loaded.model)
     prompts = prompts_of(args.prompts, loaded.tokenizer, args.limit)
-    contexts = [c for c in CONTEXTS if c + 2 * NEAR < decoder.max_context]
     seconds: dict[tuple[int, int], list[float]] = defaultdict(list)
     for _ in range(args.rounds):
         for prompt in prompts:
