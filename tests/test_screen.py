@@ -83,7 +83,7 @@ def test_a_pipe_has_whole_rows_whatever_the_width(colours: bool) -> None:
 def test_plots_need_room_and_dots(
     stream: type[io.StringIO], width: int, encoding: str, draws: bool
 ) -> None:
-    class Stream(stream):  # type: ignore[misc, valid-type]
+    class Stream(stream):
         @property
         def encoding(self) -> str:
             return encoding

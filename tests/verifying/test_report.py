@@ -48,7 +48,7 @@ def report(*outcomes: Outcome, sampled: Sampled | None = None) -> Report:
 def shown(what: Report) -> list[str]:
     console = Console(file=io.StringIO(), width=100)
     show(what, console)
-    return [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
 
 
 CELLS = tuple({"dtype": name} for name in ("float32", "bfloat16", "float16"))
@@ -158,7 +158,7 @@ def test_a_narrow_screen_has_fewer_columns_and_all_of_each(
         report(outcome(NEAR, cell={"W": "15", **CELLS[1]}), outcome(cell={"W": "5", **CELLS[0]})),
         console,
     )
-    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
     assert head in lines
     assert max(map(len, lines)) <= width
     said = f"without room here: {without}; a wider screen or --json has them"
