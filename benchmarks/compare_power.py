@@ -5,7 +5,7 @@ alone slowed down, and with all of our own decoding slowed down, transformers' u
 slowdown is planted where the benchmark's clock sees it: each event of an answer comes later by a
 share of the time that it took.  A is then compared with the other three.
 
-The last line is what `ladecli/bench/comparing/change.py` calls PROCESS, as these tries show it.
+The last line is what these tries show of PROCESS, which `comparing/change.py` assumes.
 
     python benchmarks/compare_power.py --tries 10 --keep power --json power.json
 """

@@ -20,7 +20,6 @@ from common import arguments, conditions, prompts_of, spread
 from ladecli import models, profiles
 from ladecli.bench.contenders import Own
 from ladecli.bench.result import Contender
-from ladecli.decoder.draft_state import DraftState
 from ladecli.device import peak_memory, watch_peak
 from ladecli.events import TextStep
 from ladecli.session import Session, Settings
@@ -28,8 +27,7 @@ from ladecli.session import Session, Settings
 
 def bare(session: Session, prompt: list[int], settings: Settings) -> float:
     """Seconds behind the first step, with two looks at the clock."""
-    session.decoder.forget()
-    session.drafts = DraftState()
+    session.start_over()
     began = 0.0
     for event in session.stream(prompt, settings):
         if not began and isinstance(event, TextStep):

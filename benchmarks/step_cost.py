@@ -20,6 +20,7 @@ from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.events import Step
 from ladecli.decoder.strategies import make_strategy
+from ladecli.stretch import stretched
 
 WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 NEAR = 96
@@ -34,7 +35,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     contexts = [int(context) for context in args.contexts.split(",")]
-    planned = models.stretched(models.plan(args.model), max(contexts) + 2 * NEAR)
+    planned = stretched(models.plan(args.model), max(contexts) + 2 * NEAR)
     loaded = models.load(planned)
     decoder = Decoder(loaded.model)
     prompts = prompts_of(args.prompts, loaded.tokenizer, args.limit)

@@ -57,7 +57,10 @@ def open_session(request: Request, terminal: Terminal, *, stretch: int = 0) -> S
     local = hub.on_this_machine(name)
     with terminal.progress(f"loading {name}") if local else contextlib.nullcontext():
         planned = models.plan(name, request.load_options(), progress=watched)
-        planned = models.stretched(planned, stretch)
+        if stretch:
+            from .stretch import stretched
+
+            planned = stretched(planned, stretch)
         choice = choice_for(request, planned.device, planned.shape)
         context, notice = room_for(request, planned, choice)
         loaded = models.load(planned, progress=watched)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import importlib.util
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,6 @@ from .settings import LoadOptions
 from .shape import FULL, ModelShape
 
 DEMO = hub.DEMO
-_UNBOUNDED = ("default", "linear", "llama3")
-"""Rotary frequencies that are the same at every position and for every length of text."""
 _NOT_APPLIED = frozenset(
     {"no_repeat_ngram_size", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens"}
     | {"forced_bos_token_id", "forced_eos_token_id", "min_length", "min_new_tokens"}
@@ -165,44 +162,6 @@ def plan(name: str, options: LoadOptions | None = None, *, progress: bool = True
     if local and options.revision:
         notices = (*notices, f"--revision {options.revision} says nothing about a folder")
     return Plan(name, options, device, config, facts, dtype, shape, notices, asking)
-
-
-def stretched(planned: Plan, context: int) -> Plan:
-    """The same model with room for longer texts than it was made for: to see what those cost.
-
-    Args:
-        planned: the model.
-        context: tokens that it shall have room for.
-
-    Raises:
-        UsageError: it cannot: its positions are a table, or change their meaning on the way.
-    """
-    facts = planned.facts
-    if context <= facts.context:
-        return planned
-    config = copy.deepcopy(planned.config)
-    text = config.get_text_config(decoder=True)
-    parameters = getattr(text, "rope_parameters", None) or {}
-    # One set of parameters, or one for each kind of layer.
-    ropes = [each for each in parameters.values() if isinstance(each, dict)] or [parameters]
-    unbounded = all(rope.get("rope_type") in _UNBOUNDED for rope in ropes)
-    if facts.rope_boundary is not None or not unbounded:
-        raise UsageError(
-            f"{planned.name} has positions for {facts.context:,} tokens, and {context:,} are"
-            " wanted; give shorter lengths"
-        )
-    text.max_position_embeddings = context
-    notice = (
-        f"{planned.name} was made for {facts.context:,} tokens: behind them figures show what steps"
-        " cost, and the text means nothing"
-    )
-    return replace(
-        planned,
-        config=config,
-        facts=examine(config),
-        notices=(*planned.notices, notice),
-        made_for=facts.context,
-    )
 
 
 def load(

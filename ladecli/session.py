@@ -68,6 +68,16 @@ class Session:
         self.decoder = Decoder(loaded.model, attention=attention, max_context=max_context)
         self.drafts = DraftState()
 
+    def start_over(self, *, keep_text: bool = False) -> None:
+        """Begin as a new session would: nothing that was decoded or learned helps any more.
+
+        Args:
+            keep_text: whether the keys of the text stay, and only the drafts go.
+        """
+        if not keep_text:
+            self.decoder.forget()
+        self.drafts = DraftState()
+
     @property
     def notices(self) -> tuple[str, ...]:
         """Lines that the user should see before the first answer."""

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
+from ..decoder.config import SOURCES
 from ..errors import UsageError
 
 LONG = {"window": "W", "ngram": "N", "guesses": "G"}
-"""Other names that axes go by."""
+"""Other names that axes go by: those of the options that they stand for."""
+NUMBERS = {**{letter: name for name, letter in LONG.items()}, "budget": "budget"}
+"""Axes that are options with a whole number."""
+ALL_SOURCES = "all"
+"""The value of the axis `sources` that stands for all of them."""
 
 
 def parse(texts: Sequence[str], known: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -44,3 +50,20 @@ def cells(axes: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
     """Every combination of the values, the last axis fastest."""
     for values in itertools.product(*axes.values()):
         yield dict(zip(axes, values, strict=True))
+
+
+def options(values: Mapping[str, str]) -> dict[str, Any]:
+    """The options of a request that stand for a cell.
+
+    Args:
+        values: by axis; numbers in digits, several sources joined by +.
+    """
+    found: dict[str, Any] = {}
+    for axis, value in values.items():
+        if axis in NUMBERS:
+            found[NUMBERS[axis]] = int(value)
+        elif axis == "sources":
+            found[axis] = ",".join(SOURCES) if value == ALL_SOURCES else value.replace("+", ",")
+        else:
+            found[axis] = value
+    return found

@@ -43,7 +43,7 @@ class Benchmark:
         request: what was asked for.
         session: the model at work.
         swept: the axes of its sweep.
-        suite: prompts, where no lengths are swept.
+        suite: prompts; None where lengths are swept.
         say: shows a line to the user.
 
     Raises:
@@ -56,7 +56,7 @@ class Benchmark:
         request: BenchRequest,
         session: Session,
         swept: Mapping[str, tuple[str, ...]],
-        suite: Suite,
+        suite: Suite | None,
         say: Callable[[str], None],
     ) -> None:
         self._request = dataclasses.replace(request, max_new_tokens=request.new_tokens)
@@ -94,7 +94,7 @@ class Benchmark:
 
     def _offered(self) -> Sequence[Task]:
         request, session = self._request, self._session
-        if "context" in self._swept:
+        if self._suite is None:
             lengths = {lineup.tokens(value) for value in self._swept["context"]}
             return passages(session, sorted(lengths), request.limit or PASSAGES, request.new_tokens)
         return [
@@ -142,7 +142,7 @@ class Benchmark:
 
     def _accountable(self, contender: Contender) -> bool:
         """Whether it is asked where its time goes: cells and long texts would take too long."""
-        return not (contender.foreign or contender.cell or "context" in self._swept)
+        return not (contender.foreign or contender.cell or self._suite is None)
 
     @property
     def rest(self) -> str:
@@ -221,12 +221,12 @@ class Benchmark:
     def _conditions(self, command: str) -> Conditions:
         request, settings = self._request, self._settings
         return Conditions(
-            prompts=Path(self._suite.name).name,
+            prompts="passages" if self._suite is None else Path(self._suite.name).name,
             rows=len(self._tasks),
             repeat=request.repeat,
             max_new_tokens=self._request.new_tokens,
             ignore_eos=request.ignore_eos,
-            template=self._template and "context" not in self._swept,
+            template=self._template and self._suite is not None,
             sampling=described_sampling(settings.sampling),
             profile=self._choice.profile,
             sweep={axis: tuple(values) for axis, values in self._swept.items()},

@@ -31,7 +31,7 @@ def run(request: BenchRequest) -> int:
         report.check(path)
     launch.check(request)
     terminal = Terminal(request.color, request.quiet)
-    suite = suites.Suite("passages", ())
+    suite = None
     if "context" not in swept:
         watched = not request.quiet and sys.stderr.isatty()
         suite = suites.load(request.prompts, offline=request.offline, progress=watched)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
-from ..decoder.draft_state import DraftState
 from ..errors import LadeError, UsageError
 from ..events import Ended, Reason, TextStep
 from .result import FOREIGN, PLAIN, STOCK_LOOKUP, Contender
@@ -68,8 +67,8 @@ class Player(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
-    """One of our own strategies.
+class _Seated:
+    """A contender with what it needs.
 
     Attributes:
         contender: what it is called.
@@ -81,11 +80,15 @@ class Own:
     session: Session
     settings: Settings
 
+
+class Own(_Seated):
+    """One of our own strategies."""
+
+    __slots__ = ()
+
     def begin(self, *, keep: bool) -> None:
         """Forget text and drafts."""
-        if not keep:
-            self.session.decoder.forget()
-        self.session.drafts = DraftState()
+        self.session.start_over(keep_text=keep)
 
     def answer(self, prompt: Sequence[int], cancelled: Callable[[], bool]) -> Answer:
         """Answer one prompt.
@@ -114,19 +117,10 @@ class Own:
         return answer
 
 
-@dataclass(frozen=True, slots=True)
-class Stock:
-    """transformers' `generate`, which reads every prompt from its start.
+class Stock(_Seated):
+    """transformers' `generate`, which reads every prompt from its start."""
 
-    Attributes:
-        contender: what it is called.
-        session: the model at work.
-        settings: how to decode.
-    """
-
-    contender: Contender
-    session: Session
-    settings: Settings
+    __slots__ = ()
 
     def begin(self, *, keep: bool) -> None:
         """Free what our own decoder holds: it is no use here."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .. import launch
 from ..decoder.config import SOURCES, LookaheadConfig, SamplingConfig
 from ..decoder.errors import ConfigError
 from ..errors import UsageError
 from . import axes, contenders
+from .axes import ALL_SOURCES, LONG, NUMBERS
 from .result import PLAIN, Contender, Failure
 
 if TYPE_CHECKING:
@@ -18,12 +19,9 @@ if TYPE_CHECKING:
     from ..session import Settings
     from ..settings import BenchRequest
 
-NUMBERS = {"W": "window", "N": "ngram", "G": "guesses", "budget": "budget"}
-"""Axes that are options with a whole number."""
 LEAST = {"N": 2, "G": 0}
 """The least number of an axis, where it is not 1."""
 AXES = (*NUMBERS, "sources", "context")
-ALL_SOURCES = "all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,16 +156,9 @@ def _cells(
     found, refused = [(Contender(PLAIN, PLAIN), plain)], list[Failure]()
     for cell in axes.cells(swept):
         values = {axis: cell.get(value, value) for axis, value in cell.items()}
-        changed: dict[str, Any] = {
-            NUMBERS[axis]: int(value) for axis, value in values.items() if axis in NUMBERS
-        }
-        if (sources := values.get("sources")) is not None:
-            changed["sources"] = ",".join(SOURCES)
-            if sources != ALL_SOURCES:
-                changed["sources"] = sources.replace("+", ",")
         name = "lookahead " + " ".join(f"{axis}={value}" for axis, value in values.items())
         try:
-            settings = launch.settings_of(replace(request, **changed), choice, greedy)
+            settings = launch.settings_of(replace(request, **axes.options(values)), choice, greedy)
             _check_cell(values, settings.lookahead)
         except ConfigError as error:
             refused.append(Failure(name, "", str(error)))
@@ -181,7 +172,7 @@ def _cells(
 
 def _check_cell(values: Mapping[str, str], config: LookaheadConfig) -> None:
     """Refuse a cell that would not be what it is called."""
-    windowed = [axis for axis in ("W", "N", "G") if axis in values]
+    windowed = [axis for axis in LONG.values() if axis in values]
     if windowed and "trajectory" not in config.sources:
         raise ConfigError(f"{windowed[0]} changes nothing without the source trajectory")
 

@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from ..memory import told
 from ..table import NONE
 from ..visualize import printable
+from .axes import LONG
 from .figures import Interval
-from .result import Contender
+from .result import PLAIN, STOCK, STOCK_LOOKUP, Contender
 
 _LABELS = {
-    "autoregressive": "plain decoding",
-    "hf": "transformers' generate",
-    "hf-prompt-lookup": "transformers' prompt lookup",
+    PLAIN: "plain decoding",
+    STOCK: "transformers' generate",
+    STOCK_LOOKUP: "transformers' prompt lookup",
 }
 # What XML cannot hold, escaped or not, and what would break a cell.
 _FORBIDDEN = re.compile("[\ud800-\udfff\ufffe\uffff]")
@@ -86,9 +87,8 @@ def share(part: float) -> str:
 
 def settings(given: Mapping[str, int | str]) -> str:
     """Settings of a contender: "W=7 N=5 G=7, budget 60, trajectory"."""
-    letters = {"window": "W", "ngram": "N", "guesses": "G"}
-    shape = " ".join(f"{letters[key]}={given[key]}" for key in letters if key in given)
-    rest = [f"{key} {value}" for key, value in given.items() if key not in {*letters, "sources"}]
+    shape = " ".join(f"{letter}={given[key]}" for key, letter in LONG.items() if key in given)
+    rest = [f"{key} {value}" for key, value in given.items() if key not in {*LONG, "sources"}]
     sources = [str(given["sources"])] if "sources" in given else []
     return clean(", ".join(part for part in (shape, *rest, *sources) if part)) or NONE
 

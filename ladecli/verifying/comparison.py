@@ -63,10 +63,7 @@ class Comparison:
         Raises:
             Interrupted: the turn at hand was broken off.
         """
-        from ..decoder.draft_state import DraftState
-
-        self._session.decoder.forget()
-        self._session.drafts = DraftState()
+        self._session.start_over()
         answers, skipped = self._held(row)
         for turn, answer in enumerate(answers, start=1):
             compared = self._compared(row, turn, answer)

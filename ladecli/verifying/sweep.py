@@ -5,12 +5,10 @@ from __future__ import annotations
 import gc
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .. import launch
 from ..bench import axes
-from ..bench.lineup import ALL_SOURCES, NUMBERS
-from ..decoder.config import SOURCES
 from ..errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
     from ..settings import VerifyRequest
     from ..terminal import Terminal
 
-AXES = ("dtype", "attention", "strategy", "sources", *NUMBERS)
+AXES = ("dtype", "attention", "strategy", "sources", *axes.NUMBERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +55,12 @@ def cells(request: VerifyRequest) -> list[Cell]:
 
 
 def _changed(request: VerifyRequest, values: Mapping[str, str]) -> VerifyRequest:
-    changes: dict[str, Any] = {}
     for axis, value in values.items():
-        if axis in NUMBERS:
-            if not value.isdecimal():
-                raise UsageError(
-                    f"--sweep {axis}={value}: needs a whole number, or the name of another axis"
-                )
-            changes[NUMBERS[axis]] = int(value)
-        elif axis == "sources":
-            changes[axis] = ",".join(SOURCES) if value == ALL_SOURCES else value.replace("+", ",")
-        else:
-            changes[axis] = value
-    return replace(request, **changes)
+        if axis in axes.NUMBERS and not value.isdecimal():
+            raise UsageError(
+                f"--sweep {axis}={value}: needs a whole number, or the name of another axis"
+            )
+    return replace(request, **axes.options(values))
 
 
 class Models:

@@ -122,7 +122,7 @@ class Verification:
         settings, recheck = self._settings(session, request), _recheck(session, request)
         sampling = Sampling(session, settings, recheck, self._progress.watch)
         trials, rows, skipped = list[Trial](), list[str](), list[Skipped]()
-        _start_over(session)
+        session.start_over()
         for row in self._rows[: request.limit or PROMPTS]:
             self._progress.begin(2 * samples)
             dialogue = Dialogue(session, row, self._template(session), request.system)
@@ -235,13 +235,6 @@ def _refuse_if_all_are_too_long(outcomes: Sequence[Outcome]) -> None:
     # Answers that memory did not suffice for are there, with no tokens.
     if skipped and not any(outcome.answers for outcome in outcomes):
         raise UsageError(f"no prompt can be answered: {skipped[0].row}: {skipped[0].reason}")
-
-
-def _start_over(session: Session) -> None:
-    from ..decoder.draft_state import DraftState
-
-    session.decoder.forget()
-    session.drafts = DraftState()
 
 
 def _recheck(session: Session, request: VerifyRequest) -> Recheck:

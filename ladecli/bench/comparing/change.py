@@ -16,7 +16,8 @@ SLOWER, FASTER, EQUAL, UNCLEAR = "slower", "faster", "equal", "unclear"
 PROCESS = 0.012
 """Standard deviation of a contender's speed from one process to the next, relative, with the
 machine's own speed taken out: where its code and data came to lie, which no repeat within the
-process shows.  From `benchmarks/compare_power.py`, which prints what it finds."""
+process shows.  Above what `benchmarks/compare_power.py` finds on a quiet machine, 0.004, since a
+smaller figure would call more of the same things changed elsewhere."""
 
 MACHINE = 0.05
 """The same with the machine's speed in it: clock rates, temperature and neighbours."""

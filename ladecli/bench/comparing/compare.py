@@ -7,8 +7,8 @@ difference is real.  Times are noisy in three ways, and each has its remedy:
   taken over that of a yardstick, transformers' own `generate`, for the same prompt in the same
   round, minutes of drift included.  That is not our code: where it changed, the machine did.
 - Single answers are disturbed.  So estimates are of the kind that outliers hardly move.
-- Each process has its own luck, which none of its repeats shows.  It was measured once, and is a
-  part of every interval (`change.PROCESS`).
+- Each process has its own luck, which none of its repeats shows.  An allowance for it is a part of
+  every interval (`change.PROCESS`).
 
 Where A and B did other work (another model, longer answers), a change of the times says nothing
 about the program: it is shown, and no verdict is given.
