@@ -11,9 +11,10 @@ from typing import Any
 from . import launch, models
 from .decoder.config import LookaheadConfig, SamplingConfig
 from .decoder.errors import PromptError
-from .errors import LadeError
+from .errors import LadeError, UsageError
 from .events import Ended, TextEvent, TextStep
 from .metrics import Tally
+from .provision import provide
 from .session import Session, Settings
 from .settings import LoadOptions, Request
 from .visualize import memory_line
@@ -121,7 +122,8 @@ def load(
             was made for and memory has room for.
         profile: name of the hardware profile; None for the detected device's.
         budget: tokens in one step; None for the profile's.
-        options: fields of `settings.LoadOptions`: dtype, device, quantize, …
+        options: fields of `settings.LoadOptions`: dtype, device, quantize, …; but for
+            `tensor_parallel`, which takes processes that the command line starts.
 
     Raises:
         UsageError, ConfigError: an argument is out of range, or memory has no room for the
@@ -135,14 +137,23 @@ def load(
         max_context=max_context,
         profile=profile,
         budget=budget,
-        **asdict(LoadOptions(**options)),
+        **_fields(LoadOptions(**options)),
     )
     request.check()
     planned = models.plan(str(name), request.load_options())
     choice = launch.choice_for(request, planned.device, planned.shape)
-    context, less = launch.room_for(request, planned, choice)
-    session = Session(models.load(planned), attention=attention, max_context=context)
-    notices = [*session.notices, *choice.notices, *([less] if less else [])]
+    provided = provide(request, planned, request.lookahead(choice.lookahead))
+    loaded = models.load(planned, beside=provided.beside)
+    session = Session(loaded, attention=attention, max_context=provided.context)
+    notices = [*session.notices, *choice.notices, *filter(None, [provided.notice])]
     for notice in notices:
         warnings.warn(notice, stacklevel=2)
     return Model(session, request.lookahead(choice.lookahead), notices)
+
+
+def _fields(options: LoadOptions) -> dict[str, Any]:
+    """The options as fields of a request."""
+    given = asdict(options)
+    if given.pop("tensor_parallel") > 1:
+        raise UsageError("tensor_parallel takes several processes: lade generate --parallel K does")
+    return given

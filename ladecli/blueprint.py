@@ -65,7 +65,7 @@ def shape_of(
     Raises:
         Exception: whatever the model's code raises where the configuration makes no sense.
     """
-    model = _built(config, hub or {})
+    model = built(config, hub or {})
     text = config.get_text_config(decoder=True)
     storage = _storage(config, dtype, quantize)
     parameters = {name: p.numel() for name, p in model.named_parameters()}
@@ -95,8 +95,8 @@ def shape_of(
     )
 
 
-def _built(config: Any, hub: Mapping[str, Any]) -> Any:
-    """The model without weights."""
+def built(config: Any, hub: Mapping[str, Any]) -> Any:
+    """The model without weights; arguments as in `shape_of`."""
     # Building fills in what the configuration leaves open: that of a live model must not change.
     config = copy.deepcopy(config)
     own = (getattr(config, "auto_map", None) or {}).get("AutoModelForCausalLM")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from .decoder.config import GROWTH, PARTLY, PREFILL_CHUNK
@@ -76,16 +76,36 @@ def usable(free: float) -> float:
     return free * (1.0 - SPARE)
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What there shall be room for.
+
+    Attributes:
+        longest: the most tokens that the model was made for.
+        wanted: the most that a text shall have; None for as many as fit.
+        width: the most tokens of a step.
+        window: of them, those that no budget can leave out.
+        attention: the backend.
+    """
+
+    longest: int
+    wanted: int | None = None
+    width: int = 1
+    window: int = 1
+    attention: str = "sdpa"
+
+    @property
+    def context(self) -> int:
+        """The longest text, if there is room for it."""
+        return min(self.wanted or self.longest, self.longest)
+
+
 def room(
     name: str,
     shape: ModelShape,
     free: float,
+    asked: Asked,
     *,
-    longest: int,
-    wanted: int | None,
-    width: int,
-    window: int = 1,
-    attention: str = "sdpa",
     where: str = "this machine",
     kind: str = "cpu",
 ) -> tuple[int, str | None]:
@@ -95,11 +115,7 @@ def room(
         name: of the model, for messages.
         shape: of the model.
         free: bytes of memory.
-        longest: the most tokens that the model was made for.
-        wanted: what the user asked for; None for as many as fit.
-        width: the most tokens of a step.
-        window: of them, those that no budget can leave out.
-        attention: the backend.
+        asked: what there shall be room for.
         where: the device, for messages.
         kind: of device.
 
@@ -107,20 +123,12 @@ def room(
         LoadError: the weights do not fit, or leave no room for a text.
         UsageError: the wanted context does not fit; the message says which one would.
     """
+    free = usable(free)
+    context, width = asked.context, asked.width
 
-    def fits(context: int, steps: int = width, form: ModelShape = shape) -> bool:
-        need = estimate(form, context=context, width=steps, attention=attention)
-        return need.total <= usable(free)
+    def fits(context: int, steps: int = width) -> bool:
+        return _needed(shape, asked, context, steps).total <= free
 
-    def room_of(form: ModelShape) -> int:
-        """The most tokens that one form of the model leaves room for."""
-        if fits(context, form=form):
-            return context
-        if not fits(least, form=form):
-            return 0
-        return _largest(lambda tokens: fits(tokens, form=form), least, context)
-
-    context = min(wanted or longest, longest)
     if fits(context):
         return context, None
     least = min(context, LEAST_CONTEXT)
@@ -128,22 +136,87 @@ def room(
         raise LoadError(_too_large(name, shape, free, least, where, kind))
     if not fits(least):
         narrower = next(w for w in (64, 32, 16, 8, 4, 1) if w < width and fits(least, w))
-        no_window = "--sources context,recycled " if narrower < window else ""
+        no_window = "--sources context,recycled " if narrower < asked.window else ""
         raise UsageError(
-            f"steps of {width} tokens of {name} do not fit into the {told(usable(free))} that can"
+            f"steps of {width} tokens of {name} do not fit into the {told(free)} that can"
             f" be used on {where}; {no_window}--budget {narrower} does"
         )
-    most = room_of(shape)
-    roomier = max(((room_of(f), flag) for flag, f in smaller_forms(shape, kind)), default=(0, ""))
-    hint = f"; {roomier[1]} leaves room for {roomier[0]:,}" if roomier[0] > most else ""
-    needed = estimate(shape, context=context, width=width, attention=attention)
+    most = _most_tokens(shape, free, asked)
+    needed = _needed(shape, asked, context, width)
     beside = (
         f"{context:,} tokens of context need {told(needed.cache + needed.step)} beside the weights"
-        f" of {told(needed.weights)}, and {told(usable(free))} can be used on {where}"
+        f" of {told(needed.weights)}, and {told(free)} can be used on {where}"
     )
-    if wanted is not None:
+    hint = _roomier(shape, free, asked, most, kind)
+    if asked.wanted is not None:
         raise UsageError(f"{beside}; --max-context {most} fits{hint}")
     return most, f"{beside}: texts end at {most:,} tokens{hint}"
+
+
+def _needed(shape: ModelShape, asked: Asked, context: int, width: int) -> Need:
+    return estimate(shape, context=context, width=width, attention=asked.attention)
+
+
+def _most_tokens(shape: ModelShape, free: float, asked: Asked) -> int:
+    """The longest text, up to what is asked for, that usable memory has room for; 0 for none."""
+
+    def fits(context: int) -> bool:
+        return _needed(shape, asked, context, asked.width).total <= free
+
+    if fits(asked.context):
+        return asked.context
+    least = min(asked.context, LEAST_CONTEXT)
+    return _largest(fits, least, asked.context) if fits(least) else 0
+
+
+def _roomier(shape: ModelShape, free: float, asked: Asked, most: int, kind: str) -> str:
+    """What to say of the smaller form that leaves room for the longest text, beyond `most`."""
+    forms = smaller_forms(shape, kind)
+    found = ((_most_tokens(form, free, asked), flag) for flag, form in forms)
+    tokens, flag = max(found, default=(0, ""))
+    return f"; {flag} leaves room for {tokens:,}" if tokens > most else ""
+
+
+def spread(
+    name: str, shape: ModelShape, gpus: Sequence[float], processor: float, asked: Asked
+) -> tuple[int, str | None]:
+    """As `room`, for a model that is spread over devices: weights for which GPUs have no room stay
+    in the memory of the processor, or on the disk, and are copied in every step.
+
+    Args:
+        name: of the model, for messages.
+        shape: of the model.
+        gpus: bytes that are free on each; none where the processor computes.
+        processor: bytes of its memory that are free.
+        asked: what there shall be room for.
+
+    Raises:
+        LoadError, UsageError: as `room`, where texts do not fit even without any weights.
+    """
+    fast = sum(gpus) if gpus else processor
+    where = "this machine" if not gpus else f"{len(gpus)} GPU{'s' if len(gpus) > 1 else ''}"
+    if len(gpus) > 1:
+        # Every GPU holds what a step takes.
+        fast -= (len(gpus) - 1) * estimate(shape, context=1, width=asked.width).step
+    kind = "cuda" if gpus else "cpu"
+    least = estimate(shape, context=min(asked.context, LEAST_CONTEXT))
+    if least.total <= usable(fast):
+        return room(name, shape, fast, asked, where=where, kind=kind)
+    # Half of it for texts, so that there is room for weights that come and go.
+    bare = replace(shape, parameters=0.0, weight_bytes=0.0, linear=0.0)
+    context, shorter = room(name, bare, fast / 2, asked, where=where, kind=kind)
+    beside = estimate(shape, context=context, width=asked.width, attention=asked.attention)
+    left = shape.weight_bytes - max(usable(fast) - beside.cache - beside.step, 0.0)
+    kept = "on the disk"
+    if gpus:
+        on_disk = left - usable(processor)
+        more = f", {told(on_disk)} of them on the disk" if on_disk > 0 else ""
+        kept = f"in the processor's memory{more}"
+    notice = (
+        f"{told(left)} of the {told(shape.weight_bytes)} of weights do not fit on {where} and stay"
+        f" {kept}: every step reads them from there, which is slow"
+    )
+    return context, f"{notice}; {shorter}" if shorter else notice
 
 
 def told(size: float) -> str:
@@ -166,12 +239,12 @@ def _largest(fits: Callable[[int], bool], low: int, high: int) -> int:
 
 def _too_large(name: str, shape: ModelShape, free: float, least: int, where: str, kind: str) -> str:
     """Why a model does not fit, with the first of the smaller forms that does."""
-    needed, most = estimate(shape, context=least).total, usable(free)
-    more = f"{told(needed - most)} more than the {told(most)} that can be used on {where}"
+    needed = estimate(shape, context=least).total
+    more = f"{told(needed - free)} more than the {told(free)} that can be used on {where}"
     line = f"{name} needs {told(needed)}, {more}"
     for flag, smaller in smaller_forms(shape, kind):
         needed = estimate(smaller, context=least).total
-        if needed <= most:
+        if needed <= free:
             return f"{line}; {flag} needs {told(needed)}"
     return f"{line}; take a smaller model, or free some memory"
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import logging
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,20 +13,19 @@ from typing import Any
 
 import torch
 import transformers
-from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.utils import enable_progress_bars
 
-from . import memory
+from . import memory, offload, placement, trial
 from .blueprint import shape_of
 from .decoder.config import SamplingConfig
-from .decoder.errors import UnsupportedModelError
-from .decoder.memory import is_out_of_memory
+from .decoder.errors import DecoderError
 from .decoder.support import ModelFacts, examine
 from .device import Device, detect, free_memory
-from .errors import LoadError, UsageError
-from .library import checkpoint, hub, load_errors
+from .errors import LadeError, LoadError
+from .library import hub, load_errors
 from .settings import LoadOptions
 from .shape import FULL, ModelShape
+from .weight_types import choose_type, folder_of, without_fp8
 
 DEMO = hub.DEMO
 _NOT_APPLIED = frozenset(
@@ -48,6 +47,7 @@ class Plan:
         facts: what the decoder must know of it.
         dtype: of activations, and of weights that are not quantised.
         shape: what memory and speed depend on.
+        part: the same of what this process holds: less where ranks share the model.
         notices: lines that the user should see.
         hub: keywords of every call that may ask the hub.
         made_for: tokens of the longest text that it was made for, where that was stretched.
@@ -60,9 +60,15 @@ class Plan:
     facts: ModelFacts
     dtype: torch.dtype
     shape: ModelShape
+    part: ModelShape
     notices: tuple[str, ...] = ()
     hub: dict[str, Any] = field(default_factory=dict)
     made_for: int | None = None
+
+    @property
+    def dtype_name(self) -> str:
+        """The name of `dtype`, "bfloat16" for example."""
+        return str(self.dtype).removeprefix("torch.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,7 @@ class LoadedModel:
         tokenizer: its tokenizer.
         device: where it runs.
         shape: what memory and speed depend on.
+        part: the same of what this process holds: less where ranks share the model.
         notices: lines that the user should see.
         seconds: what loading took.
         made_for: tokens of the longest text that it was made for, where that was stretched.
@@ -85,6 +92,7 @@ class LoadedModel:
     tokenizer: Any
     device: Device
     shape: ModelShape
+    part: ModelShape
     notices: tuple[str, ...]
     seconds: float
     made_for: int | None = None
@@ -155,35 +163,95 @@ def plan(name: str, options: LoadOptions | None = None, *, progress: bool = True
     with _explained(name), _quiet(progress):
         config = transformers.AutoConfig.from_pretrained(source, **asking)
         facts = examine(config)
-        notices = _without_fp8(device, config)
-        dtype, told = _dtype(options, device, config, _folder(source, options.revision), asking)
+        placement.check(name, options, device, config)
+        notices = without_fp8(device, config)
+        folder = folder_of(source, options.revision)
+        dtype, told = choose_type(options, device, config, folder, asking, free_memory)
         notices += told
         shape = shape_of(config, dtype, options.quantize, hub=asking)
+        part = placement.part_of(name, options, config, shape, asking)
     if local and options.revision:
         notices = (*notices, f"--revision {options.revision} says nothing about a folder")
-    return Plan(name, options, device, config, facts, dtype, shape, notices, asking)
+    return Plan(name, options, device, config, facts, dtype, shape, part, notices, asking)
 
 
 def load(
-    what: str | Plan, options: LoadOptions | None = None, *, progress: bool = True
+    what: str | Plan,
+    options: LoadOptions | None = None,
+    *,
+    progress: bool = True,
+    beside: memory.Need | None = None,
 ) -> LoadedModel:
     """Load a model and its tokenizer.
+
+    With `LoadOptions.tensor_parallel` this is one of as many ranks, all of which call it; their
+    process group is there already.
 
     Args:
         what: the model's name, or what `plan` made of it.
         options: how, where a name is given.
         progress: whether downloads show progress bars on stderr.
+        beside: what decoding takes beside the weights, to which a device map leaves room.
 
     Raises:
+        RankError: there is no such group.
         UsageError, LoadError, UnsupportedModelError: as `plan`, and where the weights cannot
             be read; the message says why and what helps.
     """
     began = time.perf_counter()
     planned = plan(what, options, progress=progress) if isinstance(what, str) else what
-    name, device, source = planned.name, planned.device, hub.resolve(planned.name)
-    place = _placement(planned)
-    with _explained(name), _quiet(progress):
+    with _explained(planned.name), _quiet(progress):
+        source = hub.resolve(planned.name)
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, **planned.hub)
+        model = _complete(planned, source, beside)
+    if planned.shape.weights not in FULL or planned.options.tensor_parallel > 1:
+        trial.check(planned.name, planned.options, planned.device, planned.shape, model)
+    return LoadedModel(
+        planned.name,
+        model,
+        tokenizer,
+        planned.device,
+        planned.shape,
+        planned.part,
+        planned.notices,
+        time.perf_counter() - began,
+        planned.made_for,
+    )
+
+
+def _complete(planned: Plan, source: str, beside: memory.Need | None) -> Any:
+    """The model with all of its weights, where it computes.
+
+    Raises:
+        LoadError: weights are missing, or it is no causal language model.
+        RankError: the ranks that it is to be split over have not found each other.
+    """
+    options, device = planned.options, planned.device
+    place = placement.keywords(options, device, planned.config, planned.dtype, beside)
+    model, found = _with_weights(planned, source, place)
+    # transformers fills what is missing with random numbers.
+    missing = sorted([*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])])
+    if missing:
+        raise LoadError(
+            f"{planned.name}: the weights are incomplete ({missing[0]} and {len(missing) - 1} more"
+            " are missing or of another shape); download or copy them again"
+        )
+    if model.can_generate() is False:
+        what = "is no causal language model, so it cannot continue a text"
+        raise LoadError(f"{planned.name} {what}")
+    if device.kind != "cpu" and not place.keys() & {"device_map", "distributed_config"}:
+        model.to(device.torch_name)
+    return model.eval()
+
+
+def _with_weights(planned: Plan, source: str, place: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The model as transformers reads it, and what it says of the weights that it found."""
+    with contextlib.ExitStack() as undo:
+        if planned.options.device_map is not None:
+            # For what goes to the disk and is not in the checkpoint as it is needed.
+            folder = offload.make()
+            undo.callback(offload.remove, folder)
+            place["offload_folder"] = folder.name
         model, found = transformers.AutoModelForCausalLM.from_pretrained(
             source,
             config=planned.config,
@@ -192,185 +260,18 @@ def load(
             **place,
             **planned.hub,
         )
-    # transformers fills what is missing with random numbers.
-    missing = sorted([*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])])
-    if missing:
-        raise LoadError(
-            f"{name}: the weights are incomplete ({missing[0]} and {len(missing) - 1} more are"
-            " missing or of another shape); download or copy them again"
-        )
-    if model.can_generate() is False:
-        raise LoadError(f"{name} is no causal language model, so it cannot continue a text")
-    if device.kind != "cpu" and "device_map" not in place:
-        with _explained(name):
-            model.to(device.torch_name)
-    model.eval()
-    if planned.shape.weights not in FULL:
-        _try_out(planned, model)
-    seconds = time.perf_counter() - began
-    return LoadedModel(
-        name,
-        model,
-        tokenizer,
-        device,
-        planned.shape,
-        planned.notices,
-        seconds,
-        planned.made_for,
-    )
-
-
-@torch.inference_mode()
-def _try_out(planned: Plan, model: Any) -> None:
-    """See whether products with quantised weights can be computed here, of one row and of two.
-
-    Kernels refuse shapes and devices only when they are called.
-
-    Raises:
-        LoadError: they cannot.
-    """
-    place = next(model.parameters()).device
-    try:
-        for width in (1, 2):
-            ids = torch.zeros((1, width), dtype=torch.long, device=place)
-            model(input_ids=ids, use_cache=False)
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise LoadError(
-                f"{planned.name} leaves no memory on {planned.device.label} to compute with; take"
-                " a smaller model, or free some memory"
-            ) from error
-        other = {"nf4": "; try --quantize 8bit", "int8": "; try --quantize 4bit"}
-        words = str(error).strip().splitlines() or [type(error).__name__]
-        raise LoadError(
-            f"{planned.name} cannot be computed in {planned.shape.weights} on"
-            f" {planned.device.label}: {words[0]}{other.get(planned.shape.weights, '')}"
-        ) from error
-
-
-def _dtype(
-    options: LoadOptions,
-    device: Device,
-    config: Any,
-    folder: Path | None,
-    asking: dict[str, Any],
-) -> tuple[torch.dtype, tuple[str, ...]]:
-    """The type of activations and plain weights, and what to tell the user about it.
-
-    Args:
-        options: as the user gave them.
-        device: where the model will run.
-        config: of the model.
-        folder: of its files, as far as they are on this machine; None where none are.
-        asking: keywords of calls that may ask the hub.
-    """
-    if options.dtype != "auto":
-        return getattr(torch, options.dtype), ()
-    if device.kind != "cpu" or getattr(config, "quantization_config", None) is not None:
-        return _stored(config, folder), ()
-    shape = shape_of(config, torch.float32, options.quantize, hub=asking)
-    least = min(examine(config).context, memory.LEAST_CONTEXT)
-    needed = memory.estimate(shape, context=least).total
-    usable = memory.usable(free_memory(device))
-    if needed > usable:
-        notice = (
-            f"float32 needs {memory.told(needed)}, and {memory.told(usable)} can be used: using"
-            " bfloat16"
-        )
-        return torch.bfloat16, (notice,)
-    return torch.float32, ()
-
-
-def _folder(source: str, revision: str | None) -> Path | None:
-    """Where the files of a model are, as far as they are on this machine."""
-    if Path(source).is_dir():
-        return Path(source)
-    found = try_to_load_from_cache(source, "config.json", revision=revision)
-    return Path(found).parent if isinstance(found, str) else None
-
-
-def _stored(config: Any, folder: Path | None) -> torch.dtype:
-    """The type that a checkpoint's plain weights have."""
-    dtype: torch.dtype | None = config.get_text_config(decoder=True).dtype or config.dtype
-    if dtype is not None:
-        return dtype
-    name = checkpoint.stored_type(folder) if folder is not None else None
-    # Nobody knows before the download, or with pickled weights: those that do not say it are old,
-    # and most of them in float32, which also holds any other type.
-    return {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(name or "", torch.float32)
-
-
-def _without_fp8(device: Device, config: Any) -> tuple[str, ...]:
-    """Have weights in FP8 made plain where the device cannot multiply them.
-
-    transformers does that too, but asks the machine's first GPU and not the device in use.
-
-    Returns:
-        What to tell the user about it.
-    """
-    given = getattr(config, "quantization_config", None)
-    if not isinstance(given, dict) or given.get("quant_method") != "fp8":
-        return ()
-    if device.kind == "cuda" and torch.cuda.get_device_capability(device.torch_name) >= (8, 9):
-        return ()
-    config.quantization_config = {**given, "dequantize": True}
-    return (f"{device.label} does not multiply in FP8: the weights become plain ones",)
-
-
-def _placement(planned: Plan) -> dict[str, Any]:
-    """Keywords that say where the weights go and in how many bits."""
-    options, device = planned.options, planned.device
-    accelerate = importlib.util.find_spec("accelerate") is not None
-    place: dict[str, Any] = {}
-    if options.device_map is not None:
-        if not accelerate:
-            raise UsageError("--device-map needs accelerate: pip install accelerate")
-        place["device_map"] = options.device_map
-    elif accelerate and (device.kind != "cpu" or _is_quantised(planned)):
-        # Straight to the device; without accelerate `load` moves the model there afterwards.
-        # Quantised weights would go to a GPU that is there, whatever device is in use.
-        place["device_map"] = device.torch_name
-    if options.quantize != "none":
-        place["quantization_config"] = _packing(planned)
-    return place
-
-
-def _is_quantised(planned: Plan) -> bool:
-    given = getattr(planned.config, "quantization_config", None)
-    return planned.options.quantize != "none" or given is not None
-
-
-def _packing(planned: Plan) -> Any:
-    """How bitsandbytes shall pack the weights."""
-    quantize = planned.options.quantize
-    if (given := getattr(planned.config, "quantization_config", None)) is not None:
-        raise UsageError(
-            f"{planned.name} is quantised already ({given.get('quant_method', 'somehow')}); leave"
-            " --quantize out"
-        )
-    missing = [p for p in ("bitsandbytes", "accelerate") if importlib.util.find_spec(p) is None]
-    if missing:
-        raise UsageError(
-            f"--quantize {quantize} needs {' and '.join(missing)}: pip install 'ladecli[quant]'"
-        )
-    # It logs a line for every product in 8 bits, and one for kernels that it does not need.
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    return transformers.BitsAndBytesConfig(
-        load_in_4bit=quantize == "4bit",
-        load_in_8bit=quantize == "8bit",
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_compute_dtype=planned.dtype,
-        # With the default threshold a result depends on the other tokens of the batch.
-        llm_int8_threshold=0.0,
-    )
+        # The folder lives as long as the model.
+        weakref.finalize(model, undo.pop_all().close)
+    return model, found
 
 
 @contextlib.contextmanager
 def _quiet(progress: bool) -> Iterator[None]:
-    """Keep transformers' own chatter out of the terminal, and downloads too if wanted."""
-    logger = logging.getLogger("transformers")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Keep the libraries' own chatter out of the terminal, and downloads too if wanted."""
+    loggers = [logging.getLogger(name) for name in ("transformers", "accelerate")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     # This hides the hub's bars along with those of loading weights.
     transformers.utils.logging.disable_progress_bar()
     if progress:
@@ -378,7 +279,8 @@ def _quiet(progress: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
         transformers.utils.logging.enable_progress_bar()
 
 
@@ -387,7 +289,7 @@ def _explained(name: str) -> Iterator[None]:
     """Turn the errors of loading into one line each."""
     try:
         yield
-    except (UsageError, UnsupportedModelError):
+    except (LadeError, DecoderError):
         raise
     except torch.OutOfMemoryError as error:
         raise LoadError(

@@ -101,7 +101,7 @@ def _chosen(request: Request, model: str, terminal: Terminal) -> tuple[Profile, 
         from .rates import measure_rates
 
         planned = models.plan(model, request.load_options())
-        choice = launch.choice_for(request, planned.device, planned.shape)
+        choice = launch.choice_for(request, planned.device, planned.part)
         if choice.profile != profiles.MEASURED:
             return profiles.read(choice.profile), choice
         # They were measured a moment ago, and are remembered.

@@ -433,11 +433,16 @@ def test_the_device_that_was_asked_for_counts(monkeypatch: pytest.MonkeyPatch) -
     assert found("flash-attn", device="cpu")[0].value == "missing; needs a CUDA GPU"
 
 
-def test_a_model_that_is_spread_is_not_estimated() -> None:
-    told = found("memory", model="demo", device_map="auto")
+def test_a_model_on_a_map_of_the_users_own_is_not_estimated() -> None:
+    told = found("memory", model="demo", device_map='{"": "cpu"}')
     assert [(f.value, f.level) for f in told] == [
-        ("spread over devices, so it is not estimated", NOTE)
+        ("placed by a map of your own, so it is not estimated", NOTE)
     ]
+
+
+def test_a_model_that_transformers_spreads_is_estimated() -> None:
+    told = found("memory", model="demo", device_map="auto")
+    assert [(f.value, f.level) for f in told] == [("the model and its whole context fit", OK)]
 
 
 @pytest.mark.parametrize(

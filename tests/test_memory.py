@@ -21,7 +21,7 @@ from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.kv_cache import KVCache
 from ladecli.decoder.strategies import make_strategy
 from ladecli.errors import LadeError, LoadError, UsageError
-from ladecli.memory import estimate, room, smaller_forms, told
+from ladecli.memory import Asked, estimate, room, smaller_forms, told
 from ladecli.shape import ModelShape
 
 LLAMA_7B = ModelShape(
@@ -37,9 +37,7 @@ def ask(
     width: int = 64,
     longest: int = 4096,
 ) -> tuple[int, str | None]:
-    return room(
-        "m", shape, free, longest=longest, wanted=wanted, width=width, where="GPU", kind="cuda"
-    )
+    return room("m", shape, free, Asked(longest, wanted, width), where="GPU", kind="cuda")
 
 
 def test_what_fits_is_not_talked_about() -> None:
@@ -180,7 +178,7 @@ def test_experts_stay_out_of_what_bitsandbytes_packs() -> None:
 def test_bitsandbytes_is_not_offered_for_apple_gpus() -> None:
     for free, error in ((12, LoadError), (16, UsageError)):
         with pytest.raises(error) as caught:
-            room("m", LLAMA_7B, free * GB, longest=4096, wanted=4096, width=8, kind="mps")
+            room("m", LLAMA_7B, free * GB, Asked(4096, 4096, 8), kind="mps")
         assert "--quantize" not in str(caught.value)
 
 
@@ -199,7 +197,7 @@ def test_a_budget_that_does_not_fit_names_one_that_does() -> None:
     # A window of more tokens would refuse that budget.
     line = r"; --sources context,recycled --budget 64 does$"
     with pytest.raises(UsageError, match=line):
-        room("m", wide, free, longest=1024, wanted=None, width=512, window=100)
+        room("m", wide, free, Asked(1024, width=512, window=100))
 
 
 def test_sizes_for_people() -> None:
@@ -216,9 +214,7 @@ def test_every_hint_leaves_the_room_that_it_promises(free: float, compute: str, 
     model = replace(LLAMA_7B, weights=compute, compute=compute, weight_bytes=size, linear=6.4e9)
     for wanted in (model, *(form for _, form in smaller_forms(model, kind))):
         with contextlib.suppress(LadeError):
-            context, notice = room(
-                "m", wanted, free, longest=131_072, wanted=None, width=24, kind=kind
-            )
+            context, notice = room("m", wanted, free, Asked(131_072, width=24), kind=kind)
             promised = re.search(r"; (--.*) leaves room for ([\d,]+)$", notice or "")
             if promised:
                 form = dict(smaller_forms(wanted, kind))[promised[1]]

@@ -12,7 +12,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from ladecli import device, memory, models
+from ladecli import device, memory, models, placement, trial
 from ladecli.device import Device
 from ladecli.errors import LoadError
 from ladecli.library import checkpoint
@@ -54,13 +54,17 @@ def test_code_of_the_model_runs_where_it_is_trusted(
 def test_a_gpu_that_is_there_gets_nothing_that_is_for_the_processor(
     quantize: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def where(planned: models.Plan) -> str | None:
+        place = placement.keywords(planned.options, planned.device, planned.config, planned.dtype)
+        return place.get("device_map")
+
     planned = models.plan("demo", LoadOptions(device="cpu", quantize=quantize))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert models._placement(planned)["device_map"] == "cpu"
+    assert where(planned) == "cpu"
     packed = models.plan("demo", LoadOptions(device="cpu"))
-    assert "device_map" not in models._placement(packed)
+    assert where(packed) is None
     packed.config.quantization_config = {"quant_method": "gptq", "bits": 4}
-    assert models._placement(packed)["device_map"] == "cpu"
+    assert where(packed) == "cpu"
 
 
 @pytest.mark.parametrize(
@@ -100,8 +104,7 @@ def test_float32_is_chosen_where_it_can_be_used_only(
     free = least / (1 - memory.SPARE) + more
     monkeypatch.setattr(models, "free_memory", lambda _: int(free))
     planned = models.plan("demo", LoadOptions(device="cpu"))
-    what = {"longest": 2048, "wanted": None, "width": 1}
-    context, _ = memory.room("demo", planned.shape, free, **what)
+    context, _ = memory.room("demo", planned.shape, free, memory.Asked(2048))
     assert context >= memory.LEAST_CONTEXT
     if more > 0:
         assert (planned.dtype, planned.notices) == (torch.float32, ())
@@ -163,4 +166,4 @@ def test_no_memory_to_compute_with_is_no_reason_for_wider_weights(
     planned = models.plan("demo", LoadOptions(device="cpu", quantize="4bit"))
     model = transformers.AutoModelForCausalLM.from_config(planned.config)
     with pytest.raises(LoadError, match=r"^demo leaves no memory on .* or free some memory$"):
-        models._try_out(planned, model)
+        trial.check("demo", planned.options, planned.device, planned.shape, model)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from .. import launch
+from .. import device_map, launch
 from ..decoder.errors import DecoderError
 from ..errors import LadeError
 from ..memory import told
 from ..profiles import user
+from ..provision import provide
 from . import parts
 from .findings import NOTE, PROBLEM, WARNING, Finding
 
@@ -44,7 +45,7 @@ def model(request: Request) -> Iterator[Finding]:
         yield Finding("weights", value, PROBLEM, f"pip install {' '.join(lacking)}")
     yield Finding("context", f"{facts.context} tokens", data={"context": facts.context})
     try:
-        choice = launch.choice_for(request, planned.device, planned.shape)
+        choice = launch.choice_for(request, planned.device, planned.part)
         yield from _settings(request, choice)
     except (LadeError, DecoderError) as error:
         yield Finding("settings", str(error), PROBLEM)
@@ -75,17 +76,19 @@ def _settings(request: Request, choice: Choice) -> Iterator[Finding]:
 
 def _room(request: Request, planned: Plan, choice: Choice) -> Iterator[Finding]:
     """How long texts may be."""
-    if request.device_map is not None:
-        yield Finding("memory", "spread over devices, so it is not estimated", NOTE)
+    if request.device_map not in (None, *device_map.WORDS):
+        yield Finding("memory", "placed by a map of your own, so it is not estimated", NOTE)
         return
     try:
-        context, less = launch.room_for(request, planned, choice)
+        provided = provide(request, planned, request.lookahead(choice.base(request.wants_paper)))
     except (LadeError, DecoderError) as error:
         yield Finding("memory", str(error), PROBLEM)
         return
-    data = {"context": context}
-    if less:
-        yield Finding("memory", less, WARNING, data=data)
+    data = {"context": provided.context}
+    if provided.notice:
+        yield Finding("memory", provided.notice, WARNING, data=data)
         return
-    whole = "its whole context" if request.max_context is None else f"{context} tokens of context"
+    whole = "its whole context"
+    if request.max_context is not None:
+        whole = f"{provided.context} tokens of context"
     yield Finding("memory", f"the model and {whole} fit", data=data)

@@ -1,4 +1,4 @@
-"""Keys and values of the committed text, by slot, in one tensor over all layers.
+"""Keys and values of the committed text, by slot, in one tensor over all layers of a device.
 
 A step writes behind the committed tokens; `keep` moves the accepted ones to the front of
 what was written with one gather, and forgets the rest.  Slots behind `length` hold nothing
@@ -8,6 +8,7 @@ that anybody reads, so a step that is broken off at any point leaves the cache v
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,10 +18,25 @@ from .config import GROWTH, PARTLY
 from .memory import attempt
 
 
+@dataclass(slots=True)
+class _Shelf:
+    """The layers on one device.
+
+    Attributes:
+        layers: their numbers.
+        keys, values: [layers, 1, K, slots, D], allocated at the first write.
+    """
+
+    layers: list[int]
+    keys: Tensor | None = None
+    values: Tensor | None = None
+
+
 class KVCache:
     """A preallocated cache that answers to what transformers' models ask of theirs.
 
-    Its tensors are made and changed in inference mode only.
+    Its tensors are made and changed in inference mode only.  Layers are taken to be on one device
+    until `spread` says otherwise.
 
     Args:
         layers: how many layers write to it.
@@ -28,7 +44,7 @@ class KVCache:
 
     Attributes:
         length: committed slots; slot i holds the token at position i.
-        keys, values: [layers, 1, K, slots, D], allocated at the first write.
+        layers: as above.
     """
 
     # Models ask a cache whether it can be compiled or is sliding; this one is neither.
@@ -37,12 +53,34 @@ class KVCache:
 
     def __init__(self, layers: int, most: int | None = None) -> None:
         self.length = 0
+        self.layers = layers
         self._most = most
-        self.keys: Tensor | None = None
-        self.values: Tensor | None = None
-        self._layers = layers
         self._slots = 0
-        self._written = 0
+        self._shelves = [_Shelf([*range(layers)])]
+        # Of each layer, [1, K, slots, D], once it has been written: a step asks for all of them.
+        self._views: list[tuple[Tensor, Tensor] | None] = [None] * layers
+
+    @property
+    def keys(self) -> Tensor | None:
+        """[layers, 1, K, slots, D]: of the layers on the first device, once they were written."""
+        return self._shelves[0].keys
+
+    @property
+    def values(self) -> Tensor | None:
+        """As `keys`."""
+        return self._shelves[0].values
+
+    def spread(self, devices: Sequence[torch.device]) -> None:
+        """Say where the layers are: those on one device share a tensor there.
+
+        Args:
+            devices: that of each layer.
+        """
+        shelves: dict[torch.device, _Shelf] = {}
+        self.release()
+        for layer, device in enumerate(devices):
+            shelves.setdefault(device, _Shelf([])).layers.append(layer)
+        self._shelves = [*shelves.values()]
 
     @torch.inference_mode()
     def reserve(self, slots: int) -> None:
@@ -51,8 +89,11 @@ class KVCache:
         Where memory runs out, nothing has changed.
         """
         least = -(-slots // GROWTH) * GROWTH
-        if self.keys is None or self.values is None:
+        written = [shelf for shelf in self._shelves if shelf.keys is not None]
+        # A first step that memory did not suffice for may have reached some devices only.
+        if not written or (not self.length and len(written) < len(self._shelves)):
             # Not more than this: what was wanted before may have been too much for memory.
+            self._drop()
             self._slots = least
             return
         if slots <= self._slots:
@@ -63,15 +104,20 @@ class KVCache:
             most = -(-self._most // GROWTH) * GROWTH
             wanted = max(wanted if max(wanted, least) <= PARTLY * most else most, least)
         if wanted > least:
-            grown = attempt(self._grow, self.keys, self.values, wanted)
+            grown = attempt(self._grow, wanted)
         if grown is None:
-            wanted, grown = least, self._grow(self.keys, self.values, least)
-        self.keys, self.values = grown
+            wanted, grown = least, self._grow(least)
+        for shelf, (keys, values) in zip(written, grown, strict=True):
+            self._fill(shelf, keys, values)
         self._slots = wanted
 
-    def _grow(self, keys: Tensor, values: Tensor, slots: int) -> tuple[Tensor, Tensor]:
-        # Both or none: memory may run out in between.
-        return self._grown(keys, slots), self._grown(values, slots)
+    def _grow(self, slots: int) -> list[tuple[Tensor, Tensor]]:
+        # All or none: memory may run out in between.
+        return [
+            (self._grown(shelf.keys, slots), self._grown(shelf.values, slots))
+            for shelf in self._shelves
+            if shelf.keys is not None and shelf.values is not None
+        ]
 
     def _grown(self, old: Tensor, slots: int) -> Tensor:
         shape = (*old.shape[:3], slots, old.shape[4])
@@ -90,27 +136,33 @@ class KVCache:
         Returns:
             The layer's committed and new keys and values, [1, K, length + T, D].
         """
-        if self.keys is None or self.values is None:
-            self._allocate(key, value)
-            return self.update(key, value, layer_idx)
+        keys, values = self._views[layer_idx] or self._allocate(layer_idx, key, value)
         end = self.length + key.shape[2]
-        keys, values = self.keys[layer_idx], self.values[layer_idx]
         keys[:, :, self.length : end] = key
         values[:, :, self.length : end] = value
-        self._written = end
         return keys[:, :, :end], values[:, :, :end]
 
-    def _allocate(self, key: Tensor, value: Tensor) -> None:
-        self.reserve(self.length + key.shape[2])
+    def _allocate(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Make room for all layers on a layer's device; its own part of it is the answer."""
+        shelf = next(each for each in self._shelves if layer in each.layers)
+        self._slots = max(self._slots, -(-(self.length + key.shape[2]) // GROWTH) * GROWTH)
         # Zeros, not garbage: a masked NaN would still poison a sum.
-        self.keys, self.values = (
+        keys, values = (
             torch.zeros(
-                (self._layers, 1, x.shape[1], self._slots, x.shape[3]),
+                (len(shelf.layers), 1, x.shape[1], self._slots, x.shape[3]),
                 dtype=x.dtype,
                 device=x.device,
             )
             for x in (key, value)
         )
+        self._fill(shelf, keys, values)
+        row = shelf.layers.index(layer)
+        return keys[row], values[row]
+
+    def _fill(self, shelf: _Shelf, keys: Tensor, values: Tensor) -> None:
+        shelf.keys, shelf.values = keys, values
+        for row, layer in enumerate(shelf.layers):
+            self._views[layer] = keys[row], values[row]
 
     @torch.inference_mode()
     def keep(self, kept: Sequence[int]) -> None:
@@ -120,13 +172,15 @@ class KVCache:
             kept: ascending indices into the step's T tokens.
         """
         start = self.length
-        if self.keys is not None and self.values is not None and kept:
-            in_place = next((i for i, index in enumerate(kept) if i != index), len(kept))
-            if in_place < len(kept):
-                moved = torch.tensor(kept[in_place:], device=self.keys.device) + start
-                first, last = start + in_place, start + len(kept)
-                self.keys[:, :, :, first:last] = self.keys.index_select(3, moved)
-                self.values[:, :, :, first:last] = self.values.index_select(3, moved)
+        in_place = next((i for i, index in enumerate(kept) if i != index), len(kept))
+        if in_place < len(kept):
+            first, last = start + in_place, start + len(kept)
+            for shelf in self._shelves:
+                if shelf.keys is None or shelf.values is None:
+                    continue
+                moved = torch.tensor(kept[in_place:], device=shelf.keys.device) + start
+                shelf.keys[:, :, :, first:last] = shelf.keys.index_select(3, moved)
+                shelf.values[:, :, :, first:last] = shelf.values.index_select(3, moved)
         self.length = start + len(kept)
 
     def truncate(self, length: int) -> None:
@@ -135,8 +189,13 @@ class KVCache:
 
     def release(self) -> None:
         """Forget everything, and give the memory back."""
-        self.length = self._slots = self._written = 0
-        self.keys = self.values = None
+        self.length = self._slots = 0
+        self._drop()
+
+    def _drop(self) -> None:
+        self._views = [None] * self.layers
+        for shelf in self._shelves:
+            shelf.keys = shelf.values = None
 
     # What transformers asks besides.  Masks and positions are ours, so only the length of
     # the committed text has a meaning here.

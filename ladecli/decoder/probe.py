@@ -12,6 +12,7 @@ from .attention import bound
 from .errors import UnsupportedModelError
 from .kv_cache import KVCache
 from .memory import is_out_of_memory
+from .places import device_of
 from .runner import Runner
 from .support import ModelFacts
 from .tree import TokenTree
@@ -34,7 +35,7 @@ def probe(model: Any, facts: ModelFacts) -> None:
     rival = [(text[8] + 1) % facts.vocabulary, text[3]]
     try:
         with torch.no_grad():
-            ids = torch.tensor([text], device=next(model.parameters()).device)
+            ids = torch.tensor([text], device=device_of(model))
             own: Tensor = model(input_ids=ids, use_cache=False).logits[0].float()
         cache = KVCache(facts.layers)
         runner = Runner(model, cache)

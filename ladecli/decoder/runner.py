@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from .attention import STEP_KEYWORD, StepAttention, choose_backend
 from .kv_cache import KVCache
 from .layout import StepLayout
+from .places import device_of, devices_of, layer_devices
 
 
 class Runner:
@@ -19,7 +22,7 @@ class Runner:
         attention: name of the attention backend.
 
     Attributes:
-        device: where the model is.
+        device: where the model takes its input, and gives its logits.
         sliding_windows: those that layers asked for in the last step.
     """
 
@@ -27,7 +30,11 @@ class Runner:
         self._model = model
         self._cache = cache
         self._backend = choose_backend(attention)
-        self.device = next(model.parameters()).device
+        self.device = device_of(model)
+        self._several = len({*devices_of(model)}) > 1
+        layers = layer_devices(model) if self._several else []
+        if len(layers) == cache.layers:
+            cache.spread(layers)
         self.sliding_windows: set[int] = set()
 
     # Cheaper than no_grad by a seventh where a step is bound by dispatch.
@@ -52,7 +59,12 @@ class Runner:
         )
         outputs = layout.outputs or [width - 1]
         # All rows in order need no selection, which spares a plain step an index.
-        rows = 0 if outputs == [*range(width)] else torch.tensor(outputs, device=device)
+        rows: Any = outputs
+        if outputs == [*range(width)]:
+            rows = 0
+        elif not self._several:
+            # Plain numbers select on any device, and the last layer may be on another one.
+            rows = torch.tensor(outputs, device=device)
         self.sliding_windows = step.sliding_windows
         result = self._model(
             input_ids=torch.tensor([layout.tokens], device=device),

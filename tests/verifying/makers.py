@@ -34,7 +34,8 @@ class RandomSession(Session):
             model = copy.deepcopy(model).to(dtype)
         shape = cast(Any, None)
         super().__init__(
-            LoadedModel(family, model, byte_level(), detect("cpu"), shape, (), 0.0), **options
+            LoadedModel(family, model, byte_level(), detect("cpu"), shape, shape, (), 0.0),
+            **options,
         )
         self._family = family
 

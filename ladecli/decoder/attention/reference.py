@@ -39,6 +39,6 @@ def reference_attention(
         scores = torch.tanh(scores / softcap) * softcap
     mask = step.bool_mask(sliding_window)
     if mask is not None:
-        scores = scores.masked_fill(~mask.repeat(groups, 1), float("-inf"))
+        scores = scores.masked_fill(~mask.to(query.device).repeat(groups, 1), float("-inf"))
     out = torch.softmax(scores, dim=-1) @ value.float()
     return out.to(query.dtype).reshape(1, heads, count, value.shape[-1])

@@ -28,7 +28,7 @@ def sdpa_attention(
         return reference_attention(query, key, value, step, scaling, sliding_window, softcap)
     _, heads, count, depth = query.shape
     groups = heads // key.shape[1]
-    mask = step.added_mask(sliding_window, groups, query.dtype)
+    mask = step.added_mask(sliding_window, groups, query.dtype, query.device)
     out = F.scaled_dot_product_attention(
         query.reshape(1, key.shape[1], groups * count, depth),
         key,

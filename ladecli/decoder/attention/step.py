@@ -40,13 +40,13 @@ class StepAttention:
         # Layers of one kind share a mask, so each is made once a step.
         self.sliding_windows: set[int] = set()
         self._bool: dict[int | None, Tensor | None] = {}
-        self._added: dict[tuple[int | None, int, torch.dtype], Tensor] = {}
+        self._added: dict[tuple[int | None, int, torch.dtype, torch.device], Tensor] = {}
 
     def bool_mask(self, sliding_window: int | None) -> Tensor | None:
         """Bool [T, S], true where a query sees a slot; None where every query sees all.
 
         A sliding window hides keys by token position, not by slot: a query sees the keys at
-        `position > query position - sliding_window`.
+        `position > query position - sliding_window`.  The mask is on the device of `positions`.
         """
         if sliding_window is not None:
             self.sliding_windows.add(sliding_window)
@@ -56,18 +56,25 @@ class StepAttention:
         return self._bool[reach]
 
     def added_mask(
-        self, sliding_window: int | None, groups: int, dtype: torch.dtype
+        self,
+        sliding_window: int | None,
+        groups: int,
+        dtype: torch.dtype,
+        device: torch.device | None = None,
     ) -> Tensor | None:
         """The mask as a term to add to scores, [groups * T, S]: 0 or minus infinity.
 
-        The T rows are repeated for each of `groups` query heads that share a key head.
+        The T rows are repeated for each of `groups` query heads that share a key head.  Layers
+        may be on several devices: the mask is on `device`, that of `positions` if None.
         """
-        wanted = (self._reach(sliding_window), groups, dtype)
+        device = device or self._positions.device
+        wanted = (self._reach(sliding_window), groups, dtype, device)
         if wanted not in self._added:
             mask = self.bool_mask(sliding_window)
             if mask is None:
                 return None
-            added = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+            mask = mask.to(device)
+            added = torch.zeros(mask.shape, dtype=dtype, device=device)
             self._added[wanted] = added.masked_fill_(~mask, float("-inf")).repeat(groups, 1)
         return self._added[wanted]
 

@@ -1,0 +1,65 @@
+"""One rank of a group that decodes with models it holds a part of; for `test_tensor_parallel`.
+
+Arguments: this rank, how many there are, a file to meet at, a file for the findings, folders of
+models.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from ladecli import models
+from ladecli.decoder import layout
+from ladecli.decoder.attention import bound
+from ladecli.decoder.engine import Decoder
+from ladecli.decoder.kv_cache import KVCache
+from ladecli.decoder.runner import Runner
+from ladecli.errors import LadeError
+from ladecli.settings import LoadOptions
+
+from .split_texts import texts
+
+
+def findings(folder: str, ranks: int) -> dict[str, object]:
+    """What this rank has to say of one model."""
+    options = LoadOptions(device="cpu", dtype="float32", tensor_parallel=ranks)
+    planned = models.plan(folder, options)
+    try:
+        model = models.load(planned).model
+    except LadeError as error:
+        return {"error": str(error)}
+    held = 0
+    for parameter in model.parameters():
+        mine = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+        held += mine.nbytes
+    decoder = Decoder(model)
+    said = texts(decoder)
+    cache = KVCache(decoder.facts.layers)
+    with bound(model):
+        logits = Runner(model, cache).forward(layout.build_chunk([5, 7, 11, 13], 0))
+    return {
+        "texts": said,
+        "held": held,
+        "estimated": planned.part.weight_bytes,
+        "heads": cache.keys.shape[2] if cache.keys is not None else None,
+        "estimated_heads": planned.part.kv_heads,
+        "logits": hashlib.sha256(logits.contiguous().numpy().tobytes()).hexdigest(),
+    }
+
+
+if __name__ == "__main__":
+    rank, ranks, meeting, report, *folders = sys.argv[1:]
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{meeting}", rank=int(rank), world_size=int(ranks)
+    )
+    found = {Path(folder).name: findings(folder, int(ranks)) for folder in folders}
+    Path(report).write_text(json.dumps(found), encoding="utf-8")
+    dist.barrier()
+    dist.destroy_process_group()

@@ -1,0 +1,314 @@
+"""Models that are spread over devices: where keys go, what memory allows, which maps there are."""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ladecli import device, device_map, memory, models, offload, placement
+from ladecli.decoder import layout
+from ladecli.decoder.attention.step import StepAttention
+from ladecli.decoder.config import GROWTH
+from ladecli.decoder.engine import Decoder
+from ladecli.decoder.kv_cache import KVCache
+from ladecli.decoder.places import device_of, layer_devices
+from ladecli.decoder.runner import Runner
+from ladecli.errors import LadeError, UsageError
+from ladecli.settings import LoadOptions
+
+from .families import model_of
+from .split_texts import texts
+from .test_memory import GB, LLAMA_7B
+from .tokenizers_here import byte_level
+
+CPU, ELSEWHERE = torch.device("cpu"), torch.device("meta")
+"""The second stands for another GPU: it has shapes and devices, and no numbers."""
+
+
+@torch.inference_mode()
+def write(cache: KVCache, tokens: list[int]) -> None:
+    """One step of a model whose layers 1 and 2 are elsewhere."""
+    cache.reserve(cache.length + len(tokens))
+    key = torch.tensor(tokens, dtype=torch.float32)[None, None, :, None].expand(1, 2, -1, 3)
+    for layer, place in enumerate((CPU, ELSEWHERE, ELSEWHERE, CPU)):
+        keys, values = cache.update((key + layer).to(place), -key.to(place), layer)
+        assert keys.device == values.device == place
+        assert keys.shape == (1, 2, cache.length + len(tokens), 3)
+
+
+def spread_cache() -> KVCache:
+    cache = KVCache(4)
+    cache.spread([CPU, ELSEWHERE, ELSEWHERE, CPU])
+    return cache
+
+
+def test_keys_are_where_their_layers_are() -> None:
+    cache = spread_cache()
+    write(cache, [7, 8])
+    cache.keep([0, 1])
+    write(cache, [10, 11, 12])
+    cache.keep([0, 2])
+    assert cache.keys is not None
+    assert cache.keys.shape == (2, 1, 2, GROWTH, 3), "of layers 0 and 3"
+    assert cache.keys[0, 0, 0, :4, 0].tolist() == [7, 8, 10, 12]
+    assert cache.keys[1, 0, 0, :4, 0].tolist() == [10, 11, 13, 15]
+    write(cache, list(range(GROWTH)))
+    cache.keep(range(GROWTH))
+    cache.truncate(3)
+    assert cache.keys[0, 0, 0, :3, 0].tolist() == [7, 8, 10]
+    shapes = {shelf.keys.shape for shelf in cache._shelves if shelf.keys is not None}
+    assert shapes == {(2, 1, 2, 2 * GROWTH, 3)}, "all grow together"
+    cache.release()
+    assert all(shelf.keys is None for shelf in cache._shelves)
+
+
+def test_a_first_step_that_one_device_has_no_room_for_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cache, real = spread_cache(), torch.zeros
+
+    def limited(shape: Any, **kwargs: Any) -> torch.Tensor:
+        if kwargs["device"] == ELSEWHERE and shape[3] > GROWTH:
+            raise torch.OutOfMemoryError
+        return real(shape, **kwargs)
+
+    monkeypatch.setattr(torch, "zeros", limited)
+    with pytest.raises(torch.OutOfMemoryError):
+        write(cache, list(range(GROWTH + 1)))
+    write(cache, [1, 2, 3])
+    cache.keep(range(3))
+    assert cache.keys is not None
+    assert cache.keys.shape[3] == GROWTH
+
+
+def test_growing_is_for_all_devices_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, real = spread_cache(), torch.zeros
+    write(cache, [1, 2, 3])
+    cache.keep(range(3))
+
+    def full(shape: Any, **kwargs: Any) -> torch.Tensor:
+        if kwargs["device"] == ELSEWHERE:
+            raise torch.OutOfMemoryError
+        return real(shape, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "zeros", full)
+        with pytest.raises(torch.OutOfMemoryError):
+            cache.reserve(GROWTH + 1)
+    write(cache, [4])
+    cache.keep([0])
+    assert cache.keys is not None
+    assert cache.keys.shape[3] == GROWTH
+    assert cache.keys[0, 0, 0, :4, 0].tolist() == [1, 2, 3, 4]
+
+
+def test_masks_go_where_the_layers_are() -> None:
+    visible = torch.ones(2, 2, dtype=torch.bool).tril()
+    step = StepAttention(lambda: None, visible, torch.tensor([3, 4]), 3, 4)  # type: ignore[arg-type,return-value]
+    here = step.added_mask(None, 2, torch.float32, CPU)
+    there = step.added_mask(None, 2, torch.float32, ELSEWHERE)
+    assert here is not None
+    assert there is not None
+    assert (here.device, there.device, here.shape) == (CPU, ELSEWHERE, there.shape)
+    assert step.added_mask(None, 2, torch.float32, ELSEWHERE) is there, "made once"
+
+
+class Layer(nn.Module):
+    def __init__(self, number: int, place: torch.device) -> None:
+        super().__init__()
+        self.layer_idx = number
+        self.weight = nn.Parameter(torch.zeros(1, device=place))
+
+
+class Waits:
+    """What accelerate leaves at a part whose weights come when they are needed."""
+
+    execution_device = "cuda:1"
+
+
+def test_where_layers_compute() -> None:
+    model = nn.ModuleList([Layer(0, CPU), Layer(1, ELSEWHERE)])
+    assert layer_devices(model) == [CPU, CPU], "nobody says where that is"
+    model[1]._hf_hook = Waits()  # type: ignore[assignment]
+    assert layer_devices(model) == [CPU, torch.device("cuda:1")]
+    assert device_of(model) == CPU
+
+
+def test_rows_are_chosen_by_numbers_where_the_last_layer_may_be_elsewhere() -> None:
+    seen: list[Any] = []
+
+    class Spread(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(1))
+
+        def forward(self, **given: Any) -> Any:
+            seen.append(given["logits_to_keep"])
+            raise KeyError
+
+    step = layout.build_chunk([1, 2, 3], 0)
+    for several in (False, True):
+        runner = Runner(Spread(), KVCache(1))
+        runner._several = several
+        with pytest.raises(KeyError):
+            runner.forward(step)
+    assert isinstance(seen[0], torch.Tensor)
+    assert seen[1] == [2]
+
+
+@pytest.fixture(scope="module", params=["llama", "mixtral"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model on the disk; a mixture of experts is not stored there as it is needed."""
+    path = tmp_path_factory.mktemp("maps") / request.param
+    model_of(request.param).save_pretrained(path)
+    byte_level().save_pretrained(path)
+    return str(path)
+
+
+LAST_ON_DISK = {"model.embed_tokens": "cpu", "model.layers.0": "cpu", "model.layers.1": "disk"}
+FIRST_ON_DISK = {"model.embed_tokens": "disk", "model.layers.0": "disk", "model.layers.1": "cpu"}
+REST = {"model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "cpu"}
+
+
+@pytest.mark.parametrize("placed", [LAST_ON_DISK, FIRST_ON_DISK])
+def test_weights_on_the_disk_give_the_same_text(
+    placed: dict[str, str], folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    written = json.dumps(placed | REST)
+    options = LoadOptions(device="cpu", dtype="float32", device_map=written)
+    loaded = models.load(folder, options)
+    assert any(p.device == ELSEWHERE for p in loaded.model.parameters()), "it is on the disk"
+    whole = models.load(folder, LoadOptions(device="cpu", dtype="float32"))
+    assert texts(Decoder(loaded.model)) == texts(Decoder(whole.model))
+    del loaded
+    gc.collect()
+    assert not [*tmp_path.glob("lade-*/*")], "nothing is left behind"
+
+
+def test_a_program_that_ends_at_once_leaves_nothing_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    kept, given_back = offload.make(), offload.make()
+    (Path(kept.name) / "weights.dat").write_bytes(b"0")
+    offload.remove(given_back)
+    assert [*tmp_path.iterdir()] == [Path(kept.name)]
+    offload.remove_all()
+    offload.remove_all()
+    assert not [*tmp_path.iterdir()]
+
+
+def test_auto_keeps_on_the_disk_what_memory_has_no_room_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(placement, "free_memory", lambda _: 20_000_000)
+    options = LoadOptions(device="cpu", dtype="float32", device_map="auto")
+    everywhere = models.load("demo", options, beside=memory.Need(0.0, 1e6, 0.0)).model
+    assert all(each.device == CPU for each in everywhere.parameters()), "12.6 MB"
+    spread = models.load("demo", options, beside=memory.Need(0.0, 14e6, 0.0)).model
+    assert {"cpu", "disk"} == {*spread.hf_device_map.values()}
+    ids = torch.arange(30, 40)[None]
+    with torch.inference_mode():
+        assert torch.equal(spread(ids).logits, everywhere(ids).logits)
+
+
+def test_auto_leaves_room_for_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    beside = memory.Need(0.0, 8e9, 1e9)
+    cards = [device.Device("cuda", f"cuda:{n}", "GPU", 24 << 30) for n in range(2)]
+    free = {"cuda:0": 20e9, "cuda:1": 10e9, "cpu": 50e9}
+    monkeypatch.setattr(placement, "gpus", lambda: cards)
+    monkeypatch.setattr(placement, "free_memory", lambda each: free[each.torch_name])
+    limits = placement._limits(beside)
+    assert limits[0] == pytest.approx(19.4e9 - 1e9 - 8e9 * 2 / 3)
+    assert limits[1] == pytest.approx(9.7e9 - 1e9 - 8e9 / 3)
+    assert limits["cpu"] == pytest.approx(48.5e9)
+    monkeypatch.setattr(placement, "gpus", list)
+    assert placement._limits(beside) == {"cpu": pytest.approx(48.5e9 - 9e9)}
+
+
+def ask(gpus: list[float], processor: float, wanted: int | None = None) -> tuple[int, str | None]:
+    free = [each * GB for each in gpus]
+    return memory.spread("m", LLAMA_7B, free, processor * GB, memory.Asked(4096, wanted, 64))
+
+
+def test_what_fits_on_several_gpus_is_not_talked_about() -> None:
+    assert ask([10, 10], 8) == (4096, None)
+    context, notice = ask([8, 8], 8)
+    assert context < 4096
+    assert notice is not None
+    assert "texts end at" in notice
+    assert "2 GPUs" in notice
+
+
+@pytest.mark.parametrize(
+    ("gpus", "processor", "message"),
+    [
+        ([12], 64, r"\d\.\d+ GB of the 13\.5 GB of weights do not fit on 1 GPU and stay in the"
+                   r" processor's memory: every step reads them from there, which is slow"),
+        ([6, 6], 1, r"\d\.\d+ GB of .* do not fit on 2 GPUs and stay in the processor's memory,"
+                    r" \d\.\d+ GB of them on the disk: every step .*"),
+        ([], 12, r"\d\.\d+ GB of .* do not fit on this machine and stay on the disk: every .*"),
+    ],
+)  # fmt: skip
+def test_weights_that_stay_elsewhere_are_told(
+    gpus: list[float], processor: float, message: str
+) -> None:
+    context, notice = ask(gpus, processor)
+    assert context == 4096
+    assert notice is not None
+    assert re.fullmatch(message, notice)
+
+
+def test_no_room_for_texts_is_an_error_wherever_the_weights_are() -> None:
+    with pytest.raises(LadeError, match="that can be used on 1 GPU"):
+        ask([0.5], 64)
+
+
+@pytest.mark.parametrize("word", device_map.WORDS)
+def test_words_of_transformers(word: str) -> None:
+    assert device_map.parse(word) == word
+    models.plan("demo", LoadOptions(device="cpu", device_map=word))
+
+
+def test_maps_from_text_and_files(tmp_path: Path) -> None:
+    path = tmp_path / "map.json"
+    path.write_text('{"model": 1, "lm_head": "cuda:0", "x": "disk"}')
+    assert device_map.parse(str(path)) == {"model": 1, "lm_head": 0, "x": "disk"}
+    assert device_map.parse('{"": "cpu"}') == {"": "cpu"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("banana", "unknown device map 'banana'; use one of auto, balanced, balanced_low_0,"
+                   " sequential, or a .json file that names a device for each part of the model"),
+        ("cuda:1", "--device-map cuda:1 names one device; use --device cuda:1"),
+        ("cpu", "--device-map cpu names one device; use --device cpu"),
+        ("no.json", "cannot read the device map no.json: No such file or directory"),
+        ("{", "the device map is no JSON: Expecting property name enclosed in double quotes:"
+              " line 1 column 2 (char 1)"),
+        ("{}", 'the device map names no part of the model; {"": 0} puts all on one GPU'),
+        ('{"model": -1}', "the device map puts 'model' on -1; a device is the number of a GPU,"
+                          " cuda:N, cpu or disk"),
+        ('{"model": "gpu"}', "the device map puts 'model' on 'gpu'; a device is the number of a"
+                             " GPU, cuda:N, cpu or disk"),
+        ('{"": 0}', "the device map puts '' on GPU 0, and there is none here"),
+        ('{"model": "cpu"}', "demo has lm_head.weight, for which the device map names no device"),
+        ('{"": "cpu", "modle": "disk"}', "demo has no part 'modle' that the device map could"
+                                         " place"),
+    ],
+)  # fmt: skip
+def test_maps_that_are_none(text: str, message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        models.plan("demo", LoadOptions(device="cpu", device_map=text))
+    assert str(caught.value) == message

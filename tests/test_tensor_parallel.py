@@ -1,0 +1,205 @@
+"""Models that are split over ranks: the same text, what each rank holds, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from ladecli import models, placement
+from ladecli.blueprint import shape_of
+from ladecli.decoder.engine import Decoder
+from ladecli.decoder.errors import DecoderError
+from ladecli.device import Device
+from ladecli.errors import UsageError
+from ladecli.settings import LoadOptions
+from ladecli.split import part_of
+
+from .families import model_of
+from .split_texts import texts
+from .tokenizers_here import byte_level
+
+ROOT = Path(__file__).parent.parent
+FAMILIES = ("llama", "mixtral", "phi3")
+"""Plain, with experts, and one whose ranks gather what they have computed."""
+TIED = "llama-tied"
+BROKEN = "cohere"
+"""Its norms of heads are not split along with the heads."""
+
+
+def saved(family: str, folder: Path, **changes: Any) -> str:
+    """A random model of a family as a folder, with ids that two ranks can share equally."""
+    config = model_of(family).config
+    config = type(config)(**config.to_dict() | {"vocab_size": 98} | changes)
+    torch.manual_seed(len(family))
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.25 if "embed" not in name else 1.0)
+    model.float().save_pretrained(folder)
+    byte_level().save_pretrained(folder)
+    return str(folder)
+
+
+def run_ranks(home: Path, arguments: list[list[str]]) -> None:
+    """Wait for a process of each rank; when one fails the others wait for it, and are ended."""
+    said = [home / f"{rank}.txt" for rank in range(len(arguments))]
+    ranks: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank, given in enumerate(arguments):
+            command = [sys.executable, "-m", "tests.split_ranks", str(rank), str(len(arguments))]
+            with said[rank].open("wb") as stderr:
+                ranks.append(subprocess.Popen([*command, *given], cwd=ROOT, stderr=stderr))
+        ends = time.monotonic() + 120
+        while (codes := [rank.poll() for rank in ranks]) != [0] * len(ranks):
+            failed = [each.read_text() for each, code in zip(said, codes, strict=True) if code]
+            assert not failed, "\n".join(failed)
+            assert time.monotonic() < ends, [each.read_text() for each in said]
+            time.sleep(0.05)
+    finally:
+        for each in ranks:
+            each.kill()
+            each.wait()
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What two ranks found, and what one process says, for every family."""
+    home = tmp_path_factory.mktemp("ranks")
+    folders = [saved(family, home / family) for family in (*FAMILIES, BROKEN)]
+    folders.append(saved("llama", home / TIED, tie_word_embeddings=True))
+    reports = [home / f"{rank}.json" for rank in range(2)]
+    run_ranks(home, [[str(home / "meeting"), str(report), *folders] for report in reports])
+    one = {
+        Path(folder).name: texts(
+            Decoder(models.load(folder, LoadOptions(device="cpu", dtype="float32")).model)
+        )
+        for folder in folders
+        if Path(folder).name != BROKEN
+    }
+    return {"one": one, "ranks": [json.loads(each.read_text()) for each in reports]}
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, TIED])
+def test_ranks_that_share_a_model_say_what_one_process_says(
+    family: str, found: dict[str, Any]
+) -> None:
+    first, second = (rank[family] for rank in found["ranks"])
+    assert first["texts"] == second["texts"] == found["one"][family]
+    assert first["logits"] == second["logits"], "to the last bit"
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, TIED])
+def test_what_a_rank_holds_is_known_before_it_loads(family: str, found: dict[str, Any]) -> None:
+    for rank in found["ranks"]:
+        assert rank[family]["held"] == pytest.approx(rank[family]["estimated"])
+        assert rank[family]["heads"] == rank[family]["estimated_heads"]
+    assert found["ranks"][0]["llama"]["heads"] == 1, "of two"
+
+
+def test_parts_that_do_not_fit_together_are_refused_by_all(found: dict[str, Any]) -> None:
+    for rank in found["ranks"]:
+        said = rank[BROKEN]["error"]
+        assert "cannot be computed over 2 ranks: " in said
+        assert said.endswith("; use --device-map auto or --parallel-mode lookahead")
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "ranks", "message"),
+    [
+        (
+            "gpt2",
+            {},
+            2,
+            "models of the family 'gpt2' have no tensor-parallel plan in transformers; use"
+            " --device-map auto or --parallel-mode lookahead",
+        ),
+        (
+            "llama",
+            {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 8},
+            3,
+            "8 key/value heads of M cannot be split over 3 ranks; use --parallel 2, 4 or 8",
+        ),
+        (
+            "llama",
+            {"num_attention_heads": 8, "num_key_value_heads": 2},
+            3,
+            "2 key/value heads of M cannot be split over 3 ranks; use --parallel 2",
+        ),
+        (
+            "llama",
+            {"num_key_value_heads": 1},
+            2,
+            "1 key/value head of M cannot be split over 2 ranks; use --device-map auto or"
+            " --parallel-mode lookahead",
+        ),
+        (
+            "mixtral",
+            {"intermediate_size": 47},
+            2,
+            "47 columns in an expert of M cannot be split over 2 ranks; use --device-map auto or"
+            " --parallel-mode lookahead",
+        ),
+    ],
+)
+def test_what_cannot_be_split_is_said_before_weights_are_read(
+    family: str, changes: dict[str, Any], ranks: int, message: str, tmp_path: Path
+) -> None:
+    config = model_of(family).config
+    type(config)(**config.to_dict() | changes).save_pretrained(tmp_path)
+    with pytest.raises(UsageError) as caught:
+        models.plan(str(tmp_path), LoadOptions(device="cpu", tensor_parallel=ranks))
+    assert str(caught.value) == message.replace(" M ", f" {tmp_path} ")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"device_map": "auto"},
+            "--parallel-mode tensor spreads the model over ranks, and --device-map over the devices"
+            " of one process; leave one of them out",
+        ),
+        (
+            {"quantize": "8bit"},
+            "--quantize 8bit does not go with --parallel-mode tensor: bitsandbytes cannot split its"
+            " weights; use --device-map auto, or leave --quantize out",
+        ),
+    ],
+)
+def test_what_does_not_go_with_ranks(options: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        models.plan("demo", LoadOptions(device="cpu", tensor_parallel=2, **options))
+    assert str(caught.value) == message
+
+
+def test_devices_that_transformers_cannot_split_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = LoadOptions(tensor_parallel=2)
+    apple = Device("mps", "mps", "Apple M4", 8 << 30)
+    with pytest.raises(UsageError, match="no model on Apple GPUs; use --parallel-mode lookahead"):
+        placement.check("m", options, apple, None)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: torch.device("cuda"))
+    with pytest.raises(UsageError, match="hide them: CUDA_VISIBLE_DEVICES= lade …"):
+        placement.check("m", options, Device("cpu", "cpu", "CPU", 8 << 30), None)
+
+
+def test_a_split_needs_its_ranks() -> None:
+    with pytest.raises(DecoderError) as caught:
+        models.load("demo", LoadOptions(device="cpu", tensor_parallel=2))
+    assert str(caught.value) == (
+        "the model is to be split over 2 ranks, and 1 decode together; start them with --parallel 2"
+        " --parallel-mode tensor"
+    )
+
+
+def test_one_rank_holds_all() -> None:
+    model = model_of("llama")
+    shape = shape_of(model.config, torch.float32)
+    assert part_of(model, shape, 1) == shape
