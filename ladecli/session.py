@@ -6,11 +6,13 @@ import contextlib
 import statistics
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from .decoder.config import LookaheadConfig, SamplingConfig
 from .decoder.draft_state import DraftState
 from .decoder.engine import Decoder, Limits
 from .decoder.events import Event, Finished, Prefill, Squeezed, Started, Step
+from .decoder.parallel.group import ALONE, Group
 from .decoder.strategies import make_strategy
 from .errors import LadeError
 from .events import Ended, Piece, PromptRead, TextEvent, TextStep
@@ -44,6 +46,18 @@ class Settings:
     ignore_eos: bool = False
 
 
+class Followers(Protocol):
+    """Other ranks that decode what this one decodes."""
+
+    def takes_part(self, settings: Settings) -> bool:
+        """Whether an answer is decoded by all ranks, or by this one alone."""
+
+    def answering(
+        self, prompt: Sequence[int], settings: Settings, drafts: DraftState
+    ) -> contextlib.AbstractContextManager[None]:
+        """Let them decode an answer while this one does; they are told on entry."""
+
+
 class Session:
     """A loaded model and its decoder.
 
@@ -53,6 +67,8 @@ class Session:
         loaded: model and tokenizer.
         attention: name of the attention backend.
         max_context: the most tokens of prompt and answer together; None for the model's own.
+        group: the ranks that decode together.
+        followers: the other ranks of the group, where this is their leader.
 
     Attributes:
         drafts: what lookahead learned so far.
@@ -62,11 +78,25 @@ class Session:
     """
 
     def __init__(
-        self, loaded: LoadedModel, *, attention: str = "auto", max_context: int | None = None
+        self,
+        loaded: LoadedModel,
+        *,
+        attention: str = "auto",
+        max_context: int | None = None,
+        group: Group = ALONE,
+        followers: Followers | None = None,
     ) -> None:
         self.loaded = loaded
         self.decoder = Decoder(loaded.model, attention=attention, max_context=max_context)
         self.drafts = DraftState()
+        self._group = group
+        self._followers = followers
+        self._shared: Generator[TextEvent] | None = None
+
+    @property
+    def ranks(self) -> int:
+        """How many processes decode together."""
+        return self._group.size
 
     def start_over(self, *, keep_text: bool = False) -> None:
         """Begin as a new session would: nothing that was decoded or learned helps any more.
@@ -164,6 +194,8 @@ class Session:
     ) -> Iterator[TextEvent]:
         """Decode an answer as text events; closing the iterator stops within a step.
 
+        With other ranks, an answer that is still under way ends when another one is asked for.
+
         Args:
             prompt: token ids.
             settings: how to decode.
@@ -173,9 +205,13 @@ class Session:
 
         Raises:
             PromptError: the prompt is empty or too long.
+            RankError: a rank of the group is gone.
         """
         if self.drafts.spoiled:
             self.drafts = DraftState()
+        followers = self._followers
+        # A follower hears of nothing but what takes all ranks.
+        together = followers is None or followers.takes_part(settings)
         text = TextStream(self.loaded.tokenizer, prompt, settings.stop)
         stop_ids = frozenset() if settings.ignore_eos else self.loaded.stop_ids
         events = self.decoder.generate(
@@ -185,15 +221,26 @@ class Session:
             Limits(settings.max_new_tokens, stop_ids, text.feed),
             detailed=detailed,
             timed=timed,
+            group=self._group if together else ALONE,
         )
-        return _as_text(events, text, cancelled)
+        if followers is None or not together:
+            return _as_text(events, text, cancelled, contextlib.nullcontext())
+        if self._shared is not None:
+            # Followers do one thing at a time, and wait in whatever nobody has ended.
+            self._shared.close()
+        answering = followers.answering(prompt, settings, self.drafts)
+        self._shared = _as_text(events, text, cancelled, answering)
+        return self._shared
 
 
 def _as_text(
-    events: Generator[Event], text: TextStream, cancelled: Callable[[], bool]
-) -> Iterator[TextEvent]:
+    events: Generator[Event],
+    text: TextStream,
+    cancelled: Callable[[], bool],
+    answering: contextlib.AbstractContextManager[None],
+) -> Generator[TextEvent]:
     """Events of tokens to events of text."""
-    with contextlib.closing(events):
+    with answering, contextlib.closing(events):
         for event in events:
             match event:
                 case Started() | Squeezed():

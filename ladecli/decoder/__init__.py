@@ -3,6 +3,7 @@
 A map of the room, in the order in which a step passes through it:
 
 - `engine`      the only loop: propose, lay out, forward, verify, keep, observe, yield
+- `reader`      the prompt in chunks, into the cache
 - `limits`      where a text ends: applied once, at commit
 - `memory`      what to try next where memory does not suffice
 - `strategies`  what to try next: autoregressive, jacobi, prompt lookup, lookahead
@@ -16,7 +17,8 @@ A map of the room, in the order in which a step passes through it:
 - `ledger`      stops drafts that cost more than they bring
 - `tree`        candidates merged by common prefix
 - `layout`      token order, positions and visibility of one step
-- `runner`      the forward pass of one step
+- `parallel`    several ranks: who computes what of a step, and what they found together
+- `runner`      the forward pass of one step; `places` says on which devices
 - `attention`   how a step attends to the committed text and to itself
 - `kv_cache`    keys and values by slot; keeping the accepted ones is one gather
 - `sampling`    logits to a token, with one uniform number per position
@@ -26,6 +28,7 @@ A map of the room, in the order in which a step passes through it:
 - `movement`    how far a difference of two texts may come from rounding
 - `support`     which models this works for, and why not for others; `probe` tries unknown ones
 - `observation` what strategies and sources are told of a step when it is over
+- `checksum`    by which ranks notice that they do not do the same
 - `config`, `events`, `errors`   the values that cross the door
 
 Glossary (the letters are those of the paper, Fu et al., ICML 2024, arXiv 2402.02057):
@@ -42,6 +45,9 @@ Glossary (the letters are those of the paper, Fu et al., ICML 2024, arXiv 2402.0
 - *draft*: what a strategy wants to try in a step: a tree of candidates, a window block.
 - *accepted*: a draft token that the model itself would have chosen.
 - *bonus token*: the token that the model chooses where the accepted path ends.
+- *rank*: one of several processes that decode a text together; rank 0 is the *leader*, the others
+  are *followers*.
+- *share*: what one rank computes of a draft.
 - *step*: one forward pass that yields tokens: the accepted ones and the bonus token.
 
 This file imports nothing, so that the torch-free parts stay cheap to import.

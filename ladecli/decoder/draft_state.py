@@ -15,6 +15,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from .checksum import checksum
 from .errors import DraftStateError
 from .ledger import Ledger
 from .ngram_model import BITS, KINDS, ORDER, Counted, NgramModel
@@ -63,6 +64,28 @@ class DraftState:
         except BaseException:
             self.spoiled = True
             raise
+
+    def checksum(self) -> int:
+        """A number of 32 bits that differs, in all likelihood, where two states do.
+
+        It looks at sizes and at what changes with every step, not at all that was learned.
+        """
+        model, context = self.model, self.context
+        rows = (*model.recycled, *model.guessed)
+        return checksum(
+            (
+                *(len(table) for table in model.counted),
+                *(len(table) for table in rows),
+                *model.promised,
+                *model.hits,
+                *context.hits,
+                *context.trials,
+                len(context.corpus),
+                *context.corpus.tokens[-ORDER:],
+                len(self.pool),
+                self.ledger.balance,
+            )
+        )
 
     def to_arrays(self) -> Arrays:
         """The newest part of it, as arrays of numbers by name."""

@@ -16,13 +16,16 @@ from . import layout
 from .attention import bind, release
 from .config import GROWTH, PREFILL_CHUNK, SamplingConfig
 from .errors import ConfigError, DecoderError, PromptError
-from .events import Event, Finished, FinishReason, Prefill, Squeezed, Started, Step
+from .events import Event, Finished, FinishReason, Squeezed, Started, Step
 from .kv_cache import KVCache
 from .layout import Draft, StepLayout
 from .limits import Limits, cut
-from .memory import Allowance, attempt
+from .memory import Allowance, attempt, try_forward
 from .observation import Observation
+from .parallel.deal import Dealt
+from .parallel.group import ALONE, Finding, Group, Shortage, Stopped
 from .probe import probe
+from .reader import Reader
 from .runner import Runner
 from .sampling import LogitsProcessor, Sampler, top
 from .stopwatch import BETWEEN, Stopwatch
@@ -42,6 +45,7 @@ class _Job:
     limits: Limits
     detailed: bool
     watch: Stopwatch | None
+    group: Group
 
     def lap(self, part: str) -> None:
         """Give the time since the last lap to a part of the step, where somebody asked."""
@@ -82,10 +86,9 @@ class Decoder:
         self._cached: list[int] = []
         self._generation = 0
         self._lock = threading.Lock()
-        self._long_keys = False
-        self._prefill_chunk = prefill_chunk
         self._model: nn.Module = model
         self._runner = Runner(model, self.cache, attention)
+        self._reader = Reader(self._runner, self.cache, self.facts, prefill_chunk)
         if not self.facts.tested:
             probe(model, self.facts)
         self._before = bind(model)
@@ -117,11 +120,16 @@ class Decoder:
         *,
         detailed: bool = False,
         timed: bool = False,
+        group: Group = ALONE,
     ) -> Generator[Event]:
         """Decode a continuation of `prompt`.
 
         At every yield, and after the generator is closed or broken off, the cache holds
-        exactly the committed tokens but the last one.
+        exactly the committed tokens but the last one; of a group of ranks, a rank may lack
+        some more, which it did not compute itself.
+
+        All ranks of a group call this with the same arguments.  Where one of them closes the
+        generator, it ends on the others without `Finished`.
 
         Args:
             prompt: token ids, at least one.
@@ -132,6 +140,7 @@ class Decoder:
             detailed: whether steps say what they tried; see `events.Detail`.
             timed: whether steps say where their time went, for which they wait for the device
                 more often than they need to.
+            group: the ranks that decode this text together.
 
         Yields:
             `Started`, `Prefill` for all chunks of the prompt but the last, a `Step` for every
@@ -141,6 +150,7 @@ class Decoder:
         Raises:
             PromptError: the prompt is empty, holds an id that the model does not know, or
                 leaves no room for a token in the context.
+            RankError: a rank of the group is gone, has failed, or does something else.
             DecoderError: this generation is resumed after another one has started: there is
                 one cache, and it belongs to the newest.
         """
@@ -151,6 +161,7 @@ class Decoder:
             limits or Limits(),
             detailed,
             Stopwatch(self._runner.device) if timed else None,
+            group,
         )
         return self._exclusive(self._decode(list(prompt), job))
 
@@ -188,21 +199,26 @@ class Decoder:
             )
 
     def _decode(self, tokens: list[int], job: _Job) -> Generator[Event]:
-        state = State(tokens, len(tokens))
+        state = State(tokens, len(tokens), missing=(0,) * job.group.shares)
         if len(tokens) >= self._end(state, job.limits):
             yield Finished("length")
             return
         self._generation += 1
         mine = self._generation
-        self._reuse(tokens)
-        job.sampler.commit(tokens)
-        job.strategy.begin(state)
         try:
+            self._reuse(tokens, job)
+            job.sampler.commit(tokens)
+            job.strategy.begin(state)
             yield Started(self.cache.length, len(tokens))
             self._check_owner(mine)
             for event in self._steps(state, job):
                 yield event
                 self._check_owner(mine)
+        except Stopped:
+            pass
+        except BaseException as error:
+            job.group.leave(error)
+            raise
         finally:
             # Ctrl-C can land between any two lines: what counts is the committed text.
             # A generation that another one has replaced has nothing in the cache any more.
@@ -212,14 +228,12 @@ class Decoder:
 
     def _steps(self, state: State, job: _Job) -> Generator[Event]:
         """The loop itself."""
-        strategy, sampler, limits = job.strategy, job.sampler, job.limits
+        strategy, group, limits = job.strategy, job.group, job.limits
         tokens, end = state.tokens, self._end(state, limits)
-        allowance = Allowance(self._prefill_chunk)
+        allowance = Allowance(self._reader.chunk)
         reason: FinishReason | None = None
         while reason is None:
-            if not (yield from self._prefill(state, allowance)):
-                reason = "memory"
-                break
+            fits = yield from self._reader.read(state, allowance, group)
             began = time.perf_counter()
             job.lap(BETWEEN)
             self._look_ahead(state, end, allowance.width)
@@ -227,49 +241,76 @@ class Decoder:
             job.lap("draft")
             if max(draft.tree.tokens, default=0) >= self.facts.vocabulary:
                 raise ConfigError("the drafts were learned from a model with more token ids")
-            step = layout.build(tokens[self.cache.length :], self.cache.length, draft)
+            dealt = group.deal(draft, state.missing)
+            share = dealt.shares[group.share].draft
+            step = layout.NOTHING
+            if fits:
+                step = layout.build(tokens[self.cache.length :], self.cache.length, share)
             width = len(step.tokens)
             job.lap("layout")
-            shown = attempt(self._run, step, draft, job, tokens)
-            if shown is None:
-                if not allowance.shrink(step.pending, width - step.pending + 1):
+            found = None
+            if fits:
+                found = try_forward(group.forwards_alone, self._run, step, share, job, len(tokens))
+            short = Shortage(step.pending, width - step.pending + 1)
+            shown = group.agree(dealt, found or short, len(tokens), strategy.checksum)
+            job.lap("agree")
+            if isinstance(shown, Shortage):
+                if not allowance.shrink(shown.pending, shown.width):
                     reason = "memory"
                 elif allowance.width < state.widest:
                     yield Squeezed(allowance.width, time.perf_counter() - began)
                 continue
+            self._keep(step, dealt, shown.verdict.nodes, state, group.share)
+            job.lap("cache")
             committed, reason = cut(shown.verdict.tokens, len(tokens), end, limits)
+            if reason is not None:
+                group.end()
             # The last committed token is the next current token: its keys come then.
             self.cache.truncate(len(tokens) + len(committed) - 1)
             ids = [token.id for token in committed]
             tokens += ids
-            sampler.commit(ids)
+            job.sampler.commit(ids)
             job.lap("commit")
             verdict = Verdict(shown.verdict.nodes[: len(committed) - 1], committed)
-            seen = Observation(draft, tokens, verdict, shown.best, shown.ranked)
+            seen = Observation(dealt.draft, tokens, verdict, shown.best, shown.ranked)
             strategy.observe(state, seen)
             job.lap("learn")
             seconds = time.perf_counter() - began
             detail = seen.detail() if job.detailed else None
             parts = job.watch.take() if job.watch else None
-            yield Step(committed, width, len(draft.tree), seconds, detail, parts)
+            yield Step(committed, width, len(dealt.draft.tree), seconds, detail, parts)
+        group.end()
         if reason == "length" and limits.max_new_tokens != len(tokens) - state.prompt_length:
             reason = "context"
         yield Finished(reason)
 
-    def _run(self, step: StepLayout, draft: Draft, job: _Job, tokens: list[int]) -> Observation:
-        """All of a step that takes memory: what it showed, with the accepted in the cache.
-
-        Nothing is committed before all of it has succeeded.
-        """
+    def _run(self, step: StepLayout, draft: Draft, job: _Job, length: int) -> Finding:
+        """All of a step that takes much memory: what it shows."""
         logits = self._runner.forward(step)
         job.lap("forward")
         best = logits.argmax(dim=-1).tolist()
-        verdict = walk(draft.tree, job.sampler.chooser(logits, best, len(tokens)))
-        ranked = top(logits, draft.ranks) if draft.ranks else ()
+        verdict = walk(draft.tree, job.sampler.chooser(logits, best, length))
+        ranked = top(logits, draft.successors) if draft.successors else ()
         job.lap("verify")
-        self.cache.keep([*range(step.pending), *(step.pending + n for n in verdict.nodes)])
-        job.lap("cache")
-        return Observation(draft, tokens, verdict, best, ranked)
+        return Finding(verdict, best, ranked)
+
+    def _keep(
+        self, step: StepLayout, dealt: Dealt, nodes: Sequence[int], state: State, mine: int
+    ) -> None:
+        """Keep the keys of what was accepted, as far as they were computed here.
+
+        The rest is fed again, as the pending tokens of the next step.
+        """
+        held = [share.held(nodes) for share in dealt.shares]
+        state.missing = tuple(len(nodes) - len(own) for own in held)
+        moved = [*range(step.pending), *(step.pending + node for node in held[mine])]
+        if attempt(self._kept, moved) is None:
+            # Pending tokens stand where they belong: to keep them takes no memory.
+            self.cache.keep(range(step.pending))
+
+    def _kept(self, indices: Sequence[int]) -> int:
+        self.cache.keep(indices)
+        return len(indices)
 
     def _check_owner(self, generation: int) -> None:
         """Stop a generation whose cache another one has taken over."""
@@ -282,48 +323,20 @@ class Decoder:
             return self.max_context
         return min(self.max_context, state.prompt_length + limits.max_new_tokens)
 
-    def _reuse(self, tokens: list[int]) -> None:
+    def _reuse(self, tokens: list[int], job: _Job) -> None:
         """Keep the part of the cache that belongs to this text; at least one token is fed."""
         pairs = zip(tokens[:-1], self._cached, strict=False)
         common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
         self.cache.truncate(common)
+        self._reader.forget_turned_keys(len(tokens))
+        strategy, limits = job.strategy, job.limits
+        asked = (*tokens, job.sampler.config, limits.max_new_tokens, *sorted(limits.stop_ids))
+        self.cache.truncate(
+            job.group.begin(self.cache.length, strategy.outputs, strategy.successors, asked)
+        )
         # Known again when this generation ends.  If another one takes over before that, it
         # must not take this one's keys for those of an earlier text.
         self._cached = []
-
-    def _prefill(self, state: State, allowance: Allowance) -> Generator[Prefill, None, bool]:
-        """Feed what is pending in chunks, up to the one that the next step takes along.
-
-        That is the prompt; and the whole text where it grows beyond the boundary at which
-        rotary frequencies change, because the cached keys were turned by those of short texts.
-
-        Returns:
-            Whether memory sufficed.
-        """
-        total, boundary = len(state.tokens), self.facts.rope_boundary
-        is_long = boundary is not None and total > boundary
-        if is_long != self._long_keys:
-            self.cache.truncate(0)
-            self._long_keys = is_long
-        # A token that nobody sees makes the model use long frequencies for short positions.
-        anchor = total - 1 if is_long else None
-        began = time.perf_counter()
-        while total - self.cache.length > allowance.chunk:
-            start = self.cache.length
-            chunk = state.tokens[start : start + allowance.chunk]
-            if attempt(self._feed, layout.build_chunk(chunk, start, anchor)) is None:
-                if not allowance.shrink(len(chunk)):
-                    return False
-                continue
-            yield Prefill(self.cache.length, total, time.perf_counter() - began)
-            began = time.perf_counter()
-        return True
-
-    def _feed(self, chunk: StepLayout) -> int:
-        """Put a chunk into the cache; returns how many tokens it has."""
-        self._runner.forward(chunk)
-        self.cache.keep(range(chunk.pending))
-        return chunk.pending
 
     def _look_ahead(self, state: State, end: int, widest: int) -> None:
         """Say how far a draft may reach: not to where positions change their meaning."""

@@ -21,3 +21,11 @@ class UnsupportedModelError(DecoderError):
 
 class DraftStateError(DecoderError, ValueError):
     """Saved drafts that are not what they should be."""
+
+
+class RankError(DecoderError):
+    """Ranks that decode together lost one another, or disagree; the message names the rank."""
+
+
+class NoMemoryError(DecoderError):
+    """No memory for a forward that cannot be tried again: other ranks are in the middle of it."""

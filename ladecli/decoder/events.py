@@ -84,7 +84,8 @@ class Step:
         seconds: wall time of the step, drafting and verification included.
         detail: what was tried, where the caller asked for it.
         parts: what the seconds went to, where the caller asked for it: "draft", "layout",
-            "forward", "verify", "cache", "commit" (limits, and the caller's own stop) and "learn".
+            "forward", "verify", "agree" (with other ranks), "cache", "commit" (limits, and the
+            caller's own stop) and "learn".
     """
 
     tokens: tuple[Token, ...]

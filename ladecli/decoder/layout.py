@@ -8,6 +8,7 @@ pending tokens and what the window says, and padding sees itself.  Nothing else 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -26,13 +27,24 @@ class Draft:
         tree: candidates behind the current token.
         window: cells of the lookahead window.
         width: the step is padded to so many tokens, if it has fewer.
-        ranks: how many successors of every output the strategy wants to see; 0 for none.
+        successors: how many successors of every output the strategy wants to see; 0 for none.
+        limit: where several ranks share the draft, the most tokens that one of them feeds,
+            pending ones included.
+        widths: where several ranks share it, the only widths that their steps may have,
+            ascending; () for any.
     """
 
     tree: TokenTree = field(default_factory=TokenTree)
     window: WindowBlock | None = None
     width: int = 1
-    ranks: int = 0
+    successors: int = 0
+    limit: int = sys.maxsize
+    widths: tuple[int, ...] = ()
+
+    @property
+    def outputs(self) -> int:
+        """Rows whose logits are wanted: the current token's, the nodes', the window's last row."""
+        return 1 + len(self.tree) + (len(self.window.last_row) if self.window else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +66,10 @@ class StepLayout:
     visible: NDArray[np.bool_] | None
     outputs: list[int]
     pending: int
+
+
+NOTHING = StepLayout([], [], None, [], 0)
+"""What is fed where memory does not even suffice to read the text."""
 
 
 def build_chunk(tokens: Sequence[int], position: int, anchor: int | None = None) -> StepLayout:

@@ -18,21 +18,24 @@ class Ledger:
     must be expected to pay for itself; and whatever the estimates say, drafts pause when `DEBT`
     is used up.  So all texts of a session take at most `CREDIT`, `DEBT`, one step and their
     `ALLOWANCE` more than plain decoding, as far as the cost curve is right.
+
+    Attributes:
+        balance: in plain steps.
     """
 
     def __init__(self) -> None:
-        self._balance = CREDIT
+        self.balance = CREDIT
 
     @property
     def solvent(self) -> bool:
         """Whether the next step may draft."""
-        return self._balance >= -DEBT
+        return self.balance >= -DEBT
 
     @property
     def thriving(self) -> bool:
         """Whether drafts may be tried for what they teach."""
-        return self._balance >= 0.0
+        return self.balance >= 0.0
 
     def book(self, tokens: int, cost: float) -> None:
         """Enter one step."""
-        self._balance += tokens * (1.0 + ALLOWANCE) - cost
+        self.balance += tokens * (1.0 + ALLOWANCE) - cost

@@ -8,6 +8,8 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
+from .errors import NoMemoryError
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -38,6 +40,29 @@ def attempt(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None
     # Only behind the block above is the error gone, and with it the frames that held tensors.
     torch.cuda.empty_cache()  # does nothing where CUDA is not in use
     return None
+
+
+def try_forward(alone: bool, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+    """What a forward returns; None if memory did not suffice and a smaller one may be tried.
+
+    Args:
+        alone: whether it is this process's own affair.
+        work: runs it; args and kwargs are for it.
+
+    Raises:
+        NoMemoryError: memory did not suffice, and other ranks are in the middle of this forward.
+    """
+    if alone:
+        return attempt(work, *args, **kwargs)
+    try:
+        return work(*args, **kwargs)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise NoMemoryError(
+            "no memory for a step on all ranks at once; a smaller --budget or --max-context takes"
+            " less"
+        ) from error
 
 
 class Allowance:

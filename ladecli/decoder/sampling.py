@@ -106,10 +106,13 @@ class Sampler:
         processors: functions of text and scores to apply before `config`, each as in
             transformers.  They are called per node of the tree with the path included, so
             any of them that is a pure function keeps its meaning.
+
+    Attributes:
+        config: as given.
     """
 
     def __init__(self, config: SamplingConfig, processors: Sequence[LogitsProcessor] = ()) -> None:
-        self._config = config
+        self.config = config
         self._processors = tuple(processors)
         self._text: list[int] = []
         self._seen: set[int] = set()
@@ -117,7 +120,7 @@ class Sampler:
     @property
     def _plain(self) -> bool:
         """Whether the choice is the most probable token, whatever the path."""
-        config = self._config
+        config = self.config
         return config.greedy and config.repetition_penalty == 1.0 and not self._processors
 
     def commit(self, tokens: Iterable[int]) -> None:
@@ -148,10 +151,10 @@ class Sampler:
             for processor in self._processors:
                 batch = processor(text, batch)
             scores = batch[0]
-        if self._config.repetition_penalty != 1.0:
+        if self.config.repetition_penalty != 1.0:
             seen = torch.tensor(list(self._seen.union(path)), device=scores.device)
-            scores = penalize(scores, seen, self._config.repetition_penalty)
-        if self._config.greedy:
+            scores = penalize(scores, seen, self.config.repetition_penalty)
+        if self.config.greedy:
             return int(scores.argmax())
-        u = uniform(self._config.seed, position + len(path))
-        return draw(distribution(scores, self._config), u)
+        u = uniform(self.config.seed, position + len(path))
+        return draw(distribution(scores, self.config), u)

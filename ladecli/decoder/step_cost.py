@@ -65,16 +65,29 @@ class StepCost:
         # Never below a plain step, however far a line is drawn out.
         return max(_line(self.contexts, columns, context), 1.0)
 
-    def curve(self, context: int, base: int, nodes: int, buckets: tuple[int, ...]) -> CostCurve:
+    def curve(
+        self,
+        context: int,
+        base: int,
+        nodes: int,
+        buckets: tuple[int, ...],
+        shares: int = 1,
+        least: int = 1,
+    ) -> CostCurve:
         """The cost of a step by the number of nodes in its tree.
+
+        Ranks among which it is dealt out wait for the widest of their shares.
 
         Args:
             context: tokens of text before the step.
             base: tokens of the step beside the tree.
             nodes: the most nodes.
             buckets: the widths that a step may have, ascending; () for any.
+            shares: in how many even shares the tokens are dealt out.
+            least: tokens of the widest share without any of the tree.
         """
-        return _curve(self, (context + GRAIN // 2) // GRAIN, base, nodes, buckets)
+        grain = (context + GRAIN // 2) // GRAIN
+        return _curve(self, grain, base, nodes, buckets, shares, least)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +111,29 @@ class CostCurve:
 
 @lru_cache(maxsize=4096)
 def _curve(
-    table: StepCost, grain: int, base: int, nodes: int, buckets: tuple[int, ...]
+    table: StepCost,
+    grain: int,
+    base: int,
+    nodes: int,
+    buckets: tuple[int, ...],
+    shares: int,
+    least: int,
 ) -> CostCurve:
-    widths = [fitting(base + n, buckets) for n in range(max(nodes, 0) + 1)]
+    fed = [max(-(-(base + n) // shares), least) for n in range(max(nodes, 0) + 1)]
+    costs = {width: table.at(fitting(width, buckets), grain * GRAIN) for width in {*fed}}
     # A line drawn out beyond the last context may cross another: costs still do not fall.
-    cost = list(accumulate((table.at(width, grain * GRAIN) for width in widths), max))
-    slope = [
-        min(((cost[m] - cost[n]) / (m - n) for m in range(n + 1, len(cost))), default=0.0)
-        for n in range(len(cost))
-    ]
-    return CostCurve(tuple(cost), tuple(slope))
+    cost = list(accumulate((costs[width] for width in fed), max))
+    return CostCurve(tuple(cost), tuple(_slopes(cost)))
+
+
+def _slopes(cost: list[float]) -> list[float]:
+    """For every point, the least slope to one of those on its right; 0 for the last."""
+    # Settings hold curves, and the help of the command line must not wait for numpy.
+    import numpy as np
+
+    costs, counts = np.array(cost), np.arange(1, len(cost))
+    rises = (costs[n + 1 :] - costs[n] for n in range(len(counts)))
+    return [*(float((rise / counts[: len(rise)]).min()) for rise in rises), 0.0]
 
 
 def fitting(width: int, buckets: tuple[int, ...]) -> int:

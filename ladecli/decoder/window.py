@@ -43,6 +43,25 @@ class WindowBlock:
         cells, columns = [current, *self.tokens], len(self.last_row)
         return tuple(tuple(cells[i : i + columns]) for i in range(0, len(cells), columns))
 
+    def part(self, columns: range) -> WindowBlock:
+        """What some neighbouring columns need to be computed by themselves.
+
+        Those are the cells of the columns, and row 0 up to the last of them.
+
+        Args:
+            columns: at least one; of the last row, theirs alone is left.
+        """
+        whole = len(self.last_row)
+        kept, last_row = _part(len(self.tokens), whole, columns)
+        return WindowBlock(
+            [self.tokens[cell] for cell in kept],
+            [self.offsets[cell] for cell in kept],
+            self.visible[np.ix_(kept, kept)],
+            last_row,
+            [self.last_tokens[column] for column in columns],
+            self.filled,
+        )
+
 
 @lru_cache(maxsize=64)
 def _shape(rows: int, columns: int) -> tuple[tuple[int, ...], NDArray[np.bool_], tuple[int, ...]]:
@@ -54,6 +73,20 @@ def _shape(rows: int, columns: int) -> tuple[tuple[int, ...], NDArray[np.bool_],
             visible[query, key] = (s == 0 and i <= j) or (i == j and s <= r)
     last_row = tuple((rows - 1) * columns + j - 1 for j in range(columns))
     return tuple(r + j for r, j in cells), visible, last_row
+
+
+@lru_cache(maxsize=256)
+def _part(cells: int, whole: int, columns: range) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Cells of a block that some columns need, and where the last row's are among them."""
+    kept = tuple(
+        cell
+        for cell in range(cells)
+        # Cell (0, 0) is the current token and has no place in the block.
+        if (column := (cell + 1) % whole) in columns or (cell + 1 < whole and column < columns.stop)
+    )
+    place = {cell: index for index, cell in enumerate(kept)}
+    first = cells - whole
+    return kept, tuple(place.get(first + column, -1) for column in columns)
 
 
 class LookaheadWindow:

@@ -417,7 +417,7 @@ def test_steps_say_where_their_time_went_when_asked(strategy: str) -> None:
     for step in steps:
         assert step.parts is not None
         assert step.parts.keys() == {
-            *("draft", "layout", "forward", "verify", "cache", "commit", "learn")
+            *("draft", "layout", "forward", "verify", "agree", "cache", "commit", "learn")
         }
         assert min(step.parts.values()) >= 0.0
     # Nothing of a step is left out but the clock's own calls; a busy machine delays some of them.

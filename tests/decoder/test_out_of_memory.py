@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ladecli.decoder import engine, kv_cache
+from ladecli.decoder import engine, kv_cache, layout
 from ladecli.decoder.config import SOURCES, LookaheadConfig, SamplingConfig
 from ladecli.decoder.draft_state import DraftState
 from ladecli.decoder.engine import Decoder, Limits
@@ -313,7 +313,7 @@ def failing(
     return short
 
 
-@pytest.mark.parametrize("where", ["walk", "top", "keep"])
+@pytest.mark.parametrize("where", ["walk", "top"])
 def test_memory_may_run_out_behind_the_forward_too(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,24 +321,53 @@ def test_memory_may_run_out_behind_the_forward_too(
     expected = ids_of(run(Decoder(oracle()), prompt))
     decoder = Decoder(oracle())
     bad = iter([False, False, True, False, False, True, True, False, True])
-    if where == "keep":
-
-        def keep(kept: Any) -> None:
-            start = decoder.cache.length
-            KVCache.keep(decoder.cache, kept)
-            if next(bad, False):
-                decoder.cache.length = start  # it is set last
-                raise MemoryError
-
-        monkeypatch.setattr(decoder.cache, "keep", keep)
-    else:
-        monkeypatch.setattr(engine, where, failing(getattr(engine, where), bad))
+    monkeypatch.setattr(engine, where, failing(getattr(engine, where), bad))
     heard: list[int] = []
     limits = Limits(40, should_stop=lambda token: heard.append(token) is not None)
     events = run(decoder, prompt, "lookahead", CONFIGS["all"], limits=limits)
     # Each token is told once, however often its step was tried.
     assert ids_of(events) == heard == expected
     assert squeezed(events)
+
+
+def test_keys_that_cannot_be_kept_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = [(5 * i) % 12 for i in range(30)]
+    expected = ids_of(run(Decoder(oracle()), prompt))
+    decoder = Decoder(oracle())
+    bad = iter([True, False, True])
+    lost: list[int] = []
+
+    def keep(kept: Any) -> None:
+        start = decoder.cache.length
+        KVCache.keep(decoder.cache, kept)
+        in_place = list(kept) == [*range(len(kept))]
+        if not in_place and next(bad, False):
+            decoder.cache.length = start  # it is set last
+            lost.append(len(kept) - pending[-1])
+            raise MemoryError
+
+    monkeypatch.setattr(decoder.cache, "keep", keep)
+    heard: list[int] = []
+    limits = Limits(40, should_stop=lambda token: heard.append(token) is not None)
+    pending = pending_of(decoder)
+    events = run(decoder, prompt, "lookahead", CONFIGS["all"], limits=limits)
+    assert ids_of(events) == heard == expected
+    assert not squeezed(events)  # the step itself had room
+    # What was accepted stands before the next current token.
+    assert [count - 1 for count in pending[1:] if count > 1] == lost
+    assert len(lost) == 2
+
+
+def pending_of(decoder: Decoder) -> list[int]:
+    """How many committed tokens each step feeds, as they come."""
+    forward, counts = decoder._runner.forward, list[int]()
+
+    def noted(layout: StepLayout) -> Any:
+        counts.append(layout.pending)
+        return forward(layout)
+
+    decoder._runner.forward = noted
+    return counts
 
 
 def test_nobody_learns_from_a_draft_that_did_not_run() -> None:
@@ -350,6 +379,10 @@ def test_nobody_learns_from_a_draft_that_did_not_run() -> None:
 
         def __init__(self) -> None:
             self.inner = make_strategy("lookahead", CONFIGS["all"], DraftState())
+            self.outputs, self.successors = self.inner.outputs, self.inner.successors
+
+        def checksum(self) -> int:
+            return self.inner.checksum()
 
         def begin(self, state: Any) -> None:
             self.inner.begin(state)
@@ -415,3 +448,19 @@ def test_a_generation_starts_without_the_limits_of_the_last_one() -> None:
     again = run(decoder, [1, 2, 3], "lookahead", config)
     assert not squeezed(again)
     assert max(event.width for event in again if isinstance(event, Step)) > 30
+
+
+def test_a_prompt_without_room_takes_no_memory_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing as wide as the whole prompt is laid out for a step that will never run."""
+    widest = [0]
+    build = layout.build
+
+    def noted(pending: Any, *rest: Any) -> StepLayout:
+        widest[0] = max(widest[0], len(pending))
+        return build(pending, *rest)
+
+    monkeypatch.setattr(engine.layout, "build", noted)
+    decoder = Decoder(oracle(), prefill_chunk=4)
+    tighten(decoder, wider_than(0))
+    assert reason_of(run(decoder, [5] * 200, "lookahead", CONFIGS["all"])) == "memory"
+    assert widest[0] == 0

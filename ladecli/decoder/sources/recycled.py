@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from ..ngram_model import BITS, MASKS, ORDER, NgramModel
 from ..observation import Observation
 
-RANKS = 4
+SUCCESSORS = 4
 """Successors remembered of a token."""
 WINDOW_ORDER = 2
 """A window cell stands on guesses: no longer context of its successors is remembered."""

@@ -11,6 +11,12 @@ class Autoregressive:
     """Proposes nothing."""
 
     name = "autoregressive"
+    outputs = 1
+    successors = 0
+
+    def checksum(self) -> int:
+        """There is nothing that drafts are made from."""
+        return 0
 
     def begin(self, state: State) -> None:
         """Nothing to prepare."""

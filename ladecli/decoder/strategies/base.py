@@ -20,7 +20,10 @@ class State:
         draft_depth: the deepest tree node that could still be committed.
         room: positions beyond the current token that exist and mean what they meant.
         widest: the most tokens that a draft and the current token may have together, padding
-            included: memory did not suffice for more.
+            included: memory did not suffice for more.  Where ranks share drafts, this holds for
+            what one of them feeds.
+        missing: for every share of a draft, how many committed tokens before the current one its
+            rank must feed, for it lacks their keys.
     """
 
     tokens: list[int]
@@ -28,6 +31,7 @@ class State:
     draft_depth: int = 0
     room: int = 0
     widest: int = sys.maxsize
+    missing: tuple[int, ...] = (0,)
 
 
 class Strategy(Protocol):
@@ -36,6 +40,20 @@ class Strategy(Protocol):
     @property
     def name(self) -> str:
         """As on the command line."""
+
+    @property
+    def outputs(self) -> int:
+        """The most outputs of a step: the current token's, and those that a draft asks for.
+
+        Where ranks share drafts, this holds for what one of them feeds.
+        """
+
+    @property
+    def successors(self) -> int:
+        """The most successors of an output that a draft asks for."""
+
+    def checksum(self) -> int:
+        """A number of 32 bits that differs, in all likelihood, where drafts will differ."""
 
     def begin(self, state: State) -> None:
         """A generation starts; `state` holds the prompt."""

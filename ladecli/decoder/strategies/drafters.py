@@ -11,7 +11,7 @@ from ..draft_state import DraftState
 from ..ngram_model import LESSON
 from ..observation import Observation
 from ..sources import Source
-from ..sources.recycled import RANKS
+from ..sources.recycled import SUCCESSORS
 from ..step_cost import CostCurve
 from ..tree import TokenTree
 from .base import State
@@ -21,7 +21,7 @@ class Drafter(Protocol):
     """Collects evidence and proposes candidate trees."""
 
     @property
-    def ranks(self) -> int:
+    def successors(self) -> int:
         """How many successors of every output it wants to see; 0 for none."""
 
     @property
@@ -41,7 +41,7 @@ class Drafter(Protocol):
 class PoolDrafter:
     """The paper's n-gram pool: candidates start with the current token, newest first."""
 
-    ranks = 0
+    successors = 0
     margin = 0.0
 
     def __init__(self, config: LookaheadConfig, drafts: DraftState) -> None:
@@ -84,7 +84,7 @@ class ModelDrafter:
             self._sources.append(drafts.trajectory)
         if "context" in config.sources:
             self._sources.append(drafts.context)
-        self.ranks = RANKS if "recycled" in config.sources else 0
+        self.successors = SUCCESSORS if "recycled" in config.sources else 0
 
     @property
     def margin(self) -> float:

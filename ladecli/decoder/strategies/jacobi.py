@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 
+from ..checksum import checksum
 from ..config import LookaheadConfig
 from ..layout import Draft
 from ..observation import Observation
@@ -23,11 +24,17 @@ class Jacobi:
     """
 
     name = "jacobi"
+    successors = 0
 
     def __init__(self, config: LookaheadConfig) -> None:
         self._length = config.window
+        self.outputs = 1 + config.window
         self._guess: list[int] = []
         self._rng = random.Random(0)
+
+    def checksum(self) -> int:
+        """Of the guess."""
+        return checksum(self._guess)
 
     def begin(self, state: State) -> None:
         """Guess tokens of the prompt."""

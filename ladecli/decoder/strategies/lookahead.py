@@ -57,6 +57,21 @@ class Lookahead:
         self._cost = 1.0
         self._plain_steps = 0
 
+    @property
+    def outputs(self) -> int:
+        """The most outputs of a step."""
+        # While the window has one row, the current token is asked about twice.
+        return self._config.step_limit + 1
+
+    @property
+    def successors(self) -> int:
+        """The most successors of an output that a draft asks for."""
+        return self._drafter.successors
+
+    def checksum(self) -> int:
+        """Of what was learned."""
+        return self._drafts.checksum()
+
     def begin(self, state: State) -> None:
         """Start the window with tokens of the prompt."""
         self._open_window(state.tokens)
@@ -66,28 +81,35 @@ class Lookahead:
     def propose(self, state: State) -> Draft:
         """Candidates behind the current token, and the window where it fits."""
         config, window, length = self._config, self._window, len(state.tokens)
-        limit = self._limit(state.widest)
+        limit, shares = self._limit(state.widest), len(state.missing)
+        # What ranks that share the step feed in any case, and the places that are left.
+        loads = [1 + count for count in state.missing]
+        places = sum(max(limit - load, 0) for load in loads)
         block = None
         solvent = self._ledger.solvent
         if window is not None and window.reach <= state.room and solvent:
             block = window.block(state.tokens[-1])
             # What a window finds is worth nothing where no candidate has room.
-            if len(block.tokens) + (1 if self._share is None else 2) > limit:
+            if len(block.tokens) + (0 if self._share is None else 1) > places:
                 block = None
-        base = 1 + (len(block.tokens) if block else 0)
-        nodes = limit - base
-        curve = self._step_cost.curve(length, base, nodes, config.widths)
+        cells = len(block.tokens) if block else 0
+        base, nodes = sum(loads) + cells, places - cells
+        curve = self._step_cost.curve(length, base, nodes, config.widths, shares, max(loads))
         tree = self._drafter.candidates(state, curve if solvent else PLAIN)
-        self._curve, self._cost = curve, curve.cost[len(tree)]
-        ranks = self._drafter.ranks if limit > 1 else 0
-        chosen_plain = block is None and not len(tree) and curve.cost[-1] > self._cost
+        self._curve = curve
+        cost = curve.cost[len(tree)]
+        successors = self.successors if limit > 1 else 0
+        chosen_plain = block is None and not len(tree) and curve.cost[-1] > cost
         if chosen_plain:
             self._plain_steps += 1
-            ranks = 0 if self._plain_steps % SELDOM else ranks
-        return Draft(tree, block, fitting(base + len(tree), config.widths), ranks)
+            successors = 0 if self._plain_steps % SELDOM else successors
+        width = fitting(base + len(tree), config.widths)
+        return Draft(tree, block, width, successors, limit, config.widths)
 
     def observe(self, state: State, seen: Observation) -> None:
         """Learn from the n-grams that this step closed, and move the window on."""
+        # Ranks that share a draft may have had less room for it than was thought.
+        self._cost = self._curve.cost[len(seen.draft.tree)]
         self._ledger.book(len(seen.verdict.tokens), self._cost)
         ngrams: list[tuple[int, ...]] = []
         if self._window is not None and seen.draft.window is not None:

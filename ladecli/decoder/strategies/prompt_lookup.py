@@ -49,10 +49,16 @@ class PromptLookup:
     """
 
     name = "prompt-lookup"
+    successors = 0
 
     def __init__(self, config: LookaheadConfig) -> None:
         self._length = DRAFT_LENGTH if config.budget is None else config.budget - 1
         self._index = SuffixIndex()
+        self.outputs = 1 + self._length
+
+    def checksum(self) -> int:
+        """Drafts are made from the text, which is checked itself."""
+        return 0
 
     def begin(self, state: State) -> None:
         """Start with an empty index: it is filled when it is asked."""

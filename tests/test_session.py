@@ -1,0 +1,77 @@
+"""A session among ranks: who decodes what, and what becomes of an answer that nobody ends."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from ladecli.decoder.draft_state import DraftState
+from ladecli.models import LoadedModel, load
+from ladecli.session import Session, Settings
+
+
+class Crew:
+    """Followers that note what they are told."""
+
+    def __init__(self) -> None:
+        self.tasks: list[tuple[Sequence[int], Settings]] = []
+        self.open = 0
+
+    def takes_part(self, settings: Settings) -> bool:
+        return settings.strategy == "lookahead"
+
+    @contextlib.contextmanager
+    def answering(
+        self, prompt: Sequence[int], settings: Settings, _drafts: DraftState
+    ) -> Iterator[None]:
+        assert self.open == 0, "followers are told of an answer while they decode another one"
+        self.open += 1
+        self.tasks.append((prompt, settings))
+        try:
+            yield
+        finally:
+            self.open -= 1
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedModel:
+    return load("demo")
+
+
+SHARED = Settings(max_new_tokens=12, ignore_eos=True)
+PLAIN = Settings("autoregressive", max_new_tokens=12, ignore_eos=True)
+
+
+def answer(session: Session, prompt: Sequence[int], settings: Settings) -> list[int]:
+    events = session.stream(prompt, settings)
+    return [token for event in events for token in getattr(event, "token_ids", ())]
+
+
+def test_followers_are_told_of_what_takes_them(loaded: LoadedModel) -> None:
+    crew = Crew()
+    session = Session(loaded, followers=crew)
+    expected = answer(Session(loaded), [5, 6, 7], PLAIN)
+    assert answer(session, [5, 6, 7], PLAIN) == answer(session, [5, 6, 7], SHARED) == expected
+    assert crew.tasks == [([5, 6, 7], SHARED)]
+    assert crew.open == 0
+
+
+def test_followers_are_told_when_the_first_event_is_asked_for(loaded: LoadedModel) -> None:
+    crew = Crew()
+    events = Session(loaded, followers=crew).stream([5, 6, 7], SHARED)
+    assert not crew.tasks
+    next(events)
+    assert len(crew.tasks) == 1
+
+
+def test_an_answer_that_is_still_open_ends_when_another_is_asked_for(loaded: LoadedModel) -> None:
+    """Followers would wait in it for ever."""
+    session = Session(loaded, followers=Crew())
+    first = session.stream([9, 9, 9], SHARED)
+    next(first)
+    # An answer of the leader's own changes nothing for them: they still wait.
+    alone = answer(session, [5, 6, 7], PLAIN)
+    assert answer(session, [5, 6, 7], SHARED) == alone
+    assert not [*first]
