@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -12,6 +13,8 @@ from typer.exceptions import TyperException
 from .cli import app
 from .decoder.errors import ConfigError, DecoderError, PromptError
 from .errors import INTERRUPTED, LadeError, UsageError, told
+from .parallel import last_word
+from .parallel.place import is_follower
 from .visualize import printable
 
 
@@ -69,7 +72,11 @@ def _refused(error: TyperException) -> str:
 
 
 def _failed(message: str, code: int) -> int:
-    if not message:  # help was asked for by saying nothing, and is shown
+    # Help that was asked for by saying nothing is shown.
+    if not message:
+        return code
+    last_word.leave(message)
+    if is_follower():  # one rank speaks for all
         return code
     # File names and templates have their say in messages, and must not drive the terminal.
     print(f"lade: {printable(message)}", file=sys.stderr)
@@ -78,11 +85,19 @@ def _failed(message: str, code: int) -> int:
 
 def run_and_exit() -> None:
     """The entry point `lade`."""
-    code = entry()
-    if code == INTERRUPTED:
-        # Taking torch apart takes a second, in which an impatient Ctrl-C would end in a traceback.
-        sys.stdout.flush()
-        sys.stderr.flush()
+    code = LadeError.exit_code
+    # A terminal that was closed takes no words: nothing can be said, and nobody waits.
+    with contextlib.suppress(OSError):
+        try:
+            code = entry()
+        except SystemExit as ended:  # by a signal
+            code = ended.code if isinstance(ended.code, int) else code
+    if code:
+        # Taking torch apart takes a second, in which an impatient Ctrl-C would end in a traceback;
+        # and where other ranks are gone, it waits for them.
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):
+                stream.flush()
         os._exit(code)
     sys.exit(code)
 

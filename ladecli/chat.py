@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 
 from . import launch
+from .decoder.errors import RankError
 from .errors import LadeError, UsageError
-from .repl import commands
+from .repl import chat_file, commands
 from .repl.line_editor import open_reader
 from .repl.reader import LEAVE, unprotected
 from .repl.talk import Chat
@@ -28,12 +29,15 @@ def run(request: ChatRequest) -> int:
     """
     launch.check(request)
     terminal = Terminal(request.color, request.quiet)
-    with ended_tidily(), unechoed():
-        session = launch.open_session(request, terminal)
+    with ended_tidily(), unechoed(), launch.opened(request, terminal) as session:
         chat = Chat(session, request, terminal, open_reader)
         with launch.kept_drafts(session, request):
             greet(chat)
-            loop(chat)
+            try:
+                loop(chat)
+            except RankError:
+                rescue(chat)
+                raise
     return 0
 
 
@@ -43,11 +47,33 @@ def greet(chat: Chat) -> None:
         about = (
             chat.session.loaded.name,
             chat.request.strategy,
+            *_ranks(chat),
             f"profile {chat.choice.profile}",
             f"{chat.session.decoder.max_context} tokens of context",
             "/help",
         )
         chat.note(" · ".join(about))
+
+
+def _ranks(chat: Chat) -> list[str]:
+    """How many ranks answer, where there are several, and what they share if that is the model."""
+    if (count := chat.session.ranks) == 1:
+        return []
+    split = " (tensor)" if chat.request.parallel_mode == "tensor" else ""
+    return [f"{count} ranks{split}"]
+
+
+def rescue(chat: Chat) -> None:
+    """Save what was said where nothing can be answered any more, and say where it is."""
+    if not chat.conversation.messages or chat.conversation is chat.saved:
+        return
+    try:
+        path = chat_file.save_lost(chat.conversation, chat.session.loaded.name)
+    except (LadeError, OSError) as error:
+        chat.complain(error)
+        return
+    # Also with --quiet: who does not know of it has lost it.
+    Terminal().say(f"the conversation was saved to {path}; /load {path} goes on")
 
 
 def loop(chat: Chat) -> None:
@@ -82,8 +108,8 @@ def _turn(chat: Chat) -> None:
         return
     try:
         handle(chat, text)
-    except BrokenPipeError:
-        raise
+    except (BrokenPipeError, RankError):
+        raise  # nothing more can be said, or answered
     except KeyboardInterrupt:  # a second Ctrl-C, in the middle of a step
         chat.note("(stopped)")
         chat.reader.hold()

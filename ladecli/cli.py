@@ -20,9 +20,12 @@ if TYPE_CHECKING:
 
 _Kind = TypeVar("_Kind", bound="Request")
 _ORDER = (
-    *("chat", "generate", "replay", "bench", "bench compare", "verify", "tune"),
+    *("chat", "generate", "replay", "bench", "bench compare", "verify", "tune", "plan"),
     *("profiles", "models", "doctor", "config"),
 )
+
+_ON_RANKS = ("chat", "generate", "bench")
+"""Commands that several processes can run together."""
 
 
 class _Sorted(TyperGroup):
@@ -111,6 +114,8 @@ def generate(
     quantize: opt.Quantize = "none",
     attention: opt.Attention = "auto",
     device_map: opt.DeviceMap = None,
+    parallel: opt.Parallel = None,
+    parallel_mode: opt.ParallelMode = "lookahead",
     revision: opt.Revision = None,
     offline: opt.Offline = False,
     trust_remote_code: opt.TrustRemoteCode = False,
@@ -125,11 +130,12 @@ def generate(
     """Complete one or more prompts; the answer goes to stdout and nothing else does."""
     given = dict(locals())
     from .generate import run
+    from .launch import on_ranks
     from .settings import GenerateRequest
 
     given["prompt"] = opt.once("--prompt", prompt)
     request = _request(GenerateRequest, given)
-    _perform(context, lambda: run(request))
+    _perform(context, lambda: on_ranks(request, run))
 
 
 @app.command()
@@ -161,6 +167,8 @@ def chat(
     quantize: opt.Quantize = "none",
     attention: opt.Attention = "auto",
     device_map: opt.DeviceMap = None,
+    parallel: opt.Parallel = None,
+    parallel_mode: opt.ParallelMode = "lookahead",
     revision: opt.Revision = None,
     offline: opt.Offline = False,
     trust_remote_code: opt.TrustRemoteCode = False,
@@ -181,10 +189,11 @@ def chat(
     """
     given = dict(locals())
     from .chat import run
+    from .launch import on_ranks
     from .settings import ChatRequest
 
     request = _request(ChatRequest, given)
-    _perform(context, lambda: run(request))
+    _perform(context, lambda: on_ranks(request, run))
 
 
 @app.command()
@@ -234,6 +243,8 @@ def bench(
     quantize: opt.Quantize = "none",
     attention: opt.Attention = "auto",
     device_map: opt.DeviceMap = None,
+    parallel: opt.Parallel = None,
+    parallel_mode: opt.ParallelMode = "lookahead",
     revision: opt.Revision = None,
     offline: opt.Offline = False,
     trust_remote_code: opt.TrustRemoteCode = False,
@@ -248,10 +259,11 @@ def bench(
     """
     given = dict(locals())
     from .bench.command import run
+    from .launch import on_ranks
     from .settings import BenchRequest
 
     request = _request(BenchRequest, given)
-    _perform(context, lambda: run(request))
+    _perform(context, lambda: on_ranks(request, run))
 
 
 @app.command("bench compare")
@@ -346,6 +358,39 @@ def tune(
     from .tune import run
 
     request = _request(TuneRequest, given)
+    _perform(context, lambda: run(request))
+
+
+@app.command()
+def plan(
+    context: typer.Context,
+    model: opt.PlannedModel = None,
+    gpus: opt.Gpus = None,
+    gpu: opt.GpuName = None,
+    model_size: opt.ModelSize = None,
+    context_tokens: opt.ContextTokens = None,
+    nodes: opt.Nodes = None,
+    gpus_per_node: opt.GpusPerNode = None,
+    link: opt.LinkName = None,
+    text: opt.TextName = None,
+    budget: opt.PlannedBudget = None,
+    dtype: opt.Dtype = "auto",
+    quantize: opt.Quantize = "none",
+    revision: opt.Revision = None,
+    offline: opt.Offline = False,
+    trust_remote_code: opt.TrustRemoteCode = False,
+    color: opt.Color = "auto",
+    json: opt.AsObject = False,
+) -> None:
+    """Estimate what more GPUs would bring, and say when they stop paying.
+
+    By a cost model: nothing is measured or loaded, and the GPUs need not be here.
+    """
+    given = dict(locals())
+    from .plan import run
+    from .planning.request import PlanRequest
+
+    request = _request(PlanRequest, given)
     _perform(context, lambda: run(request))
 
 
@@ -501,12 +546,15 @@ def _refuse_flags(group: typer.Context) -> None:
 def _perform(context: typer.Context, run: Callable[[], int]) -> NoReturn:
     """Run a command until it ends, or until whoever reads its output has seen enough."""
     from .config_file import origins, stray_variables
+    from .parallel import place
     from .settings import Request
     from .terminal import Terminal
 
+    if place.launched() is not None and context.info_name not in _ON_RANKS:
+        raise UsageError(f"lade {context.info_name} is one process; start it without torchrun")
     color = context.params.get("color", "auto")
     Request(color=color, origins={"color": origins(context).get("color", "")}).check()
-    if context.info_name != "doctor":  # which has its own place for these
+    if context.info_name != "doctor" and not place.is_follower():  # who has another place for them
         terminal = Terminal(quiet=bool(context.params.get("quiet")))
         for line in stray_variables(_table(), os.environ):
             terminal.say(line)

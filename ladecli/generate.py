@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import launch, records
 from .decoder.config import SamplingConfig
-from .decoder.errors import PromptError
+from .decoder.errors import PromptError, RankError
 from .errors import INTERRUPTED, LadeError, UsageError
 from .events import Reason
 from .metrics import Tally
@@ -35,7 +35,12 @@ def run(request: GenerateRequest) -> int:
     launch.check(request)
     prompts = gather(request.prompt, request.prompt_file or [])
     terminal = Terminal(request.color, request.quiet)
-    session = launch.open_session(request, terminal)
+    with launch.opened(request, terminal) as session:
+        return _answer_all(request, session, prompts)
+
+
+def _answer_all(request: GenerateRequest, session: Session, prompts: Sequence[str]) -> int:
+    """Answer the prompts one after the other; returns the exit code."""
     choice = launch.choose_profile(request, session)
     greedy = SamplingConfig(repetition_penalty=session.loaded.repetition_penalty)
     settings = launch.settings_of(request, choice, greedy)
@@ -91,6 +96,7 @@ def _answer(
     token_ids: list[int] = []
     view = Together(*([] if request.json else [terminal.writer()]), *files)
     detailed = request.trace is not None
+    lost: RankError | None = None
     try:
         for event in session.stream(ids, settings, cancelled, detailed=detailed):
             tally.add(event)
@@ -98,10 +104,14 @@ def _answer(
             text.append(getattr(event, "rest", ""))
             text += [piece.text for piece in getattr(event, "pieces", ())]
             token_ids += getattr(event, "token_ids", ())
+    except RankError as error:
+        lost = error  # what was said until then counts
     finally:
         view.finish()
     if request.json:
-        answer = _as_json(session, settings, profile, ids, tally, "".join(text), token_ids)
+        answer = _as_json(request, session, settings, profile, ids, tally, "".join(text), token_ids)
+        if lost is not None:
+            answer["finish_reason"] = "lost"
         utf8 = "utf" in (sys.stdout.encoding or "").lower()
         print(json.dumps(answer, ensure_ascii=not utf8), flush=True)
     if tally.reason == "context":
@@ -112,10 +122,13 @@ def _answer(
         Terminal(request.color, quiet).say(line)
     if request.stats if request.stats is not None else not request.quiet:
         terminal.statistics(tally)
+    if lost is not None:
+        raise lost
     return tally.reason
 
 
 def _as_json(
+    request: GenerateRequest,
     session: Session,
     settings: Settings,
     profile: str,
@@ -141,6 +154,8 @@ def _as_json(
             "budget": lookahead.step_limit if uses_window else None,
             "sources": list(lookahead.sources) if uses_window else [],
             "profile": profile,
+            "ranks": session.ranks,
+            "parallel_mode": request.parallel_mode if session.ranks > 1 else None,
             "steps": tally.steps,
             "tokens_per_step": tally.tokens_per_step,
             "step_width": tally.step_width,

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from . import profiles, records
 from .errors import LadeError
+from .parallel.agreement import compare_models, leaders_word, least_context
+from .parallel.start import started
+from .provision import provide
 from .terminal import Terminal
 
 if TYPE_CHECKING:
     from .decoder.config import SamplingConfig
+    from .decoder.parallel.processes import Processes
     from .device import Device
     from .models import Plan
     from .session import Session, Settings
     from .settings import Request
     from .shape import ModelShape
+
+Kind = TypeVar("Kind", bound="Request")
 
 
 def check(request: Request) -> None:
@@ -36,37 +42,146 @@ def check(request: Request) -> None:
         pool_file.check(Path(request.pool_file).expanduser())
 
 
-def open_session(request: Request, terminal: Terminal, *, stretch: int = 0) -> Session:
-    """Load the model, and show on the way what a user wants to see.
+def on_ranks(request: Kind, lead: Callable[[Kind], int]) -> int:
+    """Run a command; or, on a rank that is to follow, do what the leader's command takes.
+
+    Args:
+        request: what the user asked for.
+        lead: the command.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        LadeError, DecoderError: with a line for the user.
+    """
+    from .parallel import follow, place
+
+    if place.is_follower():
+        return follow.run(request, open_follower)
+    return lead(request)
+
+
+@contextlib.contextmanager
+def opened(request: Request, terminal: Terminal, *, stretch: int = 0) -> Iterator[Session]:
+    """A session with as many ranks as were asked for, which end with it.
+
+    Args:
+        request: what the user asked for.
+        terminal: where it is shown what a user wants to see on the way.
+        stretch: tokens of context that there must be, whatever the model was made for.
+
+    Raises:
+        LadeError, DecoderError: the model cannot be loaded or decoded, or ranks do not find each
+            other; the message says why.
+    """
+    with contextlib.ExitStack() as stack:
+        with terminal.progress(f"starting {request.model or 'demo'}"):
+            leader = stack.enter_context(started(request))
+        # What is wrong with the request is told before anybody waits for other ranks.
+        planned = _plan(leader.request, terminal)
+        if leader.notice:
+            terminal.say(leader.notice)
+        with terminal.progress("starting the other ranks"):
+            joined = leader.join()
+        if joined is not None and joined.notice:
+            terminal.say(joined.notice)
+        processes = joined.processes if joined is not None else None
+        yield _load(planned, leader.request, terminal, processes, stretch)
+
+
+def open_follower(request: Request) -> Callable[[Processes], Session]:
+    """Plan the session of a rank that does what the leader tells it; what is returned opens it."""
+    terminal = Terminal(quiet=True)
+    return partial(_load, _plan(request, terminal), request, terminal)
+
+
+def open_session(request: Request, terminal: Terminal) -> Session:
+    """Load the model for this process alone, and show on the way what a user wants to see.
 
     Args:
         request: what the user asked for.
         terminal: where it is shown.
-        stretch: tokens of context that there must be, whatever the model was made for.
 
     Raises:
         LadeError, DecoderError: it cannot be loaded or decoded; the message says why.
     """
+    return _load(_plan(request, terminal), request, terminal)
+
+
+def _plan(request: Request, terminal: Terminal) -> Plan:
+    """Find out how to load the model; arguments as `opened` has them."""
     name = request.model or "demo"
     with terminal.progress(f"starting {name}"):
         from . import models
-        from .library import hub
+    with _loading(terminal, name):
+        return models.plan(name, request.load_options(), progress=_bars(request))
+
+
+def _load(
+    planned: Plan,
+    request: Request,
+    terminal: Terminal,
+    processes: Processes | None = None,
+    stretch: int = 0,
+) -> Session:
+    """Load a model that was planned.
+
+    Args:
+        planned: the model.
+        request, terminal, stretch: as `opened` has them; of several ranks, the leader's stretch
+            is that of all.
+        processes: the ranks, where there are several, each of which calls this.
+    """
+    if processes is not None:
+        stretch = int(leaders_word(processes, str(stretch)))
+    if stretch:
+        from .stretch import stretched
+
+        planned = stretched(planned, stretch)
+    with _loading(terminal, planned.name):
+        from . import models
         from .session import Session
-    # A download shows bars of its own, which a spinner would spoil.
-    watched = not request.quiet and sys.stderr.isatty()
+
+        choice = choice_for(request, planned.device, planned.part)
+        provided = provide(request, planned, request.lookahead(choice.base(request.wants_paper)))
+        if processes is not None:
+            least = least_context(processes, provided.context, planned.dtype_name)
+            provided = provided.among(least)
+        loaded = models.load(planned, beside=provided.beside, progress=_bars(request))
+        make = partial(Session, loaded, attention=request.attention, max_context=provided.context)
+        session = make() if processes is None else _among(processes, request, make)
+    notices = *session.notices, *choice.notices, provided.notice
+    for line in filter(None, notices):
+        terminal.say(line)
+    return session
+
+
+@contextlib.contextmanager
+def _loading(terminal: Terminal, name: str) -> Iterator[None]:
+    """A spinner; but a download shows bars of its own, which that would spoil."""
+    from .library import hub
+
     local = hub.on_this_machine(name)
     with terminal.progress(f"loading {name}") if local else contextlib.nullcontext():
-        planned = models.plan(name, request.load_options(), progress=watched)
-        if stretch:
-            from .stretch import stretched
+        yield
 
-            planned = stretched(planned, stretch)
-        choice = choice_for(request, planned.device, planned.shape)
-        context, notice = room_for(request, planned, choice)
-        loaded = models.load(planned, progress=watched)
-        session = Session(loaded, attention=request.attention, max_context=context)
-    for line in (*session.notices, *choice.notices, *([notice] if notice else [])):
-        terminal.say(line)
+
+def _bars(request: Request) -> bool:
+    """Whether somebody watches a download."""
+    return not request.quiet and sys.stderr.isatty()
+
+
+def _among(processes: Processes, request: Request, make: Callable[..., Session]) -> Session:
+    """A session that decodes with other ranks, which have loaded the same."""
+    from .decoder.parallel.together import Branches, Copies
+    from .parallel.crew import Crew
+
+    split = request.parallel_mode == "tensor"
+    group = Copies(processes) if split else Branches(processes)
+    followers = Crew(processes, group, split=split) if processes.rank == 0 else None
+    session = make(group=group, followers=followers)
+    compare_models(processes, session, split=split)
     return session
 
 
@@ -76,7 +191,7 @@ def choose_profile(request: Request, session: Session) -> profiles.Choice:
     Raises:
         UsageError: there is no profile of this name.
     """
-    return choice_for(request, session.loaded.device, session.loaded.shape)
+    return choice_for(request, session.loaded.device, session.loaded.part)
 
 
 def attention_of(request: Request) -> str:
@@ -97,36 +212,6 @@ def choice_for(request: Request, device: Device, shape: ModelShape) -> profiles.
     measure = partial(measure_rates, device, shape.compute)
     # A device that is too full to be measured gets cautious settings.
     return attempt(select, measure=measure) or select()
-
-
-def room_for(
-    request: Request, planned: Plan, choice: profiles.Choice
-) -> tuple[int | None, str | None]:
-    """The most tokens of context that memory has room for, and what to tell the user of it.
-
-    Raises:
-        LoadError: the model does not fit.
-        UsageError: a context or steps that were asked for do not; the message says what does.
-    """
-    from . import memory
-    from .device import free_memory
-
-    if request.device_map is not None:
-        return request.max_context, None  # spread over devices, some of them perhaps a disk
-    plain = request.strategy == "autoregressive"
-    lookahead = request.lookahead(choice.base(request.wants_paper))
-    return memory.room(
-        planned.name,
-        planned.shape,
-        free_memory(planned.device),
-        longest=planned.facts.context,
-        wanted=request.max_context,
-        width=1 if plain else lookahead.step_limit,
-        window=1 if plain else lookahead.window_cells,
-        attention=request.attention,
-        where=planned.device.label,
-        kind=planned.device.kind,
-    )
 
 
 def settings_of(request: Request, choice: profiles.Choice, sampling: SamplingConfig) -> Settings:

@@ -32,6 +32,7 @@ loading = group("Model")
 prompting = group("Prompt")
 output = group("Output")
 measuring = group("Measuring")
+planning = group("Planning")
 
 
 def once(flag: str, values: list[str] | None) -> str | None:
@@ -155,12 +156,104 @@ DeviceName = Annotated[str, loading("--device", help="auto, cpu, cuda, cuda:N or
 Quantize = Annotated[str, loading("--quantize", help="none, 4bit or 8bit (bitsandbytes).")]
 Attention = Annotated[str, loading("--attention", help="auto, reference or sdpa.")]
 DeviceMap = Annotated[
-    str | None, loading("--device-map", help="Spread over devices, as in transformers: auto.")
+    str | None,
+    loading(
+        "--device-map",
+        help="Spread the model over devices: auto, balanced, balanced_low_0, sequential, or a"
+        " .json file.",
+    ),
+]
+Parallel = Annotated[
+    int | None,
+    loading(
+        "--parallel",
+        metavar="K",
+        help="Decode with K processes on this machine, one per GPU.",
+    ),
+]
+ParallelMode = Annotated[
+    str,
+    loading(
+        "--parallel-mode",
+        help="What they share: the drafts of a step (lookahead), or the model (tensor).",
+    ),
 ]
 Revision = Annotated[str | None, loading("--revision", help="Branch, tag or commit on the hub.")]
 Offline = Annotated[bool, loading("--offline", help="Do not ask the hub.")]
 TrustRemoteCode = Annotated[
     bool, loading("--trust-remote-code", help="Run code that comes with the model.")
+]
+
+PlannedModel = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL",
+        envvar="LADE_MODEL",
+        show_envvar=False,
+        help="Hugging Face id or local folder: its configuration is read, and no weights; where no"
+        " model and no size is named, Llama-2-7B stands for one.",
+    ),
+]
+Gpus = Annotated[
+    int | None,
+    planning("--gpus", metavar="N", envvar=None, help="How many GPUs you have, or may rent."),
+]
+GpuName = Annotated[
+    str | None,
+    planning(
+        "--gpu",
+        metavar="NAME",
+        envvar=None,
+        help="Kind of GPU, such as a100 (lade profiles lists them); default: the one here.",
+    ),
+]
+ModelSize = Annotated[
+    str | None,
+    planning(
+        "--model-size",
+        metavar="SIZE",
+        envvar=None,
+        help="7b, 70b, llama-3-8b and the like, in place of MODEL.",
+    ),
+]
+ContextTokens = Annotated[
+    int | None,
+    planning(
+        "--context",
+        metavar="TOKENS",
+        envvar=None,
+        help="Tokens of text behind which steps are estimated; 1024 if nobody says.",
+    ),
+]
+Nodes = Annotated[
+    int | None,
+    planning("--nodes", metavar="M", envvar=None, help="Machines that the GPUs are spread over."),
+]
+GpusPerNode = Annotated[
+    int | None,
+    planning("--gpus-per-node", metavar="K", envvar=None, help="GPUs of a machine; else 8."),
+]
+LinkName = Annotated[
+    str | None,
+    planning(
+        "--link",
+        metavar="KIND|GB/S",
+        envvar=None,
+        help="What joins GPUs: nvlink, pcie, ethernet, infiniband or GB/s; two with a comma:"
+        " within a node, between nodes.",
+    ),
+]
+TextName = Annotated[
+    str | None,
+    planning(
+        "--text",
+        metavar="NAME",
+        envvar=None,
+        help="The text on which tokens per step were measured: stories (default) or demo.",
+    ),
+]
+PlannedBudget = Annotated[
+    int | None, decoding("--budget", help="The most tokens in one step on each GPU.")
 ]
 
 Prompt = Annotated[

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from . import device_map
 from .decoder.config import SOURCES, STRATEGIES, LookaheadConfig, SamplingConfig
 from .decoder.errors import ConfigError
 from .errors import UsageError
@@ -18,6 +19,7 @@ COLORS = ("auto", "always", "never")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 QUANTIZE = ("none", "4bit", "8bit")
 ATTENTION = ("auto", "reference", "sdpa")
+PARALLEL_MODES = ("lookahead", "tensor")
 EDITING_MODES = ("emacs", "vi")
 ANSWER = 128
 """Tokens of an answer that is measured, where nobody says how many."""
@@ -27,6 +29,9 @@ ANSWER = 128
 class LoadOptions:
     """How to load a model; the fields are the command line's options of the same names.
 
+    Attributes:
+        tensor_parallel: ranks that the model is split over.
+
     Raises:
         UsageError: a value that is not among those that there are.
     """
@@ -35,6 +40,7 @@ class LoadOptions:
     device: str = "auto"
     quantize: str = "none"
     device_map: str | None = None
+    tensor_parallel: int = 1
     revision: str | None = None
     offline: bool = False
     trust_remote_code: bool = False
@@ -44,6 +50,8 @@ class LoadOptions:
         _one_of("quantize", self.quantize, QUANTIZE)
         if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", self.device):
             raise UsageError(f"unknown device {self.device!r}; use auto, cpu, cuda, cuda:N or mps")
+        if self.device_map is not None:
+            device_map.parse(self.device_map)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +88,8 @@ class Request:
     quantize: str = "none"
     attention: str = "auto"
     device_map: str | None = None
+    parallel: int | None = None
+    parallel_mode: str = "lookahead"
     revision: str | None = None
     offline: bool = False
     trust_remote_code: bool = False
@@ -123,6 +133,9 @@ class Request:
         _one_of("strategy", self.strategy, STRATEGIES)
         _one_of("attention", self.attention, ATTENTION)
         _one_of("color", self.color, COLORS)
+        _one_of("parallel-mode", self.parallel_mode, PARALLEL_MODES)
+        if self.parallel is not None and self.parallel < 1:
+            raise UsageError(f"parallel must be at least 1, not {self.parallel}")
         if self.max_new_tokens is not None and self.max_new_tokens < 1:
             raise UsageError(f"max-new-tokens must be at least 1, not {self.max_new_tokens}")
         if self.max_context is not None and self.max_context < 2:
@@ -141,6 +154,11 @@ class Request:
     def load_options(self) -> LoadOptions:
         """How to load the model."""
         return LoadOptions(**{f.name: getattr(self, f.name) for f in fields(LoadOptions)})
+
+    @property
+    def tensor_parallel(self) -> int:
+        """Ranks that the model is split over."""
+        return (self.parallel or 1) if self.parallel_mode == "tensor" else 1
 
     @property
     def wants_paper(self) -> bool:

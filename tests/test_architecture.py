@@ -17,15 +17,16 @@ ROOT = Path(ladecli.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 HEAVY = ("torch", "transformers")
 MODEL_ROOM = (
-    *("decoder", "blueprint.py", "device.py", "drop_in.py", "models.py", "rates.py"),
-    "stock.py",
+    *("decoder", "blueprint.py", "device.py", "drop_in.py", "models.py", "placement.py"),
+    *("rates.py", "stock.py", "trial.py", "weight_types.py"),
 )
 """Who may know torch; everything else deals in numbers and text."""
 LIGHT = (
     *("visualize", "events", "metrics", "settings", "options", "prompts", "profiles", "chat"),
     *("generate", "replay", "export", "view.live", "view.typeset", "repl.completion"),
     *("inspect.browse", "inspect.trace", "terminal", "records", "views"),
-    *("tune", "tuning.report", "profile_list", "memory", "suites", "shape"),
+    *("tune", "tuning.report", "profile_list", "memory", "suites", "shape", "plan"),
+    *("parallel.start", "parallel.follow", "parallel.greeting", "parallel.crew"),
     *("bench.command", "bench.report", "bench.comparing.compare", "bench.comparing.command"),
     *("verify", "verifying.report"),
 )

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from ladecli import models
-from ladecli.chat import handle, loop
+from ladecli.chat import handle, loop, rescue
 from ladecli.conversation import Conversation
 from ladecli.decoder.errors import DecoderError
 from ladecli.errors import LadeError, UsageError
@@ -766,6 +766,11 @@ def test_show_tells_where_values_come_from(make: Make, capsys: pytest.CaptureFix
     # The profile's budget and sources were meant for the profile's window.
     assert rows["budget"].endswith("follows from what you set")
     assert rows["sources"].endswith("follows from what you set")
+    # What belongs to the start of the program is shown, and not changed.
+    assert rows["parallel"].split() == ["parallel", "1", "default"]
+    assert rows["parallel-mode"].split() == ["parallel-mode", "lookahead", "default"]
+    loop(make("/set parallel 2"))
+    assert "parallel belongs to the start: leave, and give --parallel" in capsys.readouterr().err
     loop(make("/set window default", "/show window", on=chat.session))
     assert "profile cpu: measured" in capsys.readouterr().err
 
@@ -814,3 +819,30 @@ def test_reasoning_that_the_template_opens(loaded: models.LoadedModel) -> None:
     assert session.opens_thinking(session.encode_chat(question))
     assert not session.opens_thinking(session.encode_chat(question, reply=False))
     assert not Session(loaded).opens_thinking(Session(loaded).encode_chat(question))
+
+
+def test_what_cannot_go_on_is_saved_once_and_only_if_something_was_said(
+    make: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    rescue(make())
+    chat = make(QUESTIONS[0], f"/save {tmp_path / 'kept.json'}")
+    loop(chat)
+    capsys.readouterr()
+    rescue(chat)  # it is in that file
+    assert capsys.readouterr().err == ""
+    assert not (tmp_path / "state").exists()
+    loop(resumed := make(f"/load {tmp_path / 'kept.json'}", QUESTIONS[1], quiet=True))
+    rescue(resumed)
+    [file] = (tmp_path / "state" / "lade" / "chats").iterdir()
+    line = f"lade: the conversation was saved to {file}; /load {file} goes on\n"
+    assert capsys.readouterr().err == line
+    assert chat_file.load(file) == resumed.conversation
+    # Where nothing can be written, the reason for the end still is the last word.
+    (tmp_path / "no-folder").write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "no-folder"))
+    rescue(resumed)
+    assert capsys.readouterr().err.startswith("lade: ")

@@ -89,13 +89,14 @@ def test_json_has_the_documented_shape(lade: Any, model_folder: str) -> None:
     assert answer["usage"]["completion_tokens"] == len(answer["token_ids"]) == 30
     decode = answer["decode"]
     assert list(decode) == [
-        "strategy", "window", "ngram", "guesses", "budget", "sources", "profile", "steps",
-        "tokens_per_step", "step_width", "accepted",
+        "strategy", "window", "ngram", "guesses", "budget", "sources", "profile", "ranks",
+        "parallel_mode", "steps", "tokens_per_step", "step_width", "accepted",
     ]  # fmt: skip
     assert (decode["window"], decode["ngram"], decode["guesses"]) == (4, 3, 2)
     assert decode["budget"] == 4 * 2 + 2 * 2
     assert decode["sources"] == ["trajectory"]
     assert decode["profile"] == "a100"
+    assert (decode["ranks"], decode["parallel_mode"]) == (1, None)
     assert decode["tokens_per_step"] == 30 / decode["steps"]
     assert decode["steps"] + sum(decode["accepted"].values()) in (30, 31)
     assert list(answer["seconds"]) == ["load", "prefill", "decode"]
@@ -608,7 +609,10 @@ def test_ctrl_c_keeps_the_text_and_exits_with_130(tmp_path: Path, model_folder: 
 
 def test_help_is_light() -> None:
     """Neither help nor version may wait for torch."""
-    commands = ("generate", "chat", "replay", "tune", "profiles", "models", "doctor", "config")
+    commands = (
+        *("generate", "chat", "replay", "bench", "verify", "tune", "plan"),
+        *("profiles", "models", "doctor", "config"),
+    )
     helps = [[command, "--help"] for command in commands]
     for arguments in (["--help"], *helps, ["--version"], [], ["config", "show"]):
         code = (
@@ -621,7 +625,7 @@ def test_help_is_light() -> None:
 def test_commands_stand_in_the_order_in_which_people_meet_them(lade: Any) -> None:
     shown = re.findall(r"^│ ([a-z]+(?: [a-z]+)?)  ", lade("--help").out, re.M)
     assert shown == [
-        *("chat", "generate", "replay", "bench", "bench compare", "verify", "tune"),
+        *("chat", "generate", "replay", "bench", "bench compare", "verify", "tune", "plan"),
         *("profiles", "models", "doctor", "config"),
     ]
 
@@ -835,3 +839,20 @@ def test_a_revision_means_nothing_to_a_folder(lade: Any, model_folder: str) -> N
     assert (named.code, named.out) == (0, plain.out)
     assert named.err == "lade: --revision abc123 says nothing about a folder\n"
     assert lade(*asked, "--revision", "abc123", "--quiet").err == ""
+
+
+@pytest.mark.parametrize(("end", "code"), [(SystemExit(143), 143), (OSError(5, "no terminal"), 1)])
+def test_nobody_waits_where_a_signal_or_a_closed_terminal_ends_the_program(
+    monkeypatch: pytest.MonkeyPatch, end: BaseException, code: int
+) -> None:
+    from ladecli import __main__ as program
+
+    def ended() -> int:
+        raise end
+
+    codes: list[int] = []
+    monkeypatch.setattr(program, "entry", ended)
+    monkeypatch.setattr(program.os, "_exit", codes.append)  # without taking torch apart
+    with pytest.raises(SystemExit):
+        program.run_and_exit()
+    assert codes == [code]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,22 @@ def save(path: Path, conversation: Conversation, model: str) -> None:
         "messages": [_as_row(message) for message in conversation.messages],
     }
     outputs.write_whole(path, json.dumps(data, ensure_ascii=False, indent=1) + "\n", "/save")
+
+
+def save_lost(conversation: Conversation, model: str) -> Path:
+    """Write a conversation that cannot go on to a new file of the user's state, and say which.
+
+    Raises:
+        LadeError, OSError: it cannot be written.
+    """
+    from platformdirs import user_state_path
+
+    folder = user_state_path("lade", appauthor=False) / "chats"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # Two chats may be lost at the same moment.
+    path = folder / f"{time.strftime('%Y-%m-%d-%H%M%S')}-{os.getpid()}.json"
+    save(path, conversation, model)
+    return path
 
 
 def load(path: Path) -> Conversation:

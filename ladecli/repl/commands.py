@@ -13,7 +13,6 @@ from ..terminal import ctrl_c
 from ..visualize import SOURCE_STYLES, counted, legend
 from . import chat_file, comparison
 from .changes import LIVE, change
-from .in_effect import in_effect
 from .reader import protected
 from .registry import COMMANDS, command, find, is_command, perform
 
@@ -188,7 +187,7 @@ def _set(chat: Chat, argument: str) -> None:
 @command("[NAME]")
 def show(chat: Chat, name: str) -> None:
     """Show what options hold, and where they come from."""
-    rows = in_effect(chat.request, chat.choice, chat.settings())
+    rows = chat.in_effect()
     name = name.lstrip("-").replace("_", "-").lower()
     if name:
         if name not in rows:
@@ -206,7 +205,7 @@ def profile(chat: Chat, name: str) -> None:
     if name:
         chat.change(change(chat.request, "profile", name))
     chat.console.print(f"{chat.choice.profile}: {chat.choice.origin}", soft_wrap=True)
-    rows, table = in_effect(chat.request, chat.choice, chat.settings()), _table()
+    rows, table = chat.in_effect(), _table()
     for key in ("window", "ngram", "guesses", "budget", "sources"):
         table.add_row(key, *rows[key])
     chat.console.print(table)

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from ..settings import ChatRequest, default_of
-from .changes import LIVE
+from .changes import SHOWN
 
 if TYPE_CHECKING:
     from ..profiles import Choice
@@ -19,14 +19,15 @@ _TUNED = ("window", "ngram", "guesses", "budget", "sources")
 
 
 def in_effect(
-    request: ChatRequest, choice: Choice, settings: Settings
+    request: ChatRequest, choice: Choice, settings: Settings, ranks: int
 ) -> dict[str, tuple[str, str]]:
-    """Value and origin of every option that a chat can change, by the names of their flags.
+    """Value and origin of every option that a chat shows, by the names of their flags.
 
     Args:
         request: what the user asked for.
         choice: what the profile says.
         settings: what became of both.
+        ranks: processes that decode together.
     """
     lookahead, sampling = settings.lookahead, settings.sampling
     values: dict[str, object] = {
@@ -49,15 +50,19 @@ def in_effect(
         "markdown": request.markdown,
         "token-colors": request.token_colors,
         "stats": not request.quiet if request.stats is None else request.stats,
+        "parallel": ranks,
+        "parallel-mode": request.parallel_mode,
     }
     shown = {}
-    for name in LIVE:
+    for name in SHOWN:
         value, origin = values[name], _origin(name, request, choice, settings)
         text = {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
         shown[name] = (text, origin)
     if sampling.greedy:
         seed = "" if request.seed is None else f"{request.seed}, but "
         shown["seed"] = (f"{seed}not needed: greedy", shown["seed"][1])
+    if request.parallel is None and ranks > 1:
+        shown["parallel"] = (str(ranks), "torchrun")
     return shown
 
 

@@ -20,6 +20,7 @@ from ..view.live import LiveView
 from ..view.typeset import Typesetter
 from ..views import Together, View
 from ..visualize import ViewState, memory_line, printable
+from .in_effect import in_effect
 from .reader import Reader, protected
 from .room import with_room
 
@@ -296,6 +297,10 @@ class Chat:
     def settings(self) -> Settings:
         """How the next reply is decoded."""
         return launch.settings_of(self.request, self.choice, self.session.loaded.sampling)
+
+    def in_effect(self) -> dict[str, tuple[str, str]]:
+        """Value and origin of every option that is shown, by the names of their flags."""
+        return in_effect(self.request, self.choice, self.settings(), self.session.ranks)
 
     def encode(self, conversation: Conversation, *, reply: bool = True) -> list[int]:
         """Token ids of a conversation.
