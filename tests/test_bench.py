@@ -58,7 +58,7 @@ def test_all_strategies_side_by_side(lade: Any, model_folder: str, prompts: Path
     spent = {each["contender"]: each["seconds"] for each in found["time_spent"]}
     assert spent.keys() == {"autoregressive", "jacobi", "prompt-lookup", "paper", "lookahead"}
     assert spent["lookahead"].keys() == {
-        *("draft", "layout", "forward", "verify", "cache", "text", "learn", "view")
+        *("draft", "layout", "forward", "verify", "agree", "cache", "text", "learn", "view")
     }
     assert found["ceiling"]["bandwidth"] > 0
 
@@ -345,7 +345,7 @@ def test_bad_input_is_one_line_and_loads_nothing(
 ) -> None:
     from ladecli import launch
 
-    monkeypatch.setattr(launch, "open_session", lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(launch, "opened", lambda *_, **__: pytest.fail("a model was loaded"))
     done = lade("bench", "demo", *arguments)
     assert done.code == 2
     assert message in done.err

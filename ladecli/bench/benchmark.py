@@ -219,7 +219,7 @@ class Benchmark:
         )
 
     def _conditions(self, command: str) -> Conditions:
-        request, settings = self._request, self._settings
+        request, settings, ranks = self._request, self._settings, self._session.ranks
         return Conditions(
             prompts="passages" if self._suite is None else Path(self._suite.name).name,
             rows=len(self._tasks),
@@ -231,6 +231,8 @@ class Benchmark:
             profile=self._choice.profile,
             sweep={axis: tuple(values) for axis, values in self._swept.items()},
             command=command,
+            ranks=ranks,
+            parallel_mode=request.parallel_mode if ranks > 1 else None,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,9 @@ from ..terminal import Terminal, ctrl_c
 from . import lineup, record, report
 
 if TYPE_CHECKING:
+    from ..session import Session
     from ..settings import BenchRequest
+    from ..suites import Suite
     from .result import Result
 
 
@@ -35,9 +38,20 @@ def run(request: BenchRequest) -> int:
     if "context" not in swept:
         watched = not request.quiet and sys.stderr.isatty()
         suite = suites.load(request.prompts, offline=request.offline, progress=watched)
-    session = launch.open_session(
-        request, terminal, stretch=lineup.longest(swept, request.new_tokens)
-    )
+    stretch = lineup.longest(swept, request.new_tokens)
+    with launch.opened(request, terminal, stretch=stretch) as session:
+        return _measure(request, session, swept, suite, paths, terminal)
+
+
+def _measure(
+    request: BenchRequest,
+    session: Session,
+    swept: Mapping[str, tuple[str, ...]],
+    suite: Suite | None,
+    paths: Sequence[Path],
+    terminal: Terminal,
+) -> int:
+    """Measure with a model that is loaded, show and write what was found; the exit code."""
     from .benchmark import Benchmark  # and with it torch, which is there by now
 
     benchmark = Benchmark(request, session, swept, suite, terminal.say)

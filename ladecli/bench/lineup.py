@@ -12,7 +12,7 @@ from ..decoder.errors import ConfigError
 from ..errors import UsageError
 from . import axes, contenders
 from .axes import ALL_SOURCES, LONG, NUMBERS
-from .result import PLAIN, Contender, Failure
+from .result import FOREIGN, PLAIN, Contender, Failure
 
 if TYPE_CHECKING:
     from ..profiles import Choice
@@ -44,6 +44,11 @@ def check(request: BenchRequest) -> dict[str, tuple[str, ...]]:
         UsageError: a strategy or an axis that there is not, or a value that is none.
     """
     names = contenders.named(request.strategies)
+    if request.strategies and request.parallel_mode == "tensor" and {*names} & {*FOREIGN}:
+        raise UsageError(
+            "transformers' own generate does not run on a model that ranks share; leave hf and"
+            " hf-prompt-lookup out of --strategies"
+        )
     found = axes.parse(request.sweep or [], AXES)
     for axis, values in found.items():
         for value in values:
@@ -137,6 +142,8 @@ def line_up(
     for name in contenders.named(request.strategies):
         if swept and request.strategies is None and name not in (PLAIN, "paper", "lookahead"):
             continue  # a long text takes each of them long
+        if request.parallel_mode == "tensor" and name in FOREIGN:
+            continue  # the leader alone would run it, and wait for the other ranks
         settings = base
         if name == "paper":
             paper = replace(request, sources="trajectory", budget=None)

@@ -80,6 +80,8 @@ class Conditions:
         profile: hardware profile of the default settings.
         sweep: values by axis, where settings or lengths were swept.
         command: the command line, without paths that lead to files of the user's.
+        ranks: processes that decode together.
+        parallel_mode: what they share, "lookahead" or "tensor", where there are several.
     """
 
     prompts: str
@@ -92,6 +94,8 @@ class Conditions:
     profile: str
     sweep: Mapping[str, tuple[str, ...]]
     command: str
+    ranks: int = 1
+    parallel_mode: str | None = None
 
     @property
     def sampled(self) -> bool:
@@ -207,8 +211,8 @@ class TimeSpent:
     Attributes:
         contender: its name.
         steps: behind the first of each answer, so many.
-        seconds: per step, by part: "draft", "layout", "forward", "verify", "cache", "learn",
-            "text" (tokens to text) and "view" (drawing them).
+        seconds: per step, by part: "draft", "layout", "forward", "verify", "agree" (waiting for
+            other ranks), "cache", "learn", "text" (tokens to text) and "view" (drawing them).
         width: tokens fed per step, mean.
         context: tokens that a step stood behind, mean.
         read_bytes: weights, keys and values that a step must read.

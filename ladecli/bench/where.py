@@ -89,7 +89,7 @@ class _Account:
         steps = len(self._widths)
         width = fmean(self._widths) if steps else 0.0
         context = fmean(self._contexts) if steps else 0.0
-        needed = work(self._session.loaded.shape, max(round(width), 1), round(context))
+        needed = work(self._session.loaded.part, max(round(width), 1), round(context))
         return TimeSpent(
             contender=self._player.contender.name,
             steps=steps,

@@ -94,6 +94,16 @@ def test_what_contradicts_itself_is_refused(asked: dict[str, Any], message: str)
     assert str(caught.value).startswith(message)
 
 
+def test_a_model_that_ranks_share_leaves_transformers_own_out() -> None:
+    """Its generate would run on one rank alone, and wait for the others for ever."""
+    made = lined_up(parallel=2, parallel_mode="tensor").contenders
+    assert [c.name for c, _ in made] == [name for name in STRATEGIES if name not in FOREIGN]
+    for name in FOREIGN:
+        with pytest.raises(UsageError, match="leave hf and hf-prompt-lookup out of --strategies"):
+            lined_up(parallel=2, parallel_mode="tensor", strategies=f"lookahead,{name}")
+        assert lined_up(parallel=2, strategies=name).contenders
+
+
 def test_lengths_are_measured_with_few_contenders() -> None:
     made = lined_up(sweep=["context=1k"])
     assert [c.name for c, _ in made.contenders] == ["autoregressive", "paper", "lookahead"]

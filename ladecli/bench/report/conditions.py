@@ -68,6 +68,10 @@ def _facts(result: Result) -> Iterator[tuple[str, str]]:
     if machine.memory:
         parts.append(f"{memory(machine.memory)} of memory")
     yield "machine", ", ".join([*parts, machine.system])
+    if asked.ranks > 1:
+        split = asked.parallel_mode == "tensor"
+        what = "the model is split" if split else "lookahead shares drafts, all else runs on one"
+        yield "ranks", f"{asked.ranks}: {what}"
     yield "driver", machine.driver or ""
     yield "versions", ", ".join(f"{name} {version}" for name, version in machine.versions.items())
     yield "model", _model(result)
