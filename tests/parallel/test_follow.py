@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torch.distributed import HashStore  # type: ignore[attr-defined]
+from torch import distributed
 
 from ladecli.decoder.errors import DecoderError, RankError
 from ladecli.decoder.parallel import meeting as meetings
@@ -24,7 +24,7 @@ PLACE = Place(1, 2, 1, 2)
 @pytest.fixture
 def met(monkeypatch: pytest.MonkeyPatch) -> tuple[Meeting, Meeting]:
     """A meeting, as its leader and a follower see it; nothing here ends this process."""
-    store = HashStore()
+    store = distributed.HashStore()
     monkeypatch.setattr(meetings, "_end_with", lambda *_: None)
     monkeypatch.setattr(meetings, "LINGER", 0.0)
     monkeypatch.setattr(follow.signal, "signal", lambda *_: None)
@@ -76,11 +76,10 @@ def test_what_a_follower_refuses_counts_for_that_answer(met: tuple[Meeting, Meet
             raise DecoderError("the drafts differ")
         yield 1
 
+    processes: Any = SimpleNamespace(hear=hear, meeting=meeting)
+    session: Any = SimpleNamespace(stream=stream)
     with pytest.raises(RankError, match=r"^rank 0 ended$"):
-        follow.serve(
-            SimpleNamespace(hear=hear, meeting=meeting),  # type: ignore[arg-type]
-            SimpleNamespace(stream=stream),  # type: ignore[arg-type]
-        )
+        follow.serve(processes, session)
     leader.round = 1
     with pytest.raises(RankError, match=r"^rank 1 failed: the drafts differ$"):
         leader.look()
