@@ -10,6 +10,7 @@ import sys
 import typer
 from typer.exceptions import TyperException
 
+from . import offload
 from .cli import app
 from .decoder.errors import ConfigError, DecoderError, PromptError
 from .errors import INTERRUPTED, LadeError, UsageError, told
@@ -98,6 +99,7 @@ def run_and_exit() -> None:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError):
                 stream.flush()
+        offload.remove_all()
         os._exit(code)
     sys.exit(code)
 

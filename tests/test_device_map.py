@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import re
 import tempfile
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from ladecli import __main__ as program
 from ladecli import device, device_map, memory, models, offload, placement
 from ladecli.decoder import layout
 from ladecli.decoder.attention.step import StepAttention
@@ -272,6 +274,26 @@ def test_weights_that_stay_elsewhere_are_told(
 def test_no_room_for_texts_is_an_error_wherever_the_weights_are() -> None:
     with pytest.raises(LadeError, match="that can be used on 1 GPU"):
         ask([0.5], 64)
+
+
+def test_weights_on_the_disk_do_not_outlive_a_program_that_ends_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After Ctrl-C, say, nothing of Python's own exit is done."""
+    folder = Path(offload.make().name)
+    codes: list[int] = []
+
+    def ended(code: int) -> None:
+        codes.append(code)
+        raise SystemExit(code)
+
+    monkeypatch.setattr(os, "_exit", ended)
+    monkeypatch.setattr(program, "entry", lambda: 130)
+    assert folder.is_dir()
+    with pytest.raises(SystemExit):
+        program.run_and_exit()
+    assert codes == [130]
+    assert not folder.exists()
 
 
 @pytest.mark.parametrize("word", device_map.WORDS)

@@ -71,11 +71,11 @@ class DraftState:
         It looks at sizes and at what changes with every step, not at all that was learned.
         """
         model, context = self.model, self.context
-        rows = (*model.recycled, *model.guessed)
         return checksum(
             (
-                *(len(table) for table in model.counted),
-                *(len(table) for table in rows),
+                *map(len, model.counted),
+                *map(len, model.recycled),
+                *map(len, model.guessed),
                 *model.promised,
                 *model.hits,
                 *context.hits,

@@ -45,7 +45,7 @@ class Crew:
     def __init__(
         self, processes: Processes, group: Branches | Copies, *, split: bool = False
     ) -> None:
-        self.processes = processes
+        self._processes = processes
         self._group = group
         self._split = split
         self._known: DraftState | None = None
@@ -74,9 +74,9 @@ class Crew:
         news = None if drafts is self._known else drafts
         # A word that is broken off, or an answer, leaves followers with other drafts than these.
         self._known = None
-        begun, meeting = self._group.begun, self.processes.meeting
+        begun, meeting = self._group.begun, self._processes.meeting
         try:
-            self.processes.tell(Task(tuple(prompt), settings, news))
+            self._processes.tell(Task(tuple(prompt), settings, news))
             yield
         except GeneratorExit:
             self._known = drafts
@@ -90,7 +90,3 @@ class Crew:
                 raise meeting.losing(said) from error
             raise
         self._known = drafts
-
-    def close(self) -> None:
-        """Let the followers end."""
-        self.processes.meeting.over(failed=False)
