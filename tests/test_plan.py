@@ -158,8 +158,8 @@ Tensor parallelism with lookahead (the model split)
 GPUs    ms a step     sent  tokens/step  tokens/s  × plain  per GPU
 ───────────────────────────────────────────────────────────────────
    1         17.5        -         3.00     171.3     2.96     100%
-   2         18.0  35.4 MB         3.00     167.0     2.88      49%
- * 4         18.3  30.6 MB         3.00     164.3     2.84      24%
+   2         18.0  35.9 MB         3.00     167.0     2.88      49%
+ * 4         18.3    31 MB         3.00     164.1     2.83      24%
    8  indivisible        -            -         -        -        -
 8: 4 key/value heads cannot be split over 8 GPUs
 
@@ -167,8 +167,8 @@ Tensor parallelism, plain decoding (the model split)
 GPUs    ms a step    sent  tokens/step  tokens/s  × plain  per GPU
 ──────────────────────────────────────────────────────────────────
    1         17.3       -         1.00      57.9     1.00     100%
-   2         17.4  554 kB         1.00      57.6     1.00      50%
- * 4         17.5  477 kB         1.00      57.3     0.99      25%
+   2         17.4  561 kB         1.00      57.6     1.00      50%
+ * 4         17.5  485 kB         1.00      57.2     0.99      25%
    8  indivisible       -            -         -        -        -
 8: 4 key/value heads cannot be split over 8 GPUs
 

@@ -116,13 +116,9 @@ def exchanged(width: int) -> int:
     return NUMBER * Wire(width + 1, SUCCESSORS).length
 
 
-def part(shape: ModelShape, gpus: int) -> ModelShape:
-    """What one GPU holds of a model that is split.
-
-    Embeddings are on all of them; layers and the last product are split.
-    """
-    whole = min(float(shape.vocabulary * shape.hidden), shape.active)
-    return split.evenly(shape, gpus, whole=whole)
+def sums(shape: ModelShape) -> int:
+    """How often the ranks of a model that is split add up what each of them has, in a step."""
+    return SUMS * shape.layers + 1  # of the embeddings, too, each rank has a part
 
 
 def uneven(shape: ModelShape, gpus: int) -> str | None:
@@ -159,17 +155,17 @@ def _lookahead(setup: Setup, gpus: int, width: int) -> Step:
 
 
 def _tensor(setup: Setup, gpus: int, width: int, widest: int) -> Step:
-    own = part(setup.shape, gpus)
+    own = split.evenly(setup.shape, gpus)
     states = width * setup.shape.hidden * setup.shape.value_bytes
     logits = width * setup.shape.vocabulary * setup.shape.value_bytes / gpus
-    sums = SUMS * setup.shape.layers if gpus > 1 else 0
+    count = sums(setup.shape) if gpus > 1 else 0
     sent, talking = _agree(setup, widest, gpus)
-    talking += sums * setup.fabric.reduce(states, gpus) + setup.fabric.gather(logits, gpus)
+    talking += count * setup.fabric.reduce(states, gpus) + setup.fabric.gather(logits, gpus)
     return Step(
         setup.growth.tokens(1, width),
         step_seconds(setup.rates, own, width, setup.context),
         0.0,
         talking,
-        sent + sums * states + (logits if gpus > 1 else 0.0),
+        sent + count * states + (logits if gpus > 1 else 0.0),
         memory.estimate(own, context=setup.context, width=width).total,
     )

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from .. import memory
 from ..memory import LEAST_CONTEXT, smaller_forms
-from .cost import Setup, part, uneven
+from ..split import evenly
+from .cost import Setup, uneven
 from .outlook import fewest
 from .request import MOST
 
@@ -22,7 +23,7 @@ def too_large(model: str, gpu: str, setup: Setup, gpus: int) -> str:
         gpus: the most that there are to be.
     """
     most = _most(setup, gpus)
-    each = memory.estimate(part(setup.shape, most), context=setup.context, width=setup.budget)
+    each = memory.estimate(evenly(setup.shape, most), context=setup.context, width=setup.budget)
     where = f"{model} needs {size(each.total)}"
     if most > 1:
         where = f"{model} split over {most} × {gpu} needs {size(each.total)} on each"
@@ -83,7 +84,7 @@ def _shorter(setup: Setup, gpus: int) -> int | None:
 
     None where there is none that a model is of use with.
     """
-    own = part(setup.shape, _most(setup, gpus))
+    own = evenly(setup.shape, _most(setup, gpus))
 
     def fits(context: int) -> bool:
         need = memory.estimate(own, context=context, width=setup.budget)

@@ -11,7 +11,7 @@ from ..profiles.derive import HOST, LAUNCH, SHARPNESS, SKINNY
 from ..profiles.user import short
 from . import growth as grown
 from . import links
-from .cost import LOOKAHEAD, PLAIN, SUMS, TENSOR, exchanged, uneven
+from .cost import LOOKAHEAD, PLAIN, SUMS, TENSOR, exchanged, sums, uneven
 from .gpus import Gpu
 from .growth import BEYOND
 from .links import Link
@@ -240,7 +240,6 @@ def _of_links(outlook: Outlook) -> list[str]:
         joined = []
     if several:
         joined.append(f"between nodes, {_joined(fabric.between, 'node')}")
-    sums = SUMS * shape.layers
     return [
         *joined,
         "exchanges go round a ring, and sums through a tree where that is faster; they start"
@@ -249,8 +248,8 @@ def _of_links(outlook: Outlook) -> list[str]:
         " is hidden behind computing, since their kernels are launched one by one, too",
         f"ranks agree on every step: {told(exchanged(setup.budget))} from each rank, whatever the"
         f" model's size, and {fabric.staging * 1e6:.0f} µs to the GPU and back ({staging})",
-        f"tensor parallelism adds up {sums} times a step ({SUMS} for each layer) and gathers the"
-        " logits; the embeddings are on every GPU, all else is split",
+        f"tensor parallelism adds up {sums(shape)} times a step ({SUMS} for each layer, one for the"
+        " embeddings) and gathers the logits; all weights are split but for norms",
     ]
 
 

@@ -9,9 +9,10 @@ import pytest
 from ladecli import profiles
 from ladecli.decoder.parallel.wire import Wire
 from ladecli.decoder.sources.recycled import SUCCESSORS
-from ladecli.planning.cost import LOOKAHEAD, PLAIN, TENSOR, exchanged, part, step, uneven
+from ladecli.planning.cost import LOOKAHEAD, PLAIN, TENSOR, exchanged, step, uneven
 from ladecli.planning.typical import typical
 from ladecli.profiles.derive import LAUNCH, step_seconds
+from ladecli.split import evenly
 
 from .makers import setup_of
 
@@ -86,15 +87,15 @@ def test_a_slower_link_makes_nothing_faster(mode: str) -> None:
         assert step(spread, mode, gpus).speed <= step(together, mode, gpus).speed
 
 
-def test_a_part_has_its_share_of_all_but_the_embeddings() -> None:
+def test_a_part_has_its_share_of_everything() -> None:
+    """transformers' plans cut the embeddings, too; norms do not count."""
     _, shape = typical("llama-3-70b")
-    own = part(shape, 4)
-    embeddings = shape.vocabulary * shape.hidden
-    assert own.parameters == pytest.approx(embeddings + (shape.parameters - embeddings) / 4)
+    own = evenly(shape, 4)
+    assert own.parameters == pytest.approx(shape.parameters / 4)
     assert own.weight_bytes == 2 * own.parameters
     assert own.cache_bytes * 4 == shape.cache_bytes
     assert (own.heads, own.kv_heads, own.layers) == (16, 2, 80)
-    assert part(shape, 1) == shape
+    assert evenly(shape, 1) == shape
 
 
 def test_every_gpu_needs_less_the_more_there_are() -> None:

@@ -45,7 +45,7 @@ def test_other_numbers_count_where_they_are_all_there_is() -> None:
 
 
 def test_a_mode_that_pays_throughout_says_so() -> None:
-    stop = outlook("l4", "qwen2.5-14b", link="450,450").stop(PLAIN)
+    stop = outlook("l4", "qwen2.5-32b", link="450,450").stop(PLAIN)
     assert stop is not None
     assert (stop.gpus, stop.beyond) == (8, None)
 

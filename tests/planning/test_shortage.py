@@ -13,7 +13,7 @@ from ladecli.planning.shortage import too_large
 from .makers import setup_of
 
 ON_TWO = (
-    "70b split over 2 × a100 needs 69.7 GB on each: 69.3 GB of weights in bfloat16, 336 MB of keys"
+    "70b split over 2 × a100 needs 69.5 GB on each: 69 GB of weights in bfloat16, 336 MB of keys"
     " for 1,024 tokens of context, 122 MB for a step of 64 tokens; one a100 has 38.8 GB that can be"
     " used"
 )
@@ -42,7 +42,7 @@ def line(gpu: str, size: str, gpus: int, **fields: Any) -> str:
         # The keys are the cause: it is said, and a shorter context would help.
         (
             *("a100", "7b", 8, {"context": 10_000_000}),
-            "7b split over 8 × a100 needs 1.08 TB on each: 1.91 GB of weights in bfloat16, 1.05 TB"
+            "7b split over 8 × a100 needs 1.08 TB on each: 1.69 GB of weights in bfloat16, 1.05 TB"
             " of keys for 10,000,000 tokens of context, 25.6 GB for a step of 64 tokens; one a100"
             " has 38.8 GB that can be used; even 32, the most that it can be split over, are too"
             " few; --context 340000 fits on 8",
