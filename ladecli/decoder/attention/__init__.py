@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from ..errors import ConfigError, UnsupportedModelError
+from .flash import flash_attention
+from .fused import triton_attention
 from .reference import reference_attention
 from .sdpa import sdpa_attention
 from .step import StepAttention
@@ -24,6 +26,7 @@ from .step import StepAttention
 __all__ = [
     "AUTO",
     "BACKENDS",
+    "READS_LENGTH",
     "STEP_KEYWORD",
     "StepAttention",
     "bind",
@@ -36,7 +39,15 @@ Backend = Callable[..., Tensor]
 """(query [1, H, T, D], key and value [1, K, S, D], step, scaling, sliding_window, softcap)
 -> [1, H, T, D], where each of the K key heads serves H / K query heads."""
 
-BACKENDS: dict[str, Backend] = {"reference": reference_attention, "sdpa": sdpa_attention}
+BACKENDS: dict[str, Backend] = {
+    "reference": reference_attention,
+    "sdpa": sdpa_attention,
+    "flash": flash_attention,
+    "triton": triton_attention,
+}
+READS_LENGTH = frozenset({"triton"})
+"""Backends that read on the device, in all they do, how long the text is: a step of fixed shapes
+can hand them all slots there are.  Others see windows, say, by a mask over what they are handed."""
 AUTO = "sdpa"
 """What "auto" stands for: the fastest one that is exact everywhere."""
 NAME = "lade"
