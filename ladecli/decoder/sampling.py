@@ -8,16 +8,25 @@ gives, token for token, what plain autoregressive sampling gives with the same s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .choosing import choose, weights_of
 from .config import SamplingConfig
+from .ranking import ranked
 from .verify import Choose
 
 LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
 """(ids of the text so far [1, length], scores [1, vocabulary]) -> scores, as in transformers."""
+
+
+class ByRow(Protocol):
+    """Logits of one row after the other, [vocabulary] each."""
+
+    def __getitem__(self, row: int, /) -> Tensor: ...
 
 
 def uniform(seed: int, position: int) -> float:
@@ -25,7 +34,29 @@ def uniform(seed: int, position: int) -> float:
 
     Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
     """
-    return float(np.random.Generator(np.random.Philox(key=seed, counter=position)).random())
+    return Uniforms(seed).at(position, 1)[0]
+
+
+class Uniforms:
+    """The uniform numbers of one seed, many positions at a time.
+
+    Args:
+        seed: from 0 to 2**64 - 1.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._philox = np.random.Philox(key=seed)
+        self._generator = np.random.Generator(self._philox)
+        # To set a state is several times faster than to make a generator.
+        self._state = self._philox.state
+
+    def at(self, position: int, count: int) -> list[float]:
+        """`uniform(seed, position)` of `count` positions in a row."""
+        self._state["state"]["counter"][:] = position, 0, 0, 0
+        self._philox.state = self._state
+        # Each position has a block of four numbers, of which the first is taken.
+        numbers: list[float] = self._generator.random(4 * count)[::4].tolist()
+        return numbers
 
 
 def penalize(scores: Tensor, seen: Tensor, penalty: float) -> Tensor:
@@ -45,31 +76,18 @@ def penalize(scores: Tensor, seen: Tensor, penalty: float) -> Tensor:
 def distribution(scores: Tensor, config: SamplingConfig) -> Tensor:
     """Probabilities after temperature, top-k, top-p and min-p, in transformers' order.
 
+    Of equally probable tokens at a cut all stay, also at that of top-p, where transformers
+    keeps any of them.  Tokens less than 2**-40 times as probable as the best one have none.
+
     Args:
-        scores: float32 [vocabulary].
-        config: `temperature` must be above 0.
+        scores: [vocabulary].
+        config: `temperature` must be above 0; the repetition penalty is not applied.
 
     Returns:
         float32 [vocabulary], summing to 1; at least one token keeps its probability.
     """
-    # Relative to the best one, so that no temperature is too small to divide by.
-    temperature = max(config.temperature, torch.finfo(torch.float32).tiny)
-    scores = (scores - scores.max()) / temperature
-    if 0 < config.top_k < len(scores):
-        # Ties with the k-th best stay, as they do in transformers.
-        scores = scores.masked_fill(
-            scores < torch.topk(scores, config.top_k).values[-1], -torch.inf
-        )
-    if config.top_p < 1.0:
-        ascending, order = torch.sort(scores)
-        unlikely = torch.softmax(ascending, dim=-1).cumsum(dim=-1) <= 1.0 - config.top_p
-        unlikely[-1] = False
-        scores = scores.masked_fill(unlikely.scatter(0, order, unlikely), -torch.inf)
-    probabilities = torch.softmax(scores, dim=-1)
-    if config.min_p > 0.0:
-        rare = probabilities < config.min_p * probabilities.max()
-        probabilities = torch.softmax(scores.masked_fill(rare, -torch.inf), dim=-1)
-    return probabilities
+    weights = weights_of(scores, config).double()
+    return (weights / weights.sum()).float()
 
 
 def draw(probabilities: Tensor, u: float) -> int:
@@ -91,9 +109,7 @@ def top(logits: Tensor, count: int) -> list[dict[int, float]]:
     Args:
         logits: [rows, vocabulary].
     """
-    probabilities, tokens = torch.softmax(logits, dim=-1, dtype=torch.float32).topk(
-        min(count, logits.shape[-1]), dim=-1
-    )
+    tokens, probabilities = ranked(logits, count)
     rows = zip(tokens.tolist(), probabilities.tolist(), strict=True)
     return [dict(zip(*row, strict=True)) for row in rows]
 
@@ -114,37 +130,71 @@ class Sampler:
     def __init__(self, config: SamplingConfig, processors: Sequence[LogitsProcessor] = ()) -> None:
         self.config = config
         self._processors = tuple(processors)
+        self._uniforms = Uniforms(config.seed)
         self._text: list[int] = []
         self._seen: set[int] = set()
 
     @property
-    def _plain(self) -> bool:
+    def plain(self) -> bool:
         """Whether the choice is the most probable token, whatever the path."""
         config = self.config
         return config.greedy and config.repetition_penalty == 1.0 and not self._processors
 
+    @property
+    def ahead(self) -> bool:
+        """Whether tokens are drawn, and the path does not matter: `choose_ahead` can do it."""
+        config = self.config
+        return not (config.greedy or self._processors) and config.repetition_penalty == 1.0
+
+    def uniforms(self, position: int, depths: Sequence[int]) -> list[float]:
+        """The uniform numbers with which tokens are drawn behind paths of these lengths.
+
+        Args:
+            position: of the token that follows the current one, so behind an empty path.
+            depths: tokens of each path.
+        """
+        numbers = self._uniforms.at(position, max(depths, default=0) + 1)
+        return [numbers[depth] for depth in depths]
+
     def commit(self, tokens: Iterable[int]) -> None:
         """Note tokens that joined the text."""
-        if not self._plain:
+        if not self.plain:
             joined = list(tokens)
             self._text += joined
             self._seen.update(joined)
 
-    def chooser(self, logits: Tensor, best: Sequence[int], position: int) -> Choose:
+    def chooser(
+        self,
+        logits: ByRow,
+        best: Sequence[int],
+        position: int,
+        chosen: Sequence[int] | None = None,
+        certain: Sequence[bool] | None = None,
+    ) -> Choose:
         """A function from output row and accepted path to the token chosen there.
 
         Args:
-            logits: [rows, vocabulary].
+            logits: by row, [vocabulary] each: a tensor of rows, or what stands for one.
             best: the most probable token of each row.
             position: of the token that follows the current one.
+            chosen: what `choose_ahead` has drawn for each row, where `ahead` holds; looked at
+                only then.
+            certain: which of them hold; the others are drawn here.
         """
-        if self._plain:
+        if self.plain:
             return lambda row, path: best[row]
-        return lambda row, path: self._choose(logits[row], path, position)
+        if not self.ahead or chosen is None or certain is None:
+            return lambda row, path: self._choose(logits[row], path, position)
+
+        def choose_row(row: int, path: Sequence[int]) -> int:
+            return chosen[row] if certain[row] else self._choose(logits[row], path, position)
+
+        return choose_row
 
     def _choose(self, scores: Tensor, path: Sequence[int], position: int) -> int:
-        # A copy: processors may write to it, and logits were made in inference mode.
-        scores = scores.to(torch.float32, copy=True)
+        if not self.ahead:
+            # A copy: processors may write to it, and logits were made in inference mode.
+            scores = scores.to(torch.float32, copy=True)
         if self._processors:
             text = torch.tensor([[*self._text, *path]], device=scores.device)
             batch = scores[None]
@@ -156,5 +206,5 @@ class Sampler:
             scores = penalize(scores, seen, self.config.repetition_penalty)
         if self.config.greedy:
             return int(scores.argmax())
-        u = uniform(self.config.seed, position + len(path))
-        return draw(distribution(scores, self.config), u)
+        u = self._uniforms.at(position + len(path), 1)[0]
+        return choose(scores, u, self.config)

@@ -19,7 +19,7 @@ from transformers import (
 from ladecli.decoder.config import LookaheadConfig, SamplingConfig
 from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.errors import ConfigError
-from ladecli.decoder.sampling import distribution, draw, penalize, uniform
+from ladecli.decoder.sampling import Sampler, Uniforms, distribution, draw, penalize, uniform
 
 from ..decoding import ids_of, run, tokens_of
 from ..oracle import MarkovModel
@@ -62,6 +62,52 @@ def test_uniform_depends_on_seed_and_position_only() -> None:
     assert uniform(1, 2) == numbers[1, 2]
     # Philox4x64 is specified to the bit, so this may never change.
     assert uniform(0, 0) == pytest.approx(0.011546754286331562, abs=1e-15)
+
+
+def test_uniforms_of_many_positions_are_those_of_each() -> None:
+    for seed in (0, 7, 2**64 - 1):
+        numbers = Uniforms(seed)
+        # Back and forth: a later question does not depend on an earlier one.
+        for position, count in ((5, 9), (0, 1), (10**6, 70), (2**32 - 2, 4), (5, 3)):
+            expected = [uniform(seed, position + i) for i in range(count)]
+            assert numbers.at(position, count) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "ahead"),
+    [
+        ({}, False),
+        ({"temperature": 0.8}, True),
+        ({"temperature": 0.8, "top_k": 5, "top_p": 0.9, "min_p": 0.1}, True),
+        ({"temperature": 0.8, "repetition_penalty": 1.1}, False),
+    ],
+)
+def test_choices_are_made_ahead_where_the_path_does_not_matter(
+    settings: dict[str, float], ahead: bool
+) -> None:
+    config = SamplingConfig(**settings)
+    assert Sampler(config).ahead == ahead
+    assert not Sampler(config, [lambda ids, scores: scores]).ahead
+
+
+def test_a_row_that_is_not_certain_is_drawn_after_all() -> None:
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(6))
+    sampler, best = Sampler(SamplingConfig(temperature=1.0, seed=5)), [0, 0, 0]
+    alone = sampler.chooser(logits, best, 40)
+    paths = [[], [1], [1, 2]]
+    drawn = [alone(row, path) for row, path in enumerate(paths)]
+    assert drawn == [
+        draw(distribution(scores, sampler.config), u)
+        for scores, u in zip(logits, sampler.uniforms(40, [0, 1, 2]), strict=True)
+    ]
+    chosen = sampler.chooser(logits, best, 40, [-1, -2, -3], [True, False, True])
+    assert [chosen(row, path) for row, path in enumerate(paths)] == [-1, drawn[1], -3]
+    assert sampler.uniforms(40, [2, 0, 2]) == [uniform(5, 42), uniform(5, 40), uniform(5, 42)]
+    # Where the path matters, what was drawn without it does not.
+    strict = Sampler(SamplingConfig(temperature=1.0, seed=5, repetition_penalty=1.5))
+    strict.commit([7])
+    walked = strict.chooser(logits, best, 40, [-1, -2, -3], [True] * 3)
+    assert all(walked(row, path) >= 0 for row, path in enumerate(paths))
 
 
 def test_no_temperature_is_too_small() -> None:

@@ -1,0 +1,207 @@
+"""Tokens drawn for all rows of a step at once, on the device, without waiting for it.
+
+A token's weight is a whole number, in parts of the most probable token's, so that sums do not
+depend on their order: the same token is drawn from a whole row, from a list of its best tokens,
+or from sums of blocks, alone or among other rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from .config import SamplingConfig
+from .ranking import leaders
+
+ONE = 1 << 40
+"""The weight of the most probable token; 2**22 such ones can be summed up in 63 bits."""
+LISTED = 512
+"""Of each row, as many of the best tokens are looked at where top-p or min-p removes others."""
+TIES = 32
+"""With top-k, twice k and so many are looked at: enough for those that tie with the k-th."""
+BLOCK = 128
+"""Tokens whose weights are summed up first when all can be drawn; exact in float64."""
+SMALL = 4096
+"""Of no more tokens than these, all of one row are looked at at once: that is cheaper."""
+PART = 1 << 21
+"""The most weights that exist at a time in a pass over all logits: 16 MiB in float64."""
+
+
+def choose_ahead(logits: Tensor, uniforms: Tensor, config: SamplingConfig) -> tuple[Tensor, Tensor]:
+    """The token drawn for every row, by inverse CDF, tokens in order of id.
+
+    Where top-k, top-p or min-p remove tokens, only the best ones of each row are looked at.
+    That is enough where all tokens that stay are provably among them.
+
+    Args:
+        logits: [rows, vocabulary].
+        uniforms: float64 [rows], each in [0, 1).
+        config: `temperature` must be above 0; the repetition penalty is not applied.
+
+    Returns:
+        Tokens, int64, and whether each is certain to be what `choose` says, bool, [rows] each.
+    """
+    if not (config.top_k or config.top_p < 1.0 or config.min_p):
+        tokens = _drawn_from_all(logits, uniforms, config.temperature)
+        return tokens, torch.ones_like(tokens, dtype=torch.bool)
+    tokens, weights, certain = _listed(logits, config, _enough(logits, config))
+    return _drawn(tokens, weights, uniforms), certain
+
+
+def choose(scores: Tensor, u: float, config: SamplingConfig) -> int:
+    """The token drawn from one row, by inverse CDF, tokens in order of id.
+
+    Args:
+        scores: [vocabulary].
+        u: in [0, 1).
+        config: `temperature` must be above 0; the repetition penalty is not applied.
+    """
+    scores = _with_float64(scores)
+    if len(scores) > SMALL:
+        uniforms = torch.tensor([u], dtype=torch.float64, device=scores.device)
+        token, certain = torch.stack(choose_ahead(scores[None], uniforms, config))[:, 0].tolist()
+        if certain:
+            return int(token)
+    through = weights_of(scores, config).cumsum(dim=0)
+    return int(_place(through, _target(through[-1:], u)))
+
+
+def weights_of(scores: Tensor, config: SamplingConfig) -> Tensor:
+    """What tokens of one row weigh, 0 where they cannot be drawn.
+
+    Args:
+        scores: [vocabulary].
+        config: `temperature` must be above 0; the repetition penalty is not applied.
+
+    Returns:
+        int64 [vocabulary].
+    """
+    scores = _with_float64(scores)
+    weights = _weigh(scores, scores.amax(dim=0, keepdim=True), config.temperature).long()
+    if 0 < config.top_k < len(scores):
+        # Ties with the k-th best stay, as they do in transformers.
+        cut = scores.topk(config.top_k).values[-1]
+        weights = weights.masked_fill_(scores < cut, 0)
+    if config.top_p < 1.0:
+        ordered, order = scores.sort(descending=True)
+        through = weights[order].cumsum(dim=0)
+        last = _place(through, _share(through[-1:], config.top_p) - 1)
+        weights = weights.masked_fill_(scores < ordered[last], 0)
+    return weights.masked_fill_(weights < _least(config), 0)
+
+
+def _with_float64(scores: Tensor) -> Tensor:
+    """Scores on a device that knows float64: Apple's does not."""
+    return scores.cpu() if scores.device.type == "mps" else scores
+
+
+def _enough(logits: Tensor, config: SamplingConfig) -> int:
+    """How many of the best tokens are listed first."""
+    return min(logits.shape[-1], 2 * config.top_k + TIES if config.top_k else LISTED)
+
+
+def _share(total: Tensor, top_p: float) -> Tensor:
+    """What the tokens that top-p keeps weigh at least, int64 like `total`."""
+    return total.double().mul_(top_p).ceil_().long()
+
+
+def _least(config: SamplingConfig) -> int:
+    """What each token that min-p keeps weighs at least."""
+    return math.ceil(config.min_p * ONE)
+
+
+def _weigh(scores: Tensor, best: Tensor, temperature: float) -> Tensor:
+    """Weights of tokens: float64 like `scores`, whole numbers; `best` is [..., 1]."""
+    # Relative to the best one, so that no temperature is too small to divide by.
+    inverse = 1.0 / max(temperature, torch.finfo(torch.float32).tiny)
+    return (scores - best.double()).mul_(inverse).exp_().mul_(ONE).floor_()
+
+
+def _listed(logits: Tensor, config: SamplingConfig, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The best tokens of each row, what they weigh, and whether no other one can be drawn.
+
+    Returns:
+        Tokens and weights, int64 [rows, count], weights of removed tokens being 0; bool [rows].
+    """
+    vocabulary, top_k, top_p = logits.shape[-1], config.top_k, config.top_p
+    values, tokens = leaders(logits, count)
+    weights = _weigh(values, values[:, :1], config.temperature).long()
+    # A token that is not listed is at most as good as the last one that is.
+    last, lightest = values[:, -1:], weights[:, -1:]
+    complete = (lightest == 0) if count < vocabulary else torch.ones_like(lightest).bool()
+    known = torch.ones_like(complete)
+    if 0 < top_k < vocabulary:
+        cut = values[:, top_k - 1 : top_k]
+        complete = complete | (cut > last)
+        weights = weights.masked_fill(values < cut, 0)
+    if top_p < 1.0:
+        if 0 < top_k < vocabulary or count == vocabulary:
+            known, total = complete, weights.sum(dim=-1, keepdim=True)
+        else:
+            total = _blocks(logits, values[:, :1], config.temperature).sum(dim=-1, keepdim=True)
+        # A token stays while all better ones together do not have their share.
+        cut = values.gather(1, _place(weights.cumsum(dim=-1), _share(total, top_p) - 1))
+        complete = complete | (cut > last)
+        weights = weights.masked_fill(values < cut, 0)
+    if config.min_p > 0.0:
+        complete = complete | (lightest < _least(config))
+        weights = weights.masked_fill(weights < _least(config), 0)
+    return tokens, weights, (complete & known)[:, 0]
+
+
+def _drawn(tokens: Tensor, weights: Tensor, uniforms: Tensor) -> Tensor:
+    """The token of each row at its uniform number, int64 [rows]; lists are [rows, count]."""
+    tokens, order = tokens.sort(dim=-1)
+    through = weights.gather(1, order).cumsum(dim=-1)
+    place = _place(through, _target(through[:, -1:], uniforms[:, None]))
+    return tokens.gather(1, place)[:, 0]
+
+
+def _target(total: Tensor, u: Tensor | float) -> Tensor:
+    """Where in the sum of weights a uniform number is, int64 like `total`."""
+    # Rounding can put it on the total: then the last possible token is meant.
+    return torch.minimum((total.double() * u).long(), total - 1)
+
+
+def _place(through: Tensor, target: Tensor) -> Tensor:
+    """The first place where sums up to there exceed the target, int64 [..., 1]."""
+    place = (through <= target).sum(dim=-1, keepdim=True)
+    # Of a model that says NaN nothing exceeds anything.
+    return place.clamp_(max=through.shape[-1] - 1)
+
+
+def _drawn_from_all(logits: Tensor, uniforms: Tensor, temperature: float) -> Tensor:
+    """The token of each row at its uniform number where none is removed, int64 [rows]."""
+    vocabulary = logits.shape[-1]
+    best = logits.amax(dim=-1, keepdim=True)
+    through = _blocks(logits, best, temperature).cumsum(dim=-1)
+    target = _target(through[:, -1:], uniforms[:, None])
+    block = _place(through, target)
+    # What lies before the block: the sum up to the block before it, 0 before the first.
+    before = torch.nn.functional.pad(through, (1, 0)).gather(1, block)
+    tokens = block * BLOCK + torch.arange(BLOCK, device=logits.device)
+    within = _weigh(logits.gather(1, tokens.clamp(max=vocabulary - 1)), best, temperature)
+    through = before + within.long().cumsum(dim=-1)
+    return (block * BLOCK + _place(through, target)).clamp_(max=vocabulary - 1)[:, 0]
+
+
+def _blocks(logits: Tensor, best: Tensor, temperature: float) -> Tensor:
+    """Sums of weights of `BLOCK` tokens each, int64 [rows, blocks]; `best` is [rows, 1]."""
+    sums = []
+    for part in _parts(*logits.shape):
+        weights = _weigh(logits[:, part], best, temperature)
+        missing = -weights.shape[-1] % BLOCK
+        if missing:
+            weights = torch.nn.functional.pad(weights, (0, missing))
+        sums.append(weights.reshape(len(weights), -1, BLOCK).sum(dim=-1).long())
+    return torch.cat(sums, dim=1)
+
+
+def _parts(rows: int, vocabulary: int) -> Iterator[slice]:
+    """Stretches of the vocabulary for passes over all logits, in whole blocks."""
+    size = max(1, PART // (rows * BLOCK)) * BLOCK
+    for start in range(0, vocabulary, size):
+        yield slice(start, min(start + size, vocabulary))
