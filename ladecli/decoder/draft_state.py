@@ -89,6 +89,8 @@ class DraftState:
 
     def to_arrays(self) -> Arrays:
         """The newest part of it, as arrays of numbers by name."""
+        with self.changing():
+            self.trajectory.catch_up()
         model, context = self.model, self.context
         arrays: Arrays = {
             "corpus": np.array(context.corpus.tokens[-KEPT_TOKENS:], dtype=np.int32),
@@ -139,9 +141,9 @@ class DraftState:
                 counted.sources = dict(zip(weights, sources, strict=False))
                 if len(counted.sources) < len(weights):
                     raise ValueError(f"counted{order} has too few sources")
-            model.recycled[order] = dict(arrays.unpack(f"recycled{order}", order))
+            model.recycled[order].update(arrays.unpack(f"recycled{order}", order))
         for order in range(1, WINDOW_ORDER + 1):
-            model.guessed[order] = dict(arrays.unpack(f"guessed{order}", order))
+            model.guessed[order].update(arrays.unpack(f"guessed{order}", order))
         tokens = iter(arrays.tokens("pool.tokens"))
         for size in arrays.small("pool.sizes", below=1 << 16):
             ngram = tuple(islice(tokens, size))

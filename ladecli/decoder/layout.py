@@ -11,11 +11,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .tree import ROOT, TokenTree
+from . import bits
+from .tree import TokenTree
 from .window import WindowBlock
 
 
@@ -47,15 +49,14 @@ class Draft:
         return 1 + len(self.tree) + (len(self.window.last_row) if self.window else 0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StepLayout:
     """The inputs of one forward pass of T tokens.
 
     Attributes:
         tokens: ids, length T.
         positions: their positions in the text, length T.
-        visible: bool [T, T], which token (row) sees which token of the step (column); None
-            where T is 1 and there is nothing to hide.
+        rows: for each token, whom of the step it sees, as a set of bits (see `bits`).
         outputs: the rows whose logits are wanted: the current token, then every tree node,
             then the window's last row.
         pending: how many of the tokens are committed already; they come first.
@@ -63,12 +64,26 @@ class StepLayout:
 
     tokens: list[int]
     positions: list[int]
-    visible: NDArray[np.bool_] | None
+    rows: list[int]
     outputs: list[int]
     pending: int
 
+    # Both are made when somebody asks: no runner wants both, and a plain step neither.
+    @cached_property
+    def visible(self) -> NDArray[np.bool_] | None:
+        """Bool [T, T], which token (row) sees which token of the step (column).
 
-NOTHING = StepLayout([], [], None, [], 0)
+        None where T is 1 and there is nothing to hide.
+        """
+        return bits.dense(self.rows) if len(self.rows) > 1 else None
+
+    @cached_property
+    def bits(self) -> NDArray[np.int32]:
+        """The same as int32 [T, ceil(T / 32)]: bit j % 32 of word j // 32 in row i."""
+        return bits.words(self.rows)
+
+
+NOTHING = StepLayout([], [], [], [], 0)
 """What is fed where memory does not even suffice to read the text."""
 
 
@@ -83,11 +98,11 @@ def build_chunk(tokens: Sequence[int], position: int, anchor: int | None = None)
     """
     count = len(tokens)
     positions = list(range(position, position + count))
+    rows = bits.causal(count)
     if anchor is None:
-        return StepLayout(list(tokens), positions, _causal(count), [], count)
-    visible = np.tri(count + 1, dtype=np.bool_)
-    visible[count, :count] = False
-    return StepLayout([*tokens, tokens[-1]], [*positions, anchor], visible, [], count)
+        return StepLayout(list(tokens), positions, rows, [], count)
+    rows.append(1 << count)
+    return StepLayout([*tokens, tokens[-1]], [*positions, anchor], rows, [], count)
 
 
 def build(pending: Sequence[int], position: int, draft: Draft) -> StepLayout:
@@ -100,54 +115,33 @@ def build(pending: Sequence[int], position: int, draft: Draft) -> StepLayout:
     """
     count = len(pending)
     tokens = list(pending)
+    current = position + count - 1
     positions = list(range(position, position + count))
+    rows = bits.causal(count)
+    # Whoever stands behind them sees all pending tokens.
+    before = (1 << count) - 1
     tree, window = draft.tree, draft.window
-    current = positions[-1]
+    cells = count + len(tree)
     tokens += tree.tokens
     positions += [current + depth for depth in tree.depths]
-    outputs = list(range(count - 1, count + len(tree)))
-    cells = count + len(tree)
+    outputs = list(range(count - 1, cells))
+    # Shifted by one: the root's row comes first.
+    paths = [before]
+    bit = before + 1
+    for parent in tree.parents:
+        paths.append(paths[parent + 1] | bit)
+        bit <<= 1
+    rows += paths[1:]
     if window is not None:
         tokens += window.tokens
         positions += [current + offset for offset in window.offsets]
         outputs += [count - 1 if i < 0 else cells + i for i in window.last_row]
+        rows += [before | row << cells for row in window.seen]
 
-    padding = max(draft.width - len(tokens), 0)
-    tokens += [tokens[count - 1]] * padding
-    positions += [current] * padding
-
-    width = len(tokens)
-    if width == count:
-        return StepLayout(tokens, positions, _causal(count), outputs, count)
-    visible = np.zeros((width, width), dtype=np.bool_)
-    end = width - padding
-    if count > 1:
-        visible[:count, :count] = np.tri(count, dtype=np.bool_)
-    visible[0, 0] = True
-    visible[count:end, :count] = True
-    if len(tree):
-        visible[count:cells, count:cells] = _ancestors(tree.parents)
-    if window is not None:
-        visible[cells:end, cells:end] = window.visible
-    if padding:
-        visible[end:, end:] = np.eye(padding, dtype=np.bool_)
-    return StepLayout(tokens, positions, visible, outputs, count)
-
-
-def _ancestors(parents: Sequence[int]) -> NDArray[np.bool_]:
-    """Which node (row) has which node (column) on the path to it, itself included."""
-    # Integers as sets of bits: one operation per node, and one conversion for all of them.
-    paths: list[int] = []
-    bit = 1
-    for parent in parents:
-        paths.append(paths[parent] | bit if parent != ROOT else bit)
-        bit <<= 1
-    size = -(-len(paths) // 8)
-    packed = b"".join([path.to_bytes(size, "little") for path in paths])
-    rows = np.frombuffer(packed, dtype=np.uint8).reshape(len(paths), size)
-    bits = np.unpackbits(rows, axis=1, count=len(paths), bitorder="little")
-    return bits.view(np.bool_)
-
-
-def _causal(count: int) -> NDArray[np.bool_] | None:
-    return np.tri(count, dtype=np.bool_) if count > 1 else None
+    end = len(tokens)
+    if end < draft.width:
+        padding = draft.width - end
+        tokens += [tokens[count - 1]] * padding
+        positions += [current] * padding
+        rows += [1 << place for place in range(end, draft.width)]
+    return StepLayout(tokens, positions, rows, outputs, count)

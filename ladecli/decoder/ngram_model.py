@@ -13,7 +13,7 @@ they accepted 2 % fewer tokens per step than this one, which is simpler.
 
 from __future__ import annotations
 
-import heapq
+from bisect import insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -54,7 +54,6 @@ CONTEXTS = 1 << 16
 use would cost more than to learn a frequent one anew."""
 BITS = 20
 """Of a token in a context: vocabularies have up to a million ids."""
-_DESCENDING = range(ORDER, 0, -1)
 MASKS = tuple((1 << (BITS * order)) - 1 for order in range(ORDER + 1))
 
 SOURCES = ("context", "trajectory", "recycled")
@@ -69,7 +68,8 @@ Ranked = list[tuple[float, int, int]]
 """Probability, token and kind of evidence of each successor, the most probable first."""
 Rows = dict[int, Mapping[int, float]]
 """By context, the model's own probabilities of successors, the most probable first."""
-_Family = tuple[int, int, Ranked, int, float, int]
+_Waiting = tuple[float, int, int, int, int]
+"""Probability, a number that falls, the row of the parent, token (-1: look for children), kind."""
 
 
 class Counted:
@@ -140,6 +140,11 @@ class NgramModel:
         self.counted: list[dict[int, Counted]] = [{} for _ in range(ORDER + 1)]
         self.recycled: list[Rows] = [{} for _ in range(ORDER + 1)]
         self.guessed: list[Rows] = [{} for _ in range(ORDER + 1)]
+        # What to look at for a context, the longest first.  The tables stay the same objects.
+        self._levels = [
+            (order, MASKS[order], self.recycled[order], self.guessed[order], self.counted[order])
+            for order in range(ORDER, 0, -1)
+        ]
         # Calibration: by kind of evidence, hits that were promised, and hits that there were.
         self.promised = [0.0] * KINDS
         self.hits = [0.0] * KINDS
@@ -180,24 +185,31 @@ class NgramModel:
                 counted = table[key] = Counted()
             counted.add(token, weight, index)
 
+    def keys(self, contexts: Sequence[int], orders: int) -> list[list[int]]:
+        """Under which keys `recycle` puts successors: for each length from 1 on, one a context.
+
+        Args:
+            contexts: for each, the tokens before.
+            orders: how many of them belong together, up to `ORDER`.
+        """
+        return [[context & mask for context in contexts] for mask in MASKS[1 : orders + 1]]
+
     def recycle(
         self,
         tables: list[Rows],
-        contexts: Sequence[int],
-        orders: int,
+        keys: Sequence[Sequence[int]],
         successors: Sequence[Mapping[int, float]],
     ) -> None:
         """Remember the model's own most probable successors of some contexts.
 
         Args:
             tables: `recycled` or `guessed`.
-            contexts: for each, the tokens before.
-            orders: how many of them belong together, up to `ORDER`.
-            successors: for each, probabilities by token, the most probable first.
+            keys: of the contexts, as `keys` gives them.
+            successors: for each context, probabilities by token, the most probable first.
         """
-        for order in range(1, orders + 1):
-            table, mask = tables[order], MASKS[order]
-            table.update(zip([context & mask for context in contexts], successors, strict=True))
+        for order, under in enumerate(keys, start=1):
+            table = tables[order]
+            table.update(zip(under, successors, strict=True))
             if len(table) > CONTEXTS:
                 forget_oldest(table)
 
@@ -220,40 +232,51 @@ class NgramModel:
             found[copied] = share
             kinds[copied] = COPIED
             left -= share
-        for order in _DESCENDING:
-            key = context & MASKS[order]
-            recycled = self.recycled[order].get(key)
+        levels = self._levels
+        pair = context & MASKS[2]
+        if not (pair in self.counted[2] or pair in self.recycled[2]):
+            # What is known of a longer context is known of a pair, too.
+            levels = levels[2:]
+        for order, mask, recycled, guessed, counted in levels:
+            key = context & mask
             kind = 3 * order + 3
-            if recycled is None:
-                recycled = self.guessed[order].get(key)
-                kind = 3 * order + 2
-            if recycled is not None:
+            row = recycled.get(key)
+            if row is None:
+                row = guessed.get(key)
+                kind -= 1
+            if row is not None:
                 unit = left * RECYCLED_SHARE[order]
                 left -= unit
-                if not found and left <= ENOUGH:
+                if left <= ENOUGH and not found:
                     # The common case, and in order already.
                     unit *= trust[kind]
+                    least = floor / unit
                     return [
                         (unit * probability, token, kind)
-                        for token, probability in recycled.items()
-                        if unit * probability > floor
+                        for token, probability in row.items()
+                        if probability > least
                     ]
-                for token, probability in recycled.items():
-                    if token in found:
-                        found[token] += unit * probability
-                    else:
-                        found[token] = unit * probability
-                        kinds[token] = kind
-            counted = self.counted[order].get(key)
-            if counted is not None:
-                unit = left / (counted.total + DOUBT[order])
-                for token, weight in counted.weights.items():
+                if found:
+                    for token, probability in row.items():
+                        if token in found:
+                            found[token] += unit * probability
+                        else:
+                            found[token] = unit * probability
+                            kinds[token] = kind
+                else:
+                    found = {token: unit * probability for token, probability in row.items()}
+                    kinds = dict.fromkeys(row, kind)
+            followed = counted.get(key)
+            if followed is not None:
+                unit = left / (followed.total + DOUBT[order])
+                sources = followed.sources
+                for token, weight in followed.weights.items():
                     if token in found:
                         found[token] += unit * weight
                     else:
                         found[token] = unit * weight
-                        kinds[token] = 3 * order + 1 + counted.sources[token]
-                left -= unit * counted.total
+                        kinds[token] = 3 * order + 1 + sources[token]
+                left -= unit * followed.total
             if left <= ENOUGH or left <= floor:
                 break
         ranked = [
@@ -261,8 +284,10 @@ class NgramModel:
             for token, kind in kinds.items()
             if (trusted := found[token] * trust[kind]) > floor
         ]
-        ranked.sort(reverse=True)
-        return ranked[:CHILDREN]
+        if len(ranked) > 1:
+            ranked.sort(reverse=True)
+            del ranked[CHILDREN:]
+        return ranked
 
     def judge(self, tokens: Sequence[int], nodes: Sequence[int]) -> None:
         """Compare what the last tree promised with what the text became, kind by kind.
@@ -322,62 +347,67 @@ class NgramModel:
         nodes = curve.nodes
         grown: list[Ranked] = [[] for _ in range(nodes + 1)]
         self._grown = grown
-        self.margin = negative = 0.0
+        self.margin = 0.0
         if nodes < 1 or depth < 1:
             return TokenTree()
         cost, slope = curve.cost, curve.slope
-        tokens: list[int] = []
-        parents: list[int] = []
-        depths: list[int] = []
-        kinds: list[int] = []
-        expected, best, best_size = 1.0, 1.0 / cost[0], 0
-        # Best first.  What waits is a node's family of children: before anybody looked for
-        # them (rank -1), at the probability that the best of them may have; then at that of
-        # the best one that is not in the tree yet.
-        waiting: list[tuple[float, int, int, _Family]] = []
-        push, pop = heapq.heappush, heapq.heappop
         passage: Sequence[int] = guide.tokens if guide else ()
-        share = guide.share if guide else 0.0
-        end = guide.end if guide else 0
-        push(waiting, (-1.0, 0, -1, (ROOT, 0, [], context, 1.0, guide.start if guide else end)))
-        size = 0
+        copying, end = (guide.share, guide.end) if guide else (0.0, 0)
+        # By row: the current token's, then the nodes'; contexts and places in the passage of
+        # those whose children somebody looked for.
+        tokens, parents, depths, kinds, values = [-1], [0], [0], [COPIED], [1.0]
+        contexts, places = [context] * (nodes + 1), [end] * (nodes + 1)
+        places[0] = guide.start if guide else end
+        expected, best, best_size = 1.0, 1.0 / cost[0], 0
+        # The best one last.  What waits is a token, or a row whose children nobody has looked
+        # for, at what the best of them may have.  Of equal ones, those that came first.
+        waiting: list[_Waiting] = [(1.0, 0, 0, -1, 0)]
+        size = turn = 0
         while waiting and size < nodes:
-            negative, _, rank, family = pop(waiting)
+            value, _, row, token, kind = waiting.pop()
             # Below this no number of further nodes pays.
             floor = best * slope[size] / lesson
-            if -negative <= floor:
+            if value <= floor:
                 break
-            parent, level, ranked, before, above, place = family
-            if rank < 0:
-                copied = passage[place] if place < end else None
-                # The root's are all wanted: `judge` tries them whether they pay or not.
-                least = floor / above if size else 0.0
-                ranked = self.successors(before, least, copied, share)
-                grown[parent + 1] = ranked
-                if ranked:
-                    family = (parent, level, ranked, before, above, place)
-                    push(waiting, (-min(ranked[0][0], 1.0) * above, size, 0, family))
+            if len(waiting) >= nodes - size:
+                # There is no room for what is worse than all that wait.
+                floor = max(floor, waiting[size - nodes][0])
+            turn -= 1
+            if token >= 0:
+                size += 1
+                tokens.append(token)
+                parents.append(row)
+                depths.append(depths[row] + 1)
+                kinds.append(kind)
+                values.append(value)
+                expected += lesson * value
+                if expected >= best * cost[size]:
+                    best, best_size = expected / cost[size], size
+                if depths[size] < depth and (hope := value * HOPE) > floor:
+                    insort(waiting, (hope, turn, size, -1, 0))
                 continue
-            _, token, kind = ranked[rank]
-            tokens.append(token)
-            parents.append(parent)
-            depths.append(level + 1)
-            kinds.append(kind)
-            expected -= lesson * negative
-            if level + 1 < depth:
-                here = ((before << BITS) | token) & _WHOLE
-                place = place + 1 if place < end and passage[place] == token else end
-                family_below: _Family = (size, level + 1, [], here, -negative, place)
-                push(waiting, (negative * HOPE, size, -1, family_below))
-            size += 1
-            if expected >= best * cost[size]:
-                best, best_size = expected / cost[size], size
-            rank += 1
-            if rank < len(ranked):
-                push(waiting, (-min(ranked[rank][0], 1.0) * above, size, rank, family))
-        self.margin = -negative if best_size == nodes else 0.0
-        sources = [SOURCE_OF_KIND[kind] for kind in kinds[:best_size]]
-        return TokenTree(tokens[:best_size], parents[:best_size], depths[:best_size], sources)
+            least = 0.0
+            if row:
+                above, token = parents[row], tokens[row]
+                contexts[row] = ((contexts[above] << BITS) | token) & _WHOLE
+                place = places[above]
+                if place < end:
+                    places[row] = place + 1 if passage[place] == token else end
+                # The root's are all wanted: `judge` tries them whether they pay or not.
+                least = floor / values[row]
+            place, value = places[row], values[row]
+            copied = passage[place] if place < end else None
+            ranked = self.successors(contexts[row], least, copied, copying)
+            grown[row] = ranked
+            for share, token, kind in ranked:
+                insort(waiting, (share * value if share < 1.0 else value, turn, row, token, kind))
+                turn -= 1
+        self.margin = values[size] if best_size == nodes else 0.0
+        last = best_size + 1
+        sources = [SOURCE_OF_KIND[kind] for kind in kinds[1:last]]
+        return TokenTree(
+            tokens[1:last], [row - 1 for row in parents[1:last]], depths[1:last], sources
+        )
 
 
 def forget_oldest(table: dict[int, Any]) -> None:

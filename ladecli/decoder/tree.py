@@ -35,10 +35,15 @@ class TokenTree:
 
     def child(self, node: int, token: int) -> int | None:
         """The child of `node` that holds `token`, or None."""
+        if len(self._children) < len(self.tokens):
+            self.index()
+        return self._children.get((node, token))
+
+    def index(self) -> None:
+        """Make ready for `child`, which does it itself if need be."""
         children = self._children
         for new in range(len(children), len(self.tokens)):
             children[self.parents[new], self.tokens[new]] = new
-        return children.get((node, token))
 
     def add(self, candidate: Sequence[int], source: str, limit: int) -> None:
         """Add a candidate path, up to the point where the tree would exceed `limit` nodes."""

@@ -15,6 +15,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from . import bits
+
 
 @dataclass(frozen=True, slots=True)
 class WindowBlock:
@@ -23,8 +25,8 @@ class WindowBlock:
     Attributes:
         tokens: the cells' tokens, length n.
         offsets: the cells' positions relative to the current token, length n.
-        visible: bool [n, n], which cell (row) sees which cell (column).  All of them see
-            the current token and everything before it, so that has no column.
+        seen: for each cell, the cells that it sees, as a set of bits (see `bits`).  All of
+            them see the current token and everything before it, so that has no bit.
         last_row: indices of the cells in the last row; -1 stands for the current token,
             which is in the last row when there is only one.
         last_tokens: for each cell of the last row, the token before it and its own.
@@ -33,10 +35,15 @@ class WindowBlock:
 
     tokens: list[int]
     offsets: Sequence[int]
-    visible: NDArray[np.bool_]
+    seen: tuple[int, ...]
     last_row: Sequence[int]
     last_tokens: list[tuple[int, int]]
     filled: bool
+
+    @property
+    def visible(self) -> NDArray[np.bool_]:
+        """`seen` as bool [n, n]: which cell (row) sees which cell (column)."""
+        return bits.dense(self.seen)
 
     def rows(self, current: int) -> tuple[tuple[int, ...], ...]:
         """The cells as the window's rows, the current token in its place."""
@@ -52,11 +59,11 @@ class WindowBlock:
             columns: at least one; of the last row, theirs alone is left.
         """
         whole = len(self.last_row)
-        kept, last_row = _part(len(self.tokens), whole, columns)
+        kept, seen, last_row = _part(self.seen, whole, columns)
         return WindowBlock(
             [self.tokens[cell] for cell in kept],
             [self.offsets[cell] for cell in kept],
-            self.visible[np.ix_(kept, kept)],
+            seen,
             last_row,
             [self.last_tokens[column] for column in columns],
             self.filled,
@@ -64,20 +71,27 @@ class WindowBlock:
 
 
 @lru_cache(maxsize=64)
-def _shape(rows: int, columns: int) -> tuple[tuple[int, ...], NDArray[np.bool_], tuple[int, ...]]:
-    """Offsets, visibility and last row of a block: they depend on the window's size alone."""
+def _shape(rows: int, columns: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Offsets, who sees whom and last row of a block: they depend on the window's size alone."""
     cells = [(r, j) for r in range(rows) for j in range(columns)][1:]
-    visible = np.zeros((len(cells), len(cells)), dtype=np.bool_)
-    for query, (r, j) in enumerate(cells):
-        for key, (s, i) in enumerate(cells):
-            visible[query, key] = (s == 0 and i <= j) or (i == j and s <= r)
+    seen = tuple(
+        sum(
+            1 << key
+            for key, (s, i) in enumerate(cells)
+            if (s == 0 and i <= j) or (i == j and s <= r)
+        )
+        for r, j in cells
+    )
     last_row = tuple((rows - 1) * columns + j - 1 for j in range(columns))
-    return tuple(r + j for r, j in cells), visible, last_row
+    return tuple(r + j for r, j in cells), seen, last_row
 
 
 @lru_cache(maxsize=256)
-def _part(cells: int, whole: int, columns: range) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Cells of a block that some columns need, and where the last row's are among them."""
+def _part(
+    seen: tuple[int, ...], whole: int, columns: range
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Cells of a block that some columns need, whom they see, and where the last row's are."""
+    cells = len(seen)
     kept = tuple(
         cell
         for cell in range(cells)
@@ -86,7 +100,10 @@ def _part(cells: int, whole: int, columns: range) -> tuple[tuple[int, ...], tupl
     )
     place = {cell: index for index, cell in enumerate(kept)}
     first = cells - whole
-    return kept, tuple(place.get(first + column, -1) for column in columns)
+    left = tuple(
+        sum(1 << index for index, key in enumerate(kept) if seen[cell] >> key & 1) for cell in kept
+    )
+    return kept, left, tuple(place.get(first + column, -1) for column in columns)
 
 
 class LookaheadWindow:
@@ -120,12 +137,12 @@ class LookaheadWindow:
     def block(self, current: int) -> WindowBlock:
         """The cells to feed in the next step, behind the current token."""
         rows = [[current, *self.rows[0][1:]], *self.rows[1:]]
-        offsets, visible, last_row = _shape(len(rows), len(rows[0]))
+        offsets, seen, last_row = _shape(len(rows), len(rows[0]))
         # What a cell of the last row reads just before itself: the row above, or its left.
         above = rows[-2] if len(rows) > 1 else [current, *rows[0][:-1]]
         last_tokens = list(zip(above, rows[-1], strict=True))
         tokens = [token for row in rows for token in row]
-        return WindowBlock(tokens[1:], offsets, visible, last_row, last_tokens, self.filled)
+        return WindowBlock(tokens[1:], offsets, seen, last_row, last_tokens, self.filled)
 
     def ngrams(self, current: int, outputs: Sequence[int]) -> list[tuple[int, ...]]:
         """The W n-grams that the last row's `outputs` close; none while the window fills.

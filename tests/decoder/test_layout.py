@@ -91,3 +91,24 @@ def test_long_paths_stay_whole_in_the_mask() -> None:
     assert step.visible is not None
     assert np.array_equal(step.visible[:151, :151], np.tri(151, dtype=bool))
     assert np.flatnonzero(step.visible[151]).tolist() == [0, 1, 2, 151]
+
+
+def test_bits_say_what_the_mask_says() -> None:
+    """Words end within rows of every width, and the highest bit of a word is a sign."""
+    for width in (1, 2, 31, 32, 33, 64, 65, 130):
+        tree = tree_of(tuple(range(width - 1)), (3,))
+        step = build([7], 0, Draft(tree))
+        count = len(step.tokens)
+        assert step.bits.shape == (count, -(-count // 32))
+        assert step.bits.dtype == np.int32
+        whole = np.unpackbits(step.bits.view(np.uint8), axis=1, bitorder="little")
+        visible = np.ones((1, 1)) if step.visible is None else step.visible
+        assert np.array_equal(whole[:, :count], visible)
+        assert not whole[:, count:].any()
+
+
+def test_a_window_without_cells_has_an_empty_mask() -> None:
+    block = LookaheadWindow(1, 2, [1], random.Random(0)).block(7)
+    assert block.visible.shape == (0, 0)
+    step = build([7], 0, Draft(window=block))
+    assert (step.tokens, step.outputs, step.visible) == ([7], [0, 0], None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from ladecli.decoder import ngram_model
@@ -41,7 +43,7 @@ def priced(nodes: int, token: float) -> CostCurve:
 
 
 def recycle(model: NgramModel, context: list[int], orders: int, row: dict[int, float]) -> None:
-    model.recycle(model.recycled, [model.context_of(context)], orders, [row])
+    model.recycle(model.recycled, model.keys([model.context_of(context)], orders), [row])
 
 
 def paths(tree: TokenTree) -> list[tuple[int, ...]]:
@@ -99,7 +101,7 @@ def test_what_the_model_said_behind_the_same_four_tokens_is_nearly_certain() -> 
 
 def test_guesses_of_the_window_stand_behind_what_a_candidate_saw() -> None:
     model = NgramModel()
-    model.recycle(model.guessed, [model.context_of([2])], 1, [{8: 0.9}])
+    model.recycle(model.guessed, model.keys([model.context_of([2])], 1), [{8: 0.9}])
     assert best(model, 2) == [8]
     assert SOURCE_OF_KIND[model.successors(model.context_of([2]))[0][2]] == "trajectory"
     recycle(model, [2], 1, {5: 0.9})
@@ -225,3 +227,16 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for token in range(50):
         model.learn(model.context_of([5]), 1, token, 1.0, "context")
     assert len(model.counted[1][5].weights) == SUCCESSORS
+
+
+def test_a_smaller_tree_is_the_beginning_of_a_larger_one() -> None:
+    """What waits is only given up where there is no room for it."""
+    text = random.Random(1).choices(range(12), k=400)
+    model = taught(text)
+    for start in range(0, 90, 9):
+        context = model.context_of(text[start : start + ORDER])
+        large = paths(model.tree(context, 99, free(60)))
+        small = model.tree(context, 99, free(30))
+        same = sum(path in large[:30] for path in paths(small))
+        assert len(small) == 30
+        assert same >= 28

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -266,6 +267,7 @@ def test_a_boundary_breaks_no_promise() -> None:
 def test_ngrams_are_counted_with_their_weight() -> None:
     drafts = DraftState()
     drafts.trajectory.learn(step([9], 1), [(1, 2, 3)])
+    drafts.trajectory.catch_up()
     model = drafts.model
     assert [len(table) for table in model.counted] == [0, 2, 1, 0, 0]
     for context, token in (([1], 2), ([2], 3), ([1, 2], 3)):
@@ -277,6 +279,7 @@ def test_ngrams_are_counted_with_their_weight() -> None:
 def test_long_ngrams_are_counted_under_up_to_four_tokens() -> None:
     drafts = DraftState()
     drafts.trajectory.learn(step([9], 1), [(1, 2, 3, 4, 5, 6, 7)])
+    drafts.trajectory.catch_up()
     model = drafts.model
     assert [len(table) for table in model.counted] == [0, 6, 5, 4, 3]
     assert model.counted[ORDER][model.context_of([3, 4, 5, 6])].weights == {7: WEIGHT}
@@ -285,13 +288,34 @@ def test_long_ngrams_are_counted_under_up_to_four_tokens() -> None:
 def test_ngrams_of_one_step_do_not_follow_one_another() -> None:
     drafts = DraftState()
     drafts.trajectory.learn(step([9], 1), [(1, 2), (3, 4)])
+    drafts.trajectory.catch_up()
     assert drafts.model.counted[1].keys() == {1, 3}
     assert not drafts.model.counted[2]
+
+
+@pytest.mark.parametrize("how", ["settle", "learn", "begin", "to_arrays"])
+def test_ngrams_wait_until_there_is_time_and_are_never_lost(how: str) -> None:
+    drafts = DraftState()
+    drafts.trajectory.learn(step([9], 1), [(1, 2, 3)])
+    assert not any(drafts.model.counted), "the next draft does not wait for them"
+    match how:
+        case "settle":
+            drafts.trajectory.settle(Draft(), [9])
+        case "learn":
+            drafts.trajectory.learn(step([9], 1), [])
+        case "begin":
+            drafts.trajectory.begin([9])
+        case "to_arrays":
+            assert drafts.to_arrays()["counted1.sizes"].tolist() == [1, 1]
+    assert drafts.model.counted[1].keys() == {1, 2}
+    drafts.trajectory.catch_up()
+    assert drafts.model.counted[1][1].weights == {2: WEIGHT}, "once"
 
 
 def test_accepted_text_counts_more_than_newer_ngrams() -> None:
     drafts = learned_whole(1, 2)
     drafts.trajectory.learn(step([1, 2], 1), [(1, 3)])
+    drafts.trajectory.catch_up()
     ranked = drafts.model.successors(drafts.model.context_of([1]))
     assert [token for _, token, _ in ranked] == [2, 3]
 
@@ -299,6 +323,7 @@ def test_accepted_text_counts_more_than_newer_ngrams() -> None:
 def test_drafts_say_which_source_they_are_of() -> None:
     drafts = learned_whole(1, 2)
     drafts.trajectory.learn(step([1, 2], 1), [(3, 4)])
+    drafts.trajectory.catch_up()
     drafts.recycled.learn(step([5, 6], 1, ranked=[{7: 1.0}]), [])
     assert drawn(drafts, [1], nodes=1).sources == ["context"]
     assert drawn(drafts, [3], nodes=1).sources == ["trajectory"]
@@ -333,6 +358,23 @@ def test_rows_land_under_one_to_four_tokens_of_text_and_tree() -> None:
         keys = [model.context_of(path[-order:]) for path in paths]
         assert model.recycled[order] == dict(zip(keys, rows, strict=True))
     assert not any(model.guessed)
+
+
+@pytest.mark.parametrize("prepared", ["", "this draft", "another draft", "another text"])
+def test_rows_land_in_the_same_places_whatever_was_prepared(prepared: str) -> None:
+    tree = TokenTree()
+    tree.add([7, 8], "context", 9)
+    seen = step([1, 2, 3, 7, 6], 2, tree, window_block(3), rows_of(5))
+    plain, other = DraftState(), Draft(TokenTree([5], [ROOT], [1], ["context"]), successors=4)
+    plain.recycled.learn(seen, [])
+    asked = replace(seen.draft, successors=4)
+    drafts = DraftState()
+    if prepared:
+        draft = other if prepared == "another draft" else asked
+        drafts.recycled.settle(draft, [2, 3] if prepared == "another text" else [1, 2, 3])
+    drafts.recycled.learn(replace(seen, draft=asked), [])
+    assert drafts.model.recycled == plain.model.recycled
+    assert drafts.model.guessed == plain.model.guessed
 
 
 def test_a_short_text_has_no_longer_contexts() -> None:

@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
+from ..layout import Draft
 from ..ngram_model import ORDER, Guide, NgramModel
 from ..observation import Observation
 from ..suffix_automaton import SuffixAutomaton
@@ -96,6 +97,9 @@ class ContextSource:
         else:
             # Another generation began in between, with another text.
             self.begin(seen.text)
+
+    def settle(self, draft: Draft, text: Sequence[int]) -> None:
+        """Nothing waits: the next draft needs all of it."""
 
     def guide(self) -> Guide | None:
         """The continuation of the longest passage that the end of the text repeats."""

@@ -27,3 +27,6 @@ class Autoregressive:
 
     def observe(self, state: State, seen: Observation) -> None:
         """Nothing to learn."""
+
+    def settle(self) -> None:
+        """Nothing waits."""

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from ..config import LookaheadConfig
 from ..draft_state import DraftState
+from ..layout import Draft
 from ..ngram_model import LESSON
 from ..observation import Observation
 from ..sources import Source
@@ -37,6 +38,9 @@ class Drafter(Protocol):
     def learn(self, seen: Observation, ngrams: Sequence[Sequence[int]]) -> None:
         """A step is over, and the window closed `ngrams` in it."""
 
+    def settle(self, draft: Draft, text: Sequence[int]) -> None:
+        """Do what can wait while the device tries `draft` behind `text`, or be done ahead."""
+
 
 class PoolDrafter:
     """The paper's n-gram pool: candidates start with the current token, newest first."""
@@ -64,6 +68,9 @@ class PoolDrafter:
         """Pool the n-grams."""
         for ngram in ngrams:
             self._pool.add(ngram, self._guesses)
+
+    def settle(self, draft: Draft, text: Sequence[int]) -> None:
+        """Nothing waits: the newest n-grams are tried first."""
 
 
 class ModelDrafter:
@@ -110,3 +117,8 @@ class ModelDrafter:
         self._drafts.model.judge(tokens, seen.verdict.nodes)
         for source in self._sources:
             source.learn(seen, ngrams)
+
+    def settle(self, draft: Draft, text: Sequence[int]) -> None:
+        """Let each source do what can wait."""
+        for source in self._sources:
+            source.settle(draft, text)
