@@ -1,0 +1,49 @@
+"""Whether one function may stand for another: both are tried on the same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ROUNDING = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+"""Largest difference that is taken for rounding, relative to the largest number."""
+
+
+@torch.no_grad()
+def difference(own: Callable[..., Any], mine: Callable[..., Any], *inputs: Tensor) -> float:
+    """How far two functions are apart, relative to the largest number of the first.
+
+    Returns:
+        Infinity where one of them fails, or where their results differ in shape or type.
+    """
+    try:
+        results = [_listed(function(*inputs)) for function in (own, mine)]
+    except Exception:
+        # Whatever a family or a compiler does not like: then nothing is replaced.
+        return float("inf")
+    worst = 0.0
+    for expected, got in zip(*results, strict=True):
+        if (expected.shape, expected.dtype) != (got.shape, got.dtype):
+            return float("inf")
+        gap = (expected.double() - got.double()).abs().max() / expected.double().abs().max()
+        # A comparison with no number is false either way: such a difference has no bound.
+        worst = max(worst, float(gap)) if bool(gap < 1) else float("inf")
+    return worst
+
+
+def agree(own: Callable[..., Any], mine: Callable[..., Any], *inputs: Tensor) -> bool:
+    """Whether two functions differ by no more than rounding on `inputs`."""
+    return difference(own, mine, *inputs) <= ROUNDING.get(inputs[0].dtype, 0.0)
+
+
+def numbers(like: Tensor, *shape: int) -> Tensor:
+    """The same random numbers at every call, of the type of `like` and where it is."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(shape, generator=generator).to(like.device, like.dtype)
+
+
+def _listed(result: Any) -> Iterable[Tensor]:
+    return [result] if isinstance(result, Tensor) else list(result)
