@@ -11,7 +11,7 @@ from torch import Tensor
 
 from . import launch
 from .blueprint import shape_of
-from .decoder.attention import bound
+from .decoder.attention import AUTO, bound
 from .decoder.config import LookaheadConfig, SamplingConfig
 from .decoder.engine import Decoder, Limits
 from .decoder.events import Finished
@@ -85,7 +85,8 @@ def lookahead(
         # Temperature, top-k and the like are among the logits processors already.
         sampling = SamplingConfig(temperature=1.0, seed=lade_seed)
     with bound(model):
-        decoder = Decoder(model)
+        # The model is somebody else's, and decodes one text: it stays as it is.
+        decoder = Decoder(model, lean=False)
         if text.shape[1] > decoder.max_context:
             warnings.warn(
                 f"the text ends at the model's context of {decoder.max_context} tokens,"
@@ -118,7 +119,9 @@ def _chosen(model: Any) -> LookaheadConfig:
     # Code of its own is running already, so it is here.
     hub = {"trust_remote_code": True, "local_files_only": True}
     shape = shape_of(model.config, model.dtype, hub=hub)
-    choice = launch.choice_for(Request(), detect(str(model.device)), shape)
+    # What `Decoder` comes to without a word.
+    request = Request(attention=AUTO, cuda_graphs=False)
+    choice = launch.choice_for(request, detect(str(model.device)), shape)
     for notice in choice.notices:
         warnings.warn(notice, stacklevel=3)
     _CHOSEN[model] = place, choice.lookahead

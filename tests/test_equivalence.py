@@ -113,7 +113,8 @@ def test_widths_bound_the_window_and_start_with_the_plain_step() -> None:
 def test_drafts_of_another_model_are_refused() -> None:
     model, prompt, drafts = model_of("llama"), prompt_for("llama", 12), DraftState()
     unknown = {model.config.vocab_size + 5: 0.9}
-    drafts.model.recycle(drafts.model.recycled, [prompt[-1]], 1, [unknown])
+    keys = drafts.model.keys([prompt[-1]], 1)
+    drafts.model.recycle(drafts.model.recycled, keys, [unknown])
     strategy = make_strategy("lookahead", LookaheadConfig(2, 3, 2, 20), drafts)
     with pytest.raises(ConfigError, match="more token ids"):
         list(Decoder(model).generate(prompt, strategy, None, Limits(10)))

@@ -16,17 +16,25 @@ A map of the room, in the order in which a step passes through it:
 - `step_cost`   what a step costs by its width: how large a tree pays
 - `ledger`      stops drafts that cost more than they bring
 - `tree`        candidates merged by common prefix
-- `layout`      token order, positions and visibility of one step
+- `layout`      token order, positions and visibility of one step; `bits` holds who sees whom
 - `parallel`    several ranks: who computes what of a step, and what they found together
 - `runner`      the forward pass of one step; `places` says on which devices
-- `attention`   how a step attends to the committed text and to itself
+- `graphs`      the same, each kind of step captured once and launched as a whole from then on:
+  `capture` records CUDA graphs, `static_step` is what a step of fixed shapes reads and writes
+- `lean`        fewer and larger operations between a forward's products, where a trial shows
+  that nothing else changes
+- `attention`   how a step attends to the committed text and to itself: several backends, and
+  `attention.choice`, which finds the fastest
 - `kv_cache`    keys and values by slot; keeping the accepted ones is one gather
+- `readout`     what is read out of a step's logits, all of it in one copy: `ranking` finds the
+  most probable tokens, `choosing` draws tokens, both for all rows and without waiting
 - `sampling`    logits to a token, with one uniform number per position
 - `verify`      the walk that accepts
 - `stopwatch`   where the time of a step goes, for those who ask
 - `recheck`     scores a text again, by several forwards that are all right
 - `movement`    how far a difference of two texts may come from rounding
-- `support`     which models this works for, and why not for others; `probe` tries unknown ones
+- `support`     which models this works for, and why not for others; `probe` tries unknown ones,
+  and whether steps can be captured
 - `observation` what strategies and sources are told of a step when it is over
 - `checksum`    by which ranks notice that they do not do the same
 - `config`, `events`, `errors`   the values that cross the door
@@ -49,6 +57,14 @@ Glossary (the letters are those of the paper, Fu et al., ICML 2024, arXiv 2402.0
   are *followers*.
 - *share*: what one rank computes of a draft.
 - *step*: one forward pass that yields tokens: the accepted ones and the bonus token.
+- *captured*: recorded once as a CUDA graph, with all addresses and shapes fixed for good; what
+  changes from step to step is sent into a buffer that the graph reads.
+- *reach*: slots of the cache that a captured step's attention is handed, filled or not.  (Of a
+  sliding window: how far back it sees.)
+- *moves*: keys of accepted tokens that have to come to the front of the cache.
+- *settle*: to do now what was put off: a cache its moves, a strategy what it need not learn
+  before the next draft.
+- *output*: a token of a step whose logits are wanted; *row*: where its logits stand.
 
 This file imports nothing, so that the torch-free parts stay cheap to import.
 """

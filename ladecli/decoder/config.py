@@ -16,6 +16,9 @@ PREFILL_CHUNK = 512
 """Tokens of a prompt that are read at once."""
 GROWTH = 256
 """Slots are allocated in multiples of this."""
+FIRST_SLOTS = 2048
+"""Slots of a new cache where steps are captured, as far as the context needs them: when it grows,
+all is captured anew."""
 PARTLY = 0.6
 """Beyond this share of the slots for any text, all of them are allocated.
 

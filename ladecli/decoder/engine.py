@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
@@ -14,26 +15,34 @@ from torch import nn
 
 from . import layout
 from .attention import bind, release
+from .capture import Capture
 from .config import GROWTH, PREFILL_CHUNK, SamplingConfig
 from .errors import ConfigError, DecoderError, PromptError
 from .events import Event, Finished, FinishReason, Squeezed, Started, Step
+from .graphs import GraphRunner
 from .kv_cache import KVCache
 from .layout import Draft, StepLayout
+from .lean import make_lean
 from .limits import Limits, cut
 from .memory import Allowance, attempt, try_forward
 from .observation import Observation
 from .parallel.deal import Dealt
 from .parallel.group import ALONE, Finding, Group, Shortage, Stopped
-from .probe import probe
+from .probe import probe, try_capture
 from .reader import Reader
+from .readout import Wanted
 from .runner import Runner
-from .sampling import LogitsProcessor, Sampler, top
+from .sampling import LogitsProcessor, Sampler
 from .stopwatch import BETWEEN, Stopwatch
 from .strategies import State, Strategy
 from .support import ModelFacts, examine
 from .verify import Verdict, walk
 
 __all__ = ["Decoder", "Limits"]
+
+_OTHER_GRAPHS = "torch._inductor.cudagraph_trees"
+"""torch.compile has this where it captures graphs, for which it frees the workspaces of cuBLAS:
+those captured here would go on writing to them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +65,9 @@ class _Job:
 class Decoder:
     """Decodes token ids with any strategy on a stock causal language model of transformers.
 
-    The model is bound to the step attention (see `attention.bind`) and stays so.  The cache
-    is kept from one generation to the next: a prompt that starts with tokens that are still
-    in it is prefilled from there on only.
+    The model is bound to the step attention (see `attention.bind`) and made lean (see `lean`), and
+    stays so.  The cache is kept from one generation to the next: a prompt that starts with tokens
+    that are still in it is prefilled from there on only.
 
     Args:
         model: a causal language model, in evaluation mode.
@@ -66,6 +75,15 @@ class Decoder:
         max_context: the most tokens that prompt and text may have together; None for what
             the model was made for.
         prefill_chunk: prompt tokens per forward.
+        capture: captures steps as CUDA graphs, where that works for the model; None not to.
+        compiled: whether captured steps are compiled by torch first.
+        lean: whether parts of the model's forward are replaced by ones of fewer operations.
+
+    Attributes:
+        facts: about the model.
+        max_context: as above, and not more than the model was made for.
+        cache: its keys and values.
+        runner: runs its steps, and says how.
 
     Raises:
         UnsupportedModelError: the model cannot verify drafts in one pass.
@@ -78,6 +96,9 @@ class Decoder:
         attention: str = "auto",
         max_context: int | None = None,
         prefill_chunk: int = PREFILL_CHUNK,
+        capture: Capture | None = None,
+        compiled: bool = False,
+        lean: bool = True,
     ) -> None:
         self.facts: ModelFacts = examine(model.config)
         self.max_context = min(max_context or self.facts.context, self.facts.context)
@@ -87,28 +108,48 @@ class Decoder:
         self._generation = 0
         self._lock = threading.Lock()
         self._model: nn.Module = model
-        self._runner = Runner(model, self.cache, attention)
-        self._reader = Reader(self._runner, self.cache, self.facts, prefill_chunk)
         if not self.facts.tested:
             probe(model, self.facts)
         self._before = bind(model)
+        self._lean = make_lean(model, None if lean else ())
+        trouble = None
+        if capture is not None:
+            trouble = try_capture(model, self.facts, attention, capture)
+        self.runner = (
+            Runner(model, self.cache, attention, trouble)
+            if capture is None or trouble is not None
+            else GraphRunner(model, self.cache, attention, capture, compiled=compiled)
+        )
+        self._reader = Reader(self.runner, self.cache, self.facts, prefill_chunk)
 
     @contextmanager
     def released(self) -> Iterator[None]:
-        """Give the model its own attention back for a while; nothing is decoded here then."""
+        """Give the model its own forward back for a while; nothing is decoded here then."""
         with self._lock:
             release(self._before)
+            self._lean.release()
             try:
                 yield
             finally:
                 bind(self._model)
+                self._lean.bind()
+                if _OTHER_GRAPHS in sys.modules:
+                    self.runner.forget()
 
-    def forget(self) -> None:
-        """Drop the cached text, and its memory; a generation under way is over."""
+    def forget(self, *, keep_memory: bool = False) -> None:
+        """Drop the cached text; a generation under way is over.
+
+        Args:
+            keep_memory: whether the cache's memory is kept for the next text, and with it the
+                steps that were captured for its addresses.
+        """
         with self._lock:
             self._generation += 1
             self._cached = []
-            self.cache.release()
+            self.cache.truncate(0)
+            if not keep_memory:
+                self.cache.release()
+                self.runner.forget()
 
     def generate(
         self,
@@ -160,7 +201,7 @@ class Decoder:
             Sampler(sampling or SamplingConfig(), processors),
             limits or Limits(),
             detailed,
-            Stopwatch(self._runner.device) if timed else None,
+            Stopwatch(self.runner.device) if timed else None,
             group,
         )
         return self._exclusive(self._decode(list(prompt), job))
@@ -251,6 +292,8 @@ class Decoder:
             found = None
             if fits:
                 found = try_forward(group.forwards_alone, self._run, step, share, job, len(tokens))
+            # Ranks whose forward did not get that far have to draft the same afterwards.
+            strategy.settle()
             short = Shortage(step.pending, width - step.pending + 1)
             shown = group.agree(dealt, found or short, len(tokens), strategy.checksum)
             job.lap("agree")
@@ -286,13 +329,27 @@ class Decoder:
 
     def _run(self, step: StepLayout, draft: Draft, job: _Job, length: int) -> Finding:
         """All of a step that takes much memory: what it shows."""
-        logits = self._runner.forward(step)
+        wanted = self._wanted(step, draft, job.sampler, length)
+        running = self.runner.start(step, wanted)
+        # The device is at work: what can wait until now costs no time.
+        job.strategy.settle()
+        shown = running.result()
         job.lap("forward")
-        best = logits.argmax(dim=-1).tolist()
-        verdict = walk(draft.tree, job.sampler.chooser(logits, best, length))
-        ranked = top(logits, draft.successors) if draft.successors else ()
+        chooser = job.sampler.chooser(shown.logits, shown.best, length, shown.chosen, shown.certain)
+        verdict = walk(draft.tree, chooser)
         job.lap("verify")
-        return Finding(verdict, best, ranked)
+        return Finding(verdict, shown.best, shown.ranked)
+
+    def _wanted(self, step: StepLayout, draft: Draft, sampler: Sampler, length: int) -> Wanted:
+        """What to ask a step for; a GPU is not asked again for every row that the walk visits."""
+        if sampler.plain:
+            return Wanted(draft.successors, logits=False)
+        if not (sampler.ahead and self.runner.chooses):
+            return Wanted(draft.successors)
+        depths = [0] * step.pending + list(draft.tree.depths)
+        padding = [0.0] * (len(step.tokens) - len(depths))
+        uniforms = [*sampler.uniforms(length, depths), *padding]
+        return Wanted(draft.successors, sampling=sampler.config, uniforms=uniforms)
 
     def _keep(
         self, step: StepLayout, dealt: Dealt, nodes: Sequence[int], state: State, mine: int

@@ -32,6 +32,19 @@ class _Shelf:
     values: Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """Keys and values that have to move to the front.
+
+    Attributes:
+        slots: where they are, ascending.
+        start: where the first of them belongs; the others come behind it.
+    """
+
+    slots: list[int]
+    start: int
+
+
 class KVCache:
     """A preallocated cache that answers to what transformers' models ask of theirs.
 
@@ -45,6 +58,11 @@ class KVCache:
     Attributes:
         length: committed slots; slot i holds the token at position i.
         layers: as above.
+        edition: another number whenever the tensors are others than before: what holds on to
+            their addresses has to let go.
+        first: slots that a new cache is to have at least, as far as a text can need them.
+        defers: whether `keep` leaves it to the next step to move keys and values, which a captured
+            step does on the way.
     """
 
     # Models ask a cache whether it can be compiled or is sliding; this one is neither.
@@ -54,8 +72,13 @@ class KVCache:
     def __init__(self, layers: int, most: int | None = None) -> None:
         self.length = 0
         self.layers = layers
+        self.edition = 0
+        self.first = 0
+        self.defers = False
+        self._roomy = True
         self._most = most
         self._slots = 0
+        self._moves: Moves | None = None
         self._shelves = [_Shelf([*range(layers)])]
         # Of each layer, [1, K, slots, D], once it has been written: a step asks for all of them.
         self._views: list[tuple[Tensor, Tensor] | None] = [None] * layers
@@ -63,12 +86,28 @@ class KVCache:
     @property
     def keys(self) -> Tensor | None:
         """[layers, 1, K, slots, D]: of the layers on the first device, once they were written."""
+        self.settle()
         return self._shelves[0].keys
 
     @property
     def values(self) -> Tensor | None:
         """As `keys`."""
+        self.settle()
         return self._shelves[0].values
+
+    @property
+    def slots(self) -> int:
+        """Slots that there are, or will be at the first write."""
+        return self._slots
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor] | None:
+        """`keys` and `values` as they lie there, moved or not; None if there are none, or if
+        layers are on several devices."""
+        shelf = self._shelves[0]
+        if len(self._shelves) > 1 or shelf.keys is None or shelf.values is None:
+            return None
+        return shelf.keys, shelf.values
 
     def spread(self, devices: Sequence[torch.device]) -> None:
         """Say where the layers are: those on one device share a tensor there.
@@ -94,10 +133,12 @@ class KVCache:
         if not written or (not self.length and len(written) < len(self._shelves)):
             # Not more than this: what was wanted before may have been too much for memory.
             self._drop()
-            self._slots = least
+            self._slots = max(least, min(self.first, self._most or 0) if self._roomy else 0)
+            self._roomy = False
             return
         if slots <= self._slots:
             return
+        self.settle()
         # At least double, so that growing step by step costs no more than a copy in all.
         wanted, grown = 2 * self._slots, None
         if self._most is not None:
@@ -161,38 +202,77 @@ class KVCache:
 
     def _fill(self, shelf: _Shelf, keys: Tensor, values: Tensor) -> None:
         shelf.keys, shelf.values = keys, values
+        self.edition += 1
         for row, layer in enumerate(shelf.layers):
             self._views[layer] = keys[row], values[row]
 
-    @torch.inference_mode()
     def keep(self, kept: Sequence[int]) -> None:
         """Commit the tokens of the last step at the indices `kept`, in that order.
 
         Args:
             kept: ascending indices into the step's T tokens.
         """
+        self.settle()
         start = self.length
         in_place = next((i for i, index in enumerate(kept) if i != index), len(kept))
         if in_place < len(kept):
-            first, last = start + in_place, start + len(kept)
-            for shelf in self._shelves:
-                if shelf.keys is None or shelf.values is None:
-                    continue
-                moved = torch.tensor(kept[in_place:], device=shelf.keys.device) + start
-                shelf.keys[:, :, :, first:last] = shelf.keys.index_select(3, moved)
-                shelf.values[:, :, :, first:last] = shelf.values.index_select(3, moved)
+            self._moves = Moves([start + index for index in kept[in_place:]], start + in_place)
+            if not self.defers:
+                self.settle()
         self.length = start + len(kept)
+
+    @property
+    def moves(self) -> Moves | None:
+        """What `keep` left to be moved."""
+        return self._moves
+
+    def settle(self) -> None:
+        """Move what `keep` left to be moved; where that fails, those tokens are forgotten."""
+        if self._moves is None:
+            return
+        try:
+            self._move(self._moves)
+        except BaseException:
+            self.lose_moves()
+            raise
+        self._moves = None
+
+    @torch.inference_mode()
+    def _move(self, moves: Moves) -> None:
+        """One gather over all layers of a device."""
+        first, last = moves.start, moves.start + len(moves.slots)
+        for shelf in self._shelves:
+            if shelf.keys is None or shelf.values is None:
+                continue
+            slots = torch.tensor(moves.slots, device=shelf.keys.device)
+            shelf.keys[:, :, :, first:last] = shelf.keys.index_select(3, slots)
+            shelf.values[:, :, :, first:last] = shelf.values.index_select(3, slots)
+
+    def moved(self) -> None:
+        """Somebody else has moved what was to be moved."""
+        self._moves = None
+
+    def lose_moves(self) -> None:
+        """Nobody knows whether what was to be moved has been: forget those tokens."""
+        if self._moves is not None:
+            self.length = min(self.length, self._moves.start)
+            self._moves = None
 
     def truncate(self, length: int) -> None:
         """Forget all but the first `length` tokens."""
         self.length = min(self.length, length)
+        if self._moves is not None and self._moves.start >= self.length:
+            self._moves = None
 
     def release(self) -> None:
         """Forget everything, and give the memory back."""
         self.length = self._slots = 0
+        self._roomy = True
         self._drop()
 
     def _drop(self) -> None:
+        self._moves = None
+        self.edition += 1
         self._views = [None] * self.layers
         for shelf in self._shelves:
             shelf.keys = shelf.values = None

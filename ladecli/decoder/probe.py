@@ -1,4 +1,4 @@
-"""A trial of an unknown model family: does a step say what the model's own forward says?"""
+"""Trials: do steps of an unknown model family, or captured ones, say what they should?"""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from torch import Tensor
 
 from . import layout
 from .attention import bound
+from .capture import Capture
 from .errors import UnsupportedModelError
+from .graphs import GraphRunner
 from .kv_cache import KVCache
 from .memory import is_out_of_memory
 from .places import device_of
+from .readout import Wanted
 from .runner import Runner
 from .support import ModelFacts
 from .tree import TokenTree
@@ -74,6 +77,56 @@ def _decode(runner: Runner, cache: KVCache, text: list[int], rival: list[int]) -
         last.append(runner.forward(step))
         cache.keep([0])
     return torch.cat([first, *last])
+
+
+def try_capture(model: Any, facts: ModelFacts, attention: str, capture: Capture) -> str | None:
+    """Why the steps of a model, whose attention is bound, cannot be captured; None if they can.
+
+    A step is captured behind one text and replayed behind a longer one: whatever a model's Python
+    code decided by the length of the text, or by what tokens there are, shows then.
+
+    Args:
+        model: on the device that `capture` is for.
+        facts: about it.
+        attention: name of the attention backend.
+        capture: captures work.
+    """
+    try:
+        return _captured_alike(model, facts, attention, capture)
+    except Exception as error:
+        return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _captured_alike(model: Any, facts: ModelFacts, attention: str, capture: Capture) -> str | None:
+    text = [(7 + 37 * i) % facts.vocabulary for i in range(12)]
+    tree = TokenTree()
+    tree.add([text[9], text[3]], "probe", limit=3)
+    tree.add([text[4]], "probe", limit=3)
+    captured = GraphRunner(model, KVCache(facts.layers, 2 * len(text)), attention, capture)
+    said = _said(captured, text, tree)
+    if captured.trouble is not None:
+        return captured.trouble
+    expected = _said(Runner(model, KVCache(facts.layers), attention), text, tree)
+    difference = float((said - expected).abs().max() / expected.std())
+    if not difference <= TOLERANCE.get(model.dtype, TOLERANCE[torch.bfloat16]):
+        return f"captured steps were off by {difference:.1g} of the logits' spread"
+    return None
+
+
+def _said(runner: Runner, text: list[int], tree: TokenTree) -> Tensor:
+    """Logits of a step behind five tokens, and of another one behind what was kept of it."""
+    cache = runner.cache
+    runner.forward(layout.build_chunk(text[:5], 0))
+    cache.keep(range(5))
+    logits: list[Tensor] = []
+    for current in text[5:7]:
+        step = layout.build([current], cache.length, layout.Draft(tree))
+        shown = runner.start(step, Wanted()).result()
+        # Copies: the next replay writes over them.
+        logits += [shown.logits[i].to(torch.float32, copy=True) for i in range(len(step.outputs))]
+        # The step's own token, and two of the tree's, which have to be brought together.
+        cache.keep([0, 1, 3])
+    return torch.stack(logits)
 
 
 def _refused(facts: ModelFacts, how: str) -> UnsupportedModelError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,6 +13,39 @@ from .attention import STEP_KEYWORD, StepAttention, choose_backend
 from .kv_cache import KVCache
 from .layout import StepLayout
 from .places import device_of, devices_of, layer_devices
+from .readout import Rows, Shown, Wanted, pack, unpack
+
+
+class Running:
+    """A step that the device may still be at work on.
+
+    Args:
+        words: what `pack` made of its logits, on the device or on the way to the host.
+        logits: by output.
+        count: rows that were packed.
+        wanted: what was asked for.
+        wait: returns when `words` has arrived; None where reading them waits by itself.
+    """
+
+    def __init__(
+        self,
+        words: Tensor,
+        logits: Rows,
+        count: int,
+        wanted: Wanted,
+        wait: Callable[[], None] | None = None,
+    ) -> None:
+        self._words = words
+        self._logits = logits
+        self._count = count
+        self._wanted = wanted
+        self._wait = wait
+
+    def result(self) -> Shown:
+        """Wait for it."""
+        if self._wait is not None:
+            self._wait()
+        return unpack(self._words.numpy(force=True), self._logits, self._count, self._wanted)
 
 
 class Runner:
@@ -20,22 +55,58 @@ class Runner:
         model: a causal language model of transformers.
         cache: where its layers write.
         attention: name of the attention backend.
+        trouble: why steps are not captured though they were to be.
 
     Attributes:
+        cache, trouble: as above.
+        uncompiled: why captured steps are not compiled though they were to be.
         device: where the model takes its input, and gives its logits.
+        chooses: whether tokens are best drawn for all rows of a step at once: to ask a GPU for
+            one row after the other takes longer.
         sliding_windows: those that layers asked for in the last step.
     """
 
-    def __init__(self, model: nn.Module, cache: KVCache, attention: str = "auto") -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        cache: KVCache,
+        attention: str = "auto",
+        trouble: str | None = None,
+    ) -> None:
         self._model = model
-        self._cache = cache
+        self.cache = cache
+        self.trouble = trouble
+        self.uncompiled: str | None = None
         self._backend = choose_backend(attention)
         self.device = device_of(model)
         self._several = len({*devices_of(model)}) > 1
         layers = layer_devices(model) if self._several else []
         if len(layers) == cache.layers:
             cache.spread(layers)
+        self.chooses = self.device.type == "cuda"
         self.sliding_windows: set[int] = set()
+
+    @property
+    def captures(self) -> bool:
+        """Whether steps are captured as CUDA graphs."""
+        return False
+
+    @property
+    def compiles(self) -> bool:
+        """Whether captured steps are compiled first."""
+        return False
+
+    def widths(self, limit: int) -> tuple[int, ...]:
+        """The widths that a strategy should give its steps, up to a limit, which is one of them;
+        () where any width does as well.
+
+        Args:
+            limit: the most tokens of a step.
+        """
+        return ()
+
+    def forget(self) -> None:
+        """Let go of what is kept for further steps: here, of nothing."""
 
     # Cheaper than no_grad by a seventh where a step is bound by dispatch.
     @torch.inference_mode()
@@ -47,14 +118,15 @@ class Runner:
             where no outputs are wanted.
         """
         device, width = self.device, len(layout.tokens)
-        self._cache.reserve(self._cache.length + width)
+        self.cache.settle()
+        self.cache.reserve(self.cache.length + width)
         positions = torch.tensor(layout.positions, device=device)
         visible = None if layout.visible is None else torch.from_numpy(layout.visible).to(device)
         step = StepAttention(
             self._backend,
             visible,
             positions,
-            self._cache.length,
+            self.cache.length,
             max(layout.positions),
         )
         outputs = layout.outputs or [width - 1]
@@ -66,14 +138,45 @@ class Runner:
             # Plain numbers select on any device, and the last layer may be on another one.
             rows = torch.tensor(outputs, device=device)
         self.sliding_windows = step.sliding_windows
-        result = self._model(
-            input_ids=torch.tensor([layout.tokens], device=device),
-            attention_mask=None,
-            position_ids=positions[None],
-            past_key_values=self._cache,
-            use_cache=True,
-            logits_to_keep=rows,
-            **{STEP_KEYWORD: step},
-        )
+        with _without_plans(device):
+            result = self._model(
+                input_ids=torch.tensor([layout.tokens], device=device),
+                attention_mask=None,
+                position_ids=positions[None],
+                past_key_values=self.cache,
+                use_cache=True,
+                logits_to_keep=rows,
+                **{STEP_KEYWORD: step},
+            )
         logits: Tensor = result.logits[0]
         return logits
+
+    @torch.inference_mode()
+    def start(self, layout: StepLayout, wanted: Wanted) -> Running:
+        """Start one step, and read out what is wanted of its outputs.
+
+        Its keys and values lie behind the committed ones afterwards.
+        """
+        logits = self.forward(layout)
+        uniforms = None
+        if wanted.sampling is not None:
+            given = [wanted.uniforms[row] for row in layout.outputs]
+            uniforms = torch.tensor(given, dtype=torch.float64, device=logits.device)
+        words = pack(logits, wanted.successors, wanted.sampling, uniforms)
+        count = len(logits)
+        return Running(words, Rows(logits, [*range(count)]), count, wanted)
+
+
+@contextmanager
+def _without_plans(device: torch.device) -> Iterator[None]:
+    """Keep torch from cuDNN's attention, which some versions prefer on some GPUs: it makes a plan
+    for every length of the text, and that takes longer than the step itself."""
+    if device.type != "cuda":
+        yield
+        return
+    before: bool = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)

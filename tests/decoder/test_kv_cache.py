@@ -179,3 +179,22 @@ def test_the_last_growth_starts_from_less_than_two_thirds() -> None:
         whole = -(-most // GROWTH) * GROWTH
         assert sizes[-1] == whole
         assert len(sizes) == 2 or sizes[-2] <= max(0.6 * whole, GROWTH)
+
+
+@pytest.mark.parametrize(("most", "slots"), [(5000, 2048), (600, 600), (None, GROWTH)])
+def test_a_new_cache_can_start_with_room(most: int | None, slots: int) -> None:
+    cache = KVCache(2, most)
+    cache.first = 2048
+    for _ in "ab":  # and so does one whose memory was given back
+        write(cache, [1, 2])
+        assert cache.slots == slots
+        cache.release()
+
+
+def test_a_start_that_memory_has_no_room_for_can_be_smaller() -> None:
+    cache = KVCache(2, 5000)
+    cache.first = 2048
+    cache.reserve(3)
+    # The first step failed before anything was written.
+    write(cache, [1, 2, 3])
+    assert cache.slots == GROWTH

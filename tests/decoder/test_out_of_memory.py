@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ladecli.decoder import engine, kv_cache, layout
+from ladecli.decoder import engine, kv_cache, layout, runner
 from ladecli.decoder.config import SOURCES, LookaheadConfig, SamplingConfig
 from ladecli.decoder.draft_state import DraftState
 from ladecli.decoder.engine import Decoder, Limits
@@ -49,7 +50,7 @@ def tighten(decoder: Decoder, fails: Callable[[StepLayout], bool]) -> list[int]:
 
     They do so at their end, so that all of the cache that they may scribble over is.
     """
-    forward, ran = decoder._runner.forward, list[int]()
+    forward, ran = decoder.runner.forward, list[int]()
 
     def short(layout: StepLayout) -> Any:
         logits = forward(layout)
@@ -58,7 +59,7 @@ def tighten(decoder: Decoder, fails: Callable[[StepLayout], bool]) -> list[int]:
         ran.append(len(layout.tokens))
         return logits
 
-    decoder._runner.forward = short
+    decoder.runner.forward = short
     return ran
 
 
@@ -286,7 +287,7 @@ def test_torch_says_it_as_expected() -> None:
 
 def test_a_failed_try_leaves_no_tensors_behind() -> None:
     decoder = Decoder(model_of("llama"))
-    forward, held = decoder._runner.forward, list[weakref.ref[torch.Tensor]]()
+    forward, held = decoder.runner.forward, list[weakref.ref[torch.Tensor]]()
 
     def short(layout: StepLayout) -> Any:
         assert all(tensor() is None for tensor in held), "the try before is still alive"
@@ -296,7 +297,7 @@ def test_a_failed_try_leaves_no_tensors_behind() -> None:
             raise torch.OutOfMemoryError
         return logits
 
-    decoder._runner.forward = short
+    decoder.runner.forward = short
     run(decoder, prompt_for("llama"), "lookahead", CONFIGS["all"])
     assert len(held) > 3
 
@@ -313,15 +314,15 @@ def failing(
     return short
 
 
-@pytest.mark.parametrize("where", ["walk", "top"])
+@pytest.mark.parametrize(("module", "where"), [(engine, "walk"), (runner, "pack")])
 def test_memory_may_run_out_behind_the_forward_too(
-    where: str, monkeypatch: pytest.MonkeyPatch
+    module: ModuleType, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompt = [(5 * i) % 12 for i in range(30)]
     expected = ids_of(run(Decoder(oracle()), prompt))
     decoder = Decoder(oracle())
     bad = iter([False, False, True, False, False, True, True, False, True])
-    monkeypatch.setattr(engine, where, failing(getattr(engine, where), bad))
+    monkeypatch.setattr(module, where, failing(getattr(module, where), bad))
     heard: list[int] = []
     limits = Limits(40, should_stop=lambda token: heard.append(token) is not None)
     events = run(decoder, prompt, "lookahead", CONFIGS["all"], limits=limits)
@@ -360,13 +361,13 @@ def test_keys_that_cannot_be_kept_are_computed_again(monkeypatch: pytest.MonkeyP
 
 def pending_of(decoder: Decoder) -> list[int]:
     """How many committed tokens each step feeds, as they come."""
-    forward, counts = decoder._runner.forward, list[int]()
+    forward, counts = decoder.runner.forward, list[int]()
 
     def noted(layout: StepLayout) -> Any:
         counts.append(layout.pending)
         return forward(layout)
 
-    decoder._runner.forward = noted
+    decoder.runner.forward = noted
     return counts
 
 
@@ -386,6 +387,9 @@ def test_nobody_learns_from_a_draft_that_did_not_run() -> None:
 
         def begin(self, state: Any) -> None:
             self.inner.begin(state)
+
+        def settle(self) -> None:
+            self.inner.settle()
 
         def propose(self, state: Any) -> Any:
             self.draft = self.inner.propose(state)
@@ -409,9 +413,7 @@ def test_nobody_learns_from_a_draft_that_did_not_run() -> None:
 
 def test_other_errors_are_not_swallowed() -> None:
     decoder = Decoder(oracle())
-    decoder._runner.forward = failing(
-        decoder._runner.forward, iter([False, True]), ZeroDivisionError
-    )
+    decoder.runner.forward = failing(decoder.runner.forward, iter([False, True]), ZeroDivisionError)
     with pytest.raises(ZeroDivisionError):
         run(decoder, [1, 2, 3], "lookahead", CONFIGS["all"])
 

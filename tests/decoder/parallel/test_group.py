@@ -143,13 +143,13 @@ def test_only_ranks_that_lack_keys_feed_accepted_tokens_again() -> None:
 
     def one(transport: Threads) -> None:
         decoder = Decoder(model)
-        forward, mine = decoder._runner.forward, pending[transport.rank]
+        forward, mine = decoder.runner.forward, pending[transport.rank]
 
         def noted(layout: StepLayout) -> Any:
             mine.append(layout.pending)
             return forward(layout)
 
-        decoder._runner.forward = noted
+        decoder.runner.forward = noted
         strategy = make_strategy("lookahead", CONFIGS["paper"], DraftState())
         steps = decoder.generate(prompt, strategy, GREEDY, Limits(60), group=Branches(transport))
         assert ids_of([*steps]) == text[20:80]
@@ -210,13 +210,13 @@ def test_one_rank_that_has_cached_more_waits_for_no_other() -> None:
 
 def split(decoder: Decoder, transport: Threads) -> None:
     """Let ranks wait for one another in every forward, as parts of one model do."""
-    forward = decoder._runner.forward
+    forward = decoder.runner.forward
 
     def joint(layout: StepLayout) -> Any:
         assert len({*map(tuple, transport.gather([len(layout.tokens), layout.pending]))}) == 1
         return forward(layout)
 
-    decoder._runner.forward = joint
+    decoder.runner.forward = joint
 
 
 @pytest.mark.parametrize("group", [Branches, Copies])
@@ -256,13 +256,13 @@ def test_closing_while_the_prompt_is_read_waits_for_one_chunk_at_most() -> None:
 
     def one(transport: Threads) -> None:
         decoder = Decoder(model, prefill_chunk=4)
-        forward = decoder._runner.forward
+        forward = decoder.runner.forward
 
         def counted(layout: StepLayout) -> Any:
             fed[transport.rank] += 1
             return forward(layout)
 
-        decoder._runner.forward = counted
+        decoder.runner.forward = counted
         strategy = make_strategy("lookahead", CONFIGS["all"], DraftState())
         events = decoder.generate(prompt, strategy, None, Limits(9), group=Branches(transport))
         for event in events:
@@ -282,14 +282,14 @@ def test_ranks_meet_before_every_chunk_however_small_theirs_are(family: str, mos
 
     def one(transport: Threads) -> list[int]:
         decoder = Decoder(model, prefill_chunk=8)
-        forward = decoder._runner.forward
+        forward = decoder.runner.forward
 
         def short(layout: StepLayout) -> Any:
             if transport.rank == 1 and len(layout.tokens) > most + (family != "llama"):
                 raise torch.OutOfMemoryError
             return forward(layout)
 
-        decoder._runner.forward = short
+        decoder.runner.forward = short
         strategy = make_strategy("lookahead", CONFIGS["all"], DraftState())
         group = Branches(transport)
         return ids_of([*decoder.generate(prompt, strategy, GREEDY, Limits(50), group=group)])
@@ -368,14 +368,14 @@ def test_want_of_memory_on_one_rank_narrows_the_steps_of_all(
 
     def one(transport: Threads) -> list[Event]:
         decoder = Decoder(model)
-        forward = decoder._runner.forward
+        forward = decoder.runner.forward
 
         def short(layout: StepLayout) -> Any:
             if transport.rank in bad and len(layout.tokens) - layout.pending > 9:
                 raise torch.OutOfMemoryError
             return forward(layout)
 
-        decoder._runner.forward = short
+        decoder.runner.forward = short
         strategy = make_strategy("lookahead", CONFIGS["all"], DraftState())
         events = decoder.generate(prompt, strategy, GREEDY, Limits(50), group=Branches(transport))
         return [*events]
@@ -394,7 +394,7 @@ def test_parts_of_a_model_cannot_try_again_by_themselves(at: int) -> None:
 
     def one(transport: Threads) -> None:
         decoder = Decoder(model, prefill_chunk=16)
-        forward, count = decoder._runner.forward, [0]
+        forward, count = decoder.runner.forward, [0]
 
         def short(layout: StepLayout) -> Any:
             count[0] += 1
@@ -402,7 +402,7 @@ def test_parts_of_a_model_cannot_try_again_by_themselves(at: int) -> None:
                 raise torch.OutOfMemoryError
             return forward(layout)
 
-        decoder._runner.forward = short
+        decoder.runner.forward = short
         strategy = make_strategy("lookahead", CONFIGS["all"], DraftState())
         [*decoder.generate(prompt, strategy, None, Limits(9), group=Copies(transport))]
 
@@ -426,7 +426,7 @@ def test_where_a_rank_has_no_memory_at_all_the_text_ends_on_all(at: int) -> None
 
     def one(transport: Threads) -> list[Event]:
         decoder = Decoder(model)
-        forward, count = decoder._runner.forward, [0]
+        forward, count = decoder.runner.forward, [0]
 
         def short(layout: StepLayout) -> Any:
             count[0] += 1
@@ -434,7 +434,7 @@ def test_where_a_rank_has_no_memory_at_all_the_text_ends_on_all(at: int) -> None
                 raise torch.OutOfMemoryError
             return forward(layout)
 
-        decoder._runner.forward = short
+        decoder.runner.forward = short
         strategy = make_strategy("lookahead", CONFIGS["all"], DraftState())
         return [*decoder.generate(prompt, strategy, GREEDY, Limits(50), group=Branches(transport))]
 
@@ -533,7 +533,7 @@ def test_a_second_ctrl_c_in_the_middle_of_a_step(group: Callable[[Threads], Any]
 
     def one(transport: Threads) -> None:
         decoder, ranks = Decoder(model), group(transport)
-        forward, count = decoder._runner.forward, [0]
+        forward, count = decoder.runner.forward, [0]
 
         def pressed(layout: StepLayout) -> Any:
             count[0] += 1
@@ -541,7 +541,7 @@ def test_a_second_ctrl_c_in_the_middle_of_a_step(group: Callable[[Threads], Any]
                 raise KeyboardInterrupt
             return forward(layout)
 
-        decoder._runner.forward = pressed
+        decoder.runner.forward = pressed
 
         def again() -> list[int]:
             strategy = make_strategy("lookahead", CONFIGS["all"], DraftState())
@@ -571,7 +571,7 @@ def test_a_rank_that_fails_is_named_on_the_others(rank: int) -> None:
 
     def one(transport: Threads) -> None:
         decoder = Decoder(model)
-        forward, count = decoder._runner.forward, [0]
+        forward, count = decoder.runner.forward, [0]
 
         def broken(layout: StepLayout) -> Any:
             count[0] += 1
@@ -579,7 +579,7 @@ def test_a_rank_that_fails_is_named_on_the_others(rank: int) -> None:
                 raise ValueError("the cable is loose")
             return forward(layout)
 
-        decoder._runner.forward = broken
+        decoder.runner.forward = broken
         strategy = make_strategy("lookahead", CONFIGS["all"], DraftState())
         try:
             [*decoder.generate(prompt, strategy, None, Limits(50), group=Branches(transport))]

@@ -1,0 +1,194 @@
+"""What torch does not forgive in captures, against a stand-in that forgives as little.
+
+Its rules are those of torch's allocator: a pool whose last graph is gone takes no other, and a
+capture that could not be ended is under way for good, with its stream as the current one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ladecli.decoder.capture import WARM_UP, CudaCapture
+from ladecli.decoder.engine import _OTHER_GRAPHS, Decoder, Limits
+
+from ..decoding import run
+from ..families import model_of, prompt_for
+from .tracing import Again
+
+Pool = tuple[int, int]
+
+
+class Cuda:
+    """Stands for `torch.cuda`.
+
+    Attributes:
+        users: graphs of each pool that was ever captured into.
+        underway: pools that a capture has begun in and not ended.
+        current: the current stream.
+        log: streams that waited for another one, (who, for whom).
+    """
+
+    def __init__(self) -> None:
+        self.users: Counter[Pool] = Counter()
+        self.underway: list[Pool] = []
+        self.current: Any = self.new_stream("default")
+        self.log: list[tuple[str, str]] = []
+        self._pools = 0
+
+    def new_stream(self, name: str = "side") -> Any:
+        return SimpleNamespace(
+            name=name, wait_stream=lambda other: self.log.append((name, other.name))
+        )
+
+    def handle(self) -> Pool:
+        self._pools += 1
+        return 0, self._pools
+
+    @contextmanager
+    def stream(self, stream: Any) -> Iterator[None]:
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    @contextmanager
+    def graph(self, graph: Graph, *, pool: Pool, stream: Any, **_: Any) -> Iterator[None]:
+        before, self.current = self.current, stream
+        if pool in self.users and self.users[pool] == 0:
+            raise RuntimeError("use_count > 0 INTERNAL ASSERT FAILED")
+        self.users[pool] += 1
+        self.underway.append(pool)
+        try:
+            yield
+        except RuntimeError as error:
+            if "permitted" in str(error):
+                raise RuntimeError("CUDA error: a previous error during capture") from None
+            raise
+        self.end(pool)
+        self.current = before
+        graph.ended = pool
+
+    def end(self, pool: Pool) -> None:
+        self.underway.remove(pool)
+
+    def release(self, pool: Pool) -> None:
+        self.users[pool] -= 1
+
+
+class Graph:
+    """Stands for `torch.cuda.CUDAGraph`."""
+
+    def __init__(self, cuda: Cuda) -> None:
+        self.cuda = cuda
+        self.ended: Pool | None = None
+
+    def pool(self) -> Pool:
+        if self.ended is None:
+            raise RuntimeError("pool() without a preceding successful capture")
+        return self.ended
+
+    def replay(self) -> None:
+        pass
+
+    def __del__(self) -> None:
+        if self.ended is not None:
+            self.cuda.release(self.ended)
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    cuda = Cuda()
+    for name, stand_in in {
+        "device": lambda _: cuda.stream(cuda.current),
+        "Stream": cuda.new_stream,
+        "stream": cuda.stream,
+        "current_stream": lambda *_: cuda.current,
+        "current_device": lambda: 0,
+        "graph_pool_handle": cuda.handle,
+        "CUDAGraph": lambda: Graph(cuda),
+        "graph": cuda.graph,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    for name, undo in {
+        "_cuda_endAllocateToPool": lambda _, pool: cuda.end(pool),
+        "_cuda_releasePool": lambda _, pool: cuda.release(pool),
+    }.items():
+        monkeypatch.setattr(torch._C, name, undo)
+    return cuda
+
+
+def work() -> tuple[Tensor, ...]:
+    return (torch.zeros(1),)
+
+
+def asking(on: int) -> Any:
+    """Work that asks the device for a number: in this run of it that is an error."""
+    runs = 0
+
+    def run() -> tuple[Tensor, ...]:
+        nonlocal runs
+        runs += 1
+        if runs == on:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return work()
+
+    return run
+
+
+def test_graphs_share_a_pool_until_the_last_one_is_gone(cuda: Cuda) -> None:
+    """Regression: the trial of a model was captured, and nothing else ever after."""
+    capture = CudaCapture(torch.device("cuda"))
+    held = [capture.capture(work), capture.capture(work)]
+    assert dict(cuda.users) == {(0, 1): 2}
+    held.clear()
+    held.append(capture.capture(work))
+    assert dict(cuda.users) == {(0, 1): 0, (0, 2): 1}
+
+
+def test_a_capture_that_fails_leaves_nothing_behind(cuda: Cuda) -> None:
+    capture = CudaCapture(torch.device("cuda"))
+    kept = capture.capture(work)
+    default = cuda.current
+    with pytest.raises(RuntimeError, match="not permitted"):
+        capture.capture(asking(WARM_UP + 1))
+    assert cuda.current is default
+    assert not cuda.underway
+    assert dict(cuda.users) == {(0, 1): 1}
+    again = capture.capture(work)
+    assert sum(cuda.users.values()) == 2
+    assert kept is not again
+
+
+def test_what_a_broken_run_has_launched_is_waited_for(cuda: Cuda) -> None:
+    capture = CudaCapture(torch.device("cuda"))
+    with pytest.raises(RuntimeError, match="not permitted"):
+        capture.capture(asking(WARM_UP))
+    assert cuda.log == [("side", "default"), ("default", "side")]
+    assert not cuda.users
+
+
+def test_steps_are_captured_anew_after_the_graphs_of_a_compiler(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    capture = Again()
+    decoder = Decoder(model_of("llama"), capture=capture)
+    captures: list[int] = []
+    make = capture.capture
+    monkeypatch.setattr(capture, "capture", lambda work: captures.append(1) or make(work))
+    for other, expected in ((None, 1), (None, 1), (object(), 2)):
+        if other is not None:
+            monkeypatch.setitem(sys.modules, _OTHER_GRAPHS, other)
+        with decoder.released():
+            pass
+        run(decoder, prompt_for("llama"), limits=Limits(4))
+        assert len(captures) == expected
