@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from . import launch, models
+from . import launch, models, ways
 from .decoder.config import LookaheadConfig, SamplingConfig
 from .decoder.errors import PromptError
 from .errors import LadeError, UsageError
@@ -104,6 +104,8 @@ def load(
     name: str | Path = models.DEMO,
     *,
     attention: str = "auto",
+    cuda_graphs: bool | None = None,
+    compile: bool = False,
     max_context: int | None = None,
     profile: str | None = None,
     budget: int | None = None,
@@ -117,7 +119,9 @@ def load(
 
     Args:
         name: a hub id, a folder, or "demo" for the bundled model.
-        attention: auto, reference or sdpa.
+        attention: auto (the fastest here), reference, sdpa, flash or triton.
+        cuda_graphs: whether steps are captured as CUDA graphs; None for wherever that can be.
+        compile: whether captured steps are compiled by torch first.
         max_context: the most tokens of prompt and answer together; None for as many as the model
             was made for and memory has room for.
         profile: name of the hardware profile; None for the detected device's.
@@ -134,6 +138,8 @@ def load(
     request = Request(
         model=str(name),
         attention=attention,
+        cuda_graphs=cuda_graphs,
+        compile=compile,
         max_context=max_context,
         profile=profile,
         budget=budget,
@@ -141,14 +147,25 @@ def load(
     )
     request.check()
     planned = models.plan(str(name), request.load_options())
+    ways.check(request, planned.device, planned.part)
+    backend = ways.attention_of(request, planned.device, planned.part).name
+    graphs = ways.no_graphs(request, planned.device) is None
     choice = launch.choice_for(request, planned.device, planned.shape)
-    provided = provide(request, planned, request.lookahead(choice.lookahead))
+    settings = request.lookahead(choice.lookahead)
+    provided = provide(request, planned, settings, backend, graphs)
     loaded = models.load(planned, beside=provided.beside)
-    session = Session(loaded, attention=attention, max_context=provided.context)
-    notices = [*session.notices, *choice.notices, *filter(None, [provided.notice])]
+    session = Session(
+        loaded,
+        attention=backend,
+        max_context=provided.context,
+        graphs=graphs,
+        compiled=compile,
+    )
+    more = provided.notice, ways.without_graphs(request, session)
+    notices = [*session.notices, *choice.notices, *filter(None, more)]
     for notice in notices:
         warnings.warn(notice, stacklevel=2)
-    return Model(session, request.lookahead(choice.lookahead), notices)
+    return Model(session, settings, notices)
 
 
 def _fields(options: LoadOptions) -> dict[str, Any]:

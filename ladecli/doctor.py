@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from . import __version__, profiles
+from . import __version__, profiles, ways
 from .checks import findings, hub, machine, model
 from .checks.findings import NOTE, PROBLEM, WARNING, Finding, Section, look
 from .config_file import read_config, stray_variables
@@ -87,15 +87,17 @@ def examine(request: Request, table: OptionTable) -> list[Section]:
     settings: dict[str, Callable[[], Iterable[Finding]]] = {
         "config file": lambda: _config_file(table),
         "profiles": lambda: _profiles(request),
+        "CUDA graphs": lambda: _graphs(request),
         "variables": lambda: _variables(table),
     }
     if broken is not None:
         # It is told once, and not for everything that hangs on it.
         hardware = {broken.name: lambda: [broken]}
-        del versions["torch"], settings["profiles"]
+        del versions["torch"], settings["profiles"], settings["CUDA graphs"]
     wrong = _wrong(request) if broken is None else None
     if wrong is not None:
         settings["profiles"] = lambda: [wrong]
+        del settings["CUDA graphs"]
     offline = request.origins.get("offline", "a program") if request.offline else None
     sections = [
         look("Machine", hardware),
@@ -188,6 +190,20 @@ def _profiles(request: Request) -> Iterator[Finding]:
     )
     for fault in faults:
         yield Finding("your profiles", fault, WARNING, "correct the file, or remove it")
+
+
+def _graphs(request: Request) -> Iterator[Finding]:
+    """Whether steps are captured as CUDA graphs, as far as that is known without a model."""
+    from .device import detect
+
+    why = ways.no_graphs(request, detect(request.device))
+    data = {"on": why is None}
+    if why is None:
+        yield Finding("CUDA graphs", "on, for every model whose steps can be captured", data=data)
+    elif request.cuda_graphs:
+        yield Finding("CUDA graphs", why, PROBLEM, "leave --cuda-graphs out", data)
+    else:
+        yield Finding("CUDA graphs", f"off: {why}", NOTE, data=data)
 
 
 def _variables(table: OptionTable) -> Iterator[Finding]:

@@ -114,6 +114,8 @@ def _answer(
             answer["finish_reason"] = "lost"
         utf8 = "utf" in (sys.stdout.encoding or "").lower()
         print(json.dumps(answer, ensure_ascii=not utf8), flush=True)
+    for news in session.news():
+        terminal.say(news)
     if tally.reason == "context":
         terminal.say(f"the context of {session.decoder.max_context} tokens is full")
     if line := memory_line(tally):

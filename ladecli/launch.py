@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from . import profiles, records
+from . import profiles, records, ways
 from .errors import LadeError
 from .parallel.agreement import compare_models, leaders_word, least_context
 from .parallel.start import started
@@ -115,7 +115,9 @@ def _plan(request: Request, terminal: Terminal) -> Plan:
     with terminal.progress(f"starting {name}"):
         from . import models
     with _loading(terminal, name):
-        return models.plan(name, request.load_options(), progress=_bars(request))
+        planned = models.plan(name, request.load_options(), progress=_bars(request))
+        ways.check(request, planned.device, planned.part)
+        return planned
 
 
 def _load(
@@ -143,15 +145,33 @@ def _load(
         from . import models
         from .session import Session
 
+        attention = ways.attention_of(request, planned.device, planned.part).name
+        if processes is not None:
+            # Each rank may have found another one a little faster.
+            attention = leaders_word(processes, attention)
         choice = choice_for(request, planned.device, planned.part)
-        provided = provide(request, planned, request.lookahead(choice.base(request.wants_paper)))
+        settings = request.lookahead(choice.base(request.wants_paper))
+        captured = ways.no_graphs(request, planned.device) is None
+        provided = provide(request, planned, settings, attention, captured)
         if processes is not None:
             least = least_context(processes, provided.context, planned.dtype_name)
             provided = provided.among(least)
         loaded = models.load(planned, beside=provided.beside, progress=_bars(request))
-        make = partial(Session, loaded, attention=request.attention, max_context=provided.context)
+        make = partial(
+            Session,
+            loaded,
+            attention=attention,
+            max_context=provided.context,
+            graphs=captured,
+            compiled=request.compile,
+        )
         session = make() if processes is None else _among(processes, request, make)
-    notices = *session.notices, *choice.notices, provided.notice
+    notices = (
+        *session.notices,
+        *choice.notices,
+        provided.notice,
+        ways.without_graphs(request, session),
+    )
     for line in filter(None, notices):
         terminal.say(line)
     return session
@@ -194,20 +214,18 @@ def choose_profile(request: Request, session: Session) -> profiles.Choice:
     return choice_for(request, session.loaded.device, session.loaded.part)
 
 
-def attention_of(request: Request) -> str:
-    """The attention backend that a request comes to."""
-    from .decoder.attention import AUTO
-
-    return AUTO if request.attention == "auto" else request.attention
-
-
 def choice_for(request: Request, device: Device, shape: ModelShape) -> profiles.Choice:
     """What the profile of the request, or of a device, says for a model of some shape."""
     from .decoder.memory import attempt
     from .rates import measure_rates
 
     select = partial(
-        profiles.select, request.profile, device, shape, attention=attention_of(request)
+        profiles.select,
+        request.profile,
+        device,
+        shape,
+        attention=ways.attention_of(request, device, shape).name,
+        captured=ways.no_graphs(request, device) is None,
     )
     measure = partial(measure_rates, device, shape.compute)
     # A device that is too full to be measured gets cautious settings.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from .decoder.config import GROWTH, PARTLY, PREFILL_CHUNK
+from .decoder.config import FIRST_SLOTS, GROWTH, PARTLY, PREFILL_CHUNK
 from .errors import LoadError, UsageError
 from .shape import FULL, PACKED, ModelShape
 
@@ -13,6 +13,8 @@ LEAST_CONTEXT = 1024
 """A model that has no room for so many tokens is of no use."""
 SPARE = 0.03
 """Share of the free memory that is left to allocators and libraries."""
+CAPTURED_WIDTHS = 3
+"""Captured steps of all widths up to the widest keep their logits: so many times its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,14 @@ class Need:
         return self.weights + self.cache + self.step
 
 
-def estimate(shape: ModelShape, *, context: int, width: int = 1, attention: str = "sdpa") -> Need:
+def estimate(
+    shape: ModelShape,
+    *,
+    context: int,
+    width: int = 1,
+    attention: str = "sdpa",
+    captured: bool = False,
+) -> Need:
     """What decoding takes.
 
     Args:
@@ -43,11 +52,13 @@ def estimate(shape: ModelShape, *, context: int, width: int = 1, attention: str 
         context: the most tokens of a text.
         width: the most tokens of a step.
         attention: the backend; `reference` holds the scores of all heads.
+        captured: whether steps are CUDA graphs, whose memory nobody else can use.
     """
     # A chunk of the prompt has no logits but one row; every draft token has one.
     chunk = min(PREFILL_CHUNK, context)
     tokens = max(chunk, width)
-    states = tokens * (6 * shape.hidden + 3 * shape.inner) * shape.value_bytes
+    each_state = (6 * shape.hidden + 3 * shape.inner) * shape.value_bytes
+    states = tokens * each_state
     logits = width * shape.vocabulary * (shape.value_bytes + 4)
     if attention == "reference":
         each = 8 * shape.heads  # scores and weights in float32
@@ -55,15 +66,21 @@ def estimate(shape: ModelShape, *, context: int, width: int = 1, attention: str 
         # A mask of booleans, the same as numbers, and those for each head that shares a key head.
         each = 1 + (1 + shape.heads // shape.kv_heads) * shape.value_bytes
     scores = tokens * (context + tokens) * each
-    slots = _cache_slots(context, width)
+    if captured:
+        # Beside those of a chunk: what the widest step computes, and what all of them leave.
+        states += width * each_state
+        logits += CAPTURED_WIDTHS * width * shape.vocabulary * shape.value_bytes
+        scores += width * (context + width) * each
+    slots = _cache_slots(context, width, FIRST_SLOTS if captured else 0)
     return Need(shape.weight_bytes, slots * shape.cache_bytes, states + logits + scores)
 
 
-def _cache_slots(context: int, width: int) -> float:
+def _cache_slots(context: int, width: int, least: int) -> float:
     """Slots of the cache at the worst moment: as it grows, when the old one and the new one exist
-    together.  The first one has room for a chunk and a step."""
+    together.  The first one has room for a chunk and a step, and `least` slots where that is more
+    and a text can need them."""
     most = _whole(context + max(GROWTH, width))
-    first = min(_whole(min(PREFILL_CHUNK, context) + width), most)
+    first = min(max(_whole(min(PREFILL_CHUNK, context) + width), least), most)
     return most + (0 if first == most else max(PARTLY * most, first))
 
 
@@ -86,6 +103,7 @@ class Asked:
         width: the most tokens of a step.
         window: of them, those that no budget can leave out.
         attention: the backend.
+        captured: whether steps are CUDA graphs.
     """
 
     longest: int
@@ -93,6 +111,7 @@ class Asked:
     width: int = 1
     window: int = 1
     attention: str = "sdpa"
+    captured: bool = False
 
     @property
     def context(self) -> int:
@@ -154,7 +173,9 @@ def room(
 
 
 def _needed(shape: ModelShape, asked: Asked, context: int, width: int) -> Need:
-    return estimate(shape, context=context, width=width, attention=asked.attention)
+    return estimate(
+        shape, context=context, width=width, attention=asked.attention, captured=asked.captured
+    )
 
 
 def _most_tokens(shape: ModelShape, free: float, asked: Asked) -> int:
@@ -205,7 +226,7 @@ def spread(
     # Half of it for texts, so that there is room for weights that come and go.
     bare = replace(shape, parameters=0.0, weight_bytes=0.0, linear=0.0)
     context, shorter = room(name, bare, fast / 2, asked, where=where, kind=kind)
-    beside = estimate(shape, context=context, width=asked.width, attention=asked.attention)
+    beside = _needed(shape, asked, context, asked.width)
     left = shape.weight_bytes - max(usable(fast) - beside.cache - beside.step, 0.0)
     kept = "on the disk"
     if gpus:

@@ -154,7 +154,26 @@ MaxContext = Annotated[
 Dtype = Annotated[str, loading("--dtype", help="auto, float32, float16 or bfloat16.")]
 DeviceName = Annotated[str, loading("--device", help="auto, cpu, cuda, cuda:N or mps.")]
 Quantize = Annotated[str, loading("--quantize", help="none, 4bit or 8bit (bitsandbytes).")]
-Attention = Annotated[str, loading("--attention", help="auto, reference or sdpa.")]
+Attention = Annotated[
+    str,
+    loading(
+        "--attention", help="auto takes the fastest here; or reference, sdpa, flash or triton."
+    ),
+]
+CudaGraphs = Annotated[
+    bool | None,
+    loading(
+        "--cuda-graphs/--no-cuda-graphs",
+        help="Capture steps as CUDA graphs, or launch every kernel by itself; on with a CUDA GPU.",
+    ),
+]
+Compile = Annotated[
+    bool,
+    loading(
+        "--compile/--no-compile",
+        help="Compile captured steps with torch: a few minutes the first time, faster then.",
+    ),
+]
 DeviceMap = Annotated[
     str | None,
     loading(

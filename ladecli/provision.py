@@ -36,13 +36,21 @@ class Provision:
         return replace(self, context=least, notice=notice)
 
 
-def provide(request: Request, planned: Plan, settings: LookaheadConfig) -> Provision:
+def provide(
+    request: Request,
+    planned: Plan,
+    settings: LookaheadConfig,
+    attention: str = "sdpa",
+    captured: bool = False,
+) -> Provision:
     """The most tokens of context that memory has room for.
 
     Args:
         request: what the user asked for.
         planned: the model.
         settings: of lookahead, where that decodes.
+        attention: the backend.
+        captured: whether steps are CUDA graphs.
 
     Raises:
         LoadError: the model does not fit.
@@ -58,7 +66,8 @@ def provide(request: Request, planned: Plan, settings: LookaheadConfig) -> Provi
         wanted=request.max_context,
         width=width,
         window=1 if plain else settings.window_cells,
-        attention=request.attention,
+        attention=attention,
+        captured=captured and request.device_map is None,
     )
     device, part = planned.device, planned.part
     if request.device_map is None:
@@ -78,5 +87,7 @@ def provide(request: Request, planned: Plan, settings: LookaheadConfig) -> Provi
         )
     else:  # a map of the user's own, who will have reasons
         context, notice = request.max_context or planned.facts.context, None
-    beside = memory.estimate(part, context=context, width=width, attention=request.attention)
+    beside = memory.estimate(
+        part, context=context, width=width, attention=attention, captured=asked.captured
+    )
     return Provision(context, notice, beside)

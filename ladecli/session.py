@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import statistics
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from .decoder.capture import capture_for
 from .decoder.config import LookaheadConfig, SamplingConfig
 from .decoder.draft_state import DraftState
 from .decoder.engine import Decoder, Limits
@@ -67,6 +68,8 @@ class Session:
         loaded: model and tokenizer.
         attention: name of the attention backend.
         max_context: the most tokens of prompt and answer together; None for the model's own.
+        graphs: whether steps are captured as CUDA graphs where that is possible.
+        compiled: whether those are compiled by torch first.
         group: the ranks that decode together.
         followers: the other ranks of the group, where this is their leader.
 
@@ -83,15 +86,24 @@ class Session:
         *,
         attention: str = "auto",
         max_context: int | None = None,
+        graphs: bool = True,
+        compiled: bool = False,
         group: Group = ALONE,
         followers: Followers | None = None,
     ) -> None:
         self.loaded = loaded
-        self.decoder = Decoder(loaded.model, attention=attention, max_context=max_context)
+        self.decoder = Decoder(
+            loaded.model,
+            attention=attention,
+            max_context=max_context,
+            capture=capture_for(loaded.model) if graphs else None,
+            compiled=compiled,
+        )
         self.drafts = DraftState()
         self._group = group
         self._followers = followers
         self._shared: Generator[TextEvent] | None = None
+        self._steps_said = self._say_how_steps_run()
 
     @property
     def ranks(self) -> int:
@@ -105,19 +117,37 @@ class Session:
             keep_text: whether the keys of the text stay, and only the drafts go.
         """
         if not keep_text:
-            self.decoder.forget()
+            self.decoder.forget(keep_memory=True)
         self.drafts = DraftState()
 
     @property
     def notices(self) -> tuple[str, ...]:
         """Lines that the user should see before the first answer."""
         notices, facts = list(self.loaded.notices), self.decoder.facts
+        notices += self._steps_said
         if not facts.tested:
             notices.append(f"the family {facts.family!r} is untested; a trial step agreed")
         if ignored := self.loaded.ignored_settings:
             names = ", ".join(ignored)
             notices.append(f"not applied, though the model's generation config has it: {names}")
         return tuple(notices)
+
+    def news(self) -> list[str]:
+        """Lines about how steps run that the last answers brought up; each is told once."""
+        before, self._steps_said = self._steps_said, self._say_how_steps_run()
+        return [line for line in self._steps_said if line not in before]
+
+    def _say_how_steps_run(self) -> list[str]:
+        runner, lines = self.decoder.runner, []
+        if runner.trouble is not None:
+            lines.append(f"steps run without CUDA graphs, and slower: {runner.trouble}")
+        elif runner.uncompiled is not None:
+            lines.append(f"steps run as they are, not compiled: {runner.uncompiled}")
+        elif runner.compiles:
+            lines.append(
+                "each kind of step is compiled when it is first needed: that takes minutes"
+            )
+        return lines
 
     def encode(self, prompt: str) -> list[int]:
         """The ids of a raw prompt, with the special tokens that the tokenizer adds."""
@@ -210,6 +240,7 @@ class Session:
         if self.drafts.spoiled:
             self.drafts = DraftState()
         followers = self._followers
+        settings = self._prepared(settings)
         # A follower hears of nothing but what takes all ranks.
         together = followers is None or followers.takes_part(settings)
         text = TextStream(self.loaded.tokenizer, prompt, settings.stop)
@@ -231,6 +262,14 @@ class Session:
         answering = followers.answering(prompt, settings, self.drafts)
         self._shared = _as_text(events, text, cancelled, answering)
         return self._shared
+
+    def _prepared(self, settings: Settings) -> Settings:
+        """Settings that know which widths steps are captured for; followers are told them."""
+        follows = self.ranks > 1 and self._followers is None
+        if follows or settings.lookahead.widths:
+            return settings
+        widths = self.decoder.runner.widths(settings.lookahead.step_limit)
+        return replace(settings, lookahead=replace(settings.lookahead, widths=widths))
 
 
 def _as_text(

@@ -18,7 +18,7 @@ from .places import CONFIG_FILE, PREFIX, config_path
 COLORS = ("auto", "always", "never")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 QUANTIZE = ("none", "4bit", "8bit")
-ATTENTION = ("auto", "reference", "sdpa")
+ATTENTION = ("auto", "reference", "sdpa", "flash", "triton")
 PARALLEL_MODES = ("lookahead", "tensor")
 EDITING_MODES = ("emacs", "vi")
 ANSWER = 128
@@ -59,6 +59,8 @@ class Request:
     """The options that all decoding commands share, under the names of their flags.
 
     Attributes:
+        cuda_graphs: whether steps are captured; None for wherever that can be.
+        compile: whether captured steps are compiled first.
         origins: where they are from, by name: "flag --budget", "LADE_BUDGET", "config file",
             "set in this chat"; without those that nobody set.
     """
@@ -87,6 +89,8 @@ class Request:
     device: str = "auto"
     quantize: str = "none"
     attention: str = "auto"
+    cuda_graphs: bool | None = None
+    compile: bool = False
     device_map: str | None = None
     parallel: int | None = None
     parallel_mode: str = "lookahead"
@@ -134,6 +138,15 @@ class Request:
         _one_of("attention", self.attention, ATTENTION)
         _one_of("color", self.color, COLORS)
         _one_of("parallel-mode", self.parallel_mode, PARALLEL_MODES)
+        if self.cuda_graphs and self.parallel_mode == "tensor":
+            raise UsageError(
+                "cuda-graphs do not go together with parallel-mode tensor, whose ranks wait for one"
+                " another within every step; leave one of them out"
+            )
+        if self.cuda_graphs and re.match(r"cpu|mps", self.device):
+            raise UsageError(f"cuda-graphs need a CUDA GPU, and device is {self.device}")
+        if self.compile and self.cuda_graphs is False:
+            raise UsageError("only CUDA graphs are compiled; leave compile or no-cuda-graphs out")
         if self.parallel is not None and self.parallel < 1:
             raise UsageError(f"parallel must be at least 1, not {self.parallel}")
         if self.max_new_tokens is not None and self.max_new_tokens < 1:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from . import launch, suites
+from . import launch, suites, ways
 from .errors import LadeError, UsageError
 from .profiles import Profile, Setting, Tuned, user
 from .terminal import Terminal
@@ -140,7 +140,7 @@ def tune(
         device=user.key_of(loaded.device),
         parameters=loaded.shape.parameters,
         weights=loaded.shape.weights,
-        attention=launch.attention_of(request),
+        attention=ways.attention_of(request, loaded.device, loaded.part).name,
         versions=user.versions_here(),
         date=datetime.date.today().isoformat(),
     )

@@ -28,7 +28,7 @@ OTHER: dict[str, Any] = {
     **{"top_k": 5, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.5, "seed": 3},
     **{"dtype": "float16", "device": "cuda:1", "quantize": "4bit", "attention": "sdpa"},
     **{"device_map": "auto", "revision": "main", "offline": True, "trust_remote_code": True},
-    **{"parallel": 2, "parallel_mode": "tensor"},
+    **{"parallel": 2, "parallel_mode": "tensor", "cuda_graphs": False, "compile": True},
     **{"markdown": False, "token_colors": False, "editing_mode": "vi", "color": "never"},
     **{"stats": False, "json": True, "quiet": True, "speed": 2.0, "seconds": 5.0},
 }

@@ -283,41 +283,37 @@ def test_versions_that_do_not_do(
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "backends", "installed", "value", "fix"),
+    ("name", "kind", "installed", "value", "fix"),
     [
-        ("flash-attn", "cpu", (), None, "missing; needs a CUDA GPU", None),
-        ("flash-attn", "cuda", (), None, "missing; this version of lade does not use it yet", None),
+        ("flash-attn", "cpu", None, "missing; needs a CUDA GPU", None),
         (
             "flash-attn",
             "cuda",
-            ("flash",),
             None,
-            "missing; would bring faster attention over long contexts (--attention flash)",
+            "missing; would bring the newest kernels for --attention flash; without it, those in"
+            " torch are used",
             "pip install 'ladecli[flash]'",
         ),
-        ("flash-attn", "cuda", ("flash",), "2.8.3", "2.8.3", None),
-        ("triton", "cuda", (), "3.7.0", "3.7.0; this version of lade does not use it yet", None),
+        ("flash-attn", "cuda", "2.8.3", "2.8.3", None),
+        ("triton", "cuda", "3.7.0", "3.7.0", None),
         (
             "bitsandbytes",
             "cpu",
-            (),
             None,
             "missing; would bring --quantize 4bit and 8bit",
             "pip install 'ladecli[quant]'",
         ),
-        ("accelerate", "cuda", (), "1.15.0", "1.15.0", None),
+        ("accelerate", "cuda", "1.15.0", "1.15.0", None),
     ],
 )
 def test_optional_parts(
     monkeypatch: pytest.MonkeyPatch,
     name: str,
     kind: str,
-    backends: tuple[str, ...],
     installed: str | None,
     value: str,
     fix: str | None,
 ) -> None:
-    monkeypatch.setattr(parts, "ATTENTION", backends)
     monkeypatch.setattr(parts, "version", lambda n: installed if n == name else None)
     told = next(f for f in machine.optional_parts(kind) if f.name == name)
     assert (told.value, told.fix, told.level) == (value, fix, OK if installed else NOTE)
@@ -342,6 +338,17 @@ def test_the_config_file() -> None:
     assert (broken.level, broken.fix) == (PROBLEM, f"correct {path}")
     assert "temprature" in broken.value
     assert run("never") == 1
+
+
+def test_cuda_graphs() -> None:
+    (off,) = found("CUDA graphs")
+    assert off.level == NOTE
+    assert off.value.startswith("off: they need a CUDA GPU, and the model runs on ")
+    (wrong,) = found("CUDA graphs", cuda_graphs=True)
+    assert (wrong.level, wrong.fix) == (PROBLEM, "leave --cuda-graphs out")
+    (chosen,) = found("attention", model="demo")
+    assert chosen.value.startswith("sdpa: on a CPU")
+    assert found("attention", model="demo", attention="sdpa")[0].value == "sdpa: as asked for"
 
 
 def test_variables(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ladecli.blueprint import shape_of
-from ladecli.decoder.config import GROWTH, PREFILL_CHUNK, LookaheadConfig
+from ladecli.decoder import graphs
+from ladecli.decoder.config import FIRST_SLOTS, GROWTH, PREFILL_CHUNK, LookaheadConfig
 from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.kv_cache import KVCache
 from ladecli.decoder.strategies import make_strategy
@@ -102,6 +103,48 @@ def test_the_cache_at_its_worst_moment(context: int, prompt: int, slots: list[in
     held = max(old + new for old, new in pairwise(sizes))
     estimated = estimate(LLAMA_7B, context=context, width=width).cache / LLAMA_7B.cache_bytes
     assert 0.75 * estimated < held <= estimated <= 1.75 * slots[-1]
+
+
+@pytest.mark.parametrize(
+    ("context", "slots"),
+    [(1000, [1256]), (2000, [2048]), (2100, [2048, 2560]), (9000, [2048, 4096, 9472])],
+)
+def test_the_cache_of_captured_steps_begins_larger(context: int, slots: list[int]) -> None:
+    cache = KVCache(1, context + GROWTH)
+    cache.first = FIRST_SLOTS
+    sizes = [0]
+    while cache.length < context:
+        cache.reserve(cache.length + PREFILL_CHUNK)
+        with torch.inference_mode():
+            cache.update(*(torch.zeros(1, 1, PREFILL_CHUNK, 4),) * 2, 0)
+        cache.keep(range(min(PREFILL_CHUNK, context - cache.length)))
+        assert cache.keys is not None
+        if cache.keys.shape[3] != sizes[-1]:
+            sizes.append(cache.keys.shape[3])
+    assert sizes[1:] == slots
+    need = estimate(LLAMA_7B, context=context, width=24, captured=True)
+    held = max(old + new for old, new in pairwise(sizes))
+    assert held <= need.cache / LLAMA_7B.cache_bytes <= 2.2 * slots[-1]
+
+
+def test_captured_steps_take_little_more_memory() -> None:
+    plain, captured = (
+        estimate(LLAMA_7B, context=4096, width=64, captured=each) for each in (False, True)
+    )
+    assert plain.step < captured.step
+    assert captured.total - plain.total < 0.01 * plain.weights
+    # The logits of all captured widths stay: 64 + 48 + 32 + ... tokens at the widest.
+    kept = sum(width for width in graphs.WIDTHS if width <= 64) * LLAMA_7B.vocabulary * 2
+    assert captured.step - plain.step > 0.9 * kept
+
+
+def test_captured_steps_leave_room_for_shorter_texts() -> None:
+    wide = replace(LLAMA_7B, vocabulary=1_000_000)
+    plain, captured = (
+        room("m", wide, 20 * GB, Asked(131_072, width=64, captured=each))[0]
+        for each in (False, True)
+    )
+    assert captured < plain
 
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(8, 8), (8, 1)])

@@ -11,6 +11,8 @@ from ladecli.decoder.draft_state import DraftState
 from ladecli.models import LoadedModel, load
 from ladecli.session import Session, Settings
 
+from .decoder.tracing import Again
+
 
 class Crew:
     """Followers that note what they are told."""
@@ -75,3 +77,38 @@ def test_an_answer_that_is_still_open_ends_when_another_is_asked_for(loaded: Loa
     alone = answer(session, [5, 6, 7], PLAIN)
     assert answer(session, [5, 6, 7], SHARED) == alone
     assert not [*first]
+
+
+def test_what_goes_wrong_with_captured_steps_is_told_once(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ladecli.session.capture_for", lambda model: Again(RuntimeError("no way")))
+    monkeypatch.setattr("ladecli.decoder.engine.try_capture", lambda *_: None)
+    session = Session(loaded)
+    assert session.notices == ()
+    assert answer(session, [5, 6, 7], SHARED) == answer(
+        Session(loaded, graphs=False), [5, 6, 7], PLAIN
+    )
+    assert session.news() == ["steps run without CUDA graphs, and slower: no way"]
+    assert session.news() == []
+
+
+def test_a_model_that_cannot_be_captured_is_told_of_at_once(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ladecli.session.capture_for", lambda model: Again(RuntimeError("no way")))
+    session = Session(loaded)
+    assert session.notices == ("steps run without CUDA graphs, and slower: no way",)
+    assert session.news() == []
+
+
+def test_followers_are_told_the_widths_that_their_leader_has(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ladecli.session.capture_for", lambda model: Again())
+    monkeypatch.setattr("ladecli.decoder.engine.try_capture", lambda *_: None)
+    crew = Crew()
+    answer(Session(loaded, followers=crew), [5, 6, 7], SHARED)
+    ((_, told),) = crew.tasks
+    limit = SHARED.lookahead.step_limit
+    assert told.lookahead.widths == (*(w for w in (1, 2, 4, 8, 16, 24, 32, 48) if w < limit), limit)

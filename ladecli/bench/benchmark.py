@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import launch
+from .. import launch, ways
 from ..decoder.config import SamplingConfig
 from ..decoder.errors import PromptError
 from ..decoder.memory import attempt
@@ -201,6 +201,7 @@ class Benchmark:
         device, shape = self._session.loaded.device, self._session.loaded.shape
         rates = attempt(measure_rates, device, shape.compute) if spent else None
         names = [contender.name for contender, _ in self._lineup.contenders]
+        attention = ways.attention_of(self._request, device, self._session.loaded.part)
         return Result(
             created=self._created,
             seconds=round(measured.before + measured.seconds, 3),
@@ -209,6 +210,7 @@ class Benchmark:
             reference=PLAIN if PLAIN in names else names[0] if len(names) > 1 else None,
             machine=machine_of(self._session),
             model=model_of(self._session, self._request),
+            attention_why=attention.why,
             conditions=self._conditions(command_line(sys.argv[1:])),
             contenders=tuple(contender for contender, _ in self._lineup.contenders),
             runs=tuple(measured.runs),

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import launch
+from .. import ways
 from ..decoder.config import SamplingConfig
 from ..profiles.user import versions_here
 from .result import Machine, Model
@@ -41,6 +41,7 @@ def model_of(session: Session, request: Request) -> Model:
     """What a session runs, and the attention that a request comes to."""
     loaded, shape = session.loaded, session.loaded.shape
     local = Path(loaded.name).is_dir()
+    attention = ways.attention_of(request, loaded.device, loaded.part)
     return Model(
         name=Path(loaded.name).resolve().name if local else loaded.name,
         parameters=shape.parameters,
@@ -51,7 +52,9 @@ def model_of(session: Session, request: Request) -> Model:
         cache_bytes=shape.cache_bytes,
         context=session.decoder.max_context,
         made_for=loaded.made_for or session.decoder.facts.context,
-        attention=launch.attention_of(request),
+        attention=attention.name,
+        captured=ways.captures(session),
+        compiled=session.decoder.runner.compiles,
     )
 
 

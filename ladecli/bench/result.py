@@ -51,6 +51,8 @@ class Model:
         context: the most tokens of prompt and answer.
         made_for: as many as the model was made for: behind them, its text means nothing.
         attention: the backend of our own strategies.
+        captured: whether their steps are CUDA graphs.
+        compiled: whether those were compiled by torch first.
     """
 
     name: str
@@ -63,6 +65,8 @@ class Model:
     context: int
     made_for: int
     attention: str
+    captured: bool = False
+    compiled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +250,7 @@ class Result:
         overhead: share of the time between the first run and the last that no run had.
         interrupted: whether Ctrl-C ended it early.
         reference: the contender that speed-ups and equality refer to; None without any.
+        attention_why: what spoke for the attention backend; "" where nobody says.
     """
 
     created: str
@@ -262,6 +267,7 @@ class Result:
     failures: tuple[Failure, ...] = ()
     time_spent: tuple[TimeSpent, ...] = ()
     ceiling: Ceiling | None = None
+    attention_why: str = ""
 
     @property
     def categories(self) -> tuple[str, ...]:

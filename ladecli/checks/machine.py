@@ -184,11 +184,8 @@ def optional_parts(kind: str) -> Iterator[Finding]:
 def _part(part: Part, kind: str) -> Finding:
     version = part.version
     data = {"version": version}
-    unused = "" if part.used else "this version of lade does not use it yet"
     if version is not None:
-        return Finding(part.name, f"{version}{f'; {unused}' if unused else ''}", data=data)
+        return Finding(part.name, version, data=data)
     if part.cuda and kind != "cuda":
         return Finding(part.name, "missing; needs a CUDA GPU", NOTE, data=data)
-    if unused:
-        return Finding(part.name, f"missing; {unused}", NOTE, data=data)
     return Finding(part.name, f"missing; would bring {part.brings}", NOTE, part.install, data)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from .. import device_map, launch
+from .. import device_map, launch, ways
 from ..decoder.errors import DecoderError
 from ..errors import LadeError
 from ..memory import told
@@ -15,6 +15,7 @@ from . import parts
 from .findings import NOTE, PROBLEM, WARNING, Finding
 
 if TYPE_CHECKING:
+    from ..decoder.attention.choice import Choice as Attention
     from ..models import Plan
     from ..profiles import Choice
     from ..settings import Request
@@ -45,12 +46,21 @@ def model(request: Request) -> Iterator[Finding]:
         yield Finding("weights", value, PROBLEM, f"pip install {' '.join(lacking)}")
     yield Finding("context", f"{facts.context} tokens", data={"context": facts.context})
     try:
+        attention = ways.attention_of(request, planned.device, planned.part)
+        ways.check(request, planned.device, planned.part)
+        yield _attention(attention)
         choice = launch.choice_for(request, planned.device, planned.part)
         yield from _settings(request, choice)
     except (LadeError, DecoderError) as error:
         yield Finding("settings", str(error), PROBLEM)
         return
-    yield from _room(request, planned, choice)
+    yield from _room(request, planned, choice, attention.name)
+
+
+def _attention(chosen: Attention) -> Finding:
+    """The attention backend, and what speaks for it."""
+    data = {"name": chosen.name, "why": chosen.why}
+    return Finding("attention", f"{chosen.name}: {chosen.why}", data=data)
 
 
 def _settings(request: Request, choice: Choice) -> Iterator[Finding]:
@@ -74,13 +84,15 @@ def _settings(request: Request, choice: Choice) -> Iterator[Finding]:
         yield Finding("notice", notice, NOTE)
 
 
-def _room(request: Request, planned: Plan, choice: Choice) -> Iterator[Finding]:
+def _room(request: Request, planned: Plan, choice: Choice, attention: str) -> Iterator[Finding]:
     """How long texts may be."""
     if request.device_map not in (None, *device_map.WORDS):
         yield Finding("memory", "placed by a map of your own, so it is not estimated", NOTE)
         return
+    settings = request.lookahead(choice.base(request.wants_paper))
+    captured = ways.no_graphs(request, planned.device) is None
     try:
-        provided = provide(request, planned, request.lookahead(choice.base(request.wants_paper)))
+        provided = provide(request, planned, settings, attention, captured)
     except (LadeError, DecoderError) as error:
         yield Finding("memory", str(error), PROBLEM)
         return

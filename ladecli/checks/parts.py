@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib import metadata
 
-from ..settings import ATTENTION
-
 _QUANTIZE = "pip install 'ladecli[quant]'"
 
 
@@ -19,7 +17,6 @@ class Part:
         brings: what it adds, as the end of "would bring".
         install: the command that gets it.
         names: of other packages that hold the same, on other systems.
-        attention: the attention backend that it is for, if it is for one.
         cuda: whether it needs a GPU that torch calls "cuda".
     """
 
@@ -27,13 +24,7 @@ class Part:
     brings: str
     install: str
     names: tuple[str, ...] = ()
-    attention: str | None = None
     cuda: bool = False
-
-    @property
-    def used(self) -> bool:
-        """Whether this version of the program makes use of it."""
-        return self.attention is None or self.attention in ATTENTION
 
     @property
     def version(self) -> str | None:
@@ -45,9 +36,8 @@ class Part:
 PARTS = (
     Part(
         "flash-attn",
-        "faster attention over long contexts (--attention flash)",
+        "the newest kernels for --attention flash; without it, those in torch are used",
         "pip install 'ladecli[flash]'",
-        attention="flash",
         cuda=True,
     ),
     Part(
@@ -55,7 +45,6 @@ PARTS = (
         "one fused kernel for a step's attention (--attention triton)",
         "pip install triton",
         names=("triton-windows", "triton-rocm", "pytorch-triton-rocm", "pytorch-triton"),
-        attention="triton",
         cuda=True,
     ),
     Part("bitsandbytes", "--quantize 4bit and 8bit", _QUANTIZE),
@@ -63,6 +52,7 @@ PARTS = (
     Part(
         "gptqmodel", "checkpoints in GPTQ and AWQ", "pip install gptqmodel optimum accelerate", ()
     ),
+    Part("torchao", "checkpoints in torchao", "pip install torchao"),
     Part(
         "compressed-tensors",
         "checkpoints in compressed-tensors",
@@ -74,6 +64,7 @@ _LOADS = {
     "gptq": ("gptqmodel", "optimum"),
     "awq": ("gptqmodel", "accelerate"),
     "compressed-tensors": ("compressed-tensors",),
+    "torchao": ("torchao",),
     "fp8": ("accelerate",),
     "nf4": ("bitsandbytes", "accelerate"),
     "fp4": ("bitsandbytes", "accelerate"),

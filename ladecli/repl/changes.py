@@ -16,7 +16,7 @@ LIVE = (
     *("markdown", "token-colors", "stats"),
 )
 """Options that a chat can change as it goes, by their flags' names."""
-SHOWN = (*LIVE, "parallel", "parallel-mode")
+SHOWN = (*LIVE, "parallel", "parallel-mode", "attention", "cuda-graphs", "compile")
 """Options that a chat shows: those, and what belongs to its start."""
 SWITCHES = ("ignore-eos", "markdown", "token-colors", "stats")
 """Those of them that are on or off."""

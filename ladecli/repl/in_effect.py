@@ -9,6 +9,7 @@ from ..settings import ChatRequest, default_of
 from .changes import SHOWN
 
 if TYPE_CHECKING:
+    from ..decoder.attention.choice import Choice as Attention
     from ..profiles import Choice
     from ..session import Settings
 
@@ -19,7 +20,12 @@ _TUNED = ("window", "ngram", "guesses", "budget", "sources")
 
 
 def in_effect(
-    request: ChatRequest, choice: Choice, settings: Settings, ranks: int
+    request: ChatRequest,
+    choice: Choice,
+    settings: Settings,
+    ranks: int,
+    attention: Attention,
+    no_graphs: str | None,
 ) -> dict[str, tuple[str, str]]:
     """Value and origin of every option that a chat shows, by the names of their flags.
 
@@ -28,6 +34,8 @@ def in_effect(
         choice: what the profile says.
         settings: what became of both.
         ranks: processes that decode together.
+        attention: the backend, and what speaks for it.
+        no_graphs: why steps are no CUDA graphs; None if they are.
     """
     lookahead, sampling = settings.lookahead, settings.sampling
     values: dict[str, object] = {
@@ -52,6 +60,9 @@ def in_effect(
         "stats": not request.quiet if request.stats is None else request.stats,
         "parallel": ranks,
         "parallel-mode": request.parallel_mode,
+        "attention": attention.name,
+        "cuda-graphs": no_graphs is None,
+        "compile": request.compile,
     }
     shown = {}
     for name in SHOWN:
@@ -61,6 +72,10 @@ def in_effect(
     if sampling.greedy:
         seed = "" if request.seed is None else f"{request.seed}, but "
         shown["seed"] = (f"{seed}not needed: greedy", shown["seed"][1])
+    if request.attention == "auto":
+        shown["attention"] = (attention.name, attention.why)
+    if no_graphs is not None and request.cuda_graphs is not False:
+        shown["cuda-graphs"] = ("off", no_graphs)
     if request.parallel is None and ranks > 1:
         shown["parallel"] = (str(ranks), "torchrun")
     return shown

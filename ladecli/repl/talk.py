@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import launch, records
+from .. import launch, records, ways
 from ..conversation import Conversation
 from ..errors import LadeError, UsageError, told
 from ..events import Ended, TextStep
@@ -231,6 +231,8 @@ class Chat:
         elif tally.reason == "interrupted":
             self.note("(stopped)")
             self.reader.hold()
+        for line in self.session.news():
+            self.note(f"({line})")
         if tally.squeezed is not None and tally.squeezed < self._told_width:
             self._told_width = tally.squeezed
             if tally.reason != "memory":
@@ -300,7 +302,15 @@ class Chat:
 
     def in_effect(self) -> dict[str, tuple[str, str]]:
         """Value and origin of every option that is shown, by the names of their flags."""
-        return in_effect(self.request, self.choice, self.settings(), self.session.ranks)
+        session, loaded = self.session, self.session.loaded
+        return in_effect(
+            self.request,
+            self.choice,
+            self.settings(),
+            session.ranks,
+            ways.attention_of(self.request, loaded.device, loaded.part),
+            ways.why_no_graphs(self.request, session),
+        )
 
     def encode(self, conversation: Conversation, *, reply: bool = True) -> list[int]:
         """Token ids of a conversation.

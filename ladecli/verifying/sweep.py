@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from .. import launch
+from .. import launch, ways
 from ..bench import axes
 from ..errors import UsageError
 
@@ -93,8 +93,14 @@ class Models:
 
             before = self._session
             before.decoder.forget()
+            loaded = before.loaded
+            ways.check(request, loaded.device, loaded.part)
             self._session = Session(
-                before.loaded, attention=request.attention, max_context=before.decoder.max_context
+                loaded,
+                attention=ways.attention_of(request, loaded.device, loaded.part).name,
+                max_context=before.decoder.max_context,
+                graphs=ways.no_graphs(request, loaded.device) is None,
+                compiled=request.compile,
             )
             self._attention = request.attention
         return self._session

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import launch
+from .. import launch, ways
 from ..bench.dialogue import Dialogue
 from ..bench.facts import command_line, described_sampling, machine_of, model_of
 from ..bench.lineup import described
@@ -242,18 +242,19 @@ def _recheck(session: Session, request: VerifyRequest) -> Recheck:
 
     loaded = session.loaded
     quantised = loaded.shape.weights not in FULL
-    return Recheck(session.decoder, loaded.model, request.attention, quantised=quantised)
+    attention = ways.attention_of(request, loaded.device, loaded.part).name
+    return Recheck(session.decoder, loaded.model, attention, quantised=quantised)
 
 
 def _described(
     session: Session, request: VerifyRequest, settings: Settings
 ) -> dict[str, int | str]:
     """How answers were made, as a report names it."""
-    shape = session.loaded.shape
+    loaded, shape = session.loaded, session.loaded.shape
     found: dict[str, int | str] = {
         "strategy": settings.strategy,
         "weights": shape.weights,
         "compute": shape.compute,
-        "attention": launch.attention_of(request),
+        "attention": ways.attention_of(request, loaded.device, loaded.part).name,
     }
     return found | (described(settings.lookahead) if settings.strategy == "lookahead" else {})

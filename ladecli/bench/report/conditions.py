@@ -76,7 +76,10 @@ def _facts(result: Result) -> Iterator[tuple[str, str]]:
     yield "versions", ", ".join(f"{name} {version}" for name, version in machine.versions.items())
     yield "model", _model(result)
     yield "arithmetic", f"weights {model.weights}, computed in {model.compute}"
-    yield "attention", model.attention
+    why = f": {result.attention_why}" if result.attention_why else ""
+    yield "attention", f"{model.attention}{why}"
+    how = "compiled and captured as CUDA graphs" if model.compiled else "captured as CUDA graphs"
+    yield "steps", how if model.captured else ""
     yield (
         "prompts",
         f"{asked.prompts}: {counted(asked.rows, 'row')},"

@@ -1,0 +1,162 @@
+"""How steps run: CUDA graphs where they can be, attention by its name, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ladecli import ways
+from ladecli.decoder.attention.choice import Choice
+from ladecli.decoder.errors import ConfigError
+from ladecli.device import Device
+from ladecli.errors import UsageError
+from ladecli.session import Session
+from ladecli.settings import Request
+
+from .profiles.makers import shape
+
+GPU = Device("cuda", "cuda:0", "NVIDIA H200")
+CPU = Device("cpu", "cpu", "AMD EPYC")
+MPS = Device("mps", "mps", "Apple M4")
+NEEDS = "they need a CUDA GPU, and the model runs on"
+SPLIT = "the ranks of a model that is split wait for one another within every step"
+
+
+@pytest.mark.parametrize(
+    ("device", "options", "why"),
+    [
+        (GPU, {}, None),
+        (GPU, {"cuda_graphs": True}, None),
+        (GPU, {"parallel": 2}, None),
+        (GPU, {"cuda_graphs": False}, "switched off"),
+        (GPU, {"parallel_mode": "tensor"}, SPLIT),
+        (CPU, {}, f"{NEEDS} AMD EPYC"),
+        (MPS, {"cuda_graphs": True}, f"{NEEDS} Apple M4"),
+    ],
+)
+def test_where_steps_are_captured(device: Device, options: dict[str, Any], why: str | None) -> None:
+    assert ways.no_graphs(Request(**options), device) == why
+
+
+@pytest.mark.parametrize(
+    ("origin", "end"),
+    [
+        ("flag --cuda-graphs", "leave --cuda-graphs out"),
+        ("LADE_CUDA_GRAPHS", "leave LADE_CUDA_GRAPHS out"),
+        (None, "leave cuda_graphs out"),
+    ],
+)
+def test_graphs_that_cannot_be_are_refused(origin: str | None, end: str) -> None:
+    origins = {"cuda_graphs": origin} if origin else {}
+    request = Request(cuda_graphs=True, origins=origins)
+    with pytest.raises(UsageError, match=f"^no CUDA graphs: {NEEDS} AMD EPYC; {end}$"):
+        ways.check(request, CPU, shape())
+    ways.check(request, GPU, shape())
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"device": "cpu"}, "cuda-graphs need a CUDA GPU, and device is cpu"),
+        ({"parallel_mode": "tensor"}, "cuda-graphs do not go together with parallel-mode tensor"),
+    ],
+)
+def test_what_is_refused_before_a_device_is_looked_for(options: dict[str, Any], line: str) -> None:
+    with pytest.raises(UsageError, match=f"^{line}"):
+        Request(cuda_graphs=True, **options).check()
+
+
+def test_attention_comes_to_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ladecli.decoder.attention import choice
+
+    asked = []
+
+    def choose(*numbers: object, captured: bool) -> Choice:
+        asked.append((numbers, captured))
+        return Choice("triton", "it is fast")
+
+    monkeypatch.setattr(choice, "choose", choose)
+    model = shape()
+    assert ways.attention_of(Request(), GPU, model) == Choice("triton", "it is fast")
+    heads = (model.heads, model.kv_heads, model.head_size)
+    assert asked == [(("cuda:0", model.compute, *heads), True)]
+    ways.attention_of(Request(cuda_graphs=False), GPU, model)
+    assert asked[-1][1] is False
+    assert ways.attention_of(Request(attention="sdpa"), GPU, model) == Choice(
+        "sdpa", "as asked for"
+    )
+
+
+def test_keys_and_values_of_two_sizes_leave_no_choice() -> None:
+    latent = replace(shape(), latent=576)
+    assert ways.attention_of(Request(), GPU, latent) == Choice(
+        "sdpa", "keys and values of this model differ in size"
+    )
+
+
+def test_triton_on_a_cpu_is_refused_before_a_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, lade: Any
+) -> None:
+    from ladecli import models
+    from ladecli.decoder import attention
+
+    def refuse(*_: object) -> None:
+        raise ConfigError("attention 'triton' needs the package triton")
+
+    monkeypatch.setitem(attention.BACKENDS, "triton", refuse)
+    monkeypatch.setattr(models, "load", refuse)
+    result = lade("generate", "-p", "a", "--attention", "triton")
+    line = "attention 'triton' needs a CUDA GPU, and the device is cpu; use --attention auto"
+    assert (result.code, result.err) == (2, f"lade: {line}\n")
+
+
+def test_there_is_nothing_to_compile_without_graphs() -> None:
+    model = shape()
+    asked = Request(compile=True, origins={"compile": "LADE_COMPILE"})
+    ways.check(asked, GPU, model)
+    with pytest.raises(
+        UsageError, match=r"^nothing to compile: no CUDA graphs, for they need a CUDA GPU"
+    ):
+        ways.check(asked, CPU, model)
+    with pytest.raises(UsageError, match=r"leave LADE_COMPILE out$"):
+        ways.check(asked, CPU, model)
+    with pytest.raises(UsageError, match=r"^only CUDA graphs are compiled; leave"):
+        replace(asked, cuda_graphs=False).check()
+
+
+class Decoded:
+    """A session that says how its steps ran."""
+
+    def __init__(self, device: Device, captures: bool, trouble: str | None) -> None:
+        self.loaded = self.decoder = self.runner = self
+        self.device, self.captures, self.trouble = device, captures, trouble
+
+
+@pytest.mark.parametrize(
+    ("device", "captures", "trouble", "why", "told"),
+    [
+        (GPU, True, None, None, None),
+        (GPU, False, "a: b", "a: b", None),
+        (CPU, False, None, f"{NEEDS} AMD EPYC", None),
+        (
+            *(GPU, False, None, "the model lies on several devices"),
+            "steps run without CUDA graphs, and slower: the model lies on several devices",
+        ),
+    ],
+)
+def test_what_became_of_graphs(
+    device: Device, captures: bool, trouble: str | None, why: str | None, told: str | None
+) -> None:
+    session: Any = Decoded(device, captures, trouble)
+    assert ways.why_no_graphs(Request(), session) == why
+    assert ways.without_graphs(Request(), session) is None, "nobody asked"
+    if device.kind == "cuda":
+        assert ways.without_graphs(Request(cuda_graphs=True), session) == told
+
+
+def test_a_real_session_on_a_cpu_captures_nothing(model_folder: str) -> None:
+    from ladecli import models
+
+    assert not ways.captures(Session(models.load(model_folder)))
