@@ -169,3 +169,15 @@ def test_values_that_a_setting_leaves_out_say_so() -> None:
         "step_cost": "default: all widths cost the same",
         "widths": "default: any",
     }
+
+
+def test_costs_are_those_of_the_way_in_which_steps_run() -> None:
+    def wide(**given: bool) -> float:
+        return profiles.select(None, A100, shape(), **given).lookahead.step_cost.at(128, 1024)
+
+    # While kernels are launched one by one there is time for more tokens.
+    assert wide(captured=False) < 1.05 < 1.1 < wide(captured=True) == wide()
+    apple, known = Fake("mps", "Apple M2"), profiles.shipped("apple")
+    usual = profiles.select(None, apple, shape()).lookahead
+    assert usual == profiles.choose(known, shape()).lookahead, "also where it is only shown"
+    assert usual != profiles.choose(known, shape(), captured=True).lookahead

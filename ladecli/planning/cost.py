@@ -2,7 +2,8 @@
 
 In lookahead parallelism every GPU holds the model and computes a share of the step's drafts; they
 exchange a few numbers, whatever the model's size.  In tensor parallelism every GPU holds a part
-of every layer, and they add up their results twice in each.
+of every layer, and they add up their results twice in each; such steps are no CUDA graphs, as all
+others are.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Setup:
     @property
     def plain_seconds(self) -> float:
         """What a plain step takes on one GPU."""
-        return step_seconds(self.rates, self.shape, 1, self.context)
+        return step_seconds(self.rates, self.shape, 1, self.context, captured=True)
 
     @property
     def room(self) -> float:
@@ -145,7 +146,7 @@ def _lookahead(setup: Setup, gpus: int, width: int) -> Step:
     # Ranks that lack the winner's keys feed its tokens again, in places of the same width.
     return Step(
         setup.growth.tokens(gpus, width),
-        step_seconds(setup.rates, setup.shape, width, setup.context),
+        step_seconds(setup.rates, setup.shape, width, setup.context, captured=True),
         # Every rank grows the whole tree, and computes its own share of it.
         HOST * width * (gpus - 1) if width > 1 else 0.0,
         talking,
@@ -163,7 +164,7 @@ def _tensor(setup: Setup, gpus: int, width: int, widest: int) -> Step:
     talking += count * setup.fabric.reduce(states, gpus) + setup.fabric.gather(logits, gpus)
     return Step(
         setup.growth.tokens(1, width),
-        step_seconds(setup.rates, own, width, setup.context),
+        step_seconds(setup.rates, own, width, setup.context, captured=gpus == 1),
         0.0,
         talking,
         sent + count * states + (logits if gpus > 1 else 0.0),

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 from ..memory import LEAST_CONTEXT, told, usable
 from ..profiles import tera
-from ..profiles.derive import HOST, LAUNCH, SHARPNESS, SKINNY
+from ..profiles.derive import (
+    GRAPH_LAUNCH,
+    HOST,
+    LAUNCH,
+    SHARPNESS,
+    SKINNY,
+    SMALL_KERNEL,
+    SMALL_KERNELS,
+)
 from ..profiles.user import short
 from . import growth as grown
 from . import links
@@ -35,11 +43,11 @@ _ONE = {
     PLAIN: "plain decoding",
 }
 """What the modes are called on one GPU, where nothing is parallel."""
-_LAUNCHING = "launching kernels"
+_KERNELS = "kernels"
 _TOKENS = "tokens per step"
 """How the assumptions begin that others refer to."""
-_MUCH = 0.5
-"""Launching kernels is worth a word from this share of a step on."""
+_MUCH = 0.25
+"""Kernels that read no weights are worth a word from this share of a step on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +172,7 @@ def caveats(subject: Subject, outlook: Outlook) -> list[str]:
     numbers = {
         start: number
         for number, text in enumerate(assumptions(subject, outlook), start=1)
-        for start in (_LAUNCHING, _TOKENS)
+        for start in (_KERNELS, _TOKENS)
         if text.startswith(start)
     }
     growth, layers = outlook.setup.growth, outlook.setup.shape.layers
@@ -172,11 +180,14 @@ def caveats(subject: Subject, outlook: Outlook) -> list[str]:
         f"{_TOKENS}: as measured on a small model, {growth.rows[-1].model} ({growth.text!r});"
         f" see {numbers[_TOKENS]}"
     ]
-    share = LAUNCH * layers / found.step.seconds
+    one_by_one = found.gpus > 1 and found.mode != LOOKAHEAD
+    one_by_one |= outlook.setup.shape.weights == "int8"
+    share = (LAUNCH if one_by_one else GRAPH_LAUNCH) * layers / found.step.seconds
+    what = f"launching {_KERNELS} is" if one_by_one else f"small {_KERNELS} take"
     if share > _MUCH:
         said.append(
-            f"{_LAUNCHING} is {share:.0%} of such a step, which more GPUs do not shorten; see"
-            f" {numbers[_LAUNCHING]}"
+            f"{what} {share:.0%} of such a step, which more GPUs do not shorten; see"
+            f" {numbers[_KERNELS]}"
         )
     return said
 
@@ -219,11 +230,14 @@ def _of_steps(subject: Subject, outlook: Outlook) -> list[str]:
         *subject.notes,
         f"a GPU reads {rates.bandwidth / 1e9:.0f} GB/s and multiplies {tera(rates.arithmetic)}"
         f" TFLOP/s in {shape.compute} ({rates.source}); narrow products reach {SKINNY:.0%} of the"
-        f" rate; reading, multiplying and launching overlap (a norm of order {SHARPNESS})",
-        f"{_LAUNCHING} takes {LAUNCH * 1e3:.1f} ms for each of {shape.layers} layers, in all"
-        f" {LAUNCH * shape.layers * 1e3:.1f} ms a step however the model is split: kernels are"
-        " launched one by one, as lade does now; reading weights and keys for a plain step takes"
-        f" {reading * 1e3:.3g} ms on one GPU",
+        f" rate; reading and multiplying overlap (a norm of order {SHARPNESS})",
+        f"{_KERNELS} of a step are one CUDA graph, in which the small ones take"
+        f" {GRAPH_LAUNCH * 1e3:.2f} ms for each of {shape.layers} layers, in all"
+        f" {GRAPH_LAUNCH * shape.layers * 1e3:.1f} ms ({SMALL_KERNELS} a layer,"
+        f" {SMALL_KERNEL * 1e6:.0f} µs each: an estimate that no GPU has confirmed); where a model"
+        f" is split, and in int8, they are launched one by one, {LAUNCH * 1e3:.1f} ms a layer, in"
+        f" all {LAUNCH * shape.layers * 1e3:.1f} ms, however it is split; reading weights and keys"
+        f" for a plain step takes {reading * 1e3:.3g} ms on one GPU",
         f"memory of a GPU: {memory}, with {setup.context:,} tokens of context"
         + ("" if setup.context >= LEAST_CONTEXT else " (a model is of little use with so few)"),
     ]
@@ -245,7 +259,7 @@ def _of_links(outlook: Outlook) -> list[str]:
         "exchanges go round a ring, and sums through a tree where that is faster; they start"
         f" within {first.start * 1e6:.2g} to {last.start * 1e6:.2g} µs and reach"
         f" {first.share:.0%} to {last.share:.0%} of a link's bandwidth ({figures}); nothing of it"
-        " is hidden behind computing, since their kernels are launched one by one, too",
+        " is hidden behind computing",
         f"ranks agree on every step: {told(exchanged(setup.budget))} from each rank, whatever the"
         f" model's size, and {fabric.staging * 1e6:.0f} µs to the GPU and back ({staging})",
         f"tensor parallelism adds up {sums(shape)} times a step ({SUMS} for each layer, one for the"

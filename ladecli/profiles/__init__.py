@@ -121,6 +121,7 @@ def select(
     shape: ModelShape,
     *,
     attention: str = "sdpa",
+    captured: bool | None = None,
     versions: Mapping[str, str] | None = None,
     measure: Callable[[], Rates] | None = None,
 ) -> Choice:
@@ -134,29 +135,34 @@ def select(
         device: where the model runs.
         shape: of the model.
         attention: the backend that it runs with.
+        captured: whether its steps are CUDA graphs; None for wherever that can be.
         versions: of torch, transformers and lade; None for what is installed.
         measure: finds out how fast an unknown GPU is; without it the settings are cautious.
 
     Raises:
         UsageError: there is no profile of this name, or its file breaks the schema.
     """
+    if captured is None:
+        captured = device.kind == "cuda"
     if name:
         forced = read(name)
-        return choose(forced, shape, notices=user.misfit(forced, device, shape, attention))
+        misfit = user.misfit(forced, device, shape, attention)
+        return choose(forced, shape, notices=misfit, captured=captured)
     mine, notices = user.read_all()
     tuned, stale = user.tuned_for(mine, device, shape, attention, versions)
     notices += stale
     known = usual(device, mine)
     if tuned is not None:
-        return choose(tuned, shape, known, notices)
+        return choose(tuned, shape, known, notices, captured)
     if known is None:
         unknown = f"no profile knows {device.label or 'this GPU'}: "
         if measure is not None:
             notices.append(f"{unknown}settings come from a quick measurement; {_BETTER}")
-            return choose(measured(measure(), shape.compute), shape, None, notices)
+            here = measured(measure(), shape.compute)
+            return choose(here, shape, None, notices, captured)
         notices.append(f"{unknown}settings are those of a slow one; {_BETTER}")
         known = _own_or_shipped(_BY_KIND[device.kind], mine)
-    return choose(known, shape, known, notices)
+    return choose(known, shape, known, notices, captured)
 
 
 def usual(device: NamedDevice, mine: list[Profile]) -> Profile | None:
@@ -199,6 +205,7 @@ def choose(
     shape: ModelShape,
     known: Profile | None = None,
     notices: list[str] | None = None,
+    captured: bool | None = None,
 ) -> Choice:
     """What a profile says for a model.
 
@@ -207,14 +214,19 @@ def choose(
         shape: of the model.
         known: where the paper's setting is from, if the profile has none.
         notices: lines that the user should see.
+        captured: whether steps are CUDA graphs; None for wherever that can be: everywhere but in
+            the profiles of processors and of Apple's GPUs.
     """
+    if captured is None:
+        captured = profile.name not in (_BY_KIND["cpu"], _BY_KIND["mps"])
     setting = profile.setting(shape)
     if setting is not None:
         lookahead, origins = setting.lookahead, origins_of(setting)
     else:
         assert profile.hardware is not None  # the schema: hardware, or settings for every model
         rates = profile.hardware.rates_for(shape.compute)
-        lookahead, origins = derive(rates, shape), dict.fromkeys(VALUES, derived_from(rates))
+        lookahead = derive(rates, shape, captured=captured)
+        origins = dict.fromkeys(VALUES, derived_from(rates))
     notices = list(notices or ())
     first = lookahead.step_cost.at(2, lookahead.step_cost.contexts[0])
     if shape.weights == "nf4" and first > DEAR_START:

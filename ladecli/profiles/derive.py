@@ -1,9 +1,11 @@
 """Settings from two rates of a device, for what nobody has measured: a roofline.
 
 A step reads the weights and the cached keys and values once, however many tokens it has, and
-multiplies for every token, while the host launches one kernel after the other.  It takes about as
-long as the slowest of the three, and drafting takes host time on top.  (Williams et al.,
-"Roofline: an insightful visual performance model", 2009.)
+multiplies for every token; it takes about as long as the slower of the two.  (Williams et al.,
+"Roofline: an insightful visual performance model", 2009.)  Where the host launches one kernel after
+the other meanwhile, it is a third that can be the slowest; in a captured step the many small
+kernels between the large ones take their time on the device, one after the other.  Drafting takes
+host time on top.
 """
 
 from __future__ import annotations
@@ -26,6 +28,11 @@ LAUNCH = 0.6e-3
 """Seconds per layer that launching the kernels of an unfused forward takes, whatever its width.
 Llama-2-7B makes 41 tokens per second that way on an A100, where reading allows 150: 0.76 ms for
 each of 32 layers; hosts have become faster since."""
+SMALL_KERNELS, SMALL_KERNEL = 35, 2e-6
+"""In a layer of Llama beside its seven products, and seconds that one takes inside a CUDA graph: an
+estimate, which nobody has measured here yet."""
+GRAPH_LAUNCH = SMALL_KERNELS * SMALL_KERNEL
+"""Seconds per layer of a captured step in which weights are not read."""
 HOST = 3.5e-6
 """Seconds of drafting per token of a step: benchmarks/host_time.py, on one CPU thread."""
 DEAR = 1.25
@@ -76,18 +83,33 @@ def work(shape: ModelShape, width: int, context: int) -> Work:
     )
 
 
-def step_seconds(rates: Rates, shape: ModelShape, width: int, context: int) -> float:
-    """What a step of `width` tokens behind `context` tokens takes at these rates."""
+def step_seconds(
+    rates: Rates, shape: ModelShape, width: int, context: int, *, captured: bool
+) -> float:
+    """What a step of `width` tokens behind `context` tokens takes at these rates.
+
+    Args:
+        rates: of the device.
+        shape: of the model.
+        width, context: of the step.
+        captured: whether it is a CUDA graph, or its kernels are launched one by one.
+    """
+    if shape.weights == "int8":
+        captured = False  # bitsandbytes asks the device for outliers in the middle of a step
     needed = work(shape, width, context)
     reading = needed.read_bytes / rates.bandwidth
     multiplying = needed.operations / (SKINNY * rates.arithmetic)
-    times = (reading, multiplying, LAUNCH * shape.layers)
-    return float(sum(t**SHARPNESS for t in times) ** (1.0 / SHARPNESS)) + HOST * (width - 1)
+    launching = 0.0 if captured else LAUNCH * shape.layers
+    times = (reading, multiplying, launching)
+    slowest = float(sum(t**SHARPNESS for t in times) ** (1.0 / SHARPNESS))
+    between = GRAPH_LAUNCH * shape.layers if captured else 0.0
+    return slowest + between + HOST * (width - 1)
 
 
-def derive(rates: Rates, shape: ModelShape) -> LookaheadConfig:
-    """Costs of steps, and window and budget to match."""
-    cost = StepCost(WIDTHS, CONTEXTS, tuple(_costs(rates, shape, c) for c in CONTEXTS))
+def derive(rates: Rates, shape: ModelShape, *, captured: bool) -> LookaheadConfig:
+    """Costs of steps, and window and budget to match; arguments as for `step_seconds`."""
+    rows = (_costs(rates, shape, context, captured) for context in CONTEXTS)
+    cost = StepCost(WIDTHS, CONTEXTS, tuple(rows))
     return fitted(cost)
 
 
@@ -107,8 +129,8 @@ def fitted(cost: StepCost) -> LookaheadConfig:
     return LookaheadConfig(window, ngram, guesses, budget, sources, cost)
 
 
-def _costs(rates: Rates, shape: ModelShape, context: int) -> tuple[float, ...]:
-    seconds = [step_seconds(rates, shape, width, context) for width in WIDTHS]
+def _costs(rates: Rates, shape: ModelShape, context: int, captured: bool) -> tuple[float, ...]:
+    seconds = [step_seconds(rates, shape, width, context, captured=captured) for width in WIDTHS]
     # To three digits: a profile that is looked at shall not feign more.
     return tuple(accumulate((round(s / seconds[0], 3) for s in seconds), max))
 

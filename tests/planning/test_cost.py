@@ -24,7 +24,7 @@ COUNTS = (1, 2, 4, 8)
 def test_one_gpu_is_what_its_profile_says(gpu: str, size: str) -> None:
     setup = setup_of(gpu, size)
     plain = step(setup, PLAIN, 1)
-    assert plain.seconds == step_seconds(setup.rates, setup.shape, 1, 1024)
+    assert plain.seconds == step_seconds(setup.rates, setup.shape, 1, 1024, captured=True)
     assert (plain.talking, plain.sent, plain.tokens) == (0, 0, 1)
     # The same curve that `lade profiles show` prints, which has three digits.
     costs = profiles.choose(profiles.shipped(gpu), setup.shape).lookahead.step_cost
@@ -63,8 +63,11 @@ def test_steps_of_tensor_parallelism_fall_until_exchanges_outweigh_them() -> Non
 
 def test_launching_bounds_a_step_however_the_model_is_split() -> None:
     setup = setup_of("h100", "7b")
-    for gpus in COUNTS:
+    for gpus in COUNTS[1:]:
         assert step(setup, PLAIN, gpus).computing >= LAUNCH * setup.shape.layers
+    # A whole model is captured, on one GPU and on each of several.
+    assert step(setup, PLAIN, 1).computing < 0.5 * LAUNCH * setup.shape.layers
+    assert step(setup, LOOKAHEAD, 4).computing < 0.5 * LAUNCH * setup.shape.layers
 
 
 def test_where_drafts_do_not_pay_steps_are_plain_ones() -> None:

@@ -9,7 +9,9 @@ import pytest
 from ladecli.decoder.step_cost import StepCost
 from ladecli.profiles.derive import (
     CONTEXTS,
+    GRAPH_LAUNCH,
     LAUNCH,
+    SMALL_KERNELS,
     WIDTHS,
     Rates,
     derive,
@@ -93,36 +95,59 @@ EIGHT = model(8e9, weights="int8", weight_bytes=8e9)
     ],
 )
 def test_step_times(shape: ModelShape, width: int, context: int, milliseconds: float) -> None:
-    found = 1e3 * step_seconds(GPU, shape, width, context)
+    found = 1e3 * step_seconds(GPU, shape, width, context, captured=False)
     assert found == pytest.approx(milliseconds, rel=3e-4)
 
 
 def test_drafting_takes_host_time_however_fast_the_device() -> None:
-    plain, wide = (step_seconds(BOUNDLESS, DENSE, width, 0) for width in (1, 128))
-    assert wide - plain == pytest.approx(127 * 3.5e-6)
+    for captured in (False, True):
+        plain, wide = (
+            step_seconds(BOUNDLESS, DENSE, width, 0, captured=captured) for width in (1, 128)
+        )
+        assert wide - plain == pytest.approx(127 * 3.5e-6)
 
 
 def test_no_step_is_faster_than_the_launch_of_its_kernels() -> None:
-    seconds = step_seconds(BOUNDLESS, model(layers=32), 1, 0)
+    seconds = step_seconds(BOUNDLESS, model(layers=32), 1, 0, captured=False)
     assert seconds == pytest.approx(32 * LAUNCH)
     assert 5e-3 < seconds < 25e-3, "a Llama of 7B makes some dozen tokens a second on any GPU"
     # Where launching takes as long as reading, neither hides the other: 10 * 2 ** 0.25.
     both = Rates(10e9 / LAUNCH, 1e21, "reads 10 GB while one layer is launched")
-    assert step_seconds(both, DENSE, 1, 0) == pytest.approx(1.1892 * LAUNCH, rel=1e-4)
+    assert step_seconds(both, DENSE, 1, 0, captured=False) == pytest.approx(
+        1.1892 * LAUNCH, rel=1e-4
+    )
 
 
 def test_while_kernels_are_launched_wide_steps_are_cheap() -> None:
-    few, many = (derive(GPU, model(layers=layers)).step_cost for layers in (1, 32))
+    few, many = (derive(GPU, model(layers=layers), captured=False).step_cost for layers in (1, 32))
     assert few.at(64, 1024) > 1.1 > many.at(64, 1024) > 1.0
+
+
+def test_in_a_captured_step_small_kernels_come_on_top() -> None:
+    # 10 ms of reading; 35 kernels of 2 us in each of 32 layers hide behind nothing: 2.24 ms.
+    seconds = step_seconds(GPU, model(layers=32), 1, 0, captured=True)
+    assert seconds == pytest.approx(10e-3 + 32 * GRAPH_LAUNCH) == pytest.approx(12.24e-3)
+    assert pytest.approx(SMALL_KERNELS * 2e-6) == GRAPH_LAUNCH
+    # A fast GPU gains by it, and a slow one hardly loses.
+    fast = Rates(10e12, 1e15, "fast")
+    assert step_seconds(fast, model(layers=32), 1, 0, captured=True) < 0.2 * step_seconds(
+        fast, model(layers=32), 1, 0, captured=False
+    )
+
+
+def test_steps_in_int8_are_launched_kernel_by_kernel() -> None:
+    shape = model(8e9, weights="int8", weight_bytes=8e9, layers=32)
+    eager, captured = (step_seconds(GPU, shape, 8, 0, captured=each) for each in (False, True))
+    assert captured == eager
 
 
 def test_a_derived_curve_is_that_of_its_step_times() -> None:
     for shape in (makers.shape(), EXPERTS, PACKED):
-        cost = derive(GPU, shape).step_cost
+        cost = derive(GPU, shape, captured=True).step_cost
         assert (cost.widths, cost.contexts) == (WIDTHS, CONTEXTS)
         for context, row in zip(CONTEXTS, cost.costs, strict=True):
-            plain = step_seconds(GPU, shape, 1, context)
-            times = [step_seconds(GPU, shape, width, context) / plain for width in WIDTHS]
+            times = [step_seconds(GPU, shape, w, context, captured=True) for w in WIDTHS]
+            times = [each / times[0] for each in times]
             assert row == pytest.approx(times, abs=6e-4)
             assert all(round(value, 3) == value for value in row), "no more digits than are known"
             assert all(a <= b for a, b in pairwise(row))
