@@ -7,6 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+# Read when triton is imported, which torch and others do: kernels run on the CPU, but for the
+# tests of tests/gpu, run alone.
+os.environ["TRITON_INTERPRET"] = "0" if os.environ.get("LADE_TEST_GPU") == "1" else "1"
+
 import pytest
 import torch
 
@@ -16,11 +20,16 @@ from .families import model_of
 from .tokenizers_here import byte_level
 
 torch.set_num_threads(1)
+WITH_GPU = os.environ["TRITON_INTERPRET"] == "0"
+"""Whether tests see the GPU."""
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_gpu() -> Iterator[None]:
     """No test finds a GPU of the machine, nor does a program that it starts."""
+    if WITH_GPU:
+        yield
+        return
     # Once for all tests: fixtures of whole modules load models before any fixture of one test.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: False)
