@@ -66,7 +66,7 @@ def step_costs(decoder: Decoder, length: int, widths: list[int], rounds: int = 4
         for step, taken in zip(steps, times, strict=True):
             decoder.cache.length = length
             began = time.perf_counter()
-            decoder._runner.forward(step)
+            decoder.runner.forward(step)
             taken.append(time.perf_counter() - began)
     return [statistics.median(taken) for taken in times]
 
