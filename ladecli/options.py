@@ -171,7 +171,7 @@ Compile = Annotated[
     bool,
     loading(
         "--compile/--no-compile",
-        help="Compile captured steps with torch: a few minutes the first time, faster then.",
+        help="Compile captured steps with torch, which can take minutes the first time.",
     ),
 ]
 DeviceMap = Annotated[

@@ -49,14 +49,9 @@ def no_graphs(request: Request, device: Device) -> str | None:
     return None
 
 
-def captures(session: Session) -> bool:
-    """Whether the steps of a session are captured as CUDA graphs, as far as it has decoded."""
-    return session.decoder.runner.captures
-
-
 def why_no_graphs(request: Request, session: Session) -> str | None:
     """Why the steps of a session are not captured as CUDA graphs; None if they are."""
-    if captures(session):
+    if session.decoder.runner.captures:
         return None
     why = no_graphs(request, session.loaded.device)
     return why or session.decoder.runner.trouble or _SPREAD
@@ -65,7 +60,8 @@ def why_no_graphs(request: Request, session: Session) -> str | None:
 def without_graphs(request: Request, session: Session) -> str | None:
     """What to tell a user who asked for CUDA graphs and does not get them, where nothing else
     tells it."""
-    if not request.cuda_graphs or captures(session) or session.decoder.runner.trouble is not None:
+    runner = session.decoder.runner
+    if not request.cuda_graphs or runner.captures or runner.trouble is not None:
         return None
     return f"steps run without CUDA graphs, and slower: {_SPREAD}"
 

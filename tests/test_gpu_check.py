@@ -137,7 +137,10 @@ def test_shares() -> None:
 
 def test_launches_are_counted_and_timed_by_kind() -> None:
     watch = Watch(Rerun())
-    work = lambda: (torch.zeros(1),)  # noqa: E731
+
+    def work() -> tuple[torch.Tensor, ...]:
+        return (torch.zeros(1),)
+
     one, other = watch.capture(work), watch.capture(work)
     one.replay()
     before = watch.counts()

@@ -159,4 +159,4 @@ def test_what_became_of_graphs(
 def test_a_real_session_on_a_cpu_captures_nothing(model_folder: str) -> None:
     from ladecli import models
 
-    assert not ways.captures(Session(models.load(model_folder)))
+    assert not Session(models.load(model_folder)).decoder.runner.captures

@@ -53,7 +53,7 @@ def model_of(session: Session, request: Request) -> Model:
         context=session.decoder.max_context,
         made_for=loaded.made_for or session.decoder.facts.context,
         attention=attention.name,
-        captured=ways.captures(session),
+        captured=session.decoder.runner.captures,
         compiled=session.decoder.runner.compiles,
     )
 
