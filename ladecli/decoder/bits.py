@@ -6,6 +6,7 @@ they become arrays in one go where somebody wants arrays.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 
 _WORD = 4
 """Bytes of the words that rows fill: those of `attention.step`, of 32 bits."""
+_FORMATS = {1: "I", 2: "Q"}
+"""Whole numbers of so many words, as `struct` calls them."""
 
 
 def causal(count: int) -> list[int]:
@@ -20,27 +23,26 @@ def causal(count: int) -> list[int]:
     return [(2 << place) - 1 for place in range(count)]
 
 
-def words(rows: Sequence[int]) -> NDArray[np.int32]:
+def packed(rows: Sequence[int], words: int) -> bytes:
     """The rows in words of 32 bits, as GPUs read them.
 
     Args:
         rows: of T tokens.
+        words: that each row takes.
 
     Returns:
-        int32 [T, ceil(T / 32)]: bit j % 32 of word j // 32 in row i says that i sees j.
+        int32 [T, words] in bytes: bit j % 32 of word j // 32 in row i says that i sees j.
     """
-    return _packed(rows).view(np.int32)
+    if words in _FORMATS:
+        # In one call: a GPU waits for it.
+        return struct.pack(f"<{len(rows)}{_FORMATS[words]}", *rows)
+    size = _WORD * words
+    return b"".join([row.to_bytes(size, "little") for row in rows])
 
 
 def dense(rows: Sequence[int]) -> NDArray[np.bool_]:
     """The rows of T tokens as bool [T, T]."""
-    packed = _packed(rows)
-    return np.unpackbits(packed, axis=1, count=len(rows), bitorder="little").view(np.bool_)
-
-
-def _packed(rows: Sequence[int]) -> NDArray[np.uint8]:
-    """The rows as bytes, the lowest bits first: [T, bytes of whole words]."""
     count = len(rows)
-    size = -(-count // (8 * _WORD)) * _WORD
-    data = b"".join([row.to_bytes(size, "little") for row in rows])
-    return np.frombuffer(data, dtype=np.uint8).reshape(count, size)
+    words = -(-count // (8 * _WORD))
+    each = np.frombuffer(packed(rows, words), dtype=np.uint8).reshape(count, _WORD * words)
+    return np.unpackbits(each, axis=1, count=count, bitorder="little").view(np.bool_)

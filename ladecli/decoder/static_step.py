@@ -8,14 +8,17 @@ buffer, which the host fills anew for every step and sends in one copy.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from struct import Struct
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from . import bits
 from .attention.step import WORD, Parts, StepAttention
 from .kv_cache import KVCache, Moves
 from .layout import StepLayout
+from .lean import slots
+from .lean.fused import Room
 
 MOVED = 16
 """Slots that a step can move to the front on its way; more are moved before it."""
@@ -56,15 +59,14 @@ class StepInputs:
             self.length, self.sources, self.targets = parts[1:4]
             self.tokens, self.positions = parts[4:6]
             self.bits = parts[6].view(width, self._words)
-        held = np.split(self._host.numpy(), np.cumsum(sizes)[:-1])
-        self._uniforms = held[0].view(np.float64)
-        self._length, self._sources, self._targets, self._tokens, self._positions = held[1:6]
-        self._bits = held[6].reshape(width, self._words)
-        # What padding says: every token sees itself.
-        self._alone = np.zeros((width, self._words), dtype=np.uint32)
-        for row in range(width):
-            self._alone[row, row // WORD] = 1 << (row % WORD)
-        self._alone = self._alone.view(np.int32)
+        # The same buffer as Python has it: written in one call, because a GPU waits for that.
+        self._written = self._host.numpy().data.cast("B")
+        seen = 4 * width * self._words
+        self._form = Struct(f"={width}d1i{MOVED}i{MOVED}i{width}i{width}i{seen}s")
+        # What padding says: slot 0 moves to slot 0, and a token sees itself.
+        self._still = (0,) * MOVED
+        self._undrawn = (0.0,) * width
+        self._alone = bits.packed([1 << row for row in range(width)], self._words)
 
     def fill(
         self, step: StepLayout, length: int, moves: Moves | None, uniforms: Sequence[float]
@@ -75,24 +77,31 @@ class StepInputs:
             step: at most `width` tokens.
             length: cached tokens before it.
             moves: at most `MOVED`.
-            uniforms: one for each of the step's outputs, or none.
+            uniforms: those of the step's first tokens; see `Wanted`.
         """
-        count = len(step.tokens)
-        self._uniforms[: len(uniforms)] = uniforms
-        self._length[0] = length
-        # Slot 0 to slot 0: nothing changes, and every step moves as many.
-        self._sources[:] = self._targets[:] = 0
+        tokens, positions = step.tokens, step.positions
+        padding = self.width - len(tokens)
+        sources, targets = self._still, self._still
         if moves is not None:
+            # Every step moves as many slots: the rest of them is slot 0, to where it is.
             number = len(moves.slots)
-            self._sources[:number] = moves.slots
-            self._targets[:number] = range(moves.start, moves.start + number)
-        self._tokens[:count] = step.tokens
-        self._positions[:count] = step.positions
-        self._tokens[count:] = step.tokens[-1]
-        # A position that the step has in any case: models may look at the largest.
-        self._positions[count:] = step.positions[0]
-        self._bits[:] = self._alone
-        self._bits[:count, : step.bits.shape[1]] = step.bits
+            sources = *moves.slots, *self._still[number:]
+            targets = *range(moves.start, moves.start + number), *self._still[number:]
+        self._form.pack_into(
+            self._written,
+            0,
+            *uniforms,
+            *self._undrawn[len(uniforms) :],
+            length,
+            *sources,
+            *targets,
+            *tokens,
+            *tokens[-1:] * padding,
+            *positions,
+            # A position that the step has in any case: models may look at the largest.
+            *positions[:1] * padding,
+            bits.packed(step.rows, self._words) + self._alone[4 * len(tokens) * self._words :],
+        )
 
     def send(self) -> None:
         """Copy it to the device, in one go; on a GPU without waiting."""
@@ -108,6 +117,9 @@ class StaticCache:
         cache: all of its layers on one device, and written before.
         inputs: say how long the text is.
         reach: slots that are handed to attention: at least those of text and step.
+
+    Attributes:
+        own: keys and values of the last layer that was written, [1, K, T, D] each.
     """
 
     is_compileable = False
@@ -120,15 +132,32 @@ class StaticCache:
         self._keys, self._values = tensors
         self._reach = reach
         self._inputs = inputs
-        steps = torch.arange(inputs.width, device=inputs.length.device)
-        self._slots = inputs.length.long() + steps
+        self._slots: Tensor | None = None
+        self._kernels = slots.work(self._keys.device, self._keys.dtype)
+        self._wrote: tuple[int, Tensor, Tensor] | None = None
         self.own: tuple[Tensor, Tensor] | None = None
 
     def move(self) -> None:
         """Move what the last step left to be moved, over all layers."""
-        sources, targets = self._inputs.sources.long(), self._inputs.targets.long()
+        sources, targets = self._inputs.sources, self._inputs.targets
+        if self._kernels and slots.may_move(self._keys, self._values):
+            slots.move(self._keys, self._values, sources, targets)
+            return
+        targets = targets.long()
         for tensor in (self._keys, self._values):
             tensor.index_copy_(3, targets, tensor.index_select(3, sources))
+
+    def room(self, layer_idx: int) -> Room:
+        """Where one layer's step goes, for those who write it there themselves."""
+        return Room(self._keys[layer_idx], self._values[layer_idx], self._inputs.length)
+
+    def wrote(self, layer_idx: int, key: Tensor, value: Tensor) -> None:
+        """What may be this layer's step is in its slots already.
+
+        Args:
+            key, value: [1, K, T, D].
+        """
+        self._wrote = layer_idx, key, value
 
     def update(
         self, key: Tensor, value: Tensor, layer_idx: int, *_args: object, **_kwargs: object
@@ -140,12 +169,31 @@ class StaticCache:
 
         Returns:
             [1, K, reach, D] each.
+
+        Raises:
+            RuntimeError: the step is in the slots of another layer, which are spoiled.
         """
-        keys, values = self._keys[layer_idx], self._values[layer_idx]
-        keys.index_copy_(2, self._slots, key)
-        values.index_copy_(2, self._slots, value)
+        if self._wrote is not None and self._wrote[0] != layer_idx:
+            raise RuntimeError("a layer's keys went to another layer's slots")
+        room = self.room(layer_idx)
+        if not self._is_there(key, value):
+            self._write(key, value, room)
         self.own = key, value
-        return keys[:, :, : self._reach], values[:, :, : self._reach]
+        return room.keys[:, :, : self._reach], room.values[:, :, : self._reach]
+
+    def _is_there(self, key: Tensor, value: Tensor) -> bool:
+        wrote, self._wrote = self._wrote, None
+        return wrote is not None and wrote[1] is key and slots.same(wrote[2], value)
+
+    def _write(self, key: Tensor, value: Tensor, room: Room) -> None:
+        if self._kernels and slots.may_write(key, value, room):
+            slots.write(key, value, room)
+            return
+        if self._slots is None:
+            steps = torch.arange(self._inputs.width, device=room.length.device)
+            self._slots = room.length.long() + steps
+        room.keys.index_copy_(2, self._slots, key)
+        room.values.index_copy_(2, self._slots, value)
 
     # Nobody here knows the length of the text.  Positions and masks are ours, so that no model
     # has to ask for it; one that does would be found out by the trial of its first capture.
@@ -176,14 +224,20 @@ class StaticStep(StepAttention):
     def __init__(
         self, backend: Callable[..., Tensor], inputs: StepInputs, cache: StaticCache, reach: int
     ) -> None:
-        shifts = torch.arange(inputs.width, device=inputs.bits.device)
-        words = inputs.bits.index_select(1, shifts // WORD)
-        self._seen = ((words >> (shifts % WORD)) & 1).bool()
         # No position is beyond the last slot, so a window that wide hides nothing.
-        super().__init__(backend, self._seen, inputs.positions.long(), 0, reach - 1)
+        super().__init__(backend, None, inputs.positions.long(), 0, reach - 1)
         self._inputs = inputs
         self._cache = cache
         self._reach = reach
+
+    @property
+    def visible(self) -> Tensor:
+        """See `StepAttention`; made when a backend asks, which one that reads `bits` never does."""
+        if self._visible is None:
+            shifts = torch.arange(self._inputs.width, device=self.bits.device)
+            words = self.bits.index_select(1, shifts // WORD)
+            self._visible = ((words >> (shifts % WORD)) & 1).bool()
+        return self._visible
 
     @property
     def prefix(self) -> None:
@@ -214,7 +268,7 @@ class StaticStep(StepAttention):
         cached = own < 0
         index = own.clamp(0, count - 1)
         of_step = (own >= 0) & (own < count)
-        mask: Tensor = cached | (self._seen.index_select(1, index) & of_step)
+        mask: Tensor = cached | (self.visible.index_select(1, index) & of_step)
         if sliding_window is not None:
             keys = torch.where(cached, slots, self.positions.index_select(0, index))
             mask &= keys > self.positions[:, None] - sliding_window

@@ -22,6 +22,7 @@ from ladecli.decoder.engine import Decoder
 from ladecli.decoder.kv_cache import KVCache
 from ladecli.decoder.lean import PARTS, Lean, fused, gated, make_lean
 from ladecli.decoder.lean.joined import Joined, join, may_join
+from ladecli.decoder.lean.rotary import _Turned
 from ladecli.decoder.lean.trial import difference
 from ladecli.decoder.runner import Runner
 from ladecli.decoder.tree import TokenTree
@@ -99,9 +100,10 @@ def test_kernels_differ_by_last_bits_in_half_precision(family: str) -> None:
 
 def test_what_is_replaced_in_a_llama() -> None:
     lean = make_lean(fresh("llama"), PARTS)
-    assert names(lean) == {"_Kernel", "_Fused", "Joined", "_Later", "_Turned"}
-    # Of two layers: 5 norms, 2 gated blocks, 2 times 3 products, 2 rotary embeddings.
-    assert len(lean) == 5 + 2 + 6 + 2
+    assert names(lean) == {"Kernel", "_Layer", "_Fused", "Joined", "_Later", "_Turned", "_Angles"}
+    # Of two layers: 5 norms, the sums, 2 gated blocks, 2 times 3 products, 2 rotary embeddings;
+    # and the angles of all.
+    assert len(lean) == 5 + 2 + 2 + 6 + 2 + 1
     assert names(make_lean(fresh("llama"))) == {"_Plain", "_Apart"}
     assert len(make_lean(fresh("gpt2"), PARTS)) == 0
 
@@ -312,13 +314,42 @@ class Gate(nn.Module):
 
 
 def test_blocks_of_one_class_may_have_other_activations() -> None:
-    blocks, x = [Gate(nn.SiLU()), Gate(nn.GELU())], torch.randn(1, 3, 8)
+    acts = [nn.SiLU(), nn.GELU(), nn.GELU(approximate="tanh")]
+    blocks, x = [Gate(act) for act in acts[:2]], torch.randn(1, 3, 8)
     with torch.no_grad():
         own = [block(x) for block in blocks]
         lean = make_lean(nn.Sequential(*blocks), PARTS)
         assert names(lean) == {"_Fused", "_Together"}
+        assert names(make_lean(Gate(acts[2]), PARTS)) == {"_FusedGelu"}
         for block, expected in zip(blocks, own, strict=True):
             torch.testing.assert_close(block(x), expected)
+
+
+class Merged(nn.Module):
+    """A gated block whose gate and up are one layer; the second half is the gate, if asked."""
+
+    def __init__(self, turned: bool) -> None:
+        super().__init__()
+        (self.gate_up_proj,) = linears(12)
+        self.down_proj = nn.Linear(6, 8)
+        self.turned = turned
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.gate_up_proj(x).chunk(2, dim=-1)
+        gate, up = reversed(parts) if self.turned else parts
+        out: Tensor = self.down_proj(F.silu(gate) * up)
+        return out
+
+
+def test_blocks_of_one_product_from_the_start() -> None:
+    block, x = Merged(turned=False), torch.randn(1, 3, 8)
+    with torch.no_grad():
+        own = block(x)
+        lean = make_lean(block, PARTS)
+        assert names(lean) == {"_Merged"}
+        torch.testing.assert_close(block(x), own)
+    assert not len(make_lean(Merged(turned=False), TORCH))
+    assert not len(make_lean(Merged(turned=True), PARTS))
 
 
 def test_without_memory_to_join_gates_stay_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -425,11 +456,63 @@ def test_kernels_refuse_what_they_would_get_wrong() -> None:
     assert not fused.may_gate(x[..., :4])
 
 
+@pytest.mark.parametrize(("family", "found"), [("llama3", True), ("llama_dynamic", False)])
+def test_angles(family: str, found: bool) -> None:
+    module = fresh(family).model.rotary_emb
+    x, positions = torch.zeros(1, 1, 1), torch.tensor([[3, 0, 900, 4]])
+    own, own_half = (module(each, positions) for each in (x, x.half()))
+    lean = make_lean(nn.Sequential(nn.Linear(1, 1), module), PARTS)
+    assert (names(lean) == {"_Angles"}) is found
+    torch.testing.assert_close(module(x, positions), own, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(module(x.half(), position_ids=positions), own_half)
+    # Padded texts are not ours.
+    both = positions.expand(2, -1)
+    assert [each.shape for each in module(x, both)] == [(2, 4, 8)] * 2
+
+
+def test_angles_are_scaled() -> None:
+    positions, frequencies = torch.tensor([[3, 0, 77]]), torch.rand(4)
+    angles = (positions[..., None] * frequencies).repeat(1, 1, 2)
+    cos, sin = fused.angles(positions, frequencies, 0.5, torch.float32)
+    torch.testing.assert_close(cos, 0.5 * angles.cos())
+    torch.testing.assert_close(sin, 0.5 * angles.sin())
+
+
+def test_arguments_that_a_module_refuses_are_refused() -> None:
+    model = fresh("llama")
+    assert "_Angles" in names(make_lean(model, ["kernels"]))
+    with pytest.raises(TypeError):
+        model.model.rotary_emb(torch.zeros(1), torch.tensor([[3]]), layer_type="full_attention")
+
+
+def test_attention_of_quantised_weights_is_turned() -> None:
+    model = fresh("llama")
+    for layer in model.model.layers:
+        for weight in layer.self_attn.parameters():
+            weight.requires_grad_(False)
+            weight.data = weight.data.byte()
+    assert "_Turned" in names(make_lean(model, ["kernels"]))
+
+
+def test_a_kernel_that_does_not_write_is_not_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    def writes() -> set[bool]:
+        lean = make_lean(fresh("llama"), ["kernels"])
+        owners = (forward.__self__ for _, forward in lean._forwards)
+        return {owner._turn._writes for owner in owners if isinstance(owner, _Turned)}
+
+    assert writes() == {True}
+    rotate = fused.rotate
+    monkeypatch.setattr(fused, "rotate", lambda *args: rotate(*args[:4]))
+    assert writes() == {False}
+
+
 @pytest.mark.parametrize("width", [1, 48, 1500])
-def test_silu_and_multiply(width: int) -> None:
-    both = torch.randn(1, 3, 2 * width)
+def test_gate(width: int) -> None:
+    both = 2.0 * torch.randn(1, 3, 2 * width)
     gate, up = both.chunk(2, dim=-1)
-    torch.testing.assert_close(fused.silu_and_multiply(both), F.silu(gate) * up)
+    torch.testing.assert_close(fused.gate(both), F.silu(gate) * up)
+    gelu = F.gelu(gate, approximate="tanh") * up
+    torch.testing.assert_close(fused.gate(both, gelu=True), gelu, atol=1e-5, rtol=1e-5)
 
 
 def test_a_lean_model_can_be_compiled() -> None:

@@ -123,6 +123,16 @@ def test_slots_are_written_and_moved_where_the_device_says() -> None:
     assert cache.keys[0, 0, 0, :14, 0].tolist() == [float(slot) for slot in expected]
 
 
+def test_keys_in_another_layers_slots_are_an_error() -> None:
+    inputs = StepInputs(2, torch.device("cpu"))
+    fixed = StaticCache(filled_cache(20), inputs, 32)
+    own = torch.full((1, 1, 2, 1), 5.0)
+    with torch.inference_mode():
+        fixed.wrote(1, own, own)
+        with pytest.raises(RuntimeError, match="another layer's slots"):
+            fixed.update(own, own, 0)
+
+
 def test_what_was_kept_can_be_read_before_a_step_moves_it() -> None:
     cache = filled_cache(20)
     cache.defers = True

@@ -11,7 +11,7 @@ from ladecli.decoder.parallel.wire import Wire
 from ladecli.decoder.sources.recycled import SUCCESSORS
 from ladecli.planning.cost import LOOKAHEAD, PLAIN, TENSOR, exchanged, step, uneven
 from ladecli.planning.typical import typical
-from ladecli.profiles.derive import LAUNCH, step_seconds
+from ladecli.profiles.derive import HOST, LAUNCH, step_seconds
 from ladecli.split import evenly
 
 from .makers import setup_of
@@ -46,7 +46,9 @@ def test_steps_of_lookahead_parallelism_stay_about_as_long() -> None:
     steps = [step(setup_of(), LOOKAHEAD, gpus) for gpus in COUNTS]
     assert len({each.computing for each in steps}) == 1  # the width of each GPU is the same
     assert all(a.seconds < b.seconds for a, b in pairwise(steps))
-    assert steps[-1].seconds < 1.15 * steps[0].seconds
+    # What comes on top: every process drafts for all others, too, and they agree in some 70 us.
+    later = steps[-1].seconds - 7 * 64 * HOST
+    assert steps[0].seconds < later < 1.01 * steps[0].seconds
 
 
 def test_steps_of_tensor_parallelism_fall_until_exchanges_outweigh_them() -> None:

@@ -39,7 +39,7 @@ class StepAttention:
         last_position: the largest of `positions`, known without asking the device.
 
     Attributes:
-        backend, visible, positions: as above.
+        backend, positions: as above.
         sliding_windows: those that some layer asked for.
     """
 
@@ -52,7 +52,7 @@ class StepAttention:
         last_position: int,
     ) -> None:
         self.backend = backend
-        self.visible = visible
+        self._visible = visible
         self.positions = positions
         self._prefix = prefix
         self._last_position = last_position
@@ -62,6 +62,11 @@ class StepAttention:
         self._added: dict[tuple[int | None, int, torch.dtype, torch.device], Tensor] = {}
         self._bits: Tensor | None = None
         self._length: Tensor | None = None
+
+    @property
+    def visible(self) -> Tensor | None:
+        """Bool [T, T], who sees whom within the step; None where there is nothing to hide."""
+        return self._visible
 
     @property
     def prefix(self) -> int | None:

@@ -19,16 +19,18 @@ import torch
 from torch import nn
 
 from ..places import device_of
+from .angles import lean_angles
 from .gated import lean_gates
 from .joined import Forward, joined_products
-from .norms import lean_norms
+from .norms import Kernel, lean_norms
 from .rotary import lean_rotary
+from .sums import lean_sums
 
 __all__ = ["PARTS", "Lean", "make_lean"]
 
 PARTS = ("norms", "gates", "products", "kernels")
 """What may become lean: normalisations, gated blocks, products of one input with several
-matrices; "kernels" stands for Triton's, in all of them and for rotary embeddings."""
+matrices; "kernels" stands for Triton's, in all of them, for rotary embeddings and for sums."""
 _ON_CPU = ("norms", "gates")
 
 
@@ -79,13 +81,21 @@ def make_lean(model: nn.Module, parts: Collection[str] | None = None) -> Lean:
     with torch.inference_mode(False):
         if "norms" in parts:
             forwards += lean_norms(model, kernels)
+            forwards += lean_sums(model, _kernels(forwards))
         if "gates" in parts:
             forwards += lean_gates(model, "products" in parts, kernels)
         if "products" in parts:
             forwards += joined_products(model)
         if kernels:
             forwards += lean_rotary(model)
+            forwards += lean_angles(model)
     return Lean(forwards)
+
+
+def _kernels(forwards: list[Forward]) -> dict[nn.Module, Kernel]:
+    """The normalisations that have become kernels."""
+    owners = ((module, forward.__self__) for module, forward in forwards)
+    return {module: owner for module, owner in owners if isinstance(owner, Kernel)}
 
 
 def _made_before(model: nn.Module) -> list[Forward]:

@@ -14,6 +14,8 @@ from torch import Tensor
 
 _WIDEST = 16384
 """Numbers in a row that one program holds."""
+_FUSION = False
+"""Products are rounded before they are added, as torch's operations do."""
 
 
 class Form(NamedTuple):
@@ -28,13 +30,83 @@ class Form(NamedTuple):
     early: bool
 
 
+class Room(NamedTuple):
+    """Where a step's keys and values go: token t of it to slot `length` + t.
+
+    Attributes:
+        keys, values: [1, K, slots, D].
+        length: int32 [1], on the same device.
+    """
+
+    keys: Tensor
+    values: Tensor
+    length: Tensor
+
+
+class Weighing(NamedTuple):
+    """A normalisation.
+
+    Attributes:
+        weight: [width].
+        eps: added to the mean square.
+        form: how they are used.
+    """
+
+    weight: Tensor
+    eps: float
+    form: Form
+
+
 FORMS = (Form(0.0, True), Form(0.0, False), Form(1.0, False), Form(1.0, True))
 
 
 def available(device: torch.device) -> bool:
     """Whether there are kernels for tensors on `device`."""
-    kernels = _kernels()
+    kernels = loaded()
     return kernels is not None and (device.type == "cuda" or bool(kernels.INTERPRETED))
+
+
+def may_take_angles(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> bool:
+    """Whether `angles` takes these: [1, T] whole numbers and float32 [D / 2], dense."""
+    return (
+        (positions.ndim, frequencies.ndim) == (2, 1)
+        and len(positions) == 1
+        and positions.dtype in (torch.int32, torch.int64)
+        and frequencies.dtype == torch.float32
+        and positions.is_contiguous()
+        and frequencies.is_contiguous()
+        and positions.device == frequencies.device
+        and dtype.is_floating_point
+        and not traced()
+    )
+
+
+def angles(
+    positions: Tensor, frequencies: Tensor, scaling: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of `positions * frequencies`, times `scaling`; `may_take_angles` must be
+    true.
+
+    Returns:
+        [1, T, D] twice, where the second half of each row is as its first.
+    """
+    half = len(frequencies)
+    shape = (*positions.shape, 2 * half)
+    outs = [torch.empty(shape, dtype=dtype, device=positions.device) for _ in range(2)]
+    kernels = loaded()
+    assert kernels is not None
+    with torch.cuda.device(positions.get_device()):
+        kernels.angles[positions.shape[1],](
+            positions,
+            frequencies,
+            *outs,
+            scaling,
+            HALF=half,
+            BLOCK=power(half),
+            num_warps=2,
+            enable_fp_fusion=_FUSION,
+        )
+    return outs[0], outs[1]
 
 
 def may_rotate(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> bool:
@@ -47,13 +119,21 @@ def may_rotate(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> bool:
         and len({tensor.shape[-1] for tensor in tensors}) == 1
         and query.shape[-1] % 2 == 0
         and all(tensor.stride(-1) == 1 for tensor in tensors)
-        and not _elsewhere()
+        and not traced()
     )
 
 
-def rotate(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+def rotate(
+    query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, room: Room | None = None
+) -> tuple[Tensor, Tensor]:
     """Rotary position embedding of queries and keys, where halves of a head are turned into each
     other.  `may_rotate` must be true.
+
+    Args:
+        query, key: [1, heads, T, D].
+        cos, sin: [1, T, D].
+        room: where turned keys are copied to as well, and `values_behind` of `key`, which must be
+            there; None for nowhere.
 
     Returns:
         [1, heads, T, D] twice, laid out in memory as [T, heads, D].
@@ -61,49 +141,65 @@ def rotate(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor
     _, queries, count, depth = query.shape
     keys, heads = key.shape[1], 4
     outs = [each.new_empty((1, count, each.shape[1], depth)) for each in (query, key)]
-    kernels = _kernels()
+    # Where nothing is copied, nobody looks at these.
+    places = room or Room(key, key, key)
+    programs = queries + (keys if room is None else 2 * keys)
+    kernels = loaded()
     assert kernels is not None
     # Triton launches on the current device, which need not be that of this layer.
     with torch.cuda.device(query.get_device()):
-        kernels.rotate[count, -(-(queries + keys) // heads)](
+        kernels.rotate[count, -(-programs // heads)](
             query,
             key,
             cos,
             sin,
             *outs,
-            *(query.stride(2), query.stride(1), key.stride(2), key.stride(1)),
+            *places,
+            *(query.stride(2), query.stride(1), key.stride(2)),
+            # Of a single head torch may say any stride, and values lie a head behind it.
+            depth if room is not None else key.stride(1),
             *(cos.stride(1), sin.stride(1)),
+            *(*places.keys.stride()[1:3], *places.values.stride()[1:3]),
             QUERIES=queries,
             KEYS=keys,
             HALF=depth // 2,
-            BLOCK=_power(depth // 2),
+            BLOCK=power(depth // 2),
             HEADS=heads,
+            WRITE=room is not None,
+            enable_fp_fusion=_FUSION,
         )
     return outs[0].transpose(1, 2), outs[1].transpose(1, 2)
 
 
 def may_gate(both: Tensor) -> bool:
-    """Whether `silu_and_multiply` takes this: anything dense."""
-    return both.is_contiguous() and not _elsewhere()
+    """Whether `gate` takes this: anything dense."""
+    return both.is_contiguous() and not traced()
 
 
-def silu_and_multiply(both: Tensor) -> Tensor:
-    """`silu(gate) * up`; `may_gate` must be true.
+def gate(both: Tensor, *, gelu: bool = False) -> Tensor:
+    """`act(gate) * up`; `may_gate` must be true.
 
     Args:
         both: gate and up, one behind the other, [..., 2 * width].
+        gelu: whether the activation is GELU, by its approximation with a tangent, and not SiLU.
 
     Returns:
         [..., width].
     """
     width = both.shape[-1] // 2
     out = both.new_empty((*both.shape[:-1], width))
-    block = min(1024, _power(width))
-    kernels = _kernels()
+    block = min(1024, power(width))
+    kernels = loaded()
     assert kernels is not None
     with torch.cuda.device(both.get_device()):
-        kernels.silu_and_multiply[out.numel() // width, -(-width // block)](
-            both, out, 2 * width, WIDTH=width, BLOCK=block
+        kernels.gate[out.numel() // width, -(-width // block)](
+            both,
+            out,
+            2 * width,
+            WIDTH=width,
+            BLOCK=block,
+            GELU=gelu,
+            enable_fp_fusion=_FUSION,
         )
     return out
 
@@ -115,7 +211,7 @@ def may_normalise(x: Tensor) -> bool:
         and len(x) == 1
         and x.stride(-1) == 1
         and x.shape[-1] <= _WIDEST
-        and not _elsewhere()
+        and not traced()
     )
 
 
@@ -124,7 +220,7 @@ def normalise(x: Tensor, weight: Tensor, eps: float, form: Form) -> Tensor:
     out = torch.empty_like(x, memory_format=torch.preserve_format)
     source, target = (each if each.ndim == 4 else each[:, :, None] for each in (x, out))
     _, outer, inner, width = source.shape
-    kernels = _kernels()
+    kernels = loaded()
     assert kernels is not None
     with torch.cuda.device(x.get_device()):
         kernels.normalise[outer * inner,](
@@ -136,25 +232,92 @@ def normalise(x: Tensor, weight: Tensor, eps: float, form: Form) -> Tensor:
             *target.stride()[1:3],
             eps,
             WIDTH=width,
-            BLOCK=_power(width),
+            BLOCK=power(width),
             OFFSET=form.offset,
             EARLY=form.early,
-            num_warps=min(16, max(1, _power(width) // 256)),
+            num_warps=_warps(width),
+            enable_fp_fusion=_FUSION,
         )
     return out
 
 
-def _elsewhere() -> bool:
+def may_add(x: Tensor, said: Tensor) -> bool:
+    """Whether `add` takes these: dense rows of one text, [1, T, width] both, of one type."""
+    return (
+        x.ndim == 3
+        and len(x) == 1
+        and x.shape == said.shape
+        and x.dtype == said.dtype
+        and x.is_contiguous()
+        and said.is_contiguous()
+        and x.shape[-1] <= _WIDEST
+        # Distributed tensors may still be on their way.
+        and type(x) is type(said) is Tensor
+        and not traced()
+    )
+
+
+def add(
+    x: Tensor, said: Tensor, behind: Weighing | None, ahead: Weighing | None
+) -> tuple[Tensor, Tensor]:
+    """`x + behind(said)`, and `ahead` of that sum; `may_add` must be true.
+
+    Args:
+        x, said: [1, T, width].
+        behind, ahead: normalisations; None for none.
+
+    Returns:
+        The sum, and the same normalised; without `ahead` both are the sum.
+    """
+    total = torch.empty_like(x)
+    normed = total if ahead is None else torch.empty_like(x)
+    # Weights that are not read.
+    idle = Weighing(x, 0.0, FORMS[0])
+    first, last = behind or idle, ahead or idle
+    width = x.shape[-1]
+    kernels = loaded()
+    assert kernels is not None
+    with torch.cuda.device(x.get_device()):
+        kernels.add[x.numel() // width,](
+            x,
+            said,
+            first.weight,
+            last.weight,
+            total,
+            normed,
+            first.eps,
+            last.eps,
+            WIDTH=width,
+            BLOCK=power(width),
+            BEHIND=behind is not None,
+            BEHIND_OFFSET=first.form.offset,
+            BEHIND_EARLY=first.form.early,
+            AHEAD=ahead is not None,
+            AHEAD_OFFSET=last.form.offset,
+            AHEAD_EARLY=last.form.early,
+            num_warps=_warps(width),
+            enable_fp_fusion=_FUSION,
+        )
+    return total, normed
+
+
+def traced() -> bool:
     """Whether operations are only being recorded: a trace knows no kernels of ours."""
     return torch.compiler.is_compiling()
 
 
-def _power(number: int) -> int:
+def _warps(width: int) -> int:
+    """Warps of a program that holds a row."""
+    return min(16, max(1, power(width) // 256))
+
+
+def power(number: int) -> int:
     """The smallest power of two that is not below `number`."""
     return 1 << (number - 1).bit_length()
 
 
-def _kernels() -> ModuleType | None:
+def loaded() -> ModuleType | None:
+    """The kernels; None where there is no triton."""
     try:
         from . import kernels
     except ImportError:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..memory import attempt
 from . import fused
 from .joined import Forward, Joined, give_back, may_join, shared_parameters
-from .trial import agree, numbers
+from .trial import agree, numbers, works_alone
 
 Activation = Callable[[Tensor], Tensor]
 _Found = tuple[list[nn.Linear], Activation, nn.Module]
@@ -56,15 +57,39 @@ class _Together:
 class _Fused(_Together):
     """One product for gate and up, and one kernel for what comes between it and `down`."""
 
+    gelu = False
+
     def forward(self, x: Tensor) -> Tensor:
         both = self._joined.product(x)
         if not fused.may_gate(both):
             gate, up = both.chunk(2, dim=-1)
             both = self._act(gate).mul_(up)
         else:
-            both = fused.silu_and_multiply(both)
+            both = fused.gate(both, gelu=self.gelu)
         out: Tensor = self._down(both)
         return out
+
+
+class _FusedGelu(_Fused):
+    """The same with another activation."""
+
+    gelu = True
+
+
+class _Merged:
+    """One kernel between a product that is one for gate and up from the start, and `down`."""
+
+    def __init__(self, module: nn.Module, both: nn.Module, down: nn.Module, gelu: bool) -> None:
+        self._module, self._own = module, type(module).forward
+        self._both, self._down, self._gelu = both, down, gelu
+
+    def forward(self, x: Tensor) -> Any:
+        if torch.compiler.is_compiling():
+            return self._own(self._module, x)
+        both = self._both(x)
+        if not fused.may_gate(both):
+            return self._own(self._module, x)
+        return self._down(fused.gate(both, gelu=self._gelu))
 
 
 def lean_gates(model: nn.Module, join: bool, kernels: bool) -> Iterator[Forward]:
@@ -82,6 +107,9 @@ def lean_gates(model: nn.Module, join: bool, kernels: bool) -> Iterator[Forward]
     for module in model.modules():
         found = _parts_of(module, shared)
         if found is None:
+            merged = _merged(module) if kernels else None
+            if merged is not None:
+                yield module, merged.forward
             continue
         kind = type(module), type(found[1])
         if kind not in chosen:
@@ -91,6 +119,24 @@ def lean_gates(model: nn.Module, join: bool, kernels: bool) -> Iterator[Forward]
             block = _made(form, found) or _Apart(*found)
             give_back(found[0][0].weight.device)
             yield module, block.forward
+
+
+def _merged(module: nn.Module) -> _Merged | None:
+    """What stands for a block whose gate and up are one layer, where a trial shows that it is
+    one."""
+    both, down = (getattr(module, name, None) for name in ("gate_up_proj", "down_proj"))
+    if "forward" in vars(module) or not isinstance(both, nn.Module):
+        return None
+    weight = getattr(both, "weight", None)
+    if not isinstance(down, nn.Module) or not isinstance(weight, Tensor):
+        return None
+    if not works_alone(module):
+        return None
+    if weight.ndim != 2 or not fused.available(weight.device):
+        return None
+    x = numbers(weight, 1, 3, weight.shape[1])
+    ways = (_Merged(module, both, down, gelu) for gelu in (False, True))
+    return next((way for way in ways if agree(module.forward, way.forward, x)), None)
 
 
 def _parts_of(module: nn.Module, shared: Iterable[int]) -> _Found | None:
@@ -119,7 +165,7 @@ def _first_alike(
 
 def _made(form: type[_Block], found: _Found) -> _Block | None:
     """A block of this form; None where there is no memory, or no kernel, for it."""
-    if form is _Fused and not fused.available(found[0][0].weight.device):
+    if issubclass(form, _Fused) and not fused.available(found[0][0].weight.device):
         return None
     return attempt(lambda: form(*found))
 
@@ -128,4 +174,4 @@ def _forms(join: bool, kernels: bool) -> list[type[_Block]]:
     """What may be tried, the best first."""
     if not join:
         return [_Apart]
-    return [_Fused, _Together] if kernels else [_Together]
+    return [_Fused, _FusedGelu, _Together] if kernels else [_Together]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 ROUNDING = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """Largest difference that is taken for rounding, relative to the largest number."""
@@ -37,6 +37,28 @@ def difference(own: Callable[..., Any], mine: Callable[..., Any], *inputs: Tenso
 def agree(own: Callable[..., Any], mine: Callable[..., Any], *inputs: Tensor) -> bool:
     """Whether two functions differ by no more than rounding on `inputs`."""
     return difference(own, mine, *inputs) <= ROUNDING.get(inputs[0].dtype, 0.0)
+
+
+def works_alone(module: nn.Module) -> bool:
+    """Whether a module can be tried without other processes, which its hooks, or weights that are
+    distributed, might wait for."""
+    return not any(map(hooked, module.modules())) and all(
+        type(parameter.data) is Tensor for parameter in module.parameters()
+    )
+
+
+def hooked(module: nn.Module) -> bool:
+    """Whether somebody looks at what a module is given, or returns, and may change it: by hooks,
+    those of all modules among them, or by a forward of theirs around its own."""
+    forward = vars(module).get("forward")
+    ours = type(getattr(forward, "__self__", None)).__module__.startswith(__package__)
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or torch.nn.modules.module._global_forward_hooks
+        or torch.nn.modules.module._global_forward_pre_hooks
+        or not (forward is None or ours)
+    )
 
 
 def numbers(like: Tensor, *shape: int) -> Tensor:

@@ -1,0 +1,83 @@
+"""What the interpreter cannot show of lean's kernels: they pass the compiler for a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ladecli.decoder.lean import fused
+
+pytest.importorskip("triton")
+COMPILER = """
+import importlib.util, sys
+import triton
+from triton.backends import backends
+from triton.backends.compiler import GPUTarget
+
+if "nvidia" not in backends:
+    sys.exit(77)
+spec = importlib.util.spec_from_file_location("kernels", sys.argv[1])
+kernels = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(kernels)
+HALF, WHOLE, NUMBER = "*bf16", "*i32", "fp32"
+
+
+def compiled(kernel, types, warps, **constants):
+    types = {name: types.get(name, "i32") for name in kernel.arg_names}
+    types.update(dict.fromkeys(constants, "constexpr"))
+    source = triton.compiler.ASTSource(kernel, types, constants, {})
+    options = {"num_warps": warps, "enable_fp_fusion": False}
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+
+
+def of(names, kind):
+    return dict.fromkeys(names.split(), kind)
+
+
+step = of("query key value cos sin query_out key_out keys values", HALF) | {"length": WHOLE}
+heads = {"QUERIES": 32, "KEYS": 32, "HALF": 40, "BLOCK": 64, "HEADS": 4}
+compiled(kernels.rotate, step, 4, **heads, WRITE=True)
+compiled(kernels.rotate, step | {"length": HALF}, 4, **heads, WRITE=False)
+compiled(kernels.write, step, 1, DEPTH=80, BLOCK=128)
+norms = of("x said weight behind ahead total normed out", HALF) | of(
+    "eps behind_eps ahead_eps", NUMBER
+)
+row = {"WIDTH": 4096, "BLOCK": 4096}
+compiled(kernels.normalise, norms, 16, **row, OFFSET=0.0, EARLY=True)
+for ends in ({"BEHIND": False, "AHEAD": True}, {"BEHIND": True, "AHEAD": False}):
+    forms = {"BEHIND_OFFSET": 1.0, "BEHIND_EARLY": False, "AHEAD_OFFSET": 0.0, "AHEAD_EARLY": True}
+    compiled(kernels.add, norms, 16, **row, **ends, **forms)
+for gelu in (False, True):
+    compiled(kernels.gate, of("both out", HALF), 4, WIDTH=11008, BLOCK=1024, GELU=gelu)
+angles = of("cos sin", HALF) | {"positions": "*i64", "frequencies": "*fp32", "scaling": NUMBER}
+print("cos.approx" in compiled(kernels.angles, angles, 2, HALF=64, BLOCK=64))
+slots = of("keys values", HALF) | of("sources targets", WHOLE)
+lines = compiled(kernels.move, slots, 4, DEPTH=128, BLOCK=128, MOVED=16).splitlines()
+read = max(i for i, line in enumerate(lines) if "ld.global" in line)
+wait = next(i for i, line in enumerate(lines) if "bar.sync" in line)
+print(read < wait < next(i for i, line in enumerate(lines) if "st.global" in line))
+"""
+
+
+def test_the_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
+    source = Path(fused.__file__).with_name("kernels.py")
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILER, str(source)],
+        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode == 77:
+        pytest.skip("this triton has no compiler for NVIDIA's GPUs")
+    assert done.returncode == 0, done.stderr[-2000:]
+    approximate, waits = done.stdout.split()
+    # Far from 0 that instruction is wrong.
+    assert approximate == "False"
+    # What one warp writes may be what another one reads.
+    assert waits == "True"
