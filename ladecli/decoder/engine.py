@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
-import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -17,9 +14,10 @@ from . import layout
 from .attention import bind, release
 from .capture import Capture
 from .config import GROWTH, PREFILL_CHUNK, SamplingConfig
-from .errors import ConfigError, DecoderError, PromptError
+from .errors import ConfigError, PromptError
 from .events import Event, Finished, FinishReason, Squeezed, Started, Step
 from .graphs import GraphRunner
+from .job import Job
 from .kv_cache import KVCache
 from .layout import Draft, StepLayout
 from .lean import make_lean
@@ -30,36 +28,19 @@ from .parallel.deal import Dealt
 from .parallel.group import ALONE, Finding, Group, Shortage, Stopped
 from .probe import probe, try_capture
 from .reader import Reader
-from .readout import Wanted
 from .runner import Runner
 from .sampling import LogitsProcessor, Sampler
 from .stopwatch import BETWEEN, Stopwatch
 from .strategies import State, Strategy
 from .support import ModelFacts, examine
-from .verify import Verdict, walk
+from .tenancy import Tenancy
+from .verify import Verdict
 
 __all__ = ["Decoder", "Limits"]
 
 _OTHER_GRAPHS = "torch._inductor.cudagraph_trees"
 """torch.compile has this where it captures graphs, for which it frees the workspaces of cuBLAS:
 those captured here would go on writing to them."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """What one generation was asked for."""
-
-    strategy: Strategy
-    sampler: Sampler
-    limits: Limits
-    detailed: bool
-    watch: Stopwatch | None
-    group: Group
-
-    def lap(self, part: str) -> None:
-        """Give the time since the last lap to a part of the step, where somebody asked."""
-        if self.watch is not None:
-            self.watch.lap(part)
 
 
 class Decoder:
@@ -104,9 +85,7 @@ class Decoder:
         self.max_context = min(max_context or self.facts.context, self.facts.context)
         # A step's own tokens lie behind the text.
         self.cache = KVCache(self.facts.layers, self.max_context + GROWTH)
-        self._cached: list[int] = []
-        self._generation = 0
-        self._lock = threading.Lock()
+        self._tenancy = Tenancy(self.cache)
         self._model: nn.Module = model
         if not self.facts.tested:
             probe(model, self.facts)
@@ -125,7 +104,7 @@ class Decoder:
     @contextmanager
     def released(self) -> Iterator[None]:
         """Give the model its own forward back for a while; nothing is decoded here then."""
-        with self._lock:
+        with self._tenancy.lock:
             release(self._before)
             self._lean.release()
             try:
@@ -143,10 +122,8 @@ class Decoder:
             keep_memory: whether the cache's memory is kept for the next text, and with it the
                 steps that were captured for its addresses.
         """
-        with self._lock:
-            self._generation += 1
-            self._cached = []
-            self.cache.truncate(0)
+        with self._tenancy.lock:
+            self._tenancy.forget()
             if not keep_memory:
                 self.cache.release()
                 self.runner.forget()
@@ -196,7 +173,7 @@ class Decoder:
                 one cache, and it belongs to the newest.
         """
         self.check_prompt(prompt)
-        job = _Job(
+        job = Job(
             strategy,
             Sampler(sampling or SamplingConfig(), processors),
             limits or Limits(),
@@ -204,20 +181,7 @@ class Decoder:
             Stopwatch(self.runner.device) if timed else None,
             group,
         )
-        return self._exclusive(self._decode(list(prompt), job))
-
-    def _exclusive(self, events: Generator[Event]) -> Generator[Event]:
-        """Let one thread at a time into the loop: there is one cache."""
-        try:
-            while True:
-                with self._lock:
-                    event = next(events, None)
-                if event is None:
-                    return
-                yield event
-        finally:
-            with self._lock:
-                events.close()
+        return self._tenancy.exclusive(self._decode(list(prompt), job))
 
     def check_prompt(self, prompt: Sequence[int]) -> None:
         """Refuse a prompt that `generate` could not decode.
@@ -239,38 +203,34 @@ class Decoder:
                 f" {self.facts.vocabulary - 1}; the tokenizer belongs to another model"
             )
 
-    def _decode(self, tokens: list[int], job: _Job) -> Generator[Event]:
+    def _decode(self, tokens: list[int], job: Job) -> Generator[Event]:
         state = State(tokens, len(tokens), missing=(0,) * job.group.shares)
-        if len(tokens) >= self._end(state, job.limits):
+        if len(tokens) >= job.end(len(tokens), self.max_context):
             yield Finished("length")
             return
-        self._generation += 1
-        mine = self._generation
+        mine = self._tenancy.begin(tokens)
         try:
-            self._reuse(tokens, job)
+            self._begin(tokens, job)
             job.sampler.commit(tokens)
             job.strategy.begin(state)
             yield Started(self.cache.length, len(tokens))
-            self._check_owner(mine)
+            self._tenancy.check(mine)
             for event in self._steps(state, job):
                 yield event
-                self._check_owner(mine)
+                self._tenancy.check(mine)
         except Stopped:
             pass
         except BaseException as error:
             job.group.leave(error)
             raise
         finally:
-            # Ctrl-C can land between any two lines: what counts is the committed text.
-            # A generation that another one has replaced has nothing in the cache any more.
-            if mine == self._generation:
-                self.cache.truncate(len(tokens) - 1)
-                self._cached = tokens[: self.cache.length]
+            # Ctrl-C can land between any two lines.
+            self._tenancy.end(mine, tokens)
 
-    def _steps(self, state: State, job: _Job) -> Generator[Event]:
+    def _steps(self, state: State, job: Job) -> Generator[Event]:
         """The loop itself."""
         strategy, group, limits = job.strategy, job.group, job.limits
-        tokens, end = state.tokens, self._end(state, limits)
+        tokens, end = state.tokens, job.end(state.prompt_length, self.max_context)
         allowance = Allowance(self._reader.chunk)
         reason: FinishReason | None = None
         while reason is None:
@@ -289,13 +249,12 @@ class Decoder:
                 step = layout.build(tokens[self.cache.length :], self.cache.length, share)
             width = len(step.tokens)
             job.lap("layout")
-            found = None
+            found: Finding | Shortage | None = None
             if fits:
                 found = try_forward(group.forwards_alone, self._run, step, share, job, len(tokens))
-            # Ranks whose forward did not get that far have to draft the same afterwards.
-            strategy.settle()
-            short = Shortage(step.pending, width - step.pending + 1)
-            shown = group.agree(dealt, found or short, len(tokens), strategy.checksum)
+            if found is None:
+                found = Shortage(step.pending, width - step.pending + 1)
+            shown = group.agree(dealt, found, len(tokens), strategy.checksum)
             job.lap("agree")
             if isinstance(shown, Shortage):
                 if not allowance.shrink(shown.pending, shown.width):
@@ -327,29 +286,14 @@ class Decoder:
             reason = "context"
         yield Finished(reason)
 
-    def _run(self, step: StepLayout, draft: Draft, job: _Job, length: int) -> Finding:
+    def _run(self, step: StepLayout, draft: Draft, job: Job, length: int) -> Finding:
         """All of a step that takes much memory: what it shows."""
-        wanted = self._wanted(step, draft, job.sampler, length)
-        running = self.runner.start(step, wanted)
-        # The device is at work: what can wait until now costs no time.
-        job.strategy.settle()
-        shown = running.result()
+        wanted = job.wanted(step, draft, length, chooses=self.runner.chooses)
+        shown = self.runner.start(step, wanted).result()
         job.lap("forward")
-        chooser = job.sampler.chooser(shown.logits, shown.best, length, shown.chosen, shown.certain)
-        verdict = walk(draft.tree, chooser)
+        found = job.verify(shown, draft, length)
         job.lap("verify")
-        return Finding(verdict, shown.best, shown.ranked)
-
-    def _wanted(self, step: StepLayout, draft: Draft, sampler: Sampler, length: int) -> Wanted:
-        """What to ask a step for; a GPU is not asked again for every row that the walk visits."""
-        if sampler.plain:
-            return Wanted(draft.successors, logits=False)
-        if not (sampler.ahead and self.runner.chooses):
-            return Wanted(draft.successors)
-        depths = [0] * step.pending + list(draft.tree.depths)
-        padding = [0.0] * (len(step.tokens) - len(depths))
-        uniforms = [*sampler.uniforms(length, depths), *padding]
-        return Wanted(draft.successors, sampling=sampler.config, uniforms=uniforms)
+        return found
 
     def _keep(
         self, step: StepLayout, dealt: Dealt, nodes: Sequence[int], state: State, mine: int
@@ -359,41 +303,21 @@ class Decoder:
         The rest is fed again, as the pending tokens of the next step.
         """
         held = [share.held(nodes) for share in dealt.shares]
-        state.missing = tuple(len(nodes) - len(own) for own in held)
-        moved = [*range(step.pending), *(step.pending + node for node in held[mine])]
-        if attempt(self._kept, moved) is None:
+        state.missing = tuple([len(nodes) - len(own) for own in held])
+        pending = range(step.pending)
+        kept = [*pending, *[step.pending + node for node in held[mine]]]
+        if attempt(self.cache.keep, kept) is None:
             # Pending tokens stand where they belong: to keep them takes no memory.
-            self.cache.keep(range(step.pending))
+            self.cache.keep(pending)
 
-    def _kept(self, indices: Sequence[int]) -> int:
-        self.cache.keep(indices)
-        return len(indices)
-
-    def _check_owner(self, generation: int) -> None:
-        """Stop a generation whose cache another one has taken over."""
-        if generation != self._generation:
-            raise DecoderError("another generation has started on this decoder; this one is over")
-
-    def _end(self, state: State, limits: Limits) -> int:
-        """The length at which the text ends at the latest."""
-        if limits.max_new_tokens is None:
-            return self.max_context
-        return min(self.max_context, state.prompt_length + limits.max_new_tokens)
-
-    def _reuse(self, tokens: list[int], job: _Job) -> None:
-        """Keep the part of the cache that belongs to this text; at least one token is fed."""
-        pairs = zip(tokens[:-1], self._cached, strict=False)
-        common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-        self.cache.truncate(common)
+    def _begin(self, tokens: list[int], job: Job) -> None:
+        """Agree with other ranks on what all of them have cached."""
         self._reader.forget_turned_keys(len(tokens))
         strategy, limits = job.strategy, job.limits
         asked = (*tokens, job.sampler.config, limits.max_new_tokens, *sorted(limits.stop_ids))
         self.cache.truncate(
             job.group.begin(self.cache.length, strategy.outputs, strategy.successors, asked)
         )
-        # Known again when this generation ends.  If another one takes over before that, it
-        # must not take this one's keys for those of an earlier text.
-        self._cached = []
 
     def _look_ahead(self, state: State, end: int, widest: int) -> None:
         """Say how far a draft may reach: not to where positions change their meaning."""

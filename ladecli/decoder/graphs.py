@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -44,8 +44,7 @@ KEPT = 32
 """Captured steps that are kept; each takes some memory of the driver's."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
+class _Kind(NamedTuple):
     """What is fixed for good in a captured step."""
 
     width: int
@@ -53,6 +52,21 @@ class _Kind:
     successors: int
     logits: bool
     sampling: SamplingConfig | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A captured step.
+
+    Attributes:
+        inputs: what it reads.
+        captured: all that it computes.
+        home: where its words arrive.
+    """
+
+    inputs: StepInputs
+    captured: Captured
+    home: Tensor
 
 
 def captured_width(tokens: int, widths: tuple[int, ...] = WIDTHS) -> int:
@@ -96,7 +110,7 @@ class GraphRunner(Runner):
         self._inputs: dict[int, StepInputs] = {}
         # By width, those that somebody may look at: all kinds of step share them.
         self._logits: dict[int, Tensor] = {}
-        self._steps: OrderedDict[_Kind, tuple[Captured, Tensor]] = OrderedDict()
+        self._steps: OrderedDict[_Kind, _Ready] = OrderedDict()
         self._no_memory: set[_Kind] = set()
         self._edition = cache.edition
         cache.defers = True
@@ -134,25 +148,21 @@ class GraphRunner(Runner):
         step = self._step(layout, wanted, width) if layout.pending <= PENDING else None
         if step is None:
             return super().start(layout, wanted)
-        captured, home = step
-        inputs = self._inputs[width]
         try:
-            inputs.fill(layout, cache.length, cache.moves, wanted.uniforms)
-            inputs.send()
-            captured.replay()
+            step.inputs.fill(layout, cache.length, cache.moves, wanted.uniforms)
+            step.inputs.send()
+            step.captured.replay()
             cache.moved()
         except BaseException:
             # Ctrl-C may have come before the replay, or behind it.
             cache.lose_moves()
             raise
-        home.copy_(captured.outputs[0], non_blocking=True)
+        step.home.copy_(step.captured.outputs[0], non_blocking=True)
         logits = Rows(self._logits[width] if wanted.logits else None, layout.outputs)
-        return Running(home, logits, width, wanted, self._capture.wait)
+        return Running(step.home, logits, width, wanted, self._capture.wait)
 
-    def _step(
-        self, layout: StepLayout, wanted: Wanted, width: int
-    ) -> tuple[Captured, Tensor] | None:
-        """The captured step that a layout fits in, and where its results arrive; None if none."""
+    def _step(self, layout: StepLayout, wanted: Wanted, width: int) -> _Ready | None:
+        """The captured step that a layout fits in; None if there is none."""
         cache = self.cache
         if self.trouble is not None or cache.tensors is None:
             return None
@@ -165,17 +175,13 @@ class GraphRunner(Runner):
             self._reach(cache.length + width),
             wanted.successors,
             wanted.logits,
-            # Its seed is in the uniform numbers.
-            None if wanted.sampling is None else replace(wanted.sampling, seed=0),
+            wanted.sampling,
         )
-        if kind in self._no_memory:
-            return None
-        if kind not in self._steps:
-            self._make(kind, layout, wanted)
-        if kind not in self._steps:
-            return None
+        step = self._steps.get(kind)
+        if step is None:
+            return None if kind in self._no_memory else self._make(kind, layout, wanted)
         self._steps.move_to_end(kind)
-        return self._steps[kind]
+        return step
 
     def _reach(self, needed: int) -> int:
         """Slots that attention is handed."""
@@ -186,8 +192,8 @@ class GraphRunner(Runner):
             reach *= 2
         return min(reach, self.cache.slots)
 
-    def _make(self, kind: _Kind, layout: StepLayout, wanted: Wanted) -> None:
-        """Capture a step; one that cannot be captured is remembered."""
+    def _make(self, kind: _Kind, layout: StepLayout, wanted: Wanted) -> _Ready | None:
+        """Capture a step; that one cannot be captured is remembered."""
         cache = self.cache
         if kind.width not in self._inputs:
             self._inputs[kind.width] = StepInputs(kind.width, self.device)
@@ -205,16 +211,17 @@ class GraphRunner(Runner):
             elif self._feed is not self._model:
                 # It may be the compiler's fault, or want of one.
                 self._feed, self.uncompiled = self._model, why
-                self._make(kind, layout, wanted)
+                return self._make(kind, layout, wanted)
             else:
                 self.trouble = why
-            return
+            return None
         (words,) = captured.outputs
         pinned = words.device.type == "cuda"
         home = torch.empty(words.shape, dtype=words.dtype, pin_memory=pinned)
-        self._steps[kind] = captured, home
+        step = self._steps[kind] = _Ready(inputs, captured, home)
         while len(self._steps) > KEPT:
             self._steps.popitem(last=False)
+        return step
 
     def _work(self, kind: _Kind, inputs: StepInputs) -> tuple[Tensor, ...]:
         """All that a captured step computes."""

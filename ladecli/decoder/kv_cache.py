@@ -121,12 +121,18 @@ class KVCache:
             shelves.setdefault(device, _Shelf([])).layers.append(layer)
         self._shelves = [*shelves.values()]
 
-    @torch.inference_mode()
     def reserve(self, slots: int) -> None:
         """Make room for `slots` slots in all, keeping what is committed.
 
         Where memory runs out, nothing has changed.
         """
+        # As nearly always: a step is not held up by more than this.
+        if self.length and slots <= self._slots and self._shelves[0].keys is not None:
+            return
+        self._make_room(slots)
+
+    @torch.inference_mode()
+    def _make_room(self, slots: int) -> None:
         least = -(-slots // GROWTH) * GROWTH
         written = [shelf for shelf in self._shelves if shelf.keys is not None]
         # A first step that memory did not suffice for may have reached some devices only.
@@ -206,20 +212,25 @@ class KVCache:
         for row, layer in enumerate(shelf.layers):
             self._views[layer] = keys[row], values[row]
 
-    def keep(self, kept: Sequence[int]) -> None:
+    def keep(self, kept: Sequence[int]) -> int:
         """Commit the tokens of the last step at the indices `kept`, in that order.
 
         Args:
             kept: ascending indices into the step's T tokens.
+
+        Returns:
+            The new length.
         """
         self.settle()
-        start = self.length
-        in_place = next((i for i, index in enumerate(kept) if i != index), len(kept))
+        start, in_place = self.length, 0
+        while in_place < len(kept) and kept[in_place] == in_place:
+            in_place += 1
         if in_place < len(kept):
             self._moves = Moves([start + index for index in kept[in_place:]], start + in_place)
             if not self.defers:
                 self.settle()
         self.length = start + len(kept)
+        return self.length
 
     @property
     def moves(self) -> Moves | None:

@@ -68,7 +68,7 @@ class StepLayout:
     outputs: list[int]
     pending: int
 
-    # Both are made when somebody asks: no runner wants both, and a plain step neither.
+    # Made when somebody asks: steps of fixed shapes read the rows as they are.
     @cached_property
     def visible(self) -> NDArray[np.bool_] | None:
         """Bool [T, T], which token (row) sees which token of the step (column).
@@ -76,11 +76,6 @@ class StepLayout:
         None where T is 1 and there is nothing to hide.
         """
         return bits.dense(self.rows) if len(self.rows) > 1 else None
-
-    @cached_property
-    def bits(self) -> NDArray[np.int32]:
-        """The same as int32 [T, ceil(T / 32)]: bit j % 32 of word j // 32 in row i."""
-        return bits.words(self.rows)
 
 
 NOTHING = StepLayout([], [], [], [], 0)

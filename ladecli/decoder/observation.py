@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from .events import Detail
 from .layout import Draft
+from .successors import NONE, Successors
 from .verify import Verdict
 
 
@@ -20,15 +21,15 @@ class Observation:
         verdict: the nodes accepted, as far as they were committed, and the tokens committed.
         best: the model's most probable token after the current token and after each node
             of the tree (n + 1 tokens), then after each cell of the window's last row.
-        ranked: for every output, probabilities of the most probable tokens after it, best
-            first, as many as the draft's `ranks`.
+        ranked: the most probable tokens after every output, as many as the draft asked for;
+            `NONE` where it asked for none.
     """
 
     draft: Draft
     text: Sequence[int]
     verdict: Verdict
     best: Sequence[int]
-    ranked: Sequence[dict[int, float]] = ()
+    ranked: Successors = NONE
 
     @property
     def before(self) -> int:

@@ -13,6 +13,7 @@ from torch import Tensor
 from .choosing import choose_ahead
 from .config import SamplingConfig
 from .ranking import ranked
+from .successors import NONE, NOTHING, Successors
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +24,9 @@ class Wanted:
         successors: so many of its most probable successors; 0 for the most probable token alone.
         logits: whether somebody will look at its logits.
         sampling: how a token is chosen where that does not depend on the path; None where it
-            does, or is the most probable one.
-        uniforms: for choosing, one number for each of the step's tokens; () otherwise.
+            does, or is the most probable one.  Its seed is in the uniform numbers, and not here.
+        uniforms: for choosing, one number for each of the step's first tokens; the others are
+            behind no path, and need none.
     """
 
     successors: int = 0
@@ -58,16 +60,15 @@ class Shown:
     Attributes:
         logits: of every output.
         best: the most probable token after each.
-        ranked: probabilities of successors, the best first; () unless asked for.
-        chosen: the token drawn after each output; None unless asked for.
-        certain: whether it is the one that `Sampler` would draw.
+        ranked: the most probable successors; `NONE` unless asked for.
+        chosen: the token drawn after each output, or `NOTHING` where only `Sampler` can tell;
+            None unless asked for.
     """
 
     logits: Rows
     best: list[int]
-    ranked: Sequence[dict[int, float]] = ()
+    ranked: Successors = NONE
     chosen: list[int] | None = None
-    certain: list[bool] | None = None
 
 
 def pack(
@@ -81,7 +82,7 @@ def pack(
         uniforms: float64 [rows], where tokens are to be chosen.
 
     Returns:
-        int32 [words], for `unpack`.
+        int32 [words], for `Readout`.
     """
     words: list[Tensor] = []
     if successors:
@@ -91,41 +92,48 @@ def pack(
         words += [logits.argmax(dim=-1).int()]
     if sampling is not None and uniforms is not None:
         chosen, certain = choose_ahead(logits, uniforms, sampling)
-        words += [chosen.int(), certain.int()]
+        words += [chosen.masked_fill(~certain, NOTHING).int()]
     return words[0] if len(words) == 1 else torch.cat(words)
 
 
-def unpack(words: NDArray[np.int32], logits: Rows, count: int, wanted: Wanted) -> Shown:
+class Readout:
     """What `pack` packed.
 
+    A GPU waits while it is read, so that what can be prepared before is prepared when this is
+    made.
+
     Args:
-        words: on the host.
+        words: on the host, or where they will arrive there.
         logits: by output.
         count: rows that were packed.
         wanted: what was asked for.
     """
-    outputs, at = logits.rows, 0
-    every = outputs == [*range(count)]
 
-    def take(each: int) -> NDArray[np.int32]:
-        nonlocal at
-        part = words[at : at + count * each].reshape(count, each)
-        at += count * each
-        return part if every else part[outputs]
+    def __init__(self, words: NDArray[np.int32], logits: Rows, count: int, wanted: Wanted) -> None:
+        self._logits = logits
+        self._drawn = self._successors = None
+        if wanted.sampling is not None:
+            words, self._drawn = words[:-count], words[-count:]
+        self._best = words
+        if wanted.successors:
+            tokens, probabilities = words.reshape(2, count, -1)
+            self._successors = Successors(tokens, probabilities.view(np.float32))
+            self._outputs = np.array(logits.rows)
 
-    ranked: list[dict[int, float]] = []
-    if wanted.successors:
-        drawn = 2 * count if wanted.sampling is not None else 0
-        # A small vocabulary has no more.
-        successors = (len(words) - drawn) // (2 * count)
-        tokens = take(successors).tolist()
-        probabilities = take(successors).view(np.float32).tolist()
-        # Within a step of a GPU the host waits for this, so it is done without a loop in Python.
-        ranked = [*map(dict, map(zip, tokens, probabilities))]
-        best = [row[0] for row in tokens]
-    else:
-        best = take(1)[:, 0].tolist()
-    if wanted.sampling is None:
-        return Shown(logits, best, ranked)
-    chosen, certain = take(1)[:, 0].tolist(), take(1)[:, 0].astype(bool).tolist()
-    return Shown(logits, best, ranked, chosen, certain)
+    def read(self) -> Shown:
+        """What is there now, in copies: the next step writes over it."""
+        logits, successors = self._logits, NONE
+        if self._successors is None:
+            best = _picked(self._best, logits.rows)
+        else:
+            tokens = self._successors.tokens.take(self._outputs, axis=0)
+            probabilities = self._successors.probabilities.take(self._outputs, axis=0)
+            successors, best = Successors(tokens, probabilities), tokens[:, 0].tolist()
+        chosen = None if self._drawn is None else _picked(self._drawn, logits.rows)
+        return Shown(logits, best, successors, chosen)
+
+
+def _picked(numbers: NDArray[np.int32], rows: Sequence[int]) -> list[int]:
+    """Those of some rows."""
+    every: list[int] = numbers.tolist()
+    return [every[row] for row in rows]

@@ -13,14 +13,14 @@ from .attention import STEP_KEYWORD, StepAttention, choose_backend
 from .kv_cache import KVCache
 from .layout import StepLayout
 from .places import device_of, devices_of, layer_devices
-from .readout import Rows, Shown, Wanted, pack, unpack
+from .readout import Readout, Rows, Shown, Wanted, pack
 
 
 class Running:
     """A step that the device may still be at work on.
 
     Args:
-        words: what `pack` made of its logits, on the device or on the way to the host.
+        words: what `pack` made of its logits: on the device, or where it arrives on the host.
         logits: by output.
         count: rows that were packed.
         wanted: what was asked for.
@@ -40,12 +40,17 @@ class Running:
         self._count = count
         self._wanted = wanted
         self._wait = wait
+        # The device is at work.
+        self._readout = None if wait is None else self._read_from(words)
 
     def result(self) -> Shown:
         """Wait for it."""
         if self._wait is not None:
             self._wait()
-        return unpack(self._words.numpy(force=True), self._logits, self._count, self._wanted)
+        return (self._readout or self._read_from(self._words)).read()
+
+    def _read_from(self, words: Tensor) -> Readout:
+        return Readout(words.numpy(force=True), self._logits, self._count, self._wanted)
 
 
 class Runner:
@@ -160,7 +165,8 @@ class Runner:
         logits = self.forward(layout)
         uniforms = None
         if wanted.sampling is not None:
-            given = [wanted.uniforms[row] for row in layout.outputs]
+            known = len(wanted.uniforms)
+            given = [wanted.uniforms[row] if row < known else 0.0 for row in layout.outputs]
             uniforms = torch.tensor(given, dtype=torch.float64, device=logits.device)
         words = pack(logits, wanted.successors, wanted.sampling, uniforms)
         count = len(logits)

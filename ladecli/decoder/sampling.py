@@ -8,6 +8,7 @@ gives, token for token, what plain autoregressive sampling gives with the same s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -16,11 +17,13 @@ from torch import Tensor
 
 from .choosing import choose, weights_of
 from .config import SamplingConfig
-from .ranking import ranked
+from .successors import NOTHING
 from .verify import Choose
 
 LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
 """(ids of the text so far [1, length], scores [1, vocabulary]) -> scores, as in transformers."""
+AHEAD = 512
+"""Positions whose uniform numbers are drawn at a time: a GPU waits while the host draws some."""
 
 
 class ByRow(Protocol):
@@ -34,11 +37,21 @@ def uniform(seed: int, position: int) -> float:
 
     Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
     """
-    return Uniforms(seed).at(position, 1)[0]
+    return _draw(np.random.Philox(key=seed), position, 1)[0]
+
+
+def _draw(philox: np.random.Philox, position: int, count: int) -> list[float]:
+    """The numbers of `count` positions in a row."""
+    state = philox.state
+    state["state"]["counter"][:] = position, 0, 0, 0
+    philox.state = state
+    # Each position has a block of four numbers, of which the first is taken.
+    numbers: list[float] = np.random.Generator(philox).random(4 * count)[::4].tolist()
+    return numbers
 
 
 class Uniforms:
-    """The uniform numbers of one seed, many positions at a time.
+    """The uniform numbers of one seed, which are drawn ahead, many positions at a time.
 
     Args:
         seed: from 0 to 2**64 - 1.
@@ -46,17 +59,16 @@ class Uniforms:
 
     def __init__(self, seed: int) -> None:
         self._philox = np.random.Philox(key=seed)
-        self._generator = np.random.Generator(self._philox)
-        # To set a state is several times faster than to make a generator.
-        self._state = self._philox.state
+        self._first = 0
+        self._numbers: list[float] = []
 
     def at(self, position: int, count: int) -> list[float]:
         """`uniform(seed, position)` of `count` positions in a row."""
-        self._state["state"]["counter"][:] = position, 0, 0, 0
-        self._philox.state = self._state
-        # Each position has a block of four numbers, of which the first is taken.
-        numbers: list[float] = self._generator.random(4 * count)[::4].tolist()
-        return numbers
+        start = position - self._first
+        if not 0 <= start <= len(self._numbers) - count:
+            self._numbers = _draw(self._philox, position, max(count, AHEAD))
+            self._first, start = position, 0
+        return self._numbers[start : start + count]
 
 
 def penalize(scores: Tensor, seen: Tensor, penalty: float) -> Tensor:
@@ -103,17 +115,6 @@ def draw(probabilities: Tensor, u: float) -> int:
     return min(index, int(torch.searchsorted(cumulative, cumulative[-1])))
 
 
-def top(logits: Tensor, count: int) -> list[dict[int, float]]:
-    """Probabilities of the `count` most probable tokens of each row, the best first.
-
-    Args:
-        logits: [rows, vocabulary].
-    """
-    tokens, probabilities = ranked(logits, count)
-    rows = zip(tokens.tolist(), probabilities.tolist(), strict=True)
-    return [dict(zip(*row, strict=True)) for row in rows]
-
-
 class Sampler:
     """Chooses the model's token at any node of a step, given the path that leads there.
 
@@ -125,6 +126,9 @@ class Sampler:
 
     Attributes:
         config: as given.
+        plain: whether the choice is the most probable token, whatever the path.
+        ahead: whether tokens are drawn, and the path does not matter: `choose_ahead` can do it.
+        seedless: how it draws them, the same for all seeds.
     """
 
     def __init__(self, config: SamplingConfig, processors: Sequence[LogitsProcessor] = ()) -> None:
@@ -133,18 +137,10 @@ class Sampler:
         self._uniforms = Uniforms(config.seed)
         self._text: list[int] = []
         self._seen: set[int] = set()
-
-    @property
-    def plain(self) -> bool:
-        """Whether the choice is the most probable token, whatever the path."""
-        config = self.config
-        return config.greedy and config.repetition_penalty == 1.0 and not self._processors
-
-    @property
-    def ahead(self) -> bool:
-        """Whether tokens are drawn, and the path does not matter: `choose_ahead` can do it."""
-        config = self.config
-        return not (config.greedy or self._processors) and config.repetition_penalty == 1.0
+        pathless = config.repetition_penalty == 1.0 and not self._processors
+        self.plain = pathless and config.greedy
+        self.ahead = pathless and not config.greedy
+        self.seedless = replace(config, seed=0)
 
     def uniforms(self, position: int, depths: Sequence[int]) -> list[float]:
         """The uniform numbers with which tokens are drawn behind paths of these lengths.
@@ -158,7 +154,7 @@ class Sampler:
 
     def commit(self, tokens: Iterable[int]) -> None:
         """Note tokens that joined the text."""
-        if not self.plain:
+        if not (self.plain or self.ahead):
             joined = list(tokens)
             self._text += joined
             self._seen.update(joined)
@@ -169,7 +165,6 @@ class Sampler:
         best: Sequence[int],
         position: int,
         chosen: Sequence[int] | None = None,
-        certain: Sequence[bool] | None = None,
     ) -> Choose:
         """A function from output row and accepted path to the token chosen there.
 
@@ -178,16 +173,16 @@ class Sampler:
             best: the most probable token of each row.
             position: of the token that follows the current one.
             chosen: what `choose_ahead` has drawn for each row, where `ahead` holds; looked at
-                only then.
-            certain: which of them hold; the others are drawn here.
+                only then.  What is `NOTHING` is drawn here.
         """
         if self.plain:
             return lambda row, path: best[row]
-        if not self.ahead or chosen is None or certain is None:
+        if not self.ahead or chosen is None:
             return lambda row, path: self._choose(logits[row], path, position)
 
         def choose_row(row: int, path: Sequence[int]) -> int:
-            return chosen[row] if certain[row] else self._choose(logits[row], path, position)
+            token = chosen[row]
+            return token if token != NOTHING else self._choose(logits[row], path, position)
 
         return choose_row
 

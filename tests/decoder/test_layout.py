@@ -6,6 +6,7 @@ import random
 
 import numpy as np
 
+from ladecli.decoder import bits
 from ladecli.decoder.layout import Draft, build, build_chunk
 from ladecli.decoder.tree import ROOT, TokenTree
 from ladecli.decoder.window import LookaheadWindow
@@ -99,12 +100,12 @@ def test_bits_say_what_the_mask_says() -> None:
         tree = tree_of(tuple(range(width - 1)), (3,))
         step = build([7], 0, Draft(tree))
         count = len(step.tokens)
-        assert step.bits.shape == (count, -(-count // 32))
-        assert step.bits.dtype == np.int32
-        whole = np.unpackbits(step.bits.view(np.uint8), axis=1, bitorder="little")
         visible = np.ones((1, 1)) if step.visible is None else step.visible
-        assert np.array_equal(whole[:, :count], visible)
-        assert not whole[:, count:].any()
+        for words in (-(-count // 32), 7):
+            packed = np.frombuffer(bits.packed(step.rows, words), np.uint8)
+            whole = np.unpackbits(packed.reshape(count, 4 * words), axis=1, bitorder="little")
+            assert np.array_equal(whole[:, :count], visible)
+            assert not whole[:, count:].any()
 
 
 def test_a_window_without_cells_has_an_empty_mask() -> None:

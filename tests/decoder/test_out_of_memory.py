@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ladecli.decoder import engine, kv_cache, layout, runner
+from ladecli.decoder import engine, job, kv_cache, layout, runner
 from ladecli.decoder.config import SOURCES, LookaheadConfig, SamplingConfig
 from ladecli.decoder.draft_state import DraftState
 from ladecli.decoder.engine import Decoder, Limits
@@ -314,7 +314,7 @@ def failing(
     return short
 
 
-@pytest.mark.parametrize(("module", "where"), [(engine, "walk"), (runner, "pack")])
+@pytest.mark.parametrize(("module", "where"), [(job, "walk"), (runner, "pack")])
 def test_memory_may_run_out_behind_the_forward_too(
     module: ModuleType, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -387,9 +387,6 @@ def test_nobody_learns_from_a_draft_that_did_not_run() -> None:
 
         def begin(self, state: Any) -> None:
             self.inner.begin(state)
-
-        def settle(self) -> None:
-            self.inner.settle()
 
         def propose(self, state: Any) -> Any:
             self.draft = self.inner.propose(state)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from ladecli.decoder.choosing import choose_ahead
 from ladecli.decoder.config import SamplingConfig
-from ladecli.decoder.readout import Rows, Wanted, pack, unpack
-from ladecli.decoder.sampling import top
+from ladecli.decoder.ranking import ranked
+from ladecli.decoder.readout import Readout, Rows, Wanted, pack
+from ladecli.decoder.successors import NONE, NOTHING
 
 SAMPLING = SamplingConfig(0.8, top_k=3)
 
@@ -26,16 +28,26 @@ def test_every_output_gets_what_its_row_says(
     wanted = Wanted(successors, sampling=sampling)
     words = pack(logits, successors, sampling, uniforms)
     assert words.dtype == torch.int32
-    shown = unpack(words.numpy(), Rows(logits, rows), 6, wanted)
+    home = np.zeros(len(words), dtype=np.int32)
+    readout, home[:] = Readout(home, Rows(logits, rows), 6, wanted), words.numpy()
+    shown = readout.read()
+    # The next step's results come to the same place.
+    home[:] = 77
     assert shown.best == logits[rows].argmax(dim=-1).tolist()
-    assert shown.ranked == (top(logits[rows], 4) if successors else [])
+    assert shown.ranked is NONE or successors
+    if successors:
+        tokens, probabilities = ranked(logits[rows], 4)
+        assert shown.ranked.tokens.tolist() == tokens.tolist()
+        assert shown.ranked.probabilities.tolist() == probabilities.tolist()
+        for held, kind in ((shown.ranked.tokens, "i4"), (shown.ranked.probabilities, "f4")):
+            assert (held.dtype, held.flags.c_contiguous) == (kind, True)
     assert all(torch.equal(shown.logits[i], logits[row]) for i, row in enumerate(rows))
     if sampling is None:
-        assert (shown.chosen, shown.certain) == (None, None)
+        assert shown.chosen is None
     else:
         chosen, certain = choose_ahead(logits, uniforms, sampling)
-        assert shown.chosen == chosen[rows].tolist()
-        assert shown.certain == certain[rows].tolist()
+        told = torch.where(certain, chosen, NOTHING)[rows]
+        assert shown.chosen == told.tolist()
 
 
 def test_logits_that_nobody_asked_for_are_not_there() -> None:

@@ -19,7 +19,16 @@ from transformers import (
 from ladecli.decoder.config import LookaheadConfig, SamplingConfig
 from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.errors import ConfigError
-from ladecli.decoder.sampling import Sampler, Uniforms, distribution, draw, penalize, uniform
+from ladecli.decoder.sampling import (
+    AHEAD,
+    Sampler,
+    Uniforms,
+    distribution,
+    draw,
+    penalize,
+    uniform,
+)
+from ladecli.decoder.successors import NOTHING
 
 from ..decoding import ids_of, run, tokens_of
 from ..oracle import MarkovModel
@@ -67,8 +76,10 @@ def test_uniform_depends_on_seed_and_position_only() -> None:
 def test_uniforms_of_many_positions_are_those_of_each() -> None:
     for seed in (0, 7, 2**64 - 1):
         numbers = Uniforms(seed)
-        # Back and forth: a later question does not depend on an earlier one.
-        for position, count in ((5, 9), (0, 1), (10**6, 70), (2**32 - 2, 4), (5, 3)):
+        # Back and forth, within what is drawn ahead and beyond it: a later question does not
+        # depend on an earlier one.
+        asked = ((5, 9), (0, 1), (300, 70), (AHEAD - 3, 3), (AHEAD - 2, 3), (10**6, 70))
+        for position, count in (*asked, (2**32 - 2, AHEAD + 1), (2**32, 4), (5, 3)):
             expected = [uniform(seed, position + i) for i in range(count)]
             assert numbers.at(position, count) == expected
 
@@ -100,14 +111,41 @@ def test_a_row_that_is_not_certain_is_drawn_after_all() -> None:
         draw(distribution(scores, sampler.config), u)
         for scores, u in zip(logits, sampler.uniforms(40, [0, 1, 2]), strict=True)
     ]
-    chosen = sampler.chooser(logits, best, 40, [-1, -2, -3], [True, False, True])
-    assert [chosen(row, path) for row, path in enumerate(paths)] == [-1, drawn[1], -3]
+    chosen = sampler.chooser(logits, best, 40, [71, NOTHING, 73])
+    assert [chosen(row, path) for row, path in enumerate(paths)] == [71, drawn[1], 73]
     assert sampler.uniforms(40, [2, 0, 2]) == [uniform(5, 42), uniform(5, 40), uniform(5, 42)]
     # Where the path matters, what was drawn without it does not.
     strict = Sampler(SamplingConfig(temperature=1.0, seed=5, repetition_penalty=1.5))
     strict.commit([7])
-    walked = strict.chooser(logits, best, 40, [-1, -2, -3], [True] * 3)
-    assert all(walked(row, path) >= 0 for row, path in enumerate(paths))
+    walked = strict.chooser(logits, best, 40, [71, 72, 73])
+    assert all(walked(row, path) < 50 for row, path in enumerate(paths))
+
+
+def test_what_was_committed_is_penalised() -> None:
+    sampler = Sampler(SamplingConfig(repetition_penalty=1.5))
+    logits = torch.tensor([[0.0, 1.5, 1.0, 2.0]])
+
+    def chosen(*path: int) -> int:
+        return sampler.chooser(logits, [3], 40)(0, path)
+
+    sampler.commit([0])
+    assert [chosen(), chosen(3), chosen(3, 1)] == [3, 1, 3]
+    sampler.commit(iter([3]))
+    assert [chosen(), chosen(1)] == [1, 3]
+
+
+def test_processors_see_what_was_committed_and_the_path() -> None:
+    texts: list[list[list[int]]] = []
+
+    def look(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        texts.append(ids.tolist())
+        return scores
+
+    sampler = Sampler(SamplingConfig(), [look])
+    sampler.commit(iter([4, 5]))
+    sampler.commit([5])
+    assert sampler.chooser(torch.eye(9), [0] * 9, 40)(7, [6, 1]) == 7
+    assert texts == [[[4, 5, 5, 6, 1]]]
 
 
 def test_no_temperature_is_too_small() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ladecli.decoder import engine
+from ladecli.decoder import job
 from ladecli.decoder.config import SamplingConfig
 from ladecli.decoder.recheck import Recheck
 from ladecli.decoder.tree import ROOT, TokenTree
@@ -52,7 +52,7 @@ def too_willing(tree: TokenTree, choose: Choose) -> Verdict:
 
 
 def test_drafts_accepted_too_often_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "walk", too_willing)
+    monkeypatch.setattr(job, "walk", too_willing)
     sampled = Sampled(250, 250, 250, ("row",), trials())
     assert not sampled.passed
     assert {trial.against for trial in sampled.different} == {"model", "plain"}

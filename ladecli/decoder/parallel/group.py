@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..layout import Draft
+from ..successors import NONE, Successors
 from ..verify import Verdict
 from .deal import Dealt, Share
 
@@ -23,12 +24,12 @@ class Finding:
     Attributes:
         verdict: accepted nodes and chosen tokens.
         best: the most probable token after each output.
-        ranked: successors after each output, where they were asked for.
+        ranked: successors after each output; `NONE` where they were not asked for.
     """
 
     verdict: Verdict
     best: Sequence[int]
-    ranked: Sequence[dict[int, float]] = ()
+    ranked: Successors = NONE
 
 
 @dataclass(frozen=True, slots=True)

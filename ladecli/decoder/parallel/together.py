@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from ..checksum import checksum
 from ..errors import RankError
 from ..events import Token
 from ..layout import Draft
+from ..successors import NONE, NOTHING, Successors
 from ..tree import ROOT
 from ..verify import Verdict
 from .deal import Dealt, Share, deal
@@ -191,14 +194,18 @@ class Branches(_Together):
         nodes = len(dealt.draft.tree)
         columns = len(dealt.draft.window.last_row) if dealt.draft.window else 0
         best = [0] * (1 + nodes + columns)
-        ranked: list[dict[int, float]] = [{}] * (len(best) if dealt.draft.successors else 0)
+        ranked = NONE
+        if dealt.draft.successors:
+            shape = len(best), self._wire.successors
+            ranked = Successors(np.full(shape, NOTHING, np.int32), np.zeros(shape, np.float32))
         for message, share in reversed([*zip(messages, dealt.shares, strict=True)]):
             places = [0, *(1 + node for node in share.nodes)]
             places += [1 + nodes + column for column in share.columns]
             for place, token in zip(places, message.best, strict=True):
                 best[place] = token
-            for place, successors in zip(places, message.ranked, strict=False):
-                ranked[place] = successors
+            if message.ranked:
+                ranked.tokens[places] = message.ranked.tokens
+                ranked.probabilities[places] = message.ranked.probabilities
         return Finding(_verdict(dealt.draft, tokens), best, ranked)
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ..checksum import checksum
 from ..layout import Draft
+from ..successors import NONE, NOTHING, Successors
 
 Checks = tuple[int, int]
 """Checksums of a draft, and of what drafts are made from; or of what was asked for, and 0."""
@@ -49,14 +50,14 @@ class Message:
             tokens of the step, and its others.
         tokens: those of the walk down the rank's own tree, the bonus token last.
         best: the most probable token after each of its outputs.
-        ranked: after each of them, the most probable tokens with their probabilities.
+        ranked: the most probable tokens after each of them.
     """
 
     kind: Kind
     figures: tuple[int, int] = (0, 0)
     tokens: Sequence[int] = ()
     best: Sequence[int] = ()
-    ranked: Sequence[dict[int, float]] = ()
+    ranked: Successors = NONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +84,16 @@ class Wire:
             message: what there is to say.
             checks: what it goes with.
         """
-        numbers = np.full(self.length, -1, dtype=np.int32)
+        numbers = np.full(self.length, NOTHING, dtype=np.int32)
         head = (message.kind, *checks, *message.figures, len(message.tokens))
         numbers[:HEAD] = head
         tokens, best, ranked, shares = self._tables(numbers)
         tokens[: len(message.tokens)] = message.tokens
         best[: len(message.best)] = message.best
-        for row, successors in enumerate(message.ranked):
-            count = len(successors)
-            ranked[row, :count] = list(successors)
-            shares[row, :count] = list(successors.values())
+        shares[:] = 0.0
+        count, most = message.ranked.tokens.shape
+        ranked[:count, :most] = message.ranked.tokens
+        shares[:count, :most] = message.ranked.probabilities
         told: list[int] = numbers.tolist()
         return told
 
@@ -107,19 +108,13 @@ class Wire:
         numbers = np.array(told, dtype=np.int32)
         kind, first, second, pending, others, count = numbers[:HEAD].tolist()
         tokens, best, ids, shares = self._tables(numbers)
-        successors: list[dict[int, float]] = []
-        if draft and draft.successors:
-            rows = zip(ids[:outputs].tolist(), shares[:outputs].tolist(), strict=True)
-            successors = [
-                {token: share for token, share in zip(*row, strict=True) if token >= 0}
-                for row in rows
-            ]
+        asked = draft is not None and draft.successors > 0
         message = Message(
             Kind(kind),
             (pending, others),
             tokens[:count].tolist(),
             best[:outputs].tolist(),
-            successors,
+            Successors(ids[:outputs], shares[:outputs]) if asked else NONE,
         )
         return message, (first, second)
 

@@ -14,12 +14,17 @@ from ladecli.decoder.config import SOURCES, LookaheadConfig, SamplingConfig
 from ladecli.decoder.draft_state import DraftState
 from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.errors import NoMemoryError, RankError
-from ladecli.decoder.events import Event, Finished, Prefill, Squeezed, Started, Step
-from ladecli.decoder.layout import StepLayout
+from ladecli.decoder.events import Event, Finished, Prefill, Squeezed, Started, Step, Token
+from ladecli.decoder.layout import Draft, StepLayout
+from ladecli.decoder.parallel.deal import Share
+from ladecli.decoder.parallel.group import Finding, Shortage
 from ladecli.decoder.parallel.threads import Threads, simulate
 from ladecli.decoder.parallel.together import Branches, Copies
 from ladecli.decoder.step_cost import StepCost
 from ladecli.decoder.strategies import make_strategy
+from ladecli.decoder.successors import Successors
+from ladecli.decoder.tree import ROOT, TokenTree
+from ladecli.decoder.verify import Verdict
 
 from ...decoding import ids_of
 from ...families import FAMILIES, model_of, prompt_for
@@ -206,6 +211,26 @@ def test_one_rank_that_has_cached_more_waits_for_no_other() -> None:
         return ids_of([*decoder.generate(prompt, strategy, GREEDY, Limits(30), group=group)])
 
     assert simulate(2, one) == [expected] * 2
+
+
+def test_of_what_two_ranks_tell_the_first_ranks_word_counts() -> None:
+    tree = TokenTree([5, 6, 7], [ROOT, 0, 0], [1, 2, 2], ["context"] * 3)
+
+    def one(transport: Threads) -> tuple[Finding | Shortage, list[Share]]:
+        group, rank = Branches(transport), transport.rank
+        group.begin(0, 3, 1, ())
+        dealt = group.deal(Draft(tree, successors=1), [0, 0])
+        best = [10 * rank + output for output in range(3)]
+        ranked = Successors.of([{token: 0.5} for token in best])
+        mine = Finding(Verdict((), (Token(9),)), best, ranked)
+        return group.agree(dealt, mine, 1, lambda: 0), [*dealt.shares]
+
+    for found, shares in simulate(2, one):
+        # Both tell of the root, and of the node that their branches have in common.
+        assert [share.nodes for share in shares] == [[0, 1], [0, 2]]
+        assert isinstance(found, Finding)
+        assert found.best == [0, 1, 2, 12]
+        assert found.ranked.rows() == [{token: 0.5} for token in found.best]
 
 
 def split(decoder: Decoder, transport: Threads) -> None:

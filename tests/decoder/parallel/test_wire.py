@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ladecli.decoder.layout import Draft
 from ladecli.decoder.parallel.wire import Kind, Message, Wire, draft_checksum
+from ladecli.decoder.successors import NOTHING, Successors
 from ladecli.decoder.tree import ROOT, TokenTree
 
 TOKENS = st.integers(0, 2**31 - 1)
@@ -48,21 +49,33 @@ def test_what_was_found_arrives(
 ) -> None:
     outputs, tokens, best, ranked = found
     wire = Wire(12, 3)
-    message = Message(Kind.FOUND, (0, 0), tokens, best, ranked)
+    message = Message(Kind.FOUND, (0, 0), tokens, best, Successors.of(ranked))
     told = wire.pack(message, checks)
     assert len(told) == wire.length
     assert all(-(2**31) <= number < 2**31 for number in told)
     fed = asking(outputs)
-    assert wire.unpack(told, fed) == (message, checks)
+    heard, along = wire.unpack(told, fed)
+    assert along == checks
+    assert (heard.kind, heard.figures) == (message.kind, message.figures)
+    assert (heard.tokens, heard.best) == (message.tokens, message.best)
     # Not only equal, but in the same order: the best one comes first.
-    again = wire.unpack(told, fed)[0].ranked
-    assert [[*row] for row in again] == [[*row] for row in ranked]
+    again = heard.ranked.rows()
+    assert [[*row.items()] for row in again] == [[*row.items()] for row in ranked]
 
 
 def test_probabilities_keep_their_last_bit() -> None:
     share = float(np.float32(1 / 3))
-    told = Wire(1, 1).pack(Message(Kind.FOUND, (0, 0), [5], [5], [{5: share}]), (0, 0))
-    assert Wire(1, 1).unpack(told, asking(1))[0].ranked == [{5: share}]
+    ranked = Successors.of([{5: share}])
+    told = Wire(1, 1).pack(Message(Kind.FOUND, (0, 0), [5], [5], ranked), (0, 0))
+    assert Wire(1, 1).unpack(told, asking(1))[0].ranked.rows() == [{5: share}]
+
+
+def test_what_is_no_token_has_no_probability() -> None:
+    wire = Wire(4, 3)
+    found = Message(Kind.FOUND, (0, 0), [5], [5, 6], Successors.of([{5: 0.5}, {}]))
+    ranked = wire.unpack(wire.pack(found, (0, 0)), asking(2))[0].ranked
+    assert ranked.tokens.tolist() == [[5, NOTHING, NOTHING], [NOTHING] * 3]
+    assert ranked.probabilities.tolist() == [[0.5, 0.0, 0.0], [0.0] * 3]
 
 
 @pytest.mark.parametrize("kind", [*Kind])

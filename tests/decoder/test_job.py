@@ -1,0 +1,55 @@
+"""What a generation asks of its steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from ladecli.decoder import layout
+from ladecli.decoder.config import LookaheadConfig, SamplingConfig
+from ladecli.decoder.job import Job
+from ladecli.decoder.layout import Draft
+from ladecli.decoder.limits import Limits
+from ladecli.decoder.parallel.group import ALONE
+from ladecli.decoder.sampling import Sampler, uniform
+from ladecli.decoder.strategies import make_strategy
+from ladecli.decoder.tree import TokenTree
+
+
+def job(sampling: SamplingConfig, limits: Limits | None = None) -> Job:
+    strategy = make_strategy("autoregressive", LookaheadConfig())
+    return Job(strategy, Sampler(sampling), limits or Limits(), False, None, ALONE)
+
+
+def test_tokens_behind_a_path_are_drawn_with_the_number_of_their_position() -> None:
+    tree = TokenTree()
+    tree.add([5, 6], "context", 9)
+    tree.add([7], "context", 9)
+    draft = Draft(tree, width=8, successors=4)
+    # Two of the three pending tokens stand before the current one: nobody asks what follows them.
+    step = layout.build([1, 2, 3], 40, draft)
+    wanted = job(SamplingConfig(0.8, seed=6)).wanted(step, draft, 43, chooses=True)
+    expected = [uniform(6, 43 + depth) for depth in (0, 1, 2, 1)]
+    assert wanted.uniforms[2:] == expected
+    assert wanted.sampling == SamplingConfig(0.8), "one kind of step for all seeds"
+    assert (wanted.successors, wanted.logits) == (4, True)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "chooses", "logits"),
+    [
+        (SamplingConfig(), True, False),
+        (SamplingConfig(0.8), False, True),
+        (SamplingConfig(0.8, repetition_penalty=1.1), True, True),
+    ],
+)
+def test_nothing_is_drawn_where_there_is_no_need(
+    sampling: SamplingConfig, chooses: bool, logits: bool
+) -> None:
+    draft = Draft()
+    wanted = job(sampling).wanted(layout.build([1], 4, draft), draft, 5, chooses=chooses)
+    assert (wanted.sampling, wanted.uniforms, wanted.logits) == (None, (), logits)
+
+
+@pytest.mark.parametrize(("most", "end"), [(None, 100), (7, 17), (200, 100)])
+def test_a_text_ends_where_it_has_to(most: int | None, end: int) -> None:
+    assert job(SamplingConfig(), Limits(most)).end(10, 100) == end
