@@ -73,7 +73,7 @@ def examine(request: Request, table: OptionTable) -> list[Section]:
         request: what to look at the machine for, and the model, if there is one.
         table: of the options that there are.
     """
-    broken = _broken_torch()
+    broken = _broken_import()
     hardware: dict[str, Callable[[], Iterable[Finding]]] = {
         "device": machine.devices,
         "processor": machine.processor,
@@ -135,12 +135,17 @@ def _kind(request: Request) -> str:
         return "cpu"
 
 
-def _broken_torch() -> Finding | None:
+def _broken_import() -> Finding | None:
     """Why nothing can be computed here, if so."""
+    package = "torch"
     try:
-        from . import models  # noqa: F401  (all that decoding needs hangs on it)
+        # All that decoding needs hangs on these.
+        from . import models  # noqa: F401
+
+        package = "numba"
+        from . import session  # noqa: F401
     except Exception as error:
-        name = getattr(error, "name", None) or "torch"
+        name = getattr(error, "name", None) or package
         return Finding(
             name,
             f"cannot be imported: {told(error)}",

@@ -13,6 +13,7 @@ from .decoder.config import LookaheadConfig, SamplingConfig
 from .decoder.draft_state import DraftState
 from .decoder.engine import Decoder, Limits
 from .decoder.events import Event, Finished, Prefill, Squeezed, Started, Step
+from .decoder.ngrams import prepare
 from .decoder.parallel.group import ALONE, Group
 from .decoder.strategies import make_strategy
 from .errors import LadeError
@@ -74,6 +75,7 @@ class Session:
         followers: the other ranks of the group, where this is their leader.
 
     Attributes:
+        attention: as above.
         drafts: what lookahead learned so far.
 
     Raises:
@@ -92,6 +94,7 @@ class Session:
         followers: Followers | None = None,
     ) -> None:
         self.loaded = loaded
+        self.attention = attention
         self.decoder = Decoder(
             loaded.model,
             attention=attention,
@@ -99,6 +102,7 @@ class Session:
             capture=capture_for(loaded.model) if graphs else None,
             compiled=compiled,
         )
+        prepare()
         self.drafts = DraftState()
         self._group = group
         self._followers = followers

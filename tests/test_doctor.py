@@ -532,6 +532,26 @@ def test_a_torch_that_cannot_be_imported(
     assert out.endswith("1 problem.\n")
 
 
+def test_a_numba_that_cannot_be_imported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real: Callable[..., Any] = builtins.__import__
+
+    def without_numba(name: str, *rest: Any) -> Any:
+        if rest and rest[2] and "session" in rest[2]:
+            # It says nothing of a name.
+            raise ImportError("Numba needs NumPy 2.5 or less. Got NumPy 3.0.")
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without_numba)
+    assert [finding.level for finding in found("numba")] == [PROBLEM]
+    assert run("never", model="demo") == 1
+    out = capsys.readouterr().out
+    assert "cannot be imported: ImportError: Numba needs NumPy 2.5 or less. Got NumPy 3.0." in out
+    assert "→ pip install --force-reinstall numba\n" in out
+    assert out.endswith("1 problem.\n")
+
+
 def yielding() -> Iterator[Finding]:
     yield Finding("first", "is kept")
     raise ValueError("no more")

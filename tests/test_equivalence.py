@@ -14,6 +14,8 @@ from ladecli.decoder.errors import ConfigError
 from ladecli.decoder.events import Event, Step
 from ladecli.decoder.step_cost import StepCost
 from ladecli.decoder.strategies import make_strategy
+from ladecli.decoder.successors import Successors
+from ladecli.decoder.tree import TokenTree
 
 from .decoding import ids_of, run, transformers_ids
 from .families import FAMILIES, model_of, prompt_for
@@ -113,8 +115,7 @@ def test_widths_bound_the_window_and_start_with_the_plain_step() -> None:
 def test_drafts_of_another_model_are_refused() -> None:
     model, prompt, drafts = model_of("llama"), prompt_for("llama", 12), DraftState()
     unknown = {model.config.vocab_size + 5: 0.9}
-    keys = drafts.model.keys([prompt[-1]], 1)
-    drafts.model.recycle(drafts.model.recycled, keys, [unknown])
+    drafts.model.recycle(prompt[-1:], TokenTree(), Successors.of([unknown]))
     strategy = make_strategy("lookahead", LookaheadConfig(2, 3, 2, 20), drafts)
     with pytest.raises(ConfigError, match="more token ids"):
         list(Decoder(model).generate(prompt, strategy, None, Limits(10)))

@@ -11,13 +11,19 @@ from safetensors.numpy import load_file, save_file
 
 from ladecli import pool_file
 from ladecli.decoder.config import LookaheadConfig
+from ladecli.decoder.draft_arrays import HEAVIEST
 from ladecli.decoder.draft_state import DraftState
 from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.errors import DraftStateError
 from ladecli.decoder.events import Step
+from ladecli.decoder.ngrams import SOURCE_OF_KIND
+from ladecli.decoder.ngrams.kernels import ASKED, BITS, GUESSED
 from ladecli.decoder.strategies import make_strategy
+from ladecli.decoder.successors import Successors
+from ladecli.decoder.tree import TokenTree
 from ladecli.errors import LadeError, UsageError
 
+from .decoder.ngrams.contents import contents
 from .families import model_of, prompt_for
 
 VOCABULARY = 1000
@@ -149,6 +155,20 @@ def changes(learned: DraftState) -> dict[str, dict[str, np.ndarray]]:
         },
         "too few sources": {"counted1.sources": good["counted1.sources"][:-1]},
         "another table of trust": {"trust": np.zeros((2, 3))},
+        "a context of what is no token": {
+            "recycled1.contexts": np.full_like(good["recycled1.contexts"], 1 << BITS)
+        },
+        "a context of what is less than a token": {
+            "counted1.contexts": np.full_like(good["counted1.contexts"], -1)
+        },
+        "a weight that float32 cannot hold": {
+            "recycled2.weights": np.full(good["recycled2.weights"].shape, 1e39)
+        },
+        "a weight that is too large": {
+            "counted2.weights": np.full(good["counted2.weights"].shape, HEAVIEST + 1)
+        },
+        "a trust that float32 cannot hold": {"trust": np.full(good["trust"].shape, 1e39)},
+        "a trust that is too large": {"trust": np.full(good["trust"].shape, HEAVIEST + 1)},
         "n-grams of one token": {"pool.sizes": np.ones_like(good["pool.sizes"])},
     }
 
@@ -164,10 +184,56 @@ def test_arrays_are_looked_at_before_they_are_believed(learned: DraftState) -> N
             DraftState.from_arrays({k: v for k, v in good.items() if k != name}, VOCABULARY)
 
 
+def test_the_largest_tokens_and_weights_are_believed() -> None:
+    drafts = DraftState()
+    recycle(drafts, {7: 0.5})
+    drafts.model.learn([[2, 7]], 1, 1.0, "context")
+    arrays = drafts.to_arrays()
+    arrays["recycled1.contexts"][:] = (1 << BITS) - 1
+    for name in ("recycled1.weights", "counted1.weights", "trust"):
+        arrays[name] = np.full(arrays[name].shape, HEAVIEST)
+    read = DraftState.from_arrays(arrays, VOCABULARY).model
+    assert contents(read.ranked, 1) == {((1 << BITS) - 1,): {7: HEAVIEST}}
+    assert contents(read.counted, 1) == {(2,): {7: HEAVIEST}}
+    assert set(read.hits) == {HEAVIEST}
+
+
+def recycle(drafts: DraftState, row: dict[int, float]) -> None:
+    """Let this be what the model said behind token 2."""
+    drafts.model.recycle([2], TokenTree(), Successors.of([row]))
+
+
+def test_of_a_guess_and_an_answer_the_answer_counts() -> None:
+    guessed, asked = DraftState(), DraftState()
+    guessed.model.guess([(1, 2)], Successors.of([{8: 0.9}]))
+    recycle(asked, {5: 0.5})
+    arrays, others = guessed.to_arrays(), asked.to_arrays()
+    arrays |= {name: others[name] for name in others if name.startswith("recycled")}
+    model = DraftState.from_arrays(arrays, VOCABULARY).model
+    assert contents(model.ranked, 1, GUESSED) == {(2,): {8: np.float32(0.9)}}
+    (found,) = model.successors([2])
+    assert (found[1], SOURCE_OF_KIND[found[2]]) == (5, "recycled")
+    # Behind a pair there is the guess alone.
+    assert SOURCE_OF_KIND[model.successors([1, 2])[0][2]] == "trajectory"
+
+
+def test_guesses_are_kept_under_short_contexts_alone(learned: DraftState) -> None:
+    """Longer ones have no guesses, so that files have no arrays for them."""
+    arrays = learned.to_arrays()
+    guesses = {name.split(".")[0] for name in arrays if name.startswith("guessed")}
+    assert guesses == {"guessed1", "guessed2"}
+    read = DraftState.from_arrays(arrays, VOCABULARY).model
+    for order in (1, 2):
+        known = contents(learned.model.ranked, order, GUESSED)
+        assert known
+        assert contents(read.ranked, order, GUESSED) == known
+
+
 def test_only_the_newest_is_kept(monkeypatch: pytest.MonkeyPatch, learned: DraftState) -> None:
     monkeypatch.setattr("ladecli.decoder.draft_state.KEPT_CONTEXTS", 5)
     monkeypatch.setattr("ladecli.decoder.draft_state.KEPT_TOKENS", 7)
     small = DraftState.from_arrays(learned.to_arrays(), VOCABULARY)
     assert small.context.corpus.tokens == [*learned.context.corpus.tokens[-7:], -1]
-    assert list(small.model.recycled[4]) == list(learned.model.recycled[4])[-5:]
+    known = list(contents(learned.model.ranked, 4, ASKED).items())
+    assert list(contents(small.model.ranked, 4, ASKED).items()) == known[-5:]
     assert len(small.pool) == 5

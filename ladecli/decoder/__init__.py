@@ -2,7 +2,8 @@
 
 A map of the room, in the order in which a step passes through it:
 
-- `engine`      the only loop: propose, lay out, forward, verify, keep, observe, yield
+- `engine`      the only loop: propose, lay out, forward, verify, keep, observe, yield; `job` is
+  what one generation was asked for
 - `reader`      the prompt in chunks, into the cache
 - `limits`      where a text ends: applied once, at commit
 - `memory`      what to try next where memory does not suffice
@@ -11,8 +12,9 @@ A map of the room, in the order in which a step passes through it:
 - `pool`        the paper's n-gram pool: what the window found, under its first token
 - `sources`     context, trajectory, recycled: each turns what it observes into evidence
 - `suffix_automaton`  the longest passage that the text repeats
-- `ngram_model` the online n-gram model that all sources feed, and the tree it proposes
-- `draft_state` all that drafters remember; it outlives a generation
+- `ngrams`      the online n-gram model that all sources feed, and the tree it proposes; what takes
+  time in it is `compiled`
+- `draft_state` all that drafters remember; it outlives a generation.  `draft_arrays`: on the disk
 - `step_cost`   what a step costs by its width: how large a tree pays
 - `ledger`      stops drafts that cost more than they bring
 - `tree`        candidates merged by common prefix
@@ -25,7 +27,8 @@ A map of the room, in the order in which a step passes through it:
   that nothing else changes
 - `attention`   how a step attends to the committed text and to itself: several backends, and
   `attention.choice`, which finds the fastest
-- `kv_cache`    keys and values by slot; keeping the accepted ones is one gather
+- `kv_cache`    keys and values by slot; keeping the accepted ones is one gather; `tenancy` says
+  whose they are
 - `readout`     what is read out of a step's logits, all of it in one copy: `ranking` finds the
   most probable tokens, `choosing` draws tokens, both for all rows and without waiting
 - `sampling`    logits to a token, with one uniform number per position
@@ -35,7 +38,8 @@ A map of the room, in the order in which a step passes through it:
 - `movement`    how far a difference of two texts may come from rounding
 - `support`     which models this works for, and why not for others; `probe` tries unknown ones,
   and whether steps can be captured
-- `observation` what strategies and sources are told of a step when it is over
+- `observation` what strategies and sources are told of a step when it is over: among it, the
+  most probable `successors` of its tokens
 - `checksum`    by which ranks notice that they do not do the same
 - `config`, `events`, `errors`   the values that cross the door
 
@@ -62,8 +66,7 @@ Glossary (the letters are those of the paper, Fu et al., ICML 2024, arXiv 2402.0
 - *reach*: slots of the cache that a captured step's attention is handed, filled or not.  (Of a
   sliding window: how far back it sees.)
 - *moves*: keys of accepted tokens that have to come to the front of the cache.
-- *settle*: to do now what was put off: a cache its moves, a strategy what it need not learn
-  before the next draft.
+- *settle*: to do now what a cache put off: its moves.
 - *output*: a token of a step whose logits are wanted; *row*: where its logits stand.
 
 This file imports nothing, so that the torch-free parts stay cheap to import.

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 GRAIN = 128
 """Texts are this many tokens apart before their curves are told apart."""
@@ -90,7 +94,7 @@ class StepCost:
         return _curve(self, grain, base, nodes, buckets, shares, least)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CostCurve:
     """Costs by the number of tree nodes.
 
@@ -107,6 +111,15 @@ class CostCurve:
     def nodes(self) -> int:
         """The most nodes."""
         return len(self.cost) - 1
+
+    # Curves are kept from step to step, and a step waits for these.
+    @cached_property
+    def arrays(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """`cost` and `slope`, float64 [nodes + 1] each."""
+        # Settings hold curves, and the help of the command line must not wait for numpy.
+        import numpy as np
+
+        return np.array(self.cost), np.array(self.slope)
 
 
 @lru_cache(maxsize=4096)
@@ -128,7 +141,6 @@ def _curve(
 
 def _slopes(cost: list[float]) -> list[float]:
     """For every point, the least slope to one of those on its right; 0 for the last."""
-    # Settings hold curves, and the help of the command line must not wait for numpy.
     import numpy as np
 
     costs, counts = np.array(cost), np.arange(1, len(cost))

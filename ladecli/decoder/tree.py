@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 ROOT = -1
 """The parent of first-level nodes: the current token, which is no node of the tree."""
@@ -18,32 +18,30 @@ class TokenTree:
 
     def __init__(
         self,
-        tokens: Sequence[int] = (),
-        parents: Sequence[int] = (),
-        depths: Sequence[int] = (),
-        sources: Sequence[str] = (),
+        tokens: Iterable[int] = (),
+        parents: Iterable[int] = (),
+        depths: Iterable[int] = (),
+        sources: Iterable[str] = (),
     ) -> None:
         self.tokens = list(tokens)
         self.parents = list(parents)
         self.depths = list(depths)
         self.sources = list(sources)
-        # Made when somebody asks, in one go.
-        self._children: dict[tuple[int, int], int] = {}
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def child(self, node: int, token: int) -> int | None:
         """The child of `node` that holds `token`, or None."""
-        if len(self._children) < len(self.tokens):
-            self.index()
-        return self._children.get((node, token))
-
-    def index(self) -> None:
-        """Make ready for `child`, which does it itself if need be."""
-        children = self._children
-        for new in range(len(children), len(self.tokens)):
-            children[self.parents[new], self.tokens[new]] = new
+        child = node
+        try:
+            while True:
+                # Children stand behind their parents.
+                child = self.tokens.index(token, child + 1)
+                if self.parents[child] == node:
+                    return child
+        except ValueError:
+            return None
 
     def add(self, candidate: Sequence[int], source: str, limit: int) -> None:
         """Add a candidate path, up to the point where the tree would exceed `limit` nodes."""

@@ -18,6 +18,7 @@ from transformers import GenerationConfig
 from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.events import Step
+from ladecli.decoder.ngrams import prepare
 from ladecli.decoder.strategies import make_strategy
 
 from .clock import Clock, middle, wholes
@@ -48,6 +49,8 @@ def lookahead(budget: int) -> LookaheadConfig:
 @contextmanager
 def decoder_of(subject: Subject, attention: str) -> Iterator[tuple[Decoder, Watch]]:
     """A decoder with captured steps, and what watches them; its memory is given back."""
+    # To compile is not what is measured.
+    prepare()
     watch = watch_for(subject.model)
     decoder = Decoder(subject.model, attention=attention, capture=watch)
     try:

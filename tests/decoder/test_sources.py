@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,18 +12,20 @@ from hypothesis import strategies as st
 from ladecli.decoder.draft_state import DraftState
 from ladecli.decoder.events import Token
 from ladecli.decoder.layout import Draft
-from ladecli.decoder.ngram_model import ORDER, Guide, NgramModel
+from ladecli.decoder.ngrams import Guide, NgramModel
+from ladecli.decoder.ngrams.kernels import ASKED, GUESSED, ORDER
 from ladecli.decoder.observation import Observation
 from ladecli.decoder.sources.context import BOUNDARY, FAITH, LENGTHS, OVERLAP
 from ladecli.decoder.sources.trajectory import WEIGHT
 from ladecli.decoder.step_cost import CostCurve
+from ladecli.decoder.successors import Successors
 from ladecli.decoder.tree import ROOT, TokenTree
 from ladecli.decoder.verify import Verdict
 from ladecli.decoder.window import LookaheadWindow, WindowBlock
 
+from .ngrams.contents import Row, contents
+
 PASSAGE = list(range(100, 160))
-Row = dict[int, float]
-Snapshot = list[dict[int, tuple[float, Row, dict[int, int]]]]
 
 
 def step(
@@ -36,13 +37,14 @@ def step(
 ) -> Observation:
     """A step that committed the last `new` tokens of `text`."""
     verdict = Verdict((), tuple(Token(token) for token in text[len(text) - new :]))
-    return Observation(Draft(tree or TokenTree(), window), text, verdict, (), ranked)
+    return Observation(Draft(tree or TokenTree(), window), text, verdict, (), Successors.of(ranked))
 
 
-def counted(model: NgramModel) -> Snapshot:
+def counted(model: NgramModel) -> list[list[tuple[object, ...]]]:
+    """All that was counted, in the order it was met."""
     return [
-        {key: (one.total, one.weights, one.sources) for key, one in table.items()}
-        for table in model.counted
+        [tuple(map(str, entry)) for entry in model.counted.entries(order)]
+        for order in range(ORDER + 1)
     ]
 
 
@@ -62,7 +64,7 @@ def drawn(drafts: DraftState, text: Sequence[int], nodes: int = 20) -> TokenTree
     """The tree behind a text where nodes cost nothing."""
     curve = CostCurve((1.0,) * (nodes + 1), (0.0,) * (nodes + 1))
     model = drafts.model
-    return model.tree(model.context_of(text), nodes, curve, drafts.context.guide())
+    return model.tree(text, nodes, curve, drafts.context.guide())
 
 
 # Context: what is counted.
@@ -87,10 +89,10 @@ def test_a_continued_text_counts_every_token_once(text: list[int], data: st.Data
 def test_tokens_are_counted_under_one_to_four_tokens_before() -> None:
     model = learned_whole(1, 2, 3, 4, 5, 6).model
     for order in range(1, ORDER + 1):
-        key = model.context_of([1, 2, 3, 4, 5][-order:])
-        assert model.counted[order][key].weights == {6: 1.0}
+        found = contents(model.counted, order)
+        assert found[(1, 2, 3, 4, 5)[-order:]] == {6: 1.0}
         # The text has no longer context than this before its earlier tokens.
-        assert len(model.counted[order]) == 6 - order
+        assert len(found) == 6 - order
 
 
 def test_the_same_prompt_again_teaches_nothing() -> None:
@@ -105,11 +107,12 @@ def test_a_fork_counts_only_what_is_new_behind_what_is_common() -> None:
     drafts = learned_whole(1, 2, 3, 4)
     model = drafts.model
     drafts.context.begin([1, 2, 7, 8])
-    assert model.counted[1][1].weights == {2: 1.0}
-    assert set(model.counted[1][2].weights) == {3, 7}
-    assert model.counted[2][model.context_of([1, 2])].weights.keys() == {3, 7}
-    assert model.counted[1][7].weights == {8: 1.0}
-    assert 4 not in model.counted[1], "7 did not follow 4"
+    found = contents(model.counted, 1)
+    assert found[1,] == {2: 1.0}
+    assert found[2,].keys() == {3, 7}
+    assert contents(model.counted, 2)[1, 2].keys() == {3, 7}
+    assert found[7,] == {8: 1.0}
+    assert (4,) not in found, "7 did not follow 4"
 
 
 def test_after_a_fork_the_new_text_is_the_one_that_goes_on() -> None:
@@ -117,7 +120,7 @@ def test_after_a_fork_the_new_text_is_the_one_that_goes_on() -> None:
     drafts.context.begin([1, 2, 7])
     drafts.context.begin([1, 2, 7, 8])
     assert drafts.context.corpus.tokens == [1, 2, 3, 4, BOUNDARY, 1, 2, 7, 8]
-    assert drafts.model.counted[1][2].weights[7] == 1.0
+    assert contents(drafts.model.counted, 1)[2,][7] == 1.0
 
 
 # Context: repeated passages.
@@ -267,63 +270,42 @@ def test_a_boundary_breaks_no_promise() -> None:
 def test_ngrams_are_counted_with_their_weight() -> None:
     drafts = DraftState()
     drafts.trajectory.learn(step([9], 1), [(1, 2, 3)])
-    drafts.trajectory.catch_up()
     model = drafts.model
-    assert [len(table) for table in model.counted] == [0, 2, 1, 0, 0]
-    for context, token in (([1], 2), ([2], 3), ([1, 2], 3)):
-        key = model.context_of(context)
-        assert model.counted[len(context)][key].weights == {token: WEIGHT}
-    assert model.successors(model.context_of([1]))[0][1] == 2
+    assert contents(model.counted, 1) == {(1,): {2: WEIGHT}, (2,): {3: WEIGHT}}
+    assert contents(model.counted, 2) == {(1, 2): {3: WEIGHT}}
+    assert model.counted.sizes == [0, 2, 1, 0, 0]
+    assert model.successors([1])[0][1] == 2
 
 
 def test_long_ngrams_are_counted_under_up_to_four_tokens() -> None:
     drafts = DraftState()
     drafts.trajectory.learn(step([9], 1), [(1, 2, 3, 4, 5, 6, 7)])
-    drafts.trajectory.catch_up()
-    model = drafts.model
-    assert [len(table) for table in model.counted] == [0, 6, 5, 4, 3]
-    assert model.counted[ORDER][model.context_of([3, 4, 5, 6])].weights == {7: WEIGHT}
+    assert drafts.model.counted.sizes == [0, 6, 5, 4, 3]
+    assert contents(drafts.model.counted, ORDER)[3, 4, 5, 6] == {7: WEIGHT}
 
 
 def test_ngrams_of_one_step_do_not_follow_one_another() -> None:
     drafts = DraftState()
     drafts.trajectory.learn(step([9], 1), [(1, 2), (3, 4)])
-    drafts.trajectory.catch_up()
-    assert drafts.model.counted[1].keys() == {1, 3}
-    assert not drafts.model.counted[2]
+    assert contents(drafts.model.counted, 1).keys() == {(1,), (3,)}
+    assert drafts.model.counted.sizes == [0, 2, 0, 0, 0]
 
 
-@pytest.mark.parametrize("how", ["settle", "learn", "begin", "to_arrays"])
-def test_ngrams_wait_until_there_is_time_and_are_never_lost(how: str) -> None:
+def test_a_window_that_closes_nothing_teaches_nothing() -> None:
     drafts = DraftState()
-    drafts.trajectory.learn(step([9], 1), [(1, 2, 3)])
-    assert not any(drafts.model.counted), "the next draft does not wait for them"
-    match how:
-        case "settle":
-            drafts.trajectory.settle(Draft(), [9])
-        case "learn":
-            drafts.trajectory.learn(step([9], 1), [])
-        case "begin":
-            drafts.trajectory.begin([9])
-        case "to_arrays":
-            assert drafts.to_arrays()["counted1.sizes"].tolist() == [1, 1]
-    assert drafts.model.counted[1].keys() == {1, 2}
-    drafts.trajectory.catch_up()
-    assert drafts.model.counted[1][1].weights == {2: WEIGHT}, "once"
+    drafts.trajectory.learn(step([9], 1), [])
+    assert len(drafts.model.counted) == 0
 
 
 def test_accepted_text_counts_more_than_newer_ngrams() -> None:
     drafts = learned_whole(1, 2)
     drafts.trajectory.learn(step([1, 2], 1), [(1, 3)])
-    drafts.trajectory.catch_up()
-    ranked = drafts.model.successors(drafts.model.context_of([1]))
-    assert [token for _, token, _ in ranked] == [2, 3]
+    assert [token for _, token, _ in drafts.model.successors([1])] == [2, 3]
 
 
 def test_drafts_say_which_source_they_are_of() -> None:
     drafts = learned_whole(1, 2)
     drafts.trajectory.learn(step([1, 2], 1), [(3, 4)])
-    drafts.trajectory.catch_up()
     drafts.recycled.learn(step([5, 6], 1, ranked=[{7: 1.0}]), [])
     assert drawn(drafts, [1], nodes=1).sources == ["context"]
     assert drawn(drafts, [3], nodes=1).sources == ["trajectory"]
@@ -335,7 +317,7 @@ def test_drafts_say_which_source_they_are_of() -> None:
 
 def rows_of(count: int) -> list[Row]:
     """Rows that can be told apart."""
-    return [{50 + number: 0.9, 70 + number: 0.1} for number in range(count)]
+    return [{50 + number: 0.875, 70 + number: 0.125} for number in range(count)]
 
 
 def window_block(current: int) -> WindowBlock:
@@ -352,35 +334,17 @@ def test_rows_land_under_one_to_four_tokens_of_text_and_tree() -> None:
     before, rows = [1, 2, 3, 4, 5], rows_of(4)
     drafts = DraftState()
     drafts.recycled.learn(step([*before, 7, 6], 2, tree, ranked=rows), [])
-    model = drafts.model
     for order in range(1, ORDER + 1):
         paths = [before, [*before, 7], [*before, 7, 8], [*before, 9]]
-        keys = [model.context_of(path[-order:]) for path in paths]
-        assert model.recycled[order] == dict(zip(keys, rows, strict=True))
-    assert not any(model.guessed)
-
-
-@pytest.mark.parametrize("prepared", ["", "this draft", "another draft", "another text"])
-def test_rows_land_in_the_same_places_whatever_was_prepared(prepared: str) -> None:
-    tree = TokenTree()
-    tree.add([7, 8], "context", 9)
-    seen = step([1, 2, 3, 7, 6], 2, tree, window_block(3), rows_of(5))
-    plain, other = DraftState(), Draft(TokenTree([5], [ROOT], [1], ["context"]), successors=4)
-    plain.recycled.learn(seen, [])
-    asked = replace(seen.draft, successors=4)
-    drafts = DraftState()
-    if prepared:
-        draft = other if prepared == "another draft" else asked
-        drafts.recycled.settle(draft, [2, 3] if prepared == "another text" else [1, 2, 3])
-    drafts.recycled.learn(replace(seen, draft=asked), [])
-    assert drafts.model.recycled == plain.model.recycled
-    assert drafts.model.guessed == plain.model.guessed
+        keys = [tuple(path[-order:]) for path in paths]
+        assert contents(drafts.model.ranked, order) == dict(zip(keys, rows, strict=True))
+    assert not contents(drafts.model.ranked, 1, GUESSED)
 
 
 def test_a_short_text_has_no_longer_contexts() -> None:
     drafts = DraftState()
     drafts.recycled.learn(step([1, 2, 3], 1, ranked=rows_of(1)), [])
-    assert [len(table) for table in drafts.model.recycled] == [0, 1, 1, 0, 0]
+    assert drafts.model.ranked.sizes == [0, 1, 1, 0, 0]
 
 
 def test_the_rows_of_the_window_are_guesses() -> None:
@@ -389,12 +353,11 @@ def test_the_rows_of_the_window_are_guesses() -> None:
     rows = rows_of(4)
     drafts = DraftState()
     drafts.recycled.learn(step([1, 2, 3], 1, tree, window_block(2), rows), [])
-    model = drafts.model
-    assert model.recycled[1] == {2: rows[0], 7: rows[1]}
-    assert model.guessed[1] == {30: rows[2], 31: rows[3]}
-    pairs = [model.context_of(pair) for pair in ((20, 30), (21, 31))]
-    assert model.guessed[2] == dict(zip(pairs, rows[2:], strict=True))
-    assert not any(model.guessed[3:])
+    ranked = drafts.model.ranked
+    assert contents(ranked, 1, ASKED) == {(2,): rows[0], (7,): rows[1]}
+    assert contents(ranked, 1, GUESSED) == {(30,): rows[2], (31,): rows[3]}
+    assert contents(ranked, 2, GUESSED) == {(20, 30): rows[2], (21, 31): rows[3]}
+    assert not contents(ranked, 3, GUESSED)
 
 
 def test_guesses_never_shadow_what_the_model_was_asked() -> None:
@@ -404,8 +367,8 @@ def test_guesses_never_shadow_what_the_model_was_asked() -> None:
     rows = [{40: 0.9}, {6: 0.9}, {8: 0.9}]
     drafts.recycled.learn(step([1, 2, 3], 1, window=window_block(2), ranked=rows), [])
     model = drafts.model
-    assert [token for _, token, _ in model.successors(model.context_of([20, 30]))] == [5]
-    assert [token for _, token, _ in model.successors(model.context_of([21, 31]))] == [8]
+    assert [token for _, token, _ in model.successors([20, 30])] == [5]
+    assert [token for _, token, _ in model.successors([21, 31])] == [8]
 
 
 def test_nothing_happens_where_nothing_was_ranked() -> None:
@@ -413,22 +376,21 @@ def test_nothing_happens_where_nothing_was_ranked() -> None:
     tree.add([7, 8], "context", 9)
     drafts = DraftState()
     drafts.recycled.learn(step([1, 2, 3], 1, tree, window_block(2)), [])
-    assert not any(drafts.model.recycled)
-    assert not any(drafts.model.guessed)
+    assert len(drafts.model.ranked) == 0
 
 
 def test_the_last_answer_under_a_context_is_remembered() -> None:
     drafts = DraftState()
-    for row in ({5: 0.9}, {6: 0.9}):
+    for row in ({5: 0.75}, {6: 0.75}):
         drafts.recycled.learn(step([1, 2, 3], 1, ranked=[row]), [])
-    assert drafts.model.recycled[1] == {2: {6: 0.9}}
+    assert contents(drafts.model.ranked, 1) == {(2,): {6: 0.75}}
 
 
 def test_no_source_but_the_context_learns_from_a_prompt() -> None:
     drafts = DraftState()
     drafts.trajectory.begin(PASSAGE)
     drafts.recycled.begin(PASSAGE)
-    assert not any([*drafts.model.counted, *drafts.model.recycled, *drafts.model.guessed])
+    assert len(drafts.model.counted) == len(drafts.model.ranked) == 0
 
 
 def test_of_many_texts_the_older_half_goes(monkeypatch: pytest.MonkeyPatch) -> None:

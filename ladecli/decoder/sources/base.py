@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from ..layout import Draft
 from ..observation import Observation
 
 
@@ -17,9 +16,3 @@ class Source(Protocol):
 
     def learn(self, seen: Observation, ngrams: Sequence[Sequence[int]]) -> None:
         """A step is over, and the window closed `ngrams` in it."""
-
-    def settle(self, draft: Draft, text: Sequence[int]) -> None:
-        """Do what can wait while the device tries `draft` behind `text`, or be done ahead.
-
-        What is learned is the same in the end if this is never called.
-        """

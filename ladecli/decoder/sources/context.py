@@ -11,8 +11,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
-from ..layout import Draft
-from ..ngram_model import ORDER, Guide, NgramModel
+from ..ngrams import Guide, NgramModel
+from ..ngrams.kernels import ORDER
 from ..observation import Observation
 from ..suffix_automaton import SuffixAutomaton
 
@@ -98,9 +98,6 @@ class ContextSource:
             # Another generation began in between, with another text.
             self.begin(seen.text)
 
-    def settle(self, draft: Draft, text: Sequence[int]) -> None:
-        """Nothing waits: the next draft needs all of it."""
-
     def guide(self) -> Guide | None:
         """The continuation of the longest passage that the end of the text repeats."""
         length, start = self.corpus.longest_match()
@@ -114,15 +111,11 @@ class ContextSource:
         return Guide(self.corpus.tokens, start, end, share)
 
     def _learn(self, text: Sequence[int]) -> None:
-        model, known = self._model, len(self._text)
-        if known == len(text):
-            return
-        context = model.context_of(text[max(known - ORDER, 0) : known])
-        for index in range(known, len(text)):
-            token = text[index]
-            if index:
-                model.learn(context, min(index, ORDER), token, 1.0, "context")
-            context = model.after(context, token)
+        known = len(self._text)
+        before = min(known, ORDER)
+        # The first token of all follows nothing.
+        self._model.learn([text[known - before :]], max(before, 1), 1.0, "context")
+        for token in text[known:]:
             self.corpus.extend(token)
             self._text.append(token)
 

@@ -27,6 +27,3 @@ class Autoregressive:
 
     def observe(self, state: State, seen: Observation) -> None:
         """Nothing to learn."""
-
-    def settle(self) -> None:
-        """Nothing waits."""

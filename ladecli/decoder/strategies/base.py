@@ -67,10 +67,3 @@ class Strategy(Protocol):
 
     def observe(self, state: State, seen: Observation) -> None:
         """A step is over; `state` holds the tokens that it committed."""
-
-    def settle(self) -> None:
-        """Do what can wait until the device is at work on the next step.
-
-        Called after every `propose`, before that step is observed; what comes of it must not
-        depend on how often.
-        """

@@ -8,8 +8,7 @@ from typing import Protocol
 
 from ..config import LookaheadConfig
 from ..draft_state import DraftState
-from ..layout import Draft
-from ..ngram_model import LESSON
+from ..ngrams import LESSON
 from ..observation import Observation
 from ..sources import Source
 from ..sources.recycled import SUCCESSORS
@@ -38,9 +37,6 @@ class Drafter(Protocol):
     def learn(self, seen: Observation, ngrams: Sequence[Sequence[int]]) -> None:
         """A step is over, and the window closed `ngrams` in it."""
 
-    def settle(self, draft: Draft, text: Sequence[int]) -> None:
-        """Do what can wait while the device tries `draft` behind `text`, or be done ahead."""
-
 
 class PoolDrafter:
     """The paper's n-gram pool: candidates start with the current token, newest first."""
@@ -68,9 +64,6 @@ class PoolDrafter:
         """Pool the n-grams."""
         for ngram in ngrams:
             self._pool.add(ngram, self._guesses)
-
-    def settle(self, draft: Draft, text: Sequence[int]) -> None:
-        """Nothing waits: the newest n-grams are tried first."""
 
 
 class ModelDrafter:
@@ -107,9 +100,8 @@ class ModelDrafter:
         """The most probable prefixes behind the text."""
         drafts, model = self._drafts, self._drafts.model
         guide = drafts.context.guide() if drafts.context in self._sources else None
-        context = model.context_of(state.tokens)
         lesson = LESSON if drafts.ledger.thriving else 1.0
-        return model.tree(context, state.draft_depth, curve, guide, lesson)
+        return model.tree(state.tokens, state.draft_depth, curve, guide, lesson)
 
     def learn(self, seen: Observation, ngrams: Sequence[Sequence[int]]) -> None:
         """Learn from the verdict, then from what each source observes."""
@@ -117,8 +109,3 @@ class ModelDrafter:
         self._drafts.model.judge(tokens, seen.verdict.nodes)
         for source in self._sources:
             source.learn(seen, ngrams)
-
-    def settle(self, draft: Draft, text: Sequence[int]) -> None:
-        """Let each source do what can wait."""
-        for source in self._sources:
-            source.settle(draft, text)

@@ -52,6 +52,3 @@ class Jacobi:
         corrected = list(seen.best[committed:]) + self._guess[len(seen.draft.tree) :]
         missing = self._length - len(corrected)
         self._guess = corrected + self._rng.choices(state.tokens, k=max(missing, 0))
-
-    def settle(self) -> None:
-        """Nothing waits."""

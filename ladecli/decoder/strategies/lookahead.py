@@ -56,7 +56,6 @@ class Lookahead:
         self._curve = PLAIN
         self._cost = 1.0
         self._plain_steps = 0
-        self._tried: tuple[Draft, Sequence[int]] | None = None
 
     @property
     def outputs(self) -> int:
@@ -105,18 +104,7 @@ class Lookahead:
             self._plain_steps += 1
             successors = 0 if self._plain_steps % SELDOM else successors
         width = fitting(base + len(tree), config.widths)
-        draft = Draft(tree, block, width, successors, limit, config.widths)
-        self._tried = draft, state.tokens
-        return draft
-
-    def settle(self) -> None:
-        """Learn what the next draft does not need at once, and prepare for what this one shows."""
-        if self._tried is not None:
-            draft, text = self._tried
-            self._tried = None
-            draft.tree.index()
-            with self._drafts.changing():
-                self._drafter.settle(draft, text)
+        return Draft(tree, block, width, successors, limit, config.widths)
 
     def observe(self, state: State, seen: Observation) -> None:
         """Learn from the n-grams that this step closed, and move the window on."""

@@ -74,6 +74,3 @@ class PromptLookup:
 
     def observe(self, state: State, seen: Observation) -> None:
         """The text is all that counts, and `propose` reads it."""
-
-    def settle(self) -> None:
-        """Nothing waits."""
