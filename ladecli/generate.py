@@ -140,7 +140,7 @@ def _as_json(
     token_ids: list[int],
 ) -> dict[str, Any]:
     """The object of CLI schema 1; its keys are part of the interface."""
-    lookahead = settings.lookahead
+    lookahead, runner = settings.lookahead, session.decoder.runner
     uses_window = settings.strategy == "lookahead"
     return {
         "model": session.loaded.name,
@@ -156,6 +156,9 @@ def _as_json(
             "budget": lookahead.step_limit if uses_window else None,
             "sources": list(lookahead.sources) if uses_window else [],
             "profile": profile,
+            "attention": session.attention,
+            "cuda_graphs": runner.captures,
+            "compiled": runner.compiles,
             "ranks": session.ranks,
             "parallel_mode": request.parallel_mode if session.ranks > 1 else None,
             "steps": tally.steps,

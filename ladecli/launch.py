@@ -82,8 +82,10 @@ def opened(request: Request, terminal: Terminal, *, stretch: int = 0) -> Iterato
         planned = _plan(leader.request, terminal)
         if leader.notice:
             terminal.say(leader.notice)
-        with terminal.progress("starting the other ranks"):
-            joined = leader.join()
+        joined = None
+        if not leader.alone:
+            with terminal.progress("starting the other ranks"):
+                joined = leader.join()
         if joined is not None and joined.notice:
             terminal.say(joined.notice)
         processes = joined.processes if joined is not None else None

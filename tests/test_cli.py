@@ -89,13 +89,16 @@ def test_json_has_the_documented_shape(lade: Any, model_folder: str) -> None:
     assert answer["usage"]["completion_tokens"] == len(answer["token_ids"]) == 30
     decode = answer["decode"]
     assert list(decode) == [
-        "strategy", "window", "ngram", "guesses", "budget", "sources", "profile", "ranks",
-        "parallel_mode", "steps", "tokens_per_step", "step_width", "accepted",
+        "strategy", "window", "ngram", "guesses", "budget", "sources", "profile",
+        "attention", "cuda_graphs", "compiled", "ranks", "parallel_mode",
+        "steps", "tokens_per_step", "step_width", "accepted",
     ]  # fmt: skip
     assert (decode["window"], decode["ngram"], decode["guesses"]) == (4, 3, 2)
     assert decode["budget"] == 4 * 2 + 2 * 2
     assert decode["sources"] == ["trajectory"]
     assert decode["profile"] == "a100"
+    ways = [decode[name] for name in ("attention", "cuda_graphs", "compiled")]
+    assert ways == ["sdpa", False, False]
     assert (decode["ranks"], decode["parallel_mode"]) == (1, None)
     assert decode["tokens_per_step"] == 30 / decode["steps"]
     assert decode["steps"] + sum(decode["accepted"].values()) in (30, 31)

@@ -82,6 +82,11 @@ class Leader:
             what = f"the {count} cores of this machine" if count > 1 else "one core"
         return f"{ranks} ranks share {what}: good for trying it out, not for speed"
 
+    @property
+    def alone(self) -> bool:
+        """Whether there are no others."""
+        return self._meeting is None
+
     def join(self) -> Joined | None:
         """Meet the others; None where there are none.
 
