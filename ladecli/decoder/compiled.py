@@ -24,17 +24,17 @@ class _Kept(FunctionCache):
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """What was compiled for these types; None where there is nothing that can be read."""
         try:
-            return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+            return super().load_overload(sig, target_context)
         except Exception:
             # Files may have been cut off, by a full disk say: they must not stay in the way.
             with contextlib.suppress(Exception):
-                self.flush()  # type: ignore[no-untyped-call]
+                self.flush()
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Keep what was compiled, if there is room."""
         with contextlib.suppress(Exception):
-            super().save_overload(sig, data)  # type: ignore[no-untyped-call]
+            super().save_overload(sig, data)
 
 
 def compiled(function: Function) -> Function:
@@ -42,7 +42,7 @@ def compiled(function: Function) -> Function:
     made: Any = njit(error_model="numpy")(function)
     # As `cache=True` does.  Where no folder may be written to, every process compiles for itself.
     with contextlib.suppress(RuntimeError):
-        made._cache = _Kept(function)  # type: ignore[no-untyped-call]
+        made._cache = _Kept(function)
     return cast(Function, made)
 
 

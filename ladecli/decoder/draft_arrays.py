@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .ngrams import SOURCES
 from .ngrams.kernels import BITS, ONE, ORDER, SUCCESSORS
 
 Arrays = dict[str, NDArray[np.generic]]
@@ -30,13 +31,26 @@ def pack(name: str, order: int, entries: NDArray[Any]) -> Arrays:
     """
     high, low = entries["high"], entries["low"]
     tokens = np.stack([high >> BITS, high & ONE, low >> BITS, low & ONE], axis=1)
-    kept = np.arange(SUCCESSORS) < entries["count"][:, None]
-    return {
+    kept = _kept(entries)
+    arrays: Arrays = {
         f"{name}.contexts": tokens[:, ORDER - order :].astype(np.int32),
         f"{name}.sizes": entries["count"].astype(np.uint8),
         f"{name}.tokens": entries["tokens"][kept],
         f"{name}.weights": entries["weights"][kept].astype(np.float32),
     }
+    if _has_sources(entries.dtype):
+        arrays[f"{name}.sources"] = entries["sources"][kept].astype(np.uint8)
+    return arrays
+
+
+def _kept(entries: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which of their places for successors are taken."""
+    taken: NDArray[np.bool_] = np.arange(SUCCESSORS) < entries["count"][:, None]
+    return taken
+
+
+def _has_sources(record: np.dtype[Any]) -> bool:
+    return "sources" in (record.names or ())
 
 
 class Checked:
@@ -87,19 +101,14 @@ class Checked:
         entries["high"] = (whole[:, 0] << BITS) | whole[:, 1]
         entries["low"] = (whole[:, 2] << BITS) | whole[:, 3]
         entries["count"] = sizes
-        kept = np.arange(SUCCESSORS) < sizes[:, None]
+        kept = _kept(entries)
         entries["tokens"][kept], entries["weights"][kept] = tokens, weights
+        if _has_sources(record):
+            sources = self.small(f"{name}.sources", below=len(SOURCES))
+            if len(sources) != len(tokens):
+                raise ValueError(f"{name} has {len(sources)} sources for {len(tokens)} tokens")
+            entries["sources"][kept] = sources
         return entries
-
-    def spread(self, name: str, below: int, entries: NDArray[Any]) -> NDArray[np.int64]:
-        """A line of small numbers, one for every successor of some entries, as their rows."""
-        numbers = self.small(name, below)
-        kept = np.arange(SUCCESSORS) < entries["count"][:, None]
-        if len(numbers) != kept.sum():
-            raise ValueError(f"{name} has {len(numbers)} numbers for {kept.sum()} tokens")
-        rows = np.zeros(kept.shape, np.int64)
-        rows[kept] = numbers
-        return rows
 
     def _weights(self, name: str) -> NDArray[np.float64]:
         array = self._arrays[name]

@@ -18,8 +18,8 @@ from .checksum import checksum
 from .draft_arrays import Arrays, Checked, pack
 from .errors import DraftStateError
 from .ledger import Ledger
-from .ngrams import SOURCES, NgramModel
-from .ngrams.kernels import ASKED, COUNTED, GUESSED, KINDS, ORDER, RANKED, SUCCESSORS, WINDOW_ORDER
+from .ngrams import NgramModel
+from .ngrams.kernels import ASKED, COUNTED, GUESSED, KINDS, ORDER, RANKED, WINDOW_ORDER
 from .pool import NgramPool
 from .sources import ContextSource, RecycledSource, TrajectorySource
 from .sources.context import BOUNDARY, LENGTHS
@@ -96,10 +96,7 @@ class DraftState:
             "trust": np.array([model.promised, model.hits]),
         }
         for order in range(1, ORDER + 1):
-            counted = model.counted.entries(order)[-KEPT_CONTEXTS:]
-            arrays |= pack(f"counted{order}", order, counted)
-            known = np.arange(SUCCESSORS) < counted["count"][:, None]
-            arrays[f"counted{order}.sources"] = counted["sources"][known].astype(np.uint8)
+            arrays |= pack(f"counted{order}", order, model.counted.entries(order)[-KEPT_CONTEXTS:])
             ranked = model.ranked.entries(order)
             for name, source in _said(order):
                 some = ranked[ranked["source"] == source][-KEPT_CONTEXTS:]
@@ -135,7 +132,6 @@ class DraftState:
         for order in range(1, ORDER + 1):
             counted = arrays.unpack(f"counted{order}", order, COUNTED)
             counted["total"] = counted["weights"].sum(axis=1)
-            counted["sources"] = arrays.spread(f"counted{order}.sources", len(SOURCES), counted)
             model.counted.load(order, counted)
             said = []
             for name, source in _said(order):

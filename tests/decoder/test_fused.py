@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +15,8 @@ from ladecli.decoder.attention.fused import Chip, Cut, cut, triton_attention
 from ladecli.decoder.attention.reference import reference_attention
 from ladecli.decoder.attention.step import Parts
 from ladecli.decoder.errors import ConfigError, UnsupportedModelError
+
+from .triton_compiler import printed
 
 pytest.importorskip("triton")
 
@@ -247,17 +247,8 @@ def test_heads_of_two_sizes_are_refused() -> None:
 
 
 COMPILER = """
-import importlib.util, subprocess, sys
+import subprocess
 from pathlib import Path
-import triton
-from triton.backends import backends
-from triton.backends.compiler import GPUTarget
-
-if "nvidia" not in backends:
-    sys.exit(77)
-spec = importlib.util.spec_from_file_location("fused_kernel", sys.argv[1])
-kernels = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(kernels)
 
 
 def compiled(kernel, types, constants, warps):
@@ -291,18 +282,8 @@ def test_the_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
     """Without one at hand, this is what can be known of it: they pass the compiler for an H100,
     with its matrix unit, and two programs fit on a multiprocessor."""
     source = Path(fused.__file__).with_name("fused_kernel.py")
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILER, str(source), str(tmp_path)],
-        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode == 77:
-        pytest.skip("this triton has no compiler for NVIDIA's GPUs")
-    assert done.returncode == 0, done.stderr[-2000:]
-    (shared, stack, units), (_, join_stack, _) = (line.split() for line in done.stdout.splitlines())
+    said = printed(COMPILER, source, tmp_path)
+    (shared, stack, units), (_, join_stack, _) = (line.split() for line in said.splitlines())
     assert units == "True"
     assert 2 * (int(shared) + 1024) <= H100.shared_memory
     # Registers that did not fit: a few may be spilled, not the tiles.
