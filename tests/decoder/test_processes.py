@@ -94,6 +94,18 @@ def test_a_process_that_is_no_more_is_named(store: Any) -> None:
         meeting.look(thoroughly=True)
 
 
+def test_a_process_that_is_still_on_its_way_out_is_named(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system closes the connections of a killed process first, and the process is seen on."""
+    meeting = leader(store, 2)
+    store.set("said/0/1", f"4321 {socket.gethostname()}")
+    meeting.meet()
+    looks = iter([True, True])
+    monkeypatch.setattr(meetings, "_runs", lambda pid: next(looks, False) if pid == 4321 else True)
+    assert str(meeting.gone()) == "rank 1 was killed, or ended without a word"
+
+
 def test_processes_of_other_machines_are_not_looked_for(store: Any) -> None:
     meeting = leader(store, 2)
     store.set("said/0/1", f"{2**22 + 1} somewhere-else")

@@ -34,6 +34,8 @@ _SPOKEN = 1.0
 """Seconds that a follower stays when the leader ends because of a failure, which it still tells."""
 _WORDS = 0.7
 """Seconds that whoever watches over ranks may take to find out how one ended."""
+_DYING = 0.5
+"""Seconds that a process which was killed may be seen for after its connections broke."""
 _FOREVER = timedelta(days=365)
 _FAILED = "failed"
 _OVER = "over"
@@ -154,7 +156,7 @@ class Meeting:
         if self.lost is not None:
             return self.lost
         words = self._words_within(_WORDS if self._watch else 0.0)
-        return self.losing(words or self._dead() or "another rank ended")
+        return self.losing(words or self._dead_within(_DYING) or "another rank ended")
 
     def explained(self, error: RankError) -> RankError:
         """A failure that another rank reported, with the reason that it leaves on its way out."""
@@ -203,6 +205,13 @@ class Meeting:
             if host == socket.gethostname() and not _runs(pid):
                 return f"rank {rank} was killed, or ended without a word"
         return None
+
+    def _dead_within(self, seconds: float) -> str | None:
+        """The same of a process that may be about to end."""
+        deadline = time.monotonic() + seconds
+        while (words := self._dead()) is None and time.monotonic() < deadline:
+            time.sleep(POLL)
+        return words
 
 
 class Waiting:
