@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import sys
+from typing import TextIO
 
 import typer
 from typer.exceptions import TyperException
@@ -84,24 +84,33 @@ def _failed(message: str, code: int) -> int:
     return code
 
 
+def _is_said(stream: TextIO) -> bool:
+    """Whether what was written to a stream is where it belongs."""
+    try:
+        stream.flush()
+    except (OSError, ValueError, KeyboardInterrupt):  # closed, or nobody reads it
+        return False
+    return True
+
+
 def run_and_exit() -> None:
     """The entry point `lade`."""
     code = LadeError.exit_code
-    # A terminal that was closed takes no words: nothing can be said, and nobody waits.
-    with contextlib.suppress(OSError):
-        try:
-            code = entry()
-        except SystemExit as ended:  # by a signal
-            code = ended.code if isinstance(ended.code, int) else code
-    if code:
-        # Taking torch apart takes a second, in which an impatient Ctrl-C would end in a traceback;
-        # and where other ranks are gone, it waits for them.
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError):
-                stream.flush()
-        offload.remove_all()
-        os._exit(code)
-    sys.exit(code)
+    try:
+        code = entry()
+    except SystemExit as ended:  # by a signal
+        code = ended.code if isinstance(ended.code, int) else code
+    except OSError:
+        if "--debug" in sys.argv:
+            raise
+        # A terminal that was closed takes no words: nothing can be said, and nobody waits.
+    said = [_is_said(stream) for stream in (sys.stdout, sys.stderr)]
+    if not all(said):
+        code = code or LadeError.exit_code
+    offload.remove_all()
+    # Python's own exit takes torch apart.  That takes a second or two, in which an impatient Ctrl-C
+    # would end in a traceback; and where other ranks are gone, it waits for them.
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,6 +16,7 @@ from .parallel.agreement import compare_models, leaders_word, least_context
 from .parallel.start import started
 from .provision import provide
 from .terminal import Terminal
+from .uncollected import uncollected
 
 if TYPE_CHECKING:
     from .decoder.config import SamplingConfig
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from .shape import ModelShape
 
 Kind = TypeVar("Kind", bound="Request")
+
+_HEAVY = (".models", ".session")
+"""Modules whose import brings torch and transformers."""
 
 
 def check(request: Request) -> None:
@@ -115,8 +120,10 @@ def _plan(request: Request, terminal: Terminal) -> Plan:
     """Find out how to load the model; arguments as `opened` has them."""
     name = request.model or "demo"
     with terminal.progress(f"starting {name}"):
-        from . import models
-    with _loading(terminal, name):
+        _import_all()
+    from . import models
+
+    with _loading(terminal, name), uncollected():
         planned = models.plan(name, request.load_options(), progress=_bars(request))
         ways.check(request, planned.device, planned.part)
         return planned
@@ -177,6 +184,13 @@ def _load(
     for line in filter(None, notices):
         terminal.say(line)
     return session
+
+
+def _import_all() -> None:
+    """Import torch, transformers and what stands on them, which takes seconds."""
+    with uncollected(for_good="torch" not in sys.modules):
+        for name in _HEAVY:
+            import_module(name, __package__)
 
 
 @contextlib.contextmanager

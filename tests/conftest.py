@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ os.environ["TRITON_INTERPRET"] = "0" if os.environ.get("LADE_TEST_GPU") == "1" e
 import pytest
 import torch
 
+from ladecli import session
 from ladecli.__main__ import entry
 
 from .families import model_of
@@ -22,6 +24,29 @@ from .tokenizers_here import byte_level
 torch.set_num_threads(1)
 WITH_GPU = os.environ["TRITON_INTERPRET"] == "0"
 """Whether tests see the GPU."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_search_for_old_garbage() -> Iterator[None]:
+    """What is there before the first test stays: it need not be looked at again for garbage.
+
+    Torch, transformers and the tests are so many objects that one look takes most of a second.
+    """
+    gc.collect()
+    gc.freeze()
+    with pytest.MonkeyPatch.context() as patch:
+        # Benchmarks freeze and unfreeze too.
+        patch.setattr(gc, "unfreeze", lambda: None)
+        yield
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _short_measurements() -> Iterator[None]:
+    """How long a plain step takes is a matter of a few steps; what people see takes a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "MEASURED_SECONDS", 0.0)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

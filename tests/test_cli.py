@@ -11,16 +11,20 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pexpect
 import pytest
 
 from ladecli.__main__ import entry
 from ladecli.inspect.trace import read_trace
+
+from . import forked
 
 LADE = [sys.executable, "-m", "ladecli"]
 
@@ -165,13 +169,15 @@ def test_small_budgets_and_line_separators_in_rows(lade: Any, tmp_path: Path) ->
 
 def test_streams_that_cannot_show_everything(model_folder: str) -> None:
     options = ("generate", model_folder, "-p", "the", "-n", "60", "--ignore-eos", "-t", "2")
-    plain = process(*options, "--seed", "1", PYTHONIOENCODING="ascii")
+    plain = forked.lade(*options, "--seed", "1", PYTHONIOENCODING="ascii")
     assert (plain.returncode, "Error" in plain.stderr) == (0, False)
-    answer = process(*options, "--seed", "1", "--json", PYTHONIOENCODING="ascii")
+    answer = forked.lade(*options, "--seed", "1", "--json", PYTHONIOENCODING="ascii")
     assert len(json.loads(answer.stdout)["text"]) > 10
-    command = " ".join([*LADE, "generate", model_folder, "-p", "the", "-n", "3"])
-    for closed in (">&-", "2>&-", ">&- 2>&-"):
-        assert subprocess.run(f"{command} {closed}", shell=True, check=False).returncode == 0
+    arguments = ["generate", model_folder, "-p", "the", "-n", "3"]
+    for streams in ((0, None, 2), (0, 1, None), (0, None, None)):
+        assert forked.Forked(arguments, streams, os.environ).wait() == 0
+    command = " ".join([*LADE, *arguments])
+    assert subprocess.run(f"{command} >&- 2>&-", shell=True, check=False).returncode == 0
 
 
 def test_stop_strings_end_the_text(lade: Any, model_folder: str) -> None:
@@ -554,21 +560,21 @@ def test_no_network() -> None:
 
 @pytest.mark.parametrize("options", [("--json",), ("--no-stats",)])
 def test_a_closed_pipe_ends_quietly(model_folder: str, options: tuple[str, ...]) -> None:
-    command = [*LADE, "generate", model_folder, "-p", "the", "-n", "200", "--ignore-eos", *options]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as child:
-        assert child.stdout is not None
-        assert child.stderr is not None
-        child.stdout.close()
-        err = child.stderr.read()
-        assert child.wait(60) == 0
+    arguments = ["generate", model_folder, "-p", "the", "-n", "200", "--ignore-eos", *options]
+    with tempfile.TemporaryFile() as told:
+        read, write = os.pipe()
+        child = forked.Forked(arguments, (0, write, told.fileno()), os.environ)
+        os.close(read)
+        os.close(write)
+        assert child.wait() == 0
+        told.seek(0)
+        err = told.read().decode()
     assert "Traceback" not in err
     assert "Broken" not in err
 
 
-def spawn(*arguments: str, width: int = 80) -> pexpect.spawn[str]:
-    return pexpect.spawn(
+def spawn(*arguments: str, width: int = 80) -> forked.Spawn:
+    return forked.Spawn(
         LADE[0], [*LADE[1:], *arguments], encoding="utf-8", timeout=60, dimensions=(24, width)
     )
 
@@ -617,12 +623,16 @@ def test_help_is_light() -> None:
         *("profiles", "models", "doctor", "config"),
     )
     helps = [[command, "--help"] for command in commands]
-    for arguments in (["--help"], *helps, ["--version"], [], ["config", "show"]):
-        code = (
-            "import sys; from ladecli.__main__ import entry; entry(sys.argv[1:]);"
-            "sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'numpy')))"
-        )
-        subprocess.run([sys.executable, "-c", code, *arguments], check=True, capture_output=True)
+    asked = [["--help"], *helps, ["--version"], [], ["config", "show"]]
+    code = f"""
+import sys
+from ladecli.__main__ import entry
+for arguments in {asked}:
+    entry(arguments)
+    heavy = {{"torch", "transformers", "numpy"}} & sys.modules.keys()
+    assert not heavy, (arguments, heavy)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
 def test_commands_stand_in_the_order_in_which_people_meet_them(lade: Any) -> None:
@@ -844,18 +854,64 @@ def test_a_revision_means_nothing_to_a_folder(lade: Any, model_folder: str) -> N
     assert lade(*asked, "--revision", "abc123", "--quiet").err == ""
 
 
+def _ends(monkeypatch: pytest.MonkeyPatch, entry: Callable[[], int]) -> list[int]:
+    """The exit codes with which a program ends that does this."""
+    from ladecli import __main__ as program
+
+    codes: list[int] = []
+    monkeypatch.setattr(program, "entry", entry)
+    monkeypatch.setattr(program.os, "_exit", codes.append)  # without taking torch apart
+    program.run_and_exit()
+    return codes
+
+
 @pytest.mark.parametrize(("end", "code"), [(SystemExit(143), 143), (OSError(5, "no terminal"), 1)])
 def test_nobody_waits_where_a_signal_or_a_closed_terminal_ends_the_program(
     monkeypatch: pytest.MonkeyPatch, end: BaseException, code: int
 ) -> None:
-    from ladecli import __main__ as program
-
     def ended() -> int:
         raise end
 
-    codes: list[int] = []
-    monkeypatch.setattr(program, "entry", ended)
-    monkeypatch.setattr(program.os, "_exit", codes.append)  # without taking torch apart
-    with pytest.raises(SystemExit):
-        program.run_and_exit()
-    assert codes == [code]
+    assert _ends(monkeypatch, ended) == [code]
+
+
+def test_a_traceback_that_was_asked_for_is_shown_of_any_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full() -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(sys, "argv", ["lade", "generate", "--debug"])
+    with pytest.raises(OSError, match="No space left"):
+        _ends(monkeypatch, full)
+
+
+@pytest.mark.parametrize("code", [0, 2])
+def test_nobody_waits_for_the_end_and_nothing_is_lost_by_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int
+) -> None:
+    path = tmp_path / "out.txt"
+    with path.open("w") as file:
+        monkeypatch.setattr(sys, "stdout", file)
+        file.write("the end of an answer")
+        assert _ends(monkeypatch, lambda: code) == [code]
+        assert path.read_text() == "the end of an answer"
+
+
+def test_what_could_not_be_written_at_the_end_is_no_success(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for why in (OSError(28, "No space left on device"), ValueError("closed"), KeyboardInterrupt()):
+        monkeypatch.setattr(sys, "stdout", mock.Mock(**{"flush.side_effect": why}))
+        assert _ends(monkeypatch, lambda: 0) == [1]
+        assert _ends(monkeypatch, lambda: 130) == [130]
+
+
+def test_what_a_model_left_on_the_disk_is_removed_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from ladecli import offload
+
+    folder = Path(offload.make().name)
+    assert _ends(monkeypatch, lambda: 0) == [0]
+    assert not folder.exists()
