@@ -11,8 +11,8 @@ import psutil
 
 ROOT = Path(__file__).parents[1]
 """Where programs are started."""
-SECONDS = 60.0
-"""To wait for the end of a program."""
+SECONDS = 120.0
+"""To wait for the end of a program, on a machine that is busy."""
 SOON = 10.0
 """Seconds that what ends at once may take on a machine that is busy."""
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 import pexpect
 import pyte
 
+from .forked import Spawn
+
 LADE = [sys.executable, "-m", "ladecli"]
 PATIENCE = 60.0
 """Seconds to wait for what should be on the screen."""
@@ -23,6 +25,7 @@ class Terminal:
         columns, lines: size of the screen.
         env: variables beside the test's own.
         command: what to run with the arguments.
+        forked: whether the program begins with everything imported, see `forked`.
     """
 
     def __init__(
@@ -32,12 +35,14 @@ class Terminal:
         lines: int = 24,
         env: Mapping[str, str] | None = None,
         command: list[str] = LADE,
+        forked: bool = True,
     ) -> None:
         self.screen = pyte.HistoryScreen(columns, lines, history=5000, ratio=1.0)
         self._stream = pyte.ByteStream(self.screen)
         self.raw = b""
         settings = {"TERM": "xterm-256color", "LC_ALL": "C.UTF-8"}
-        self.child = pexpect.spawn(
+        spawn = Spawn if forked and command == LADE else pexpect.spawn
+        self.child = spawn(
             command[0],
             [*command[1:], *arguments],
             env={**os.environ, **settings, **(env or {})},

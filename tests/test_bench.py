@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,8 @@ from ladecli.bench import contenders, record
 from ladecli.bench.contenders import STRATEGIES, Own
 from ladecli.bench.result import SCHEMA
 from ladecli.errors import LadeError
+
+from . import forked
 
 QUICK = ("-n", "12", "--repeat", "1", "--raw", "--ignore-eos")
 
@@ -201,35 +202,32 @@ def rounds_kept() -> int:
     return sum(f.read_text(encoding="utf-8").count("\n") for f in folder.glob("*.jsonl"))
 
 
-def stopped_after(rounds: int, command: list[str]) -> tuple[int, str, str]:
-    """Exit code, output and errors of a benchmark that gets Ctrl-C after so many rounds."""
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        deadline = time.monotonic() + 60
-        while rounds_kept() < rounds and time.monotonic() < deadline:
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-    return process.returncode, out, err
+def stopped_after(rounds: int, command: list[str]) -> subprocess.CompletedProcess[str]:
+    """A benchmark that gets Ctrl-C after so many rounds."""
+    program = forked.Program(*command)
+    deadline = time.monotonic() + 60
+    while rounds_kept() < rounds and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.kill(program.pid, signal.SIGINT)
+    return program.ended()
 
 
 def test_ctrl_c_keeps_what_was_measured(model_folder: str, prompts: Path, tmp_path: Path) -> None:
     report = tmp_path / "half.json"
-    command = [sys.executable, "-m", "ladecli", "bench", model_folder, "--prompts", str(prompts)]
+    command = ["bench", model_folder, "--prompts", str(prompts)]
     command += ["--raw", "--ignore-eos", "-n", "40", "--repeat", "500"]
     command += ["--strategies", "autoregressive,lookahead", "--report", str(report)]
-    code, out, err = stopped_after(4, command)
-    assert code == 130
-    assert "the same command with --resume goes on" in err
-    assert "plain decoding" in out
+    done = stopped_after(4, command)
+    assert done.returncode == 130
+    assert "the same command with --resume goes on" in done.stderr
+    assert "plain decoding" in done.stdout
     half = record.read(report)
     assert half.interrupted
     assert len(half.runs) >= 8
     kept = rounds_kept()
-    code, _, err = stopped_after(kept + 2, [*command, "--resume"])
-    assert code == 130
-    assert "nothing to resume" not in err
+    done = stopped_after(kept + 2, [*command, "--resume"])
+    assert done.returncode == 130
+    assert "nothing to resume" not in done.stderr
     more = record.read(report)
     assert more.runs[: len(half.runs) // 8 * 8] == half.runs[: len(half.runs) // 8 * 8]
     assert len(more.runs) > len(half.runs)

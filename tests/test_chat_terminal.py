@@ -178,12 +178,18 @@ def test_colours_can_be_off_where_the_cursor_moves() -> None:
 
 
 def test_what_is_typed_before_the_prompt_stands_in_it() -> None:
-    with Terminal("chat", "demo") as terminal:
+    """The program as people start it, which takes a while."""
+    with Terminal("chat", "demo", "-n", "9", "--ignore-eos", forked=False) as terminal:
         terminal.read(1.0)
         terminal.send("typed early")
         ready(terminal)
         terminal.wait("> typed early")
         assert terminal.text().count("typed early") == 1
+        terminal.enter("")
+        terminal.wait("9 tokens in")
+        ready(terminal)
+        terminal.send(CTRL_D)
+        assert terminal.close() == 0
 
 
 def test_a_program_that_is_ended_gives_the_terminal_back() -> None:

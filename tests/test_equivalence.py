@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 
 import pytest
@@ -25,6 +26,19 @@ SAMPLED = SamplingConfig(temperature=0.8, top_k=20, top_p=0.95, seed=5)
 PENALIZED = SamplingConfig(repetition_penalty=1.3)
 
 
+@functools.cache
+def plain(
+    family: str,
+    prompt: tuple[int, ...],
+    sampling: SamplingConfig | None = None,
+    new: int = 40,
+    attention: str = "auto",
+) -> list[int]:
+    """What autoregressive decoding says, which is asked for once."""
+    decoder = Decoder(model_of(family), attention=attention)
+    return ids_of(run(decoder, prompt, sampling=sampling, limits=Limits(new)))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_autoregressive_equals_transformers(family: str) -> None:
     model, prompt = model_of(family), prompt_for(family)
@@ -39,7 +53,7 @@ def test_autoregressive_equals_transformers(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_strategies_equal_autoregressive(family: str, strategy: str, attention: str) -> None:
     model, prompt = model_of(family), prompt_for(family)
-    expected = ids_of(run(Decoder(model, attention=attention), prompt, limits=Limits(50)))
+    expected = plain(family, tuple(prompt), new=50, attention=attention)
     config = LookaheadConfig(window=5, ngram=4, guesses=5)
     decoder = Decoder(model, attention=attention)
     for sources in (("trajectory",), SOURCES):
@@ -65,7 +79,7 @@ def test_sources_and_budgets(
     model, prompt = model_of("llama"), prompt_for("llama")
     config = LookaheadConfig(4, 4, 4, budget, sources, step_cost, widths)
     for sampling in (SamplingConfig(), SAMPLED, PENALIZED):
-        expected = ids_of(run(Decoder(model), prompt, sampling=sampling))
+        expected = plain("llama", tuple(prompt), sampling)
         events = run(Decoder(model), prompt, "lookahead", config, sampling)
         assert ids_of(events) == expected
         steps = [event for event in events if isinstance(event, Step)]
@@ -81,7 +95,7 @@ def test_sources_and_budgets(
 def test_budgets_of_every_strategy(strategy: str, budget: int) -> None:
     """Also those that leave no room for candidates beside the window, or for any at all."""
     model, prompt = model_of("llama"), prompt_for("llama")
-    expected = ids_of(run(Decoder(model), prompt))
+    expected = plain("llama", tuple(prompt))
     window = (5, 3) if budget >= 9 else (1, 2)
     if budget < LookaheadConfig(*window).window_cells:
         window = (1, 2)
@@ -190,7 +204,7 @@ def test_drafts_of_earlier_texts_change_no_token(
     # Forks of an earlier text: its end is known, and something else follows.
     texts += [[*texts[0][:25], 7, 7], texts[0][:25], texts[0]]
     for prompt in texts:
-        expected = ids_of(run(Decoder(model), prompt, sampling=sampling))
+        expected = plain("llama", tuple(prompt), sampling)
         strategy = make_strategy("lookahead", config, drafts)
         events = list(Decoder(model).generate(prompt, strategy, sampling, Limits(40)))
         assert ids_of(events) == expected
@@ -209,7 +223,7 @@ def test_grid_of_settings(window: int, ngram: int, guesses: int, length: int) ->
     model, prompt = model_of("mistral"), prompt_for("mistral", length)
     config = LookaheadConfig(window, ngram, guesses)
     for sampling in (SamplingConfig(), SAMPLED, PENALIZED):
-        expected = ids_of(run(Decoder(model), prompt, sampling=sampling))
+        expected = plain("mistral", tuple(prompt), sampling)
         for sources in (("trajectory",), SOURCES):
             chosen = dataclasses.replace(config, sources=sources)
             events = run(Decoder(model), prompt, "lookahead", chosen, sampling)
@@ -222,7 +236,7 @@ def test_grid_of_settings(window: int, ngram: int, guesses: int, length: int) ->
 def test_sampling_depends_on_the_seed_alone(family: str, strategy: str, seed: int) -> None:
     model, prompt = model_of(family), prompt_for(family)
     sampling = SamplingConfig(temperature=1.2, min_p=0.01, repetition_penalty=1.1, seed=seed)
-    expected = ids_of(run(Decoder(model), prompt, sampling=sampling))
+    expected = plain(family, tuple(prompt), sampling)
     config = LookaheadConfig(6, 3, 6)
     assert ids_of(run(Decoder(model), prompt, strategy, config, sampling)) == expected
 

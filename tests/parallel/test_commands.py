@@ -19,6 +19,7 @@ from ladecli.parallel import start
 from ladecli.repl import chat_file
 from ladecli.session import Session, Settings
 
+from .. import forked
 from ..processes import ROOT, SECONDS, SOON, family, followers, gone_within
 from ..screens import Terminal
 from ..test_chat_terminal import CTRL_C, CTRL_D, QUESTION, flowing, flows, ready
@@ -27,10 +28,10 @@ LADE = [sys.executable, "-m", "ladecli"]
 STORY = "def "
 
 
-def program(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+def program(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the program to its end."""
     return subprocess.run(
-        [*LADE, *arguments], input=text, capture_output=True, text=True, timeout=SECONDS, cwd=ROOT
+        [*LADE, *arguments], capture_output=True, text=True, timeout=SECONDS, cwd=ROOT
     )
 
 
@@ -74,7 +75,8 @@ def test_a_chat_with_ranks_over_a_pipe_says_what_one_without_says() -> None:
         ]
     )
     options = ("chat", "demo", "-n", "25", "--no-stats")
-    alone, together = program(*options, text=said), program(*options, "--parallel", "2", text=said)
+    alone = forked.lade(*options, text=said)
+    together = forked.lade(*options, "--parallel", "2", text=said)
     assert together.returncode == alone.returncode == 0, together.stderr
     assert together.stdout == alone.stdout
     assert len(together.stdout.splitlines()) >= 5
@@ -85,37 +87,22 @@ def test_a_follower_that_is_killed_ends_all_and_the_text_is_kept(
 ) -> None:
     trace = tmp_path / "trace.jsonl"
     drawn = ("-t", "1", "--seed", "3", "-n", "1900", "--ignore-eos")
-    process = subprocess.Popen(
-        [
-            *LADE,
-            "generate",
-            "-p",
-            STORY,
-            *drawn,
-            "--json",
-            "--parallel",
-            "2",
-            "--trace",
-            str(trace),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+    leader = forked.Program(
+        *("generate", "-p", STORY, *drawn, "--json", "--parallel", "2", "--trace", str(trace))
     )
-    with process:
-        deadline = time.monotonic() + SECONDS
-        while not trace.exists() or trace.stat().st_size < 10_000:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        everyone, [follower] = family(process.pid), followers(process.pid)
-        follower.kill()
-        began = time.monotonic()
-        out, err = process.communicate(timeout=SECONDS)
-        assert time.monotonic() - began < 10.0
-    assert process.returncode == 1
-    assert err.splitlines()[-1].startswith("lade: rank 1 was killed (SIGKILL"), err
-    assert "Traceback" not in err
-    answer = json.loads(out)
+    deadline = time.monotonic() + SECONDS
+    while not trace.exists() or trace.stat().st_size < 10_000:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    everyone, [follower] = family(leader.pid), followers(leader.pid)
+    follower.kill()
+    began = time.monotonic()
+    done = leader.ended()
+    assert time.monotonic() - began < 10.0
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("lade: rank 1 was killed (SIGKILL"), done.stderr
+    assert "Traceback" not in done.stderr
+    answer = json.loads(done.stdout)
     assert answer["finish_reason"] == "lost"
     ids = answer["token_ids"]
     sampling = SamplingConfig(temperature=1.0, seed=3)

@@ -1,0 +1,14 @@
+"""What programs of tests begin with, see `forked`: all that an answer and a chat import."""
+
+from __future__ import annotations
+
+import torch
+from transformers.models.llama import modeling_llama  # noqa: F401
+
+from ladecli import __main__, bench, chat, generate, models, session  # noqa: F401
+from ladecli.decoder.ngrams import prepare
+from ladecli.repl import line_editor  # noqa: F401
+from ladecli.view import live, typeset  # noqa: F401
+
+torch.set_num_threads(1)
+prepare()
