@@ -19,10 +19,11 @@ from transformers import AutoModelForCausalLM
 from ladecli.decoder import layout
 from ladecli.decoder.attention import bound
 from ladecli.decoder.engine import Decoder
+from ladecli.decoder.errors import DeviceLostError
 from ladecli.decoder.kv_cache import KVCache
-from ladecli.decoder.lean import PARTS, Lean, fused, gated, make_lean
+from ladecli.decoder.lean import PARTS, Lean, fused, gated, make_lean, turning
 from ladecli.decoder.lean.joined import Joined, join, may_join
-from ladecli.decoder.lean.rotary import _Turned
+from ladecli.decoder.lean.rotary import Turned
 from ladecli.decoder.lean.trial import difference
 from ladecli.decoder.runner import Runner
 from ladecli.decoder.tree import TokenTree
@@ -100,7 +101,7 @@ def test_kernels_differ_by_last_bits_in_half_precision(family: str) -> None:
 
 def test_what_is_replaced_in_a_llama() -> None:
     lean = make_lean(fresh("llama"), PARTS)
-    assert names(lean) == {"Kernel", "_Layer", "_Fused", "Joined", "_Later", "_Turned", "_Angles"}
+    assert names(lean) == {"Kernel", "_Layer", "_Fused", "Joined", "_Later", "Turned", "_Angles"}
     # Of two layers: 5 norms, the sums, 2 gated blocks, 2 times 3 products, 2 rotary embeddings;
     # and the angles of all.
     assert len(lean) == 5 + 2 + 2 + 6 + 2 + 1
@@ -235,8 +236,26 @@ def test_a_trial_takes_nothing_for_granted() -> None:
         lambda x: torch.sin(x).double(),
         lambda x: torch.sin(x) * torch.nan,
         lambda x: torch.sin(x) / 0.0,
+        lambda x: (torch.sin(x), torch.sin(x)),
+        lambda x: (torch.sin(x), None),
+        lambda x: {"sin": torch.sin(x)},
+        lambda x: None,
     ):
         assert difference(torch.sin, other, x) == difference(other, torch.sin, x) == float("inf")
+
+
+def test_a_trial_finds_every_difference() -> None:
+    x = torch.randn(3, 4)
+    assert difference(lambda x: (x, x), lambda x: (1.01 * x, x), x) > 0.009
+    assert difference(lambda x: (x, x), lambda x: (x, 1.01 * x), x) > 0.009
+
+
+def test_a_trial_tells_of_a_lost_gpu() -> None:
+    def lost(x: Tensor) -> Tensor:
+        raise DeviceLostError("the GPU has met a fault")
+
+    with pytest.raises(DeviceLostError):
+        difference(torch.sin, lost, torch.randn(3))
 
 
 def test_a_model_made_lean_in_inference_mode_can_be_used_outside_of_it() -> None:
@@ -423,29 +442,27 @@ def test_normalise(shape: tuple[int, ...], form: fused.Form) -> None:
     torch.testing.assert_close(fused.normalise(x, weight, 1e-3, form), exact)
 
 
-@pytest.mark.parametrize(("heads", "keys", "depth"), [(4, 2, 8), (3, 1, 24), (1, 1, 2)])
-@pytest.mark.parametrize("count", [1, 3])
-def test_rotate(heads: int, keys: int, depth: int, count: int) -> None:
-    sizes = [heads * depth, keys * depth, 5]
-    q, k, _ = torch.randn(1, count, sum(sizes)).split(sizes, dim=-1)
-    q, k = (each.view(1, count, -1, depth).transpose(1, 2) for each in (q, k))
-    cos, sin = torch.randn(2, 1, count, depth)
-    assert fused.may_rotate(q, k, cos, sin)
-    for x, out in zip((q, k), fused.rotate(q, k, cos, sin), strict=True):
-        half = torch.cat((-x[..., depth // 2 :], x[..., : depth // 2]), dim=-1)
-        torch.testing.assert_close(out, x * cos + half * sin)
-
-
 def test_kernels_refuse_what_they_would_get_wrong() -> None:
     q, k, cos = torch.randn(1, 4, 3, 8), torch.randn(1, 2, 3, 8), torch.randn(1, 3, 8)
-    assert fused.may_rotate(q, k, cos, cos)
-    assert not fused.may_rotate(q, k.half(), cos, cos)
-    assert not fused.may_rotate(q, k, cos[..., :4], cos[..., :4])
-    assert not fused.may_rotate(q[..., :7], k[..., :7], cos[..., :7], cos[..., :7])
-    assert not fused.may_rotate(q[..., ::2], k[..., ::2], cos[..., ::2], cos[..., ::2])
-    assert not fused.may_rotate(q.expand(2, -1, -1, -1), k.expand(2, -1, -1, -1), cos, cos)
-    assert not fused.may_rotate(q, k, cos.expand(2, -1, -1), cos.expand(2, -1, -1))
-    assert not fused.may_rotate(q[0], k[0], cos, cos)
+    assert turning.may_rotate(q, k, cos, cos)
+    assert not turning.may_rotate(q, k.half(), cos, cos)
+    assert turning.may_rotate(q, k, cos[..., :4], cos[..., :4])
+    assert turning.may_rotate(q.half(), k.half(), cos, cos)
+    assert not turning.may_rotate(q, k, cos[..., :3], cos[..., :3])
+    assert not turning.may_rotate(q, k, cos, cos[..., :4])
+    assert not turning.may_rotate(q[..., :4], k[..., :4], cos, cos)
+    assert not turning.may_rotate(q, k, cos.half(), cos.half())
+    assert not turning.may_rotate(q.half(), k.half(), cos, cos.half())
+    assert not turning.may_rotate(q[..., :7], k[..., :7], cos[..., :7], cos[..., :7])
+    assert not turning.may_rotate(q[..., ::2], k[..., ::2], cos[..., ::2], cos[..., ::2])
+    assert not turning.may_rotate(q.expand(2, -1, -1, -1), k.expand(2, -1, -1, -1), cos, cos)
+    assert not turning.may_rotate(q, k, cos.expand(2, -1, -1), cos.expand(2, -1, -1))
+    assert not turning.may_rotate(q[0], k[0], cos, cos)
+    # One angle for all tokens, and keys of other tokens than the queries'.
+    assert not turning.may_rotate(q, k, cos[:, :1], cos)
+    assert not turning.may_rotate(q, k, cos, cos[:, :1])
+    assert not turning.may_rotate(q, k[:, :, :2], cos, cos)
+    assert not turning.may_rotate(q[:, :, :2], k, cos, cos)
     x = torch.randn(1, 3, 8)
     assert fused.may_normalise(x)
     assert not fused.may_normalise(x[0])
@@ -491,18 +508,18 @@ def test_attention_of_quantised_weights_is_turned() -> None:
         for weight in layer.self_attn.parameters():
             weight.requires_grad_(False)
             weight.data = weight.data.byte()
-    assert "_Turned" in names(make_lean(model, ["kernels"]))
+    assert "Turned" in names(make_lean(model, ["kernels"]))
 
 
 def test_a_kernel_that_does_not_write_is_not_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
     def writes() -> set[bool]:
         lean = make_lean(fresh("llama"), ["kernels"])
         owners = (forward.__self__ for _, forward in lean._forwards)
-        return {owner._turn._writes for owner in owners if isinstance(owner, _Turned)}
+        return {owner.turn._writes for owner in owners if isinstance(owner, Turned)}
 
     assert writes() == {True}
-    rotate = fused.rotate
-    monkeypatch.setattr(fused, "rotate", lambda *args: rotate(*args[:4]))
+    rotate = turning.rotate
+    monkeypatch.setattr(turning, "rotate", lambda *args, room=None, **_: rotate(*args))
     assert writes() == {False}
 
 

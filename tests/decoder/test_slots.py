@@ -6,11 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from ladecli.decoder.errors import DeviceLostError
 from ladecli.decoder.kv_cache import KVCache
 from ladecli.decoder.layout import Draft, build
-from ladecli.decoder.lean import fused, slots
+from ladecli.decoder.lean import slots, turning
 from ladecli.decoder.lean.fused import Room
-from ladecli.decoder.lean.rotary import _Turn
+from ladecli.decoder.lean.rotary import PLAIN, Turn
+from ladecli.decoder.lean.turning import TURNINGS
 from ladecli.decoder.static_step import StaticCache, StepInputs
 from ladecli.decoder.tree import TokenTree
 
@@ -22,13 +24,14 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU has them, too: in the interpreter."""
     monkeypatch.setattr(slots, "DEVICES", ("cpu",))
-    monkeypatch.setattr(slots, "work", slots.work.__wrapped__)
+    monkeypatch.setattr(slots, "_work", slots._work.__wrapped__)
 
 
 def room_for(heads: int, depth: int, length: int, dtype: torch.dtype = torch.float32) -> Room:
-    """A cache of twelve slots whose keys and values are other numbers."""
-    keys, values = torch.randn(2, 1, heads, 12, depth).to(dtype)
-    return Room(keys, values, torch.tensor([length], dtype=torch.int32))
+    """A cache of twelve slots whose keys and values are other numbers, with other strides."""
+    keys, values = torch.randn(2, 1, heads, 15, depth).to(dtype)
+    keys = keys[:, :, :12].clone()
+    return Room(keys, values[:, :, :12], torch.tensor([length], dtype=torch.int32))
 
 
 def spread(x: Tensor) -> Tensor:
@@ -78,13 +81,13 @@ def test_what_is_turned_can_be_written_at_once(heads: int, depth: int, count: in
     cos, sin = torch.randn(2, 1, count, depth)
     room = room_for(heads, depth, 5)
     expected = room.keys.clone(), room.values.clone()
-    outs = fused.rotate(query, key, cos, sin)
+    outs = turning.rotate(query, key, cos, sin)
     expected[0][:, :, 5 : 5 + count] = outs[1]
     expected[1][:, :, 5 : 5 + count] = value
     behind = slots.values_behind(key, room)
     assert behind is not None
     assert slots.same(behind, value)
-    written = fused.rotate(query, key, cos, sin, room)
+    written = turning.rotate(query, key, cos, sin, room=room)
     assert all(map(torch.equal, (*written, *room[:2]), (*outs, *expected)))
 
 
@@ -126,7 +129,7 @@ def test_a_single_head_may_have_any_stride() -> None:
     assert behind is not None
     assert torch.equal(behind, value)
     cos, sin = torch.randn(2, 1, 3, 8)
-    _, turned = fused.rotate(query, key, cos, sin, room)
+    _, turned = turning.rotate(query, key, cos, sin, room=room)
     assert torch.equal(room.keys[:, :, 5:8], turned)
     assert torch.equal(room.values[:, :, 5:8], value)
 
@@ -134,17 +137,22 @@ def test_a_single_head_may_have_any_stride() -> None:
 def test_a_cache_is_forgotten_behind_its_attention() -> None:
     query, key, _ = product((4, 2, 2), 3, 8)
     cos, sin = torch.randn(2, 1, 3, 8)
-    turn = _Turn(lambda *_: pytest.fail("a kernel takes these"), writes=True)
+    turn = Turn(lambda *_: pytest.fail("a kernel takes these"), TURNINGS[0], {PLAIN}, True)
+
+    class Cache:
+        def room(self, layer_idx: int) -> Room:
+            pytest.fail("nobody has a right to ask")
 
     def broken() -> None:
         raise RuntimeError("out of memory")
 
-    turn.run(lambda: None, object(), 0)
     with pytest.raises(RuntimeError, match="out of memory"):
-        turn.run(broken, object(), 0)
-    # Nobody could ask that cache for room.
+        turn.run(broken, Cache(), 0)
+    # Nor within it, where a trial has not shown that the kernel writes.
+    other = Turn(lambda *_: pytest.fail("a kernel takes these"), TURNINGS[0], {PLAIN}, False)
+    other.run(lambda: other(query, key, cos, sin), Cache(), 0)
     outs = turn(query, key, cos, sin)
-    assert all(map(torch.equal, outs, fused.rotate(query, key, cos, sin)))
+    assert all(map(torch.equal, outs, turning.rotate(query, key, cos, sin)))
 
 
 def test_the_same_numbers() -> None:
@@ -223,6 +231,30 @@ def test_kernels_that_fail_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None
                 keys, values = caches()[1].update(key, value, 1)
             assert torch.equal(keys[:, :, 5:8], key)
             assert torch.equal(values[:, :, 5:8], value)
+
+
+def test_memory_may_suffice_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "DEVICES", ("cpu",))
+    slots._work.cache_clear()
+    place = torch.device("cpu"), torch.float32
+
+    def broken(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(slots, "write", broken)
+        assert not slots.work(*place)
+    assert slots.work(*place)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_lost_gpu_is_no_kernel_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: object) -> None:
+        raise DeviceLostError("the GPU has met a fault")
+
+    monkeypatch.setattr(slots, "write", lost)
+    with pytest.raises(DeviceLostError):
+        slots.work(torch.device("cpu"), torch.float32)
 
 
 def test_a_cpu_has_nothing_to_gain() -> None:

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 START = """
-import importlib.util, sys
+import importlib.util, subprocess, sys
+from pathlib import Path
+
 import triton
 from triton.backends import backends
 from triton.backends.compiler import GPUTarget
@@ -20,6 +22,15 @@ if "nvidia" not in backends:
 spec = importlib.util.spec_from_file_location("kernels", sys.argv[1])
 kernels = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(kernels)
+
+
+def stack(found):
+    # Bytes a thread, for registers that did not fit.
+    binary = Path(sys.argv[2]) / "kernel.cubin"
+    binary.write_bytes(found.asm["cubin"])
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    usage = subprocess.run([tool, "-res-usage", binary], capture_output=True, text=True).stdout
+    return int(usage.partition("STACK:")[2].split()[0])
 """
 
 

@@ -21,6 +21,7 @@ from torch import nn
 from ..places import device_of
 from .angles import lean_angles
 from .gated import lean_gates
+from .heads import lean_heads
 from .joined import Forward, joined_products
 from .norms import Kernel, lean_norms
 from .rotary import lean_rotary
@@ -71,6 +72,9 @@ def make_lean(model: nn.Module, parts: Collection[str] | None = None) -> Lean:
         model: in evaluation mode; from now on its forward must run without gradients, and its
             weights keep their values, device and type.
         parts: of `PARTS`, those to replace; None for those that pay on the model's device.
+
+    Raises:
+        DeviceLostError: nothing can be computed any more, since a kernel was tried.
     """
     if parts is None:
         kind = device_of(model).type
@@ -88,8 +92,10 @@ def make_lean(model: nn.Module, parts: Collection[str] | None = None) -> Lean:
             forwards += joined_products(model)
         if kernels:
             forwards += lean_rotary(model)
+            forwards += lean_heads(dict(forwards))
             forwards += lean_angles(model)
-    return Lean(forwards)
+    # Of a module that several could replace, the last has seen what the others do.
+    return Lean([*dict(forwards).items()])
 
 
 def _kernels(forwards: list[Forward]) -> dict[nn.Module, Kernel]:

@@ -6,8 +6,11 @@ keeps another way at hand.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -77,7 +80,7 @@ def may_take_angles(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) 
         and frequencies.is_contiguous()
         and positions.device == frequencies.device
         and dtype.is_floating_point
-        and not traced()
+        and not off()
     )
 
 
@@ -93,87 +96,23 @@ def angles(
     half = len(frequencies)
     shape = (*positions.shape, 2 * half)
     outs = [torch.empty(shape, dtype=dtype, device=positions.device) for _ in range(2)]
-    kernels = loaded()
-    assert kernels is not None
-    with torch.cuda.device(positions.get_device()):
-        kernels.angles[positions.shape[1],](
-            positions,
-            frequencies,
-            *outs,
-            scaling,
-            HALF=half,
-            BLOCK=power(half),
-            num_warps=2,
-            enable_fp_fusion=_FUSION,
-        )
-    return outs[0], outs[1]
-
-
-def may_rotate(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> bool:
-    """Whether `rotate` takes these: [1, heads, T, D] twice, then [1, T, D] twice, of one type."""
-    tensors = (query, key, cos, sin)
-    return (
-        (query.ndim, key.ndim, cos.ndim, sin.ndim) == (4, 4, 3, 3)
-        and len(query) == len(key) == len(cos) == len(sin) == 1
-        and len({tensor.dtype for tensor in tensors}) == 1
-        and len({tensor.shape[-1] for tensor in tensors}) == 1
-        and query.shape[-1] % 2 == 0
-        and all(tensor.stride(-1) == 1 for tensor in tensors)
-        and not traced()
+    launch(
+        "angles",
+        (positions.shape[1],),
+        positions,
+        frequencies,
+        *outs,
+        scaling,
+        HALF=half,
+        BLOCK=power(half),
+        num_warps=2,
     )
-
-
-def rotate(
-    query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, room: Room | None = None
-) -> tuple[Tensor, Tensor]:
-    """Rotary position embedding of queries and keys, where halves of a head are turned into each
-    other.  `may_rotate` must be true.
-
-    Args:
-        query, key: [1, heads, T, D].
-        cos, sin: [1, T, D].
-        room: where turned keys are copied to as well, and `values_behind` of `key`, which must be
-            there; None for nowhere.
-
-    Returns:
-        [1, heads, T, D] twice, laid out in memory as [T, heads, D].
-    """
-    _, queries, count, depth = query.shape
-    keys, heads = key.shape[1], 4
-    outs = [each.new_empty((1, count, each.shape[1], depth)) for each in (query, key)]
-    # Where nothing is copied, nobody looks at these.
-    places = room or Room(key, key, key)
-    programs = queries + (keys if room is None else 2 * keys)
-    kernels = loaded()
-    assert kernels is not None
-    # Triton launches on the current device, which need not be that of this layer.
-    with torch.cuda.device(query.get_device()):
-        kernels.rotate[count, -(-programs // heads)](
-            query,
-            key,
-            cos,
-            sin,
-            *outs,
-            *places,
-            *(query.stride(2), query.stride(1), key.stride(2)),
-            # Of a single head torch may say any stride, and values lie a head behind it.
-            depth if room is not None else key.stride(1),
-            *(cos.stride(1), sin.stride(1)),
-            *(*places.keys.stride()[1:3], *places.values.stride()[1:3]),
-            QUERIES=queries,
-            KEYS=keys,
-            HALF=depth // 2,
-            BLOCK=power(depth // 2),
-            HEADS=heads,
-            WRITE=room is not None,
-            enable_fp_fusion=_FUSION,
-        )
-    return outs[0].transpose(1, 2), outs[1].transpose(1, 2)
+    return outs[0], outs[1]
 
 
 def may_gate(both: Tensor) -> bool:
     """Whether `gate` takes this: anything dense."""
-    return both.is_contiguous() and not traced()
+    return both.is_contiguous() and not off()
 
 
 def gate(both: Tensor, *, gelu: bool = False) -> Tensor:
@@ -189,18 +128,8 @@ def gate(both: Tensor, *, gelu: bool = False) -> Tensor:
     width = both.shape[-1] // 2
     out = both.new_empty((*both.shape[:-1], width))
     block = min(1024, power(width))
-    kernels = loaded()
-    assert kernels is not None
-    with torch.cuda.device(both.get_device()):
-        kernels.gate[out.numel() // width, -(-width // block)](
-            both,
-            out,
-            2 * width,
-            WIDTH=width,
-            BLOCK=block,
-            GELU=gelu,
-            enable_fp_fusion=_FUSION,
-        )
+    grid = out.numel() // width, -(-width // block)
+    launch("gate", grid, both, out, 2 * width, WIDTH=width, BLOCK=block, GELU=gelu)
     return out
 
 
@@ -211,7 +140,7 @@ def may_normalise(x: Tensor) -> bool:
         and len(x) == 1
         and x.stride(-1) == 1
         and x.shape[-1] <= _WIDEST
-        and not traced()
+        and not off()
     )
 
 
@@ -220,24 +149,22 @@ def normalise(x: Tensor, weight: Tensor, eps: float, form: Form) -> Tensor:
     out = torch.empty_like(x, memory_format=torch.preserve_format)
     source, target = (each if each.ndim == 4 else each[:, :, None] for each in (x, out))
     _, outer, inner, width = source.shape
-    kernels = loaded()
-    assert kernels is not None
-    with torch.cuda.device(x.get_device()):
-        kernels.normalise[outer * inner,](
-            x,
-            weight,
-            out,
-            inner,
-            *source.stride()[1:3],
-            *target.stride()[1:3],
-            eps,
-            WIDTH=width,
-            BLOCK=power(width),
-            OFFSET=form.offset,
-            EARLY=form.early,
-            num_warps=_warps(width),
-            enable_fp_fusion=_FUSION,
-        )
+    launch(
+        "normalise",
+        (outer * inner,),
+        x,
+        weight,
+        out,
+        inner,
+        *source.stride()[1:3],
+        *target.stride()[1:3],
+        eps,
+        WIDTH=width,
+        BLOCK=power(width),
+        OFFSET=form.offset,
+        EARLY=form.early,
+        num_warps=_warps(width),
+    )
     return out
 
 
@@ -253,18 +180,23 @@ def may_add(x: Tensor, said: Tensor) -> bool:
         and x.shape[-1] <= _WIDEST
         # Distributed tensors may still be on their way.
         and type(x) is type(said) is Tensor
-        and not traced()
+        and not off()
     )
 
 
 def add(
-    x: Tensor, said: Tensor, behind: Weighing | None, ahead: Weighing | None
+    x: Tensor,
+    said: Tensor,
+    behind: Weighing | None,
+    ahead: Weighing | None,
+    factor: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """`x + behind(said)`, and `ahead` of that sum; `may_add` must be true.
+    """`x + factor * behind(said)`, and `ahead` of that sum; `may_add` must be true.
 
     Args:
         x, said: [1, T, width].
         behind, ahead: normalisations; None for none.
+        factor: one number for a whole model, since each is a kernel of its own.
 
     Returns:
         The sum, and the same normalised; without `ahead` both are the sum.
@@ -275,35 +207,66 @@ def add(
     idle = Weighing(x, 0.0, FORMS[0])
     first, last = behind or idle, ahead or idle
     width = x.shape[-1]
-    kernels = loaded()
-    assert kernels is not None
-    with torch.cuda.device(x.get_device()):
-        kernels.add[x.numel() // width,](
-            x,
-            said,
-            first.weight,
-            last.weight,
-            total,
-            normed,
-            first.eps,
-            last.eps,
-            WIDTH=width,
-            BLOCK=power(width),
-            BEHIND=behind is not None,
-            BEHIND_OFFSET=first.form.offset,
-            BEHIND_EARLY=first.form.early,
-            AHEAD=ahead is not None,
-            AHEAD_OFFSET=last.form.offset,
-            AHEAD_EARLY=last.form.early,
-            num_warps=_warps(width),
-            enable_fp_fusion=_FUSION,
-        )
+    launch(
+        "add",
+        (x.numel() // width,),
+        x,
+        said,
+        first.weight,
+        last.weight,
+        total,
+        normed,
+        first.eps,
+        last.eps,
+        WIDTH=width,
+        BLOCK=power(width),
+        FACTOR=factor,
+        BEHIND=behind is not None,
+        BEHIND_OFFSET=first.form.offset,
+        BEHIND_EARLY=first.form.early,
+        AHEAD=ahead is not None,
+        AHEAD_OFFSET=last.form.offset,
+        AHEAD_EARLY=last.form.early,
+        num_warps=_warps(width),
+    )
     return total, normed
 
 
-def traced() -> bool:
-    """Whether operations are only being recorded: a trace knows no kernels of ours."""
-    return torch.compiler.is_compiling()
+def launch(name: str, grid: tuple[int, ...], first: Tensor, *args: Any, **constants: Any) -> None:
+    """Run one of the kernels, which must be there.
+
+    Args:
+        name: of it.
+        grid: how many programs, in each dimension.
+        first: its first argument, and a tensor where the others are.
+        args: the others.
+        constants: what it is compiled for.
+    """
+    kernels = loaded()
+    assert kernels is not None
+    # Triton launches on the current device, which need not be that of this layer.
+    with torch.cuda.device(first.get_device()):
+        getattr(kernels, name)[grid](first, *args, **constants, enable_fp_fusion=_FUSION)
+
+
+_off: ContextVar[bool] = ContextVar("_off", default=False)
+
+
+@contextmanager
+def switched(on: bool) -> Iterator[None]:
+    """Within this, and in this thread, kernels are called or not: then others do their work."""
+    token = _off.set(not on)
+    try:
+        yield
+    finally:
+        _off.reset(token)
+
+
+def off() -> bool:
+    """Whether no kernel may be called: they are switched off, or operations are only being
+    recorded, and a trace knows no kernels of ours."""
+    # A trace never gets to the second question, which it could not follow.
+    return torch.compiler.is_compiling() or _off.get()
 
 
 def _warps(width: int) -> int:

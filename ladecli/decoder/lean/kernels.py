@@ -18,16 +18,37 @@ def _rounded(x, TYPE: tl.constexpr):
 
 
 @triton.jit
+def _weighed(value, root, scale, EARLY: tl.constexpr, TYPE: tl.constexpr):
+    """Float32 numbers times the reciprocal root of their mean square, times a scale.
+
+    EARLY: round before the scale, too.
+    """
+    value *= root
+    if EARLY:
+        value = _rounded(value, TYPE)
+    return _rounded(value * scale, TYPE)
+
+
+@triton.jit
+def _read(query, key, is_query, is_key):
+    """Numbers at either of two places, by masks of which at most one is true."""
+    return tl.load(query, mask=is_query, other=0.0) + tl.load(key, mask=is_key, other=0.0)
+
+
+@triton.jit
 def rotate(
     query,
     key,
     cos,
     sin,
+    query_weight,
+    key_weight,
     query_out,
     key_out,
     keys,
     values,
     length,
+    eps,
     query_token,
     query_head,
     key_token,
@@ -41,54 +62,82 @@ def rotate(
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
     HALF: tl.constexpr,
+    TURNED: tl.constexpr,
     BLOCK: tl.constexpr,
     HEADS: tl.constexpr,
+    NEIGHBOURS: tl.constexpr,
+    SHARED: tl.constexpr,
+    ROUNDED: tl.constexpr,
+    NORMED: tl.constexpr,
+    OFFSET: tl.constexpr,
+    EARLY: tl.constexpr,
     WRITE: tl.constexpr,
 ):
     """Turn queries and keys of one token and `HEADS` heads; outputs are [T, heads, 2 * HALF].
 
+    A head's first 2 * TURNED numbers are turned, in pairs, and what is behind them stays.
+    NEIGHBOURS: a pair are two neighbours; else one of them is in the first half of those.
+    SHARED: an angle of the first half is for both of a pair; else each number has its own.
+    ROUNDED: products are rounded before they are added.
+    NORMED: each head is normalised first, its weight and EARLY as in `normalise`.
     WRITE: copy turned keys into `keys` [KEYS, slots, 2 * HALF], and into `values` what lies behind
     the keys of each token, one head for each of theirs; token t goes to slot `length` + t.
     """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
     place = tl.arange(0, BLOCK)[None, :]
-    inside = place < HALF
-    cos_at, sin_at = cos + token * cos_token + place, sin + token * sin_token + place
-    cos_low = tl.load(cos_at, mask=inside, other=0.0).to(tl.float32)
-    cos_high = tl.load(cos_at + HALF, mask=inside, other=0.0).to(tl.float32)
-    sin_low = tl.load(sin_at, mask=inside, other=0.0).to(tl.float32)
-    sin_high = tl.load(sin_at + HALF, mask=inside, other=0.0).to(tl.float32)
+    inside, turned = place < HALF, place < TURNED
+    low_at, high_at = place, place + TURNED
+    if NEIGHBOURS:
+        low_at, high_at = 2 * place, 2 * place + 1
+    elif TURNED < HALF:
+        # What stays makes pairs, too: its first half, and its second.
+        low_at = tl.where(turned, place, place + TURNED)
+        high_at = tl.where(turned, place + TURNED, place + HALF)
+    cos_at, sin_at = cos + token * cos_token, sin + token * sin_token
+    angle, other_angle = low_at, high_at
+    if SHARED:
+        angle, other_angle = place, place
+    cos_low = tl.load(cos_at + angle, mask=turned, other=1.0).to(tl.float32)
+    cos_high = tl.load(cos_at + other_angle, mask=turned, other=1.0).to(tl.float32)
+    sin_low = tl.load(sin_at + angle, mask=turned, other=0.0).to(tl.float32)
+    sin_high = tl.load(sin_at + other_angle, mask=turned, other=0.0).to(tl.float32)
     # A program has heads of queries, of keys, of values, or of some of them.
     behind = head - QUERIES
-    asks = inside & (behind < 0)
-    told = inside & (behind >= 0) & (behind < KEYS)
-    means = inside & (behind >= KEYS) & (behind < 2 * KEYS) & WRITE
-    query_at = query + token * query_token + head * query_head + place
-    key_at = key + token * key_token + behind * key_head + place
-    low = tl.load(query_at, mask=asks, other=0.0) + tl.load(key_at, mask=told | means, other=0.0)
-    high = tl.load(query_at + HALF, mask=asks, other=0.0)
-    high += tl.load(key_at + HALF, mask=told | means, other=0.0)
+    is_query = inside & (behind < 0)
+    is_key = inside & (behind >= 0) & (behind < KEYS)
+    is_value = inside & (behind >= KEYS) & (behind < 2 * KEYS) & WRITE
+    query_at = query + token * query_token + head * query_head
+    key_at = key + token * key_token + behind * key_head
+    low = _read(query_at + low_at, key_at + low_at, is_query, is_key | is_value)
+    high = _read(query_at + high_at, key_at + high_at, is_query, is_key | is_value)
     TYPE: tl.constexpr = query_out.dtype.element_ty
     if WRITE:
         slot = tl.load(length).to(tl.int64) + token
-        value_to = values + (behind - KEYS).to(tl.int64) * values_head + slot * values_slot + place
-        tl.store(value_to, low, mask=means)
-        tl.store(value_to + HALF, high, mask=means)
+        value_to = values + (behind - KEYS).to(tl.int64) * values_head + slot * values_slot
+        tl.store(value_to + low_at, low, mask=is_value)
+        tl.store(value_to + high_at, high, mask=is_value)
     low, high = low.to(tl.float32), high.to(tl.float32)
-    new_low = _rounded(low * cos_low, TYPE) - _rounded(high * sin_low, TYPE)
-    new_high = _rounded(high * cos_high, TYPE) + _rounded(low * sin_high, TYPE)
+    if NORMED:
+        root = tl.rsqrt(tl.sum(low * low + high * high, 1)[:, None] / (2 * HALF) + eps)
+        scale = _read(query_weight + low_at, key_weight + low_at, is_query, is_key).to(tl.float32)
+        low = _weighed(low, root, scale + OFFSET, EARLY, TYPE)
+        scale = _read(query_weight + high_at, key_weight + high_at, is_query, is_key).to(tl.float32)
+        high = _weighed(high, root, scale + OFFSET, EARLY, TYPE)
+    BETWEEN: tl.constexpr = TYPE if ROUNDED else tl.float32
+    new_low = _rounded(low * cos_low, BETWEEN) - _rounded(high * sin_low, BETWEEN)
+    new_high = _rounded(high * cos_high, BETWEEN) + _rounded(low * sin_high, BETWEEN)
     new_low, new_high = new_low.to(TYPE), new_high.to(TYPE)
-    query_to = query_out + (token * QUERIES + head) * (2 * HALF) + place
-    key_to = key_out + (token * KEYS + behind) * (2 * HALF) + place
-    tl.store(query_to, new_low, mask=asks)
-    tl.store(query_to + HALF, new_high, mask=asks)
-    tl.store(key_to, new_low, mask=told)
-    tl.store(key_to + HALF, new_high, mask=told)
+    query_to = query_out + (token * QUERIES + head) * (2 * HALF)
+    key_to = key_out + (token * KEYS + behind) * (2 * HALF)
+    tl.store(query_to + low_at, new_low, mask=is_query)
+    tl.store(query_to + high_at, new_high, mask=is_query)
+    tl.store(key_to + low_at, new_low, mask=is_key)
+    tl.store(key_to + high_at, new_high, mask=is_key)
     if WRITE:
-        key_to = keys + behind.to(tl.int64) * keys_head + slot * keys_slot + place
-        tl.store(key_to, new_low, mask=told)
-        tl.store(key_to + HALF, new_high, mask=told)
+        key_to = keys + behind.to(tl.int64) * keys_head + slot * keys_slot
+        tl.store(key_to + low_at, new_low, mask=is_key)
+        tl.store(key_to + high_at, new_high, mask=is_key)
 
 
 @triton.jit
@@ -187,14 +236,9 @@ def gate(both, out, token_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr, GELU
 
 @triton.jit
 def _normalised(value, scale, eps, WIDTH: tl.constexpr, EARLY: tl.constexpr, TYPE: tl.constexpr):
-    """A float32 row, 0 behind its width, over its root mean square, times a scale.
-
-    EARLY: round before the scale, too.
-    """
-    value *= tl.rsqrt(tl.sum(value * value, 0) / WIDTH + eps)
-    if EARLY:
-        value = _rounded(value, TYPE)
-    return _rounded(value * scale, TYPE)
+    """A float32 row, 0 behind its width, over its root mean square, times a scale."""
+    root = tl.rsqrt(tl.sum(value * value, 0) / WIDTH + eps)
+    return _weighed(value, root, scale, EARLY, TYPE)
 
 
 @triton.jit(do_not_specialize=["inner"])
@@ -239,6 +283,7 @@ def add(
     ahead_eps,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
+    FACTOR: tl.constexpr,
     BEHIND: tl.constexpr,
     BEHIND_OFFSET: tl.constexpr,
     BEHIND_EARLY: tl.constexpr,
@@ -246,7 +291,7 @@ def add(
     AHEAD_OFFSET: tl.constexpr,
     AHEAD_EARLY: tl.constexpr,
 ):
-    """One row of `x + said`, and that sum normalised; all are [T, WIDTH].
+    """One row of `x + FACTOR * said`, and that sum normalised; all are [T, WIDTH].
 
     BEHIND: whether `said` is normalised first; AHEAD: whether the sum is.
     """
@@ -261,6 +306,8 @@ def add(
     TYPE: tl.constexpr = total.dtype.element_ty
     if BEHIND:
         value = _normalised(value, first + BEHIND_OFFSET, behind_eps, WIDTH, BEHIND_EARLY, TYPE)
+    if FACTOR != 1.0:
+        value = _rounded(value * FACTOR, TYPE)
     value = _rounded(base + value, TYPE)
     tl.store(total + at, value.to(TYPE), mask=inside)
     if AHEAD:

@@ -10,6 +10,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from ..capture import check_alive
+from ..memory import attempt, is_out_of_memory
 from . import fused
 from .fused import Room
 from .trial import numbers
@@ -18,21 +20,35 @@ DEVICES = ("cuda",)
 """Types of devices for which there is something to gain."""
 
 
-@lru_cache(maxsize=16)
 def work(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether `write` and `move` do what they should, in a trial at the first call.
+    """Whether `write` and `move` do what they should, in a trial at the first call; where memory
+    does not suffice for it they do not, and the next call tries again.
 
     Args:
         device: of the cache.
         dtype: of its numbers.
     """
-    if device.type not in DEVICES or not fused.available(device):
-        return False
+    return (
+        device.type in DEVICES and fused.available(device) and bool(attempt(_work, device, dtype))
+    )
+
+
+@lru_cache(maxsize=16)
+def _work(device: torch.device, dtype: torch.dtype) -> bool:
+    """The same where there are kernels.
+
+    Raises:
+        RuntimeError, MemoryError: out of memory.
+        DeviceLostError: nothing can be computed any more.
+    """
     try:
         with torch.inference_mode():
             found, expected = (_trial(device, dtype, kernels) for kernels in (True, False))
             return all(map(torch.equal, found, expected))
-    except Exception:  # whatever a compiler says: there is another way
+    except Exception as error:  # whatever a compiler says: there is another way
+        if is_out_of_memory(error):
+            raise
+        check_alive(device, error)
         return False
 
 
@@ -61,7 +77,7 @@ def may_move(keys: Tensor, values: Tensor) -> bool:
         and keys.dtype == values.dtype
         and keys.is_contiguous()
         and values.is_contiguous()
-        and not fused.traced()
+        and not fused.off()
     )
 
 
@@ -73,20 +89,18 @@ def move(keys: Tensor, values: Tensor, sources: Tensor, targets: Tensor) -> None
         sources, targets: int32 [n], where n is a power of two; those that are equal stay.
     """
     layers, _, heads, count, depth = keys.shape
-    kernels = fused.loaded()
-    assert kernels is not None
-    with torch.cuda.device(keys.get_device()):
-        kernels.move[layers * heads,](
-            keys,
-            values,
-            sources,
-            targets,
-            count * depth,
-            DEPTH=depth,
-            BLOCK=fused.power(depth),
-            MOVED=len(sources),
-            enable_fp_fusion=False,
-        )
+    fused.launch(
+        "move",
+        (layers * heads,),
+        keys,
+        values,
+        sources,
+        targets,
+        count * depth,
+        DEPTH=depth,
+        BLOCK=fused.power(depth),
+        MOVED=len(sources),
+    )
 
 
 def may_write(key: Tensor, value: Tensor, room: Room) -> bool:
@@ -97,27 +111,25 @@ def may_write(key: Tensor, value: Tensor, room: Room) -> bool:
         and key.shape == value.shape
         and all(each.stride(-1) == 1 for each in (key, value))
         and _fits(room, key)
-        and not fused.traced()
+        and not fused.off()
     )
 
 
 def write(key: Tensor, value: Tensor, room: Room) -> None:
     """Copy keys and values into their slots; `may_write` must be true."""
     _, heads, count, depth = key.shape
-    kernels = fused.loaded()
-    assert kernels is not None
-    with torch.cuda.device(key.get_device()):
-        kernels.write[count, heads](
-            key,
-            value,
-            *room,
-            *(key.stride(2), key.stride(1), value.stride(2), value.stride(1)),
-            *(*room.keys.stride()[1:3], *room.values.stride()[1:3]),
-            DEPTH=depth,
-            BLOCK=fused.power(depth),
-            num_warps=1,
-            enable_fp_fusion=False,
-        )
+    fused.launch(
+        "write",
+        (count, heads),
+        key,
+        value,
+        *room,
+        *(key.stride(2), key.stride(1), value.stride(2), value.stride(1)),
+        *(*room.keys.stride()[1:3], *room.values.stride()[1:3]),
+        DEPTH=depth,
+        BLOCK=fused.power(depth),
+        num_warps=1,
+    )
 
 
 def values_behind(key: Tensor, room: Room) -> Tensor | None:

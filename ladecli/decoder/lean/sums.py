@@ -4,8 +4,8 @@ A layer adds to its input what its attention says of it, and then what its block
 does that, so the whole layer gets another forward.  A sum is normalised by the module that comes
 next, here or in the next layer: that one is told beforehand, and has no more to do.  Nothing is
 changed in place: whoever keeps the states between layers keeps what they were.  Where somebody
-listens in on the way, layers have their own forward again; transformers' `output_hidden_states`
-does, and goes on to after it was asked for once.
+listens in on the way, as transformers' `output_hidden_states` does, layers have their own forward
+again.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from .norms import Kernel
 from .trial import agree, hooked, numbers, works_alone
 
 ATTENTION, BLOCK = "self_attn", "mlp"
+FACTOR = "residual_multiplier"
+"""What Granite's layers call a number that what they add is multiplied by."""
 LAST = "norm"
 """What transformers' models call the normalisation behind their last layer."""
 
@@ -76,6 +78,8 @@ class _Layer:
         self._module, self._own = module, type(module).forward
         self._plan = [None if name is None else getattr(module, name) for name in plan]
         self._following = following[0] if following else None
+        factor = getattr(module, FACTOR, 1.0)
+        self._factor = float(factor) if isinstance(factor, int | float) else 1.0
         norms = [norm for norm in self._plan if norm is not None]
         self._passed = [module, *norms, *following]
 
@@ -88,15 +92,17 @@ class _Layer:
         x = hidden_states
         fed = x if before_attention is None else before_attention(x)
         said = getattr(module, ATTENTION)(hidden_states=fed, **kwargs)[0]
-        x = _sum(x, said, behind_attention, before_block)
+        x = _sum(x, said, behind_attention, before_block, self._factor)
         del said  # Nobody needs its memory longer.
         fed = x if before_block is None else before_block(x)
         said = getattr(module, BLOCK)(fed)
-        return _sum(x, said, behind_block, self._following)
+        return _sum(x, said, behind_block, self._following, self._factor)
 
 
-def _sum(x: Tensor, said: Tensor, behind: nn.Module | None, ahead: nn.Module | None) -> Tensor:
-    """`x + behind(said)`; `ahead` is told what it will say of that.
+def _sum(
+    x: Tensor, said: Tensor, behind: nn.Module | None, ahead: nn.Module | None, factor: float
+) -> Tensor:
+    """`x + factor * behind(said)`; `ahead` is told what it will say of that.
 
     Args:
         x, said: [1, T, width].
@@ -108,9 +114,9 @@ def _sum(x: Tensor, said: Tensor, behind: nn.Module | None, ahead: nn.Module | N
     if behind is not None and norm is None:
         said = behind(said)
     if norm is None and next_norm is None:
-        return x + said
-    weighings = (None if each is None else each.weighing for each in (norm, next_norm))
-    total, normed = fused.add(x, said, *weighings)
+        return x + (said if factor == 1.0 else said * factor)
+    first, last = (None if each is None else each.weighing for each in (norm, next_norm))
+    total, normed = fused.add(x, said, first, last, factor)
     if next_norm is not None:
         next_norm.expect(total, normed)
     return total

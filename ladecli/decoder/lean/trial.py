@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..capture import check_alive
+
 ROUNDING = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """Largest difference that is taken for rounding, relative to the largest number."""
+CAPTURING = "transformers.utils.output_capturing"
+"""Where transformers' own hooks are written."""
 
 
 @torch.no_grad()
@@ -17,21 +22,28 @@ def difference(own: Callable[..., Any], mine: Callable[..., Any], *inputs: Tenso
     """How far two functions are apart, relative to the largest number of the first.
 
     Returns:
-        Infinity where one of them fails, or where their results differ in shape or type.
+        Infinity where one of them fails, or where their results differ in number, shape or type.
+
+    Raises:
+        DeviceLostError: nothing can be computed any more.
     """
     try:
         results = [_listed(function(*inputs)) for function in (own, mine)]
-    except Exception:
+        # A GPU tells of a fault only when it is asked for a number.
+        return max(_gap(*pair) for pair in zip(*results, strict=True))
+    except Exception as error:
         # Whatever a family or a compiler does not like: then nothing is replaced.
+        check_alive(inputs[0].device, error)
         return float("inf")
-    worst = 0.0
-    for expected, got in zip(*results, strict=True):
-        if (expected.shape, expected.dtype) != (got.shape, got.dtype):
-            return float("inf")
-        gap = (expected.double() - got.double()).abs().max() / expected.double().abs().max()
-        # A comparison with no number is false either way: such a difference has no bound.
-        worst = max(worst, float(gap)) if bool(gap < 1) else float("inf")
-    return worst
+
+
+def _gap(expected: Tensor, got: Tensor) -> float:
+    """The same of two tensors."""
+    if (expected.shape, expected.dtype) != (got.shape, got.dtype):
+        return float("inf")
+    gap = (expected.double() - got.double()).abs().max() / expected.double().abs().max()
+    # A comparison with no number is false either way: such a difference has no bound.
+    return float(gap) if bool(gap < 1) else float("inf")
 
 
 def agree(own: Callable[..., Any], mine: Callable[..., Any], *inputs: Tensor) -> bool:
@@ -53,12 +65,24 @@ def hooked(module: nn.Module) -> bool:
     forward = vars(module).get("forward")
     ours = type(getattr(forward, "__self__", None)).__module__.startswith(__package__)
     return bool(
-        module._forward_hooks
+        not all(map(_idle, module._forward_hooks.values()))
         or module._forward_pre_hooks
         or torch.nn.modules.module._global_forward_hooks
         or torch.nn.modules.module._global_forward_pre_hooks
         or not (forward is None or ours)
     )
+
+
+def _idle(hook: object) -> bool:
+    """Whether a hook is one by which transformers collects states, and nobody has asked for any.
+
+    Once some were asked for, such hooks stay for good.
+    """
+    if getattr(hook, "__module__", None) != CAPTURING:
+        return False
+    # Where transformers has no such variable, hooks count.
+    collector = getattr(sys.modules.get(CAPTURING), "_active_collector", None)
+    return collector is not None and not collector.get()
 
 
 def numbers(like: Tensor, *shape: int) -> Tensor:
