@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from .decoder.config import FIRST_SLOTS, GROWTH, PARTLY, PREFILL_CHUNK
+from .decoder.config import FIRST_SLOTS, GROWTH, LOGIT_ROWS, PARTLY, PREFILL_CHUNK
+from .decoder.step_cost import fitting
 from .errors import LoadError, UsageError
 from .shape import FULL, PACKED, ModelShape
 
@@ -13,8 +14,6 @@ LEAST_CONTEXT = 1024
 """A model that has no room for so many tokens is of no use."""
 SPARE = 0.03
 """Share of the free memory that is left to allocators and libraries."""
-CAPTURED_WIDTHS = 3
-"""Captured steps of all widths up to the widest keep their logits: so many times its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,8 @@ def estimate(
     if captured:
         # Beside those of a chunk: what the widest step computes, and what all of them leave.
         states += width * each_state
-        logits += CAPTURED_WIDTHS * width * shape.vocabulary * shape.value_bytes
+        rows = width + _kept_rows(width)
+        logits += rows * shape.vocabulary * shape.value_bytes
         scores += width * (context + width) * each
     slots = _cache_slots(context, width, FIRST_SLOTS if captured else 0)
     return Need(shape.weight_bytes, slots * shape.cache_bytes, states + logits + scores)
@@ -82,6 +82,12 @@ def _cache_slots(context: int, width: int, least: int) -> float:
     most = _whole(context + max(GROWTH, width))
     first = min(max(_whole(min(PREFILL_CHUNK, context) + width), least), most)
     return most + (0 if first == most else max(PARTLY * most, first))
+
+
+def _kept_rows(width: int) -> int:
+    """Rows of logits that captured steps leave where they can be looked at, of all widths up to the
+    widest."""
+    return sum(rows for rows in LOGIT_ROWS if rows < width) + fitting(width, LOGIT_ROWS)
 
 
 def _whole(slots: int) -> int:

@@ -75,7 +75,6 @@ class Session:
         followers: the other ranks of the group, where this is their leader.
 
     Attributes:
-        attention: as above.
         drafts: what lookahead learned so far.
 
     Raises:
@@ -94,7 +93,6 @@ class Session:
         followers: Followers | None = None,
     ) -> None:
         self.loaded = loaded
-        self.attention = attention
         self.decoder = Decoder(
             loaded.model,
             attention=attention,
@@ -108,6 +106,12 @@ class Session:
         self._followers = followers
         self._shared: Generator[TextEvent] | None = None
         self._steps_said = self._say_how_steps_run()
+
+    @property
+    def attention(self) -> str:
+        """Name of the attention backend of its steps: that which was asked for, unless it failed
+        here."""
+        return self.decoder.runner.attention
 
     @property
     def ranks(self) -> int:
@@ -151,6 +155,8 @@ class Session:
             lines.append(
                 "each kind of step is compiled when it is first needed: that takes minutes"
             )
+        if runner.given_up is not None:
+            lines.append(f"steps run {runner.given_up}")
         return lines
 
     def encode(self, prompt: str) -> list[int]:
@@ -172,10 +178,9 @@ class Session:
     def text_of(self, answer: Sequence[int], prompt: Sequence[int], settings: Settings) -> str:
         """The text of an answer's tokens, as `stream` would have made it in one go."""
         text = TextStream(self.loaded.tokenizer, prompt, settings.stop)
-        for token in answer:
-            if text.feed(token):
-                break
-        return "".join(text.take()) + text.flush()
+        ends = (number for number, token in enumerate(answer, start=1) if text.feed(token))
+        end = next(ends, len(answer))
+        return "".join(text.take(answer[:end])) + text.flush()
 
     @property
     def has_template(self) -> bool:
@@ -249,11 +254,13 @@ class Session:
         together = followers is None or followers.takes_part(settings)
         text = TextStream(self.loaded.tokenizer, prompt, settings.stop)
         stop_ids = frozenset() if settings.ignore_eos else self.loaded.stop_ids
+        # Where no string ends the text, it is made while the device is at work on the next step.
+        should_stop = text.feed if any(settings.stop) else None
         events = self.decoder.generate(
             prompt,
             make_strategy(settings.strategy, settings.lookahead, self.drafts),
             settings.sampling,
-            Limits(settings.max_new_tokens, stop_ids, text.feed),
+            Limits(settings.max_new_tokens, stop_ids, should_stop),
             detailed=detailed,
             timed=timed,
             group=self._group if together else ALONE,
@@ -291,10 +298,11 @@ def _as_text(
                 case Prefill():
                     yield PromptRead(event.done, event.total, event.seconds)
                 case Step():
-                    pieces = zip(text.take(), event.tokens, strict=True)
+                    ids = tuple([token.id for token in event.tokens])
+                    pieces = zip(text.take(ids), event.tokens, strict=True)
                     yield TextStep(
-                        tuple(Piece(piece, token.source) for piece, token in pieces),
-                        tuple(token.id for token in event.tokens),
+                        tuple([Piece(piece, token.source) for piece, token in pieces]),
+                        ids,
                         event.width,
                         event.proposed,
                         event.seconds,

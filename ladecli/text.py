@@ -151,8 +151,14 @@ class TextStream:
         self._pieces.append(self._stops.feed(self._detokenizer.feed(token)))
         return self._stops.found
 
-    def take(self) -> list[str]:
-        """The text of each token fed since the last call; the last one may lag behind."""
+    def take(self, tokens: Sequence[int]) -> list[str]:
+        """The text of each of some tokens; the last one may lag behind.
+
+        Args:
+            tokens: those fed since the last call, and others, which are fed now.
+        """
+        for token in tokens[len(self._pieces) :]:
+            self.feed(token)
         pieces, self._pieces = self._pieces, []
         return pieces
 

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import re
-import weakref
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
 import transformers
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from ladecli.blueprint import shape_of
-from ladecli.decoder import graphs
 from ladecli.decoder.config import FIRST_SLOTS, GROWTH, PREFILL_CHUNK, LookaheadConfig
 from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.kv_cache import KVCache
@@ -24,6 +19,8 @@ from ladecli.decoder.strategies import make_strategy
 from ladecli.errors import LadeError, LoadError, UsageError
 from ladecli.memory import Asked, estimate, room, smaller_forms, told
 from ladecli.shape import ModelShape
+
+from .held import Held
 
 LLAMA_7B = ModelShape(
     6.74e9, 6.74e9, "bfloat16", 13.48e9, "bfloat16", 32, 4096, 11008, 32, 32, 128, 32000
@@ -45,35 +42,6 @@ def test_what_fits_is_not_talked_about() -> None:
     assert ask(24 * GB) == (4096, None)
     assert ask(24 * GB, wanted=1000) == (1000, None)
     assert ask(24 * GB, wanted=10_000) == (4096, None), "never beyond the model's own context"
-
-
-class Held(TorchDispatchMode):
-    """Counts the bytes of tensors that are made while it is in effect, as long as they live.
-
-    Attributes:
-        most: bytes at the worst moment.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.most = 0
-        self._sizes: dict[int, int] = {}
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(out):
-            if isinstance(tensor, torch.Tensor):
-                self._watch(tensor.untyped_storage())
-        self.most = max(self.most, sum(self._sizes.values()))
-        return out
-
-    def _watch(self, storage: Any) -> None:
-        key = storage._cdata
-        if key not in self._sizes:
-            self._sizes[key] = storage.nbytes()
-            weakref.finalize(storage, self._sizes.pop, key, None)
 
 
 @pytest.mark.parametrize(
@@ -133,9 +101,22 @@ def test_captured_steps_take_little_more_memory() -> None:
     )
     assert plain.step < captured.step
     assert captured.total - plain.total < 0.01 * plain.weights
-    # The logits of all captured widths stay: 64 + 48 + 32 + ... tokens at the widest.
-    kept = sum(width for width in graphs.WIDTHS if width <= 64) * LLAMA_7B.vocabulary * 2
-    assert captured.step - plain.step > 0.9 * kept
+
+
+@pytest.mark.parametrize(
+    ("width", "left"),
+    [(1, 1), (24, 64 + 16 + 1), (64, 64 + 16 + 1), (200, 200 + 128 + 64 + 16 + 1)],
+)
+def test_captured_steps_leave_logits_in_few_tensors(width: int, left: int) -> None:
+    """Beside what the widest one computes."""
+    more = []
+    for vocabulary in (0, 1000):
+        shape = replace(LLAMA_7B, vocabulary=vocabulary)
+        plain, captured = (
+            estimate(shape, context=4096, width=width, captured=each).step for each in (False, True)
+        )
+        more.append(captured - plain)
+    assert more[1] - more[0] == (width + left) * 1000 * 2
 
 
 def test_captured_steps_leave_room_for_shorter_texts() -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from ladecli.decoder.draft_state import DraftState
+from ladecli.decoder.limits import Limits
+from ladecli.events import Ended
 from ladecli.models import LoadedModel, load
 from ladecli.session import Session, Settings
 
@@ -82,21 +86,27 @@ def test_an_answer_that_is_still_open_ends_when_another_is_asked_for(loaded: Loa
 def test_what_goes_wrong_with_captured_steps_is_told_once(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ladecli.session.capture_for", lambda model: Again(RuntimeError("no way")))
+    capture = Again(RuntimeError("no way"))
+    monkeypatch.setattr("ladecli.session.capture_for", lambda model: capture)
     monkeypatch.setattr("ladecli.decoder.engine.try_capture", lambda *_: None)
     session = Session(loaded)
     assert session.notices == ()
     assert answer(session, [5, 6, 7], SHARED) == answer(
         Session(loaded, graphs=False), [5, 6, 7], PLAIN
     )
-    assert session.news() == ["steps run without CUDA graphs, and slower: no way"]
+    assert session.news() == ["steps run without lade's small kernels: no way"]
     assert session.news() == []
+    capture.fails = [RuntimeError("none at all")] * 9
+    session.decoder.forget()
+    answer(session, [5, 6, 7], PLAIN)
+    assert session.news() == ["steps run without CUDA graphs, and slower: none at all"]
 
 
 def test_a_model_that_cannot_be_captured_is_told_of_at_once(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ladecli.session.capture_for", lambda model: Again(RuntimeError("no way")))
+    capture = Again(*[RuntimeError("no way")] * 9)
+    monkeypatch.setattr("ladecli.session.capture_for", lambda model: capture)
     session = Session(loaded)
     assert session.notices == ("steps run without CUDA graphs, and slower: no way",)
     assert session.news() == []
@@ -112,3 +122,29 @@ def test_followers_are_told_the_widths_that_their_leader_has(
     ((_, told),) = crew.tasks
     limit = SHARED.lookahead.step_limit
     assert told.lookahead.widths == (*(w for w in (1, 2, 4, 8, 16, 24, 32, 48) if w < limit), limit)
+
+
+def test_text_is_made_of_tokens_behind_the_step_where_no_string_can_end_it(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session(loaded)
+    asked: list[Limits] = []
+    generate = session.decoder.generate
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        asked.append(args[3])
+        return generate(*args, **kwargs)
+
+    monkeypatch.setattr(session.decoder, "generate", noted)
+    prompt = session.encode("def ")
+    texts = []
+    for stop in ((), ("",), ("nowhere to be found",)):
+        events = [*session.stream(prompt, replace(PLAIN, stop=stop))]
+        texts.append("".join(p.text for e in events for p in getattr(e, "pieces", ())))
+        texts[-1] += next(event.rest for event in events if isinstance(event, Ended))
+        assert texts[-1] == session.text_of(
+            [token for e in events for token in getattr(e, "token_ids", ())], prompt, PLAIN
+        )
+    assert texts[0]
+    assert texts == [texts[0]] * 3
+    assert [limits.should_stop is None for limits in asked] == [True, True, False]

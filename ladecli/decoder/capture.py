@@ -6,15 +6,17 @@ them.  A graph is launched in one call.
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from .errors import DeviceLostError
 from .places import devices_of
 
 WARM_UP = 2
@@ -46,10 +48,15 @@ class Capture(Protocol):
 
         Raises:
             RuntimeError: it does what cannot be captured, such as asking the device for a number.
+            DeviceLostError: nothing can be computed any more.
         """
 
     def wait(self) -> None:
-        """Until everything that was launched is done."""
+        """Until everything that was launched is done.
+
+        Raises:
+            DeviceLostError: it never will be.
+        """
 
 
 class _Graph:
@@ -81,6 +88,13 @@ class CudaCapture:
 
     def capture(self, work: Work) -> Captured:
         """See `Capture`."""
+        try:
+            return self._capture(work)
+        except RuntimeError as error:
+            check_alive(self._device, error)
+            raise
+
+    def _capture(self, work: Work) -> Captured:
         with self._one, torch.cuda.device(self._device):
             current = torch.cuda.current_stream()
             self._stream.wait_stream(current)
@@ -106,6 +120,7 @@ class CudaCapture:
             # takes that back.  Other threads may use the GPU meanwhile; what they do is none of
             # this graph's.
             with (
+                _uncollected(),
                 torch.cuda.stream(current),
                 torch.cuda.graph(
                     graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
@@ -143,7 +158,52 @@ class CudaCapture:
 
     def wait(self) -> None:
         """See `Capture`."""
-        torch.cuda.current_stream(self._device).synchronize()
+        try:
+            torch.cuda.current_stream(self._device).synchronize()
+        except RuntimeError as error:
+            check_alive(self._device, error)
+            raise
+
+
+def check_alive(device: torch.device, error: Exception) -> None:
+    """Tell an error from a fault that the process cannot get over, such as a kernel that wrote
+    where it must not.
+
+    Args:
+        device: that work has failed on.
+        error: what was said.
+
+    Raises:
+        DeviceLostError: it was such a one.
+    """
+    if isinstance(error, DeviceLostError):
+        raise error
+    if device.type != "cuda":
+        return
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError as fault:
+        said = (str(fault).splitlines() or [""])[0]
+        # That is no fault: some capture is still under way.
+        if "captur" in said:
+            return
+        raise DeviceLostError(
+            f"the GPU has met a fault that only a new process gets over ({said}); start again,"
+            " and if that does not help, without CUDA graphs and with attention sdpa"
+        ) from error
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage is collected meanwhile: other graphs and streams might be in it, which must not
+    be destroyed while a graph is captured."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 def capture_for(model: nn.Module) -> Capture | None:

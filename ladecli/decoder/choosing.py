@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from .config import SamplingConfig
+from .quick_readout import ONE, may_weigh, weigh
 from .ranking import leaders
 
-ONE = 1 << 40
-"""The weight of the most probable token; 2**22 such ones can be summed up in 63 bits."""
 LISTED = 512
 """Of each row, as many of the best tokens are looked at where top-p or min-p removes others."""
 TIES = 32
@@ -44,11 +43,16 @@ def choose_ahead(logits: Tensor, uniforms: Tensor, config: SamplingConfig) -> tu
     Returns:
         Tokens, int64, and whether each is certain to be what `choose` says, bool, [rows] each.
     """
-    if not (config.top_k or config.top_p < 1.0 or config.min_p):
+    if draws_from_all(config):
         tokens = _drawn_from_all(logits, uniforms, config.temperature)
         return tokens, torch.ones_like(tokens, dtype=torch.bool)
     tokens, weights, certain = _listed(logits, config, _enough(logits, config))
     return _drawn(tokens, weights, uniforms), certain
+
+
+def draws_from_all(config: SamplingConfig) -> bool:
+    """Whether no token is removed: then what `choose_ahead` draws is certain in every row."""
+    return not (config.top_k or config.top_p < 1.0 or config.min_p)
 
 
 def choose(scores: Tensor, u: float, config: SamplingConfig) -> int:
@@ -116,8 +120,12 @@ def _least(config: SamplingConfig) -> int:
 def _weigh(scores: Tensor, best: Tensor, temperature: float) -> Tensor:
     """Weights of tokens: float64 like `scores`, whole numbers; `best` is [..., 1]."""
     # Relative to the best one, so that no temperature is too small to divide by.
-    inverse = 1.0 / max(temperature, torch.finfo(torch.float32).tiny)
-    return (scores - best.double()).mul_(inverse).exp_().mul_(ONE).floor_()
+    return (scores - best.double()).mul_(1.0 / _warm(temperature)).exp_().mul_(ONE).floor_()
+
+
+def _warm(temperature: float) -> float:
+    """A temperature that numbers can be divided by."""
+    return max(temperature, torch.finfo(torch.float32).tiny)
 
 
 def _listed(logits: Tensor, config: SamplingConfig, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -190,14 +198,23 @@ def _drawn_from_all(logits: Tensor, uniforms: Tensor, temperature: float) -> Ten
 
 def _blocks(logits: Tensor, best: Tensor, temperature: float) -> Tensor:
     """Sums of weights of `BLOCK` tokens each, int64 [rows, blocks]; `best` is [rows, 1]."""
-    sums = []
-    for part in _parts(*logits.shape):
-        weights = _weigh(logits[:, part], best, temperature)
-        missing = -weights.shape[-1] % BLOCK
-        if missing:
-            weights = torch.nn.functional.pad(weights, (0, missing))
-        sums.append(weights.reshape(len(weights), -1, BLOCK).sum(dim=-1).long())
+    if may_weigh(logits, BLOCK, _blocks_by_torch):
+        return weigh(logits, best, _warm(temperature), BLOCK)
+    return _blocks_by_torch(logits, best, temperature)
+
+
+def _blocks_by_torch(logits: Tensor, best: Tensor, temperature: float) -> Tensor:
+    sums = [_summed(logits[:, part], best, temperature) for part in _parts(*logits.shape)]
     return torch.cat(sums, dim=1)
+
+
+def _summed(logits: Tensor, best: Tensor, temperature: float) -> Tensor:
+    """The same of one part, whose weights are gone before the next part has some."""
+    weights = _weigh(logits, best, temperature)
+    missing = -weights.shape[-1] % BLOCK
+    if missing:
+        weights = torch.nn.functional.pad(weights, (0, missing))
+    return weights.reshape(len(weights), -1, BLOCK).sum(dim=-1).long()
 
 
 def _parts(rows: int, vocabulary: int) -> Iterator[slice]:

@@ -19,6 +19,10 @@ GROWTH = 256
 FIRST_SLOTS = 2048
 """Slots of a new cache where steps are captured, as far as the context needs them: when it grows,
 all is captured anew."""
+LOGIT_ROWS = (1, 16, 64, 128)
+"""Where steps are captured, logits that somebody may look at are left in tensors of so many rows:
+all steps that fit into one share it.  One row of a large vocabulary takes more memory than all else
+that a step makes for a token."""
 PARTLY = 0.6
 """Beyond this share of the slots for any text, all of them are allocated.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 from torch import nn
@@ -19,16 +19,18 @@ from .events import Event, Finished, FinishReason, Squeezed, Started, Step
 from .graphs import GraphRunner
 from .job import Job
 from .kv_cache import KVCache
+from .ladder import ladder_for
 from .layout import Draft, StepLayout
 from .lean import make_lean
 from .limits import Limits, cut
+from .meanwhile import MEANWHILE, told_meanwhile
 from .memory import Allowance, attempt, try_forward
 from .observation import Observation
 from .parallel.deal import Dealt
 from .parallel.group import ALONE, Finding, Group, Shortage, Stopped
 from .probe import probe, try_capture
 from .reader import Reader
-from .runner import Runner
+from .runner import Runner, Running
 from .sampling import LogitsProcessor, Sampler
 from .stopwatch import BETWEEN, Stopwatch
 from .strategies import State, Strategy
@@ -91,15 +93,22 @@ class Decoder:
             probe(model, self.facts)
         self._before = bind(model)
         self._lean = make_lean(model, None if lean else ())
-        trouble = None
-        if capture is not None:
-            trouble = try_capture(model, self.facts, attention, capture)
         self.runner = (
-            Runner(model, self.cache, attention, trouble)
-            if capture is None or trouble is not None
-            else GraphRunner(model, self.cache, attention, capture, compiled=compiled)
+            Runner(model, self.cache, attention)
+            if capture is None
+            else self._capturing(attention, capture, compiled)
         )
         self._reader = Reader(self.runner, self.cache, self.facts, prefill_chunk)
+
+    def _capturing(self, attention: str, capture: Capture, compiled: bool) -> Runner:
+        """A runner that captures steps, if a trial shows that this works for the model."""
+        ladder = ladder_for(self._model, attention)
+        trouble = try_capture(self._model, self.facts, attention, capture, ladder)
+        if trouble is not None:
+            return Runner(self._model, self.cache, attention, trouble)
+        return GraphRunner(
+            self._model, self.cache, attention, capture, compiled=compiled, ladder=ladder
+        )
 
     @contextmanager
     def released(self) -> Iterator[None]:
@@ -144,7 +153,9 @@ class Decoder:
 
         At every yield, and after the generator is closed or broken off, the cache holds
         exactly the committed tokens but the last one; of a group of ranks, a rank may lack
-        some more, which it did not compute itself.
+        some more, which it did not compute itself.  Where steps are captured, the next one is
+        under way when any but the first is told; if the generator is closed then, it was for
+        nothing.
 
         All ranks of a group call this with the same arguments.  Where one of them closes the
         generator, it ends on the others without `Finished`.
@@ -215,9 +226,10 @@ class Decoder:
             job.strategy.begin(state)
             yield Started(self.cache.length, len(tokens))
             self._tenancy.check(mine)
-            for event in self._steps(state, job):
-                yield event
-                self._tenancy.check(mine)
+            with closing(told_meanwhile(self._steps(state, job))) as events:
+                for event in events:
+                    yield event
+                    self._tenancy.check(mine)
         except Stopped:
             pass
         except BaseException as error:
@@ -227,13 +239,15 @@ class Decoder:
             # Ctrl-C can land between any two lines.
             self._tenancy.end(mine, tokens)
 
-    def _steps(self, state: State, job: Job) -> Generator[Event]:
-        """The loop itself."""
+    def _steps(self, state: State, job: Job) -> Generator[Event | None]:
+        """The loop itself; `MEANWHILE` wherever the last step can be handed on."""
         strategy, group, limits = job.strategy, job.group, job.limits
         tokens, end = state.tokens, job.end(state.prompt_length, self.max_context)
         allowance = Allowance(self._reader.chunk)
         reason: FinishReason | None = None
         while reason is None:
+            if not self.runner.captures:
+                yield MEANWHILE
             fits = yield from self._reader.read(state, allowance, group)
             began = time.perf_counter()
             job.lap(BETWEEN)
@@ -251,7 +265,19 @@ class Decoder:
             job.lap("layout")
             found: Finding | Shortage | None = None
             if fits:
-                found = try_forward(group.forwards_alone, self._run, step, share, job, len(tokens))
+                wanted = job.wanted(step, share, len(tokens), chooses=self.runner.chooses)
+                if not self.runner.is_ready(step, wanted):
+                    began += yield from job.pause("layout")
+                running = try_forward(group.forwards_alone, self.runner.start, step, wanted)
+                # A watch has waited for the device, so that nothing else goes on meanwhile.
+                paused = yield from job.pause("forward")
+                began += paused if job.watch else 0.0
+                if running is not None:
+                    found = try_forward(
+                        group.forwards_alone, self._finish, running, share, job, len(tokens)
+                    )
+                # It would keep memory from a smaller one.
+                running = None
             if found is None:
                 found = Shortage(step.pending, width - step.pending + 1)
             shown = group.agree(dealt, found, len(tokens), strategy.checksum)
@@ -286,10 +312,9 @@ class Decoder:
             reason = "context"
         yield Finished(reason)
 
-    def _run(self, step: StepLayout, draft: Draft, job: Job, length: int) -> Finding:
-        """All of a step that takes much memory: what it shows."""
-        wanted = job.wanted(step, draft, length, chooses=self.runner.chooses)
-        shown = self.runner.start(step, wanted).result()
+    def _finish(self, running: Running, draft: Draft, job: Job, length: int) -> Finding:
+        """What a step shows that was started with a draft behind a text of this length."""
+        shown = running.result()
         job.lap("forward")
         found = job.verify(shown, draft, length)
         job.lap("verify")

@@ -27,5 +27,9 @@ class RankError(DecoderError):
     """Ranks that decode together lost one another, or disagree; the message names the rank."""
 
 
+class DeviceLostError(DecoderError):
+    """A GPU that has met a fault, and answers nothing but errors until the process ends."""
+
+
 class NoMemoryError(DecoderError):
     """No memory for a forward that cannot be tried again: other ranks are in the middle of it."""

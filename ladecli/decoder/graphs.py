@@ -17,15 +17,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .attention import READS_LENGTH, STEP_KEYWORD
+from .attention import READS_LENGTH, STEP_KEYWORD, choose_backend
 from .attention.fused import opaque
 from .capture import Capture, Captured
-from .config import FIRST_SLOTS, SamplingConfig
+from .choosing import draws_from_all
+from .config import FIRST_SLOTS, LOGIT_ROWS, SamplingConfig
+from .errors import DeviceLostError
 from .kv_cache import KVCache
+from .ladder import Ladder, ladder_for
 from .layout import StepLayout
+from .lean import fused
 from .memory import is_out_of_memory
 from .readout import Rows, Wanted, pack
-from .runner import Runner, Running
+from .runner import Runner, Running, without_plans
 from .static_step import MOVED, StaticCache, StaticStep, StepInputs
 from .step_cost import fitting
 
@@ -62,11 +66,13 @@ class _Ready:
         inputs: what it reads.
         captured: all that it computes.
         home: where its words arrive.
+        logits: where it leaves them; None if nobody will look.
     """
 
     inputs: StepInputs
     captured: Captured
     home: Tensor
+    logits: Tensor | None
 
 
 def captured_width(tokens: int, widths: tuple[int, ...] = WIDTHS) -> int:
@@ -78,7 +84,8 @@ def captured_width(tokens: int, widths: tuple[int, ...] = WIDTHS) -> int:
 class GraphRunner(Runner):
     """A runner whose steps are captured once and launched as a whole.
 
-    Where a step cannot be captured, it runs as those of `Runner` do.
+    Where a step cannot be captured, that is tried again without what is ours; and if nothing
+    helps, steps run as those of `Runner` do.
 
     Args:
         model: a causal language model of transformers, on one device.
@@ -87,9 +94,10 @@ class GraphRunner(Runner):
         capture: captures work on that device.
         compiled: whether the forward is compiled by torch before it is captured, which takes
             minutes for a large model and fuses what lies between its products.
+        ladder: what steps may use of ours, if that is known already.
 
     Attributes:
-        trouble, uncompiled: see `Runner`; something can go wrong at any step.
+        trouble, uncompiled, attention: see `Runner`; something can go wrong at any step.
     """
 
     def __init__(
@@ -100,19 +108,22 @@ class GraphRunner(Runner):
         capture: Capture,
         *,
         compiled: bool = False,
+        ladder: Ladder | None = None,
     ) -> None:
         super().__init__(model, cache, attention)
+        self._ladder = ladder or ladder_for(model, attention)
         self._feed: Callable[..., Any] = _compiled(model) if compiled else model
         self._widths = COMPILED_WIDTHS if compiled else WIDTHS
         self.chooses = True
         self._capture = capture
-        self._steady = attention in READS_LENGTH
         self._inputs: dict[int, StepInputs] = {}
-        # By width, those that somebody may look at: all kinds of step share them.
+        # By rows, those that somebody may look at: only the last step's are of interest.
         self._logits: dict[int, Tensor] = {}
         self._steps: OrderedDict[_Kind, _Ready] = OrderedDict()
         self._no_memory: set[_Kind] = set()
         self._edition = cache.edition
+        self._flying = False
+        self._take_way()
         cache.defers = True
         cache.first = FIRST_SLOTS
 
@@ -126,20 +137,38 @@ class GraphRunner(Runner):
         """See `Runner`."""
         return self.captures and self._feed is not self._model
 
+    @property
+    def given_up(self) -> str | None:
+        """See `Runner`."""
+        return self._ladder.given_up
+
     def widths(self, limit: int) -> tuple[int, ...]:
         """See `Runner`."""
         return (*(width for width in self._widths if width < limit), limit)
 
+    def is_ready(self, layout: StepLayout, wanted: Wanted) -> bool:
+        """See `Runner`: whether it is captured, and the cache need not grow for it."""
+        kind, cache = self._kind(layout, wanted), self.cache
+        fits = self._edition == cache.edition and cache.length + kind.width <= cache.slots
+        return fits and layout.pending <= PENDING and kind in self._steps
+
     def forget(self) -> None:
         """Let go of everything captured, and of its memory."""
+        self._land()
         self._steps.clear()
         self._inputs.clear()
         self._logits.clear()
         self._no_memory.clear()
 
+    def forward(self, layout: StepLayout) -> Tensor:
+        """See `Runner`."""
+        with fused.switched(self._ladder.way.kernels):
+            return super().forward(layout)
+
     @torch.inference_mode()
     def start(self, layout: StepLayout, wanted: Wanted) -> Running:
         """See `Runner.start`; returns while the device is at work."""
+        self._land()
         cache = self.cache
         moves = cache.moves
         if moves is not None and len(moves.slots) > MOVED:
@@ -150,6 +179,7 @@ class GraphRunner(Runner):
             return super().start(layout, wanted)
         try:
             step.inputs.fill(layout, cache.length, cache.moves, wanted.uniforms)
+            self._flying = True
             step.inputs.send()
             step.captured.replay()
             cache.moved()
@@ -158,8 +188,18 @@ class GraphRunner(Runner):
             cache.lose_moves()
             raise
         step.home.copy_(step.captured.outputs[0], non_blocking=True)
-        logits = Rows(self._logits[width] if wanted.logits else None, layout.outputs)
-        return Running(step.home, logits, width, wanted, self._capture.wait)
+        logits = Rows(step.logits, layout.outputs)
+        return Running(step.home, logits, width, wanted, self._land)
+
+    def _land(self) -> None:
+        """Wait for the step that is under way, if there is one.
+
+        Whoever asked for it may have given it up: then it has yet to read its inputs, which the
+        next one of this width overwrites.
+        """
+        if self._flying:
+            self._capture.wait()
+            self._flying = False
 
     def _step(self, layout: StepLayout, wanted: Wanted, width: int) -> _Ready | None:
         """The captured step that a layout fits in; None if there is none."""
@@ -170,18 +210,20 @@ class GraphRunner(Runner):
         if cache.edition != self._edition:
             self.forget()
             self._edition = cache.edition
-        kind = _Kind(
-            width,
-            self._reach(cache.length + width),
-            wanted.successors,
-            wanted.logits,
-            wanted.sampling,
-        )
+        kind = self._kind(layout, wanted)
         step = self._steps.get(kind)
         if step is None:
             return None if kind in self._no_memory else self._make(kind, layout, wanted)
         self._steps.move_to_end(kind)
         return step
+
+    def _kind(self, layout: StepLayout, wanted: Wanted) -> _Kind:
+        """The kind of a step, as things stand now."""
+        width = captured_width(len(layout.tokens), self._widths)
+        reach, sampling = self._reach(self.cache.length + width), wanted.sampling
+        # Where every token that is drawn is certain, nobody will look.
+        logits = wanted.logits and not (sampling and draws_from_all(sampling))
+        return _Kind(width, reach, wanted.successors, logits, sampling)
 
     def _reach(self, needed: int) -> int:
         """Slots that attention is handed."""
@@ -193,7 +235,11 @@ class GraphRunner(Runner):
         return min(reach, self.cache.slots)
 
     def _make(self, kind: _Kind, layout: StepLayout, wanted: Wanted) -> _Ready | None:
-        """Capture a step; that one cannot be captured is remembered."""
+        """Capture a step; that one cannot be captured is remembered.
+
+        Raises:
+            DeviceLostError: nothing can be computed any more.
+        """
         cache = self.cache
         if kind.width not in self._inputs:
             self._inputs[kind.width] = StepInputs(kind.width, self.device)
@@ -202,29 +248,58 @@ class GraphRunner(Runner):
         cache.settle()
         inputs.fill(layout, cache.length, None, wanted.uniforms)
         inputs.send()
+        why = None
         try:
             captured = self._capture.capture(partial(self._work, kind, inputs))
+        except DeviceLostError:
+            raise
         except Exception as error:
-            why = (str(error).splitlines() or [type(error).__name__])[0]
             if is_out_of_memory(error):
                 self._no_memory.add(kind)
-            elif self._feed is not self._model:
-                # It may be the compiler's fault, or want of one.
-                self._feed, self.uncompiled = self._model, why
-                return self._make(kind, layout, wanted)
-            else:
-                self.trouble = why
-            return None
+                return None
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+        if why is not None:
+            self._retreat(why)
+            # Of another kind, perhaps.
+            return self._step(layout, wanted, kind.width)
+        self._ladder.stand()
         (words,) = captured.outputs
         pinned = words.device.type == "cuda"
         home = torch.empty(words.shape, dtype=words.dtype, pin_memory=pinned)
-        step = self._steps[kind] = _Ready(inputs, captured, home)
+        logits = self._logits[fitting(kind.width, LOGIT_ROWS)] if kind.logits else None
+        step = self._steps[kind] = _Ready(inputs, captured, home, logits)
         while len(self._steps) > KEPT:
             self._steps.popitem(last=False)
         return step
 
+    def _retreat(self, why: str) -> None:
+        """Do without something of ours from now on, or else without graphs.
+
+        What was captured before works, and stays.
+        """
+        if self._feed is not self._model:
+            # It may be the compiler's fault, or want of one.
+            self._feed, self.uncompiled = self._model, why
+        elif not self._ladder.step_down(why):
+            self.trouble = why
+        self._take_way()
+
+    def _take_way(self) -> None:
+        self.attention = self._ladder.way.attention
+        self._backend = choose_backend(self.attention)
+        self._steady = self.attention in READS_LENGTH
+
     def _work(self, kind: _Kind, inputs: StepInputs) -> tuple[Tensor, ...]:
         """All that a captured step computes."""
+        # Nothing else of the forward, such as its masks, is alive beside what is read out of it.
+        with fused.switched(self._ladder.way.kernels), without_plans(self.device):
+            logits = self._forward(kind, inputs)
+            if kind.logits:
+                logits = self._left(logits)
+            return (pack(logits, kind.successors, kind.sampling, inputs.uniforms),)
+
+    def _forward(self, kind: _Kind, inputs: StepInputs) -> Tensor:
+        """Logits of all rows, [width, vocabulary]."""
         cache = StaticCache(self.cache, inputs, kind.reach)
         cache.move()
         step = StaticStep(self._backend, inputs, cache, kind.reach)
@@ -239,12 +314,16 @@ class GraphRunner(Runner):
             **{STEP_KEYWORD: step},
         )
         logits: Tensor = result.logits[0]
-        if kind.logits:
-            # The first run, which is not captured yet, finds out how large they are.
-            if kind.width not in self._logits:
-                self._logits[kind.width] = torch.empty_like(logits)
-            self._logits[kind.width].copy_(logits)
-        return (pack(logits, kind.successors, kind.sampling, inputs.uniforms),)
+        return logits
+
+    def _left(self, logits: Tensor) -> Tensor:
+        """Logits where somebody can look at them, so that their own memory is free."""
+        width, vocabulary = logits.shape
+        rows = fitting(width, LOGIT_ROWS)
+        # The first run, which is not captured yet, finds out how large they are.
+        if rows not in self._logits:
+            self._logits[rows] = logits.new_empty((rows, vocabulary))
+        return self._logits[rows][:width].copy_(logits)
 
 
 def _compiled(model: nn.Module) -> Callable[..., Any]:

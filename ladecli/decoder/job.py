@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Generator
 from dataclasses import dataclass
 
 from .layout import Draft, StepLayout
 from .limits import Limits
+from .meanwhile import MEANWHILE
 from .parallel.group import Finding, Group
 from .readout import Shown, Wanted
 from .sampling import Sampler
-from .stopwatch import Stopwatch
+from .stopwatch import BETWEEN, Stopwatch
 from .strategies import Strategy
 from .verify import walk
 
@@ -38,6 +41,21 @@ class Job:
         """Give the time since the last lap to a part of the step, where somebody asked."""
         if self.watch is not None:
             self.watch.lap(part)
+
+    def pause(self, part: str) -> Generator[None, None, float]:
+        """Let whoever reads the text do so.
+
+        Args:
+            part: of the step, that ends here.
+
+        Returns:
+            Seconds that it took.
+        """
+        self.lap(part)
+        began = time.perf_counter()
+        yield MEANWHILE
+        self.lap(BETWEEN)
+        return time.perf_counter() - began
 
     def end(self, prompt_length: int, context: int) -> int:
         """The length at which the text ends at the latest.

@@ -9,10 +9,12 @@ from torch import Tensor
 
 from . import layout
 from .attention import bound
-from .capture import Capture
+from .capture import Capture, check_alive
 from .errors import UnsupportedModelError
 from .graphs import GraphRunner
 from .kv_cache import KVCache
+from .ladder import PLAIN, Ladder, ladder_for
+from .lean import fused
 from .memory import is_out_of_memory
 from .places import device_of
 from .readout import Wanted
@@ -32,6 +34,7 @@ def probe(model: Any, facts: ModelFacts) -> None:
 
     Raises:
         UnsupportedModelError: naming the family and how far off it was.
+        DeviceLostError: nothing can be computed any more, which says nothing about the family.
     """
     # Ids spread over the vocabulary, so that no two of them are alike by chance.
     text = [(7 + 37 * i) % facts.vocabulary for i in range(12)]
@@ -49,6 +52,7 @@ def probe(model: Any, facts: ModelFacts) -> None:
     except Exception as error:
         if is_out_of_memory(error):
             raise  # that says nothing about the family
+        check_alive(device_of(model), error)
         words = str(error).splitlines() or [type(error).__name__]
         raise _refused(facts, f"failed: {words[0]}") from error
     if facts.sliding_window is not None and facts.sliding_window not in runner.sliding_windows:
@@ -79,34 +83,56 @@ def _decode(runner: Runner, cache: KVCache, text: list[int], rival: list[int]) -
     return torch.cat([first, *last])
 
 
-def try_capture(model: Any, facts: ModelFacts, attention: str, capture: Capture) -> str | None:
+def try_capture(
+    model: Any,
+    facts: ModelFacts,
+    attention: str,
+    capture: Capture,
+    ladder: Ladder | None = None,
+) -> str | None:
     """Why the steps of a model, whose attention is bound, cannot be captured; None if they can.
 
     A step is captured behind one text and replayed behind a longer one: whatever a model's Python
-    code decided by the length of the text, or by what tokens there are, shows then.
+    code decided by the length of the text, or by what tokens there are, shows then.  So does a
+    kernel of ours that says something else at the sizes of this model.
 
     Args:
         model: on the device that `capture` is for.
         facts: about it.
         attention: name of the attention backend.
         capture: captures work.
+        ladder: what steps may use of ours; it is left at what has stood the trial.
+
+    Raises:
+        DeviceLostError: nothing can be computed any more.
     """
-    try:
-        return _captured_alike(model, facts, attention, capture)
-    except Exception as error:
-        return (str(error).splitlines() or [type(error).__name__])[0]
+    ladder = ladder or ladder_for(model, attention)
+    while True:
+        try:
+            why = _why_not_alike(model, facts, ladder, capture)
+        except Exception as error:
+            check_alive(device_of(model), error)
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+            if is_out_of_memory(error):
+                return why
+        # Where they could not be captured on any way, none is left.
+        if why is None or not ladder.step_down(why):
+            return why
 
 
-def _captured_alike(model: Any, facts: ModelFacts, attention: str, capture: Capture) -> str | None:
+def _why_not_alike(model: Any, facts: ModelFacts, ladder: Ladder, capture: Capture) -> str | None:
     text = [(7 + 37 * i) % facts.vocabulary for i in range(12)]
     tree = TokenTree()
     tree.add([text[9], text[3]], "probe", limit=3)
     tree.add([text[4]], "probe", limit=3)
-    captured = GraphRunner(model, KVCache(facts.layers, 2 * len(text)), attention, capture)
+    cache = KVCache(facts.layers, 2 * len(text))
+    captured = GraphRunner(model, cache, ladder.way.attention, capture, ladder=ladder)
     said = _said(captured, text, tree)
     if captured.trouble is not None:
         return captured.trouble
-    expected = _said(Runner(model, KVCache(facts.layers), attention), text, tree)
+    # By torch's own operations: the same mistake of ours must not be on both sides.
+    with fused.switched(False):
+        expected = _said(Runner(model, KVCache(facts.layers), PLAIN), text, tree)
     difference = float((said - expected).abs().max() / expected.std())
     if not difference <= TOLERANCE.get(model.dtype, TOLERANCE[torch.bfloat16]):
         return f"captured steps were off by {difference:.1g} of the logits' spread"

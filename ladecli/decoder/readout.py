@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .choosing import choose_ahead
 from .config import SamplingConfig
+from .quick_readout import may_rank, rank
 from .ranking import ranked
 from .successors import NONE, NOTHING, Successors
 
@@ -85,8 +86,11 @@ def pack(
         int32 [words], for `Readout`.
     """
     words: list[Tensor] = []
-    if successors:
-        tokens, probabilities = ranked(logits, min(successors, logits.shape[-1]))
+    count = min(successors, logits.shape[-1])
+    if count and may_rank(logits, count):
+        words += [rank(logits, count).flatten()]
+    elif count:
+        tokens, probabilities = ranked(logits, count)
         words += [tokens.int().flatten(), probabilities.float().flatten().view(torch.int32)]
     else:
         words += [logits.argmax(dim=-1).int()]

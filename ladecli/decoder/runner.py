@@ -65,6 +65,7 @@ class Runner:
     Attributes:
         cache, trouble: as above.
         uncompiled: why captured steps are not compiled though they were to be.
+        attention: name of the attention backend.
         device: where the model takes its input, and gives its logits.
         chooses: whether tokens are best drawn for all rows of a step at once: to ask a GPU for
             one row after the other takes longer.
@@ -82,6 +83,7 @@ class Runner:
         self.cache = cache
         self.trouble = trouble
         self.uncompiled: str | None = None
+        self.attention = attention
         self._backend = choose_backend(attention)
         self.device = device_of(model)
         self._several = len({*devices_of(model)}) > 1
@@ -101,6 +103,11 @@ class Runner:
         """Whether captured steps are compiled first."""
         return False
 
+    @property
+    def given_up(self) -> str | None:
+        """What steps do without though it was there, and why, in one line; None for nothing."""
+        return None
+
     def widths(self, limit: int) -> tuple[int, ...]:
         """The widths that a strategy should give its steps, up to a limit, which is one of them;
         () where any width does as well.
@@ -109,6 +116,10 @@ class Runner:
             limit: the most tokens of a step.
         """
         return ()
+
+    def is_ready(self, layout: StepLayout, wanted: Wanted) -> bool:
+        """Whether `start` takes no time for such a step, and leaves all to the device."""
+        return False
 
     def forget(self) -> None:
         """Let go of what is kept for further steps: here, of nothing."""
@@ -143,7 +154,7 @@ class Runner:
             # Plain numbers select on any device, and the last layer may be on another one.
             rows = torch.tensor(outputs, device=device)
         self.sliding_windows = step.sliding_windows
-        with _without_plans(device):
+        with without_plans(device):
             result = self._model(
                 input_ids=torch.tensor([layout.tokens], device=device),
                 attention_mask=None,
@@ -174,9 +185,10 @@ class Runner:
 
 
 @contextmanager
-def _without_plans(device: torch.device) -> Iterator[None]:
+def without_plans(device: torch.device) -> Iterator[None]:
     """Keep torch from cuDNN's attention, which some versions prefer on some GPUs: it makes a plan
-    for every length of the text, and that takes longer than the step itself."""
+    for every length of the text, and for every kind of captured step, and that takes longer than
+    the step itself."""
     if device.type != "cuda":
         yield
         return

@@ -17,7 +17,7 @@ from . import bits
 from .attention.step import WORD, Parts, StepAttention
 from .kv_cache import KVCache, Moves
 from .layout import StepLayout
-from .lean import slots
+from .lean import fused, slots
 from .lean.fused import Room
 
 MOVED = 16
@@ -133,7 +133,9 @@ class StaticCache:
         self._reach = reach
         self._inputs = inputs
         self._slots: Tensor | None = None
-        self._kernels = slots.work(self._keys.device, self._keys.dtype)
+        # Where kernels are doubted they are not even tried.
+        off = fused.off()
+        self._kernels = not off and slots.work(self._keys.device, self._keys.dtype)
         self._wrote: tuple[int, Tensor, Tensor] | None = None
         self.own: tuple[Tensor, Tensor] | None = None
 

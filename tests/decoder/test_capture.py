@@ -6,6 +6,7 @@ capture that could not be ended is under way for good, with its stream as the cu
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from ladecli.decoder.capture import WARM_UP, CudaCapture
 from ladecli.decoder.engine import _OTHER_GRAPHS, Decoder, Limits
+from ladecli.decoder.errors import DeviceLostError
 
 from ..decoding import run
 from ..families import model_of, prompt_for
@@ -35,6 +37,7 @@ class Cuda:
         underway: pools that a capture has begun in and not ended.
         current: the current stream.
         log: streams that waited for another one, (who, for whom).
+        fault: what every call says from now on.
     """
 
     def __init__(self) -> None:
@@ -42,12 +45,19 @@ class Cuda:
         self.underway: list[Pool] = []
         self.current: Any = self.new_stream("default")
         self.log: list[tuple[str, str]] = []
+        self.fault = ""
         self._pools = 0
 
     def new_stream(self, name: str = "side") -> Any:
         return SimpleNamespace(
-            name=name, wait_stream=lambda other: self.log.append((name, other.name))
+            name=name,
+            wait_stream=lambda other: self.log.append((name, other.name)),
+            synchronize=self.synchronize,
         )
+
+    def synchronize(self, _device: object = None) -> None:
+        if self.fault:
+            raise RuntimeError(f"CUDA error: {self.fault}\nand advice")
 
     def handle(self) -> Pool:
         self._pools += 1
@@ -117,6 +127,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
         "graph_pool_handle": cuda.handle,
         "CUDAGraph": lambda: Graph(cuda),
         "graph": cuda.graph,
+        "synchronize": cuda.synchronize,
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
     for name, undo in {
@@ -175,6 +186,41 @@ def test_what_a_broken_run_has_launched_is_waited_for(cuda: Cuda) -> None:
         capture.capture(asking(WARM_UP))
     assert cuda.log == [("side", "default"), ("default", "side")]
     assert not cuda.users
+
+
+def test_a_lost_gpu_is_told_from_work_that_cannot_be_captured(cuda: Cuda) -> None:
+    capture = CudaCapture(torch.device("cuda"))
+
+    def astray() -> tuple[Tensor, ...]:
+        cuda.fault = "an illegal memory access was encountered"
+        raise RuntimeError("CUDA error: whatever came to light first")
+
+    capture.wait()
+    with pytest.raises(DeviceLostError, match=r"\(CUDA error: an illegal memory access was enc"):
+        capture.capture(astray)
+    with pytest.raises(DeviceLostError) as told:
+        capture.wait()
+    assert "\n" not in str(told.value)
+    # Nothing is lost while another capture is under way.
+    cuda.fault = "operation not permitted when stream is capturing"
+    with pytest.raises(RuntimeError, match="not permitted"):
+        capture.wait()
+
+
+def test_garbage_is_not_collected_while_a_graph_is_captured(cuda: Cuda) -> None:
+    """What is in it may be another graph."""
+    collected: list[bool] = []
+
+    def seen() -> tuple[Tensor, ...]:
+        collected.append(gc.isenabled())
+        return work()
+
+    capture = CudaCapture(torch.device("cuda"))
+    capture.capture(seen)
+    assert collected == [True] * WARM_UP + [False]
+    with pytest.raises(RuntimeError, match="not permitted"):
+        capture.capture(asking(WARM_UP + 1))
+    assert gc.isenabled()
 
 
 def test_steps_are_captured_anew_after_the_graphs_of_a_compiler(

@@ -13,7 +13,7 @@ from ladecli.decoder.attention import BACKENDS, choice
 from ladecli.decoder.attention.choice import CANDIDATES, check_usable, choose
 from ladecli.decoder.attention.reference import reference_attention
 from ladecli.decoder.capture import Work
-from ladecli.decoder.errors import ConfigError
+from ladecli.decoder.errors import ConfigError, DeviceLostError
 
 SHAPE = ("cpu", "float32", 4, 2, 8)
 
@@ -136,3 +136,9 @@ def test_numbers_that_are_none_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_elsewhere_nothing_is_tried() -> None:
     assert choose("mps", *SHAPE[1:]).why == "the only one that is made for mps"
+
+
+def test_on_a_gpu_that_is_lost_none_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BACKENDS, "flash", broken(DeviceLostError("the GPU has met a fault")))
+    with pytest.raises(DeviceLostError):
+        choose(*SHAPE, clock=Clock(1.0, 1.0, 1.0))

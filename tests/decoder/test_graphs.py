@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -122,11 +123,15 @@ def test_what_a_step_cannot_move_is_moved_before_it(monkeypatch: pytest.MonkeyPa
     model: Any = OracleModel(spells(text))
     decoder = Decoder(model, capture=Again())
     strategy = make_strategy("lookahead", LookaheadConfig(3, 3, 3, 20))
-    events, moved = [], set()
-    for event in decoder.generate(text[:4], strategy, None, Limits(150)):
-        events.append(event)
-        moves = decoder.cache.moves
+    moved, keep = set(), decoder.cache.keep
+
+    def watched(kept: Sequence[int]) -> int:
+        length, moves = keep(kept), decoder.cache.moves
         moved.add(len(moves.slots) if moves is not None else 0)
+        return length
+
+    monkeypatch.setattr(decoder.cache, "keep", watched)
+    events = [*decoder.generate(text[:4], strategy, None, Limits(150))]
     assert [*text[:4], *ids_of(events)] == text[:154]
     assert {0, 2} <= moved, "more than one, by the way"
 
@@ -265,12 +270,16 @@ def test_a_text_grows_through_reaches_and_a_growing_cache(
 def test_what_fails_later_falls_back_with_a_notice() -> None:
     model, prompt = model_of("llama"), prompt_for("llama", 9)
     expected = ids_of(run(Decoder(model), prompt))
-    capture = Again(RuntimeError("operation not permitted when stream is capturing\nmore"))
+    # Whatever is given up of ours, it fails.
+    why = "operation not permitted when stream is capturing"
+    capture = Again(*[RuntimeError(f"{why}\nmore")] * 9)
     decoder = Decoder(model, capture=capture)
     assert decoder.runner.trouble is None
     assert ids_of(run(decoder, prompt, "lookahead", CONFIG)) == expected
     assert capture.replays == 0
-    assert decoder.runner.trouble == "operation not permitted when stream is capturing"
+    assert decoder.runner.trouble == why
+    assert decoder.runner.given_up is None, "ours was not to blame"
+    assert len(capture.fails) == 9 - 2, "with kernels, and without"
     assert decoder.runner.widths(60) == (1, 2, 4, 8, 16, 24, 32, 48, 60)
     assert not decoder.runner.captures
 

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from .. import layout
-from ..capture import CudaCapture, Work
-from ..errors import ConfigError, DecoderError
+from ..capture import CudaCapture, Work, check_alive
+from ..errors import ConfigError, DecoderError, DeviceLostError
 from ..kv_cache import KVCache
+from ..runner import without_plans
 from ..static_step import StaticCache, StaticStep, StepInputs
 from ..tree import TokenTree
 from . import BACKENDS
@@ -73,6 +74,9 @@ def choose(
         head_size: numbers in a head.
         captured: whether steps are CUDA graphs; what is fast in a graph may be slow to launch.
         clock: times work; None for a clock on a GPU, and for a rule elsewhere.
+
+    Raises:
+        DeviceLostError: a backend has met a fault there that the process cannot get over.
     """
     kind = torch.device(device).type
     if clock is None and kind == "cpu":
@@ -112,6 +116,8 @@ def _raced(
                     out.append(f"{name} is out: {seconds}")
                 else:
                     found[name] = seconds
+    except DeviceLostError:
+        raise
     except Exception as error:  # no room, or no such device
         out.append(_line(error))
     return found, out
@@ -123,6 +129,7 @@ def _tried(trial: _Trial, name: str, clock: Clock) -> float | str:
         trial.check(name)
         return clock(trial.work(name)) / trial.layers
     except Exception as error:  # whatever a kernel says: there are others
+        check_alive(trial.device, error)
         return _line(error)
 
 
@@ -163,6 +170,9 @@ class _Trial:
     Args:
         device, dtype, heads, key_heads, size, captured: as `choose` has them.
         text, width: tokens of both.
+
+    Attributes:
+        device: as torch has it.
     """
 
     def __init__(
@@ -176,7 +186,7 @@ class _Trial:
         text: int,
         width: int,
     ) -> None:
-        place = torch.device(device)
+        self.device = place = torch.device(device)
         self._scaling = size**-0.5
         self._captured = captured
         kind = getattr(torch, dtype)
@@ -217,9 +227,10 @@ class _Trial:
 
         def run() -> tuple[Tensor, ...]:
             out = self._query
-            for layer in range(self.layers):
-                key, value = writes.update(*self._own, layer)
-                out = backend(self._query, key, value, step, self._scaling, None, None)
+            with without_plans(out.device):
+                for layer in range(self.layers):
+                    key, value = writes.update(*self._own, layer)
+                    out = backend(self._query, key, value, step, self._scaling, None, None)
             return (out,)
 
         return run

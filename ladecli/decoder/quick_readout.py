@@ -1,0 +1,206 @@
+"""What is read out of logits, by Triton kernels that read each of them once.
+
+By torch's operations a wide step of a large vocabulary spends a good part of its time on that: its
+softmax has one program for each row, its search for the greatest numbers sorts them, and whole
+numbers as weights take half a dozen passes over float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from .capture import check_alive
+from .lean import fused
+from .memory import attempt, is_out_of_memory
+from .ranking import ranked
+
+ONE = 1 << 40
+"""The weight of the most probable token; 2**22 such ones can be summed up in 63 bits."""
+
+DEVICES = ("cuda",)
+"""Types of devices for which there is something to gain."""
+BLOCK = 4096
+"""Logits that one program looks at."""
+MOST_BLOCKS = 256
+"""What the program that joins them can hold."""
+MOST = 8
+"""Tokens of a row; each takes another look at all of a block."""
+CLOSE = 1e-5
+"""Probabilities may be off by so much, relatively: they go into drafts alone."""
+HELD = 8
+"""Sums that one program makes."""
+
+Weigh = Callable[[Tensor, Tensor, float], Tensor]
+"""(logits, the greatest of each row [rows, 1], temperature) -> sums of weights, int64."""
+
+
+def may_rank(logits: Tensor, count: int) -> bool:
+    """Whether `rank` takes these: dense rows, where a trial has shown that it works.
+
+    Args:
+        logits: [rows, vocabulary].
+        count: at most the vocabulary.
+    """
+    return (
+        count <= MOST
+        and logits.shape[-1] <= BLOCK * MOST_BLOCKS
+        and _may_read(logits)
+        and bool(attempt(_ranks, logits.device, logits.dtype, logits.shape[-1], count))
+    )
+
+
+def may_weigh(logits: Tensor, block: int, own: Weigh) -> bool:
+    """Whether `weigh` takes these: dense rows, where a trial has shown that it says the same.
+
+    Args:
+        logits: [rows, vocabulary].
+        block: see `weigh`.
+        own: what it would stand for.
+    """
+    return _may_read(logits) and bool(
+        attempt(_weighs, logits.device, logits.dtype, logits.shape[-1], block, own)
+    )
+
+
+def _may_read(logits: Tensor) -> bool:
+    return (
+        logits.device.type in DEVICES
+        and logits.stride(-1) == 1
+        # Distributed tensors have their numbers elsewhere.
+        and type(logits) is Tensor
+        and not fused.off()
+        and fused.available(logits.device)
+    )
+
+
+@lru_cache(maxsize=16)
+def _ranks(device: torch.device, dtype: torch.dtype, vocabulary: int, count: int) -> bool:
+    """Whether `rank` says what `ranked` does."""
+
+    def trial() -> bool:
+        logits = _numbers(device, dtype, vocabulary)
+        found, bits = rank(logits, count)
+        tokens, probabilities = ranked(logits, count)
+        shares = bits.view(torch.float32)
+        greatest = logits.gather(1, found.long()).equal(logits.gather(1, tokens))
+        close = torch.allclose(shares, probabilities, rtol=CLOSE, atol=0.0)
+        return greatest and close and torch.equal(found[:, 0], tokens[:, 0].int())
+
+    return _passed(device, trial)
+
+
+@lru_cache(maxsize=16)
+def _weighs(
+    device: torch.device, dtype: torch.dtype, vocabulary: int, block: int, own: Weigh
+) -> bool:
+    """Whether `weigh` says what `own` does, to the last bit."""
+
+    def trial() -> bool:
+        logits = _numbers(device, dtype, vocabulary)
+        asked = logits, logits.amax(dim=-1, keepdim=True), 0.7
+        return torch.equal(weigh(*asked, block), own(*asked))
+
+    return _passed(device, trial)
+
+
+def _numbers(device: torch.device, dtype: torch.dtype, vocabulary: int) -> Tensor:
+    """Logits for a trial; in half precision some of the greatest are equal."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(2, vocabulary, generator=generator).to(device, dtype)
+
+
+def _passed(device: torch.device, trial: Callable[[], bool]) -> bool:
+    """What a trial on a device found; whoever is out of memory may try again.
+
+    Raises:
+        RuntimeError, MemoryError: out of memory.
+        DeviceLostError: nothing can be computed any more.
+    """
+    try:
+        with torch.inference_mode():
+            return trial()
+    except Exception as error:  # whatever a compiler says: there is another way
+        if is_out_of_memory(error):
+            raise
+        check_alive(device, error)
+        return False
+
+
+def rank(logits: Tensor, count: int) -> Tensor:
+    """The most probable tokens of each row with their probabilities, the best first; `may_rank`
+    must be true.
+
+    Args:
+        logits: [rows, vocabulary].
+        count: from 1 to the vocabulary.
+
+    Returns:
+        int32 [2, rows, count]: tokens, and probabilities as the bits of float32.  Of equally
+        probable tokens the lowest comes first.
+    """
+    from . import readout_kernels
+
+    rows, vocabulary = logits.shape
+    blocks = -(-vocabulary // BLOCK)
+    # Those of small models are one block, which need not be that large.
+    block = min(BLOCK, fused.power(vocabulary))
+    tops, sums = logits.new_empty((2, rows, blocks), dtype=torch.float32)
+    values = logits.new_empty((rows, blocks, count), dtype=torch.float32)
+    tokens = torch.empty_like(values, dtype=torch.int32)
+    out = logits.new_empty((2, rows, count), dtype=torch.int32)
+    found = values, tokens, tops, sums
+    # Triton launches on the current device.
+    with torch.cuda.device(logits.get_device()):
+        readout_kernels.rank[rows, blocks](
+            logits, *found, logits.stride(0), vocabulary, COUNT=count, BLOCK=block, num_warps=8
+        )
+        readout_kernels.join[rows,](
+            *found,
+            out[0],
+            out[1].view(torch.float32),
+            blocks,
+            COUNT=count,
+            BLOCKS=fused.power(blocks),
+            FOUND=fused.power(blocks * count),
+        )
+    return out
+
+
+def weigh(logits: Tensor, best: Tensor, temperature: float, block: int) -> Tensor:
+    """Sums of the weights of `block` tokens each, as `choosing` has them; `may_weigh` must be true.
+
+    Args:
+        logits: [rows, vocabulary].
+        best: the greatest of each row, [rows, 1].
+        temperature: as it divides, above 0.
+        block: a power of two.
+
+    Returns:
+        int64 [rows, blocks].
+    """
+    from . import readout_kernels
+
+    rows, vocabulary = logits.shape
+    blocks = -(-vocabulary // block)
+    sums = logits.new_empty((rows, blocks), dtype=torch.int64)
+    # A number as an argument of a kernel would be rounded to float32.
+    inverse = torch.full((1,), 1.0 / temperature, dtype=torch.float64, device=logits.device)
+    with torch.cuda.device(logits.get_device()):
+        readout_kernels.weigh[rows, -(-blocks // HELD)](
+            logits,
+            best.contiguous(),
+            inverse,
+            sums,
+            logits.stride(0),
+            vocabulary,
+            blocks,
+            ONE=float(ONE),
+            BLOCK=block,
+            HELD=HELD,
+            num_warps=8,
+        )
+    return sums

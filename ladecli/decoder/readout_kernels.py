@@ -1,0 +1,130 @@
+"""The Triton kernels of `quick_readout`; importing this needs the package triton."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+_NONE = tl.constexpr(2**31 - 1)
+"""Stands for no token, behind all that there are."""
+
+
+@triton.jit
+def _best(values, tokens, left):
+    """The greatest of the values that are left, and of those as great the lowest token."""
+    value = tl.max(tl.where(left, values, float("-inf")), 0)
+    return value, tl.min(tl.where(left & (values == value), tokens, _NONE), 0)
+
+
+@triton.jit
+def _weights(values, top):
+    """exp(value - top), where `top` is minus infinity if nothing is possible."""
+    return tl.exp(values - tl.where(top == float("-inf"), 0.0, top))
+
+
+@triton.jit
+def rank(
+    logits,
+    values,
+    tokens,
+    tops,
+    sums,
+    row_stride,
+    vocabulary,
+    COUNT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The greatest logits of one block of one row; the grid is (rows, blocks).
+
+    Args:
+        logits: [rows, vocabulary], whose rows are dense.
+        values, tokens: float32 and int32 [rows, blocks, COUNT], the greatest first; _NONE where
+            a block has no more tokens.
+        tops, sums: float32 [rows, blocks], the greatest logit, and the sum of exp(logit - top).
+    """
+    row = tl.program_id(0).to(tl.int64)
+    part = row * tl.num_programs(1) + tl.program_id(1)
+    token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    left = token < vocabulary
+    value = tl.load(logits + row * row_stride + token, mask=left, other=0.0).to(tl.float32)
+    top, _ = _best(value, token, left)
+    tl.store(tops + part, top)
+    tl.store(sums + part, tl.sum(tl.where(left, _weights(value, top), 0.0), 0))
+    for place in tl.static_range(COUNT):
+        best, which = _best(value, token, left)
+        tl.store(values + part * COUNT + place, best)
+        tl.store(tokens + part * COUNT + place, which)
+        left = left & (token != which)
+
+
+@triton.jit
+def join(
+    values,
+    tokens,
+    tops,
+    sums,
+    out,
+    shares,
+    blocks,
+    COUNT: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    FOUND: tl.constexpr,
+):
+    """The greatest logits of one row, from those of its blocks; the grid is (rows,).
+
+    Args:
+        values, tokens, tops, sums: as `rank` left them.
+        out, shares: int32 and float32 [rows, COUNT], tokens and their probabilities.
+        BLOCKS, FOUND: `blocks`, and all that they found, as powers of two.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    each = tl.arange(0, BLOCKS)
+    top = tl.load(tops + row * blocks + each, mask=each < blocks, other=float("-inf"))
+    total = tl.load(sums + row * blocks + each, mask=each < blocks, other=0.0)
+    highest = tl.max(top, 0)
+    total = tl.sum(total * _weights(top, highest), 0)
+    place = tl.arange(0, FOUND)
+    there = place < blocks * COUNT
+    value = tl.load(values + row * blocks * COUNT + place, mask=there, other=0.0)
+    token = tl.load(tokens + row * blocks * COUNT + place, mask=there, other=_NONE)
+    left = token < _NONE
+    for rank in tl.static_range(COUNT):
+        best, which = _best(value, token, left)
+        # Where nothing is possible, the total is 0.
+        share = _weights(best, highest) / tl.where(total == 0.0, 1.0, total)
+        tl.store(out + row * COUNT + rank, which)
+        tl.store(shares + row * COUNT + rank, share)
+        left = left & (token != which)
+
+
+@triton.jit
+def weigh(
+    logits,
+    best,
+    inverse,
+    sums,
+    row_stride,
+    vocabulary,
+    blocks,
+    ONE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HELD: tl.constexpr,
+):
+    """Sums of weights of BLOCK tokens each; the grid is (rows, blocks in groups of HELD).
+
+    A weight is floor(ONE * exp((logit - best) * inverse)) in float64, where sums of them are exact.
+
+    Args:
+        logits: [rows, vocabulary], whose rows are dense.
+        best: [rows], the greatest logits.
+        inverse: float64 [1], of the temperature.
+        sums: int64 [rows, blocks].
+    """
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1) * HELD + tl.arange(0, HELD)
+    token = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    inside = token < vocabulary
+    value = tl.load(logits + row * row_stride + token, mask=inside, other=0.0).to(tl.float64)
+    value = (value - tl.load(best + row).to(tl.float64)) * tl.load(inverse)
+    weight = tl.where(inside, tl.floor(tl.exp(value) * ONE), 0.0)
+    tl.store(sums + row * blocks + block, tl.sum(weight, 1).to(tl.int64), mask=block < blocks)

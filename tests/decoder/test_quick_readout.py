@@ -1,0 +1,201 @@
+"""What is read out of logits by Triton's kernels: the same as by torch's operations."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from ladecli.decoder import choosing, quick_readout
+from ladecli.decoder.config import SamplingConfig
+from ladecli.decoder.errors import DeviceLostError
+from ladecli.decoder.lean import fused
+from ladecli.decoder.quick_readout import may_rank, rank, weigh
+from ladecli.decoder.ranking import ranked
+from ladecli.decoder.readout import pack
+
+from .test_ranking import KINDS, rows_of
+from .triton_compiler import printed
+
+pytest.importorskip("triton")
+
+
+@pytest.fixture(autouse=True)
+def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU has them, too: in the interpreter."""
+    monkeypatch.setattr(quick_readout, "DEVICES", ("cpu",))
+    monkeypatch.setattr(quick_readout, "BLOCK", 64)
+    for name in ("_ranks", "_weighs"):
+        monkeypatch.setattr(quick_readout, name, getattr(quick_readout, name).__wrapped__)
+
+
+SIZES = [(4, 4), (63, 1), (64, 3), (65, 2), (129, 4)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "vocabulary", "count"),
+    [*((kind, 200, 4) for kind in KINDS), *(("quantised", *size) for size in SIZES)],
+)
+def test_the_greatest_come_first_and_of_equal_ones_the_lowest(
+    kind: str, vocabulary: int, count: int
+) -> None:
+    logits = rows_of(3, vocabulary, kind)
+    tokens, bits = rank(logits, count)
+    order = logits.float().sort(dim=-1, descending=True, stable=True).indices[:, :count]
+    assert torch.equal(tokens.long(), order)
+    assert torch.equal(tokens[:, 0].long(), logits.argmax(dim=-1))
+    exact = torch.softmax(logits.double(), dim=-1).nan_to_num().gather(1, order)
+    shares = bits.view(torch.float32).double()
+    torch.testing.assert_close(shares, exact, rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_rows_may_lie_apart(dtype: torch.dtype) -> None:
+    wide = rows_of(6, 300, "random").to(dtype)
+    logits = wide[::2, 40:250]
+    tokens, bits = rank(logits, 4)
+    expected, probabilities = ranked(logits.contiguous(), 4)
+    greatest = logits.gather(1, tokens.long())
+    assert torch.equal(greatest, logits.gather(1, expected))
+    torch.testing.assert_close(bits.view(torch.float32), probabilities, rtol=1e-6, atol=0.0)
+
+
+def test_a_step_brings_home_the_same_words() -> None:
+    logits = rows_of(5, 130, "random")
+    asked = logits, 4, None, None
+    expected = pack(*asked)
+    with fused.switched(False):
+        assert not may_rank(logits, 4)
+        by_torch = pack(*asked)
+    count = 5 * 4
+    assert torch.equal(expected[:count], by_torch[:count])
+    shares = [words[count:].view(torch.float32) for words in (expected, by_torch)]
+    torch.testing.assert_close(*shares, rtol=1e-6, atol=0.0)
+
+
+def test_what_the_kernels_do_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = rows_of(3, 200, "random")
+    assert may_rank(logits, 4)
+    assert not may_rank(logits.t(), 2)
+    assert not may_rank(torch.nn.Parameter(logits), 4), "nor whatever else is no plain tensor"
+    assert not may_rank(logits, quick_readout.MOST + 1)
+    monkeypatch.setattr(quick_readout, "MOST_BLOCKS", 3)
+    assert not may_rank(logits, 4)
+    assert may_rank(logits[:, :192], 4)
+
+
+def test_kernels_that_say_something_else_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = rows_of(3, 200, "random")
+
+    def fails(*_: object) -> Tensor:
+        raise ValueError("no such instruction")
+
+    def no_memory(*_: object) -> Tensor:
+        raise torch.OutOfMemoryError("out of memory")
+
+    def other(at: int, place: int, by: int) -> None:
+        def wrong(logits: Tensor, count: int) -> Tensor:
+            found = rank(logits, count)
+            found[at, :, place] += by
+            return found
+
+        monkeypatch.setattr(quick_readout, "rank", wrong)
+        assert not may_rank(logits, 4)
+
+    def lost(*_: object) -> Tensor:
+        raise DeviceLostError("gone")
+
+    other(0, 0, 1)
+    other(0, 3, 1)
+    other(1, 2, 1 << 10)
+    for broken in (fails, no_memory):
+        monkeypatch.setattr(quick_readout, "rank", broken)
+        assert not may_rank(logits, 4)
+    monkeypatch.setattr(quick_readout, "rank", lost)
+    with pytest.raises(DeviceLostError):
+        may_rank(logits, 4)
+
+
+def weights(logits: Tensor, temperature: float, block: int) -> list[list[int]]:
+    """By the definition, in numbers of Python's."""
+    sums = []
+    for row in logits.double().tolist():
+        best = max(row)
+        each = [int((1 << 40) * math.exp((x - best) * (1.0 / temperature))) for x in row]
+        sums.append([sum(each[at : at + block]) for at in range(0, len(each), block)])
+    return sums
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("vocabulary", "temperature", "block"),
+    [(63, 0.7, 4), (64, 1.0, 16), (300, 1e-3, 16), (300, 3.0, 8), (17, 0.9, 64)],
+)
+def test_weights_are_summed_in_blocks(
+    vocabulary: int, temperature: float, block: int, dtype: torch.dtype
+) -> None:
+    logits = rows_of(6, 2 * vocabulary, "random").to(dtype)[::2, vocabulary:]
+    logits[1, ::2] = -torch.inf
+    best = logits.amax(dim=-1, keepdim=True)
+    found = weigh(logits, best, temperature, block)
+    expected = torch.tensor(weights(logits, temperature, block))
+    # Exponentials of several libraries differ in their last bit now and then.
+    assert found.dtype == torch.int64
+    assert (found - expected).abs().max() <= 2
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_weights_by_a_kernel_are_used_where_they_are_the_same_to_the_last_bit(
+    monkeypatch: pytest.MonkeyPatch, right: bool
+) -> None:
+    logits = rows_of(3, 500, "random")
+    asked: list[float] = []
+
+    def by_kernel(logits: Tensor, best: Tensor, temperature: float, block: int) -> Tensor:
+        asked.append(temperature)
+        found = choosing._blocks_by_torch(logits, best, temperature)
+        assert block == choosing.BLOCK
+        return found if right else found + 1
+
+    for module in (quick_readout, choosing):
+        monkeypatch.setattr(module, "weigh", by_kernel)
+    uniforms = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
+    config = SamplingConfig(0.8)
+    drawn, certain = choosing.choose_ahead(logits, uniforms, config)
+    assert asked == ([0.7, 0.8] if right else [0.7])
+    monkeypatch.setattr(quick_readout, "DEVICES", ())
+    expected, _ = choosing.choose_ahead(logits, uniforms, config)
+    assert torch.equal(drawn, expected)
+    assert bool(certain.all())
+    assert len(asked) == 1 + right
+
+
+COMPILER = """
+FLOATS, INTS = "*fp32", "*i32"
+
+
+def compiled(kernel, types, warps, architecture, **constants):
+    types = {name: types.get(name, "i32") for name in kernel.arg_names}
+    types.update(dict.fromkeys(constants, "constexpr"))
+    source = triton.compiler.ASTSource(kernel, types, constants, {})
+    target = GPUTarget("cuda", architecture, 32)
+    return triton.compile(source, target=target, options={"num_warps": warps})
+
+
+found = {"values": FLOATS, "tokens": INTS, "tops": FLOATS, "sums": FLOATS}
+for architecture, type in ((80, "*fp16"), (90, "*bf16"), (90, "*fp32")):
+    types = found | {"logits": type}
+    print(stack(compiled(kernels.rank, types, 8, architecture, COUNT=4, BLOCK=4096)))
+    types = found | {"out": INTS, "shares": FLOATS}
+    print(stack(compiled(kernels.join, types, 4, architecture, COUNT=8, BLOCKS=256, FOUND=2048)))
+types = {"logits": "*bf16", "best": "*bf16", "inverse": "*fp64", "sums": "*i64"}
+print(stack(compiled(kernels.weigh, types, 8, 90, ONE=2.0**40, BLOCK=128, HELD=8)))
+"""
+
+
+def test_the_kernels_compile_for_a_gpu_and_hold_all_in_registers(tmp_path: Path) -> None:
+    source = Path(quick_readout.__file__).with_name("readout_kernels.py")
+    assert printed(COMPILER, source, tmp_path).split() == ["0"] * 7

@@ -1,0 +1,59 @@
+"""Counts the memory of tensors, on devices without numbers too."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+WHOLE = {"linear", "embedding", "scaled_dot_product_attention"}
+"""They hold nothing on their way on a GPU, though torch can take them apart."""
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+
+
+class Held(TorchDispatchMode):
+    """Counts the bytes of tensors that are made while it is in effect, as long as they live.
+
+    Attributes:
+        most: bytes at the worst moment.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = 0
+        self._sizes: dict[int, int] = {}
+
+    @property
+    def now(self) -> int:
+        """Bytes that are held."""
+        return sum(self._sizes.values())
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        given = kwargs or {}
+        name = func._schema.name.partition("::")[2]
+        # In inference mode they arrive before they are taken apart: a softmax of other numbers
+        # than its input's makes a copy first.
+        if name not in WHOLE and func.has_kernel_for_dispatch_key(_COMPOSITE):
+            with self:
+                return func.decompose(*args, **given)
+        self._watch((args, given), there=True)
+        out = func(*args, **given)
+        self._watch(out)
+        self.most = max(self.most, self.now)
+        return out
+
+    def _watch(self, tensors: Any, *, there: bool = False) -> None:
+        for tensor in tree_leaves(tensors):
+            if not isinstance(tensor, torch.Tensor):
+                continue
+            storage = tensor.untyped_storage()
+            key = storage._cdata
+            if key not in self._sizes:
+                # What was there before is not counted.
+                self._sizes[key] = 0 if there else storage.nbytes()
+                weakref.finalize(storage, self._sizes.pop, key, None)
