@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -20,7 +23,7 @@ from ladecli.decoder.graphs import WIDTHS
 
 sys.path.append(str(Path(__file__).parents[1] / "scripts"))
 
-from gpu_check import answers, clock, main, shapes, steps, targets, tests
+from gpu_check import again, answers, clock, main, shapes, steps, targets, tests
 from gpu_check.journal import Journal, LeftOut, OutOfTime, limited
 from gpu_check.profile import toml_of
 from gpu_check.watching import Rerun, Watch
@@ -112,6 +115,251 @@ def test_a_limit_within_another_one_leaves_it_be() -> None:
     assert time.monotonic() - began < 4
 
 
+def test_a_part_is_told_again_that_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python drops what is raised in a destructor."""
+    monkeypatch.setattr("gpu_check.journal.AGAIN", 0.05)
+
+    class Deaf:
+        def __del__(self) -> None:
+            with contextlib.suppress(OutOfTime):
+                time.sleep(5)
+
+    def work() -> None:
+        with limited(0.05):
+            Deaf()
+            time.sleep(5)
+
+    began = time.monotonic()
+    with pytest.raises(OutOfTime):
+        work()
+    assert time.monotonic() - began < 4
+
+
+def test_parts_of_an_earlier_process_are_not_done_again(tmp_path: Path) -> None:
+    first = journal_in(tmp_path)
+    assert first.part("good", 9, lambda: first.data.update(figure=1))
+    assert not first.part("bad", 9, lambda: [][0])
+
+    def killed() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        first.part("fatal", 9, killed)
+    assert read(tmp_path)["underway"] == "fatal", "what a fault leaves behind"
+
+    again = Journal(tmp_path / "new" / "out.json", 100.0, lambda _line: None, resume=True)
+    assert again.data["figure"] == 1
+    assert again.part("good", 9, lambda: pytest.fail("it was done"))
+    assert not again.part("bad", 9, lambda: pytest.fail("it was tried"))
+    for anew in (False, True):
+        assert not again.part("fatal", 9, lambda: pytest.fail("it is fatal"), anew=anew)
+    made: list[int] = []
+    assert again.part("good", 9, lambda: made.append(1), anew=True)
+    assert made, "a model that later parts need"
+    assert again.part("more", 9, lambda: None)
+    found = read(tmp_path)
+    assert found["parts"]["fatal"] == {
+        "state": "failed",
+        "reason": "the process ended within it",
+    }
+    assert "underway" not in found
+
+
+def test_nothing_is_tried_on_a_gpu_that_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is left to another process, not noted as failed."""
+
+    def synchronize() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nadvice")
+
+    lines: list[str] = []
+    journal = Journal(tmp_path / "new" / "out.json", 100.0, lines.append)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    assert not journal.part("astray", 9, lambda: [][0])
+    assert journal.lost
+    assert not journal.part("next", 9, lambda: pytest.fail("on what?"))
+    journal.skip(["texts"], "no backend")
+    assert [*read(tmp_path)["parts"]] == ["astray"]
+    assert lines[-1].endswith("CUDA error: an illegal memory access was encountered")
+
+
+def test_a_gpu_that_hangs_ends_the_process_and_time_adds_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it hangs behind a part, when it is asked whether it is still there."""
+    set_to: list[float] = []
+    now = [100.0]
+    path = tmp_path / "out.json"
+    path.write_text('{"parts": {}, "seconds": 40.0}')
+    monkeypatch.setattr(
+        "gpu_check.journal.faulthandler.dump_traceback_later",
+        lambda seconds, exit: set_to.append(seconds) if exit else None,
+    )
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    journal = Journal(path, 100.0, lambda _: None, lambda: now[0], resume=True, ends=True)
+
+    def work() -> None:
+        assert set_to == [9 + 10.0]
+        now[0] += 5
+
+    assert journal.part("one", 9, work)
+    assert set_to == [9 + 10.0, 10.0]
+    assert json.loads(path.read_text())["seconds"] == 45.0
+
+
+WORKER = """
+import os, pathlib, signal, sys
+log = pathlib.Path(sys.argv[1])
+note = pathlib.Path(sys.argv[sys.argv.index("--note") + 1])
+earlier = log.read_text() if log.exists() else ""
+log.write_text(earlier + " ".join(sys.argv[2:]) + "\\n")
+faults = {faults}
+if {begins} or earlier:
+    note.with_name("begun").touch()
+if earlier.count("\\n") < len(faults):
+    eval(faults[earlier.count("\\n")])
+note.write_text("1")
+sys.exit(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("faults", "runs"),
+    [
+        ([], 1),
+        (["os.kill(os.getpid(), signal.SIGSEGV)", "os._exit(1)", "sys.exit(4)"], 4),
+        (["sys.exit(2)"], 1),
+        (["sys.exit(0)"], 1),
+    ],
+    ids=["none", "several", "wrong call", "asked for help"],
+)
+def test_a_fault_costs_one_process(
+    faults: list[str], runs: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script, log = tmp_path / "worker.py", tmp_path / "log"
+    script.write_text(WORKER.format(faults=faults, begins=True))
+    code = again.main(["--shapes", "tiny"], [sys.executable, str(script), str(log)])
+    assert code == {"sys.exit(2)": 2, "sys.exit(0)": 0}.get("".join(faults), 1), "of the last one"
+    calls = log.read_text().splitlines()
+    assert len(calls) == runs
+    assert all(call.startswith("--shapes tiny --here --note ") for call in calls)
+    assert ["--resume" in call for call in calls] == [False] + [True] * (runs - 1)
+    times = [float(call.split("--seconds ")[1].split()[0]) for call in calls]
+    assert times == sorted(times, reverse=True), "each has what the ones before it have left"
+    assert runs < 3 or times[-1] < times[0]
+    assert capfd.readouterr().out.count("what is left goes on") == runs - 1
+
+
+def test_what_an_earlier_check_left_is_not_gone_on_with(tmp_path: Path) -> None:
+    """The first process has met a fault before it wrote anything: the file is not its own."""
+    script, log = tmp_path / "worker.py", tmp_path / "log"
+    script.write_text(WORKER.format(faults=["os._exit(1)"] * 2, begins=False))
+    again.main([], [sys.executable, str(script), str(log)])
+    calls = log.read_text().splitlines()
+    assert ["--resume" in call for call in calls] == [False, False, True]
+
+
+def test_no_process_begins_without_time_for_it(tmp_path: Path) -> None:
+    script, log = tmp_path / "worker.py", tmp_path / "log"
+    script.write_text(WORKER.format(faults=["os._exit(1)"], begins=True))
+    worker = [sys.executable, str(script), str(log)]
+    assert again.main(["--seconds", str(again.LEAST)], worker) == 1
+    assert len(log.read_text().splitlines()) == 1
+
+
+def test_a_check_begins_with_a_file_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(*_: object) -> None:
+        assert "models" not in json.loads(out.read_text())
+        assert (tmp_path / again.BEGUN).exists()
+        raise ValueError("a driver in pieces")
+
+    monkeypatch.setattr(main, "Check", check)
+    out, note = tmp_path / "out.json", tmp_path / "code"
+    out.write_text('{"parts": {"copy": {"state": "done"}}, "models": {"old": {}}}')
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(ValueError, match="in pieces"):
+            main.main(["--device", "cpu", "--json", str(out), "--note", str(note)])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert json.loads(out.read_text())["parts"] == {}
+    assert note.read_text() == "1"
+
+
+def test_a_lost_gpu_leaves_the_rest_to_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(journal: Journal, *_: object) -> mock.Mock:
+        journal.lost = True
+        return mock.Mock()
+
+    monkeypatch.setattr(main, "Check", check)
+    note = tmp_path / "code"
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        call = ["--device", "cpu", "--json", str(tmp_path / "out.json"), "--note", str(note)]
+        assert main.main(call) == main.LOST
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert not note.exists(), "that would be a regular end"
+
+
+def test_whoever_is_told_to_end_ends_what_it_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work(_args: object) -> int:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+        return 0
+
+    monkeypatch.setattr(main, "_run", work)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main.main(["--note", str(tmp_path / "code")])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended.value.code == 143
+
+    script, log = tmp_path / "worker.py", tmp_path / "log"
+    script.write_text(
+        "import pathlib, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))\n"
+        f"log = pathlib.Path({str(log)!r})\n"
+        "try:\n    log.touch()\n    time.sleep(60)\n"
+        "finally:\n    log.write_text('parted')\n"
+    )
+
+    def tell() -> None:
+        while not log.exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=tell).start()
+    with pytest.raises(SystemExit) as ended:
+        again.main([], [sys.executable, str(script)])
+    assert ended.value.code == 143
+    assert log.read_text() == "parted"
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_process_that_does_not_end_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(again, "LATE", 0.0)
+    script = tmp_path / "worker.py"
+    script.write_text("import time\ntime.sleep(60)\n")
+    began = time.monotonic()
+    assert again.main(["--seconds", "0.5"], [sys.executable, str(script)]) != 0
+    assert time.monotonic() - began < 10
+
+
 def test_arms_take_turns_forwards_and_backwards() -> None:
     order: list[str] = []
     arms = {name: lambda name=name: order.append(name) for name in "abc"}
@@ -192,7 +440,7 @@ def measured() -> dict[str, Any]:
         "seconds": 300.0,
         "facts": {"gpu": "NVIDIA H200", "device": "cuda", "torch": "2.11.0"},
         "ceilings": {"copy": {"rate": 4.3e12}, "product": {"rate": 7.9e14}},
-        "tests": {"failed": 0},
+        "tests": {"failed": 0, "passed": 9, "ended": True},
         "models": {"llama-2-7b": model, "tiny": {}},
         "parts": {"x": {"state": "failed", "reason": "RuntimeError: y"}},
     }
@@ -343,7 +591,8 @@ def test_a_rehearsal_from_a_checkout_where_packages_are_missing(tmp_path: Path) 
     code = f"""
 import runpy, sys
 sys.modules.update(dict.fromkeys({MISSING}))
-sys.argv[1:] = ["--device", "cpu", "--shapes", "tiny,demo", "--no-tests", "--json", {str(out)!r}]
+sys.argv[1:] = ["--here", "--device", "cpu", "--shapes", "tiny,demo", "--no-tests"]
+sys.argv += ["--json", {str(out)!r}]
 runpy.run_path({str(ROOT / "scripts" / "gpu_check")!r}, run_name="__main__")
 """
     # Triton's interpreter is slow, and has tests of its own.

@@ -1,5 +1,6 @@
 """What issue after issue asks of a GPU, measured in one command: see `main`.
 
+- `again`     the command again, where a fault has ended its process
 - `main`      the command: options, parts in order of their worth, the summary
 - `journal`   parts with limits of time; every figure is in the file as soon as it is known
 - `clock`     times of work on a device, in turns

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 import time
 from collections import defaultdict
@@ -13,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, StaticCache
 
 from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.engine import Decoder, Limits
@@ -22,6 +21,7 @@ from ladecli.decoder.ngrams import prepare
 from ladecli.decoder.strategies import make_strategy
 
 from .clock import Clock, middle, wholes
+from .machine import empty
 from .shapes import Subject
 from .steps import Scale
 from .watching import Watch, watch_for
@@ -91,7 +91,7 @@ def host_share(
                     parts[part].append(seconds)
         # With waits for the device between them, which a step does not have otherwise.
         data["parts_seconds"] = {part: middle(seconds) for part, seconds in parts.items()}
-        data["trouble"] = decoder.runner.trouble
+        data |= {"trouble": decoder.runner.trouble, "given_up": decoder.runner.given_up}
 
 
 def in_widths(config: LookaheadConfig, decoder: Decoder) -> LookaheadConfig:
@@ -183,9 +183,8 @@ def memory(subject: Subject, attention: str, scale: Scale, data: dict[str, Any])
 
 
 def _empty(device: torch.device) -> None:
-    gc.collect()
+    empty(device)
     if device.type == "cuda":
-        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
 
 
@@ -222,7 +221,9 @@ def beside_generate(
         # A decoder binds the model's attention; for `generate` it is given back.
         ours = partial(text_of, decoder, prompt, "autoregressive", LookaheadConfig(), new)
         ours()
-        theirs = partial(_generate, subject, prompt, new, compiled)
+        # One cache for all texts: for another one torch would capture its steps anew.
+        cache = StaticCache(subject.config, max_cache_len=len(prompt) + new) if compiled else None
+        theirs = partial(_generate, subject, prompt, new, cache)
         subject.be_stock(True)
         try:
             began = time.perf_counter()
@@ -239,6 +240,11 @@ def beside_generate(
             for _ in range(3):
                 found["generate"] += wholes({0: theirs}, clock, 1)[0]
                 subject.be_stock(False)
+                if compiled:
+                    # Whenever torch captures, it frees the workspaces of cuBLAS: steps that were
+                    # captured here before would go on writing to them.
+                    decoder.runner.forget()
+                    ours()
                 found["ours"] += wholes({0: ours}, clock, 1)[0]
                 subject.be_stock(True)
         finally:
@@ -249,17 +255,17 @@ def beside_generate(
     data["all"] = {name: [s / new for s in seconds] for name, seconds in found.items()}
 
 
-def _generate(subject: Subject, prompt: list[int], new: int, compiled: bool) -> int:
-    """One text by transformers; returns how many tokens it has."""
+def _generate(subject: Subject, prompt: list[int], new: int, cache: StaticCache | None) -> int:
+    """One text by transformers, compiled where it has a static cache; how many tokens it has."""
     ids = torch.tensor([prompt], device=subject.device)
     config = GenerationConfig(
-        do_sample=False,
-        max_new_tokens=new,
-        eos_token_id=None,
-        pad_token_id=0,
-        cache_implementation="static" if compiled else None,
+        do_sample=False, max_new_tokens=new, eos_token_id=None, pad_token_id=0
     )
-    out = subject.model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+    given: dict[str, Any] = {"attention_mask": torch.ones_like(ids), "generation_config": config}
+    if cache is not None:
+        cache.reset()
+        given["past_key_values"] = cache
+    out = subject.model.generate(ids, **given)
     return int(out.shape[1]) - len(prompt)
 
 

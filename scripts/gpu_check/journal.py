@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import json
 import os
@@ -20,6 +21,11 @@ DONE, FAILED, LATE, LEFT = "done", "failed", "out of time", "left out"
 SPARE = 3.0
 """Seconds kept for the summary; a part that would have less than `LEAST` is not begun."""
 LEAST = 1.0
+AGAIN = 10.0
+"""Seconds after which a part whose time is over is told so again: a destructor that was running may
+have swallowed it."""
+HUNG = 10.0
+"""Seconds beyond its limit after which a part within a call that never returns ends the process."""
 
 
 class OutOfTime(BaseException):
@@ -34,7 +40,7 @@ class LeftOut(Exception):
 def limited(seconds: float) -> Iterator[None]:
     """Break work off after so many seconds.
 
-    Within a call into C that never returns nothing can: `Journal` has a watchdog for that.
+    Within a call into C that never returns nothing can: `Journal` may end the process then.
 
     Raises:
         OutOfTime: in the work, wherever it is.
@@ -45,7 +51,7 @@ def limited(seconds: float) -> Iterator[None]:
 
     before = signal.signal(signal.SIGALRM, ring)
     began = time.monotonic()
-    left, _ = signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
+    left, _ = signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3), AGAIN)
     try:
         yield
     finally:
@@ -63,9 +69,12 @@ class Journal:
         seconds: that the whole check may take.
         say: told one line per part.
         clock: seconds, ascending.
+        resume: whether to go on with the file, whose parts are not done again.
+        ends: whether a part that hangs ends the process.
 
     Attributes:
         data: the figures; whoever measures writes here as it goes.
+        lost: whether the GPU answers nothing but errors in this process.
     """
 
     def __init__(
@@ -74,8 +83,20 @@ class Journal:
         seconds: float,
         say: Callable[[str], None] = print,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        resume: bool = False,
+        ends: bool = False,
     ) -> None:
         self.data: dict[str, Any] = {"version": 1, "parts": {}}
+        if resume and path.exists():
+            self.data = json.loads(path.read_text(encoding="utf-8"))
+        self._before = float(self.data.get("seconds", 0.0))
+        parts = self.data["parts"]
+        if underway := self.data.pop("underway", None):
+            parts[underway] = {"state": FAILED, "reason": "the process ended within it"}
+        self._earlier = {name: part["state"] for name, part in parts.items()}
+        self.lost = False
+        self._ends = ends
         self._path = path
         self._say = say
         self._clock = clock
@@ -87,25 +108,37 @@ class Journal:
         """Seconds that parts may still take."""
         return self._seconds - SPARE - (self._clock() - self._began)
 
-    def part(self, name: str, limit: float, work: Callable[[], None]) -> bool:
+    def had(self, name: str) -> bool:
+        """Whether a part was done, or tried, by a process before this one."""
+        return name in self._earlier
+
+    def part(
+        self, name: str, limit: float, work: Callable[[], None], *, anew: bool = False
+    ) -> bool:
         """Do a part, and note what became of it; nothing but Ctrl-C ends the check.
 
         Args:
             name: of the part.
             limit: seconds that it may take, if the whole check has as many left.
             work: writes what it finds to `data` as it goes.
+            anew: whether it is done again though an earlier process has done it.
 
         Returns:
-            Whether it was done.
+            Whether it was done, now or earlier.
         """
+        done_before = self._earlier.get(name) == DONE
+        if self.lost or (self.had(name) and not (anew and done_before)):
+            return done_before and not self.lost
         if self.left < LEAST:
             self._note(name, LEFT, 0.0, "no time was left")
             return False
         began, reason, state = self._clock(), "", DONE
         trace: list[str] = []
         allowed = min(limit, self.left)
+        self.data["underway"] = name
+        self.save()
         try:
-            with limited(allowed):
+            with limited(allowed), self._hanging(allowed + HUNG):
                 work()
         except OutOfTime:
             state, reason = LATE, f"after {allowed:.0f} s"
@@ -122,7 +155,20 @@ class Journal:
     def skip(self, names: list[str], reason: str) -> None:
         """Note parts that are not even tried."""
         for name in names:
-            self._note(name, LEFT, 0.0, reason)
+            if not self.lost and not self.had(name):
+                self._note(name, LEFT, 0.0, reason)
+
+    @contextlib.contextmanager
+    def _hanging(self, seconds: float) -> Iterator[None]:
+        """End the process, and say where it was, if work takes so long that it must hang."""
+        if not self._ends:
+            yield
+            return
+        faulthandler.dump_traceback_later(seconds, exit=True)
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
     def _note(
         self, name: str, state: str, seconds: float, reason: str, trace: list[str] | None = None
@@ -131,17 +177,24 @@ class Journal:
         found |= {"reason": reason} if reason else {}
         found |= {"trace": trace} if trace else {}
         self.data["parts"][name] = found
+        self.data.pop("underway", None)
         self._say(f"{name}: {state}, {seconds:.1f} s{': ' if reason else ''}{reason}")
         self.save()
         if torch.cuda.is_available():
             gc.collect()
             # A GPU that has met a fault answers nothing but errors.
-            with contextlib.suppress(RuntimeError):
-                torch.cuda.empty_cache()
+            try:
+                # Nor does it answer at all while a kernel runs that never ends.
+                with self._hanging(HUNG):
+                    torch.cuda.synchronize()
+                    torch.cuda.empty_cache()
+            except RuntimeError as error:
+                self.lost = True
+                self._say(f"the GPU is lost to this process: {told(error)}")
 
     def save(self) -> None:
         """Write the file anew, in one go: the machine may be gone the next moment."""
-        self.data["seconds"] = round(self._clock() - self._began, 1)
+        self.data["seconds"] = round(self._before + self._clock() - self._began, 1)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         beside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         # A figure that is no number is none: JSON has no word for it.

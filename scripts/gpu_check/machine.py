@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import subprocess
@@ -69,6 +70,20 @@ def matmul_rate(device: torch.device, clock: Clock, size: int, runs: int) -> dic
     seconds = clock.burst(lambda: torch.mm(left, right, out=out), runs)
     operations = 2 * size**3
     return {"size": size, "seconds": seconds, "rate": operations / middle(seconds)}
+
+
+def empty(device: torch.device) -> None:
+    """Give back all memory of the device that nobody uses; no captured step may be alive.
+
+    Each capture has a stream of its own, and cuBLAS a workspace for every stream there was.
+    """
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+        if clear is not None:
+            clear()
+        torch.cuda.empty_cache()
 
 
 def free_bytes(device: torch.device) -> int | None:

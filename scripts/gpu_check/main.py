@@ -8,11 +8,9 @@ for a profile.  The exit code is 1 where a part failed, or a test.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
+import signal
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,6 +21,7 @@ from typing import Any
 import torch
 
 from . import answers, machine, targets, tests, trained
+from .again import BEGUN, SECONDS
 from .clock import Clock, clock_for
 from .journal import FAILED, Journal
 from .profile import settings, toml_of
@@ -35,8 +34,8 @@ ORDER = ("demo", "stories260K", "llama-2-7b", "qwen2.5-1.5b", "llama-3-8b", "qwe
 TRAINED = ("demo", "stories260K")
 LARGE = 30e9
 """Bytes of weights from which on steps take so long that fewer of them are timed."""
-HUNG = 8.0
-"""Seconds beyond the limit after which a call that never returns ends the process."""
+LOST = 4
+"""Exit code where the GPU was lost to this process, and parts are left."""
 
 
 class Check:
@@ -55,7 +54,8 @@ class Check:
         self._clock: Clock = clock_for(device)
         self._data = journal.data
         self._data |= {"date": time.strftime("%Y-%m-%d"), "facts": machine.facts(device)}
-        self._data |= {"tests": {}, "ceilings": {}, "models": {}}
+        for what in ("tests", "ceilings", "models"):
+            self._data.setdefault(what, {})
 
     def machine(self) -> None:
         """Measure what the machine can do at best."""
@@ -82,12 +82,11 @@ class Check:
             first: whether it is the one that all wishes are about: then memory, and transformers'
                 compiled steps, are measured too.
         """
-        data: dict[str, Any] = {}
-        self._data["models"][name] = data
-        held: list[tuple[Subject, list[list[int]]]] = []
-        if not self._journal.part(f"{name}: model", 60, partial(self._make, name, data, held)):
+        data = self._data["models"].setdefault(name, {})
+        made = None if data.get("finished") else self._made(name, "model", data)
+        if made is None:
             return
-        subject, prompts = held.pop()
+        subject, prompts = made
         self._steps(name, subject, data)
         best = data["best"]
         if best is None:
@@ -98,27 +97,54 @@ class Check:
         run("host", 40, lambda d: answers.host_share(subject, best, clock, scale, d))
         if prompts:
             self._texts(name, subject, prompts, data)
-            return
-        beside = partial(answers.beside_generate, subject, best, clock, scale)
-        run("generate", 40, partial(beside, compiled=False))
+        else:
+            beside = partial(answers.beside_generate, subject, best, clock, scale)
+            run("generate", 40, partial(beside, compiled=False))
         if first:
             run("memory", 40, lambda d: answers.memory(subject, best, scale, d))
-            if self._device.type == "cuda":
-                run("compiled", 150, lambda d: compiled(subject, best, clock, scale, d))
-            else:
-                self._journal.skip([f"{name}: compiled"], "a rehearsal compiles nothing")
-            run("compiled generate", 110, partial(beside, compiled=True))
+            run("compiled generate", 110, partial(self._compiled_generate, subject, best))
+        data["finished"] = not self._journal.lost
+
+    def compiled(self, name: str) -> None:
+        """Measure steps of a model that torch has compiled: that takes longest, and comes last."""
+        data, what = self._data["models"].get(name, {}), f"{name}: compiled"
+        if data.get("best") is None or self._journal.had(what):
+            return
+        if self._device.type != "cuda":
+            self._journal.skip([what], "a rehearsal compiles nothing")
+            return
+        made = self._made(name, "model again", data)
+        if made is not None:
+            work = partial(compiled, made[0], data["best"], self._clock, self._scale)
+            self._part(name, data, "compiled", 150, work)
+
+    def _compiled_generate(self, subject: Subject, best: str, data: dict[str, Any]) -> None:
+        try:
+            answers.beside_generate(subject, best, self._clock, self._scale, data, compiled=True)
+        finally:
             answers.forget_compiled(subject)
+
+    def _made(
+        self, name: str, what: str, data: dict[str, Any]
+    ) -> tuple[Subject, list[list[int]]] | None:
+        """A model and its prompts; None where it cannot be had."""
+        held: list[tuple[Subject, list[list[int]]]] = []
+        make = partial(self._make, name, data, held)
+        done = self._journal.part(f"{name}: {what}", 60, make, anew=True)
+        return held.pop() if done else None
 
     def _part(
         self, name: str, data: dict[str, Any], what: str, limit: float, work: Callable[..., None]
     ) -> None:
-        data[what] = {}
-        self._journal.part(f"{name}: {what}", limit, partial(work, data[what]))
+        if not self._journal.had(f"{name}: {what}"):
+            found = data[what] = {}
+            self._journal.part(f"{name}: {what}", limit, partial(work, found))
 
     def _make(
         self, name: str, data: dict[str, Any], held: list[tuple[Subject, list[list[int]]]]
     ) -> None:
+        # The model before this one is still in a circle of references.
+        machine.empty(self._device)
         if name in TRAINED:
             subject, prompts = trained.load(name, self._device, self._scale)
         else:
@@ -140,11 +166,10 @@ class Check:
 
     def _steps(self, name: str, subject: Subject, data: dict[str, Any]) -> None:
         """Measure steps with each backend that is there."""
-        data["steps"] = {}
+        data.setdefault("steps", {})
         scale = self._scale_for(subject)
         for backend in backends():
-            found: dict[str, Any] = {}
-            data["steps"][backend] = found
+            found: dict[str, Any] = data["steps"].setdefault(backend, {})
 
             def work(backend: str = backend, found: dict[str, Any] = found) -> None:
                 with steps_of(subject, backend, self._clock, scale) as bench:
@@ -184,31 +209,30 @@ class Check:
         run("divergence", 40, differences)
 
 
-def watchdog(journal: Journal, seconds: float) -> threading.Timer:
-    """Ends the process where a call never returns; everything known is in the file by then."""
-
-    def end() -> None:
-        print("a call never returned; the check ends here", file=sys.stderr, flush=True)
-        with contextlib.suppress(Exception):
-            journal.save()
-        os._exit(3)
-
-    timer = threading.Timer(seconds + HUNG, end)
-    timer.daemon = True
-    timer.start()
-    return timer
-
-
 def main(arguments: list[str] | None = None) -> int:
-    """Run the check.
+    """Run the check, in this process.
 
     Returns:
-        1 if a part failed, 2 if there is no such device.
+        1 if a part failed, 2 if there is no such device, `LOST` if the GPU was lost.
     """
     args = _parse(arguments)
     if args.profile is not None:
         print(toml_of(json.loads(args.profile.read_text(encoding="utf-8"))), end="")
         return 0
+    code = 1
+    if args.note is not None:
+        # Nothing that this process has started outlives it.
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        code = _run(args)
+    finally:
+        # Whoever started this process knows by that whether it has ended as it should.
+        if args.note is not None and code != LOST:
+            args.note.write_text(str(code))
+    return code
+
+
+def _run(args: argparse.Namespace) -> int:
     device = torch.device(args.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         print("no GPU is to be seen here; --device cpu rehearses the check", file=sys.stderr)
@@ -218,8 +242,12 @@ def main(arguments: list[str] | None = None) -> int:
         device = torch.device("cuda", torch.cuda.current_device())
     names = args.shapes.split(",") if args.shapes else [*ORDER] if on_gpu else ["demo", "tiny"]
     path = args.json or ROOT / "benchmarks" / "gpu" / f"{machine.name_of(device)}.json"
-    journal = Journal(path, args.seconds, partial(print, flush=True))
-    timer = watchdog(journal, args.seconds)
+    say = partial(print, flush=True)
+    watched = args.note is not None
+    journal = Journal(path, args.seconds, say, resume=args.resume, ends=watched)
+    journal.save()
+    if watched:
+        args.note.with_name(BEGUN).touch()
     try:
         check = Check(journal, device, Scale() if on_gpu else SMALL)
         check.machine()
@@ -228,10 +256,13 @@ def main(arguments: list[str] | None = None) -> int:
         shapes = [name for name in names if name not in TRAINED]
         for name in names:
             check.model(name, first=name in shapes[:1])
+        for name in shapes[:1]:
+            check.compiled(name)
     finally:
-        timer.cancel()
         journal.data["targets"] = targets.judged(journal.data)
         journal.save()
+    if journal.lost and watched:
+        return LOST
     print("\n" + "\n".join(targets.lines(journal.data)) + f"\n\nall figures: {path}")
     return int(any(part["state"] == FAILED for part in journal.data["parts"].values()))
 
@@ -241,12 +272,18 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="the file (default benchmarks/gpu/GPU.json)")
     parser.add_argument("--device", default="cuda", help="cpu rehearses with small sizes")
     parser.add_argument("--shapes", help=f"of {', '.join(ORDER)} and tiny; comma-separated")
-    parser.add_argument("--seconds", type=float, default=470.0, help="for everything")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="for everything")
     parser.add_argument("--test-seconds", type=float, default=130.0, help="of them for tests")
     parser.add_argument(
         "--no-tests", dest="tests", action="store_false", help="leave tests/gpu out"
     )
     parser.add_argument("--profile", type=Path, metavar="FILE", help="print FILE as settings")
+    parser.add_argument(
+        "--here", action="store_true", help="in this process, which a fault of the GPU ends"
+    )
+    # For `again`.
+    parser.add_argument("--note", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--resume", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     unknown = [n for n in (args.shapes or "").split(",") if n and n not in (*SHAPES, *TRAINED)]
     if unknown:

@@ -85,8 +85,8 @@ def step_of(width: int, context: int, vocabulary: int) -> StepLayout:
 
 
 def wanted(width: int) -> Wanted:
-    """What lookahead asks of a step, and plain decoding of its own."""
-    return Wanted(SUCCESSORS if width > 1 else 0)
+    """What lookahead asks of a step, and plain decoding of its own; nobody looks at logits."""
+    return Wanted(SUCCESSORS if width > 1 else 0, logits=False)
 
 
 @torch.inference_mode()
@@ -122,6 +122,7 @@ class Bench:
 
     def __init__(self, subject: Subject, attention: str, clock: Clock, scale: Scale) -> None:
         self._subject = subject
+        self._attention = attention
         self._clock = clock
         self._scale = scale
         self._vocabulary = subject.facts.vocabulary
@@ -147,6 +148,7 @@ class Bench:
                 self._captured(width, context)
                 data["capture_seconds"][width] = self._watch.seconds[-1]
         data["capture_total"] = sum(data["capture_seconds"].values())
+        data["given_up"] = self._runner.given_up
 
     def grid(self, data: dict[str, Any]) -> None:
         """Seconds of a step, on the device and as a whole, for each context and width.
@@ -172,6 +174,8 @@ class Bench:
         """Run a step once, and say how to launch it again."""
         self._watch.last = None
         whole_step(self._runner, step_of(width, context, self._vocabulary))
+        if self._runner.attention != self._attention:
+            raise RuntimeError(f"steps run {self._runner.given_up}")
         return sure(self._watch.last, self._runner.trouble)
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from typing import IO, Any
 ROOT = Path(__file__).resolve().parents[2]
 SPARE = 5.0
 """Seconds before the limit of the part at which the tests are ended."""
-PROCESSES = 6
+PROCESSES = 12
 """Kernels are compiled by one core each."""
 _OUTCOME = re.compile(
     r"^(?:\[gw\d+\] \[ *\d+%\]|tests/\S.*) (PASSED|FAILED|SKIPPED|ERROR|XFAIL|XPASS)\b"

@@ -36,17 +36,19 @@ Answer = tuple[list[int], list[Fed]]
 
 
 def source_of(name: str) -> str:
-    """Where a model is: the demo in this checkout, or beside it.
+    """Where a model is: in this checkout, or beside it.
 
     Raises:
         LeftOut: it is not there.
     """
     if name == models.DEMO:
         return name
-    folder = Path(__file__).resolve().parents[3] / "shared" / "models" / name
-    if not (folder / "config.json").is_file():
-        raise LeftOut(f"there is no {name} beside the checkout")
-    return str(folder)
+    checkout = Path(__file__).resolve().parents[2]
+    for place in (checkout, checkout.parent):
+        folder = place / "shared" / "models" / name
+        if (folder / "config.json").is_file():
+            return str(folder)
+    raise LeftOut(f"there is no shared/models/{name} in the checkout, nor beside it")
 
 
 def load(name: str, device: torch.device, scale: Scale) -> tuple[Subject, list[list[int]]]:
@@ -89,7 +91,7 @@ def end_to_end(
         mean, low, high = interval(ratios)
         data |= {"times_as_fast": mean, "low": low, "high": high, "by_prompt": ratios}
         data["tokens_per_second"] = {name: tokens / each for name, each in seconds.items()}
-    data["trouble"] = decoder.runner.trouble
+    data |= {"trouble": decoder.runner.trouble, "given_up": decoder.runner.given_up}
 
 
 def _race(

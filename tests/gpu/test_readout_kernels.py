@@ -1,0 +1,47 @@
+"""What is read out of logits on a GPU, at the sizes of real vocabularies."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ladecli.decoder import choosing
+from ladecli.decoder.quick_readout import CLOSE, may_rank, may_weigh, rank, weigh
+from ladecli.decoder.ranking import ranked
+
+from . import DEVICE, needs_cuda, needs_gpu
+
+pytestmark = [needs_gpu, needs_cuda]
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+VOCABULARIES = [259, 32_000, 128_256, 151_936]
+
+
+def logits_of(rows: int, vocabulary: int, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator(DEVICE).manual_seed(vocabulary)
+    return (3 * torch.randn(rows, vocabulary, device=DEVICE, generator=generator)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+def test_the_most_probable_tokens(vocabulary: int, dtype: torch.dtype) -> None:
+    for rows in (1, 64):
+        logits = logits_of(rows, vocabulary, dtype)
+        assert may_rank(logits, 4)
+        tokens, bits = rank(logits, 4)
+        expected, probabilities = ranked(logits, 4)
+        assert torch.equal(tokens[:, 0].long(), logits.argmax(dim=-1))
+        greatest = logits.gather(1, tokens.long())
+        assert torch.equal(greatest, logits.gather(1, expected))
+        torch.testing.assert_close(bits.view(torch.float32), probabilities, rtol=CLOSE, atol=0.0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+def test_weights_are_the_same_to_the_last_bit(vocabulary: int, dtype: torch.dtype) -> None:
+    for rows in (1, 64):
+        logits = logits_of(rows, vocabulary, dtype)
+        best = logits.amax(dim=-1, keepdim=True)
+        assert may_weigh(logits, choosing.BLOCK, choosing._blocks_by_torch)
+        for temperature in (0.3, 1.0):
+            found = weigh(logits, best, temperature, choosing.BLOCK)
+            assert torch.equal(found, choosing._blocks_by_torch(logits, best, temperature))
