@@ -13,9 +13,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from .capture import check_alive
 from .lean import fused
-from .memory import attempt, is_out_of_memory
+from .lean.trial import numbers, passed
+from .memory import attempt
 from .ranking import ranked
 
 ONE = 1 << 40
@@ -82,7 +82,8 @@ def _ranks(device: torch.device, dtype: torch.dtype, vocabulary: int, count: int
     """Whether `rank` says what `ranked` does."""
 
     def trial() -> bool:
-        logits = _numbers(device, dtype, vocabulary)
+        # In half precision some of the greatest are equal.
+        logits = numbers(torch.empty(0, dtype=dtype, device=device), 2, vocabulary)
         found, bits = rank(logits, count)
         tokens, probabilities = ranked(logits, count)
         shares = bits.view(torch.float32)
@@ -90,7 +91,7 @@ def _ranks(device: torch.device, dtype: torch.dtype, vocabulary: int, count: int
         close = torch.allclose(shares, probabilities, rtol=CLOSE, atol=0.0)
         return greatest and close and torch.equal(found[:, 0], tokens[:, 0].int())
 
-    return _passed(device, trial)
+    return passed(device, trial)
 
 
 @lru_cache(maxsize=16)
@@ -100,34 +101,11 @@ def _weighs(
     """Whether `weigh` says what `own` does, to the last bit."""
 
     def trial() -> bool:
-        logits = _numbers(device, dtype, vocabulary)
+        logits = numbers(torch.empty(0, dtype=dtype, device=device), 2, vocabulary)
         asked = logits, logits.amax(dim=-1, keepdim=True), 0.7
         return torch.equal(weigh(*asked, block), own(*asked))
 
-    return _passed(device, trial)
-
-
-def _numbers(device: torch.device, dtype: torch.dtype, vocabulary: int) -> Tensor:
-    """Logits for a trial; in half precision some of the greatest are equal."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(2, vocabulary, generator=generator).to(device, dtype)
-
-
-def _passed(device: torch.device, trial: Callable[[], bool]) -> bool:
-    """What a trial on a device found; whoever is out of memory may try again.
-
-    Raises:
-        RuntimeError, MemoryError: out of memory.
-        DeviceLostError: nothing can be computed any more.
-    """
-    try:
-        with torch.inference_mode():
-            return trial()
-    except Exception as error:  # whatever a compiler says: there is another way
-        if is_out_of_memory(error):
-            raise
-        check_alive(device, error)
-        return False
+    return passed(device, trial)
 
 
 def rank(logits: Tensor, count: int) -> Tensor:

@@ -10,11 +10,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ..capture import check_alive
-from ..memory import attempt, is_out_of_memory
+from ..memory import attempt
 from . import fused
 from .fused import Room
-from .trial import numbers
+from .trial import numbers, passed
 
 DEVICES = ("cuda",)
 """Types of devices for which there is something to gain."""
@@ -41,15 +40,12 @@ def _work(device: torch.device, dtype: torch.dtype) -> bool:
         RuntimeError, MemoryError: out of memory.
         DeviceLostError: nothing can be computed any more.
     """
-    try:
-        with torch.inference_mode():
-            found, expected = (_trial(device, dtype, kernels) for kernels in (True, False))
-            return all(map(torch.equal, found, expected))
-    except Exception as error:  # whatever a compiler says: there is another way
-        if is_out_of_memory(error):
-            raise
-        check_alive(device, error)
-        return False
+
+    def trial() -> bool:
+        found, expected = (_trial(device, dtype, kernels) for kernels in (True, False))
+        return all(map(torch.equal, found, expected))
+
+    return passed(device, trial)
 
 
 def _trial(device: torch.device, dtype: torch.dtype, kernels: bool) -> tuple[Tensor, Tensor]:

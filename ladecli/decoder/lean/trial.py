@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..capture import check_alive
+from ..memory import is_out_of_memory
 
 ROUNDING = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """Largest difference that is taken for rounding, relative to the largest number."""
@@ -49,6 +50,23 @@ def _gap(expected: Tensor, got: Tensor) -> float:
 def agree(own: Callable[..., Any], mine: Callable[..., Any], *inputs: Tensor) -> bool:
     """Whether two functions differ by no more than rounding on `inputs`."""
     return difference(own, mine, *inputs) <= ROUNDING.get(inputs[0].dtype, 0.0)
+
+
+def passed(device: torch.device, trial: Callable[[], bool]) -> bool:
+    """What a trial of kernels on a device finds; no, where it fails.
+
+    Raises:
+        RuntimeError, MemoryError: out of memory, which says nothing about them.
+        DeviceLostError: nothing can be computed any more.
+    """
+    try:
+        with torch.inference_mode():
+            return trial()
+    except Exception as error:  # whatever a compiler says: there is another way
+        if is_out_of_memory(error):
+            raise
+        check_alive(device, error)
+        return False
 
 
 def works_alone(module: nn.Module) -> bool:
