@@ -265,19 +265,8 @@ class Decoder:
             job.lap("layout")
             found: Finding | Shortage | None = None
             if fits:
-                wanted = job.wanted(step, share, len(tokens), chooses=self.runner.chooses)
-                if not self.runner.is_ready(step, wanted):
-                    began += yield from job.pause("layout")
-                running = try_forward(group.forwards_alone, self.runner.start, step, wanted)
-                # A watch has waited for the device, so that nothing else goes on meanwhile.
-                paused = yield from job.pause("forward")
-                began += paused if job.watch else 0.0
-                if running is not None:
-                    found = try_forward(
-                        group.forwards_alone, self._finish, running, share, job, len(tokens)
-                    )
-                # It would keep memory from a smaller one.
-                running = None
+                found, paused = yield from self._forward(step, share, job, len(tokens))
+                began += paused
             if found is None:
                 found = Shortage(step.pending, width - step.pending + 1)
             shown = group.agree(dealt, found, len(tokens), strategy.checksum)
@@ -312,8 +301,29 @@ class Decoder:
             reason = "context"
         yield Finished(reason)
 
+    def _forward(
+        self, step: StepLayout, draft: Draft, job: Job, length: int
+    ) -> Generator[None, None, tuple[Finding | None, float]]:
+        """Run a step with a draft behind a text of this length; meanwhile the text can be read.
+
+        Returns:
+            What it shows, None if memory did not suffice; and seconds in which the device waited
+            for the reader.
+        """
+        alone, paused = job.group.forwards_alone, 0.0
+        wanted = job.wanted(step, draft, length, chooses=self.runner.chooses)
+        if not self.runner.is_ready(step, wanted):
+            paused += yield from job.pause("layout")
+        running = try_forward(alone, self.runner.start, step, wanted)
+        read = yield from job.pause("forward")
+        # A watch has waited for the device before.
+        paused += read if job.watch else 0.0
+        if running is None:
+            return None, paused
+        return try_forward(alone, self._finish, running, draft, job, length), paused
+
     def _finish(self, running: Running, draft: Draft, job: Job, length: int) -> Finding:
-        """What a step shows that was started with a draft behind a text of this length."""
+        """What a step shows that was started."""
         shown = running.result()
         job.lap("forward")
         found = job.verify(shown, draft, length)
