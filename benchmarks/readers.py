@@ -61,6 +61,7 @@ def live(stream: TextIO, step: float) -> Iterator[Reader]:
     view.finish()
 
 
+_is_ready = GraphRunner.is_ready
 READERS = {"nobody": nobody, "lade generate": colours, "lade chat": live}
 
 
@@ -128,9 +129,6 @@ def main() -> None:
         )
     if args.json:
         args.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-
-
-_is_ready = GraphRunner.is_ready
 
 
 if __name__ == "__main__":

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from . import profiles, records, ways
+from .decoder.uncollected import uncollected
 from .errors import LadeError
 from .parallel.agreement import compare_models, leaders_word, least_context
 from .parallel.start import started
 from .provision import provide
 from .terminal import Terminal
-from .uncollected import uncollected
 
 if TYPE_CHECKING:
     from .decoder.config import SamplingConfig

@@ -79,7 +79,7 @@ class Program(Forked):
     """
 
     def __init__(self, *arguments: str, text: str = "", **env: str) -> None:
-        self._files = [tempfile.TemporaryFile() for _ in range(3)]  # noqa: SIM115
+        self._files = [tempfile.TemporaryFile() for _ in range(3)]  # noqa: SIM115  (`ended`)
         self._files[0].write(text.encode())
         self._files[0].seek(0)
         super().__init__(arguments, [file.fileno() for file in self._files], os.environ | env)
@@ -162,7 +162,7 @@ def _run(
         None
         if stream is None
         else io.TextIOWrapper(
-            open(number, "rb" if number == 0 else "wb", closefd=False),  # noqa: SIM115
+            open(number, "rb" if number == 0 else "wb", closefd=False),  # noqa: SIM115  (they live on)
             encoding=coding,
             errors="backslashreplace" if number == 2 else "strict",
             line_buffering=number == 2 or os.isatty(number),

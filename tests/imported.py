@@ -1,4 +1,7 @@
-"""What programs of tests begin with, see `forked`: all that an answer and a chat import."""
+"""What programs of tests begin with, see `forked`: all that an answer and a chat import.
+
+These imports are for their own sake (F401).
+"""
 
 from __future__ import annotations
 

@@ -6,11 +6,10 @@ them.  A graph is launched in one call.
 
 from __future__ import annotations
 
-import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from .errors import DeviceLostError
 from .places import devices_of
+from .uncollected import uncollected
 
 WARM_UP = 2
 """Runs before a capture: libraries make their handles and workspaces in the first ones."""
@@ -118,9 +118,10 @@ class CudaCapture:
         try:
             # A capture that cannot be ended leaves its stream the current one: the outer context
             # takes that back.  Other threads may use the GPU meanwhile; what they do is none of
-            # this graph's.
+            # this graph's.  Garbage may hold other graphs and streams, which must not be destroyed
+            # now.
             with (
-                _uncollected(),
+                uncollected(),
                 torch.cuda.stream(current),
                 torch.cuda.graph(
                     graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
@@ -191,19 +192,6 @@ def check_alive(device: torch.device, error: Exception) -> None:
             f"the GPU has met a fault that only a new process gets over ({said}); start again,"
             " and if that does not help, without CUDA graphs and with attention sdpa"
         ) from error
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """No garbage is collected meanwhile: other graphs and streams might be in it, which must not
-    be destroyed while a graph is captured."""
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()
 
 
 def capture_for(model: nn.Module) -> Capture | None:

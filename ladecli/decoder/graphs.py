@@ -148,9 +148,9 @@ class GraphRunner(Runner):
 
     def is_ready(self, layout: StepLayout, wanted: Wanted) -> bool:
         """See `Runner`: whether it is captured, and the cache need not grow for it."""
-        kind, cache = self._kind(layout, wanted), self.cache
-        fits = self._edition == cache.edition and cache.length + kind.width <= cache.slots
-        return fits and layout.pending <= PENDING and kind in self._steps
+        cache, width = self.cache, captured_width(len(layout.tokens), self._widths)
+        fits = self._edition == cache.edition and cache.length + width <= cache.slots
+        return fits and layout.pending <= PENDING and self._kind(width, wanted) in self._steps
 
     def forget(self) -> None:
         """Let go of everything captured, and of its memory."""
@@ -210,16 +210,15 @@ class GraphRunner(Runner):
         if cache.edition != self._edition:
             self.forget()
             self._edition = cache.edition
-        kind = self._kind(layout, wanted)
+        kind = self._kind(width, wanted)
         step = self._steps.get(kind)
         if step is None:
             return None if kind in self._no_memory else self._make(kind, layout, wanted)
         self._steps.move_to_end(kind)
         return step
 
-    def _kind(self, layout: StepLayout, wanted: Wanted) -> _Kind:
-        """The kind of a step, as things stand now."""
-        width = captured_width(len(layout.tokens), self._widths)
+    def _kind(self, width: int, wanted: Wanted) -> _Kind:
+        """The kind of a captured step of this width, as things stand now."""
         reach, sampling = self._reach(self.cache.length + width), wanted.sampling
         # Where every token that is drawn is certain, nobody will look.
         logits = wanted.logits and not (sampling and draws_from_all(sampling))

@@ -15,7 +15,7 @@ from ladecli.decoder import layout
 from ladecli.decoder.config import GROWTH
 from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.events import Event, Finished, Started, Step, Token
-from ladecli.decoder.graphs import PENDING, GraphRunner
+from ladecli.decoder.graphs import PENDING, GraphRunner, captured_width
 from ladecli.decoder.layout import Draft, StepLayout
 from ladecli.decoder.meanwhile import MEANWHILE, told_meanwhile
 from ladecli.decoder.readout import Shown, Wanted
@@ -236,8 +236,8 @@ def test_a_step_is_ready_where_nothing_but_its_launch_is_left() -> None:
     assert runner.is_ready(plain, wanted)
     assert not runner.is_ready(plain, Wanted(4))
     # A draft may be as wide; but the end of a prompt is not captured.
-    captured = runner._steps[runner._kind(plain, wanted)]
-    runner._steps[runner._kind(prompt, wanted)] = captured
+    captured = runner._steps[runner._kind(1, wanted)]
+    runner._steps[runner._kind(captured_width(PENDING + 1), wanted)] = captured
     assert not runner.is_ready(prompt, wanted)
     cache.edition += 1
     assert not runner.is_ready(plain, wanted)

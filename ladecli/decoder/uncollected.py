@@ -1,4 +1,4 @@
-"""Starting up without the garbage collector, which finds nothing then and takes half a second."""
+"""Doing without the garbage collector for a while: it takes time, and comes at any time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def uncollected(*, for_good: bool = False) -> Iterator[None]:
-    """Make many objects that stay, without looking for garbage among them again and again.
+    """Collect no garbage meanwhile.
+
+    Many objects that stay can be made then without being looked at again and again; and nothing is
+    destroyed where that would do harm.
 
     Args:
         for_good: whether all that is there in the end stays until the program ends, as modules

@@ -1,4 +1,4 @@
-"""Starting up without the garbage collector."""
+"""Doing without the garbage collector for a while."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from ladecli import launch
-from ladecli.uncollected import uncollected
+from ladecli.decoder.uncollected import uncollected
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +47,7 @@ def test_a_collector_that_was_off_stays_off_and_errors_turn_it_on_again() -> Non
 
 def test_modules_stay_for_good_but_not_what_was_made_since(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has torch already may have models, too."""
-    import ladecli.session  # noqa: F401
+    import ladecli.session  # noqa: F401  (and torch with it)
 
     frozen = gc.get_freeze_count()
     launch._import_all()
