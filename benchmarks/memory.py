@@ -79,9 +79,15 @@ ARMS = (
     Arm("greedy"),
     Arm("greedy", "flash"),
     Arm("greedy", "triton"),
-    Arm("repetition penalty", logits=True),
     Arm("temperature", logits=True, sampling=SamplingConfig(0.8)),
     Arm("top-p", logits=True, sampling=SamplingConfig(0.8, top_p=0.9)),
+    Arm("penalty", logits=True, sampling=SamplingConfig(repetition_penalty=1.1)),
+    Arm(
+        "penalty, top-p",
+        logits=True,
+        sampling=SamplingConfig(0.8, top_p=0.9, repetition_penalty=1.1),
+    ),
+    Arm("processors", logits=True),
 )
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .config import SamplingConfig
+from .penalty import Penalized, Scores, gather, greatest, part
 from .quick_readout import ONE, may_weigh, weigh
 from .ranking import leaders
 
@@ -29,8 +30,9 @@ PART = 1 << 21
 """The most weights that exist at a time in a pass over all logits: 16 MiB in float64."""
 
 
-def choose_ahead(logits: Tensor, uniforms: Tensor, config: SamplingConfig) -> tuple[Tensor, Tensor]:
-    """The token drawn for every row, by inverse CDF, tokens in order of id.
+def choose_ahead(logits: Scores, uniforms: Tensor, config: SamplingConfig) -> tuple[Tensor, Tensor]:
+    """The token drawn for every row, by inverse CDF, tokens in order of id; with a temperature of
+    0 the most probable one.
 
     Where top-k, top-p or min-p remove tokens, only the best ones of each row are looked at.
     That is enough where all tokens that stay are provably among them.
@@ -38,21 +40,25 @@ def choose_ahead(logits: Tensor, uniforms: Tensor, config: SamplingConfig) -> tu
     Args:
         logits: [rows, vocabulary].
         uniforms: float64 [rows], each in [0, 1).
-        config: `temperature` must be above 0; the repetition penalty is not applied.
+        config: its repetition penalty is not applied.
 
     Returns:
         Tokens, int64, and whether each is certain to be what `choose` says, bool, [rows] each.
     """
-    if draws_from_all(config):
+    if config.greedy:
+        tokens = leaders(logits, 1, first=True)[1][:, 0]
+        return tokens, torch.ones_like(tokens, dtype=torch.bool)
+    if is_certain(config):
         tokens = _drawn_from_all(logits, uniforms, config.temperature)
         return tokens, torch.ones_like(tokens, dtype=torch.bool)
     tokens, weights, certain = _listed(logits, config, _enough(logits, config))
     return _drawn(tokens, weights, uniforms), certain
 
 
-def draws_from_all(config: SamplingConfig) -> bool:
-    """Whether no token is removed: then what `choose_ahead` draws is certain in every row."""
-    return not (config.top_k or config.top_p < 1.0 or config.min_p)
+def is_certain(config: SamplingConfig) -> bool:
+    """Whether no token is removed, or none is drawn: then what `choose_ahead` says is certain in
+    every row."""
+    return config.greedy or not (config.top_k or config.top_p < 1.0 or config.min_p)
 
 
 def choose(scores: Tensor, u: float, config: SamplingConfig) -> int:
@@ -102,7 +108,7 @@ def _with_float64(scores: Tensor) -> Tensor:
     return scores.cpu() if scores.device.type == "mps" else scores
 
 
-def _enough(logits: Tensor, config: SamplingConfig) -> int:
+def _enough(logits: Scores, config: SamplingConfig) -> int:
     """How many of the best tokens are listed first."""
     return min(logits.shape[-1], 2 * config.top_k + TIES if config.top_k else LISTED)
 
@@ -128,7 +134,7 @@ def _warm(temperature: float) -> float:
     return max(temperature, torch.finfo(torch.float32).tiny)
 
 
-def _listed(logits: Tensor, config: SamplingConfig, count: int) -> tuple[Tensor, Tensor, Tensor]:
+def _listed(logits: Scores, config: SamplingConfig, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """The best tokens of each row, what they weigh, and whether no other one can be drawn.
 
     Returns:
@@ -181,30 +187,30 @@ def _place(through: Tensor, target: Tensor) -> Tensor:
     return place.clamp_(max=through.shape[-1] - 1)
 
 
-def _drawn_from_all(logits: Tensor, uniforms: Tensor, temperature: float) -> Tensor:
+def _drawn_from_all(logits: Scores, uniforms: Tensor, temperature: float) -> Tensor:
     """The token of each row at its uniform number where none is removed, int64 [rows]."""
     vocabulary = logits.shape[-1]
-    best = logits.amax(dim=-1, keepdim=True)
+    best = greatest(logits)
     through = _blocks(logits, best, temperature).cumsum(dim=-1)
     target = _target(through[:, -1:], uniforms[:, None])
     block = _place(through, target)
     # What lies before the block: the sum up to the block before it, 0 before the first.
     before = torch.nn.functional.pad(through, (1, 0)).gather(1, block)
     tokens = block * BLOCK + torch.arange(BLOCK, device=logits.device)
-    within = _weigh(logits.gather(1, tokens.clamp(max=vocabulary - 1)), best, temperature)
+    within = _weigh(gather(logits, tokens.clamp(max=vocabulary - 1)), best, temperature)
     through = before + within.long().cumsum(dim=-1)
     return (block * BLOCK + _place(through, target)).clamp_(max=vocabulary - 1)[:, 0]
 
 
-def _blocks(logits: Tensor, best: Tensor, temperature: float) -> Tensor:
+def _blocks(logits: Scores, best: Tensor, temperature: float) -> Tensor:
     """Sums of weights of `BLOCK` tokens each, int64 [rows, blocks]; `best` is [rows, 1]."""
-    if may_weigh(logits, BLOCK, _blocks_by_torch):
+    if isinstance(logits, Tensor) and may_weigh(logits, BLOCK, _blocks_by_torch):
         return weigh(logits, best, _warm(temperature), BLOCK)
     return _blocks_by_torch(logits, best, temperature)
 
 
-def _blocks_by_torch(logits: Tensor, best: Tensor, temperature: float) -> Tensor:
-    sums = [_summed(logits[:, part], best, temperature) for part in _parts(*logits.shape)]
+def _blocks_by_torch(logits: Scores, best: Tensor, temperature: float) -> Tensor:
+    sums = [_summed(part(logits, each), best, temperature) for each in _parts(logits)]
     return torch.cat(sums, dim=1)
 
 
@@ -217,8 +223,11 @@ def _summed(logits: Tensor, best: Tensor, temperature: float) -> Tensor:
     return weights.reshape(len(weights), -1, BLOCK).sum(dim=-1).long()
 
 
-def _parts(rows: int, vocabulary: int) -> Iterator[slice]:
+def _parts(logits: Scores) -> Iterator[slice]:
     """Stretches of the vocabulary for passes over all logits, in whole blocks."""
-    size = max(1, PART // (rows * BLOCK)) * BLOCK
+    rows, vocabulary = logits.shape
+    # Penalised ones do not exist yet, and take half as much as their weights.
+    most = PART // 2 if isinstance(logits, Penalized) else PART
+    size = max(1, most // (rows * BLOCK)) * BLOCK
     for start in range(0, vocabulary, size):
         yield slice(start, min(start + size, vocabulary))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 from .layout import Draft, StepLayout
@@ -83,9 +83,13 @@ class Job:
             return Wanted(draft.successors, logits=False)
         if not (sampler.ahead and chooses):
             return Wanted(draft.successors)
-        # Nobody asks what follows a pending token, but for the current one.
-        uniforms = sampler.uniforms(length, [0] * step.pending + draft.tree.depths)
-        return Wanted(draft.successors, sampling=sampler.seedless, uniforms=uniforms)
+        uniforms: Sequence[float] = ()
+        if not sampler.config.greedy:
+            # Nobody asks what follows a pending token, but for the current one.
+            uniforms = sampler.uniforms(length, [0] * step.pending + draft.tree.depths)
+        return Wanted(
+            draft.successors, sampling=sampler.seedless, uniforms=uniforms, text=sampler.text
+        )
 
     def verify(self, shown: Shown, draft: Draft, length: int) -> Finding:
         """What a step showed of the draft that it tried behind a text of this length."""

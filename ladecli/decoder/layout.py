@@ -77,6 +77,12 @@ class StepLayout:
         """
         return bits.dense(self.rows) if len(self.rows) > 1 else None
 
+    def paths(self) -> NDArray[np.int64]:
+        """What each output sees of the step, [outputs, T]: its own token wherever it sees none."""
+        tokens = np.array(self.tokens)
+        own = tokens[self.outputs][:, None]
+        return own if self.visible is None else np.where(self.visible[self.outputs], tokens, own)
+
 
 NOTHING = StepLayout([], [], [], [], 0)
 """What is fed where memory does not even suffice to read the text."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .penalty import Scores, gather, maxima, part
+
 GROUPS = (128, 64, 32, 16)
 """How many neighbours compete first, the best size first; all of them suit a GPU's reads."""
 FEW = 16
@@ -16,7 +18,7 @@ PART = 1 << 21
 """The most probabilities that exist at a time; 16 MiB with the copy of logits they come from."""
 
 
-def leaders(logits: Tensor, count: int, *, first: bool = False) -> tuple[Tensor, Tensor]:
+def leaders(logits: Scores, count: int, *, first: bool = False) -> tuple[Tensor, Tensor]:
     """The `count` greatest logits of each row, the greatest first, and their tokens.
 
     The k greatest numbers lie in the k groups with the greatest maxima.  So one pass over all
@@ -34,18 +36,19 @@ def leaders(logits: Tensor, count: int, *, first: bool = False) -> tuple[Tensor,
     rows, vocabulary = logits.shape
     size = next((size for size in GROUPS if vocabulary >= FEW * size * count), 0)
     if not size:
-        values, tokens = logits.topk(count, dim=-1)
-        return values, _led(tokens, logits.argmax(dim=-1, keepdim=True)) if first else tokens
+        every = part(logits, slice(vocabulary))
+        values, tokens = every.topk(count, dim=-1)
+        return values, _led(tokens, every.argmax(dim=-1, keepdim=True)) if first else tokens
     whole = vocabulary - vocabulary % size
-    maxima = logits[:, :whole].reshape(rows, -1, size).amax(dim=-1)
-    groups = maxima.topk(count, dim=-1).indices
+    tops = maxima(logits, size)
+    groups = tops.topk(count, dim=-1).indices
     if first:
-        groups = _led(groups, maxima.argmax(dim=-1, keepdim=True))
+        groups = _led(groups, tops.argmax(dim=-1, keepdim=True))
     every = torch.arange(vocabulary, device=logits.device)
     tokens = (groups[:, :, None] * size + every[:size]).flatten(1)
     if whole < vocabulary:
         tokens = torch.cat((tokens, every[whole:].expand(rows, -1)), dim=1)
-    contenders = logits.gather(1, tokens)
+    contenders = gather(logits, tokens)
     values, places = contenders.topk(count, dim=-1)
     tokens, every = tokens.gather(1, places), tokens
     if first:

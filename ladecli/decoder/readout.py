@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .choosing import choose_ahead
 from .config import SamplingConfig
+from .penalty import Penalized, Scores
 from .quick_readout import may_rank, rank
 from .ranking import ranked
 from .successors import NONE, NOTHING, Successors
@@ -28,12 +29,14 @@ class Wanted:
             does, or is the most probable one.  Its seed is in the uniform numbers, and not here.
         uniforms: for choosing, one number for each of the step's first tokens; the others are
             behind no path, and need none.
+        text: where a repetition penalty holds, the text as a list that grows with it; else None.
     """
 
     successors: int = 0
     logits: bool = True
     sampling: SamplingConfig | None = None
     uniforms: Sequence[float] = ()
+    text: Sequence[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,11 @@ class Shown:
 
 
 def pack(
-    logits: Tensor, successors: int, sampling: SamplingConfig | None, uniforms: Tensor | None
+    logits: Tensor,
+    successors: int,
+    sampling: SamplingConfig | None,
+    uniforms: Tensor | None,
+    present: Tensor | None = None,
 ) -> Tensor:
     """Everything that is wanted of logits, as 32-bit words; nothing here waits for the device.
 
@@ -81,6 +88,7 @@ def pack(
         logits: [rows, vocabulary].
         successors, sampling: as in `Wanted`.
         uniforms: float64 [rows], where tokens are to be chosen.
+        present: bool [rows, vocabulary], the tokens before each row, where there is a penalty.
 
     Returns:
         int32 [words], for `Readout`.
@@ -95,7 +103,10 @@ def pack(
     else:
         words += [logits.argmax(dim=-1).int()]
     if sampling is not None and uniforms is not None:
-        chosen, certain = choose_ahead(logits, uniforms, sampling)
+        scores: Scores = logits
+        if present is not None:
+            scores = Penalized(logits, present, sampling.repetition_penalty)
+        chosen, certain = choose_ahead(scores, uniforms, sampling)
         words += [chosen.masked_fill(~certain, NOTHING).int()]
     return words[0] if len(words) == 1 else torch.cat(words)
 

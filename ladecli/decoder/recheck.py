@@ -20,9 +20,10 @@ from .config import PREFILL_CHUNK, SamplingConfig
 from .engine import Decoder
 from .memory import attempt
 from .movement import Movement, movement
+from .penalty import penalize
 from .probe import TOLERANCE
 from .runner import Runner
-from .sampling import distribution, penalize
+from .sampling import distribution
 from .tree import TokenTree
 
 

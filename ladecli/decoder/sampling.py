@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .choosing import choose, weights_of
 from .config import SamplingConfig
+from .penalty import penalize
 from .successors import NOTHING
 from .verify import Choose
 
@@ -71,20 +72,6 @@ class Uniforms:
         return self._numbers[start : start + count]
 
 
-def penalize(scores: Tensor, seen: Tensor, penalty: float) -> Tensor:
-    """Apply a repetition penalty (Keskar et al., 2019) to the tokens in `seen`.
-
-    Args:
-        scores: [vocabulary].
-        seen: distinct ids, int64 [n].
-        penalty: divides positive and multiplies negative scores.
-    """
-    picked = scores[seen]
-    scores = scores.clone()
-    scores[seen] = torch.where(picked < 0, picked * penalty, picked / penalty)
-    return scores
-
-
 def distribution(scores: Tensor, config: SamplingConfig) -> Tensor:
     """Probabilities after temperature, top-k, top-p and min-p, in transformers' order.
 
@@ -127,20 +114,22 @@ class Sampler:
     Attributes:
         config: as given.
         plain: whether the choice is the most probable token, whatever the path.
-        ahead: whether tokens are drawn, and the path does not matter: `choose_ahead` can do it.
-        seedless: how it draws them, the same for all seeds.
+        ahead: whether it is not, but no processor has a say: `choose_ahead` can do it.
+        seedless: how it does, the same for all seeds.
+        text: the text so far, a list that grows with it, where a repetition penalty holds or there
+            are processors; else None.
     """
 
     def __init__(self, config: SamplingConfig, processors: Sequence[LogitsProcessor] = ()) -> None:
         self.config = config
         self._processors = tuple(processors)
         self._uniforms = Uniforms(config.seed)
-        self._text: list[int] = []
         self._seen: set[int] = set()
-        pathless = config.repetition_penalty == 1.0 and not self._processors
-        self.plain = pathless and config.greedy
-        self.ahead = pathless and not config.greedy
+        penalized = config.repetition_penalty != 1.0
+        self.plain = config.greedy and not penalized and not self._processors
+        self.ahead = not self.plain and not self._processors
         self.seedless = replace(config, seed=0)
+        self.text: list[int] | None = [] if penalized or self._processors else None
 
     def uniforms(self, position: int, depths: Sequence[int]) -> list[float]:
         """The uniform numbers with which tokens are drawn behind paths of these lengths.
@@ -154,9 +143,9 @@ class Sampler:
 
     def commit(self, tokens: Iterable[int]) -> None:
         """Note tokens that joined the text."""
-        if not (self.plain or self.ahead):
+        if self.text is not None:
             joined = list(tokens)
-            self._text += joined
+            self.text += joined
             self._seen.update(joined)
 
     def chooser(
@@ -172,8 +161,8 @@ class Sampler:
             logits: by row, [vocabulary] each: a tensor of rows, or what stands for one.
             best: the most probable token of each row.
             position: of the token that follows the current one.
-            chosen: what `choose_ahead` has drawn for each row, where `ahead` holds; looked at
-                only then.  What is `NOTHING` is drawn here.
+            chosen: what `choose_ahead` has chosen for each row, where `ahead` holds; looked at
+                only then.  What is `NOTHING` is chosen here.
         """
         if self.plain:
             return lambda row, path: best[row]
@@ -187,11 +176,11 @@ class Sampler:
         return choose_row
 
     def _choose(self, scores: Tensor, path: Sequence[int], position: int) -> int:
-        if not self.ahead:
+        if self.text is not None:
             # A copy: processors may write to it, and logits were made in inference mode.
             scores = scores.to(torch.float32, copy=True)
-        if self._processors:
-            text = torch.tensor([[*self._text, *path]], device=scores.device)
+        if self._processors and self.text is not None:
+            text = torch.tensor([[*self.text, *path]], device=scores.device)
             batch = scores[None]
             for processor in self._processors:
                 batch = processor(text, batch)

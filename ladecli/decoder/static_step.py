@@ -19,6 +19,7 @@ from .kv_cache import KVCache, Moves
 from .layout import StepLayout
 from .lean import fused, slots
 from .lean.fused import Room
+from .penalty import JOINED
 
 MOVED = 16
 """Slots that a step can move to the front on its way; more are moved before it."""
@@ -28,8 +29,8 @@ class StepInputs:
     """The inputs of a step of `width` tokens, on the host and on the device.
 
     One buffer of 32-bit words holds, in this order: a uniform number for each token (two words),
-    the length of the text, sources and targets of what is to be moved, tokens, positions, and the
-    rows of visibility as bits.
+    the length of the text, sources and targets of what is to be moved, what joined the text,
+    tokens, positions, and the rows of visibility as bits.
 
     Args:
         width: T, tokens of the step.
@@ -40,6 +41,7 @@ class StepInputs:
         uniforms: float64 [T].
         length: int32 [1], cached tokens before the step.
         sources, targets: int32 [MOVED], slots; those that need not move are their own targets.
+        joined: int32 [JOINED], tokens of the text that a repetition penalty may not know yet.
         tokens, positions: int32 [T].
         bits: int32 [T, ceil(T / 32)], as `StepAttention.bits` has it.
     """
@@ -47,7 +49,7 @@ class StepInputs:
     def __init__(self, width: int, device: torch.device) -> None:
         self.width = width
         self._words = -(-width // WORD)
-        sizes = [2 * width, 1, MOVED, MOVED, width, width, width * self._words]
+        sizes = [2 * width, 1, MOVED, MOVED, JOINED, width, width, width * self._words]
         # Pinned, so that the copy needs no detour on the host.
         pinned = device.type == "cuda"
         self._host = torch.zeros(sum(sizes), dtype=torch.int32, pin_memory=pinned)
@@ -56,20 +58,25 @@ class StepInputs:
             self._device = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
             parts = torch.split(self._device, sizes)
             self.uniforms = parts[0].view(torch.float64)
-            self.length, self.sources, self.targets = parts[1:4]
-            self.tokens, self.positions = parts[4:6]
-            self.bits = parts[6].view(width, self._words)
+            self.length, self.sources, self.targets, self.joined = parts[1:5]
+            self.tokens, self.positions = parts[5:7]
+            self.bits = parts[7].view(width, self._words)
         # The same buffer as Python has it: written in one call, because a GPU waits for that.
         self._written = self._host.numpy().data.cast("B")
         seen = 4 * width * self._words
-        self._form = Struct(f"={width}d1i{MOVED}i{MOVED}i{width}i{width}i{seen}s")
+        self._form = Struct(f"={width}d1i{MOVED}i{MOVED}i{JOINED}i{width}i{width}i{seen}s")
         # What padding says: slot 0 moves to slot 0, and a token sees itself.
         self._still = (0,) * MOVED
         self._undrawn = (0.0,) * width
         self._alone = bits.packed([1 << row for row in range(width)], self._words)
 
     def fill(
-        self, step: StepLayout, length: int, moves: Moves | None, uniforms: Sequence[float]
+        self,
+        step: StepLayout,
+        length: int,
+        moves: Moves | None,
+        uniforms: Sequence[float],
+        joined: Sequence[int] = (),
     ) -> None:
         """Write a step to the host's buffer, padded to the width.
 
@@ -78,6 +85,7 @@ class StepInputs:
             length: cached tokens before it.
             moves: at most `MOVED`.
             uniforms: those of the step's first tokens; see `Wanted`.
+            joined: at most `JOINED`.
         """
         tokens, positions = step.tokens, step.positions
         padding = self.width - len(tokens)
@@ -95,6 +103,9 @@ class StepInputs:
             length,
             *sources,
             *targets,
+            *joined,
+            # The first token is one of the text in any case.
+            *tokens[:1] * (JOINED - len(joined)),
             *tokens,
             *tokens[-1:] * padding,
             *positions,
@@ -106,6 +117,16 @@ class StepInputs:
     def send(self) -> None:
         """Copy it to the device, in one go; on a GPU without waiting."""
         self._device.copy_(self._host, non_blocking=True)
+
+    def visible(self) -> Tensor:
+        """Which token (row) sees which token of the step (column), bool [T, T]."""
+        shifts = torch.arange(self.width, device=self.bits.device)
+        words = self.bits.index_select(1, shifts // WORD)
+        return ((words >> (shifts % WORD)) & 1).bool()
+
+    def paths(self) -> Tensor:
+        """The tokens that each token sees, int64 [T, T]: itself wherever it sees none."""
+        return torch.where(self.visible(), self.tokens, self.tokens[:, None]).long()
 
 
 class StaticCache:
@@ -236,9 +257,7 @@ class StaticStep(StepAttention):
     def visible(self) -> Tensor:
         """See `StepAttention`; made when a backend asks, which one that reads `bits` never does."""
         if self._visible is None:
-            shifts = torch.arange(self._inputs.width, device=self.bits.device)
-            words = self.bits.index_select(1, shifts // WORD)
-            self._visible = ((words >> (shifts % WORD)) & 1).bool()
+            self._visible = self._inputs.visible()
         return self._visible
 
     @property

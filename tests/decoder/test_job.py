@@ -39,7 +39,7 @@ def test_tokens_behind_a_path_are_drawn_with_the_number_of_their_position() -> N
     [
         (SamplingConfig(), True, False),
         (SamplingConfig(0.8), False, True),
-        (SamplingConfig(0.8, repetition_penalty=1.1), True, True),
+        (SamplingConfig(0.8, repetition_penalty=1.1), False, True),
     ],
 )
 def test_nothing_is_drawn_where_there_is_no_need(
@@ -48,6 +48,17 @@ def test_nothing_is_drawn_where_there_is_no_need(
     draft = Draft()
     wanted = job(sampling).wanted(layout.build([1], 4, draft), draft, 5, chooses=chooses)
     assert (wanted.sampling, wanted.uniforms, wanted.logits) == (None, (), logits)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_penalty_is_for_the_text_as_it_is_when_the_step_runs(temperature: float) -> None:
+    penalized = job(SamplingConfig(temperature, repetition_penalty=1.1))
+    draft = Draft()
+    wanted = penalized.wanted(layout.build([1], 4, draft), draft, 5, chooses=True)
+    assert len(wanted.uniforms) == (1 if temperature else 0)
+    assert wanted.sampling is not None
+    penalized.sampler.commit([3, 4])
+    assert wanted.text == [3, 4]
 
 
 @pytest.mark.parametrize(("most", "end"), [(None, 100), (7, 17), (200, 100)])

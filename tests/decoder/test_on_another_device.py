@@ -42,6 +42,7 @@ SAMPLINGS = {
     "greedy": None,
     "all": SamplingConfig(temperature=0.7),
     "cut": SamplingConfig(temperature=0.7, top_k=9, top_p=0.9, min_p=0.01),
+    "penalized": SamplingConfig(temperature=0.7, top_p=0.9, repetition_penalty=1.1),
 }
 
 
@@ -197,7 +198,7 @@ def test_steps_stay_on_the_device(family: str, attention: str) -> None:
             assert words.device == GPU
             assert words.dtype == torch.int32
             assert words.shape == ((2 * 4 * 8,) if sampling is None else (2 * 8,))
-        # Both that draw leave them there, and others of up to 16 tokens would.
+        # All that draw leave them there, and others of up to 16 tokens would.
         assert {rows: left.shape for rows, left in runner._logits.items()} == {16: (16, VOCABULARY)}
         assert runner._logits[16].device == GPU
 
@@ -211,7 +212,9 @@ def test_steps_that_are_not_captured(family: str, attention: str) -> None:
         runner = Runner(model, cache, attention)
         assert runner.chooses
         for sampling in SAMPLINGS.values():
-            running = runner.start(a_step(), Wanted(4, True, sampling, [0.5] * 8))
+            penalized = sampling is not None and sampling.repetition_penalty != 1.0
+            text = [3, 4] if penalized else None
+            running = runner.start(a_step(), Wanted(4, True, sampling, [0.5] * 8, text))
             assert running._words.device == GPU
             cache.keep([0, 2, 3])  # something is moved
 

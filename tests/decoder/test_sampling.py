@@ -90,10 +90,11 @@ def test_uniforms_of_many_positions_are_those_of_each() -> None:
         ({}, False),
         ({"temperature": 0.8}, True),
         ({"temperature": 0.8, "top_k": 5, "top_p": 0.9, "min_p": 0.1}, True),
-        ({"temperature": 0.8, "repetition_penalty": 1.1}, False),
+        ({"temperature": 0.8, "repetition_penalty": 1.1}, True),
+        ({"repetition_penalty": 1.1}, True),
     ],
 )
-def test_choices_are_made_ahead_where_the_path_does_not_matter(
+def test_choices_are_made_ahead_where_no_processor_has_a_say(
     settings: dict[str, float], ahead: bool
 ) -> None:
     config = SamplingConfig(**settings)
@@ -114,8 +115,8 @@ def test_a_row_that_is_not_certain_is_drawn_after_all() -> None:
     chosen = sampler.chooser(logits, best, 40, [71, NOTHING, 73])
     assert [chosen(row, path) for row, path in enumerate(paths)] == [71, drawn[1], 73]
     assert sampler.uniforms(40, [2, 0, 2]) == [uniform(5, 42), uniform(5, 40), uniform(5, 42)]
-    # Where the path matters, what was drawn without it does not.
-    strict = Sampler(SamplingConfig(temperature=1.0, seed=5, repetition_penalty=1.5))
+    # Where processors have a say, what was drawn without them does not.
+    strict = Sampler(SamplingConfig(temperature=1.0, seed=5), [lambda ids, scores: scores])
     strict.commit([7])
     walked = strict.chooser(logits, best, 40, [71, 72, 73])
     assert all(walked(row, path) < 50 for row, path in enumerate(paths))

@@ -34,6 +34,7 @@ SAMPLINGS = {
     "greedy": SamplingConfig(),
     "all": SamplingConfig(temperature=0.9, seed=3),
     "cut": SamplingConfig(temperature=0.8, top_k=20, top_p=0.95, min_p=0.01, seed=5),
+    "penalized": SamplingConfig(temperature=0.8, top_p=0.9, repetition_penalty=1.2, seed=5),
 }
 NEVER_CAPTURED = ("llama_dynamic",)
 """Their rotary embedding asks for the largest position of a step."""
