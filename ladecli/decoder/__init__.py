@@ -30,7 +30,8 @@ A map of the room, in the order in which a step passes through it:
 - `kv_cache`    keys and values by slot; keeping the accepted ones is one gather; `tenancy` says
   whose they are
 - `readout`     what is read out of a step's logits, all of it in one copy: `ranking` finds the
-  most probable tokens, `choosing` draws tokens, both for all rows and without waiting
+  most probable tokens, `choosing` draws tokens, both for all rows and without waiting; `penalty`
+  is that of tokens which the text has
 - `sampling`    logits to a token, with one uniform number per position
 - `verify`      the walk that accepts
 - `stopwatch`   where the time of a step goes, for those who ask

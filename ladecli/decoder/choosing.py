@@ -204,7 +204,7 @@ def _drawn_from_all(logits: Scores, uniforms: Tensor, temperature: float) -> Ten
 
 def _blocks(logits: Scores, best: Tensor, temperature: float) -> Tensor:
     """Sums of weights of `BLOCK` tokens each, int64 [rows, blocks]; `best` is [rows, 1]."""
-    if isinstance(logits, Tensor) and may_weigh(logits, BLOCK, _blocks_by_torch):
+    if may_weigh(logits, BLOCK, _blocks_by_torch):
         return weigh(logits, best, _warm(temperature), BLOCK)
     return _blocks_by_torch(logits, best, temperature)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from .lean import fused
 from .lean.trial import numbers, passed
 from .memory import attempt
-from .ranking import ranked
+from .penalty import Penalized, Scores, greatest, maxima
 
 ONE = 1 << 40
 """The weight of the most probable token; 2**22 such ones can be summed up in 63 bits."""
@@ -34,39 +34,60 @@ CLOSE = 1e-5
 HELD = 8
 """Sums that one program makes."""
 
-Weigh = Callable[[Tensor, Tensor, float], Tensor]
-"""(logits, the greatest of each row [rows, 1], temperature) -> sums of weights, int64."""
+Rank = Callable[[Tensor, int], tuple[Tensor, Tensor]]
+"""(logits, count) -> the most probable tokens and their probabilities, [rows, count] each."""
+Weigh = Callable[[Scores, Tensor, float], Tensor]
+"""(scores, the greatest of each row [rows, 1], temperature) -> sums of weights, int64."""
 
 
-def may_rank(logits: Tensor, count: int) -> bool:
+def may_rank(logits: Tensor, count: int, own: Rank) -> bool:
     """Whether `rank` takes these: dense rows, where a trial has shown that it works.
 
     Args:
         logits: [rows, vocabulary].
         count: at most the vocabulary.
+        own: what it would stand for.
     """
     return (
         count <= MOST
         and logits.shape[-1] <= BLOCK * MOST_BLOCKS
-        and _may_read(logits)
-        and bool(attempt(_ranks, logits.device, logits.dtype, logits.shape[-1], count))
+        and may_read(logits)
+        and bool(attempt(_ranks, logits.device, logits.dtype, logits.shape[-1], count, own))
     )
 
 
-def may_weigh(logits: Tensor, block: int, own: Weigh) -> bool:
+def may_weigh(scores: Scores, block: int, own: Weigh) -> bool:
     """Whether `weigh` takes these: dense rows, where a trial has shown that it says the same.
 
     Args:
-        logits: [rows, vocabulary].
+        scores: [rows, vocabulary].
         block: see `weigh`.
         own: what it would stand for.
     """
-    return _may_read(logits) and bool(
-        attempt(_weighs, logits.device, logits.dtype, logits.shape[-1], block, own)
+    penalized = isinstance(scores, Penalized)
+    logits = scores.logits if isinstance(scores, Penalized) else scores
+    return may_read(logits) and bool(
+        attempt(_weighs, logits.device, logits.dtype, logits.shape[-1], block, own, penalized)
     )
 
 
-def _may_read(logits: Tensor) -> bool:
+def may_top(scores: Penalized, size: int) -> bool:
+    """Whether `top` takes these: dense rows, where a trial has shown that it says the same.
+
+    Args:
+        scores: [rows, vocabulary].
+        size: see `top`.
+    """
+    logits = scores.logits
+    return (
+        size <= BLOCK
+        and may_read(logits)
+        and bool(attempt(_tops, logits.device, logits.dtype, logits.shape[-1], size))
+    )
+
+
+def may_read(logits: Tensor) -> bool:
+    """Whether kernels may be tried on these: dense rows on a device that has some."""
     return (
         logits.device.type in DEVICES
         and logits.stride(-1) == 1
@@ -78,14 +99,16 @@ def _may_read(logits: Tensor) -> bool:
 
 
 @lru_cache(maxsize=16)
-def _ranks(device: torch.device, dtype: torch.dtype, vocabulary: int, count: int) -> bool:
-    """Whether `rank` says what `ranked` does."""
+def _ranks(
+    device: torch.device, dtype: torch.dtype, vocabulary: int, count: int, own: Rank
+) -> bool:
+    """Whether `rank` says what `own` does."""
 
     def trial() -> bool:
         # In half precision some of the greatest are equal.
         logits = numbers(torch.empty(0, dtype=dtype, device=device), 2, vocabulary)
         found, bits = rank(logits, count)
-        tokens, probabilities = ranked(logits, count)
+        tokens, probabilities = own(logits, count)
         shares = bits.view(torch.float32)
         greatest = logits.gather(1, found.long()).equal(logits.gather(1, tokens))
         close = torch.allclose(shares, probabilities, rtol=CLOSE, atol=0.0)
@@ -96,16 +119,39 @@ def _ranks(device: torch.device, dtype: torch.dtype, vocabulary: int, count: int
 
 @lru_cache(maxsize=16)
 def _weighs(
-    device: torch.device, dtype: torch.dtype, vocabulary: int, block: int, own: Weigh
+    device: torch.device,
+    dtype: torch.dtype,
+    vocabulary: int,
+    block: int,
+    own: Weigh,
+    penalized: bool,
 ) -> bool:
     """Whether `weigh` says what `own` does, to the last bit."""
 
     def trial() -> bool:
         logits = numbers(torch.empty(0, dtype=dtype, device=device), 2, vocabulary)
-        asked = logits, logits.amax(dim=-1, keepdim=True), 0.7
+        scores = _penalized(logits) if penalized else logits
+        asked = scores, greatest(scores), 0.7
         return torch.equal(weigh(*asked, block), own(*asked))
 
     return passed(device, trial)
+
+
+@lru_cache(maxsize=16)
+def _tops(device: torch.device, dtype: torch.dtype, vocabulary: int, size: int) -> bool:
+    """Whether `top` says what `maxima` does, to the last bit."""
+
+    def trial() -> bool:
+        scores = _penalized(numbers(torch.empty(0, dtype=dtype, device=device), 2, vocabulary))
+        return torch.equal(top(scores, size), maxima(scores, size))
+
+    return passed(device, trial)
+
+
+def _penalized(logits: Tensor) -> Penalized:
+    """Logits of which some have a penalty, be they above 0 or below."""
+    some = torch.arange(logits.shape[-1], device=logits.device) % 3 == 0
+    return Penalized(logits, some.repeat(len(logits), 1), 1.1)
 
 
 def rank(logits: Tensor, count: int) -> Tensor:
@@ -148,11 +194,40 @@ def rank(logits: Tensor, count: int) -> Tensor:
     return out
 
 
-def weigh(logits: Tensor, best: Tensor, temperature: float, block: int) -> Tensor:
+def top(scores: Penalized, size: int) -> Tensor:
+    """What `penalty.maxima` says; `may_top` must be true.
+
+    Args:
+        scores: [rows, vocabulary].
+        size: a power of two, at most the vocabulary.
+
+    Returns:
+        float32 [rows, groups].
+    """
+    from . import readout_kernels
+
+    logits = scores.logits
+    rows, vocabulary = logits.shape
+    groups, held = vocabulary // size, max(BLOCK // size, 1)
+    tops = logits.new_empty((rows, groups), dtype=torch.float32)
+    with torch.cuda.device(logits.get_device()):
+        readout_kernels.tops[rows, -(-groups // held)](
+            *_operands(scores),
+            tops,
+            *_strides(scores),
+            groups,
+            SIZE=size,
+            HELD=held,
+            num_warps=8,
+        )
+    return tops
+
+
+def weigh(scores: Scores, best: Tensor, temperature: float, block: int) -> Tensor:
     """Sums of the weights of `block` tokens each, as `choosing` has them; `may_weigh` must be true.
 
     Args:
-        logits: [rows, vocabulary].
+        scores: [rows, vocabulary].
         best: the greatest of each row, [rows, 1].
         temperature: as it divides, above 0.
         block: a power of two.
@@ -162,23 +237,37 @@ def weigh(logits: Tensor, best: Tensor, temperature: float, block: int) -> Tenso
     """
     from . import readout_kernels
 
-    rows, vocabulary = logits.shape
+    rows, vocabulary = scores.shape
     blocks = -(-vocabulary // block)
-    sums = logits.new_empty((rows, blocks), dtype=torch.int64)
+    sums = best.new_empty((rows, blocks), dtype=torch.int64)
     # A number as an argument of a kernel would be rounded to float32.
-    inverse = torch.full((1,), 1.0 / temperature, dtype=torch.float64, device=logits.device)
-    with torch.cuda.device(logits.get_device()):
+    inverse = best.new_full((1,), 1.0 / temperature, dtype=torch.float64)
+    with torch.cuda.device(best.get_device()):
         readout_kernels.weigh[rows, -(-blocks // HELD)](
-            logits,
+            *_operands(scores),
             best.contiguous(),
             inverse,
             sums,
-            logits.stride(0),
+            *_strides(scores),
             vocabulary,
             blocks,
+            PENALIZED=isinstance(scores, Penalized),
             ONE=float(ONE),
             BLOCK=block,
             HELD=HELD,
             num_warps=8,
         )
     return sums
+
+
+def _operands(scores: Scores) -> tuple[Tensor, Tensor, float]:
+    """Logits, which tokens are present, and the penalty: any, where there is none."""
+    if isinstance(scores, Penalized):
+        return scores.logits, scores.present.view(torch.uint8), scores.penalty
+    return scores, scores, 1.0
+
+
+def _strides(scores: Scores) -> tuple[int, int]:
+    """From row to row of the first two of them."""
+    logits, present, _ = _operands(scores)
+    return logits.stride(0), present.stride(0)

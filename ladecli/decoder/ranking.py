@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .penalty import Scores, gather, maxima, part
+from .penalty import Penalized, Scores, gather, maxima, part
+from .quick_readout import may_top, top
 
 GROUPS = (128, 64, 32, 16)
 """How many neighbours compete first, the best size first; all of them suit a GPU's reads."""
@@ -40,10 +41,7 @@ def leaders(logits: Scores, count: int, *, first: bool = False) -> tuple[Tensor,
         values, tokens = every.topk(count, dim=-1)
         return values, _led(tokens, every.argmax(dim=-1, keepdim=True)) if first else tokens
     whole = vocabulary - vocabulary % size
-    tops = maxima(logits, size)
-    groups = tops.topk(count, dim=-1).indices
-    if first:
-        groups = _led(groups, tops.argmax(dim=-1, keepdim=True))
+    groups = _groups(logits, size, count, first)
     every = torch.arange(vocabulary, device=logits.device)
     tokens = (groups[:, :, None] * size + every[:size]).flatten(1)
     if whole < vocabulary:
@@ -55,6 +53,16 @@ def leaders(logits: Scores, count: int, *, first: bool = False) -> tuple[Tensor,
         # The first best group stands first, and what no group holds, last: as by their ids.
         tokens = _led(tokens, every.gather(1, contenders.argmax(dim=-1, keepdim=True)))
     return values, tokens
+
+
+def _groups(scores: Scores, size: int, count: int, first: bool) -> Tensor:
+    """The groups of `size` neighbours with the greatest maxima, int64 [rows, count]."""
+    if isinstance(scores, Penalized) and may_top(scores, size):
+        found = top(scores, size)
+    else:
+        found = maxima(scores, size)
+    groups = found.topk(count, dim=-1).indices
+    return _led(groups, found.argmax(dim=-1, keepdim=True)) if first else groups
 
 
 def _led(indices: Tensor, first: Tensor) -> Tensor:

@@ -95,7 +95,7 @@ def pack(
     """
     words: list[Tensor] = []
     count = min(successors, logits.shape[-1])
-    if count and may_rank(logits, count):
+    if count and may_rank(logits, count, ranked):
         words += [rank(logits, count).flatten()]
     elif count:
         tokens, probabilities = ranked(logits, count)

@@ -98,14 +98,54 @@ def join(
 
 
 @triton.jit
+def _harsher(values, present, penalty, there):
+    """Values of tokens with the penalty that those have which are present."""
+    harsher = tl.where(values < 0, values * penalty, tl.div_rn(values, penalty))
+    return tl.where(tl.load(present, mask=there, other=0) != 0, harsher, values)
+
+
+@triton.jit
+def tops(
+    logits,
+    present,
+    penalty,
+    tops,
+    row_stride,
+    present_stride,
+    groups,
+    SIZE: tl.constexpr,
+    HELD: tl.constexpr,
+):
+    """The greatest penalised logits of groups of SIZE neighbours; the grid is (rows, groups in
+    parts of HELD).
+
+    Args:
+        logits: [rows, vocabulary], whose rows are dense.
+        present: uint8 [rows, vocabulary], likewise; not 0 for tokens that are penalised.
+        tops: float32 [rows, groups].
+    """
+    row = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1) * HELD + tl.arange(0, HELD)
+    token = group[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
+    there = (group < groups)[:, None] & (token >= 0)
+    value = tl.load(logits + row * row_stride + token, mask=there, other=0.0).to(tl.float32)
+    value = _harsher(value, present + row * present_stride + token, penalty, there)
+    tl.store(tops + row * groups + group, tl.max(value, 1), mask=group < groups)
+
+
+@triton.jit
 def weigh(
     logits,
+    present,
+    penalty,
     best,
     inverse,
     sums,
     row_stride,
+    present_stride,
     vocabulary,
     blocks,
+    PENALIZED: tl.constexpr,
     ONE: tl.constexpr,
     BLOCK: tl.constexpr,
     HELD: tl.constexpr,
@@ -116,7 +156,8 @@ def weigh(
 
     Args:
         logits: [rows, vocabulary], whose rows are dense.
-        best: [rows], the greatest logits.
+        present, penalty: as `tops` has them; not looked at unless PENALIZED.
+        best: [rows], the greatest logits, penalised.
         inverse: float64 [1], of the temperature.
         sums: int64 [rows, blocks].
     """
@@ -124,7 +165,10 @@ def weigh(
     block = tl.program_id(1) * HELD + tl.arange(0, HELD)
     token = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     inside = token < vocabulary
-    value = tl.load(logits + row * row_stride + token, mask=inside, other=0.0).to(tl.float64)
-    value = (value - tl.load(best + row).to(tl.float64)) * tl.load(inverse)
+    value = tl.load(logits + row * row_stride + token, mask=inside, other=0.0)
+    if PENALIZED:
+        value = value.to(tl.float32)
+        value = _harsher(value, present + row * present_stride + token, penalty, inside)
+    value = (value.to(tl.float64) - tl.load(best + row).to(tl.float64)) * tl.load(inverse)
     weight = tl.where(inside, tl.floor(tl.exp(value) * ONE), 0.0)
     tl.store(sums + row * blocks + block, tl.sum(weight, 1).to(tl.int64), mask=block < blocks)

@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from ladecli.decoder import choosing, quick_readout
+from ladecli.decoder import choosing, quick_readout, ranking
 from ladecli.decoder.config import SamplingConfig
 from ladecli.decoder.errors import DeviceLostError
 from ladecli.decoder.lean import fused
-from ladecli.decoder.quick_readout import may_rank, rank, weigh
-from ladecli.decoder.ranking import ranked
+from ladecli.decoder.penalty import Penalized, greatest, maxima, part
+from ladecli.decoder.quick_readout import may_rank, may_top, rank, top, weigh
+from ladecli.decoder.ranking import leaders, ranked
 from ladecli.decoder.readout import pack
 
 from .test_ranking import KINDS, rows_of
@@ -28,7 +29,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU has them, too: in the interpreter."""
     monkeypatch.setattr(quick_readout, "DEVICES", ("cpu",))
     monkeypatch.setattr(quick_readout, "BLOCK", 64)
-    for name in ("_ranks", "_weighs"):
+    for name in ("_ranks", "_tops", "_weighs"):
         monkeypatch.setattr(quick_readout, name, getattr(quick_readout, name).__wrapped__)
 
 
@@ -68,7 +69,7 @@ def test_a_step_brings_home_the_same_words() -> None:
     asked = logits, 4, None, None
     expected = pack(*asked)
     with fused.switched(False):
-        assert not may_rank(logits, 4)
+        assert not may_rank(logits, 4, ranked)
         by_torch = pack(*asked)
     count = 5 * 4
     assert torch.equal(expected[:count], by_torch[:count])
@@ -78,13 +79,14 @@ def test_a_step_brings_home_the_same_words() -> None:
 
 def test_what_the_kernels_do_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = rows_of(3, 200, "random")
-    assert may_rank(logits, 4)
-    assert not may_rank(logits.t(), 2)
-    assert not may_rank(torch.nn.Parameter(logits), 4), "nor whatever else is no plain tensor"
-    assert not may_rank(logits, quick_readout.MOST + 1)
+    assert may_rank(logits, 4, ranked)
+    assert not may_rank(logits.t(), 2, ranked)
+    parameter = torch.nn.Parameter(logits)
+    assert not may_rank(parameter, 4, ranked), "nor whatever else is no plain tensor"
+    assert not may_rank(logits, quick_readout.MOST + 1, ranked)
     monkeypatch.setattr(quick_readout, "MOST_BLOCKS", 3)
-    assert not may_rank(logits, 4)
-    assert may_rank(logits[:, :192], 4)
+    assert not may_rank(logits, 4, ranked)
+    assert may_rank(logits[:, :192], 4, ranked)
 
 
 def test_kernels_that_say_something_else_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +105,7 @@ def test_kernels_that_say_something_else_are_not_used(monkeypatch: pytest.Monkey
             return found
 
         monkeypatch.setattr(quick_readout, "rank", wrong)
-        assert not may_rank(logits, 4)
+        assert not may_rank(logits, 4, ranked)
 
     def lost(*_: object) -> Tensor:
         raise DeviceLostError("gone")
@@ -113,10 +115,10 @@ def test_kernels_that_say_something_else_are_not_used(monkeypatch: pytest.Monkey
     other(1, 2, 1 << 10)
     for broken in (fails, no_memory):
         monkeypatch.setattr(quick_readout, "rank", broken)
-        assert not may_rank(logits, 4)
+        assert not may_rank(logits, 4, ranked)
     monkeypatch.setattr(quick_readout, "rank", lost)
     with pytest.raises(DeviceLostError):
-        may_rank(logits, 4)
+        may_rank(logits, 4, ranked)
 
 
 def weights(logits: Tensor, temperature: float, block: int) -> list[list[int]]:
@@ -145,6 +147,44 @@ def test_weights_are_summed_in_blocks(
     # Exponentials of several libraries differ in their last bit now and then.
     assert found.dtype == torch.int64
     assert (found - expected).abs().max() <= 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("factor", [0.8, 1.1])
+def test_penalized_scores_are_read_as_they_are_made(factor: float, dtype: torch.dtype) -> None:
+    wide = rows_of(6, 700, "random").to(dtype)
+    wide[4, 40:90] = -torch.inf
+    present = torch.rand(6, 700, generator=torch.Generator().manual_seed(7)) < 0.3
+    scores = Penalized(wide[::2, 40:650], present[::2, 40:650], factor)
+    every = part(scores, slice(None))
+    assert not torch.equal(every, scores.logits.float())
+    for size in (8, 64):
+        assert may_top(scores, size)
+        assert torch.equal(top(scores, size), maxima(every, size))
+    best = greatest(every)
+    assert torch.equal(weigh(scores, best, 0.7, 16), weigh(every, best, 0.7, 16))
+
+
+def test_the_best_of_penalized_scores_come_by_a_kernel_that_says_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    logits = rows_of(3, 600, "random")
+    present = torch.arange(600).expand(3, 600) % 2 == 0
+    scores = Penalized(logits, present, 1.3)
+    expected = leaders(part(scores, slice(None)), 2)
+    asked: list[int] = []
+
+    def by_kernel(scores: Penalized, size: int) -> Tensor:
+        asked.append(len(scores.logits))
+        return maxima(scores, size) + (len(asked) > 2)
+
+    for module in (quick_readout, ranking):
+        monkeypatch.setattr(module, "top", by_kernel)
+    for tokens, same in zip(leaders(scores, 2), expected, strict=True):
+        assert torch.equal(tokens, same)
+    assert asked == [2, 3], "tried on two rows, then used"
+    assert not may_top(scores, 16), "what is off by a little is not used"
+    assert not may_top(scores, 2 * quick_readout.BLOCK)
 
 
 @pytest.mark.parametrize("right", [True, False])
@@ -191,11 +231,16 @@ for architecture, type in ((80, "*fp16"), (90, "*bf16"), (90, "*fp32")):
     print(stack(compiled(kernels.rank, types, 8, architecture, COUNT=4, BLOCK=4096)))
     types = found | {"out": INTS, "shares": FLOATS}
     print(stack(compiled(kernels.join, types, 4, architecture, COUNT=8, BLOCKS=256, FOUND=2048)))
-types = {"logits": "*bf16", "best": "*bf16", "inverse": "*fp64", "sums": "*i64"}
-print(stack(compiled(kernels.weigh, types, 8, 90, ONE=2.0**40, BLOCK=128, HELD=8)))
+present = {"present": "*u8", "penalty": "fp32"}
+types = {"logits": "*bf16", "best": "*fp32", "inverse": "*fp64", "sums": "*i64"} | present
+for penalized in (False, True):
+    constants = {"PENALIZED": penalized, "ONE": 2.0**40, "BLOCK": 128, "HELD": 8}
+    print(stack(compiled(kernels.weigh, types, 8, 90, **constants)))
+types = {"logits": "*bf16", "tops": FLOATS} | present
+print(stack(compiled(kernels.tops, types, 8, 90, SIZE=128, HELD=32)))
 """
 
 
 def test_the_kernels_compile_for_a_gpu_and_hold_all_in_registers(tmp_path: Path) -> None:
     source = Path(quick_readout.__file__).with_name("readout_kernels.py")
-    assert printed(COMPILER, source, tmp_path).split() == ["0"] * 7
+    assert printed(COMPILER, source, tmp_path).split() == ["0"] * 9

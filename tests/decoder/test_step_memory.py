@@ -49,10 +49,11 @@ def test_no_copy_of_all_logits_is_made(
             before = torch.empty(rows, VOCABULARY, dtype=torch.bool, device=META)
         with Held() as held:
             pack(logits, successors, sampling, uniforms, before)
+    # Penalised, what is looked at exists three times in float32.
+    more = 1.0 if sampling is not PENALIZED else 1.35
     # Of one row there may be all.
-    whole = (10 if sampling is not PENALIZED else 18) * VOCABULARY
-    assert held.most < (whole if rows == 1 else ROOM)
-    assert held.most < 0.55 * logits.nbytes or rows < 128
+    assert held.most < more * (12 * VOCABULARY if rows == 1 else ROOM)
+    assert held.most < more * 0.55 * logits.nbytes or rows < 128
 
 
 class Counted:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from ladecli.decoder import choosing
-from ladecli.decoder.quick_readout import CLOSE, may_rank, may_weigh, rank, weigh
+from ladecli.decoder.penalty import Penalized, greatest, maxima
+from ladecli.decoder.quick_readout import CLOSE, may_rank, may_top, may_weigh, rank, top, weigh
 from ladecli.decoder.ranking import ranked
 
 from . import DEVICE, needs_cuda, needs_gpu
@@ -26,7 +27,7 @@ def logits_of(rows: int, vocabulary: int, dtype: torch.dtype) -> torch.Tensor:
 def test_the_most_probable_tokens(vocabulary: int, dtype: torch.dtype) -> None:
     for rows in (1, 64):
         logits = logits_of(rows, vocabulary, dtype)
-        assert may_rank(logits, 4)
+        assert may_rank(logits, 4, ranked)
         tokens, bits = rank(logits, 4)
         expected, probabilities = ranked(logits, 4)
         assert torch.equal(tokens[:, 0].long(), logits.argmax(dim=-1))
@@ -45,3 +46,17 @@ def test_weights_are_the_same_to_the_last_bit(vocabulary: int, dtype: torch.dtyp
         for temperature in (0.3, 1.0):
             found = weigh(logits, best, temperature, choosing.BLOCK)
             assert torch.equal(found, choosing._blocks_by_torch(logits, best, temperature))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+def test_penalized_ones_are_the_same_to_the_last_bit(vocabulary: int, dtype: torch.dtype) -> None:
+    for rows in (1, 64):
+        logits = logits_of(rows, vocabulary, dtype)
+        scores = Penalized(logits, torch.rand_like(logits, dtype=torch.float32) < 0.1, 1.1)
+        assert may_top(scores, 16)
+        assert torch.equal(top(scores, 16), maxima(scores, 16))
+        assert may_weigh(scores, choosing.BLOCK, choosing._blocks_by_torch)
+        asked = scores, greatest(scores), 0.8
+        found = weigh(*asked, choosing.BLOCK)
+        assert torch.equal(found, choosing._blocks_by_torch(*asked))
