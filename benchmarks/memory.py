@@ -66,13 +66,14 @@ class Arm:
     Attributes:
         name: for people.
         attention: a backend.
-        logits, sampling: as in `Wanted`.
+        logits, sampling, penalty: as in `Wanted`.
     """
 
     name: str
     attention: str = "sdpa"
     logits: bool = False
     sampling: SamplingConfig | None = None
+    penalty: float = 1.0
 
 
 ARMS = (
@@ -81,11 +82,12 @@ ARMS = (
     Arm("greedy", "triton"),
     Arm("temperature", logits=True, sampling=SamplingConfig(0.8)),
     Arm("top-p", logits=True, sampling=SamplingConfig(0.8, top_p=0.9)),
-    Arm("penalty", logits=True, sampling=SamplingConfig(repetition_penalty=1.1)),
+    Arm("penalty", penalty=1.1),
     Arm(
         "penalty, top-p",
         logits=True,
         sampling=SamplingConfig(0.8, top_p=0.9, repetition_penalty=1.1),
+        penalty=1.1,
     ),
     Arm("processors", logits=True),
 )
@@ -232,7 +234,8 @@ def count(model: Any, arm: Arm, budgets: tuple[int, ...]) -> list[dict[str, Any]
     for budget in budgets:
         for width in [each for each in WIDTHS if captured < each <= budget]:
             uniforms = [0.5] * width if arm.sampling is not None else ()
-            wanted = Wanted(SUCCESSORS if width > 1 else 0, arm.logits, arm.sampling, uniforms)
+            asked = SUCCESSORS if width > 1 else 0
+            wanted = Wanted(asked, arm.logits, arm.sampling, uniforms, arm.penalty)
             cache.reserve(TEXT + width)
             with live:
                 step = runner._step(step_of(width, TEXT, model.config.vocab_size), wanted, width)

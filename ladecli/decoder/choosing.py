@@ -31,8 +31,7 @@ PART = 1 << 21
 
 
 def choose_ahead(logits: Scores, uniforms: Tensor, config: SamplingConfig) -> tuple[Tensor, Tensor]:
-    """The token drawn for every row, by inverse CDF, tokens in order of id; with a temperature of
-    0 the most probable one.
+    """The token drawn for every row, by inverse CDF, tokens in order of id.
 
     Where top-k, top-p or min-p remove tokens, only the best ones of each row are looked at.
     That is enough where all tokens that stay are provably among them.
@@ -40,25 +39,21 @@ def choose_ahead(logits: Scores, uniforms: Tensor, config: SamplingConfig) -> tu
     Args:
         logits: [rows, vocabulary].
         uniforms: float64 [rows], each in [0, 1).
-        config: its repetition penalty is not applied.
+        config: `temperature` must be above 0; the repetition penalty is not applied.
 
     Returns:
         Tokens, int64, and whether each is certain to be what `choose` says, bool, [rows] each.
     """
-    if config.greedy:
-        tokens = leaders(logits, 1, first=True)[1][:, 0]
-        return tokens, torch.ones_like(tokens, dtype=torch.bool)
-    if is_certain(config):
+    if draws_from_all(config):
         tokens = _drawn_from_all(logits, uniforms, config.temperature)
         return tokens, torch.ones_like(tokens, dtype=torch.bool)
     tokens, weights, certain = _listed(logits, config, _enough(logits, config))
     return _drawn(tokens, weights, uniforms), certain
 
 
-def is_certain(config: SamplingConfig) -> bool:
-    """Whether no token is removed, or none is drawn: then what `choose_ahead` says is certain in
-    every row."""
-    return config.greedy or not (config.top_k or config.top_p < 1.0 or config.min_p)
+def draws_from_all(config: SamplingConfig) -> bool:
+    """Whether no token is removed: then what `choose_ahead` draws is certain in every row."""
+    return not (config.top_k or config.top_p < 1.0 or config.min_p)
 
 
 def choose(scores: Tensor, u: float, config: SamplingConfig) -> int:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from .attention import READS_LENGTH, STEP_KEYWORD, choose_backend
 from .attention.fused import opaque
 from .capture import Capture, Captured
-from .choosing import is_certain
+from .choosing import draws_from_all
 from .config import FIRST_SLOTS, LOGIT_ROWS, SamplingConfig
 from .errors import DeviceLostError
 from .kv_cache import KVCache
@@ -28,7 +28,7 @@ from .ladder import Ladder, ladder_for
 from .layout import StepLayout
 from .lean import fused
 from .memory import is_out_of_memory
-from .penalty import present
+from .penalty import Penalized, Scores, present
 from .readout import Rows, Wanted, pack
 from .runner import Runner, Running, without_plans
 from .static_step import MOVED, StaticCache, StaticStep, StepInputs
@@ -57,6 +57,7 @@ class _Kind(NamedTuple):
     successors: int
     logits: bool
     sampling: SamplingConfig | None
+    penalty: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +180,7 @@ class GraphRunner(Runner):
         if step is None:
             return super().start(layout, wanted)
         try:
-            joined = self._seen.joined(wanted.text) if wanted.text is not None else ()
+            joined = self._seen.joined(wanted.text) if wanted.penalty != 1.0 else ()
             step.inputs.fill(layout, cache.length, cache.moves, wanted.uniforms, joined)
             self._flying = True
             step.inputs.send()
@@ -223,9 +224,9 @@ class GraphRunner(Runner):
     def _kind(self, width: int, wanted: Wanted) -> _Kind:
         """The kind of a captured step of this width, as things stand now."""
         reach, sampling = self._reach(self.cache.length + width), wanted.sampling
-        # Where every token that is chosen is certain, nobody will look.
-        logits = wanted.logits and not (sampling and is_certain(sampling))
-        return _Kind(width, reach, wanted.successors, logits, sampling)
+        # Where every token that is drawn is certain, nobody will look.
+        logits = wanted.logits and not (sampling and draws_from_all(sampling))
+        return _Kind(width, reach, wanted.successors, logits, sampling, wanted.penalty)
 
     def _reach(self, needed: int) -> int:
         """Slots that attention is handed."""
@@ -298,11 +299,11 @@ class GraphRunner(Runner):
             logits = self._forward(kind, inputs)
             if kind.logits:
                 logits = self._left(logits)
-            before = None
-            if kind.sampling is not None and kind.sampling.repetition_penalty != 1.0:
-                flags = self._seen.make(logits)
-                before = present(flags.index_fill_(0, inputs.joined.long(), True), inputs.paths())
-            return (pack(logits, kind.successors, kind.sampling, inputs.uniforms, before),)
+            scores: Scores = logits
+            if kind.penalty != 1.0:
+                flags = self._seen.make(logits).index_fill_(0, inputs.joined.long(), True)
+                scores = Penalized(logits, present(flags, inputs.paths()), kind.penalty)
+            return (pack(scores, kind.successors, kind.sampling, inputs.uniforms),)
 
     def _forward(self, kind: _Kind, inputs: StepInputs) -> Tensor:
         """Logits of all rows, [width, vocabulary]."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass
 
 from .layout import Draft, StepLayout
@@ -79,16 +79,18 @@ class Job:
                 again for every one that the walk visits.
         """
         sampler = self.sampler
-        if sampler.plain:
-            return Wanted(draft.successors, logits=False)
-        if not (sampler.ahead and chooses):
-            return Wanted(draft.successors)
-        uniforms: Sequence[float] = ()
-        if not sampler.config.greedy:
+        uniforms: list[float] = []
+        drawn = sampler.ahead and chooses
+        if drawn:
             # Nobody asks what follows a pending token, but for the current one.
             uniforms = sampler.uniforms(length, [0] * step.pending + draft.tree.depths)
         return Wanted(
-            draft.successors, sampling=sampler.seedless, uniforms=uniforms, text=sampler.text
+            draft.successors,
+            logits=not sampler.plain,
+            sampling=sampler.seedless if drawn else None,
+            uniforms=uniforms,
+            penalty=sampler.penalty,
+            text=sampler.text,
         )
 
     def verify(self, shown: Shown, draft: Draft, length: int) -> Finding:

@@ -154,6 +154,13 @@ def greatest(scores: Scores) -> Tensor:
     return found[0] if len(found) == 1 else torch.cat(found, dim=1).amax(dim=-1, keepdim=True)
 
 
+def log_totals(scores: Scores) -> Tensor:
+    """The logarithm of the sum of exp(score) of each row, [rows, 1]."""
+    parts = _parts(scores, scores.shape[-1], 1)
+    found = [each.logsumexp(dim=-1, keepdim=True) for each in parts]
+    return torch.cat(found, dim=1).logsumexp(dim=-1, keepdim=True)
+
+
 def maxima(scores: Scores, size: int) -> Tensor:
     """The greatest scores of groups of `size` neighbours, [rows, groups].
 

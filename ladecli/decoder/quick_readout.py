@@ -16,7 +16,7 @@ from torch import Tensor
 from .lean import fused
 from .lean.trial import numbers, passed
 from .memory import attempt
-from .penalty import Penalized, Scores, greatest, maxima
+from .penalty import Penalized, Scores, gather, greatest, maxima
 
 ONE = 1 << 40
 """The weight of the most probable token; 2**22 such ones can be summed up in 63 bits."""
@@ -34,25 +34,27 @@ CLOSE = 1e-5
 HELD = 8
 """Sums that one program makes."""
 
-Rank = Callable[[Tensor, int], tuple[Tensor, Tensor]]
-"""(logits, count) -> the most probable tokens and their probabilities, [rows, count] each."""
+Rank = Callable[[Scores, int], tuple[Tensor, Tensor]]
+"""(scores, count) -> the most probable tokens and their probabilities, [rows, count] each."""
 Weigh = Callable[[Scores, Tensor, float], Tensor]
 """(scores, the greatest of each row [rows, 1], temperature) -> sums of weights, int64."""
 
 
-def may_rank(logits: Tensor, count: int, own: Rank) -> bool:
+def may_rank(scores: Scores, count: int, own: Rank) -> bool:
     """Whether `rank` takes these: dense rows, where a trial has shown that it works.
 
     Args:
-        logits: [rows, vocabulary].
+        scores: [rows, vocabulary].
         count: at most the vocabulary.
         own: what it would stand for.
     """
+    logits, penalized = _kind(scores)
+    asked = logits.device, logits.dtype, logits.shape[-1], count, own, penalized
     return (
         count <= MOST
         and logits.shape[-1] <= BLOCK * MOST_BLOCKS
         and may_read(logits)
-        and bool(attempt(_ranks, logits.device, logits.dtype, logits.shape[-1], count, own))
+        and bool(attempt(_ranks, *asked))
     )
 
 
@@ -64,11 +66,9 @@ def may_weigh(scores: Scores, block: int, own: Weigh) -> bool:
         block: see `weigh`.
         own: what it would stand for.
     """
-    penalized = isinstance(scores, Penalized)
-    logits = scores.logits if isinstance(scores, Penalized) else scores
-    return may_read(logits) and bool(
-        attempt(_weighs, logits.device, logits.dtype, logits.shape[-1], block, own, penalized)
-    )
+    logits, penalized = _kind(scores)
+    asked = logits.device, logits.dtype, logits.shape[-1], block, own, penalized
+    return may_read(logits) and bool(attempt(_weighs, *asked))
 
 
 def may_top(scores: Penalized, size: int) -> bool:
@@ -100,19 +100,24 @@ def may_read(logits: Tensor) -> bool:
 
 @lru_cache(maxsize=16)
 def _ranks(
-    device: torch.device, dtype: torch.dtype, vocabulary: int, count: int, own: Rank
+    device: torch.device,
+    dtype: torch.dtype,
+    vocabulary: int,
+    count: int,
+    own: Rank,
+    penalized: bool,
 ) -> bool:
     """Whether `rank` says what `own` does."""
 
     def trial() -> bool:
         # In half precision some of the greatest are equal.
-        logits = numbers(torch.empty(0, dtype=dtype, device=device), 2, vocabulary)
-        found, bits = rank(logits, count)
-        tokens, probabilities = own(logits, count)
+        scores = _tried(dtype, device, vocabulary, penalized)
+        found, bits = rank(scores, count)
+        tokens, probabilities = own(scores, count)
         shares = bits.view(torch.float32)
-        greatest = logits.gather(1, found.long()).equal(logits.gather(1, tokens))
+        great = gather(scores, found.long()).equal(gather(scores, tokens))
         close = torch.allclose(shares, probabilities, rtol=CLOSE, atol=0.0)
-        return greatest and close and torch.equal(found[:, 0], tokens[:, 0].int())
+        return great and close and torch.equal(found[:, 0], tokens[:, 0].int())
 
     return passed(device, trial)
 
@@ -129,8 +134,7 @@ def _weighs(
     """Whether `weigh` says what `own` does, to the last bit."""
 
     def trial() -> bool:
-        logits = numbers(torch.empty(0, dtype=dtype, device=device), 2, vocabulary)
-        scores = _penalized(logits) if penalized else logits
+        scores = _tried(dtype, device, vocabulary, penalized)
         asked = scores, greatest(scores), 0.7
         return torch.equal(weigh(*asked, block), own(*asked))
 
@@ -142,24 +146,29 @@ def _tops(device: torch.device, dtype: torch.dtype, vocabulary: int, size: int) 
     """Whether `top` says what `maxima` does, to the last bit."""
 
     def trial() -> bool:
-        scores = _penalized(numbers(torch.empty(0, dtype=dtype, device=device), 2, vocabulary))
-        return torch.equal(top(scores, size), maxima(scores, size))
+        scores = _tried(dtype, device, vocabulary, penalized=True)
+        return isinstance(scores, Penalized) and torch.equal(
+            top(scores, size), maxima(scores, size)
+        )
 
     return passed(device, trial)
 
 
-def _penalized(logits: Tensor) -> Penalized:
-    """Logits of which some have a penalty, be they above 0 or below."""
-    some = torch.arange(logits.shape[-1], device=logits.device) % 3 == 0
-    return Penalized(logits, some.repeat(len(logits), 1), 1.1)
+def _tried(dtype: torch.dtype, device: torch.device, vocabulary: int, penalized: bool) -> Scores:
+    """Two rows for a trial; where they are penalised, some logits above 0 and some below."""
+    logits = numbers(torch.empty(0, dtype=dtype, device=device), 2, vocabulary)
+    if not penalized:
+        return logits
+    some = torch.arange(vocabulary, device=device) % 3 == 0
+    return Penalized(logits, some.repeat(2, 1), 1.1)
 
 
-def rank(logits: Tensor, count: int) -> Tensor:
+def rank(scores: Scores, count: int) -> Tensor:
     """The most probable tokens of each row with their probabilities, the best first; `may_rank`
     must be true.
 
     Args:
-        logits: [rows, vocabulary].
+        scores: [rows, vocabulary].
         count: from 1 to the vocabulary.
 
     Returns:
@@ -168,7 +177,8 @@ def rank(logits: Tensor, count: int) -> Tensor:
     """
     from . import readout_kernels
 
-    rows, vocabulary = logits.shape
+    rows, vocabulary = scores.shape
+    logits, penalized = _kind(scores)
     blocks = -(-vocabulary // BLOCK)
     # Those of small models are one block, which need not be that large.
     block = min(BLOCK, fused.power(vocabulary))
@@ -180,7 +190,14 @@ def rank(logits: Tensor, count: int) -> Tensor:
     # Triton launches on the current device.
     with torch.cuda.device(logits.get_device()):
         readout_kernels.rank[rows, blocks](
-            logits, *found, logits.stride(0), vocabulary, COUNT=count, BLOCK=block, num_warps=8
+            *_operands(scores),
+            *found,
+            *_strides(scores),
+            vocabulary,
+            PENALIZED=penalized,
+            COUNT=count,
+            BLOCK=block,
+            num_warps=8,
         )
         readout_kernels.join[rows,](
             *found,
@@ -251,13 +268,20 @@ def weigh(scores: Scores, best: Tensor, temperature: float, block: int) -> Tenso
             *_strides(scores),
             vocabulary,
             blocks,
-            PENALIZED=isinstance(scores, Penalized),
+            PENALIZED=_kind(scores)[1],
             ONE=float(ONE),
             BLOCK=block,
             HELD=HELD,
             num_warps=8,
         )
     return sums
+
+
+def _kind(scores: Scores) -> tuple[Tensor, bool]:
+    """Logits, and whether they are penalised."""
+    if isinstance(scores, Penalized):
+        return scores.logits, True
+    return scores, False
 
 
 def _operands(scores: Scores) -> tuple[Tensor, Tensor, float]:

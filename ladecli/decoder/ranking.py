@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .penalty import Penalized, Scores, gather, maxima, part
+from .penalty import Penalized, Scores, gather, log_totals, maxima, part
 from .quick_readout import may_top, top
 
 GROUPS = (128, 64, 32, 16)
@@ -74,7 +74,7 @@ def _led(indices: Tensor, first: Tensor) -> Tensor:
     return torch.cat((first, rest), dim=1)
 
 
-def ranked(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def ranked(logits: Scores, count: int) -> tuple[Tensor, Tensor]:
     """The most probable tokens of each row with their probabilities, the best first.
 
     Args:
@@ -86,7 +86,9 @@ def ranked(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         of `torch.argmax`, however many rows there are; see `leaders` for others as probable.
     """
     rows, vocabulary = logits.shape
-    tokens = leaders(logits, min(count, vocabulary), first=True)[1]
+    values, tokens = leaders(logits, min(count, vocabulary), first=True)
+    if isinstance(logits, Penalized):
+        return tokens, torch.exp(values - log_totals(logits))
     # Part by part, since probabilities of all rows can take more memory than a step has.
     size = max(1, PART // vocabulary)
     if rows <= size:

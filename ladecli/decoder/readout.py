@@ -12,9 +12,9 @@ from torch import Tensor
 
 from .choosing import choose_ahead
 from .config import SamplingConfig
-from .penalty import Penalized, Scores
+from .penalty import Scores
 from .quick_readout import may_rank, rank
-from .ranking import ranked
+from .ranking import leaders, ranked
 from .successors import NONE, NOTHING, Successors
 
 
@@ -29,14 +29,16 @@ class Wanted:
             does, or is the most probable one.  Its seed is in the uniform numbers, and not here.
         uniforms: for choosing, one number for each of the step's first tokens; the others are
             behind no path, and need none.
-        text: where a repetition penalty holds, the text as a list that grows with it; else None.
+        penalty: a repetition penalty for all that is chosen or probable; 1 for none.
+        text: where there is one, the text so far, as a list that grows with it.
     """
 
     successors: int = 0
     logits: bool = True
     sampling: SamplingConfig | None = None
     uniforms: Sequence[float] = ()
-    text: Sequence[int] | None = None
+    penalty: float = 1.0
+    text: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class Shown:
 
     Attributes:
         logits: of every output.
-        best: the most probable token after each.
+        best: the most probable token after each, the penalty included.
         ranked: the most probable successors; `NONE` unless asked for.
         chosen: the token drawn after each output, or `NOTHING` where only `Sampler` can tell;
             None unless asked for.
@@ -76,39 +78,40 @@ class Shown:
 
 
 def pack(
-    logits: Tensor,
-    successors: int,
-    sampling: SamplingConfig | None,
-    uniforms: Tensor | None,
-    present: Tensor | None = None,
+    scores: Scores, successors: int, sampling: SamplingConfig | None, uniforms: Tensor | None
 ) -> Tensor:
     """Everything that is wanted of logits, as 32-bit words; nothing here waits for the device.
 
     Args:
-        logits: [rows, vocabulary].
+        scores: [rows, vocabulary].
         successors, sampling: as in `Wanted`.
         uniforms: float64 [rows], where tokens are to be chosen.
-        present: bool [rows, vocabulary], the tokens before each row, where there is a penalty.
 
     Returns:
         int32 [words], for `Readout`.
     """
     words: list[Tensor] = []
-    count = min(successors, logits.shape[-1])
-    if count and may_rank(logits, count, ranked):
-        words += [rank(logits, count).flatten()]
+    count = min(successors, scores.shape[-1])
+    if count and may_rank(scores, count, ranked):
+        words += [rank(scores, count).flatten()]
     elif count:
-        tokens, probabilities = ranked(logits, count)
+        tokens, probabilities = ranked(scores, count)
         words += [tokens.int().flatten(), probabilities.float().flatten().view(torch.int32)]
     else:
-        words += [logits.argmax(dim=-1).int()]
+        words += [_best(scores)]
     if sampling is not None and uniforms is not None:
-        scores: Scores = logits
-        if present is not None:
-            scores = Penalized(logits, present, sampling.repetition_penalty)
         chosen, certain = choose_ahead(scores, uniforms, sampling)
         words += [chosen.masked_fill(~certain, NOTHING).int()]
     return words[0] if len(words) == 1 else torch.cat(words)
+
+
+def _best(scores: Scores) -> Tensor:
+    """The most probable token of each row, int32 [rows]."""
+    if isinstance(scores, Tensor):
+        return scores.argmax(dim=-1).int()
+    if may_rank(scores, 1, ranked):
+        return rank(scores, 1)[0, :, 0]
+    return leaders(scores, 1, first=True)[1][:, 0].int()
 
 
 class Readout:

@@ -23,14 +23,25 @@ def _weights(values, top):
 
 
 @triton.jit
+def _harsher(values, present, penalty, there):
+    """Values of tokens with the penalty that those have which are present."""
+    harsher = tl.where(values < 0, values * penalty, tl.div_rn(values, penalty))
+    return tl.where(tl.load(present, mask=there, other=0) != 0, harsher, values)
+
+
+@triton.jit
 def rank(
     logits,
+    present,
+    penalty,
     values,
     tokens,
     tops,
     sums,
     row_stride,
+    present_stride,
     vocabulary,
+    PENALIZED: tl.constexpr,
     COUNT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -38,6 +49,8 @@ def rank(
 
     Args:
         logits: [rows, vocabulary], whose rows are dense.
+        present: uint8 [rows, vocabulary], likewise: 0 but for tokens that are penalised; neither
+            this nor the penalty is looked at unless PENALIZED.
         values, tokens: float32 and int32 [rows, blocks, COUNT], the greatest first; _NONE where
             a block has no more tokens.
         tops, sums: float32 [rows, blocks], the greatest logit, and the sum of exp(logit - top).
@@ -47,6 +60,8 @@ def rank(
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     left = token < vocabulary
     value = tl.load(logits + row * row_stride + token, mask=left, other=0.0).to(tl.float32)
+    if PENALIZED:
+        value = _harsher(value, present + row * present_stride + token, penalty, left)
     top, _ = _best(value, token, left)
     tl.store(tops + part, top)
     tl.store(sums + part, tl.sum(tl.where(left, _weights(value, top), 0.0), 0))
@@ -98,13 +113,6 @@ def join(
 
 
 @triton.jit
-def _harsher(values, present, penalty, there):
-    """Values of tokens with the penalty that those have which are present."""
-    harsher = tl.where(values < 0, values * penalty, tl.div_rn(values, penalty))
-    return tl.where(tl.load(present, mask=there, other=0) != 0, harsher, values)
-
-
-@triton.jit
 def tops(
     logits,
     present,
@@ -121,7 +129,7 @@ def tops(
 
     Args:
         logits: [rows, vocabulary], whose rows are dense.
-        present: uint8 [rows, vocabulary], likewise; not 0 for tokens that are penalised.
+        present, penalty: see `rank`.
         tops: float32 [rows, groups].
     """
     row = tl.program_id(0).to(tl.int64)
@@ -156,7 +164,7 @@ def weigh(
 
     Args:
         logits: [rows, vocabulary], whose rows are dense.
-        present, penalty: as `tops` has them; not looked at unless PENALIZED.
+        present, penalty: see `rank`.
         best: [rows], the greatest logits, penalised.
         inverse: float64 [1], of the temperature.
         sums: int64 [rows, blocks].

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .attention import STEP_KEYWORD, StepAttention, choose_backend
 from .kv_cache import KVCache
 from .layout import StepLayout
-from .penalty import SeenTokens, present
+from .penalty import Penalized, Scores, SeenTokens, present
 from .places import device_of, devices_of, layer_devices
 from .readout import Readout, Rows, Shown, Wanted, pack
 
@@ -181,12 +181,13 @@ class Runner:
             known = len(wanted.uniforms)
             given = [wanted.uniforms[row] if row < known else 0.0 for row in layout.outputs]
             uniforms = torch.tensor(given, dtype=torch.float64, device=logits.device)
-        before = None
-        if wanted.text is not None:
+        scores: Scores = logits
+        if wanted.penalty != 1.0:
             flags = self._seen.make(logits)
             self._seen.joined(wanted.text, most=0)
-            before = present(flags, torch.from_numpy(layout.paths()).to(flags.device))
-        words = pack(logits, wanted.successors, wanted.sampling, uniforms, before)
+            paths = torch.from_numpy(layout.paths()).to(flags.device)
+            scores = Penalized(logits, present(flags, paths), wanted.penalty)
+        words = pack(scores, wanted.successors, wanted.sampling, uniforms)
         count = len(logits)
         return Running(words, Rows(logits, [*range(count)]), count, wanted)
 

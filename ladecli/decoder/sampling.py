@@ -113,11 +113,12 @@ class Sampler:
 
     Attributes:
         config: as given.
-        plain: whether the choice is the most probable token, whatever the path.
-        ahead: whether it is not, but no processor has a say: `choose_ahead` can do it.
+        plain: whether the choice is the most probable token, and no processor has a say.
+        ahead: whether tokens are drawn, and no processor has a say: `choose_ahead` can do it.
         seedless: how it does, the same for all seeds.
+        penalty: the repetition penalty where no processor has a say; else 1.
         text: the text so far, a list that grows with it, where a repetition penalty holds or there
-            are processors; else None.
+            are processors; else it stays empty.
     """
 
     def __init__(self, config: SamplingConfig, processors: Sequence[LogitsProcessor] = ()) -> None:
@@ -125,11 +126,12 @@ class Sampler:
         self._processors = tuple(processors)
         self._uniforms = Uniforms(config.seed)
         self._seen: set[int] = set()
-        penalized = config.repetition_penalty != 1.0
-        self.plain = config.greedy and not penalized and not self._processors
-        self.ahead = not self.plain and not self._processors
+        self.plain = config.greedy and not self._processors
+        self.ahead = not config.greedy and not self._processors
         self.seedless = replace(config, seed=0)
-        self.text: list[int] | None = [] if penalized or self._processors else None
+        self.penalty = 1.0 if self._processors else config.repetition_penalty
+        self.text: list[int] = []
+        self._looks_back = config.repetition_penalty != 1.0 or bool(self._processors)
 
     def uniforms(self, position: int, depths: Sequence[int]) -> list[float]:
         """The uniform numbers with which tokens are drawn behind paths of these lengths.
@@ -143,7 +145,7 @@ class Sampler:
 
     def commit(self, tokens: Iterable[int]) -> None:
         """Note tokens that joined the text."""
-        if self.text is not None:
+        if self._looks_back:
             joined = list(tokens)
             self.text += joined
             self._seen.update(joined)
@@ -159,10 +161,10 @@ class Sampler:
 
         Args:
             logits: by row, [vocabulary] each: a tensor of rows, or what stands for one.
-            best: the most probable token of each row.
+            best: the most probable token of each row, `penalty` included.
             position: of the token that follows the current one.
-            chosen: what `choose_ahead` has chosen for each row, where `ahead` holds; looked at
-                only then.  What is `NOTHING` is chosen here.
+            chosen: what `choose_ahead` has drawn for each row, where `ahead` holds; looked at
+                only then.  What is `NOTHING` is drawn here.
         """
         if self.plain:
             return lambda row, path: best[row]
@@ -176,10 +178,10 @@ class Sampler:
         return choose_row
 
     def _choose(self, scores: Tensor, path: Sequence[int], position: int) -> int:
-        if self.text is not None:
+        if self._looks_back:
             # A copy: processors may write to it, and logits were made in inference mode.
             scores = scores.to(torch.float32, copy=True)
-        if self._processors and self.text is not None:
+        if self._processors:
             text = torch.tensor([[*self.text, *path]], device=scores.device)
             batch = scores[None]
             for processor in self._processors:

@@ -40,6 +40,7 @@ def test_tokens_behind_a_path_are_drawn_with_the_number_of_their_position() -> N
         (SamplingConfig(), True, False),
         (SamplingConfig(0.8), False, True),
         (SamplingConfig(0.8, repetition_penalty=1.1), False, True),
+        (SamplingConfig(repetition_penalty=1.1), True, False),
     ],
 )
 def test_nothing_is_drawn_where_there_is_no_need(
@@ -47,7 +48,7 @@ def test_nothing_is_drawn_where_there_is_no_need(
 ) -> None:
     draft = Draft()
     wanted = job(sampling).wanted(layout.build([1], 4, draft), draft, 5, chooses=chooses)
-    assert (wanted.sampling, wanted.uniforms, wanted.logits) == (None, (), logits)
+    assert (wanted.sampling, [*wanted.uniforms], wanted.logits) == (None, [], logits)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -55,10 +56,17 @@ def test_a_penalty_is_for_the_text_as_it_is_when_the_step_runs(temperature: floa
     penalized = job(SamplingConfig(temperature, repetition_penalty=1.1))
     draft = Draft()
     wanted = penalized.wanted(layout.build([1], 4, draft), draft, 5, chooses=True)
-    assert len(wanted.uniforms) == (1 if temperature else 0)
-    assert wanted.sampling is not None
+    assert (wanted.sampling is not None, wanted.logits) == (temperature > 0, temperature > 0)
     penalized.sampler.commit([3, 4])
-    assert wanted.text == [3, 4]
+    assert (wanted.penalty, wanted.text) == (1.1, [3, 4])
+
+
+def test_a_penalty_is_left_to_processors_that_come_before_it() -> None:
+    sampler = Sampler(SamplingConfig(repetition_penalty=1.1), [lambda ids, scores: scores])
+    asked = Job(job(SamplingConfig()).strategy, sampler, Limits(), False, None, ALONE)
+    draft = Draft()
+    wanted = asked.wanted(layout.build([1], 4, draft), draft, 5, chooses=True)
+    assert (wanted.penalty, wanted.sampling, wanted.logits) == (1.0, None, True)
 
 
 @pytest.mark.parametrize(("most", "end"), [(None, 100), (7, 17), (200, 100)])

@@ -193,7 +193,9 @@ def test_steps_stay_on_the_device(family: str, attention: str) -> None:
         assert runner.device == GPU
         inputs = inputs_on_gpu(8)
         for sampling in SAMPLINGS.values():
-            kind = _Kind(8, 256, 4 if sampling is None else 0, sampling is not None, sampling)
+            successors = 4 if sampling is None else 0
+            penalty = 1.0 if sampling is None else sampling.repetition_penalty
+            kind = _Kind(8, 256, successors, sampling is not None, sampling, penalty)
             (words,) = runner._work(kind, inputs)
             assert words.device == GPU
             assert words.dtype == torch.int32
@@ -212,9 +214,9 @@ def test_steps_that_are_not_captured(family: str, attention: str) -> None:
         runner = Runner(model, cache, attention)
         assert runner.chooses
         for sampling in SAMPLINGS.values():
-            penalized = sampling is not None and sampling.repetition_penalty != 1.0
-            text = [3, 4] if penalized else None
-            running = runner.start(a_step(), Wanted(4, True, sampling, [0.5] * 8, text))
+            penalty = 1.0 if sampling is None else sampling.repetition_penalty
+            wanted = Wanted(4, True, sampling, [0.5] * 8, penalty, [3, 4])
+            running = runner.start(a_step(), wanted)
             assert running._words.device == GPU
             cache.keep([0, 2, 3])  # something is moved
 

@@ -20,7 +20,8 @@ from ladecli.decoder.penalty import (
     penalize,
     present,
 )
-from ladecli.decoder.ranking import leaders
+from ladecli.decoder.ranking import leaders, ranked
+from ladecli.decoder.readout import pack
 from ladecli.decoder.static_step import StepInputs
 from ladecli.decoder.tree import TokenTree
 
@@ -72,9 +73,9 @@ def test_rows_at_once_are_those_of_each_alone(
 def test_tokens_are_those_of_penalized_rows(vocabulary: int, dtype: torch.dtype) -> None:
     scores, alone = example(vocabulary, 1.3, dtype)
     uniforms = torch.linspace(0.0, 0.999, ROWS, dtype=torch.float64)
-    greedy, sure = choose_ahead(scores, uniforms, SamplingConfig())
-    assert torch.equal(greedy, alone.argmax(dim=1))
-    assert sure.all()
+    assert torch.equal(pack(scores, 0, None, None).long(), alone.argmax(dim=1))
+    for mine, other in zip(ranked(scores, 4), ranked(alone, 4), strict=True):
+        torch.testing.assert_close(mine, other)
     for config in (
         SamplingConfig(0.8),
         SamplingConfig(0.8, top_p=0.9),

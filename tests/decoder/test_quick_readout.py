@@ -161,6 +161,10 @@ def test_penalized_scores_are_read_as_they_are_made(factor: float, dtype: torch.
     for size in (8, 64):
         assert may_top(scores, size)
         assert torch.equal(top(scores, size), maxima(every, size))
+    tokens, bits = rank(scores, 3)
+    found, probabilities = ranked(every, 3)
+    assert torch.equal(every.gather(1, tokens.long()), every.gather(1, found))
+    torch.testing.assert_close(bits.view(torch.float32), probabilities, rtol=1e-6, atol=0.0)
     best = greatest(every)
     assert torch.equal(weigh(scores, best, 0.7, 16), weigh(every, best, 0.7, 16))
 
@@ -225,13 +229,15 @@ def compiled(kernel, types, warps, architecture, **constants):
     return triton.compile(source, target=target, options={"num_warps": warps})
 
 
+present = {"present": "*u8", "penalty": "fp32"}
 found = {"values": FLOATS, "tokens": INTS, "tops": FLOATS, "sums": FLOATS}
 for architecture, type in ((80, "*fp16"), (90, "*bf16"), (90, "*fp32")):
-    types = found | {"logits": type}
-    print(stack(compiled(kernels.rank, types, 8, architecture, COUNT=4, BLOCK=4096)))
+    types = found | present | {"logits": type}
+    for penalized in (False, True):
+        constants = {"PENALIZED": penalized, "COUNT": 4, "BLOCK": 4096}
+        print(stack(compiled(kernels.rank, types, 8, architecture, **constants)))
     types = found | {"out": INTS, "shares": FLOATS}
     print(stack(compiled(kernels.join, types, 4, architecture, COUNT=8, BLOCKS=256, FOUND=2048)))
-present = {"present": "*u8", "penalty": "fp32"}
 types = {"logits": "*bf16", "best": "*fp32", "inverse": "*fp64", "sums": "*i64"} | present
 for penalized in (False, True):
     constants = {"PENALIZED": penalized, "ONE": 2.0**40, "BLOCK": 128, "HELD": 8}
@@ -243,4 +249,4 @@ print(stack(compiled(kernels.tops, types, 8, 90, SIZE=128, HELD=32)))
 
 def test_the_kernels_compile_for_a_gpu_and_hold_all_in_registers(tmp_path: Path) -> None:
     source = Path(quick_readout.__file__).with_name("readout_kernels.py")
-    assert printed(COMPILER, source, tmp_path).split() == ["0"] * 9
+    assert printed(COMPILER, source, tmp_path).split() == ["0"] * 12

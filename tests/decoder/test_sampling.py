@@ -91,7 +91,7 @@ def test_uniforms_of_many_positions_are_those_of_each() -> None:
         ({"temperature": 0.8}, True),
         ({"temperature": 0.8, "top_k": 5, "top_p": 0.9, "min_p": 0.1}, True),
         ({"temperature": 0.8, "repetition_penalty": 1.1}, True),
-        ({"repetition_penalty": 1.1}, True),
+        ({"repetition_penalty": 1.1}, False),
     ],
 )
 def test_choices_are_made_ahead_where_no_processor_has_a_say(
@@ -123,7 +123,8 @@ def test_a_row_that_is_not_certain_is_drawn_after_all() -> None:
 
 
 def test_what_was_committed_is_penalised() -> None:
-    sampler = Sampler(SamplingConfig(repetition_penalty=1.5))
+    # Without a processor it is the step that does it.
+    sampler = Sampler(SamplingConfig(repetition_penalty=1.5), [lambda ids, scores: scores])
     logits = torch.tensor([[0.0, 1.5, 1.0, 2.0]])
 
     def chosen(*path: int) -> int:

@@ -15,6 +15,7 @@ from ladecli.decoder.capture import Work
 from ladecli.decoder.config import LOGIT_ROWS, SamplingConfig
 from ladecli.decoder.graphs import GraphRunner
 from ladecli.decoder.kv_cache import KVCache
+from ladecli.decoder.penalty import Penalized, Scores
 from ladecli.decoder.readout import Wanted, pack
 from ladecli.decoder.step_cost import fitting
 from ladecli.decoder.tree import TokenTree
@@ -44,11 +45,12 @@ def test_no_copy_of_all_logits_is_made(
     with torch.inference_mode():
         logits = torch.empty(rows, VOCABULARY, dtype=torch.bfloat16, device=META)
         uniforms = torch.empty(rows, dtype=torch.float64, device=META)
-        before = None
+        scores: Scores = logits
         if sampling is PENALIZED:
             before = torch.empty(rows, VOCABULARY, dtype=torch.bool, device=META)
+            scores = Penalized(logits, before, sampling.repetition_penalty)
         with Held() as held:
-            pack(logits, successors, sampling, uniforms, before)
+            pack(scores, successors, sampling, uniforms)
     # Penalised, what is looked at exists three times in float32.
     more = 1.0 if sampling is not PENALIZED else 1.35
     # Of one row there may be all.
