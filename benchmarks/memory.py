@@ -37,8 +37,8 @@ from torch.utils._pytree import tree_leaves
 from ladecli.decoder import layout
 from ladecli.decoder.attention import bind, flash, fused
 from ladecli.decoder.capture import Work
-from ladecli.decoder.config import GROWTH, PREFILL_CHUNK, SamplingConfig
-from ladecli.decoder.graphs import WIDTHS, GraphRunner
+from ladecli.decoder.config import CAPTURED_WIDTHS, GROWTH, PREFILL_CHUNK, SamplingConfig
+from ladecli.decoder.graphs import GraphRunner
 from ladecli.decoder.kv_cache import KVCache
 from ladecli.decoder.readout import Wanted
 from ladecli.decoder.sources.recycled import SUCCESSORS
@@ -232,7 +232,7 @@ def count(model: Any, arm: Arm, budgets: tuple[int, ...]) -> list[dict[str, Any]
         cache.length = length
     found, captured = [], 0
     for budget in budgets:
-        for width in [each for each in WIDTHS if captured < each <= budget]:
+        for width in [each for each in CAPTURED_WIDTHS if captured < each <= budget]:
             uniforms = [0.5] * width if arm.sampling is not None else ()
             asked = SUCCESSORS if width > 1 else 0
             wanted = Wanted(asked, arm.logits, arm.sampling, uniforms, arm.penalty)

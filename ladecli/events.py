@@ -42,7 +42,7 @@ class TextStep:
         token_ids: what was committed, end tokens included.
         width: tokens fed to the model in this step.
         proposed: draft tokens among them.
-        seconds: wall time of the step.
+        seconds: wall time of the step; see the decoder's `Step`.
         detail: what was tried, where the caller asked for it.
         parts: what the seconds went to, where the caller asked for it; see the decoder's `Step`.
     """

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from .decoder.config import FIRST_SLOTS, GROWTH, LOGIT_ROWS, PARTLY, PREFILL_CHUNK
+from .decoder.config import (
+    CAPTURED_WIDTHS,
+    COMPILED_WIDTHS,
+    FIRST_SLOTS,
+    GROWTH,
+    LOGIT_ROWS,
+    PARTLY,
+    PREFILL_CHUNK,
+    captured_width,
+)
 from .decoder.step_cost import fitting
 from .errors import LoadError, UsageError
 from .shape import FULL, PACKED, ModelShape
@@ -43,6 +52,7 @@ def estimate(
     width: int = 1,
     attention: str = "sdpa",
     captured: bool = False,
+    compiled: bool = False,
 ) -> Need:
     """What decoding takes.
 
@@ -51,8 +61,11 @@ def estimate(
         context: the most tokens of a text.
         width: the most tokens of a step.
         attention: the backend; `reference` holds the scores of all heads.
-        captured: whether steps are CUDA graphs, whose memory nobody else can use.
+        captured: whether steps are CUDA graphs, whose memory nobody else can use; they are padded.
+        compiled: whether those are compiled by torch, and padded to fewer widths.
     """
+    if captured:
+        width = captured_width(width, COMPILED_WIDTHS if compiled else CAPTURED_WIDTHS)
     # A chunk of the prompt has no logits but one row; every draft token has one.
     chunk = min(PREFILL_CHUNK, context)
     tokens = max(chunk, width)
@@ -109,7 +122,7 @@ class Asked:
         width: the most tokens of a step.
         window: of them, those that no budget can leave out.
         attention: the backend.
-        captured: whether steps are CUDA graphs.
+        captured, compiled: see `estimate`.
     """
 
     longest: int
@@ -118,6 +131,7 @@ class Asked:
     window: int = 1
     attention: str = "sdpa"
     captured: bool = False
+    compiled: bool = False
 
     @property
     def context(self) -> int:
@@ -152,7 +166,7 @@ def room(
     context, width = asked.context, asked.width
 
     def fits(context: int, steps: int = width) -> bool:
-        return _needed(shape, asked, context, steps).total <= free
+        return needed_by(shape, asked, context, steps).total <= free
 
     if fits(context):
         return context, None
@@ -167,7 +181,7 @@ def room(
             f" be used on {where}; {no_window}--budget {narrower} does"
         )
     most = _most_tokens(shape, free, asked)
-    needed = _needed(shape, asked, context, width)
+    needed = needed_by(shape, asked, context, width)
     beside = (
         f"{context:,} tokens of context need {told(needed.cache + needed.step)} beside the weights"
         f" of {told(needed.weights)}, and {told(free)} can be used on {where}"
@@ -178,9 +192,15 @@ def room(
     return most, f"{beside}: texts end at {most:,} tokens{hint}"
 
 
-def _needed(shape: ModelShape, asked: Asked, context: int, width: int) -> Need:
+def needed_by(shape: ModelShape, asked: Asked, context: int, width: int) -> Need:
+    """What decoding takes with this context, and steps of this width, if all else is as asked."""
     return estimate(
-        shape, context=context, width=width, attention=asked.attention, captured=asked.captured
+        shape,
+        context=context,
+        width=width,
+        attention=asked.attention,
+        captured=asked.captured,
+        compiled=asked.compiled,
     )
 
 
@@ -188,7 +208,7 @@ def _most_tokens(shape: ModelShape, free: float, asked: Asked) -> int:
     """The longest text, up to what is asked for, that usable memory has room for; 0 for none."""
 
     def fits(context: int) -> bool:
-        return _needed(shape, asked, context, asked.width).total <= free
+        return needed_by(shape, asked, context, asked.width).total <= free
 
     if fits(asked.context):
         return asked.context
@@ -232,7 +252,7 @@ def spread(
     # Half of it for texts, so that there is room for weights that come and go.
     bare = replace(shape, parameters=0.0, weight_bytes=0.0, linear=0.0)
     context, shorter = room(name, bare, fast / 2, asked, where=where, kind=kind)
-    beside = _needed(shape, asked, context, asked.width)
+    beside = needed_by(shape, asked, context, asked.width)
     left = shape.weight_bytes - max(usable(fast) - beside.cache - beside.step, 0.0)
     kept = "on the disk"
     if gpus:

@@ -68,6 +68,7 @@ def provide(
         window=1 if plain else settings.window_cells,
         attention=attention,
         captured=captured and request.device_map is None,
+        compiled=request.compile,
     )
     device, part = planned.device, planned.part
     if request.device_map is None:
@@ -87,7 +88,4 @@ def provide(
         )
     else:  # a map of the user's own, who will have reasons
         context, notice = request.max_context or planned.facts.context, None
-    beside = memory.estimate(
-        part, context=context, width=width, attention=attention, captured=asked.captured
-    )
-    return Provision(context, notice, beside)
+    return Provision(context, notice, memory.needed_by(part, asked, context, width))

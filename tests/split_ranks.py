@@ -19,6 +19,7 @@ from ladecli.decoder import layout
 from ladecli.decoder.attention import bound
 from ladecli.decoder.engine import Decoder
 from ladecli.decoder.kv_cache import KVCache
+from ladecli.decoder.places import is_split
 from ladecli.decoder.runner import Runner
 from ladecli.errors import LadeError
 from ladecli.settings import LoadOptions
@@ -45,6 +46,7 @@ def findings(folder: str, ranks: int) -> dict[str, object]:
         logits = Runner(model, cache).forward(layout.build_chunk([5, 7, 11, 13], 0))
     return {
         "texts": said,
+        "split": is_split(model),
         "held": held,
         "estimated": planned.part.weight_bytes,
         "heads": cache.keys.shape[2] if cache.keys is not None else None,

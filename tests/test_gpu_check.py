@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from ladecli import profiles
-from ladecli.decoder.graphs import WIDTHS
+from ladecli.decoder.config import CAPTURED_WIDTHS
 
 sys.path.append(str(Path(__file__).parents[1] / "scripts"))
 
@@ -488,7 +488,7 @@ def test_measured_steps_become_a_profile() -> None:
     assert second.origin.startswith("measured: NVIDIA H200, 2026-11, torch 2.11.0, llama-2-7b")
     assert second.lookahead.step_cost.contexts == (1024, 16384)
     assert second.lookahead.budget is not None
-    assert {*second.lookahead.widths} <= {*WIDTHS}
+    assert {*second.lookahead.widths} <= {*CAPTURED_WIDTHS}
     assert toml_of(data | {"models": {}}).count("[[setting]]") == 0
 
 

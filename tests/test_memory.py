@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 
+from ladecli import models
 from ladecli.blueprint import shape_of
 from ladecli.decoder.config import FIRST_SLOTS, GROWTH, PREFILL_CHUNK, LookaheadConfig
 from ladecli.decoder.engine import Decoder, Limits
@@ -18,6 +19,8 @@ from ladecli.decoder.kv_cache import KVCache
 from ladecli.decoder.strategies import make_strategy
 from ladecli.errors import LadeError, LoadError, UsageError
 from ladecli.memory import Asked, estimate, room, smaller_forms, told
+from ladecli.provision import provide
+from ladecli.settings import LoadOptions, Request
 from ladecli.shape import ModelShape
 
 from .held import Held
@@ -105,7 +108,7 @@ def test_captured_steps_take_little_more_memory() -> None:
 
 @pytest.mark.parametrize(
     ("width", "left"),
-    [(1, 1), (24, 64 + 16 + 1), (64, 64 + 16 + 1), (200, 200 + 128 + 64 + 16 + 1)],
+    [(1, 1), (24, 64 + 16 + 1), (64, 64 + 16 + 1), (256, 256 + 128 + 64 + 16 + 1)],
 )
 def test_captured_steps_leave_logits_in_few_tensors(width: int, left: int) -> None:
     """Beside what the widest one computes."""
@@ -117,6 +120,21 @@ def test_captured_steps_leave_logits_in_few_tensors(width: int, left: int) -> No
         )
         more.append(captured - plain)
     assert more[1] - more[0] == (width + left) * 1000 * 2
+
+
+@pytest.mark.parametrize(
+    ("budget", "compiled", "width"),
+    [(17, False, 24), (130, False, 256), (17, True, 64), (65, True, 128)],
+)
+def test_captured_steps_are_counted_as_wide_as_they_run(
+    budget: int, compiled: bool, width: int
+) -> None:
+    planned = models.plan("demo", LoadOptions(device="cpu"))
+    provided = provide(
+        Request(compile=compiled), planned, LookaheadConfig(5, 3, 5, budget), captured=True
+    )
+    need = estimate(planned.part, context=planned.facts.context, width=width, captured=True)
+    assert provided.beside == need
 
 
 def test_captured_steps_leave_room_for_shorter_texts() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ladecli.decoder.draft_state import DraftState
+from ladecli.decoder.lean import fused
 from ladecli.decoder.limits import Limits
 from ladecli.events import Ended
 from ladecli.models import LoadedModel, load
@@ -87,6 +88,7 @@ def test_what_goes_wrong_with_captured_steps_is_told_once(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     capture = Again(RuntimeError("no way"))
+    monkeypatch.setattr(fused, "available", lambda _: True)
     monkeypatch.setattr("ladecli.session.capture_for", lambda model: capture)
     monkeypatch.setattr("ladecli.decoder.engine.try_capture", lambda *_: None)
     session = Session(loaded)

@@ -99,6 +99,7 @@ def test_ranks_that_share_a_model_say_what_one_process_says(
 @pytest.mark.parametrize("family", [*FAMILIES, TIED])
 def test_what_a_rank_holds_is_known_before_it_loads(family: str, found: dict[str, Any]) -> None:
     for rank in found["ranks"]:
+        assert rank[family]["split"]
         assert rank[family]["held"] == pytest.approx(rank[family]["estimated"])
         assert rank[family]["heads"] == rank[family]["estimated_heads"]
     assert found["ranks"][0]["llama"]["heads"] == 1, "of two"

@@ -189,8 +189,9 @@ def check_alive(device: torch.device, error: Exception) -> None:
         if "captur" in said:
             return
         raise DeviceLostError(
-            f"the GPU has met a fault that only a new process gets over ({said}); start again,"
-            " and if that does not help, without CUDA graphs and with attention sdpa"
+            f"the GPU has met a fault that only a new process gets over ({said}); start again, if"
+            " it comes back with --no-cuda-graphs --attention sdpa, and if even then, after"
+            " `pip uninstall triton`, which lade's own kernels need"
         ) from error
 
 

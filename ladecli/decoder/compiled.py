@@ -4,14 +4,19 @@ What is compiled is kept on the disk, so that only the first run of a version on
 the seconds that the compiler needs.  Numba looks at the one file that holds a function to see
 whether that is still up to date: functions that call each other, and the constants that they
 use, belong in one file.
+
+With `NUMBA_DISABLE_JIT=1` they run as they are written, for a debugger to follow: their whole
+numbers are those of NumPy then, and wrap around as in machine code.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, TypeVar, cast
 
+import numpy as np
 from numba import njit
 from numba.core.caching import FunctionCache
 
@@ -40,6 +45,8 @@ class _Kept(FunctionCache):
 def compiled(function: Function) -> Function:
     """The function as machine code, for whatever types of arguments it is called with."""
     made: Any = njit(error_model="numpy")(function)
+    if made is function:  # the compiler is switched off
+        return _as_written(function)
     # As `cache=True` does.  Where no folder may be written to, every process compiles for itself.
     with contextlib.suppress(RuntimeError):
         made._cache = _Kept(function)
@@ -53,3 +60,22 @@ def inlined(function: Function) -> Function:
     time of some.
     """
     return cast(Function, njit(inline="always", error_model="numpy")(function))
+
+
+def _as_written(function: Function) -> Function:
+    """The function in Python, with what machine code makes of its arguments."""
+
+    @wraps(function)
+    def run(*args: Any) -> object:
+        with np.errstate(all="ignore"):
+            return function(*map(_named, args))
+
+    return cast(Function, run)
+
+
+def _named(value: Any) -> Any:
+    """An argument, where fields of records are attributes."""
+    if isinstance(value, tuple):
+        return (*map(_named, value),)
+    records = isinstance(value, np.ndarray) and value.dtype.names is not None
+    return value.view(np.recarray) if records else value

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from .errors import ConfigError
-from .step_cost import StepCost
+from .step_cost import StepCost, fitting
 
 STRATEGIES = ("lookahead", "autoregressive", "jacobi", "prompt-lookup")
 SOURCES = ("trajectory", "context", "recycled")
@@ -19,6 +19,10 @@ GROWTH = 256
 FIRST_SLOTS = 2048
 """Slots of a new cache where steps are captured, as far as the context needs them: when it grows,
 all is captured anew."""
+CAPTURED_WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+"""Tokens that a captured step may have; wider ones have a multiple of the last."""
+COMPILED_WIDTHS = (1, 16, 64, 128)
+"""The same where each of them has to be compiled first."""
 LOGIT_ROWS = (1, 16, 64, 128)
 """Where steps are captured, logits that somebody may look at are left in tensors of so many rows:
 all steps that fit into one share it.  One row of a large vocabulary takes more memory than all else
@@ -29,6 +33,12 @@ PARTLY = 0.6
 While the cache grows, the old one and the new one exist together: grown from nearly all of them
 to all, they would take twice the memory.
 """
+
+
+def captured_width(tokens: int, widths: tuple[int, ...] = CAPTURED_WIDTHS) -> int:
+    """The width of the captured step that holds so many tokens."""
+    widest = widths[-1]
+    return fitting(tokens, widths) if tokens <= widest else -(-tokens // widest) * widest
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from .memory import Allowance, attempt, try_forward
 from .observation import Observation
 from .parallel.deal import Dealt
 from .parallel.group import ALONE, Finding, Group, Shortage, Stopped
+from .places import is_split
 from .probe import probe, try_capture
 from .reader import Reader
 from .runner import Runner, Running
@@ -43,6 +44,7 @@ __all__ = ["Decoder", "Limits"]
 _OTHER_GRAPHS = "torch._inductor.cudagraph_trees"
 """torch.compile has this where it captures graphs, for which it frees the workspaces of cuBLAS:
 those captured here would go on writing to them."""
+_TOGETHER = "the ranks of a model that is split wait for one another within every step"
 
 
 class Decoder:
@@ -58,7 +60,8 @@ class Decoder:
         max_context: the most tokens that prompt and text may have together; None for what
             the model was made for.
         prefill_chunk: prompt tokens per forward.
-        capture: captures steps as CUDA graphs, where that works for the model; None not to.
+        capture: captures steps as CUDA graphs, where that works for the model and ranks do not
+            share it; None not to.
         compiled: whether captured steps are compiled by torch first.
         lean: whether parts of the model's forward are replaced by ones of fewer operations.
 
@@ -103,7 +106,12 @@ class Decoder:
     def _capturing(self, attention: str, capture: Capture, compiled: bool) -> Runner:
         """A runner that captures steps, if a trial shows that this works for the model."""
         ladder = ladder_for(self._model, attention)
-        trouble = try_capture(self._model, self.facts, attention, capture, ladder)
+        # A rank that alone finds a step to capture would leave the others waiting.
+        trouble = (
+            _TOGETHER
+            if is_split(self._model)
+            else try_capture(self._model, self.facts, attention, capture, ladder)
+        )
         if trouble is not None:
             return Runner(self._model, self.cache, attention, trouble)
         return GraphRunner(
@@ -179,11 +187,14 @@ class Decoder:
         Raises:
             PromptError: the prompt is empty, holds an id that the model does not know, or
                 leaves no room for a token in the context.
+            ConfigError: steps are captured, and ranks of the group compute each of them together.
             RankError: a rank of the group is gone, has failed, or does something else.
             DecoderError: this generation is resumed after another one has started: there is
                 one cache, and it belongs to the newest.
         """
         self.check_prompt(prompt)
+        if self.runner.captures and not group.forwards_alone:
+            raise ConfigError(f"no CUDA graphs here: {_TOGETHER}; make the decoder without capture")
         job = Job(
             strategy,
             Sampler(sampling or SamplingConfig(), processors),

@@ -81,7 +81,10 @@ class Step:
         tokens: at least one; accepted draft tokens first.
         width: tokens fed to the model.
         proposed: draft tokens among them that stood for verification.
-        seconds: wall time of the step, drafting and verification included.
+        seconds: wall time of the step, drafting and verification included.  What the reader of
+            the text takes counts only where it reads while a device is at work on this step, a
+            captured one without `parts`: there, a reader that is slower than the device makes the
+            step longer.  When the device was done with it nobody has asked.
         detail: what was tried, where the caller asked for it.
         parts: what the seconds went to, where the caller asked for it: "draft", "layout",
             "forward", "verify", "agree" (with other ranks), "cache", "commit" (limits, and the

@@ -21,7 +21,14 @@ from .attention import READS_LENGTH, STEP_KEYWORD, choose_backend
 from .attention.fused import opaque
 from .capture import Capture, Captured
 from .choosing import draws_from_all
-from .config import FIRST_SLOTS, LOGIT_ROWS, SamplingConfig
+from .config import (
+    CAPTURED_WIDTHS,
+    COMPILED_WIDTHS,
+    FIRST_SLOTS,
+    LOGIT_ROWS,
+    SamplingConfig,
+    captured_width,
+)
 from .errors import DeviceLostError
 from .kv_cache import KVCache
 from .ladder import Ladder, ladder_for
@@ -34,10 +41,6 @@ from .runner import Runner, Running, without_plans
 from .static_step import MOVED, StaticCache, StaticStep, StepInputs
 from .step_cost import fitting
 
-WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
-"""Tokens that a captured step may have; wider ones have a multiple of the last."""
-COMPILED_WIDTHS = (1, 16, 64, 128)
-"""The same where each of them has to be compiled first."""
 PENDING = 32
 """A step with more committed tokens than these ends a prompt: there will be no other like it."""
 LEAST_REACH = 512
@@ -77,12 +80,6 @@ class _Ready:
     logits: Tensor | None
 
 
-def captured_width(tokens: int, widths: tuple[int, ...] = WIDTHS) -> int:
-    """The width of the captured step that holds so many tokens."""
-    widest = widths[-1]
-    return fitting(tokens, widths) if tokens <= widest else -(-tokens // widest) * widest
-
-
 class GraphRunner(Runner):
     """A runner whose steps are captured once and launched as a whole.
 
@@ -115,7 +112,7 @@ class GraphRunner(Runner):
         super().__init__(model, cache, attention)
         self._ladder = ladder or ladder_for(model, attention)
         self._feed: Callable[..., Any] = _compiled(model) if compiled else model
-        self._widths = COMPILED_WIDTHS if compiled else WIDTHS
+        self._widths = COMPILED_WIDTHS if compiled else CAPTURED_WIDTHS
         self.chooses = True
         self._capture = capture
         self._inputs: dict[int, StepInputs] = {}

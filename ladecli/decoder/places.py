@@ -32,6 +32,12 @@ def device_of(module: nn.Module) -> torch.device:
     return torch.device("cpu")
 
 
+def is_split(model: nn.Module) -> bool:
+    """Whether transformers has split its weights over ranks, which then compute each product
+    together."""
+    return (getattr(model, "tp_size", None) or 1) > 1
+
+
 def layer_devices(model: nn.Module) -> list[torch.device]:
     """Where each layer's attention computes, in the order of their numbers.
 

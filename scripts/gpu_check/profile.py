@@ -6,8 +6,7 @@ import json
 import math
 from typing import Any
 
-from ladecli.decoder.config import LookaheadConfig
-from ladecli.decoder.graphs import WIDTHS
+from ladecli.decoder.config import CAPTURED_WIDTHS, LookaheadConfig
 from ladecli.decoder.step_cost import StepCost
 from ladecli.profiles.derive import HOST, fitted
 
@@ -63,7 +62,7 @@ def _size(model: dict[str, Any]) -> float:
 
 def _setting(config: LookaheadConfig, limit: float, origin: str) -> list[str]:
     cost, budget = config.step_cost, config.step_limit
-    widths = [*(width for width in WIDTHS if width < budget), budget]
+    widths = [*(width for width in CAPTURED_WIDTHS if width < budget), budget]
     return [
         "[[setting]]",
         f"up_to_parameters = {limit:.2e}".replace("e+0", "e").replace("e+", "e"),

@@ -15,9 +15,8 @@ import torch
 from ladecli.decoder import layout
 from ladecli.decoder.attention import BACKENDS
 from ladecli.decoder.capture import Capture
-from ladecli.decoder.config import GROWTH
+from ladecli.decoder.config import CAPTURED_WIDTHS, GROWTH
 from ladecli.decoder.errors import DecoderError
-from ladecli.decoder.graphs import WIDTHS as CAPTURED
 from ladecli.decoder.graphs import GraphRunner
 from ladecli.decoder.kv_cache import KVCache
 from ladecli.decoder.layout import StepLayout
@@ -137,13 +136,13 @@ class Bench:
         Raises:
             DecoderError: the backend does not work here.
         """
-        fill(self._runner, self._scale.contexts[0], CAPTURED[-1], self._generator)
+        fill(self._runner, self._scale.contexts[0], CAPTURED_WIDTHS[-1], self._generator)
 
     def captures(self, data: dict[str, Any]) -> None:
         """Seconds that each width takes to be captured the first time, kernels compiled with it."""
         context = self._scale.contexts[0]
         data["capture_seconds"] = {}
-        for width in CAPTURED:
+        for width in CAPTURED_WIDTHS:
             if width <= self._scale.widths[-1]:
                 self._captured(width, context)
                 data["capture_seconds"][width] = self._watch.seconds[-1]
@@ -158,7 +157,7 @@ class Bench:
         scale, clock = self._scale, self._clock
         data |= {"widths": scale.widths, "contexts": [], "device_seconds": [], "seconds": []}
         for context in scale.contexts:
-            fill(self._runner, context, CAPTURED[-1], self._generator)
+            fill(self._runner, context, CAPTURED_WIDTHS[-1], self._generator)
             arms = {width: self._captured(width, context) for width in scale.widths}
             found = bursts(arms, clock, scale.rounds, scale.repeats)
             steps = {
@@ -288,7 +287,7 @@ def compiled(
     for name in ("captured", "compiled"):
         cache, watch = KVCache(subject.facts.layers, scale.room), watch_for(subject.model)
         runner = GraphRunner(subject.model, cache, attention, watch, compiled=name == "compiled")
-        fill(runner, context, CAPTURED[-1], generator)
+        fill(runner, context, CAPTURED_WIDTHS[-1], generator)
         for width in (1, scale.budget):
             step = step_of(width, context, subject.facts.vocabulary)
             whole_step(runner, step)

@@ -201,6 +201,10 @@ def test_a_lost_gpu_is_told_from_work_that_cannot_be_captured(cuda: Cuda) -> Non
     with pytest.raises(DeviceLostError) as told:
         capture.wait()
     assert "\n" not in str(told.value)
+    assert str(told.value).endswith(
+        "; start again, if it comes back with --no-cuda-graphs --attention sdpa, and if even then,"
+        " after `pip uninstall triton`, which lade's own kernels need"
+    )
     # Nothing is lost while another capture is under way.
     cuda.fault = "operation not permitted when stream is capturing"
     with pytest.raises(RuntimeError, match="not permitted"):

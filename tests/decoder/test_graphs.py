@@ -13,11 +13,12 @@ import torch
 
 from ladecli.decoder import graphs, layout, static_step
 from ladecli.decoder.choosing import draws_from_all
-from ladecli.decoder.config import LookaheadConfig, SamplingConfig
+from ladecli.decoder.config import LookaheadConfig, SamplingConfig, captured_width
 from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.events import Step
 from ladecli.decoder.graphs import GraphRunner
 from ladecli.decoder.kv_cache import KVCache
+from ladecli.decoder.lean import fused
 from ladecli.decoder.probe import try_capture
 from ladecli.decoder.readout import Wanted
 from ladecli.decoder.strategies import make_strategy
@@ -269,7 +270,8 @@ def test_a_text_grows_through_reaches_and_a_growing_cache(
     assert capture.captures >= 3
 
 
-def test_what_fails_later_falls_back_with_a_notice() -> None:
+def test_what_fails_later_falls_back_with_a_notice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "available", lambda _: True)
     model, prompt = model_of("llama"), prompt_for("llama", 9)
     expected = ids_of(run(Decoder(model), prompt))
     # Whatever is given up of ours, it fails.
@@ -364,7 +366,7 @@ def test_widths_end_at_the_budget(limit: int, widths: tuple[int, ...]) -> None:
     ("tokens", "width"), [(1, 1), (3, 4), (60, 64), (128, 128), (129, 256), (300, 384)]
 )
 def test_any_step_has_a_width_that_holds_it(tokens: int, width: int) -> None:
-    assert graphs.captured_width(tokens) == width
+    assert captured_width(tokens) == width
 
 
 def test_the_step_that_ends_a_prompt_is_not_captured() -> None:

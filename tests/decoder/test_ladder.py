@@ -24,6 +24,7 @@ from ladecli.decoder.static_step import StaticCache, StepInputs
 
 from ..decoding import ids_of, run
 from ..families import model_of, prompt_for
+from ..needs import TRITON
 from .test_lean import fresh
 from .tracing import Again
 
@@ -123,6 +124,7 @@ def with_kernels() -> Any:
     return model
 
 
+@TRITON
 def test_a_kernel_that_fails_in_a_capture_is_not_used_there(
     capture: Strict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,6 +211,7 @@ def test_what_fails_on_the_way_to_the_first_capture_is_given_up_too(
     assert ids_of(run(decoder, prompt, limits=NEW)) == expected
 
 
+@TRITON
 def test_a_kernel_that_fails_anywhere_is_used_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> Tensor:
         raise RuntimeError(WHY)

@@ -30,6 +30,7 @@ from ladecli.decoder.tree import TokenTree
 
 from ..decoding import ids_of, run, transformers_ids
 from ..families import FAMILIES, model_of, prompt_for
+from ..needs import TRITON
 
 TORCH = PARTS[:-1]
 """All parts but Triton's kernels, which take their time in the interpreter."""
@@ -87,9 +88,9 @@ def test_every_family_says_the_same(family: str, parts: tuple[str, ...] | None) 
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in state.items())
 
 
+@TRITON
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_kernels_differ_by_last_bits_in_half_precision(family: str) -> None:
-    pytest.importorskip("triton")
     # In bfloat16 the interpreter rounds towards zero, which no GPU does.
     model = fresh(family, torch.float16)
     own = logits(model, family)
@@ -99,6 +100,7 @@ def test_kernels_differ_by_last_bits_in_half_precision(family: str) -> None:
     assert torch.equal(logits(model, family), own)
 
 
+@TRITON
 def test_what_is_replaced_in_a_llama() -> None:
     lean = make_lean(fresh("llama"), PARTS)
     assert names(lean) == {"Kernel", "_Layer", "_Fused", "Joined", "_Later", "Turned", "_Angles"}
@@ -332,6 +334,7 @@ class Gate(nn.Module):
         return out
 
 
+@TRITON
 def test_blocks_of_one_class_may_have_other_activations() -> None:
     acts = [nn.SiLU(), nn.GELU(), nn.GELU(approximate="tanh")]
     blocks, x = [Gate(act) for act in acts[:2]], torch.randn(1, 3, 8)
@@ -360,6 +363,7 @@ class Merged(nn.Module):
         return out
 
 
+@TRITON
 def test_blocks_of_one_product_from_the_start() -> None:
     block, x = Merged(turned=False), torch.randn(1, 3, 8)
     with torch.no_grad():
@@ -430,6 +434,7 @@ def test_lean_layers_can_be_traced() -> None:
         torch.testing.assert_close(make_fx(all_of_it)(x)(y), own)
 
 
+@TRITON
 @pytest.mark.parametrize("shape", [(1, 5, 24), (1, 2, 5, 24), (1, 1, 24)])
 @pytest.mark.parametrize("form", fused.FORMS)
 def test_normalise(shape: tuple[int, ...], form: fused.Form) -> None:
@@ -473,6 +478,7 @@ def test_kernels_refuse_what_they_would_get_wrong() -> None:
     assert not fused.may_gate(x[..., :4])
 
 
+@TRITON
 @pytest.mark.parametrize(("family", "found"), [("llama3", True), ("llama_dynamic", False)])
 def test_angles(family: str, found: bool) -> None:
     module = fresh(family).model.rotary_emb
@@ -487,6 +493,7 @@ def test_angles(family: str, found: bool) -> None:
     assert [each.shape for each in module(x, both)] == [(2, 4, 8)] * 2
 
 
+@TRITON
 def test_angles_are_scaled() -> None:
     positions, frequencies = torch.tensor([[3, 0, 77]]), torch.rand(4)
     angles = (positions[..., None] * frequencies).repeat(1, 1, 2)
@@ -495,6 +502,7 @@ def test_angles_are_scaled() -> None:
     torch.testing.assert_close(sin, 0.5 * angles.sin())
 
 
+@TRITON
 def test_arguments_that_a_module_refuses_are_refused() -> None:
     model = fresh("llama")
     assert "_Angles" in names(make_lean(model, ["kernels"]))
@@ -502,6 +510,7 @@ def test_arguments_that_a_module_refuses_are_refused() -> None:
         model.model.rotary_emb(torch.zeros(1), torch.tensor([[3]]), layer_type="full_attention")
 
 
+@TRITON
 def test_attention_of_quantised_weights_is_turned() -> None:
     model = fresh("llama")
     for layer in model.model.layers:
@@ -511,6 +520,7 @@ def test_attention_of_quantised_weights_is_turned() -> None:
     assert "Turned" in names(make_lean(model, ["kernels"]))
 
 
+@TRITON
 def test_a_kernel_that_does_not_write_is_not_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
     def writes() -> set[bool]:
         lean = make_lean(fresh("llama"), ["kernels"])
@@ -523,6 +533,7 @@ def test_a_kernel_that_does_not_write_is_not_asked_to(monkeypatch: pytest.Monkey
     assert writes() == {False}
 
 
+@TRITON
 @pytest.mark.parametrize("width", [1, 48, 1500])
 def test_gate(width: int) -> None:
     both = 2.0 * torch.randn(1, 3, 2 * width)

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from ladecli.decoder import layout
-from ladecli.decoder.config import GROWTH
+from ladecli.decoder.config import GROWTH, captured_width
 from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.events import Event, Finished, Started, Step, Token
-from ladecli.decoder.graphs import PENDING, GraphRunner, captured_width
+from ladecli.decoder.graphs import PENDING, GraphRunner
 from ladecli.decoder.layout import Draft, StepLayout
 from ladecli.decoder.meanwhile import MEANWHILE, told_meanwhile
 from ladecli.decoder.readout import Shown, Wanted

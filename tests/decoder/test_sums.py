@@ -22,6 +22,7 @@ from ladecli.decoder.lean.sums import kernel_of
 from ladecli.decoder.runner import Runner
 from ladecli.decoder.static_step import StaticCache, StaticStep, StepInputs
 from ladecli.decoder.tree import TokenTree
+from ladecli.profiles.derive import SMALL_KERNELS
 
 from ..families import prompt_for
 from .counting import Counting
@@ -114,6 +115,11 @@ def test_kernels_of_a_layer(family: str, monkeypatch: pytest.MonkeyPatch) -> Non
         assert last == LLAMA
     lean.release()
     assert torch.equal(static_step(model, family, lambda run: run(attend))[0], own)
+
+
+def test_derived_profiles_count_the_same_kernels() -> None:
+    small = [name for name in LLAMA if name not in ("linear", "attention")]
+    assert len(small) + 1 == SMALL_KERNELS, "these, and one that joins the splits of attention"
 
 
 @pytest.mark.parametrize("ahead", [None, *FORMS[:3]])

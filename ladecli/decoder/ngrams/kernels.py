@@ -114,7 +114,7 @@ def behind(tokens: Tokens) -> Context:
     """The context behind a text, given its last tokens."""
     high = low = 0
     for token in tokens:
-        high, low = after(high, low, token)
+        high, low = after(high, low, np.int64(token))
     return high, low
 
 

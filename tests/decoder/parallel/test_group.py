@@ -13,7 +13,7 @@ import torch
 from ladecli.decoder.config import SOURCES, LookaheadConfig, SamplingConfig
 from ladecli.decoder.draft_state import DraftState
 from ladecli.decoder.engine import Decoder, Limits
-from ladecli.decoder.errors import NoMemoryError, RankError
+from ladecli.decoder.errors import ConfigError, NoMemoryError, RankError
 from ladecli.decoder.events import Event, Finished, Prefill, Squeezed, Started, Step, Token
 from ladecli.decoder.layout import Draft, StepLayout
 from ladecli.decoder.parallel.deal import Share
@@ -29,6 +29,7 @@ from ladecli.decoder.verify import Verdict
 from ...decoding import ids_of
 from ...families import FAMILIES, model_of, prompt_for
 from ...oracle import OracleModel, scrambles, spells
+from ..tracing import Again
 
 PAPER = ("trajectory",)
 CONFIGS = {
@@ -100,6 +101,26 @@ def test_copies_say_the_same(strategy: str, sampling: str) -> None:
         return ids_of([*decoder.generate(prompt, chosen, how, Limits(50), group=group)])
 
     assert simulate(3, one) == [expected] * 3
+
+
+def test_ranks_that_share_each_step_capture_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that is captured on one of them alone would leave the others waiting."""
+    model, prompt = model_of("llama"), prompt_for("llama")
+    monkeypatch.setattr("ladecli.decoder.engine.try_capture", lambda *_: None)
+    together = "the ranks of a model that is split wait for one another within every step"
+
+    def one(transport: Threads) -> list[Event]:
+        decoder, ranks = Decoder(model, capture=Again()), Branches(transport)
+        strategy = make_strategy("autoregressive", LookaheadConfig())
+        with pytest.raises(ConfigError, match=f"{together}; make the decoder without capture"):
+            decoder.generate(prompt, strategy, group=Copies(transport))
+        return [*decoder.generate(prompt, strategy, None, Limits(3), group=ranks)]
+
+    assert [ids_of(events) for events in simulate(2, one)] == [plain(model, prompt, GREEDY, 3)] * 2
+    # Where transformers has split the model, there is no need to ask for it.
+    monkeypatch.setattr(model, "_tp_size", 2)
+    runner = Decoder(model, capture=Again()).runner
+    assert (runner.captures, runner.trouble) == (False, together)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
