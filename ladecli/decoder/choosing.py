@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .config import SamplingConfig
 from .penalty import Penalized, Scores, gather, greatest, part
+from .quick_draw import Cuts, draw, may_draw
 from .quick_readout import ONE, may_weigh, weigh
 from .ranking import leaders
 
@@ -47,8 +48,9 @@ def choose_ahead(logits: Scores, uniforms: Tensor, config: SamplingConfig) -> tu
     if draws_from_all(config):
         tokens = _drawn_from_all(logits, uniforms, config.temperature)
         return tokens, torch.ones_like(tokens, dtype=torch.bool)
-    tokens, weights, certain = _listed(logits, config, _enough(logits, config))
-    return _drawn(tokens, weights, uniforms), certain
+    values, tokens, totals, cuts = _listed(logits, config, _enough(logits, config))
+    drawn = draw if may_draw(values, _draw_by_torch) else _draw_by_torch
+    return drawn(values, tokens, totals, cuts, uniforms)
 
 
 def draws_from_all(config: SamplingConfig) -> bool:
@@ -129,36 +131,50 @@ def _warm(temperature: float) -> float:
     return max(temperature, torch.finfo(torch.float32).tiny)
 
 
-def _listed(logits: Scores, config: SamplingConfig, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The best tokens of each row, what they weigh, and whether no other one can be drawn.
+def _listed(
+    logits: Scores, config: SamplingConfig, count: int
+) -> tuple[Tensor, Tensor, Tensor | None, Cuts]:
+    """The best tokens of each row, and what decides which of them can be drawn.
 
     Returns:
-        Tokens and weights, int64 [rows, count], weights of removed tokens being 0; bool [rows].
+        Logits and tokens, [rows, count]; what all tokens weigh, int64 [rows, 1], where that is
+        needed; the cuts.
     """
-    vocabulary, top_k, top_p = logits.shape[-1], config.top_k, config.top_p
+    vocabulary, top_k, temperature = logits.shape[-1], config.top_k, _warm(config.temperature)
     values, tokens = leaders(logits, count)
-    weights = _weigh(values, values[:, :1], config.temperature).long()
+    top_k = top_k if top_k < vocabulary else 0
+    cuts = Cuts(temperature, top_k, config.top_p, _least(config), vocabulary)
+    totals = None
+    if cuts.needs_total(count):
+        totals = _blocks(logits, values[:, :1], config.temperature).sum(dim=-1, keepdim=True)
+    return values, tokens, totals, cuts
+
+
+def _draw_by_torch(
+    values: Tensor, tokens: Tensor, totals: Tensor | None, cuts: Cuts, uniforms: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What `quick_draw.draw` says."""
+    count = values.shape[-1]
+    weights = _weigh(values, values[:, :1], cuts.temperature).long()
     # A token that is not listed is at most as good as the last one that is.
     last, lightest = values[:, -1:], weights[:, -1:]
-    complete = (lightest == 0) if count < vocabulary else torch.ones_like(lightest).bool()
+    complete = (lightest == 0) if count < cuts.vocabulary else torch.ones_like(lightest).bool()
     known = torch.ones_like(complete)
-    if 0 < top_k < vocabulary:
-        cut = values[:, top_k - 1 : top_k]
+    if cuts.top_k:
+        cut = values[:, cuts.top_k - 1 : cuts.top_k]
         complete = complete | (cut > last)
         weights = weights.masked_fill(values < cut, 0)
-    if top_p < 1.0:
-        if 0 < top_k < vocabulary or count == vocabulary:
-            known, total = complete, weights.sum(dim=-1, keepdim=True)
-        else:
-            total = _blocks(logits, values[:, :1], config.temperature).sum(dim=-1, keepdim=True)
+    if cuts.top_p < 1.0:
+        if totals is None:
+            known, totals = complete, weights.sum(dim=-1, keepdim=True)
         # A token stays while all better ones together do not have their share.
-        cut = values.gather(1, _place(weights.cumsum(dim=-1), _share(total, top_p) - 1))
+        cut = values.gather(1, _place(weights.cumsum(dim=-1), _share(totals, cuts.top_p) - 1))
         complete = complete | (cut > last)
         weights = weights.masked_fill(values < cut, 0)
-    if config.min_p > 0.0:
-        complete = complete | (lightest < _least(config))
-        weights = weights.masked_fill(weights < _least(config), 0)
-    return tokens, weights, (complete & known)[:, 0]
+    if cuts.least:
+        complete = complete | (lightest < cuts.least)
+        weights = weights.masked_fill(weights < cuts.least, 0)
+    return _drawn(tokens, weights, uniforms), (complete & known)[:, 0]
 
 
 def _drawn(tokens: Tensor, weights: Tensor, uniforms: Tensor) -> Tensor:

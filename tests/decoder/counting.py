@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ladecli.decoder.lean import fused
 
+KERNELS = ("lean.kernels", "readout_kernels", "draw_kernel")
+"""Modules of the decoder, which need Triton."""
 FREE = {"empty", "empty_like", "new_empty", "detach"}
 """They launch nothing, and neither do views."""
 WHOLE = {"linear", "embedding"}
@@ -42,8 +45,8 @@ class Counting(TorchDispatchMode):
     @contextmanager
     def on(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         """Write down what is done within."""
-        call, kernels = self._kind.__call__, fused.loaded()
-        assert kernels is not None, "nothing to count: there is no triton"
+        call = self._kind.__call__
+        assert fused.loaded() is not None, "nothing to count: there is no triton"
 
         def called(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
             before, self._now = self._now, self._places[id(layer)]
@@ -55,10 +58,11 @@ class Counting(TorchDispatchMode):
         with monkeypatch.context() as patch, self:
             # Hooks would change what the layers do.
             patch.setattr(self._kind, "__call__", called)
-            for name, kernel in [*vars(kernels).items()]:
-                # Those with an underscore are parts of others.
-                if hasattr(kernel, "run") and not name.startswith("_"):
-                    patch.setattr(kernels, name, _Launcher(self, name, kernel))
+            for module in (import_module(f"ladecli.decoder.{name}") for name in KERNELS):
+                for name, kernel in [*vars(module).items()]:
+                    # Those with an underscore are parts of others.
+                    if hasattr(kernel, "run") and not name.startswith("_"):
+                        patch.setattr(module, name, _Launcher(self, name, kernel))
             yield
 
     def __torch_dispatch__(

@@ -6,7 +6,10 @@ import pytest
 import torch
 
 from ladecli.decoder import choosing
+from ladecli.decoder.config import SamplingConfig
+from ladecli.decoder.lean import fused
 from ladecli.decoder.penalty import Penalized, greatest, maxima
+from ladecli.decoder.quick_draw import may_draw
 from ladecli.decoder.quick_readout import CLOSE, may_rank, may_top, may_weigh, rank, top, weigh
 from ladecli.decoder.ranking import ranked
 
@@ -60,3 +63,28 @@ def test_penalized_ones_are_the_same_to_the_last_bit(vocabulary: int, dtype: tor
         asked = scores, greatest(scores), 0.8
         found = weigh(*asked, choosing.BLOCK)
         assert torch.equal(found, choosing._blocks_by_torch(*asked))
+
+
+CUTS = [
+    SamplingConfig(0.7, top_k=20, top_p=0.8),
+    SamplingConfig(1.0, top_k=64, top_p=0.95, min_p=0.01),
+    SamplingConfig(0.3, top_p=0.9),
+    SamplingConfig(1.5, top_p=0.999, min_p=0.05),
+    SamplingConfig(1.0, top_k=300),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+def test_tokens_drawn_from_lists_are_the_same(vocabulary: int, dtype: torch.dtype) -> None:
+    for rows in (1, 64):
+        logits = logits_of(rows, vocabulary, dtype)
+        uniforms = torch.rand(rows, dtype=torch.float64, device=DEVICE)
+        for config in CUTS:
+            count = choosing._enough(logits, config)
+            assert may_draw(logits[:, :count].contiguous(), choosing._draw_by_torch)
+            found = choosing.choose_ahead(logits, uniforms, config)
+            with fused.switched(False):
+                expected = choosing.choose_ahead(logits, uniforms, config)
+            assert torch.equal(found[0], expected[0])
+            assert torch.equal(found[1], expected[1])
