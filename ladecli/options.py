@@ -395,7 +395,7 @@ Contenders = Annotated[
         metavar="LIST",
         envvar=None,
         help="Some of autoregressive, jacobi, prompt-lookup, paper, lookahead, hf,"
-        " hf-prompt-lookup; without it, all.",
+        " hf-prompt-lookup, hf-compiled; without it, all but hf-compiled, which compiles first.",
     ),
 ]
 Repeat = Annotated[

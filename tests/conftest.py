@@ -18,6 +18,7 @@ import torch
 from ladecli import session
 from ladecli.__main__ import entry
 
+from .compiling import Compiler
 from .families import model_of
 from .tokenizers_here import byte_level
 
@@ -94,6 +95,18 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
+    """In place of torch's, which takes most of a minute for the steps of transformers."""
+    from ladecli import stock
+
+    made = Compiler()
+    monkeypatch.setattr(torch, "compile", made)
+    monkeypatch.setattr(stock, "compilations", lambda: made.count)
+    yield made
+    made.forget()
 
 
 class Result:

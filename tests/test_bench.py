@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from ladecli.bench import contenders, record
-from ladecli.bench.contenders import STRATEGIES, Own
+from ladecli.bench.contenders import DEFAULT, Own
 from ladecli.bench.result import SCHEMA
 from ladecli.errors import LadeError
 
 from . import forked
+from .compiling import Compiler
 
 QUICK = ("-n", "12", "--repeat", "1", "--raw", "--ignore-eos")
 
@@ -39,7 +40,8 @@ def test_all_strategies_side_by_side(lade: Any, model_folder: str, prompts: Path
     assert (done.code, done.err) == (0, "")
     found = json.loads(done.out)
     assert found["schema"] == SCHEMA
-    assert [c["name"] for c in found["contenders"]] == list(STRATEGIES)
+    assert [c["name"] for c in found["contenders"]] == list(DEFAULT)
+    assert found["compile_seconds"] == 0.0
     assert found["reference"] == "autoregressive"
     assert found["model"]["name"] == "tiny-llama"
     assert found["conditions"]["prompts"] == "few.jsonl"
@@ -53,7 +55,7 @@ def test_all_strategies_side_by_side(lade: Any, model_folder: str, prompts: Path
         assert run["peak_memory"] is None or run["peak_memory"] > 0
     assert digests.keys() == {("one", 1), ("two", 1), ("talk", 1), ("talk", 2)}
     assert all(len(each) == 1 for each in digests.values())
-    assert len(found["runs"]) == len(STRATEGIES) * 4
+    assert len(found["runs"]) == len(DEFAULT) * 4
     plain = [run for run in found["runs"] if run["contender"] == "autoregressive"]
     assert all(run["steps"] == 12 and run["fed"] == 11 for run in plain)
     spent = {each["contender"]: each["seconds"] for each in found["time_spent"]}
@@ -62,6 +64,45 @@ def test_all_strategies_side_by_side(lade: Any, model_folder: str, prompts: Path
         *("draft", "layout", "forward", "verify", "agree", "cache", "text", "learn", "view")
     }
     assert found["ceiling"]["bandwidth"] > 0
+
+
+def test_compiled_steps_of_transformers_beside_ours(
+    lade: Any, model_folder: str, prompts: Path, compiler: Compiler, tmp_path: Path
+) -> None:
+    page, figures = tmp_path / "r.md", tmp_path / "r.json"
+    reports = ("--report", str(page), "--report", str(figures))
+    chosen = ("--strategies", "autoregressive,lookahead,hf,hf-compiled")
+    done = lade("bench", model_folder, "--prompts", str(prompts), *QUICK, *chosen, *reports)
+    assert done.code == 0
+    assert done.err.startswith("lade: compiling the steps of hf-compiled, which can take minutes")
+    found = record.read(figures)
+    assert [len(found.runs_of(c.name)) for c in found.contenders] == [4, 4, 4, 4]
+    for row, turn in {(run.row, run.turn) for run in found.runs}:
+        same = {run.digest for run in found.runs if (run.row, run.turn) == (row, turn)}
+        assert len(same) == 1
+    # Bytes that are no text are three each in the prompt of a second turn, and not foreseen.
+    assert compiler.count <= 2
+    assert found.compile_seconds > 0.0
+    assert found.failures == ()
+    assert "transformers' compiled generate" in done.out
+    assert "for transformers' steps, in no figure" in page.read_text(encoding="utf-8")
+
+
+def test_what_cannot_be_compiled_is_told_before_anything_is_measured(
+    lade: Any, model_folder: str, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("No working C++ compiler found\nat all")
+
+    monkeypatch.setattr("torch.compile", broken)
+    monkeypatch.setattr(Own, "answer", lambda *_: pytest.fail("something was measured"))
+    chosen = ("--strategies", "autoregressive,hf-compiled")
+    done = lade("bench", model_folder, "--prompts", str(prompts), *QUICK, *chosen)
+    assert (done.code, done.out) == (1, "")
+    assert done.err.splitlines()[-1] == (
+        "lade: hf-compiled cannot be measured: RuntimeError: No working C++ compiler found; leave"
+        " it out of --strategies"
+    )
 
 
 def test_a_table_and_reports(lade: Any, model_folder: str, prompts: Path, tmp_path: Path) -> None:
@@ -322,7 +363,7 @@ def test_a_finished_benchmark_leaves_nothing_to_resume(
             "unknown strategy 'lookahaed' in --strategies; use some of",
         ),
         (("--strategies", "hf,hf"), "--strategies names one twice: hf,hf"),
-        (("--strategies", ","), "--strategies is empty; leave it out to measure all of them"),
+        (("--strategies", ","), "--strategies is empty; leave it out to measure the usual ones"),
         (("--repeat", "0"), "repeat must be at least 1, not 0"),
         (("--limit", "0"), "limit must be at least 1, not 0"),
         (("--prompts", "nowhere.jsonl"), "there is no prompt file nowhere.jsonl"),
@@ -366,4 +407,4 @@ def test_the_word_compare_is_a_command(lade: Any) -> None:
 
 
 def test_every_strategy_has_a_place() -> None:
-    assert set(contenders.named(None)) == set(STRATEGIES)
+    assert set(contenders.named(None)) == set(DEFAULT)

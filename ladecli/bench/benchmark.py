@@ -19,11 +19,11 @@ from ..events import Ended
 from ..rates import measure_rates
 from ..suites import Suite, some
 from . import lineup
-from .contenders import Own, player
+from .contenders import Own, StockCompiled, player
 from .dialogue import Dialogue
 from .facts import command_line, described_sampling, fingerprint, machine_of, model_of
 from .journal import Journal, Round
-from .measure import Measured, Measurement, Stopped, Task
+from .measure import PROMPT, Measured, Measurement, Stopped, Task
 from .passages import passages
 from .result import PLAIN, Ceiling, Conditions, Contender, Result, Skipped, TimeSpent
 from .where import time_spent
@@ -124,8 +124,14 @@ class Benchmark:
             LadeError: nothing could be measured.
         """
         session = self._session
-        players = [player(c, session, settings) for c, settings in self._lineup.contenders]
+        players = [
+            player(contender, session, settings, self._room)
+            for contender, settings in self._lineup.contenders
+        ]
         done = self._kept()
+        compiled = [each for each in players if isinstance(each, StockCompiled)]
+        if len(done) < len(self._tasks) * self._request.repeat:
+            self._prepare(compiled, cancelled)
         read = partial(self._read, cancelled=cancelled)
         measurement = Measurement(players, session.loaded.device, cancelled, read, progress)
         measured = measurement.run(self._tasks, self._request.repeat, self._journal, done)
@@ -138,7 +144,22 @@ class Benchmark:
             own = [p for p in players if isinstance(p, Own) and self._accountable(p.contender)]
             spent, failures = time_spent(session, own, self._tasks, cancelled, progress)
             measured.failures += failures
-        return self._result(measured, spent)
+        return self._result(measured, spent, sum(each.steps.seconds for each in compiled))
+
+    def _room(self) -> int:
+        """Tokens of the longest prompt and its answer."""
+        return max(task.room for task in self._tasks)
+
+    def _prepare(self, players: Sequence[StockCompiled], cancelled: Callable[[], bool]) -> None:
+        """Let those compile that do.
+
+        Raises:
+            LadeError: one of them cannot.
+        """
+        for each in players:
+            self._say(f"compiling the steps of {each.contender.name}, which can take minutes")
+            each.begin(keep=False)
+            each.prepare(self._tasks[0].first()[:PROMPT], cancelled)
 
     def _accountable(self, contender: Contender) -> bool:
         """Whether it is asked where its time goes: cells and long texts would take too long."""
@@ -197,7 +218,9 @@ class Benchmark:
             [task.identity for task in self._tasks],
         ]
 
-    def _result(self, measured: Measured, spent: Sequence[TimeSpent]) -> Result:
+    def _result(
+        self, measured: Measured, spent: Sequence[TimeSpent], compile_seconds: float
+    ) -> Result:
         device, shape = self._session.loaded.device, self._session.loaded.shape
         rates = attempt(measure_rates, device, shape.compute) if spent else None
         names = [contender.name for contender, _ in self._lineup.contenders]
@@ -218,6 +241,7 @@ class Benchmark:
             failures=(*self._lineup.refused, *measured.failures),
             time_spent=tuple(spent),
             ceiling=None if rates is None else Ceiling(rates.bandwidth, rates.arithmetic),
+            compile_seconds=round(compile_seconds, 3),
         )
 
     def _conditions(self, command: str) -> Conditions:

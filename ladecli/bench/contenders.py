@@ -9,15 +9,20 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
-from ..errors import LadeError, UsageError
+from ..errors import LadeError, UsageError, told
 from ..events import Ended, Reason, TextStep
-from .result import FOREIGN, PLAIN, STOCK_LOOKUP, Contender
+from .result import FOREIGN, PLAIN, STOCK_COMPILED, STOCK_LOOKUP, Contender
 
 if TYPE_CHECKING:
     from ..session import Session, Settings
+    from ..stock import CompiledSteps
 
 STRATEGIES = (PLAIN, "jacobi", "prompt-lookup", "paper", "lookahead", *FOREIGN)
 """All that there are, in the order of reports."""
+DEFAULT = tuple(name for name in STRATEGIES if name != STOCK_COMPILED)
+"""Those that take part where nobody names any: compiling may take longer than measuring."""
+TRIES = 4
+"""An answer within which something was compiled is made again, up to so many times in all."""
 
 
 @dataclass(slots=True)
@@ -132,6 +137,14 @@ class Stock(_Seated):
         Raises:
             Exception: whatever transformers raises.
         """
+        return self._answer(prompt, cancelled, None)
+
+    def _answer(
+        self,
+        prompt: Sequence[int],
+        cancelled: Callable[[], bool],
+        compiled: CompiledSteps | None,
+    ) -> Answer:
         from .. import stock
 
         self.session.decoder.check_prompt(prompt)
@@ -145,7 +158,12 @@ class Stock(_Seated):
 
         began = time.perf_counter()
         ids, marks = stock.generate(
-            self.session, prompt, self.settings, lookup=lookup, cancelled=asked
+            self.session,
+            prompt,
+            self.settings,
+            lookup=lookup,
+            compiled=compiled,
+            cancelled=asked,
         )
         ended: Reason = "stop" if marks.stopped else "eos"
         if len(ids) == self.settings.max_new_tokens and not marks.stopped:
@@ -160,14 +178,65 @@ class Stock(_Seated):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class StockCompiled(Stock):
+    """transformers' `generate` with a static cache and compiled steps.
+
+    Attributes:
+        steps: its cache, and how its steps are compiled.
+    """
+
+    steps: CompiledSteps
+
+    def prepare(self, prompt: Sequence[int], cancelled: Callable[[], bool]) -> None:
+        """Compile, before anything is measured.
+
+        Args:
+            prompt: token ids of some text.
+            cancelled: asked after every step; true ends it.
+
+        Raises:
+            LadeError: it cannot be compiled; the message says why.
+        """
+        try:
+            self.steps.prepare(self.session, prompt, self.settings, cancelled)
+        except Exception as error:  # whatever the compiler says
+            if cancelled():  # Ctrl-C reaches the compiler, too
+                return
+            name = self.contender.name
+            raise LadeError(
+                f"{name} cannot be measured: {told(error)}; leave it out of --strategies"
+            ) from error
+
+    def answer(self, prompt: Sequence[int], cancelled: Callable[[], bool]) -> Answer:
+        """Answer one prompt, as often as it takes until nothing is compiled meanwhile.
+
+        Something may be for the first text that is longer than a sliding window, or than what
+        the cache has room for.
+
+        Raises:
+            LadeError: that takes too often.
+            Exception: whatever transformers raises.
+        """
+        from .. import stock
+
+        for _ in range(TRIES):
+            before, began = stock.compilations(), time.perf_counter()
+            answer = self._answer(prompt, cancelled, self.steps)
+            if answer.reason == "interrupted" or stock.compilations() == before:
+                return answer
+            self.steps.seconds += time.perf_counter() - began
+        raise LadeError("torch compiles something anew in every answer of transformers")
+
+
 def named(text: str | None) -> tuple[str, ...]:
-    """The strategies of a comma list; all of them where nothing was said.
+    """The strategies of a comma list; those of `DEFAULT` where nothing was said.
 
     Raises:
         UsageError: it names one that there is not, or one twice, or none.
     """
     if text is None:
-        return STRATEGIES
+        return DEFAULT
     names = tuple(name for word in text.split(",") if (name := word.strip()))
     for name in names:
         if name not in STRATEGIES:
@@ -176,18 +245,27 @@ def named(text: str | None) -> tuple[str, ...]:
     if len(set(names)) < len(names):
         raise UsageError(f"--strategies names one twice: {text}")
     if not names:
-        raise UsageError("--strategies is empty; leave it out to measure all of them")
+        raise UsageError("--strategies is empty; leave it out to measure the usual ones")
     return names
 
 
-def player(contender: Contender, session: Session, settings: Settings) -> Player:
+def player(
+    contender: Contender, session: Session, settings: Settings, room: Callable[[], int]
+) -> Player:
     """A contender at work.
 
     Args:
         contender: what it is.
         session: the model.
         settings: how to decode, as for our own strategies.
+        room: says how many tokens the longest prompt and its answer have; asked where a cache
+            has to have room for them from the start.
     """
+    if contender.strategy == STOCK_COMPILED:
+        from ..stock import CompiledSteps
+
+        steps = CompiledSteps(session.loaded.model, room())
+        return StockCompiled(contender, session, settings, steps)
     if contender.foreign:
         return Stock(contender, session, settings)
     strategy = "lookahead" if contender.strategy == "paper" else contender.strategy

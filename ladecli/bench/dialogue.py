@@ -76,6 +76,23 @@ class Dialogue:
         """
         return self._checked(Conversation(self._system).asked(self._row.turns[0]))
 
+    @property
+    def room(self) -> int:
+        """As many tokens as its longest prompt and the answer will have, or a few more.
+
+        Some answers have more tokens than they were made of, once they are part of a prompt.
+        """
+        *before, last = self._row.turns
+        said = Conversation(self._system)
+        for text in before:
+            said = said.asked(text).answered("")
+        most = self._session.decoder.max_context
+        try:
+            prompt = len(self._encoded(said.asked(last)))
+        except UsageError:  # the template wants answers, or no second turn
+            return most
+        return min(prompt + (len(before) + 1) * self._new_tokens, most)
+
     def _checked(self, said: Conversation) -> list[int]:
         ids, room = self._encoded(said), self._session.decoder.max_context
         if len(ids) + self._new_tokens > room:

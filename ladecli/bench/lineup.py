@@ -12,7 +12,7 @@ from ..decoder.errors import ConfigError
 from ..errors import UsageError
 from . import axes, contenders
 from .axes import ALL_SOURCES, LONG, NUMBERS
-from .result import FOREIGN, PLAIN, Contender, Failure
+from .result import FOREIGN, PLAIN, STOCK_COMPILED, Contender, Failure
 
 if TYPE_CHECKING:
     from ..profiles import Choice
@@ -46,8 +46,8 @@ def check(request: BenchRequest) -> dict[str, tuple[str, ...]]:
     names = contenders.named(request.strategies)
     if request.strategies and request.parallel_mode == "tensor" and {*names} & {*FOREIGN}:
         raise UsageError(
-            "transformers' own generate does not run on a model that ranks share; leave hf and"
-            " hf-prompt-lookup out of --strategies"
+            "transformers' own generate does not run on a model that ranks share; leave"
+            f" {', '.join(FOREIGN)} out of --strategies"
         )
     found = axes.parse(request.sweep or [], AXES)
     for axis, values in found.items():
@@ -64,7 +64,24 @@ def check(request: BenchRequest) -> dict[str, tuple[str, ...]]:
             " --strategies out"
         )
     # One value may be written in several ways: 4k and 4096.
-    return {axis: tuple(dict.fromkeys(map(_plainly, values))) for axis, values in found.items()}
+    swept = {axis: tuple(dict.fromkeys(map(_plainly, values))) for axis, values in found.items()}
+    if STOCK_COMPILED in names:
+        _check_compiled(request, swept)
+    return swept
+
+
+def _check_compiled(request: BenchRequest, swept: Mapping[str, Sequence[str]]) -> None:
+    """Refuse what compiled steps of transformers cannot be measured with."""
+    if request.device_map:
+        raise UsageError(
+            f"{STOCK_COMPILED} runs on one device; leave it out of --strategies, or leave"
+            " --device-map out"
+        )
+    if len(swept.get("context", ())) > 1:
+        raise UsageError(
+            f"{STOCK_COMPILED} attends to as many tokens as the longest text has; sweep one length"
+            " at a time with it"
+        )
 
 
 def _check_value(axis: str, value: str, found: Mapping[str, Sequence[str]]) -> None:

@@ -48,6 +48,10 @@ class Task(Protocol):
     def cut(self) -> str | None:
         """Why it ended before one of its turns, if it did."""
 
+    @property
+    def room(self) -> int:
+        """As many tokens as its longest prompt and the answer will have, or a few more."""
+
     def first(self) -> list[int]:
         """The ids of the first prompt.
 

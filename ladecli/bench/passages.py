@@ -20,6 +20,7 @@ class Passage:
     """A prompt of so many tokens, cut out of a longer text.
 
     Attributes:
+        room: tokens of the prompt and of its answer.
         id: "4096/1".
         category: the length.
         shared: always true: contenders find the prompt read already, which takes as long for all.
@@ -29,7 +30,8 @@ class Passage:
 
     shared = True
 
-    def __init__(self, number: int, ids: Sequence[int], longest: int) -> None:
+    def __init__(self, number: int, ids: Sequence[int], longest: int, new_tokens: int = 1) -> None:
+        self.room = len(ids) + new_tokens
         self.category = str(len(ids))
         self.id = f"{self.category}/{number}"
         self._ids = self.identity = list(ids)
@@ -67,7 +69,7 @@ def passages(session: Session, lengths: Sequence[int], each: int, new_tokens: in
         ids = ids + ids
     longest = session.decoder.max_context - new_tokens
     return [
-        Passage(number, ids[start : start + length], longest)
+        Passage(number, ids[start : start + length], longest, new_tokens)
         for length in sorted(lengths)
         for number, start in enumerate(starts, start=1)
     ]

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 SCHEMA = "lade-bench/1"
 PLAIN = "autoregressive"
 """The contender that others are measured against, where it takes part."""
-STOCK, STOCK_LOOKUP = "hf", "hf-prompt-lookup"
-FOREIGN = (STOCK, STOCK_LOOKUP)
-"""transformers' own `generate`, plain and with prompt lookup."""
+STOCK, STOCK_LOOKUP, STOCK_COMPILED = "hf", "hf-prompt-lookup", "hf-compiled"
+FOREIGN = (STOCK, STOCK_LOOKUP, STOCK_COMPILED)
+"""transformers' own `generate`: plain, with prompt lookup, and with a static cache and compiled
+steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +114,8 @@ class Contender:
 
     Attributes:
         name: unique in a result: "lookahead", or "lookahead W=5 N=3 G=5" in a sweep.
-        strategy: "autoregressive", "jacobi", "prompt-lookup", "paper", "lookahead", "hf" or
-            "hf-prompt-lookup".
+        strategy: "autoregressive", "jacobi", "prompt-lookup", "paper", "lookahead", "hf",
+            "hf-prompt-lookup" or "hf-compiled".
         settings: window, ngram, guesses, budget, sources, where it has them.
         cell: its place in a sweep by axis, as typed; empty outside.
     """
@@ -251,6 +252,8 @@ class Result:
         interrupted: whether Ctrl-C ended it early.
         reference: the contender that speed-ups and equality refer to; None without any.
         attention_why: what spoke for the attention backend; "" where nobody says.
+        compile_seconds: what compiling transformers' steps took, beside all figures; 0 where
+            nothing was compiled for them.
     """
 
     created: str
@@ -268,6 +271,7 @@ class Result:
     time_spent: tuple[TimeSpent, ...] = ()
     ceiling: Ceiling | None = None
     attention_why: str = ""
+    compile_seconds: float = 0.0
 
     @property
     def categories(self) -> tuple[str, ...]:

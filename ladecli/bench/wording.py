@@ -11,12 +11,13 @@ from ..table import NONE
 from ..visualize import printable
 from .axes import LONG
 from .figures import Interval
-from .result import PLAIN, STOCK, STOCK_LOOKUP, Contender
+from .result import PLAIN, STOCK, STOCK_COMPILED, STOCK_LOOKUP, Contender
 
 _LABELS = {
     PLAIN: "plain decoding",
     STOCK: "transformers' generate",
     STOCK_LOOKUP: "transformers' prompt lookup",
+    STOCK_COMPILED: "transformers' compiled generate",
 }
 # What XML cannot hold, escaped or not, and what would break a cell.
 _FORBIDDEN = re.compile("[\ud800-\udfff\ufffe\uffff]")

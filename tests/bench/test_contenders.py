@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from ladecli import models, suites
+from ladecli import models, stock, suites
 from ladecli.bench import where
-from ladecli.bench.contenders import Answer, Own, Stock, player
+from ladecli.bench.contenders import DEFAULT, TRIES, Answer, Own, Stock, StockCompiled, player
 from ladecli.bench.dialogue import Dialogue
 from ladecli.bench.passages import Passage, passages
-from ladecli.bench.result import FOREIGN, Contender
+from ladecli.bench.result import Contender
 from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.errors import PromptError
 from ladecli.decoder.events import Started
-from ladecli.errors import UsageError
+from ladecli.errors import LadeError, UsageError
 from ladecli.session import Session, Settings
+
+from ..compiling import Compiler
 
 REPETITIVE = "def f(x):\n    return f(x)\n" * 4
 SETTINGS = Settings(lookahead=LookaheadConfig(5, 3, 5, 24), max_new_tokens=24, ignore_eos=True)
@@ -28,7 +32,7 @@ def session(model_folder: str) -> Session:
 
 
 def made(session: Session, strategy: str, settings: Settings = SETTINGS) -> Own | Stock:
-    found = player(Contender(strategy, strategy), session, settings)
+    found = player(Contender(strategy, strategy), session, settings, lambda: 200)
     assert isinstance(found, Own | Stock)
     return found
 
@@ -41,7 +45,7 @@ def answered(session: Session, strategy: str, prompt: list[int]) -> Answer:
 
 def test_marks_say_when_every_step_ended(session: Session) -> None:
     prompt = session.encode(REPETITIVE)
-    for strategy in ("autoregressive", "jacobi", "prompt-lookup", "paper", "lookahead", *FOREIGN):
+    for strategy in DEFAULT:
         answer = answered(session, strategy, prompt)
         assert len(answer.ids) == answer.lengths[-1] == 24
         assert answer.marks == sorted(answer.marks)
@@ -54,10 +58,7 @@ def test_marks_say_when_every_step_ended(session: Session) -> None:
 
 def test_each_is_what_it_is_called(session: Session) -> None:
     prompt = session.encode(REPETITIVE)
-    answers = {
-        name: answered(session, name, prompt)
-        for name in ("autoregressive", "jacobi", "prompt-lookup", "paper", "lookahead", *FOREIGN)
-    }
+    answers = {name: answered(session, name, prompt) for name in DEFAULT}
     plain = answers["autoregressive"]
     assert all(answer.ids == plain.ids for answer in answers.values())
     assert all(answer.text == plain.text for answer in answers.values())
@@ -83,6 +84,80 @@ def test_transformers_prompt_lookup_takes_fewer_steps_where_a_text_repeats_itsel
     assert lookup.ids == plain.ids
     assert len(lookup.marks) <= len(plain.marks)
     assert isinstance(made(session, "hf-prompt-lookup"), Stock)
+
+
+def prepared(session: Session) -> StockCompiled:
+    contender = made(session, "hf-compiled")
+    assert isinstance(contender, StockCompiled)
+    contender.begin(keep=False)
+    contender.prepare(session.encode("Once"), lambda: False)
+    return contender
+
+
+def test_a_compiled_answer_is_no_other_one(session: Session, compiler: Compiler) -> None:
+    contender, prompt = prepared(session), session.encode(REPETITIVE)
+    assert session.decoder.cache.keys is None
+    seconds, steps = contender.steps.seconds, compiler.steps
+    answer, plain = contender.answer(prompt, lambda: False), answered(session, "hf", prompt)
+    assert (answer.ids, answer.text, answer.reason) == (plain.ids, plain.text, plain.reason)
+    assert answer.lengths == plain.lengths
+    assert answer.fed is None
+    # Once is enough where nothing is compiled.
+    assert (compiler.count, compiler.steps) == (1, steps + 23)
+    assert contender.steps.seconds == seconds
+
+
+def compiling_in(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch, answers: Callable[[int], bool]
+) -> list[int]:
+    """Let something be compiled in some answers, told by their numbers; lists what was asked."""
+    whole, asked = stock.generate, list[int]()
+
+    def generate(*given: Any, **options: Any) -> Any:
+        asked.append(len(asked))
+        compiler.count += answers(asked[-1])
+        return whole(*given, **options)
+
+    monkeypatch.setattr(stock, "generate", generate)
+    return asked
+
+
+def test_an_answer_in_which_something_was_compiled_does_not_count(
+    session: Session, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contender, prompt = prepared(session), session.encode(REPETITIVE)
+    before = contender.steps.seconds
+    asked = compiling_in(compiler, monkeypatch, lambda number: number < 2)
+    answer = contender.answer(prompt, lambda: False)
+    assert len(asked) == 3
+    assert len(answer.ids) == 24
+    assert contender.steps.seconds > before
+    # Who has pressed Ctrl-C does not wait for another one.
+    asked = compiling_in(compiler, monkeypatch, lambda _number: True)
+    assert contender.answer(prompt, lambda: True).reason == "interrupted"
+    assert len(asked) == 1
+    with pytest.raises(LadeError, match="compiles something anew in every answer"):
+        contender.answer(prompt, lambda: False)
+    assert len(asked) == 1 + TRIES
+
+
+def test_what_cannot_be_compiled_is_told_in_one_line(
+    session: Session, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("No working C++ compiler found\nand more")
+
+    monkeypatch.setattr(stock, "generate", broken)
+    contender = made(session, "hf-compiled")
+    assert isinstance(contender, StockCompiled)
+    with pytest.raises(LadeError) as caught:
+        contender.prepare([5, 6], lambda: False)
+    assert str(caught.value) == (
+        "hf-compiled cannot be measured: RuntimeError: No working C++ compiler found; leave it out"
+        " of --strategies"
+    )
+    # Ctrl-C ends compilers, which is no fault of theirs.
+    contender.prepare([5, 6], lambda: True)
 
 
 @pytest.mark.parametrize("strategy", ["autoregressive", "lookahead", "hf"])
@@ -164,6 +239,37 @@ def test_a_passage_without_room_for_an_answer_is_refused(session: Session) -> No
     with pytest.raises(PromptError, match="the context has room for 248 tokens of a prompt"):
         passage.first()
     assert Passage(1, [1, 2], 2).first() == [1, 2]
+
+
+def test_a_cache_has_room_for_every_prompt_and_its_answer(session: Session) -> None:
+    one = Dialogue(session, suites.Row("one", "prose", ("Once upon a time",)), False, None, 24)
+    assert one.room == len(one.first()) + 24
+    row = suites.Row("talk", "prose", ("Once.", "Again.", "And again."))
+    talk, most = Dialogue(session, row, False, "Be kind.", 24), 0
+
+    def answer(_turn: int, prompt: list[int]) -> str:
+        nonlocal most
+        most = max(most, len(prompt) + 24)
+        return session.loaded.tokenizer.decode([7] * 24)
+
+    talk.hold(answer)
+    assert talk.cut is None
+    assert most <= talk.room <= session.decoder.max_context
+    # Longer ones are refused, however long their answers may be.
+    full = Dialogue(session, row, False, None, 200)
+    assert full.room == session.decoder.max_context
+    assert [each.room for each in passages(session, [20, 40], 1, 8)] == [28, 48]
+
+
+def test_a_template_that_wants_answers_has_room_for_any(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusing(*_: object, **__: object) -> list[int]:
+        raise UsageError("an answer is empty")
+
+    monkeypatch.setattr(Session, "encode_chat", refusing)
+    talk = Dialogue(session, suites.Row("talk", "prose", ("One.", "Two.")), True, None, 8)
+    assert talk.room == session.decoder.max_context
 
 
 def test_a_conversation_goes_on_from_what_was_answered(session: Session) -> None:

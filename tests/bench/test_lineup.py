@@ -9,6 +9,7 @@ from typer.models import OptionInfo
 
 from ladecli import options, suites
 from ladecli.bench import lineup
+from ladecli.bench.contenders import DEFAULT as USUAL
 from ladecli.bench.contenders import STRATEGIES
 from ladecli.bench.result import FOREIGN
 from ladecli.decoder.config import LookaheadConfig, SamplingConfig
@@ -26,9 +27,9 @@ def lined_up(**asked: Any) -> lineup.Lineup:
     return lineup.line_up(request, CHOICE, SamplingConfig(), lineup.check(request))
 
 
-def test_all_strategies_take_part_with_settings_of_their_own() -> None:
+def test_the_usual_strategies_take_part_with_settings_of_their_own() -> None:
     found = {contender.name: settings for contender, settings in lined_up().contenders}
-    assert tuple(found) == STRATEGIES
+    assert tuple(found) == USUAL
     assert found["lookahead"].lookahead == DEFAULT
     assert found["paper"].lookahead == PAPER
     shown = {contender.name: contender.settings for contender, _ in lined_up().contenders}
@@ -36,7 +37,41 @@ def test_all_strategies_take_part_with_settings_of_their_own() -> None:
     assert shown["paper"] == {
         "window": 7, "ngram": 5, "guesses": 7, "budget": 56, "sources": "trajectory",
     }  # fmt: skip
-    assert [c.name for c, _ in lined_up().contenders if c.foreign] == list(FOREIGN)
+    assert [c.name for c, _ in lined_up().contenders if c.foreign] == ["hf", "hf-prompt-lookup"]
+
+
+def test_what_has_to_be_compiled_takes_part_if_it_is_named() -> None:
+    assert {*STRATEGIES} - {*USUAL} == {"hf-compiled"}
+    ((contender, settings),) = lined_up(strategies="hf-compiled").contenders
+    assert contender.foreign
+    assert settings == lined_up(strategies="hf").contenders[0][1]
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (
+            {"device_map": "auto"},
+            "hf-compiled runs on one device; leave it out of --strategies, or leave --device-map",
+        ),
+        (
+            {"sweep": ["context=1k,2k"]},
+            "hf-compiled attends to as many tokens as the longest text has; sweep one length at a",
+        ),
+    ],
+)
+def test_what_compiled_steps_cannot_be_measured_with_is_refused(
+    asked: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        lined_up(strategies="autoregressive,hf-compiled", **asked)
+    assert str(caught.value).startswith(message)
+    assert lined_up(strategies="autoregressive,hf", **asked).contenders
+
+
+def test_one_length_can_be_swept_with_compiled_steps() -> None:
+    made = lined_up(strategies="hf-compiled", sweep=["context=1k,1024"])
+    assert [c.name for c, _ in made.contenders] == ["hf-compiled"]
 
 
 def test_all_draw_the_same_random_numbers() -> None:
@@ -99,7 +134,7 @@ def test_a_model_that_ranks_share_leaves_transformers_own_out() -> None:
     made = lined_up(parallel=2, parallel_mode="tensor").contenders
     assert [c.name for c, _ in made] == [name for name in STRATEGIES if name not in FOREIGN]
     for name in FOREIGN:
-        with pytest.raises(UsageError, match="leave hf and hf-prompt-lookup out of --strategies"):
+        with pytest.raises(UsageError, match=f"leave {', '.join(FOREIGN)} out of --strategies"):
             lined_up(parallel=2, parallel_mode="tensor", strategies=f"lookahead,{name}")
         assert lined_up(parallel=2, strategies=name).contenders
 
@@ -119,6 +154,8 @@ def help_of(annotated: Any) -> str:
 
 def test_the_help_names_what_there_is() -> None:
     assert ", ".join(STRATEGIES) in help_of(options.Contenders)
+    (unusual,) = {*STRATEGIES} - {*USUAL}
+    assert f"; without it, all but {unusual}, which compiles" in help_of(options.Contenders)
     assert ", ".join(suites.NAMES) in help_of(options.Prompts)
     assert ", ".join(lineup.AXES) in help_of(options.Sweep)
     assert f"; {ANSWER} if nobody says" in help_of(options.AnswerTokens)

@@ -8,7 +8,7 @@ import pytest
 
 from ladecli.bench import wording
 from ladecli.bench.figures import Interval
-from ladecli.bench.report import conditions, sweeps, tables, time_tables
+from ladecli.bench.report import conditions, page, sweeps, tables, time_tables
 from ladecli.bench.report import verdict as words
 from ladecli.bench.report.document import document
 from ladecli.bench.report.doubts import doubts
@@ -183,6 +183,36 @@ def test_other_random_numbers_are_told_where_tokens_are_drawn(
     )
     said = "transformers draws other random numbers: its answers were not compared."
     assert (said in doubts(summarise(made))) is told
+
+
+def test_the_faster_generate_of_transformers_is_what_counts() -> None:
+    speeds = {"autoregressive": 1.0, "lookahead": 1.5, "hf": 0.8}
+    for compiled, named, faster in ((1.2, "compiled ", 1.25), (0.5, "", 1.87)):
+        made = summarise(makers.result({**speeds, "hf-compiled": compiled}, noise=0.0))
+        assert made.over_hf is not None
+        assert made.over_hf.value == pytest.approx(faster, abs=0.01)
+        assert f" those of transformers' {named}generate." in words.verdict(made)[0]
+        assert page.tiles(made)[1][1] == f"over transformers' {named}generate"
+    made = summarise(
+        makers.result({"hf": 0.8, "lookahead": 1.5, "hf-compiled": 1.0}, reference="hf")
+    )
+    assert made.hf == "hf-compiled"
+    assert made.over_hf is not None
+
+
+def test_compiling_is_told_and_what_it_leaves_in_memory() -> None:
+    speeds = {"autoregressive": 1.0, "hf-compiled": 1.2}
+    made = summarise(makers.result(speeds, compile_seconds=95.0))
+    *_, facts, _settings = conditions.tables(made)
+    assert dict(facts.rows)["compiling"] == "2 min for transformers' steps, in no figure"
+    said = (
+        "What transformers compiled, and its static cache, stay in memory all the time: they are"
+        " part of everybody's peak."
+    )
+    assert said in doubts(made)
+    without = summarise(makers.result())
+    assert said not in doubts(without)
+    assert "compiling" not in dict(next(conditions.tables(without)).rows)
 
 
 def test_texts_that_the_model_was_not_made_for_are_told_everywhere() -> None:

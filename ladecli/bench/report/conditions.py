@@ -97,6 +97,8 @@ def _facts(result: Result) -> Iterator[tuple[str, str]]:
     yield "sweep", "; ".join(f"{axis} {', '.join(found)}" for axis, found in asked.sweep.items())
     yield "reference", result.reference or "none"
     yield "overhead", f"{share(result.overhead)} of the time went to measuring itself"
+    compiling = f"{duration(result.compile_seconds)} for transformers' steps, in no figure"
+    yield "compiling", compiling if result.compile_seconds else ""
 
 
 def _model(result: Result) -> str:

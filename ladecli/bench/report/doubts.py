@@ -8,7 +8,7 @@ from statistics import median
 
 from ...visualize import counted
 from ..figures import FEWEST
-from ..result import Result
+from ..result import STOCK_COMPILED, Result
 from ..wording import clean, listed, listed_some, share
 from .summary import Summary
 from .verdict import capital
@@ -95,6 +95,11 @@ def _other(summary: Summary) -> Iterator[str]:
     result = summary.result
     if result.conditions.sampled and any(each.foreign for each in result.contenders):
         yield "transformers draws other random numbers: its answers were not compared."
+    if any(each.strategy == STOCK_COMPILED for each in result.contenders):
+        yield (
+            "What transformers compiled, and its static cache, stay in memory all the time: they"
+            " are part of everybody's peak."
+        )
     if beyond := summary.beyond:
         lengths = listed([clean(each) for each in beyond])
         where = f" of {lengths} tokens" if summary.of_contexts else ""

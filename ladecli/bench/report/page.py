@@ -62,7 +62,7 @@ def tiles(summary: Summary) -> list[tuple[str, str, str]]:
         over = f"over {summary.label(summary.result.reference)}"
         found.append((times(hero.speedup.value), over, f"95 %: {interval(hero.speedup)}"))
     if summary.over_hf is not None:
-        over = "over transformers' generate"
+        over = f"over {summary.label(summary.hf)}"
         found.append((times(summary.over_hf.value), over, f"95 %: {interval(summary.over_hf)}"))
     width = f"{hero.width:.1f} fed per step" if hero.width else ""
     found.append((f"{hero.tokens_per_step:.2f}", "tokens per step", width))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..figures import Figures, Interval, figures_of, speedup
-from ..result import PLAIN, STOCK, Contender, Result, TimeSpent
+from ..result import PLAIN, STOCK, STOCK_COMPILED, Contender, Result, TimeSpent
 from ..wording import label
 
 MOST_DRAWN = 8
@@ -28,6 +28,7 @@ class Summary:
             reference.
         over_hf: how many times as fast the hero is as transformers' `generate`; None if either
             is missing.
+        hf: which one that is: the faster of the plain and the compiled one.
     """
 
     result: Result
@@ -35,6 +36,7 @@ class Summary:
     by_category: Mapping[str, tuple[Figures, ...]]
     hero: Figures | None
     over_hf: Interval | None
+    hf: str = STOCK
 
     @property
     def of_contexts(self) -> bool:
@@ -92,9 +94,11 @@ def summarise(result: Result) -> Summary:
     overall = tuple(figures_of(result))
     categories = result.categories
     hero = _hero(result, overall)
+    stock = [each for each in overall if each.contender in (STOCK, STOCK_COMPILED)]
+    hf = max(stock, key=lambda each: each.tokens_per_second).contender if stock else STOCK
     over_hf = None
-    if hero is not None and result.reference != STOCK:
-        over_hf = speedup(result.runs_of(hero.contender), result.runs_of(STOCK))
+    if hero is not None and result.reference != hf:
+        over_hf = speedup(result.runs_of(hero.contender), result.runs_of(hf))
     return Summary(
         result=result,
         overall=overall,
@@ -103,6 +107,7 @@ def summarise(result: Result) -> Summary:
         else {},
         hero=hero,
         over_hf=over_hf,
+        hf=hf,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..figures import Figures, Interval
+from ..figures import Figures
 from ..wording import clean, decimal, factor, interval, listed, times
 from .summary import Summary
 
@@ -53,7 +53,7 @@ def _speed(summary: Summary, hero: Figures) -> str:
     reference = summary.label(summary.result.reference)
     on = f"on these {hero.rows:,} {summary.noun}s" if hero.rows != 1 else f"on this {summary.noun}"
     found = hero.speedup
-    hf = _over_hf(summary.over_hf, "the tokens per second")
+    hf = _over_hf(summary, "the tokens per second")
     if found is None:
         sentence = f"{_alone(summary, hero)[:-1]} {on}"
         return _sentence(f"{sentence}; it makes {hf}" if hf else sentence)
@@ -63,7 +63,7 @@ def _speed(summary: Summary, hero: Figures) -> str:
             f"there is no clear difference in speed between {name} and {reference} {on}:"
             f" {times(found.value)}, with 95 % confidence {interval(found)}{also}"
         )
-    hf = _over_hf(summary.over_hf, "those")
+    hf = _over_hf(summary, "those")
     also = f" and {hf}" if hf else ""
     slower = f"{name} is slower than {reference}: it" if found.high < 1.0 else name
     return _sentence(
@@ -92,12 +92,12 @@ def _over_contexts(summary: Summary) -> str | None:
     )
 
 
-def _over_hf(found: Interval | None, what: str) -> str:
+def _over_hf(summary: Summary, what: str) -> str:
+    found = summary.over_hf
     if found is None:
         return ""
-    if found.low <= 1.0 <= found.high:
-        return f"{factor(found)} {what} of transformers' generate, which is no clear difference"
-    return f"{factor(found)} {what} of transformers' generate"
+    clear = "" if not found.low <= 1.0 <= found.high else ", which is no clear difference"
+    return f"{factor(found)} {what} of {summary.label(summary.hf)}{clear}"
 
 
 def _alone(summary: Summary, figures: Figures) -> str:

@@ -1,0 +1,53 @@
+"""A compiler of transformers' steps that compiles nothing, and knows when torch would have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+
+class Compiler:
+    """Stands for `torch.compile` of a model.
+
+    Attributes:
+        count: how often torch would have compiled a step.
+        steps: that were run.
+    """
+
+    def __init__(self) -> None:
+        self.count = self.steps = 0
+        self._known: set[str] = set()
+        self._models: list[Any] = []
+
+    def __call__(self, forward: Any, **_config: Any) -> Callable[..., Any]:
+        model = forward.__self__
+        self._models.append(model)
+
+        def step(**given: Any) -> Any:
+            self.steps += 1
+            if (seen := _seen(model, given)) not in self._known:
+                self._known.add(seen)
+                self.count += 1
+            return forward(**given)
+
+        return step
+
+    def forget(self) -> None:
+        """Take from the models what transformers keeps with them."""
+        for model in self._models:
+            for name in ("_compiled_call", "_last_compile_config"):
+                vars(model).pop(name, None)
+
+
+def _seen(model: Any, given: dict[str, Any]) -> str:
+    """What torch looks at: shapes, where the cache lies, hooks, and whose code runs."""
+    shapes = tree_map(lambda x: x.shape if isinstance(x, torch.Tensor) else None, given)
+    shapes["past_key_values"] = [
+        (layer.keys.data_ptr(), layer.keys.shape) for layer in given["past_key_values"].layers
+    ]
+    hooks = [id(hook) for hook in model._forward_hooks.values()]
+    own = [name for name, part in model.named_modules() if "forward" in vars(part)]
+    return repr((sorted(shapes.items()), hooks, own, model.config._attn_implementation))
