@@ -22,7 +22,8 @@ STRATEGIES = (PLAIN, "jacobi", "prompt-lookup", "paper", "lookahead", *FOREIGN)
 DEFAULT = tuple(name for name in STRATEGIES if name != STOCK_COMPILED)
 """Those that take part where nobody names any: compiling may take longer than measuring."""
 TRIES = 4
-"""An answer within which something was compiled is made again, up to so many times in all."""
+"""What was measured while something was compiled or captured is measured again, up to so many times
+in all."""
 
 
 @dataclass(slots=True)
@@ -69,6 +70,10 @@ class Player(Protocol):
 
     def answer(self, prompt: Sequence[int], cancelled: Callable[[], bool]) -> Answer:
         """Answer one prompt."""
+
+    @property
+    def captured(self) -> int:
+        """How many steps were captured for it so far, which takes many times as long as a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,15 +126,25 @@ class Own(_Seated):
         answer.text, answer.fed = "".join(texts), fed
         return answer
 
+    @property
+    def captured(self) -> int:
+        """How many steps were captured so far."""
+        return self.session.decoder.runner.captured
+
 
 class Stock(_Seated):
     """transformers' `generate`, which reads every prompt from its start."""
 
     __slots__ = ()
+    captured = 0
 
     def begin(self, *, keep: bool) -> None:
-        """Free what our own decoder holds: it is no use here."""
-        self.session.decoder.forget()
+        """Free what our own decoder holds: it is no use here.
+
+        Where steps are captured it stays: else others would capture all of them again.
+        """
+        decoder = self.session.decoder
+        decoder.forget(keep_memory=decoder.runner.captures)
 
     def answer(self, prompt: Sequence[int], cancelled: Callable[[], bool]) -> Answer:
         """Answer one prompt.

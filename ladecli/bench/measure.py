@@ -13,7 +13,7 @@ from typing import Protocol
 
 from ..device import Device, peak_memory, watch_peak
 from ..errors import told
-from .contenders import Player
+from .contenders import TRIES, Player
 from .journal import Journal, Round
 from .result import Failure, Run, Skipped
 
@@ -230,7 +230,11 @@ class Measurement:
         reading: _Reading,
         runs: list[Run],
     ) -> None:
-        """Let one contender do one task; turns before one that fails count."""
+        """Let one contender do one task; turns before one that fails count.
+
+        What a step takes to be captured belongs to none of the answers: who captured one does the
+        task again.
+        """
         repeat, place = when
 
         def answer(turn: int, prompt: list[int]) -> str:
@@ -267,8 +271,14 @@ class Measurement:
             )
             return answered.text
 
-        player.begin(keep=task.shared)
-        task.hold(answer)
+        first = len(runs)
+        for left in reversed(range(TRIES)):
+            captured = player.captured
+            player.begin(keep=task.shared)
+            task.hold(answer)
+            if player.captured == captured or not left:
+                break
+            del runs[first:]
 
     def _warm_up(self, prompt: list[int]) -> None:
         """Wake what sleeps: a few tokens of every contender."""

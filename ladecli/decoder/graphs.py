@@ -97,6 +97,7 @@ class GraphRunner(Runner):
 
     Attributes:
         trouble, uncompiled, attention: see `Runner`; something can go wrong at any step.
+        captured: see `Runner`.
     """
 
     def __init__(
@@ -263,6 +264,7 @@ class GraphRunner(Runner):
             # Of another kind, perhaps.
             return self._step(layout, wanted, kind.width)
         self._ladder.stand()
+        self.captured += 1
         (words,) = captured.outputs
         pinned = words.device.type == "cuda"
         home = torch.empty(words.shape, dtype=words.dtype, pin_memory=pinned)

@@ -68,6 +68,7 @@ class Runner:
         uncompiled: why captured steps are not compiled though they were to be.
         attention: name of the attention backend.
         device: where the model takes its input, and gives its logits.
+        captured: how many steps were captured so far.
         chooses: whether tokens are best drawn for all rows of a step at once: to ask a GPU for
             one row after the other takes longer.
         sliding_windows: those that layers asked for in the last step.
@@ -84,6 +85,7 @@ class Runner:
         self.cache = cache
         self.trouble = trouble
         self.uncompiled: str | None = None
+        self.captured = 0
         self.attention = attention
         self._backend = choose_backend(attention)
         self.device = device_of(model)

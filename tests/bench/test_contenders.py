@@ -21,6 +21,7 @@ from ladecli.errors import LadeError, UsageError
 from ladecli.session import Session, Settings
 
 from ..compiling import Compiler
+from ..decoder.tracing import Tracing
 
 REPETITIVE = "def f(x):\n    return f(x)\n" * 4
 SETTINGS = Settings(lookahead=LookaheadConfig(5, 3, 5, 24), max_new_tokens=24, ignore_eos=True)
@@ -181,6 +182,22 @@ def test_a_prompt_that_is_shared_stays(session: Session) -> None:
     # transformers has a cache of its own.
     made(session, "hf").begin(keep=True)
     assert session.decoder.cache.keys is None
+
+
+def test_steps_that_were_captured_stay_while_transformers_decodes(
+    model_folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ladecli.session.capture_for", lambda _model: Tracing())
+    session = Session(models.load(model_folder))
+    prompt = session.encode(REPETITIVE)
+    before = made(session, "lookahead").captured
+    answered(session, "lookahead", prompt)
+    captured = made(session, "lookahead").captured
+    assert captured > before
+    answered(session, "hf", prompt)
+    answered(session, "lookahead", prompt)
+    assert made(session, "lookahead").captured == captured
+    assert made(session, "hf").captured == 0
 
 
 def test_an_account_of_the_time(session: Session) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ladecli.bench.contenders import Answer
+from ladecli.bench.contenders import TRIES, Answer
 from ladecli.bench.journal import Journal
 from ladecli.bench.measure import STRIKES, Measured, Measurement, digest
 from ladecli.bench.result import Contender
@@ -41,6 +41,7 @@ class FakePlayer:
         self._diary = diary
         self._fails = fails
         self._asked = 0
+        self.captured = 0
 
     def begin(self, *, keep: bool) -> None:
         self._diary.append(f"{self.contender.name} begins{' with the prompt' if keep else ''}")
@@ -101,6 +102,26 @@ def test_contenders_take_turns_row_by_row_in_changing_order() -> None:
     assert [r[0].contender for r in rounds[:12]] != [r[0].contender for r in rounds[12:]]
     again = measure([FakePlayer(name, []) for name in "abc"], tasks, repeats=2).runs
     assert [run.contender for run in again] == [run.contender for run in runs]
+
+
+class Capturing(FakePlayer):
+    """Captures a step in each of its first answers behind the warm-up."""
+
+    def __init__(self, diary: list[str], answers: int) -> None:
+        super().__init__("a", diary)
+        self._captures = answers + 1
+
+    def answer(self, prompt: list[int], cancelled: Callable[[], bool]) -> Answer:
+        self.captured += self._asked < self._captures
+        return super().answer(prompt, cancelled)
+
+
+@pytest.mark.parametrize(("answers", "tries"), [(0, 1), (1, 2), (2, 2), (3, 3), (99, TRIES)])
+def test_answers_within_which_a_step_was_captured_do_not_count(answers: int, tries: int) -> None:
+    diary: list[str] = []
+    runs = measure([Capturing(diary, answers)], [FakeTask("row", turns=2)]).runs
+    assert [run.turn for run in runs] == [1, 2]
+    assert diary[2:] == ["a begins", "a answers", "a answers"] * tries
 
 
 def test_every_conversation_starts_from_nothing() -> None:

@@ -215,6 +215,23 @@ def test_compiling_is_told_and_what_it_leaves_in_memory() -> None:
     assert "compiling" not in dict(next(conditions.tables(without)).rows)
 
 
+def test_what_captured_steps_leave_in_memory_is_told_where_transformers_is_measured() -> None:
+    said = (
+        "Our own steps are captured once and stay in memory, and so does our cache: they are part"
+        " of the peak of transformers, too."
+    )
+    speeds = {"autoregressive": 1.0, "hf": 0.8}
+    for captured in (True, False):
+        made = makers.result(speeds)
+        model = dataclasses.replace(made.model, captured=captured)
+        made = dataclasses.replace(made, model=model)
+        assert (said in doubts(summarise(made))) is captured
+    alone = makers.result({"autoregressive": 1.0})
+    model = dataclasses.replace(alone.model, captured=True)
+    alone = dataclasses.replace(alone, model=model)
+    assert said not in doubts(summarise(alone))
+
+
 def test_texts_that_the_model_was_not_made_for_are_told_everywhere() -> None:
     made = summarise(report_results.contexts(made_for=4100))
     assert words.verdict(made)[1].endswith(" at 16384, beyond what the model was made for.")

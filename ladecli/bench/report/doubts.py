@@ -100,6 +100,11 @@ def _other(summary: Summary) -> Iterator[str]:
             "What transformers compiled, and its static cache, stay in memory all the time: they"
             " are part of everybody's peak."
         )
+    if result.model.captured and any(each.foreign for each in result.contenders):
+        yield (
+            "Our own steps are captured once and stay in memory, and so does our cache: they are"
+            " part of the peak of transformers, too."
+        )
     if beyond := summary.beyond:
         lengths = listed([clean(each) for each in beyond])
         where = f" of {lengths} tokens" if summary.of_contexts else ""
