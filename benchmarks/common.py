@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from ladecli import models
-from ladecli.decoder.config import LookaheadConfig
+from ladecli.decoder.config import LookaheadConfig, SamplingConfig
 from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.events import Step
 from ladecli.decoder.strategies import make_strategy
@@ -64,12 +64,17 @@ def prompts_of(path: Path | None, tokenizer: Any, limit: int) -> list[list[int]]
 
 
 def decode(
-    decoder: Decoder, prompt: list[int], strategy: str, config: LookaheadConfig, new: int
+    decoder: Decoder,
+    prompt: list[int],
+    strategy: str,
+    config: LookaheadConfig,
+    new: int,
+    sampling: SamplingConfig | None = None,
 ) -> Run:
-    """One greedy generation that goes on behind end tokens."""
+    """One generation that goes on behind end tokens, greedy unless asked for something else."""
     ids: list[int] = []
     steps = fed = 0
-    for event in decoder.generate(prompt, make_strategy(strategy, config), None, Limits(new)):
+    for event in decoder.generate(prompt, make_strategy(strategy, config), sampling, Limits(new)):
         if isinstance(event, Step):
             ids += [token.id for token in event.tokens]
             steps += 1

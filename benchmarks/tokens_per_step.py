@@ -2,7 +2,8 @@
 
     python benchmarks/tokens_per_step.py --model MODEL --prompts FILE.jsonl
 
-Greedy, end tokens ignored; every output is compared with plain decoding's.
+Greedy, or as -t and its like say, end tokens ignored; every output is compared with plain
+decoding's.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from __future__ import annotations
 import json
 
 import torch
-from common import arguments, conditions, decode, prompts_of, ratio
+from common import Run, arguments, conditions, decode, prompts_of, ratio
 
 from ladecli import models
-from ladecli.decoder.config import LookaheadConfig
+from ladecli.decoder.config import LookaheadConfig, SamplingConfig
 from ladecli.decoder.engine import Decoder
 
 PAPER = ("trajectory",)
@@ -32,20 +33,33 @@ TARGETS = {"paper 5,3,5": 1.55, "paper 7,5,7": 1.87, "paper 15,5,15": 2.20, "pap
 def main() -> None:
     parser = arguments(__doc__.splitlines()[0])
     parser.add_argument("--targets", action="store_true", help="compare with the prototype's")
+    parser.add_argument("-t", "--temperature", type=float, default=0.0)
+    parser.add_argument("--top-k", type=int, default=0)
+    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--repetition-penalty", type=float, default=1.0)
     args = parser.parse_args()
+    sampling = SamplingConfig(
+        args.temperature,
+        args.top_k,
+        args.top_p,
+        repetition_penalty=args.repetition_penalty,
+        seed=1,
+    )
     torch.set_num_threads(args.threads)
     loaded = models.load(args.model)
     decoder = Decoder(loaded.model)
     prompts = prompts_of(args.prompts, loaded.tokenizer, args.limit)
-    plain = LookaheadConfig()
-    expected = [decode(decoder, p, "autoregressive", plain, args.new_tokens).ids for p in prompts]
 
-    print(f"{args.model}, {len(prompts)} prompts, {args.new_tokens} tokens")
+    def decoded(strategy: str, config: LookaheadConfig) -> list[Run]:
+        return [decode(decoder, p, strategy, config, args.new_tokens, sampling) for p in prompts]
+
+    expected = [run.ids for run in decoded("autoregressive", LookaheadConfig())]
+    print(f"{args.model}, {len(prompts)} prompts, {args.new_tokens} tokens, {sampling}")
     print(f"{conditions(args.threads)}\n")
     print("| drafts | tokens per step | width | output | target |\n|---|---|---|---|---|")
     figures = {}
     for name, config in SETTINGS.items():
-        runs = [decode(decoder, p, "lookahead", config, args.new_tokens) for p in prompts]
+        runs = decoded("lookahead", config)
         rate, width = ratio(runs)
         equal = "equal" if [run.ids for run in runs] == expected else "DIFFERS"
         target = f"{TARGETS[name]:.2f}" if args.targets and name in TARGETS else ""

@@ -35,7 +35,7 @@ from .ladder import Ladder, ladder_for
 from .layout import StepLayout
 from .lean import fused
 from .memory import is_out_of_memory
-from .penalty import Penalized, Scores, present
+from .penalty import Penalized, Scores, SeenTokens, present
 from .readout import Rows, Wanted, pack
 from .runner import Runner, Running, without_plans
 from .static_step import MOVED, StaticCache, StaticStep, StepInputs
@@ -121,6 +121,7 @@ class GraphRunner(Runner):
         self._logits: dict[int, Tensor] = {}
         self._steps: OrderedDict[_Kind, _Ready] = OrderedDict()
         self._no_memory: set[_Kind] = set()
+        self._seen = SeenTokens()
         self._edition = cache.edition
         self._flying = False
         self._take_way()

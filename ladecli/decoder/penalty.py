@@ -34,6 +34,24 @@ def penalize(scores: Tensor, seen: Tensor, penalty: float) -> Tensor:
     return scores
 
 
+def penalize_rows(logits: Tensor, seen: Tensor, paths: Tensor, penalty: float) -> Tensor:
+    """Apply the penalty to every row, in a copy.
+
+    Args:
+        logits: [rows, vocabulary].
+        seen: ids of the text, int64 [n].
+        paths: int64 [rows, m], tokens of the path to each row.
+        penalty: see `penalize`.
+
+    Returns:
+        float32 [rows, vocabulary].
+    """
+    scores = logits.to(torch.float32, copy=True)
+    for tokens in (seen.expand(len(logits), -1), paths):
+        scores.scatter_(1, tokens, _penalized(logits.gather(1, tokens).float(), penalty))
+    return scores
+
+
 def _penalized(scores: Tensor, penalty: float) -> Tensor:
     # A GPU multiplies with the reciprocal of a plain number, and a kernel of ours would not.
     divisor = torch.full((), penalty, dtype=scores.dtype, device=scores.device)
@@ -42,8 +60,40 @@ def _penalized(scores: Tensor, penalty: float) -> Tensor:
     return harsher(product, scores / divisor, out=product)
 
 
+class SeenIds:
+    """The distinct tokens of a text, on a device.
+
+    Args:
+        device: of the logits.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._none = torch.empty(0, dtype=torch.int64, device=device)
+        self._text: Sequence[int] = ()
+        self._start(())
+
+    def _start(self, text: Sequence[int]) -> None:
+        self._text, self._known, self._ids = text, set[int](), self._none
+        self._length = 0
+
+    def of(self, text: Sequence[int]) -> Tensor:
+        """Its ids, int64 [n].
+
+        Args:
+            text: a list that only grows; another one is another text.
+        """
+        if text is not self._text:
+            self._start(text)
+        if new := {*text[self._length :]} - self._known:
+            self._known |= new
+            added = torch.tensor(sorted(new), device=self._ids.device)
+            self._ids = torch.cat((self._ids, added))
+        self._length = len(text)
+        return self._ids
+
+
 class SeenTokens:
-    """Which tokens of the vocabulary a text has, on the device.
+    """Which tokens of the vocabulary a text has, on the device, for captured steps.
 
     Attributes:
         flags: bool [vocabulary]; None until `make`.
@@ -69,7 +119,8 @@ class SeenTokens:
 
         Args:
             text: a list that only grows; another one is another text.
-            most: if there are more tokens than these, all of them are added here.
+            most: if there are more tokens than these, all of them are added here; a step has
+                room for `JOINED`.
         """
         if text is not self._text:
             self._text, self._told = text, 0

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .attention import STEP_KEYWORD, StepAttention, choose_backend
 from .kv_cache import KVCache
 from .layout import StepLayout
-from .penalty import Penalized, Scores, SeenTokens, present
+from .penalty import SeenIds, penalize_rows
 from .places import device_of, devices_of, layer_devices
 from .readout import Readout, Rows, Shown, Wanted, pack
 
@@ -95,7 +95,7 @@ class Runner:
             cache.spread(layers)
         self.chooses = self.device.type == "cuda"
         self.sliding_windows: set[int] = set()
-        self._seen = SeenTokens()
+        self._ids = SeenIds(self.device)
 
     @property
     def captures(self) -> bool:
@@ -183,12 +183,11 @@ class Runner:
             known = len(wanted.uniforms)
             given = [wanted.uniforms[row] if row < known else 0.0 for row in layout.outputs]
             uniforms = torch.tensor(given, dtype=torch.float64, device=logits.device)
-        scores: Scores = logits
+        scores = logits
         if wanted.penalty != 1.0:
-            flags = self._seen.make(logits)
-            self._seen.joined(wanted.text, most=0)
-            paths = torch.from_numpy(layout.paths()).to(flags.device)
-            scores = Penalized(logits, present(flags, paths), wanted.penalty)
+            paths = torch.from_numpy(layout.paths()).to(logits.device)
+            seen = self._ids.of(wanted.text)
+            scores = penalize_rows(logits, seen, paths, wanted.penalty)
         words = pack(scores, wanted.successors, wanted.sampling, uniforms)
         count = len(logits)
         return Running(words, Rows(logits, [*range(count)]), count, wanted)

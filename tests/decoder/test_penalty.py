@@ -12,12 +12,14 @@ from ladecli.decoder.config import SamplingConfig
 from ladecli.decoder.layout import Draft
 from ladecli.decoder.penalty import (
     Penalized,
+    SeenIds,
     SeenTokens,
     gather,
     greatest,
     maxima,
     part,
     penalize,
+    penalize_rows,
     present,
 )
 from ladecli.decoder.ranking import leaders, ranked
@@ -32,8 +34,8 @@ CPU = torch.device("cpu")
 
 def example(
     vocabulary: int, factor: float, dtype: torch.dtype = torch.float32
-) -> tuple[Penalized, Tensor]:
-    """Rows with a text and paths before them; and what each of them is alone."""
+) -> tuple[Penalized, Tensor, Tensor]:
+    """Rows with a text and paths before them, the paths, and what each row is alone."""
     generator = torch.Generator().manual_seed(vocabulary)
     # Rounded, so that many are equal.
     logits = (torch.randn(ROWS, vocabulary, generator=generator) * 3).round(decimals=1).to(dtype)
@@ -44,7 +46,7 @@ def example(
         penalize(row.float(), torch.tensor(sorted({*TEXT, *path.tolist()})), factor)
         for row, path in zip(logits, paths, strict=True)
     ]
-    return Penalized(logits, present(flags, paths), factor), torch.stack(alone)
+    return Penalized(logits, present(flags, paths), factor), paths, torch.stack(alone)
 
 
 @pytest.mark.parametrize("factor", [0.7, 1.1, 3.0])
@@ -54,9 +56,11 @@ def test_rows_at_once_are_those_of_each_alone(
 ) -> None:
     # In many parts, of which the last is smaller.
     monkeypatch.setattr(penalty, "PART", 130 * ROWS)
-    scores, alone = example(vocabulary, factor)
+    scores, paths, alone = example(vocabulary, factor)
     assert not torch.equal(alone, scores.logits)
     assert torch.equal(part(scores, slice(2, 40)), alone[:, 2:40])
+    text = torch.tensor(TEXT)
+    assert torch.equal(penalize_rows(scores.logits, text, paths, factor), alone)
     some = torch.tensor([[3, 0, 12]] * ROWS)
     assert torch.equal(gather(scores, some), alone.gather(1, some))
     assert torch.equal(greatest(scores), alone.amax(dim=1, keepdim=True))
@@ -71,7 +75,7 @@ def test_rows_at_once_are_those_of_each_alone(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("vocabulary", [300, 9000])
 def test_tokens_are_those_of_penalized_rows(vocabulary: int, dtype: torch.dtype) -> None:
-    scores, alone = example(vocabulary, 1.3, dtype)
+    scores, _, alone = example(vocabulary, 1.3, dtype)
     uniforms = torch.linspace(0.0, 0.999, ROWS, dtype=torch.float64)
     assert torch.equal(pack(scores, 0, None, None).long(), alone.argmax(dim=1))
     for mine, other in zip(ranked(scores, 4), ranked(alone, 4), strict=True):
@@ -88,6 +92,16 @@ def test_tokens_are_those_of_penalized_rows(vocabulary: int, dtype: torch.dtype)
             strict=True,
         ):
             assert torch.equal(mine, other)
+
+
+def test_the_ids_of_a_text_are_those_that_it_has_now() -> None:
+    seen, text = SeenIds(CPU), [5, 6, 5]
+    assert {*seen.of(text).tolist()} == {5, 6}
+    assert seen.of(text) is seen.of(text)
+    text += [6, 9, 9, 2]
+    assert sorted(seen.of(text).tolist()) == [2, 5, 6, 9]
+    assert seen.of([7]).tolist() == [7], "another text"
+    assert seen.of([]).tolist() == []
 
 
 def told(seen: SeenTokens) -> list[int]:
