@@ -13,7 +13,7 @@ from .quick_readout import may_top, top
 
 GROUPS = (128, 64, 32, 16)
 """How many neighbours compete first, the best size first; all of them suit a GPU's reads."""
-FEW = 16
+FEW = 12
 """Groups pay if so many of them stand for each token that is looked for."""
 PART = 1 << 21
 """The most probabilities that exist at a time; 16 MiB with the copy of logits they come from."""

@@ -58,6 +58,18 @@ def test_no_copy_of_all_logits_is_made(
     assert held.most < more * 0.55 * logits.nbytes or rows < 128
 
 
+def test_those_of_llama_3_are_looked_at_in_groups_too() -> None:
+    """Its chats remove tokens by top-p, and ask for the longest lists."""
+    vocabulary = 128_256
+    with torch.inference_mode():
+        logits = torch.empty(64, vocabulary, dtype=torch.bfloat16, device=META)
+        before = torch.empty(64, vocabulary, dtype=torch.bool, device=META)
+        uniforms = torch.empty(64, dtype=torch.float64, device=META)
+        with Held() as held:
+            pack(Penalized(logits, before, 1.1), 4, PENALIZED, uniforms)
+    assert held.most < 1.35 * ROOM
+
+
 class Counted:
     """Stands for CUDA graphs, and counts what captured work holds.
 
