@@ -29,9 +29,8 @@ A map of the room, in the order in which a step passes through it:
   `attention.choice`, which finds the fastest
 - `kv_cache`    keys and values by slot; keeping the accepted ones is one gather; `tenancy` says
   whose they are
-- `readout`     what is read out of a step's logits, all of it in one copy: `ranking` finds the
-  most probable tokens, `choosing` draws tokens, both for all rows and without waiting; `penalty`
-  is that of tokens which the text has
+- `readout`     what is read out of a step's logits, for all rows and in one copy: the most
+  probable tokens, tokens that are drawn, both with a repetition penalty
 - `sampling`    logits to a token, with one uniform number per position
 - `verify`      the walk that accepts
 - `stopwatch`   where the time of a step goes, for those who ask

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from .attention import READS_LENGTH, STEP_KEYWORD, choose_backend
 from .attention.fused import opaque
 from .capture import Capture, Captured
-from .choosing import draws_from_all
 from .config import (
     CAPTURED_WIDTHS,
     COMPILED_WIDTHS,
@@ -35,8 +34,9 @@ from .ladder import Ladder, ladder_for
 from .layout import StepLayout
 from .lean import fused
 from .memory import is_out_of_memory
-from .penalty import Penalized, Scores, SeenTokens, present
 from .readout import Rows, Wanted, pack
+from .readout.choosing import draws_from_all
+from .readout.penalty import Penalized, Scores, SeenTokens, present
 from .runner import Runner, Running, without_plans
 from .static_step import MOVED, StaticCache, StaticStep, StepInputs
 from .step_cost import fitting

@@ -20,8 +20,8 @@ from .config import PREFILL_CHUNK, SamplingConfig
 from .engine import Decoder
 from .memory import attempt
 from .movement import Movement, movement
-from .penalty import penalize
 from .probe import TOLERANCE
+from .readout.penalty import penalize
 from .runner import Runner
 from .sampling import distribution
 from .tree import TokenTree

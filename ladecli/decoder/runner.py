@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from .attention import STEP_KEYWORD, StepAttention, choose_backend
 from .kv_cache import KVCache
 from .layout import StepLayout
-from .penalty import SeenIds, penalize_rows
 from .places import device_of, devices_of, layer_devices
 from .readout import Readout, Rows, Shown, Wanted, pack
+from .readout.penalty import SeenIds, penalize_rows
 
 
 class Running:

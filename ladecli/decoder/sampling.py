@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .choosing import choose, weights_of
 from .config import SamplingConfig
-from .penalty import penalize
+from .readout.choosing import choose, weights_of
+from .readout.penalty import penalize
 from .successors import NOTHING
 from .verify import Choose
 

@@ -19,7 +19,7 @@ from .kv_cache import KVCache, Moves
 from .layout import StepLayout
 from .lean import fused, slots
 from .lean.fused import Room
-from .penalty import JOINED
+from .readout.penalty import JOINED
 
 MOVED = 16
 """Slots that a step can move to the front on its way; more are moved before it."""

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ladecli.decoder.lean import fused
 
-KERNELS = ("lean.kernels", "readout_kernels", "draw_kernel")
+KERNELS = ("lean.kernels", "readout.kernels", "readout.draw_kernel")
 """Modules of the decoder, which need Triton."""
 FREE = {"empty", "empty_like", "new_empty", "detach"}
 """They launch nothing, and neither do views."""

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from ladecli.decoder import graphs, layout, static_step
-from ladecli.decoder.choosing import draws_from_all
 from ladecli.decoder.config import LookaheadConfig, SamplingConfig, captured_width
 from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.events import Step
@@ -21,6 +20,7 @@ from ladecli.decoder.kv_cache import KVCache
 from ladecli.decoder.lean import fused
 from ladecli.decoder.probe import try_capture
 from ladecli.decoder.readout import Wanted
+from ladecli.decoder.readout.choosing import draws_from_all
 from ladecli.decoder.strategies import make_strategy
 from ladecli.decoder.support import examine
 from ladecli.decoder.tree import TokenTree

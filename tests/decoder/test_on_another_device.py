@@ -21,14 +21,14 @@ from torch._subclasses.fake_tensor import (
 
 from ladecli.decoder import layout
 from ladecli.decoder.attention import BACKENDS, bound, flash
-from ladecli.decoder.choosing import choose_ahead
 from ladecli.decoder.config import SamplingConfig
 from ladecli.decoder.graphs import GraphRunner, _Kind
 from ladecli.decoder.kv_cache import KVCache, Moves
 from ladecli.decoder.layout import StepLayout
 from ladecli.decoder.lean import Lean, make_lean
-from ladecli.decoder.ranking import ranked
 from ladecli.decoder.readout import Wanted
+from ladecli.decoder.readout.choosing import choose_ahead
+from ladecli.decoder.readout.ranking import ranked
 from ladecli.decoder.runner import Runner
 from ladecli.decoder.static_step import StepInputs
 from ladecli.decoder.tree import TokenTree

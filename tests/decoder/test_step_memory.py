@@ -9,14 +9,14 @@ import pytest
 import torch
 import transformers
 
-from ladecli.decoder import choosing, layout, ranking
+from ladecli.decoder import layout
 from ladecli.decoder.attention import bound
 from ladecli.decoder.capture import Work
 from ladecli.decoder.config import LOGIT_ROWS, SamplingConfig
 from ladecli.decoder.graphs import GraphRunner
 from ladecli.decoder.kv_cache import KVCache
-from ladecli.decoder.penalty import Penalized, Scores
-from ladecli.decoder.readout import Wanted, pack
+from ladecli.decoder.readout import Wanted, choosing, pack, ranking
+from ladecli.decoder.readout.penalty import Penalized, Scores
 from ladecli.decoder.step_cost import fitting
 from ladecli.decoder.tree import TokenTree
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ladecli.decoder import choosing
 from ladecli.decoder.config import SamplingConfig
 from ladecli.decoder.lean import fused
-from ladecli.decoder.penalty import Penalized, greatest, maxima
-from ladecli.decoder.quick_draw import may_draw
-from ladecli.decoder.quick_readout import CLOSE, may_rank, may_top, may_weigh, rank, top, weigh
-from ladecli.decoder.ranking import ranked
+from ladecli.decoder.readout import choosing
+from ladecli.decoder.readout.penalty import Penalized, greatest, maxima
+from ladecli.decoder.readout.quick import CLOSE, may_rank, may_top, may_weigh, rank, top, weigh
+from ladecli.decoder.readout.quick_draw import may_draw
+from ladecli.decoder.readout.ranking import ranked
 
 from . import DEVICE, needs_cuda, needs_gpu
 

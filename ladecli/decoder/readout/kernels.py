@@ -1,4 +1,4 @@
-"""The Triton kernels of `quick_readout`; importing this needs the package triton."""
+"""The Triton kernels of `quick`; importing this needs the package triton."""
 
 from __future__ import annotations
 

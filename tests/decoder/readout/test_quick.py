@@ -9,17 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from ladecli.decoder import choosing, quick_readout, ranking
 from ladecli.decoder.config import SamplingConfig
 from ladecli.decoder.errors import DeviceLostError
 from ladecli.decoder.lean import fused
-from ladecli.decoder.penalty import Penalized, greatest, maxima, part
-from ladecli.decoder.quick_readout import may_rank, may_top, rank, top, weigh
-from ladecli.decoder.ranking import leaders, ranked
-from ladecli.decoder.readout import pack
+from ladecli.decoder.readout import choosing, pack, quick, ranking
+from ladecli.decoder.readout.penalty import Penalized, greatest, maxima, part
+from ladecli.decoder.readout.quick import may_rank, may_top, rank, top, weigh
+from ladecli.decoder.readout.ranking import leaders, ranked
 
+from ..triton_compiler import printed
 from .test_ranking import KINDS, rows_of
-from .triton_compiler import printed
 
 pytest.importorskip("triton")
 
@@ -27,10 +26,10 @@ pytest.importorskip("triton")
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU has them, too: in the interpreter."""
-    monkeypatch.setattr(quick_readout, "DEVICES", ("cpu",))
-    monkeypatch.setattr(quick_readout, "BLOCK", 64)
+    monkeypatch.setattr(quick, "DEVICES", ("cpu",))
+    monkeypatch.setattr(quick, "BLOCK", 64)
     for name in ("_ranks", "_tops", "_weighs"):
-        monkeypatch.setattr(quick_readout, name, getattr(quick_readout, name).__wrapped__)
+        monkeypatch.setattr(quick, name, getattr(quick, name).__wrapped__)
 
 
 SIZES = [(4, 4), (63, 1), (64, 3), (65, 2), (129, 4)]
@@ -83,8 +82,8 @@ def test_what_the_kernels_do_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not may_rank(logits.t(), 2, ranked)
     parameter = torch.nn.Parameter(logits)
     assert not may_rank(parameter, 4, ranked), "nor whatever else is no plain tensor"
-    assert not may_rank(logits, quick_readout.MOST + 1, ranked)
-    monkeypatch.setattr(quick_readout, "MOST_BLOCKS", 3)
+    assert not may_rank(logits, quick.MOST + 1, ranked)
+    monkeypatch.setattr(quick, "MOST_BLOCKS", 3)
     assert not may_rank(logits, 4, ranked)
     assert may_rank(logits[:, :192], 4, ranked)
 
@@ -104,7 +103,7 @@ def test_kernels_that_say_something_else_are_not_used(monkeypatch: pytest.Monkey
             found[at, :, place] += by
             return found
 
-        monkeypatch.setattr(quick_readout, "rank", wrong)
+        monkeypatch.setattr(quick, "rank", wrong)
         assert not may_rank(logits, 4, ranked)
 
     def lost(*_: object) -> Tensor:
@@ -114,9 +113,9 @@ def test_kernels_that_say_something_else_are_not_used(monkeypatch: pytest.Monkey
     other(0, 3, 1)
     other(1, 2, 1 << 10)
     for broken in (fails, no_memory):
-        monkeypatch.setattr(quick_readout, "rank", broken)
+        monkeypatch.setattr(quick, "rank", broken)
         assert not may_rank(logits, 4, ranked)
-    monkeypatch.setattr(quick_readout, "rank", lost)
+    monkeypatch.setattr(quick, "rank", lost)
     with pytest.raises(DeviceLostError):
         may_rank(logits, 4, ranked)
 
@@ -182,13 +181,13 @@ def test_the_best_of_penalized_scores_come_by_a_kernel_that_says_the_same(
         asked.append(len(scores.logits))
         return maxima(scores, size) + (len(asked) > 2)
 
-    for module in (quick_readout, ranking):
+    for module in (quick, ranking):
         monkeypatch.setattr(module, "top", by_kernel)
     for tokens, same in zip(leaders(scores, 2), expected, strict=True):
         assert torch.equal(tokens, same)
     assert asked == [2, 3], "tried on two rows, then used"
     assert not may_top(scores, 16), "what is off by a little is not used"
-    assert not may_top(scores, 2 * quick_readout.BLOCK)
+    assert not may_top(scores, 2 * quick.BLOCK)
 
 
 @pytest.mark.parametrize("right", [True, False])
@@ -204,13 +203,13 @@ def test_weights_by_a_kernel_are_used_where_they_are_the_same_to_the_last_bit(
         assert block == choosing.BLOCK
         return found if right else found + 1
 
-    for module in (quick_readout, choosing):
+    for module in (quick, choosing):
         monkeypatch.setattr(module, "weigh", by_kernel)
     uniforms = torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64)
     config = SamplingConfig(0.8)
     drawn, certain = choosing.choose_ahead(logits, uniforms, config)
     assert asked == ([0.7, 0.8] if right else [0.7])
-    monkeypatch.setattr(quick_readout, "DEVICES", ())
+    monkeypatch.setattr(quick, "DEVICES", ())
     expected, _ = choosing.choose_ahead(logits, uniforms, config)
     assert torch.equal(drawn, expected)
     assert bool(certain.all())
@@ -248,5 +247,5 @@ print(stack(compiled(kernels.tops, types, 8, 90, SIZE=128, HELD=32)))
 
 
 def test_the_kernels_compile_for_a_gpu_and_hold_all_in_registers(tmp_path: Path) -> None:
-    source = Path(quick_readout.__file__).with_name("readout_kernels.py")
+    source = Path(quick.__file__).with_name("kernels.py")
     assert printed(COMPILER, source, tmp_path).split() == ["0"] * 12

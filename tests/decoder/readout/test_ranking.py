@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ladecli.decoder import ranking
-from ladecli.decoder.ranking import leaders, ranked
+from ladecli.decoder.readout import ranking
+from ladecli.decoder.readout.ranking import leaders, ranked
 
 VOCABULARIES = (1, 3, 64, 512, 1024, 2048, 2051, 8191, 33_000)
 

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .config import SamplingConfig
+from ..config import SamplingConfig
 from .penalty import Penalized, Scores, gather, greatest, part
+from .quick import ONE, may_weigh, weigh
 from .quick_draw import Cuts, draw, may_draw
-from .quick_readout import ONE, may_weigh, weigh
 from .ranking import leaders
 
 LISTED = 512

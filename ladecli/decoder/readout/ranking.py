@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .penalty import Penalized, Scores, gather, log_totals, maxima, part
-from .quick_readout import may_top, top
+from .quick import may_top, top
 
 GROUPS = (128, 64, 32, 16)
 """How many neighbours compete first, the best size first; all of them suit a GPU's reads."""

@@ -10,12 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..config import SamplingConfig
+from ..successors import NONE, NOTHING, Successors
 from .choosing import choose_ahead
-from .config import SamplingConfig
 from .penalty import Scores
-from .quick_readout import may_rank, rank
+from .quick import may_rank, rank
 from .ranking import leaders, ranked
-from .successors import NONE, NOTHING, Successors
 
 
 @dataclass(frozen=True, slots=True)

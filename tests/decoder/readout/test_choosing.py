@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ladecli.decoder import choosing
-from ladecli.decoder.choosing import ONE, choose, choose_ahead, weights_of
 from ladecli.decoder.config import SamplingConfig
+from ladecli.decoder.readout import choosing
+from ladecli.decoder.readout.choosing import ONE, choose, choose_ahead, weights_of
 from ladecli.decoder.sampling import distribution, draw
 
 ROWS = 64

@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from ladecli.decoder import layout, penalty
-from ladecli.decoder.choosing import choose_ahead
+from ladecli.decoder import layout
 from ladecli.decoder.config import SamplingConfig
 from ladecli.decoder.layout import Draft
-from ladecli.decoder.penalty import (
+from ladecli.decoder.readout import pack, penalty
+from ladecli.decoder.readout.choosing import choose_ahead
+from ladecli.decoder.readout.penalty import (
     Penalized,
     SeenIds,
     SeenTokens,
@@ -22,8 +23,7 @@ from ladecli.decoder.penalty import (
     penalize_rows,
     present,
 )
-from ladecli.decoder.ranking import leaders, ranked
-from ladecli.decoder.readout import pack
+from ladecli.decoder.readout.ranking import leaders, ranked
 from ladecli.decoder.static_step import StepInputs
 from ladecli.decoder.tree import TokenTree
 

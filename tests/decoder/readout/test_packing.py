@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from ladecli.decoder.choosing import choose_ahead
 from ladecli.decoder.config import SamplingConfig
-from ladecli.decoder.ranking import ranked
 from ladecli.decoder.readout import Readout, Rows, Wanted, pack
+from ladecli.decoder.readout.choosing import choose_ahead
+from ladecli.decoder.readout.ranking import ranked
 from ladecli.decoder.successors import NONE, NOTHING
 
 SAMPLING = SamplingConfig(0.8, top_k=3)

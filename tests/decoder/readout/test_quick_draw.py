@@ -11,17 +11,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ladecli.decoder import choosing, quick_draw, quick_readout
-from ladecli.decoder.choosing import ONE, choose_ahead
 from ladecli.decoder.config import SamplingConfig
 from ladecli.decoder.errors import DeviceLostError
 from ladecli.decoder.lean import fused
-from ladecli.decoder.quick_draw import Cuts, draw, may_draw
-from ladecli.decoder.ranking import leaders
+from ladecli.decoder.readout import choosing, quick, quick_draw
+from ladecli.decoder.readout.choosing import ONE, choose_ahead
+from ladecli.decoder.readout.quick_draw import Cuts, draw, may_draw
+from ladecli.decoder.readout.ranking import leaders
 
-from .counting import Counting
+from ..counting import Counting
+from ..triton_compiler import printed
 from .test_choosing import KINDS, rows_of
-from .triton_compiler import printed
 
 pytest.importorskip("triton")
 
@@ -55,7 +55,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         return torch.from_numpy(np.floor(np.exp(scaled.numpy()) * ONE))
 
     monkeypatch.setattr(choosing, "_weigh", weigh)
-    monkeypatch.setattr(quick_readout, "DEVICES", ("cpu",))
+    monkeypatch.setattr(quick, "DEVICES", ("cpu",))
     monkeypatch.setattr(quick_draw, "TRIED", 4)
     monkeypatch.setattr(quick_draw, "_draws", quick_draw._draws.__wrapped__)
     # Its exponentials are none of this file's.

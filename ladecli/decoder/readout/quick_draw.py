@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .lean import fused
-from .lean.trial import numbers, passed
-from .memory import attempt
-from .quick_readout import ONE, may_read
+from ..lean import fused
+from ..lean.trial import numbers, passed
+from ..memory import attempt
+from .quick import ONE, may_read
 
 MOST = 1024
 """Tokens of a list that one program holds."""

@@ -13,9 +13,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from .lean import fused
-from .lean.trial import numbers, passed
-from .memory import attempt
+from ..lean import fused
+from ..lean.trial import numbers, passed
+from ..memory import attempt
 from .penalty import Penalized, Scores, gather, greatest, maxima
 
 ONE = 1 << 40
@@ -175,7 +175,7 @@ def rank(scores: Scores, count: int) -> Tensor:
         int32 [2, rows, count]: tokens, and probabilities as the bits of float32.  Of equally
         probable tokens the lowest comes first.
     """
-    from . import readout_kernels
+    from . import kernels
 
     rows, vocabulary = scores.shape
     logits, penalized = _kind(scores)
@@ -189,7 +189,7 @@ def rank(scores: Scores, count: int) -> Tensor:
     found = values, tokens, tops, sums
     # Triton launches on the current device.
     with torch.cuda.device(logits.get_device()):
-        readout_kernels.rank[rows, blocks](
+        kernels.rank[rows, blocks](
             *_operands(scores),
             *found,
             *_strides(scores),
@@ -199,7 +199,7 @@ def rank(scores: Scores, count: int) -> Tensor:
             BLOCK=block,
             num_warps=8,
         )
-        readout_kernels.join[rows,](
+        kernels.join[rows,](
             *found,
             out[0],
             out[1].view(torch.float32),
@@ -221,14 +221,14 @@ def top(scores: Penalized, size: int) -> Tensor:
     Returns:
         float32 [rows, groups].
     """
-    from . import readout_kernels
+    from . import kernels
 
     logits = scores.logits
     rows, vocabulary = logits.shape
     groups, held = vocabulary // size, max(BLOCK // size, 1)
     tops = logits.new_empty((rows, groups), dtype=torch.float32)
     with torch.cuda.device(logits.get_device()):
-        readout_kernels.tops[rows, -(-groups // held)](
+        kernels.tops[rows, -(-groups // held)](
             *_operands(scores),
             tops,
             *_strides(scores),
@@ -252,7 +252,7 @@ def weigh(scores: Scores, best: Tensor, temperature: float, block: int) -> Tenso
     Returns:
         int64 [rows, blocks].
     """
-    from . import readout_kernels
+    from . import kernels
 
     rows, vocabulary = scores.shape
     blocks = -(-vocabulary // block)
@@ -260,7 +260,7 @@ def weigh(scores: Scores, best: Tensor, temperature: float, block: int) -> Tenso
     # A number as an argument of a kernel would be rounded to float32.
     inverse = best.new_full((1,), 1.0 / temperature, dtype=torch.float64)
     with torch.cuda.device(best.get_device()):
-        readout_kernels.weigh[rows, -(-blocks // HELD)](
+        kernels.weigh[rows, -(-blocks // HELD)](
             *_operands(scores),
             best.contiguous(),
             inverse,
