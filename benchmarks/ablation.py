@@ -3,32 +3,30 @@
     python benchmarks/ablation.py --model MODEL --prompts FILE.jsonl
 
 Greedy, end tokens ignored; every output is compared with plain decoding's.  Host time is what a
-step spends on drafting, tree building, layout, verification and bookkeeping: its median; ranking
-the logits for the recycled source is work on tensors and stands beside it.
+step takes beside the forward pass and what is read out of its logits: the medians of its parts.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
-import time
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import common
 import torch
-from common import arguments, conditions, decode, prompts_of, ratio
+from common import Run, arguments, conditions, prompts_of, ratio
 
 from ladecli import models
-from ladecli.decoder import engine, layout
 from ladecli.decoder.config import SOURCES, LookaheadConfig
-from ladecli.decoder.engine import Decoder
-from ladecli.decoder.kv_cache import KVCache
-from ladecli.decoder.strategies.lookahead import Lookahead
+from ladecli.decoder.engine import Decoder, Limits
+from ladecli.decoder.events import Step
+from ladecli.decoder.strategies import make_strategy
 
 PAPER = ("trajectory",)
-TIMES = defaultdict[str, list[float]]
+Times = defaultdict[str, list[float]]
+"""Seconds that each part of a step took, step by step."""
 
 
 def settings(budget: int) -> dict[str, LookaheadConfig]:
@@ -55,33 +53,21 @@ SETTINGS = {
 }
 
 
-def watch() -> TIMES:
-    """Time the parts of a step that are not the model's."""
-    times: TIMES = defaultdict(list)
-
-    def timed(owner: Any, name: str, label: str) -> None:
-        wrapped: Callable[..., Any] = getattr(owner, name)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            began = time.perf_counter()
-            try:
-                return wrapped(*args, **kwargs)
-            finally:
-                times[label].append(time.perf_counter() - began)
-
-        setattr(owner, name, call)
-
-    timed(Lookahead, "propose", "propose")
-    timed(Lookahead, "observe", "observe")
-    timed(layout, "build", "layout")
-    timed(engine, "walk", "verify")
-    timed(KVCache, "keep", "keep")
-    timed(engine, "top", "rank")
-    return times
-
-
-def microseconds(times: TIMES) -> dict[str, float]:
-    return {label: 1e6 * statistics.median(taken) for label, taken in times.items()}
+def decode(
+    decoder: Decoder, prompt: list[int], config: LookaheadConfig, new: int, times: Times
+) -> Run:
+    """One greedy generation that goes on behind end tokens; adds what its parts took to `times`."""
+    ids: list[int] = []
+    steps = fed = 0
+    strategy = make_strategy("lookahead", config)
+    for event in decoder.generate(prompt, strategy, None, Limits(new), timed=True):
+        if isinstance(event, Step):
+            ids += [token.id for token in event.tokens]
+            steps += 1
+            fed += event.width
+            for part, seconds in (event.parts or {}).items():
+                times[part].append(seconds)
+    return Run(ids, steps, fed)
 
 
 def categories(path: Path | None, limit: int, each: int) -> dict[str, list[int]]:
@@ -101,7 +87,6 @@ def main() -> None:
     parser.add_argument("--each", type=int, default=4, help="prompts of a category, at most")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    times = watch()
     loaded = models.load(args.model)
     decoder = Decoder(loaded.model)
     prompts = prompts_of(args.prompts, loaded.tokenizer, args.limit)
@@ -112,29 +97,29 @@ def main() -> None:
         groups = {name: [chosen.index(n) for n in numbers] for name, numbers in groups.items()}
     room = decoder.max_context - args.new_tokens
     prompts = [prompt[-room:] for prompt in prompts]
-    plain = LookaheadConfig()
-    expected = [decode(decoder, p, "autoregressive", plain, args.new_tokens).ids for p in prompts]
+    new, plain = args.new_tokens, LookaheadConfig()
+    expected = [common.decode(decoder, p, "autoregressive", plain, new).ids for p in prompts]
 
     print(f"{args.model}, {len(prompts)} prompts, {args.new_tokens} tokens")
     print(f"{conditions(args.threads)}\n")
     shown = list(groups) if len(groups) > 1 else []
-    heads = ["tokens per step", "width", "host µs", "rank µs", "output", *shown]
+    heads = ["tokens per step", "width", "host µs", "output", *shown]
     print("| drafts | " + " | ".join(heads) + " |\n" + "|---" * (len(heads) + 1) + "|")
     figures: dict[str, Any] = {"conditions": conditions(args.threads)}
     for name, config in SETTINGS.items():
-        times.clear()
-        runs = [decode(decoder, p, "lookahead", config, args.new_tokens) for p in prompts]
-        parts = microseconds(times)
-        rank = parts.pop("rank", 0.0)
+        times: Times = defaultdict(list)
+        runs = [decode(decoder, prompt, config, new, times) for prompt in prompts]
+        del times["forward"]
+        parts = {part: 1e6 * statistics.median(taken) for part, taken in times.items()}
         host = sum(parts.values())
         rate, width = ratio(runs)
         equal = "equal" if [run.ids for run in runs] == expected else "DIFFERS"
         by_group = {group: ratio([runs[n] for n in groups[group]])[0] for group in shown}
-        cells = [f"{rate:.2f}", f"{width:.1f}", f"{host:.0f}", f"{rank:.0f}", equal]
+        cells = [f"{rate:.2f}", f"{width:.1f}", f"{host:.0f}", equal]
         cells += [f"{value:.2f}" for value in by_group.values()]
         print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
         figures[name] = {"tokens_per_step": rate, "width": width, "output": equal}
-        figures[name] |= {"host_us": parts | {"all": host}, "rank_us": rank, **by_group}
+        figures[name] |= {"host_us": parts | {"all": host}, **by_group}
     if args.json:
         args.json.write_text(json.dumps(figures, indent=1) + "\n")
 
