@@ -19,6 +19,8 @@ GROWTH = 256
 FIRST_SLOTS = 2048
 """Slots of a new cache where steps are captured, as far as the context needs them: when it grows,
 all is captured anew."""
+HARSHEST = 1e6
+"""A repetition penalty beyond which logits would leave what float32 can hold."""
 CAPTURED_WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 """Tokens that a captured step may have; wider ones have a multiple of the last."""
 COMPILED_WIDTHS = (1, 16, 64, 128)
@@ -162,9 +164,10 @@ class SamplingConfig:
             raise ConfigError(f"top-p must be in (0, 1], not {self.top_p}")
         if not 0.0 <= self.min_p <= 1.0:
             raise ConfigError(f"min-p must be in [0, 1], not {self.min_p}")
-        if not 0.0 < self.repetition_penalty < float("inf"):
+        if not 0.0 < self.repetition_penalty <= HARSHEST:
             raise ConfigError(
-                f"repetition-penalty must be finite and above 0, not {self.repetition_penalty}"
+                f"repetition-penalty must be above 0 and at most {HARSHEST:,.0f}, not"
+                f" {self.repetition_penalty}"
             )
         if not 0 <= self.seed < 2**64:
             raise ConfigError(f"seed must be in [0, 2**64), not {self.seed}")

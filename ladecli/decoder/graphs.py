@@ -185,7 +185,8 @@ class GraphRunner(Runner):
             step.inputs.send()
             step.captured.replay()
             cache.moved()
-            self._seen.added()
+            if wanted.penalty != 1.0:
+                self._seen.added()
         except BaseException:
             # Ctrl-C may have come before the replay, or behind it.
             cache.lose_moves()

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from ladecli.decoder import graphs, layout, static_step
+from ladecli.decoder.capture import Captured, Work
 from ladecli.decoder.config import LookaheadConfig, SamplingConfig, captured_width
 from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.events import Step
@@ -246,6 +247,40 @@ def test_drawn_on_the_device_the_text_is_the_same(sampling: SamplingConfig) -> N
     assert ids_of(run(decoder, prompt, "lookahead", CONFIG, sampling)) == expected
     drawn = {kind.sampling is not None for kind in runner_of(decoder)._steps}
     assert drawn == {not sampling.greedy}
+
+
+class BreaksOff(Again):
+    """Every third step runs out of memory before anything of it is done."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches = 0
+
+    def capture(self, work: Work) -> Captured:
+        made: Any = super().capture(work)
+        replay = made.replay
+
+        def replayed() -> None:
+            self.launches += 1
+            if self.launches % 3 == 0:
+                raise torch.OutOfMemoryError("out of memory")
+            replay()
+
+        made.replay = replayed
+        return made
+
+
+def test_what_joined_a_text_is_told_once_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Steps do not stay narrow.
+    monkeypatch.setattr("ladecli.decoder.memory.Allowance.shrink", lambda *_: True)
+    model, prompt, capture = model_of("llama"), prompt_for("llama", 9), BreaksOff()
+    sampling = SamplingConfig(repetition_penalty=1.9)
+    expected = ids_of(run(Decoder(model), prompt, sampling=sampling))
+    decoder = Decoder(model, capture=capture)
+    assert ids_of(run(decoder, prompt, "lookahead", CONFIG, sampling, Limits(40))) == expected
+    assert capture.launches > 6
+    seen = runner_of(decoder)._seen
+    assert len(seen.joined(seen._text, most=99)) <= CONFIG.ngram, "the last step's tokens alone"
 
 
 def test_a_text_grows_through_reaches_and_a_growing_cache(

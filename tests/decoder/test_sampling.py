@@ -64,6 +64,14 @@ def test_repetition_penalty_is_that_of_transformers(penalty: float) -> None:
     torch.testing.assert_close(penalize(scores, torch.tensor(sorted(set(text))), penalty), expected)
 
 
+def test_what_the_host_draws_is_penalised_in_float32_as_the_device_has_it() -> None:
+    sampler = Sampler(SamplingConfig(2e-4, repetition_penalty=1.1))
+    sampler.commit([0])
+    # 3 / 1.1 is more than the other one, and in bfloat16 as much.
+    row = torch.tensor([[3.0, 2.71875]], dtype=torch.bfloat16)
+    assert {sampler.chooser(row, [0], place)(0, []) for place in range(20)} == {0}
+
+
 def test_uniform_depends_on_seed_and_position_only() -> None:
     numbers = {(s, p): uniform(s, p) for s in (0, 1, 2**63) for p in (0, 1, 2, 10**6)}
     assert len(set(numbers.values())) == len(numbers)
@@ -214,7 +222,7 @@ BAD = {
     "top_k": (-1,),
     "top_p": (0.0, 1.1, -1.0, float("nan")),
     "min_p": (-0.1, 1.1),
-    "repetition_penalty": (0.0, -1.0),
+    "repetition_penalty": (0.0, -1.0, 1e39, math.nan),
     "seed": (-1, 2**64),
 }
 

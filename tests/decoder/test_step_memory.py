@@ -58,9 +58,9 @@ def test_no_copy_of_all_logits_is_made(
     assert held.most < more * 0.55 * logits.nbytes or rows < 128
 
 
-def test_those_of_llama_3_are_looked_at_in_groups_too() -> None:
-    """Its chats remove tokens by top-p, and ask for the longest lists."""
-    vocabulary = 128_256
+@pytest.mark.parametrize("vocabulary", [32_000, 128_256])
+def test_penalized_ones_of_any_vocabulary_are_made_in_parts(vocabulary: int) -> None:
+    """Chats remove tokens by top-p, which takes the longest lists."""
     with torch.inference_mode():
         logits = torch.empty(64, vocabulary, dtype=torch.bfloat16, device=META)
         before = torch.empty(64, vocabulary, dtype=torch.bool, device=META)

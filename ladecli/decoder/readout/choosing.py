@@ -40,7 +40,8 @@ def choose_ahead(logits: Scores, uniforms: Tensor, config: SamplingConfig) -> tu
     Args:
         logits: [rows, vocabulary].
         uniforms: float64 [rows], each in [0, 1).
-        config: `temperature` must be above 0; the repetition penalty is not applied.
+        config: `temperature` must be above 0; its repetition penalty is not looked at, for the
+            logits have it already.
 
     Returns:
         Tokens, int64, and whether each is certain to be what `choose` says, bool, [rows] each.

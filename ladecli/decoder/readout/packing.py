@@ -25,8 +25,8 @@ class Wanted:
     Attributes:
         successors: so many of its most probable successors; 0 for the most probable token alone.
         logits: whether somebody will look at its logits.
-        sampling: how a token is chosen where that does not depend on the path; None where it
-            does, or is the most probable one.  Its seed is in the uniform numbers, and not here.
+        sampling: how a token is drawn behind every output; None where it is the most probable one,
+            or the host draws it.  Its seed is in the uniform numbers, and not here.
         uniforms: for choosing, one number for each of the step's first tokens; the others are
             behind no path, and need none.
         penalty: a repetition penalty for all that is chosen or probable; 1 for none.

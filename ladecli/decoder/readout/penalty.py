@@ -167,7 +167,8 @@ class Penalized:
     def __init__(self, logits: Tensor, present: Tensor, penalty: float) -> None:
         self.logits = logits
         self.present = present
-        self.penalty = penalty
+        # Kernels are compiled for the type of a number, and have no use for an integer.
+        self.penalty = float(penalty)
         self.shape = logits.shape
         self.device = logits.device
 

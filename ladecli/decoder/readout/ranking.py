@@ -36,6 +36,9 @@ def leaders(logits: Scores, count: int, *, first: bool = False) -> tuple[Tensor,
     """
     rows, vocabulary = logits.shape
     size = next((size for size in GROUPS if vocabulary >= FEW * size * count), 0)
+    # Penalised ones do not exist yet: to make all of them takes more memory than to make a half.
+    if not size and isinstance(logits, Penalized) and vocabulary >= 2 * GROUPS[-1] * count:
+        size = GROUPS[-1]
     if not size:
         every = part(logits, slice(vocabulary))
         values, tokens = every.topk(count, dim=-1)

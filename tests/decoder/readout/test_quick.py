@@ -164,6 +164,10 @@ def test_penalized_scores_are_read_as_they_are_made(factor: float, dtype: torch.
     found, probabilities = ranked(every, 3)
     assert torch.equal(every.gather(1, tokens.long()), every.gather(1, found))
     torch.testing.assert_close(bits.view(torch.float32), probabilities, rtol=1e-6, atol=0.0)
+    # Whoever calls from Python may say 2.
+    whole, same = (Penalized(scores.logits, scores.present, number) for number in (2, 2.0))
+    assert torch.equal(top(whole, 8), top(same, 8))
+    assert torch.equal(rank(whole, 3), rank(same, 3))
     best = greatest(every)
     assert torch.equal(weigh(scores, best, 0.7, 16), weigh(every, best, 0.7, 16))
 
