@@ -62,9 +62,9 @@ def test_no_copy_of_all_logits_is_made(
 def test_penalized_ones_of_any_vocabulary_are_made_in_parts(vocabulary: int) -> None:
     """Chats remove tokens by top-p, which takes the longest lists."""
     with torch.inference_mode():
-        logits = torch.empty(64, vocabulary, dtype=torch.bfloat16, device=META)
-        before = torch.empty(64, vocabulary, dtype=torch.bool, device=META)
-        uniforms = torch.empty(64, dtype=torch.float64, device=META)
+        logits = torch.empty(128, vocabulary, dtype=torch.bfloat16, device=META)
+        before = torch.empty(128, vocabulary, dtype=torch.bool, device=META)
+        uniforms = torch.empty(128, dtype=torch.float64, device=META)
         with Held() as held:
             pack(Penalized(logits, before, 1.1), 4, PENALIZED, uniforms)
     assert held.most < 1.35 * ROOM
