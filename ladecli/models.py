@@ -18,7 +18,7 @@ from huggingface_hub.utils import enable_progress_bars
 from . import memory, offload, placement, trial
 from .blueprint import shape_of
 from .decoder.config import SamplingConfig
-from .decoder.errors import DecoderError
+from .decoder.errors import ConfigError, DecoderError
 from .decoder.support import ModelFacts, examine
 from .device import Device, detect, free_memory
 from .errors import LadeError, LoadError
@@ -33,6 +33,16 @@ _NOT_APPLIED = frozenset(
     | {"forced_bos_token_id", "forced_eos_token_id", "min_length", "min_new_tokens"}
     | {"sequence_bias", "exponential_decay_length_penalty", "guidance_scale", "num_beams"}
 )
+
+
+def _penalty(value: object) -> float | None:
+    """A repetition penalty that a file says, if it can be applied."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return SamplingConfig(repetition_penalty=float(value)).repetition_penalty
+    except ConfigError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +119,20 @@ class LoadedModel:
 
     @property
     def ignored_settings(self) -> list[str]:
-        """Settings of the generation config that change even greedy text, and are not applied."""
+        """Settings of the generation config that change even greedy text, and are not applied:
+        nobody here knows how to, or they make no sense."""
         given = self.model.generation_config.to_diff_dict()
-        return sorted(name for name in _NOT_APPLIED if given.get(name))
+        ignored = [name for name in _NOT_APPLIED if given.get(name)]
+        penalty = self.model.generation_config.repetition_penalty
+        if penalty is not None and _penalty(penalty) is None:
+            ignored.append(f"repetition_penalty {penalty!r}")
+        return sorted(ignored)
 
     @property
     def repetition_penalty(self) -> float:
-        """The penalty of the model's generation config, which applies to greedy decoding too."""
-        return float(self.model.generation_config.repetition_penalty or 1.0)
+        """The penalty of the model's generation config, which applies to greedy decoding too; 1 if
+        it has none, or one that makes no sense."""
+        return _penalty(self.model.generation_config.repetition_penalty) or 1.0
 
     @property
     def sampling(self) -> SamplingConfig:

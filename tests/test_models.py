@@ -167,3 +167,25 @@ def test_no_memory_to_compute_with_is_no_reason_for_wider_weights(
     model = transformers.AutoModelForCausalLM.from_config(planned.config)
     with pytest.raises(LoadError, match=r"^demo leaves no memory on .* or free some memory$"):
         trial.check("demo", planned.options, planned.device, planned.shape, model)
+
+
+@pytest.mark.parametrize(
+    ("said", "applied", "ignored"),
+    [
+        (1.2, 1.2, []),
+        (2, 2.0, []),
+        ("abc", 1.0, ["repetition_penalty 'abc'"]),
+        (-1, 1.0, ["repetition_penalty -1"]),
+        (0, 1.0, ["repetition_penalty 0"]),
+        (True, 1.0, ["repetition_penalty True"]),
+    ],
+)
+def test_a_penalty_of_a_file_that_makes_no_sense_is_told_and_left(
+    tmp_path: Path, said: object, applied: float, ignored: list[str]
+) -> None:
+    name = demo_with(tmp_path / "copy")
+    wanted = {"repetition_penalty": said, "do_sample": False}
+    (tmp_path / "copy" / "generation_config.json").write_text(json.dumps(wanted))
+    loaded = models.load(name, LoadOptions(device="cpu"))
+    assert (loaded.repetition_penalty, loaded.sampling.repetition_penalty) == (applied, applied)
+    assert loaded.ignored_settings == ignored

@@ -157,7 +157,10 @@ class Benchmark:
             LadeError: one of them cannot.
         """
         for each in players:
-            self._say(f"compiling the steps of {each.contender.name}, which can take minutes")
+            self._say(
+                f"compiling the steps of {each.contender.name}, which can take minutes;"
+                " Ctrl-C twice stops it at once"
+            )
             each.begin(keep=False)
             each.prepare(self._tasks[0].first()[:PROMPT], cancelled)
 

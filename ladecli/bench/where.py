@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 TASKS = 6
 """At most so many, of different categories where there are."""
+_MARKDOWN = ("# Head\n", "**bold** `code` *and*\n", "- item\n", "```python\n", "x = 1\n", "```\n")
+"""What text may have in it, each of which is drawn in its own way."""
 _NAMES = {"commit": "text"}
 """The decoder's name of a part, and that of reports where it is another one: it commits tokens
 to the caller, who makes text of them."""
@@ -89,15 +91,17 @@ class _Account:
         steps = len(self._widths)
         width = fmean(self._widths) if steps else 0.0
         context = fmean(self._contexts) if steps else 0.0
-        needed = work(self._session.loaded.part, max(round(width), 1), round(context))
+        part = self._session.loaded.part
+        # Step by step: one of two tokens may take twice the work of one, and one of 1.4 is none.
+        needed = [work(part, *each) for each in zip(self._widths, self._contexts, strict=True)]
         return TimeSpent(
             contender=self._player.contender.name,
             steps=steps,
             seconds={part: seconds / max(steps, 1) for part, seconds in self._seconds.items()},
             width=width,
             context=context,
-            read_bytes=needed.read_bytes,
-            operations=needed.operations,
+            read_bytes=fmean(each.read_bytes for each in needed) if steps else 0.0,
+            operations=fmean(each.operations for each in needed) if steps else 0.0,
         )
 
     def _answer(self, prompt: list[int], cancelled: Callable[[], bool]) -> None:
@@ -124,8 +128,8 @@ class _Account:
 def _warm_up() -> None:
     """Draw once: what is made then for good must not be charged to whoever comes first."""
     view = _view()
-    for number in range(20):
-        view.show(TextStep((Piece(f"word {number}\n"),), (number,), 1, 0, 0.01))
+    for number, text in enumerate((*(f"word {n}\n" for n in range(20)), *_MARKDOWN)):
+        view.show(TextStep((Piece(text),), (number,), 1, 0, 0.01))
     view.show(Ended("length"))
     view.finish()
 

@@ -56,7 +56,7 @@ def regenerate(chat: Chat, _: str) -> None:
     if settings.sampling.greedy:
         chat.note("greedy decoding says the same again, if it sees the same: /set temperature 0.8")
     elif chat.request.seed is not None:
-        chat.note("the seed is fixed: the same words come again unless /set seed default")
+        chat.note("the seed is fixed: the same settings say the same; /set seed default draws anew")
     chat.answer(asked)
 
 

@@ -216,6 +216,10 @@ def test_an_account_of_the_time(session: Session) -> None:
     assert found[0].context == pytest.approx(prompt + 12)
     assert all(each.seconds["view"] > 0.0 for each in found)
     assert found[1].operations > found[0].operations
+    # A token more behind the same text is as much work as that token: widths are not rounded.
+    assert found[1].width > 1.0
+    each = found[1].operations / found[1].width
+    assert each == pytest.approx(found[0].operations, rel=0.02)
     shape = session.loaded.shape
     assert found[0].read_bytes >= shape.weight_bytes
 

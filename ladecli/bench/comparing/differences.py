@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ...table import NONE
-from ..result import Result
+from ..result import Machine, Result
 from ..wording import label, listed_some
 
 _NAMES_SHOWN = 5
+SAME_MEMORY = 0.01
+"""By so much of it may a machine's memory differ from one start to the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,7 @@ class Difference:
 def differences(a: Result, b: Result) -> tuple[Difference, ...]:
     """Everything that could explain other figures but the program's code, weightiest first."""
     found = [
-        *_fields("machine", a.machine, b.machine),
+        *_fields("machine", a.machine, _with_memory_of(a.machine, b.machine)),
         *_fields("model", a.model, b.model),
         *_fields("asked", a.conditions, b.conditions, skip=("command",)),
         *_settings(a, b),
@@ -39,6 +41,13 @@ def differences(a: Result, b: Result) -> tuple[Difference, ...]:
     }
     found += [Difference(what, *pair) for what, pair in pairs.items() if pair[0] != pair[1]]
     return tuple(found)
+
+
+def _with_memory_of(machine: Machine, other: Machine) -> Machine:
+    """The other machine, with the memory of this one if that differs by what a system takes for
+    itself when it starts."""
+    ours, theirs = machine.memory, other.memory
+    return replace(other, memory=ours) if abs(ours - theirs) <= SAME_MEMORY * ours else other
 
 
 def _fields(room: str, a: Any, b: Any, skip: Sequence[str] = ()) -> Iterator[Difference]:

@@ -8,7 +8,7 @@ from statistics import median
 
 from ...visualize import counted
 from ..figures import FEWEST
-from ..result import STOCK_COMPILED, Result
+from ..result import PLAIN, STOCK_COMPILED, Result
 from ..wording import clean, listed, listed_some, share
 from .summary import Summary
 from .verdict import capital
@@ -64,7 +64,7 @@ def _too_few(summary: Summary) -> Iterator[str]:
     rows = len({run.row for run in result.runs})
     least = f"a speed-up and its interval take {FEWEST}"
     if result.reference is None:
-        yield "No contender was the reference, so there are no speed-ups; add one."
+        yield f"No contender was the reference, so there are no speed-ups; add {PLAIN}."
     elif 0 < rows < FEWEST:
         few = f"{counted(rows, summary.noun)} {'says' if rows == 1 else 'say'}"
         yield f"{few} nothing of others: {least}."

@@ -430,3 +430,11 @@ def test_one_and_the_same_run_is_known() -> None:
     one = result(seed=3)
     assert compare(one, dataclasses.replace(one, created="later")).same_run
     assert not compare(one, result(seed=4)).same_run
+
+
+def test_a_machine_that_was_started_again_is_the_same() -> None:
+    before = result(SPEEDS)
+    for change, told in ((12_288, False), (before.machine.memory // 50, True)):
+        machine = dataclasses.replace(before.machine, memory=before.machine.memory + change)
+        after = dataclasses.replace(before, machine=machine)
+        assert bool(compare(before, after).unlike) is told
