@@ -29,6 +29,8 @@ def main() -> None:
     parser = arguments(__doc__.splitlines()[0])
     parser.set_defaults(limit=40, new_tokens=120)
     args = parser.parse_args()
+    if args.prompts is None:
+        parser.error("--prompts is needed: conversations of two turns")
     torch.set_num_threads(args.threads)
     loaded = models.load(args.model)
     decoder, tokenizer = Decoder(loaded.model), loaded.tokenizer
