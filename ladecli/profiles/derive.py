@@ -13,11 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate
 
-from ..decoder.config import LookaheadConfig
+from ..decoder.config import CAPTURED_WIDTHS, LookaheadConfig
 from ..decoder.step_cost import StepCost
 from ..shape import ModelShape
 
-WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 CONTEXTS = (1024, 4096, 16384)
 SKINNY = 0.75
 """Of the rate of large matrix products, what products with few rows reach, as far as reading
@@ -112,7 +111,7 @@ def step_seconds(
 def derive(rates: Rates, shape: ModelShape, *, captured: bool) -> LookaheadConfig:
     """Costs of steps, and window and budget to match; arguments as for `step_seconds`."""
     rows = (_costs(rates, shape, context, captured) for context in CONTEXTS)
-    cost = StepCost(WIDTHS, CONTEXTS, tuple(rows))
+    cost = StepCost(CAPTURED_WIDTHS, CONTEXTS, tuple(rows))
     return fitted(cost)
 
 
@@ -124,7 +123,7 @@ def fitted(cost: StepCost) -> LookaheadConfig:
     """
     context = cost.contexts[0]
     limit = DEAR * cost.at(2, context)
-    budget = max((w for w in WIDTHS if w > 1 and cost.at(w, context) <= limit), default=2)
+    budget = max((w for w in CAPTURED_WIDTHS if w > 1 and cost.at(w, context) <= limit), default=2)
     window, ngram, guesses = WINDOW
     plan = LookaheadConfig(window, ngram, guesses, step_cost=cost)
     cheap = cost.at(plan.window_cells, context) <= WINDOW_COST
@@ -133,7 +132,9 @@ def fitted(cost: StepCost) -> LookaheadConfig:
 
 
 def _costs(rates: Rates, shape: ModelShape, context: int, captured: bool) -> tuple[float, ...]:
-    seconds = [step_seconds(rates, shape, width, context, captured=captured) for width in WIDTHS]
+    seconds = [
+        step_seconds(rates, shape, width, context, captured=captured) for width in CAPTURED_WIDTHS
+    ]
     # To three digits: a profile that is looked at shall not feign more.
     return tuple(accumulate((round(s / seconds[0], 3) for s in seconds), max))
 

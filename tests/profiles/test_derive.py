@@ -6,13 +6,13 @@ from itertools import pairwise
 
 import pytest
 
+from ladecli.decoder.config import CAPTURED_WIDTHS
 from ladecli.decoder.step_cost import StepCost
 from ladecli.profiles.derive import (
     CONTEXTS,
     GRAPH_LAUNCH,
     LAUNCH,
     SMALL_KERNELS,
-    WIDTHS,
     Rates,
     derive,
     fitted,
@@ -144,9 +144,9 @@ def test_steps_in_int8_are_launched_kernel_by_kernel() -> None:
 def test_a_derived_curve_is_that_of_its_step_times() -> None:
     for shape in (makers.shape(), EXPERTS, PACKED):
         cost = derive(GPU, shape, captured=True).step_cost
-        assert (cost.widths, cost.contexts) == (WIDTHS, CONTEXTS)
+        assert (cost.widths, cost.contexts) == (CAPTURED_WIDTHS, CONTEXTS)
         for context, row in zip(CONTEXTS, cost.costs, strict=True):
-            times = [step_seconds(GPU, shape, w, context, captured=True) for w in WIDTHS]
+            times = [step_seconds(GPU, shape, w, context, captured=True) for w in CAPTURED_WIDTHS]
             times = [each / times[0] for each in times]
             assert row == pytest.approx(times, abs=6e-4)
             assert all(round(value, 3) == value for value in row), "no more digits than are known"

@@ -117,7 +117,7 @@ def tops(
     logits,
     present,
     penalty,
-    tops,
+    out,
     row_stride,
     present_stride,
     groups,
@@ -130,7 +130,7 @@ def tops(
     Args:
         logits: [rows, vocabulary], whose rows are dense.
         present, penalty: see `rank`.
-        tops: float32 [rows, groups].
+        out: float32 [rows, groups].
     """
     row = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1) * HELD + tl.arange(0, HELD)
@@ -138,7 +138,7 @@ def tops(
     there = (group < groups)[:, None] & (token >= 0)
     value = tl.load(logits + row * row_stride + token, mask=there, other=0.0).to(tl.float32)
     value = _harsher(value, present + row * present_stride + token, penalty, there)
-    tl.store(tops + row * groups + group, tl.max(value, 1), mask=group < groups)
+    tl.store(out + row * groups + group, tl.max(value, 1), mask=group < groups)
 
 
 @triton.jit

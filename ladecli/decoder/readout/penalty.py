@@ -69,12 +69,11 @@ class SeenIds:
 
     def __init__(self, device: torch.device) -> None:
         self._none = torch.empty(0, dtype=torch.int64, device=device)
-        self._text: Sequence[int] = ()
         self._start(())
 
     def _start(self, text: Sequence[int]) -> None:
-        self._text, self._known, self._ids = text, set[int](), self._none
-        self._length = 0
+        self._text, self._length = text, 0
+        self._known, self._ids = set[int](), self._none
 
     def of(self, text: Sequence[int]) -> Tensor:
         """Its ids, int64 [n].

@@ -245,7 +245,7 @@ types = {"logits": "*bf16", "best": "*fp32", "inverse": "*fp64", "sums": "*i64"}
 for penalized in (False, True):
     constants = {"PENALIZED": penalized, "ONE": 2.0**40, "BLOCK": 128, "HELD": 8}
     print(stack(compiled(kernels.weigh, types, 8, 90, **constants)))
-types = {"logits": "*bf16", "tops": FLOATS} | present
+types = {"logits": "*bf16", "out": FLOATS} | present
 print(stack(compiled(kernels.tops, types, 8, 90, SIZE=128, HELD=32)))
 """
 
