@@ -98,7 +98,7 @@ def examine(entry: Entry, device: Device, free: int) -> Model:
     except DecoderError as error:
         return replace(known, supported=False, notes=(str(error),))
     except Exception as error:  # the code of any model, with the configuration of any file
-        return replace(known, notes=(told(error).removeprefix(f"{known.path} "),))
+        return replace(known, notes=(told(error).removeprefix(known.path or "").lstrip(": "),))
     shape, facts = planned.shape, planned.facts
     setting, needed = _setting(shape, facts.context, free, device.kind)
     weights = {"8bit": "int8", "4bit": "nf4"}.get(setting or "", found.dtype)

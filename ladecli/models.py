@@ -22,7 +22,7 @@ from .decoder.errors import ConfigError, DecoderError
 from .decoder.support import ModelFacts, examine
 from .device import Device, detect, free_memory
 from .errors import LadeError, LoadError
-from .library import hub, load_errors
+from .library import hub, json_files, load_errors
 from .settings import LoadOptions
 from .shape import FULL, ModelShape
 from .weight_types import choose_type, folder_of, without_fp8
@@ -176,12 +176,14 @@ def plan(name: str, options: LoadOptions | None = None, *, progress: bool = True
         "local_files_only": options.offline or not (local or hub.hub_answers()),
         "trust_remote_code": options.trust_remote_code,
     }
-    with _explained(name), _quiet(progress):
+    with _explained(name, options, "its configuration"), _quiet(progress):
         config = transformers.AutoConfig.from_pretrained(source, **asking)
+    with _explained(name, options), _quiet(progress):
         facts = examine(config)
         placement.check(name, options, device, config)
         notices = without_fp8(device, config)
         folder = folder_of(source, options.revision)
+        _check_generation(name, folder)
         dtype, told = choose_type(options, device, config, folder, asking, free_memory)
         notices += told
         shape = shape_of(config, dtype, options.quantize, hub=asking)
@@ -216,9 +218,10 @@ def load(
     """
     began = time.perf_counter()
     planned = plan(what, options, progress=progress) if isinstance(what, str) else what
-    with _explained(planned.name), _quiet(progress):
-        source = hub.resolve(planned.name)
+    source = hub.resolve(planned.name)
+    with _explained(planned.name, planned.options, "its tokenizer"), _quiet(progress):
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, **planned.hub)
+    with _explained(planned.name, planned.options), _quiet(progress):
         model = _complete(planned, source, beside)
     if planned.shape.weights not in FULL or planned.options.tensor_parallel > 1:
         trial.check(planned.name, planned.options, planned.device, planned.shape, model)
@@ -233,6 +236,14 @@ def load(
         time.perf_counter() - began,
         planned.made_for,
     )
+
+
+def _check_generation(name: str, folder: Path | None) -> None:
+    """Refuse a damaged generation config, without which transformers would go on: end tokens and
+    the penalty are in it."""
+    damaged = json_files.damage(folder, (json_files.GENERATION,)) if folder else None
+    if damaged is not None:
+        raise LoadError(f"{name}: {damaged}; download or copy it again, or do without it")
 
 
 def _complete(planned: Plan, source: str, beside: memory.Need | None) -> Any:
@@ -301,8 +312,8 @@ def _quiet(progress: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _explained(name: str) -> Iterator[None]:
-    """Turn the errors of loading into one line each."""
+def _explained(name: str, options: LoadOptions, part: str = "") -> Iterator[None]:
+    """Turn the errors of loading a model, or a part of it, into one line each."""
     try:
         yield
     except (LadeError, DecoderError):
@@ -314,4 +325,5 @@ def _explained(name: str) -> Iterator[None]:
     except MemoryError as error:
         raise LoadError(f"{name} does not fit into memory; try --dtype bfloat16") from error
     except Exception as error:
-        raise LoadError(load_errors.explain(name, error)) from error
+        folder = folder_of(hub.resolve(name), options.revision)
+        raise LoadError(load_errors.explain(name, error, folder, part)) from error

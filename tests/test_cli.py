@@ -415,6 +415,17 @@ def damaged(folder: Path, model_folder: str, what: str) -> str:
         (copy / "model.safetensors").unlink()
     elif what == "broken-config":
         (copy / "config.json").write_text("{")
+    elif what == "config-of-words":
+        config = json.loads((copy / "config.json").read_text())
+        (copy / "config.json").write_text(json.dumps(config | {"num_hidden_layers": "two"}))
+    elif what == "cut-generation-config":
+        (copy / "generation_config.json").write_text('{"eos_token_id": 1')
+    elif what == "list-for-generation-config":
+        (copy / "generation_config.json").write_text("[]")
+    elif what == "binary-tokenizer":
+        (copy / "tokenizer.json").write_bytes(b"\xff\xfe\x00")
+    elif what == "other-tokenizer":
+        (copy / "tokenizer.json").write_text("{}")
     elif what == "missing-layer":
         from safetensors.torch import load_file, save_file
 
@@ -443,7 +454,12 @@ def damaged(folder: Path, model_folder: str, what: str) -> str:
         ("no-tokenizer", "holds no tokenizer; copy tokenizer.json beside the weights"),
         ("other-shape", "the weights"),
         ("missing-layer", "the weights are incomplete (model.layers.1.mlp.down_proj.weight and 2"),
-        ("broken-config", "cannot be loaded"),
+        ("broken-config", "config.json is damaged (Expecting property name"),
+        ("config-of-words", "its configuration cannot be loaded: Validation error for field 'num_"),
+        ("cut-generation-config", "generation_config.json is damaged (Expecting ',' delimiter"),
+        ("list-for-generation-config", "generation_config.json is damaged (it is no JSON object)"),
+        ("binary-tokenizer", "tokenizer.json is damaged ('utf-8' codec can't decode"),
+        ("other-tokenizer", "its tokenizer cannot be loaded: KeyError: 'added_tokens'"),
         ("unknown-family", "cannot be loaded"),
         ("mamba", "models of the family 'mamba' are not supported: it keeps a recurrent state"),
     ],

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import errno
+from pathlib import Path
 
 from huggingface_hub import errors as hub_errors
 from safetensors import SafetensorError
 
 from .hub import suggest
+from .json_files import damage
 
 
-def explain(name: str, error: Exception) -> str:
-    """One line for what went wrong, from the errors that led to it."""
+def explain(name: str, error: Exception, folder: Path | None, part: str) -> str:
+    """One line for what went wrong, from the errors that led to it.
+
+    Args:
+        name: of the model.
+        error: that a library raised.
+        folder: of the model's files, as far as they are on this machine.
+        part: of the model that was being loaded, "its tokenizer" for example; "" for all of it.
+    """
     chain: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in chain:
@@ -47,6 +56,9 @@ def explain(name: str, error: Exception) -> str:
         return f"{name} is not on this machine, and the hub cannot be reached{suggest(name)}"
     if any(isinstance(e, OSError) and e.errno == errno.ENOSPC for e in chain):
         return f"no space left on disk while downloading {name}; free some and run this again"
+    # Libraries tell of a damaged file by whatever error it leads them to.
+    if folder is not None and (damaged := damage(folder)) is not None:
+        return f"{name}: {damaged}; download or copy it again"
     words = str(error).strip() or type(error).__name__
     if "backend tokenizer" in words:
         return f"{name} holds no tokenizer; copy tokenizer.json beside the weights"
@@ -54,7 +66,19 @@ def explain(name: str, error: Exception) -> str:
         return f"{name}: the weights do not fit its config.json; copy both again"
     if "trust_remote_code" in words:
         return f"{name} needs code of its own; read it, then allow it with --trust-remote-code"
-    return f"{name} cannot be loaded: {words.splitlines()[0]}"
+    subject = f"{name}: {part}" if part else name
+    return f"{subject} cannot be loaded: {_reason(error)}"
+
+
+def _reason(error: Exception) -> str:
+    """What an error says, in one line."""
+    lines = str(error).strip().splitlines() or [""]
+    if lines[0].endswith(":") and len(lines) > 1:
+        return f"{lines[0]} {lines[1].strip()}"
+    # A key alone, or that a list has no keys, says nothing without the kind of error.
+    if isinstance(error, LookupError | TypeError | AttributeError) or not lines[0]:
+        return f"{type(error).__name__}: {lines[0]}".removesuffix(": ")
+    return lines[0]
 
 
 def _offline(chain: list[BaseException]) -> bool:
