@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -141,6 +142,8 @@ def _as_json(
 ) -> dict[str, Any]:
     """The object of CLI schema 1; its keys are part of the interface."""
     lookahead, runner = settings.lookahead, session.decoder.runner
+    sampling = dataclasses.asdict(settings.sampling)
+    seed = sampling.pop("seed")
     uses_window = settings.strategy == "lookahead"
     return {
         "model": session.loaded.name,
@@ -166,11 +169,12 @@ def _as_json(
             "step_width": tally.step_width,
             "accepted": dict(sorted(tally.accepted.items())),
         },
+        "sampling": sampling,
         "seconds": {
             "load": session.loaded.seconds,
             "prefill": tally.prefill_seconds,
             "decode": tally.decode_seconds,
         },
         "tokens_per_second": tally.tokens_per_second,
-        "seed": None if settings.sampling.greedy else settings.sampling.seed,
+        "seed": None if settings.sampling.greedy else seed,
     }

@@ -85,8 +85,8 @@ def test_json_has_the_documented_shape(lade: Any, model_folder: str) -> None:
     )  # fmt: skip
     answer = json.loads(result.out)
     assert list(answer) == [
-        "model", "text", "token_ids", "finish_reason", "usage", "decode", "seconds",
-        "tokens_per_second", "seed",
+        "model", "text", "token_ids", "finish_reason", "usage", "decode", "sampling",
+        "seconds", "tokens_per_second", "seed",
     ]  # fmt: skip
     assert answer["model"] == model_folder
     assert answer["finish_reason"] == "length"
@@ -106,6 +106,9 @@ def test_json_has_the_documented_shape(lade: Any, model_folder: str) -> None:
     assert (decode["ranks"], decode["parallel_mode"]) == (1, None)
     assert decode["tokens_per_step"] == 30 / decode["steps"]
     assert decode["steps"] + sum(decode["accepted"].values()) in (30, 31)
+    assert answer["sampling"] == {
+        "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0,
+    }  # fmt: skip
     assert list(answer["seconds"]) == ["load", "prefill", "decode"]
     assert answer["seed"] is None
 
@@ -138,6 +141,17 @@ def test_what_a_generation_config_wants_in_vain_is_said(
     (copy / "generation_config.json").write_text(json.dumps(config | {"no_repeat_ngram_size": 2}))
     result = lade("generate", str(copy), "-p", "the", "-n", "3")
     assert "not applied, though the model's generation config has it: no_repeat" in result.err
+
+
+def test_the_penalty_of_a_generation_config_is_told(
+    lade: Any, model_folder: str, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(model_folder, copy)
+    config = json.loads((copy / "generation_config.json").read_text())
+    (copy / "generation_config.json").write_text(json.dumps(config | {"repetition_penalty": 1.2}))
+    result = lade("generate", str(copy), "-p", "the", "-n", "3", "--json")
+    assert json.loads(result.out)["sampling"]["repetition_penalty"] == 1.2
 
 
 def test_a_folder_called_demo_is_not_the_demo(

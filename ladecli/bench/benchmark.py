@@ -190,6 +190,9 @@ class Benchmark:
             done = []
         elif self._request.resume and not done:
             self._say("there is nothing to resume; this starts anew")
+        elif done:
+            rounds = len(self._tasks) * self._request.repeat
+            self._say(f"going on with round {len(done) + 1} of {rounds}; the others are kept")
         self._journal.start(done)
         return done
 

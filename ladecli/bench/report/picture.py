@@ -22,7 +22,7 @@ WIDTH = 760
 MARGIN = 28
 MOST_ROWS = 12
 """Contenders in the picture; more would be a table."""
-_NAMES, _AXIS, _VALUES = 236, 256, 586
+_NAMES, _AXIS, _VALUES = 268, 288, 586
 """Where names end, and where the axis and the figures begin."""
 _SANS = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif"
 _ADVANCE = 0.58
