@@ -8,10 +8,10 @@ import torch
 from ladecli.decoder.config import SamplingConfig
 from ladecli.decoder.lean import fused
 from ladecli.decoder.readout import choosing
-from ladecli.decoder.readout.penalty import Penalized, greatest, maxima
+from ladecli.decoder.readout.penalty import Penalized, maxima
 from ladecli.decoder.readout.quick import CLOSE, may_rank, may_top, may_weigh, rank, top, weigh
-from ladecli.decoder.readout.quick_draw import may_draw
-from ladecli.decoder.readout.ranking import ranked
+from ladecli.decoder.readout.quick_draw import may_draw, may_pick
+from ladecli.decoder.readout.ranking import most_probable, ranked
 
 from . import DEVICE, needs_cuda, needs_gpu
 
@@ -44,7 +44,7 @@ def test_the_most_probable_tokens(vocabulary: int, dtype: torch.dtype) -> None:
 def test_weights_are_the_same_to_the_last_bit(vocabulary: int, dtype: torch.dtype) -> None:
     for rows in (1, 64):
         logits = logits_of(rows, vocabulary, dtype)
-        best = logits.amax(dim=-1, keepdim=True)
+        best = logits.argmax(dim=-1)
         assert may_weigh(logits, choosing.BLOCK, choosing._blocks_by_torch)
         for temperature in (0.3, 1.0):
             found = weigh(logits, best, temperature, choosing.BLOCK)
@@ -60,7 +60,7 @@ def test_penalized_ones_are_the_same_to_the_last_bit(vocabulary: int, dtype: tor
         assert may_top(scores, 16)
         assert torch.equal(top(scores, 16), maxima(scores, 16))
         assert may_weigh(scores, choosing.BLOCK, choosing._blocks_by_torch)
-        asked = scores, greatest(scores), 0.8
+        asked = scores, most_probable(scores), 0.8
         found = weigh(*asked, choosing.BLOCK)
         assert torch.equal(found, choosing._blocks_by_torch(*asked))
 
@@ -86,5 +86,20 @@ def test_tokens_drawn_from_lists_are_the_same(vocabulary: int, dtype: torch.dtyp
             found = choosing.choose_ahead(logits, uniforms, config)
             with fused.switched(False):
                 expected = choosing.choose_ahead(logits, uniforms, config)
-            assert torch.equal(found[0], expected[0])
-            assert torch.equal(found[1], expected[1])
+            assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+def test_tokens_drawn_from_all_are_the_same(vocabulary: int, dtype: torch.dtype) -> None:
+    for rows in (1, 64):
+        logits = logits_of(rows, vocabulary, dtype)
+        penalized = Penalized(logits, torch.rand_like(logits, dtype=torch.float32) < 0.1, 1.1)
+        uniforms = torch.rand(rows, dtype=torch.float64, device=DEVICE)
+        for scores in (logits, penalized):
+            assert may_pick(scores, choosing.BLOCK, choosing._pick_by_torch)
+            for temperature in (0.3, 1.0):
+                asked = scores, uniforms, SamplingConfig(temperature)
+                found = choosing.choose_ahead(*asked)
+                with fused.switched(False):
+                    assert torch.equal(found, choosing.choose_ahead(*asked))

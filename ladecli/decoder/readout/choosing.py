@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from ..config import SamplingConfig
-from .penalty import Penalized, Scores, gather, greatest, part
+from ..successors import NOTHING
+from .penalty import Penalized, Scores, gather, part
 from .quick import ONE, may_weigh, weigh
-from .quick_draw import Cuts, draw, may_draw
-from .ranking import leaders
+from .quick_draw import Cuts, draw, may_draw, may_pick, pick
+from .ranking import leaders, most_probable
 
 LISTED = 512
 """Of each row, as many of the best tokens are looked at where top-p or min-p removes others."""
@@ -31,7 +32,9 @@ PART = 1 << 21
 """The most weights that exist at a time in a pass over all logits: 16 MiB in float64."""
 
 
-def choose_ahead(logits: Scores, uniforms: Tensor, config: SamplingConfig) -> tuple[Tensor, Tensor]:
+def choose_ahead(
+    logits: Scores, uniforms: Tensor, config: SamplingConfig, best: Tensor | None = None
+) -> Tensor:
     """The token drawn for every row, by inverse CDF, tokens in order of id.
 
     Where top-k, top-p or min-p remove tokens, only the best ones of each row are looked at.
@@ -42,13 +45,18 @@ def choose_ahead(logits: Scores, uniforms: Tensor, config: SamplingConfig) -> tu
         uniforms: float64 [rows], each in [0, 1).
         config: `temperature` must be above 0; its repetition penalty is not looked at, for the
             logits have it already.
+        best: the token with the greatest logit of each row, [rows], where that is known.
 
     Returns:
-        Tokens, int64, and whether each is certain to be what `choose` says, bool, [rows] each.
+        Tokens, int32 [rows]: what `choose` says, or `NOTHING` where that is not certain.
     """
     if draws_from_all(config):
-        tokens = _drawn_from_all(logits, uniforms, config.temperature)
-        return tokens, torch.ones_like(tokens, dtype=torch.bool)
+        best = most_probable(logits) if best is None else best
+        sums = _blocks(logits, best, config.temperature)
+        asked = logits, best, sums, _warm(config.temperature), uniforms
+        if may_pick(logits, BLOCK, _pick_by_torch):
+            return pick(*asked, BLOCK)
+        return _pick_by_torch(*asked)
     values, tokens, totals, cuts = _listed(logits, config, _enough(logits, config))
     drawn = draw if may_draw(values, _draw_by_torch) else _draw_by_torch
     return drawn(values, tokens, totals, cuts, uniforms)
@@ -70,9 +78,9 @@ def choose(scores: Tensor, u: float, config: SamplingConfig) -> int:
     scores = _with_float64(scores)
     if len(scores) > SMALL:
         uniforms = torch.tensor([u], dtype=torch.float64, device=scores.device)
-        token, certain = torch.stack(choose_ahead(scores[None], uniforms, config))[:, 0].tolist()
-        if certain:
-            return int(token)
+        token = int(choose_ahead(scores[None], uniforms, config))
+        if token != NOTHING:
+            return token
     through = weights_of(scores, config).cumsum(dim=0)
     return int(_place(through, _target(through[-1:], u)))
 
@@ -121,10 +129,10 @@ def _least(config: SamplingConfig) -> int:
     return math.ceil(config.min_p * ONE)
 
 
-def _weigh(scores: Tensor, best: Tensor, temperature: float) -> Tensor:
-    """Weights of tokens: float64 like `scores`, whole numbers; `best` is [..., 1]."""
+def _weigh(scores: Tensor, greatest: Tensor, temperature: float) -> Tensor:
+    """Weights of tokens: float64 like `scores`, whole numbers; `greatest` is [..., 1]."""
     # Relative to the best one, so that no temperature is too small to divide by.
-    return (scores - best.double()).mul_(1.0 / _warm(temperature)).exp_().mul_(ONE).floor_()
+    return (scores - greatest.double()).mul_(1.0 / _warm(temperature)).exp_().mul_(ONE).floor_()
 
 
 def _warm(temperature: float) -> float:
@@ -147,13 +155,13 @@ def _listed(
     cuts = Cuts(temperature, top_k, config.top_p, _least(config), vocabulary)
     totals = None
     if cuts.needs_total(count):
-        totals = _blocks(logits, values[:, :1], config.temperature).sum(dim=-1, keepdim=True)
+        totals = _blocks(logits, tokens[:, 0], config.temperature).sum(dim=-1, keepdim=True)
     return values, tokens, totals, cuts
 
 
 def _draw_by_torch(
     values: Tensor, tokens: Tensor, totals: Tensor | None, cuts: Cuts, uniforms: Tensor
-) -> tuple[Tensor, Tensor]:
+) -> Tensor:
     """What `quick_draw.draw` says."""
     count = values.shape[-1]
     weights = _weigh(values, values[:, :1], cuts.temperature).long()
@@ -175,7 +183,8 @@ def _draw_by_torch(
     if cuts.least:
         complete = complete | (lightest < cuts.least)
         weights = weights.masked_fill(weights < cuts.least, 0)
-    return _drawn(tokens, weights, uniforms), (complete & known)[:, 0]
+    drawn = _drawn(tokens, weights, uniforms)
+    return drawn.masked_fill(~(complete & known)[:, 0], NOTHING).int()
 
 
 def _drawn(tokens: Tensor, weights: Tensor, uniforms: Tensor) -> Tensor:
@@ -199,36 +208,39 @@ def _place(through: Tensor, target: Tensor) -> Tensor:
     return place.clamp_(max=through.shape[-1] - 1)
 
 
-def _drawn_from_all(logits: Scores, uniforms: Tensor, temperature: float) -> Tensor:
-    """The token of each row at its uniform number where none is removed, int64 [rows]."""
+def _pick_by_torch(
+    logits: Scores, best: Tensor, sums: Tensor, temperature: float, uniforms: Tensor
+) -> Tensor:
+    """What `quick_draw.pick` says."""
     vocabulary = logits.shape[-1]
-    best = greatest(logits)
-    through = _blocks(logits, best, temperature).cumsum(dim=-1)
+    through = sums.cumsum(dim=-1)
     target = _target(through[:, -1:], uniforms[:, None])
     block = _place(through, target)
     # What lies before the block: the sum up to the block before it, 0 before the first.
     before = torch.nn.functional.pad(through, (1, 0)).gather(1, block)
     tokens = block * BLOCK + torch.arange(BLOCK, device=logits.device)
-    within = _weigh(gather(logits, tokens.clamp(max=vocabulary - 1)), best, temperature)
+    greatest = gather(logits, best[:, None].long())
+    within = _weigh(gather(logits, tokens.clamp(max=vocabulary - 1)), greatest, temperature)
     through = before + within.long().cumsum(dim=-1)
-    return (block * BLOCK + _place(through, target)).clamp_(max=vocabulary - 1)[:, 0]
+    return (block * BLOCK + _place(through, target)).clamp_(max=vocabulary - 1)[:, 0].int()
 
 
 def _blocks(logits: Scores, best: Tensor, temperature: float) -> Tensor:
-    """Sums of weights of `BLOCK` tokens each, int64 [rows, blocks]; `best` is [rows, 1]."""
+    """Sums of weights of `BLOCK` tokens each, int64 [rows, blocks]; `best` is as in `weigh`."""
     if may_weigh(logits, BLOCK, _blocks_by_torch):
         return weigh(logits, best, _warm(temperature), BLOCK)
     return _blocks_by_torch(logits, best, temperature)
 
 
 def _blocks_by_torch(logits: Scores, best: Tensor, temperature: float) -> Tensor:
-    sums = [_summed(part(logits, each), best, temperature) for each in _parts(logits)]
+    greatest = gather(logits, best[:, None].long())
+    sums = [_summed(part(logits, each), greatest, temperature) for each in _parts(logits)]
     return torch.cat(sums, dim=1)
 
 
-def _summed(logits: Tensor, best: Tensor, temperature: float) -> Tensor:
+def _summed(logits: Tensor, greatest: Tensor, temperature: float) -> Tensor:
     """The same of one part, whose weights are gone before the next part has some."""
-    weights = _weigh(logits, best, temperature)
+    weights = _weigh(logits, greatest, temperature)
     missing = -weights.shape[-1] % BLOCK
     if missing:
         weights = torch.nn.functional.pad(weights, (0, missing))

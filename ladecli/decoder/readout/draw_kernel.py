@@ -17,7 +17,6 @@ def draw(
     totals,
     uniforms,
     drawn,
-    certain,
     count,
     vocabulary,
     half,
@@ -26,6 +25,7 @@ def draw(
     top_p: tl.int64,
     least: tl.int64,
     ONE: tl.constexpr,
+    NOTHING: tl.constexpr,
     COUNT: tl.constexpr,
 ):
     """The token of one row at its uniform number; the grid is (rows,).
@@ -37,7 +37,7 @@ def draw(
         totals: int64 [rows], what all tokens of a row weigh; looked at where top-p cuts, top-k
             does not, and not all of the vocabulary is listed.
         uniforms: float64 [rows].
-        drawn, certain: int64 and bool [rows].
+        drawn: int32 [rows], NOTHING where the token is not certain.
         half: half of a power of two that no token reaches.
         top_k: 0 where it removes none.
         inverse, top_p: of the temperature, and 1 where it removes none, as the bits of float64: a
@@ -90,5 +90,4 @@ def draw(
         before = tl.sum(tl.where(token < found + half, weight, 0), 0)
         found = tl.where(before <= target, found + half, found)
         half = half // 2
-    tl.store(drawn + row, found.to(tl.int64))
-    tl.store(certain + row, complete & known & (total > 0))
+    tl.store(drawn + row, tl.where(complete & known & (total > 0), found, NOTHING))

@@ -30,6 +30,29 @@ def _harsher(values, present, penalty, there):
 
 
 @triton.jit
+def _scored(logits, present, penalty, token, there, PENALIZED: tl.constexpr):
+    """Logits of tokens of one row, with the penalty if there is one; impossible are those that are
+    not `there`."""
+    value = tl.load(logits + token, mask=there, other=float("-inf")).to(tl.float32)
+    if PENALIZED:
+        value = _harsher(value, present + token, penalty, there)
+    return value
+
+
+@triton.jit
+def _weighed(values, top, inverse, ONE: tl.constexpr):
+    """What tokens weigh beside the best one, as `choosing` has it: float64, whole numbers.
+
+    Args:
+        values, top: logits of the tokens, and the greatest of their row.
+        inverse: of the temperature, as the bits of float64: a number that is no integer would be
+            rounded to float32 on its way here.
+    """
+    apart = values.to(tl.float64) - top.to(tl.float64)
+    return tl.floor(tl.exp(apart * inverse.to(tl.int64).to(tl.float64, bitcast=True)) * ONE)
+
+
+@triton.jit
 def rank(
     logits,
     present,
@@ -59,9 +82,9 @@ def rank(
     part = row * tl.num_programs(1) + tl.program_id(1)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     left = token < vocabulary
-    value = tl.load(logits + row * row_stride + token, mask=left, other=0.0).to(tl.float32)
-    if PENALIZED:
-        value = _harsher(value, present + row * present_stride + token, penalty, left)
+    logits += row * row_stride
+    present += row * present_stride
+    value = _scored(logits, present, penalty, token, left, PENALIZED)
     top, _ = _best(value, token, left)
     tl.store(tops + part, top)
     tl.store(sums + part, tl.sum(tl.where(left, _weights(value, top), 0.0), 0))
@@ -136,21 +159,23 @@ def tops(
     group = tl.program_id(1) * HELD + tl.arange(0, HELD)
     token = group[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
     there = (group < groups)[:, None] & (token >= 0)
-    value = tl.load(logits + row * row_stride + token, mask=there, other=0.0).to(tl.float32)
-    value = _harsher(value, present + row * present_stride + token, penalty, there)
+    logits += row * row_stride
+    present += row * present_stride
+    value = _scored(logits, present, penalty, token, there, True)
     tl.store(out + row * groups + group, tl.max(value, 1), mask=group < groups)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["inverse"])
 def weigh(
     logits,
     present,
     penalty,
     best,
-    inverse,
+    inverse: tl.int64,
     sums,
     row_stride,
     present_stride,
+    best_stride,
     vocabulary,
     blocks,
     PENALIZED: tl.constexpr,
@@ -160,23 +185,72 @@ def weigh(
 ):
     """Sums of weights of BLOCK tokens each; the grid is (rows, blocks in groups of HELD).
 
-    A weight is floor(ONE * exp((logit - best) * inverse)) in float64, where sums of them are exact.
-
     Args:
         logits: [rows, vocabulary], whose rows are dense.
         present, penalty: see `rank`.
-        best: [rows], the greatest logits, penalised.
-        inverse: float64 [1], of the temperature.
-        sums: int64 [rows, blocks].
+        best: [rows], the token with the greatest logit, penalised.
+        inverse: see `_weighed`.
+        sums: int64 [rows, blocks]; exact, since sums of float64 are within a block.
     """
     row = tl.program_id(0).to(tl.int64)
+    logits += row * row_stride
+    present += row * present_stride
+    greatest = tl.load(best + row * best_stride)
+    top = _scored(logits, present, penalty, greatest, greatest >= 0, PENALIZED)
     block = tl.program_id(1) * HELD + tl.arange(0, HELD)
     token = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     inside = token < vocabulary
-    value = tl.load(logits + row * row_stride + token, mask=inside, other=0.0)
-    if PENALIZED:
-        value = value.to(tl.float32)
-        value = _harsher(value, present + row * present_stride + token, penalty, inside)
-    value = (value.to(tl.float64) - tl.load(best + row).to(tl.float64)) * tl.load(inverse)
-    weight = tl.where(inside, tl.floor(tl.exp(value) * ONE), 0.0)
+    value = _scored(logits, present, penalty, token, inside, PENALIZED)
+    weight = tl.where(inside, _weighed(value, top, inverse, ONE), 0.0)
     tl.store(sums + row * blocks + block, tl.sum(weight, 1).to(tl.int64), mask=block < blocks)
+
+
+# Numbers of a step lie among others: not at every address that a kernel could be compiled for.
+@triton.jit(do_not_specialize=["inverse", "uniforms"])
+def pick(
+    logits,
+    present,
+    penalty,
+    best,
+    inverse: tl.int64,
+    sums,
+    uniforms,
+    out,
+    row_stride,
+    present_stride,
+    best_stride,
+    vocabulary,
+    blocks,
+    PENALIZED: tl.constexpr,
+    ONE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
+):
+    """The token of one row at its uniform number, none removed; the grid is (rows,).
+
+    Args:
+        logits, present, penalty, best, inverse, sums: as `weigh` had and left them.
+        uniforms: float64 [rows].
+        out: int32 [rows]; of rows that are not finite, any token.
+        BLOCKS: `blocks` as a power of two.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    each = tl.arange(0, BLOCKS)
+    weight = tl.load(sums + row * blocks + each, mask=each < blocks, other=0)
+    total = tl.sum(weight, 0)
+    target = (total.to(tl.float64) * tl.load(uniforms + row)).to(tl.int64)
+    # Rounding can put it on the total: then the last possible token is meant.
+    target = tl.minimum(target, total - 1)
+    block = tl.minimum(tl.sum((tl.cumsum(weight, 0) <= target).to(tl.int32), 0), blocks - 1)
+    target -= tl.sum(tl.where(each < block, weight, 0), 0)
+
+    logits += row * row_stride
+    present += row * present_stride
+    greatest = tl.load(best + row * best_stride)
+    top = _scored(logits, present, penalty, greatest, greatest >= 0, PENALIZED)
+    token = block * BLOCK + tl.arange(0, BLOCK)
+    inside = token < vocabulary
+    value = _scored(logits, present, penalty, token, inside, PENALIZED)
+    weight = tl.where(inside, _weighed(value, top, inverse, ONE), 0.0).to(tl.int64)
+    place = tl.sum((tl.cumsum(weight, 0) <= target).to(tl.int32), 0)
+    tl.store(out + row, tl.minimum(block * BLOCK + place, vocabulary - 1))

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..config import SamplingConfig
-from ..successors import NONE, NOTHING, Successors
+from ..successors import NONE, Successors
 from .choosing import choose_ahead
 from .penalty import Scores
 from .quick import may_rank, rank
-from .ranking import leaders, ranked
+from .ranking import most_probable, ranked
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,28 +90,20 @@ def pack(
     Returns:
         int32 [words], for `Readout`.
     """
-    words: list[Tensor] = []
     count = min(successors, scores.shape[-1])
     if count and may_rank(scores, count, ranked):
-        words += [rank(scores, count).flatten()]
+        found = rank(scores, count)
+        best, words = found[0, :, 0], [found.flatten()]
     elif count:
         tokens, probabilities = ranked(scores, count)
-        words += [tokens.int().flatten(), probabilities.float().flatten().view(torch.int32)]
+        best, words = tokens[:, 0], [tokens.int().flatten()]
+        words += [probabilities.float().flatten().view(torch.int32)]
     else:
-        words += [_best(scores)]
+        best = most_probable(scores)
+        words = [best]
     if sampling is not None and uniforms is not None:
-        chosen, certain = choose_ahead(scores, uniforms, sampling)
-        words += [chosen.masked_fill(~certain, NOTHING).int()]
+        words += [choose_ahead(scores, uniforms, sampling, best)]
     return words[0] if len(words) == 1 else torch.cat(words)
-
-
-def _best(scores: Scores) -> Tensor:
-    """The most probable token of each row, int32 [rows]."""
-    if isinstance(scores, Tensor):
-        return scores.argmax(dim=-1).int()
-    if may_rank(scores, 1, ranked):
-        return rank(scores, 1)[0, :, 0]
-    return leaders(scores, 1, first=True)[1][:, 0].int()
 
 
 class Readout:

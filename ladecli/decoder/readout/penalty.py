@@ -199,12 +199,6 @@ def gather(scores: Scores, tokens: Tensor) -> Tensor:
     return scores.gather(tokens) if isinstance(scores, Penalized) else scores.gather(1, tokens)
 
 
-def greatest(scores: Scores) -> Tensor:
-    """The greatest score of each row, [rows, 1]."""
-    found = [each.amax(dim=-1, keepdim=True) for each in _parts(scores, scores.shape[-1], 1)]
-    return found[0] if len(found) == 1 else torch.cat(found, dim=1).amax(dim=-1, keepdim=True)
-
-
 def log_totals(scores: Scores) -> Tensor:
     """The logarithm of the sum of exp(score) of each row, [rows, 1]."""
     parts = _parts(scores, scores.shape[-1], 1)

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..lean import fused
 from ..lean.trial import numbers, passed
 from ..memory import attempt
-from .penalty import Penalized, Scores, gather, greatest, maxima
+from .penalty import Penalized, Scores, gather, maxima, part
 
 ONE = 1 << 40
 """The weight of the most probable token; 2**22 such ones can be summed up in 63 bits."""
@@ -37,7 +38,7 @@ HELD = 8
 Rank = Callable[[Scores, int], tuple[Tensor, Tensor]]
 """(scores, count) -> the most probable tokens and their probabilities, [rows, count] each."""
 Weigh = Callable[[Scores, Tensor, float], Tensor]
-"""(scores, the greatest of each row [rows, 1], temperature) -> sums of weights, int64."""
+"""(scores, the best token of each row [rows], temperature) -> sums of weights, int64."""
 
 
 def may_rank(scores: Scores, count: int, own: Rank) -> bool:
@@ -48,7 +49,7 @@ def may_rank(scores: Scores, count: int, own: Rank) -> bool:
         count: at most the vocabulary.
         own: what it would stand for.
     """
-    logits, penalized = _kind(scores)
+    logits, penalized = kind_of(scores)
     asked = logits.device, logits.dtype, logits.shape[-1], count, own, penalized
     return (
         count <= MOST
@@ -66,7 +67,7 @@ def may_weigh(scores: Scores, block: int, own: Weigh) -> bool:
         block: see `weigh`.
         own: what it would stand for.
     """
-    logits, penalized = _kind(scores)
+    logits, penalized = kind_of(scores)
     asked = logits.device, logits.dtype, logits.shape[-1], block, own, penalized
     return may_read(logits) and bool(attempt(_weighs, *asked))
 
@@ -111,7 +112,7 @@ def _ranks(
 
     def trial() -> bool:
         # In half precision some of the greatest are equal.
-        scores = _tried(dtype, device, vocabulary, penalized)
+        scores = tried(dtype, device, vocabulary, penalized)
         found, bits = rank(scores, count)
         tokens, probabilities = own(scores, count)
         shares = bits.view(torch.float32)
@@ -134,8 +135,8 @@ def _weighs(
     """Whether `weigh` says what `own` does, to the last bit."""
 
     def trial() -> bool:
-        scores = _tried(dtype, device, vocabulary, penalized)
-        asked = scores, greatest(scores), 0.7
+        scores = tried(dtype, device, vocabulary, penalized)
+        asked = scores, part(scores, slice(vocabulary)).argmax(dim=-1), 0.7
         return torch.equal(weigh(*asked, block), own(*asked))
 
     return passed(device, trial)
@@ -146,7 +147,7 @@ def _tops(device: torch.device, dtype: torch.dtype, vocabulary: int, size: int) 
     """Whether `top` says what `maxima` does, to the last bit."""
 
     def trial() -> bool:
-        scores = _tried(dtype, device, vocabulary, penalized=True)
+        scores = tried(dtype, device, vocabulary, penalized=True)
         return isinstance(scores, Penalized) and torch.equal(
             top(scores, size), maxima(scores, size)
         )
@@ -154,13 +155,15 @@ def _tops(device: torch.device, dtype: torch.dtype, vocabulary: int, size: int) 
     return passed(device, trial)
 
 
-def _tried(dtype: torch.dtype, device: torch.device, vocabulary: int, penalized: bool) -> Scores:
-    """Two rows for a trial; where they are penalised, some logits above 0 and some below."""
-    logits = numbers(torch.empty(0, dtype=dtype, device=device), 2, vocabulary)
+def tried(
+    dtype: torch.dtype, device: torch.device, vocabulary: int, penalized: bool, rows: int = 2
+) -> Scores:
+    """Rows for a trial; where they are penalised, some logits above 0 and some below."""
+    logits = numbers(torch.empty(0, dtype=dtype, device=device), rows, vocabulary)
     if not penalized:
         return logits
     some = torch.arange(vocabulary, device=device) % 3 == 0
-    return Penalized(logits, some.repeat(2, 1), 1.1)
+    return Penalized(logits, some.repeat(rows, 1), 1.1)
 
 
 def rank(scores: Scores, count: int) -> Tensor:
@@ -178,7 +181,7 @@ def rank(scores: Scores, count: int) -> Tensor:
     from . import kernels
 
     rows, vocabulary = scores.shape
-    logits, penalized = _kind(scores)
+    logits, penalized = kind_of(scores)
     blocks = -(-vocabulary // BLOCK)
     # Those of small models are one block, which need not be that large.
     block = min(BLOCK, fused.power(vocabulary))
@@ -190,9 +193,9 @@ def rank(scores: Scores, count: int) -> Tensor:
     # Triton launches on the current device.
     with torch.cuda.device(logits.get_device()):
         kernels.rank[rows, blocks](
-            *_operands(scores),
+            *operands(scores),
             *found,
-            *_strides(scores),
+            *strides(scores),
             vocabulary,
             PENALIZED=penalized,
             COUNT=count,
@@ -229,9 +232,9 @@ def top(scores: Penalized, size: int) -> Tensor:
     tops = logits.new_empty((rows, groups), dtype=torch.float32)
     with torch.cuda.device(logits.get_device()):
         kernels.tops[rows, -(-groups // held)](
-            *_operands(scores),
+            *operands(scores),
             tops,
-            *_strides(scores),
+            *strides(scores),
             groups,
             SIZE=size,
             HELD=held,
@@ -245,7 +248,7 @@ def weigh(scores: Scores, best: Tensor, temperature: float, block: int) -> Tenso
 
     Args:
         scores: [rows, vocabulary].
-        best: the greatest of each row, [rows, 1].
+        best: the token with the greatest score of each row, whole numbers [rows].
         temperature: as it divides, above 0.
         block: a power of two.
 
@@ -257,18 +260,17 @@ def weigh(scores: Scores, best: Tensor, temperature: float, block: int) -> Tenso
     rows, vocabulary = scores.shape
     blocks = -(-vocabulary // block)
     sums = best.new_empty((rows, blocks), dtype=torch.int64)
-    # A number as an argument of a kernel would be rounded to float32.
-    inverse = best.new_full((1,), 1.0 / temperature, dtype=torch.float64)
     with torch.cuda.device(best.get_device()):
         kernels.weigh[rows, -(-blocks // HELD)](
-            *_operands(scores),
-            best.contiguous(),
-            inverse,
+            *operands(scores),
+            best,
+            bits_of(1.0 / temperature),
             sums,
-            *_strides(scores),
+            *strides(scores),
+            best.stride(0),
             vocabulary,
             blocks,
-            PENALIZED=_kind(scores)[1],
+            PENALIZED=kind_of(scores)[1],
             ONE=float(ONE),
             BLOCK=block,
             HELD=HELD,
@@ -277,21 +279,26 @@ def weigh(scores: Scores, best: Tensor, temperature: float, block: int) -> Tenso
     return sums
 
 
-def _kind(scores: Scores) -> tuple[Tensor, bool]:
+def bits_of(number: float) -> int:
+    """The bits of a float64: as an argument of a kernel, a number would be rounded to float32."""
+    return int(np.float64(number).view(np.int64))
+
+
+def kind_of(scores: Scores) -> tuple[Tensor, bool]:
     """Logits, and whether they are penalised."""
     if isinstance(scores, Penalized):
         return scores.logits, True
     return scores, False
 
 
-def _operands(scores: Scores) -> tuple[Tensor, Tensor, float]:
+def operands(scores: Scores) -> tuple[Tensor, Tensor, float]:
     """Logits, which tokens are present, and the penalty: any, where there is none."""
     if isinstance(scores, Penalized):
         return scores.logits, scores.present.view(torch.uint8), scores.penalty
     return scores, scores, 1.0
 
 
-def _strides(scores: Scores) -> tuple[int, int]:
+def strides(scores: Scores) -> tuple[int, int]:
     """From row to row of the first two of them."""
-    logits, present, _ = _operands(scores)
+    logits, present, _ = operands(scores)
     return logits.stride(0), present.stride(0)

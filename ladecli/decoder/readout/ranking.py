@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .penalty import Penalized, Scores, gather, log_totals, maxima, part
-from .quick import may_top, top
+from .quick import may_rank, may_top, rank, top
 
 GROUPS = (128, 64, 32, 16)
 """How many neighbours compete first, the best size first; all of them suit a GPU's reads."""
@@ -75,6 +75,15 @@ def _led(indices: Tensor, first: Tensor) -> Tensor:
     """
     rest = torch.where(indices == first, indices[:, :1], indices)[:, 1:]
     return torch.cat((first, rest), dim=1)
+
+
+def most_probable(scores: Scores) -> Tensor:
+    """The most probable token of each row, that of `torch.argmax`, int32 [rows]."""
+    if isinstance(scores, Tensor):
+        return scores.argmax(dim=-1).int()
+    if may_rank(scores, 1, ranked):
+        return rank(scores, 1)[0, :, 0]
+    return leaders(scores, 1, first=True)[1][:, 0].int()
 
 
 def ranked(logits: Scores, count: int) -> tuple[Tensor, Tensor]:

@@ -14,8 +14,10 @@ from ladecli.decoder.config import SamplingConfig
 from ladecli.decoder.readout import choosing
 from ladecli.decoder.readout.choosing import ONE, choose, choose_ahead, weights_of
 from ladecli.decoder.sampling import distribution, draw
+from ladecli.decoder.successors import NOTHING
 
 ROWS = 64
+HALF = torch.tensor([0.5], dtype=torch.float64)
 SETTINGS = [
     SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     for temperature, top_k, top_p, min_p in itertools.product(
@@ -67,15 +69,15 @@ def drawn(scores: Tensor, u: float, config: SamplingConfig) -> int:
 def test_rows_at_once_and_one_by_one_are_the_same(vocabulary: int, kind: str) -> None:
     logits, uniforms = rows_of(vocabulary, kind), uniforms_of()
     for turn, config in enumerate(SETTINGS):
-        tokens, certain = choose_ahead(logits, uniforms, config)
-        assert tokens.dtype == torch.int64
-        assert certain.dtype == torch.bool
+        tokens = choose_ahead(logits, uniforms, config)
+        assert tokens.dtype == torch.int32
+        assert torch.equal(choose_ahead(logits, uniforms, config, logits.argmax(dim=1)), tokens)
         for row in range(turn % 13, ROWS, 13):
             expected = drawn(logits[row], float(uniforms[row]), config)
             assert choose(logits[row], float(uniforms[row]), config) == expected
-            alone, sure = choose_ahead(logits[row : row + 1], uniforms[row : row + 1], config)
-            assert (alone[0], sure[0]) == (tokens[row], certain[row])
-            assert not certain[row] or tokens[row] == expected
+            alone = choose_ahead(logits[row : row + 1], uniforms[row : row + 1], config)
+            assert alone[0] == tokens[row]
+            assert tokens[row] in (expected, NOTHING)
 
 
 def test_most_rows_of_a_model_are_certain() -> None:
@@ -84,11 +86,12 @@ def test_most_rows_of_a_model_are_certain() -> None:
     for config in SETTINGS:
         # The higher ones make more tokens alike than are listed.
         if config.temperature < 1.0:
-            assert choose_ahead(rows_of(20_000, "peaked"), uniforms, config)[1].all()
+            assert (choose_ahead(rows_of(20_000, "peaked"), uniforms, config) != NOTHING).all()
     unsure = SamplingConfig(temperature=1.0, top_p=0.9)
-    assert not choose_ahead(rows_of(5000, "flat"), uniforms, unsure)[1].any()
+    assert (choose_ahead(rows_of(5000, "flat"), uniforms, unsure) == NOTHING).all()
     # With nothing removed, all tokens are looked at.
-    assert choose_ahead(rows_of(5000, "flat"), uniforms, SamplingConfig(temperature=1.0))[1].all()
+    sure = choose_ahead(rows_of(5000, "flat"), uniforms, SamplingConfig(temperature=1.0))
+    assert (sure != NOTHING).all()
 
 
 @pytest.mark.parametrize(
@@ -106,7 +109,7 @@ def test_ties_at_the_end_of_the_list_are_not_certain(settings: dict[str, float])
     """All tokens are alike, so all of them stay, and a list of some of them is no answer."""
     config = SamplingConfig(**{"temperature": 1.0, **settings})
     scores = torch.zeros(5000)
-    assert not choose_ahead(scores[None], torch.tensor([0.5], dtype=torch.float64), config)[1]
+    assert choose_ahead(scores[None], HALF, config) == NOTHING
     assert (weights_of(scores, config) == ONE).all()
     assert choose(scores, 0.5, config) == 2500
 
@@ -116,11 +119,10 @@ def test_top_p_of_top_k_needs_all_of_top_k() -> None:
     scores = torch.full((5000,), -1.0)
     scores[100:110] = 0.0
     config = SamplingConfig(temperature=1.0, top_k=20, top_p=0.5, min_p=0.9)
-    assert not choose_ahead(scores[None], torch.tensor([0.5], dtype=torch.float64), config)[1]
+    assert choose_ahead(scores[None], HALF, config) == NOTHING
     # Without top-p, min-p alone decides, and all that it leaves is listed.
     config = SamplingConfig(temperature=1.0, top_k=20, min_p=0.9)
-    token, certain = choose_ahead(scores[None], torch.tensor([0.5], dtype=torch.float64), config)
-    assert (int(token), bool(certain)) == (105, True)
+    assert choose_ahead(scores[None], HALF, config) == 105
 
 
 def test_equal_tokens_at_the_cut_of_top_p_all_stay() -> None:
@@ -147,11 +149,11 @@ def test_the_token_is_where_its_distribution_says(kind: str) -> None:
 def test_parts_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, uniforms = rows_of(3000, "peaked", seed=3), uniforms_of(seed=3)
     configs = [SamplingConfig(temperature=1.3), SamplingConfig(temperature=1.3, top_p=0.9)]
-    whole = [choose_ahead(logits, uniforms, config)[0] for config in configs]
+    whole = [choose_ahead(logits, uniforms, config) for config in configs]
     for part in (1, ROWS * choosing.BLOCK * 5):
         monkeypatch.setattr(choosing, "PART", part)
         for config, expected in zip(configs, whole, strict=True):
-            assert torch.equal(choose_ahead(logits, uniforms, config)[0], expected)
+            assert torch.equal(choose_ahead(logits, uniforms, config), expected)
 
 
 @pytest.mark.parametrize("temperature", [1e-40, 0.8])
@@ -167,8 +169,7 @@ def test_a_device_is_never_waited_for(
         rows_of(1500, "peaked", 3), uniforms_of(3)
     )
     given = rows_of(1500, "coarse", 3, seed=5), uniforms_of(3, seed=5)
-    for mine, expected in zip(traced(*given), choose_ahead(*given, config), strict=True):
-        assert torch.equal(mine, expected)
+    assert torch.equal(traced(*given), choose_ahead(*given, config))
 
 
 def test_a_model_that_says_nan_names_a_token_all_the_same() -> None:
@@ -176,6 +177,6 @@ def test_a_model_that_says_nan_names_a_token_all_the_same() -> None:
     for bad in (torch.nan, -torch.inf, torch.inf):
         logits = torch.full((3, 5000), bad)
         for config in SETTINGS[::7]:
-            tokens, _ = choose_ahead(logits, uniforms_of(3), config)
-            assert ((tokens >= 0) & (tokens < 5000)).all()
+            tokens = choose_ahead(logits, uniforms_of(3), config)
+            assert ((tokens >= 0) & (tokens < 5000) | (tokens == NOTHING)).all()
             assert 0 <= choose(logits[0], 0.5, config) < 5000

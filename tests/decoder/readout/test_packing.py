@@ -10,7 +10,7 @@ from ladecli.decoder.config import SamplingConfig
 from ladecli.decoder.readout import Readout, Rows, Wanted, pack
 from ladecli.decoder.readout.choosing import choose_ahead
 from ladecli.decoder.readout.ranking import ranked
-from ladecli.decoder.successors import NONE, NOTHING
+from ladecli.decoder.successors import NONE
 
 SAMPLING = SamplingConfig(0.8, top_k=3)
 
@@ -45,9 +45,7 @@ def test_every_output_gets_what_its_row_says(
     if sampling is None:
         assert shown.chosen is None
     else:
-        chosen, certain = choose_ahead(logits, uniforms, sampling)
-        told = torch.where(certain, chosen, NOTHING)[rows]
-        assert shown.chosen == told.tolist()
+        assert shown.chosen == choose_ahead(logits, uniforms, sampling)[rows].tolist()
 
 
 def test_logits_that_nobody_asked_for_are_not_there() -> None:

@@ -14,10 +14,12 @@ from torch import Tensor, nn
 from ladecli.decoder.config import SamplingConfig
 from ladecli.decoder.errors import DeviceLostError
 from ladecli.decoder.lean import fused
-from ladecli.decoder.readout import choosing, quick, quick_draw
+from ladecli.decoder.readout import choosing, pack, packing, quick, quick_draw
 from ladecli.decoder.readout.choosing import ONE, choose_ahead
-from ladecli.decoder.readout.quick_draw import Cuts, draw, may_draw
+from ladecli.decoder.readout.penalty import Penalized, Scores
+from ladecli.decoder.readout.quick_draw import Cuts, draw, may_draw, may_pick
 from ladecli.decoder.readout.ranking import leaders
+from ladecli.decoder.successors import NOTHING
 
 from ..counting import Counting
 from ..triton_compiler import printed
@@ -68,7 +70,7 @@ def untried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choosing, "may_draw", lambda *_: not fused.off())
 
 
-def both(logits: Tensor, uniforms: Tensor, config: SamplingConfig) -> list[tuple[Tensor, Tensor]]:
+def both(logits: Scores, uniforms: Tensor, config: SamplingConfig) -> list[Tensor]:
     """What is drawn by the kernel, and by torch."""
     by_kernel = choose_ahead(logits, uniforms, config)
     with fused.switched(False):
@@ -91,10 +93,9 @@ def test_kernel_and_torch_draw_the_same(kind: str) -> None:
             logits = rows_of(vocabulary, kind, count, seed=turn)
         logits = logits.to(TYPES[turn % len(TYPES)])
         mine, expected = both(logits, UNIFORMS[-count:], config)
-        for one, other in zip(mine, expected, strict=True):
-            assert one.dtype == other.dtype
-            assert torch.equal(one, other)
-        sure += mine[1].tolist()
+        assert mine.dtype == expected.dtype
+        assert torch.equal(mine, expected)
+        sure += (mine != NOTHING).tolist()
     assert any(sure)
     assert not all(sure) or kind in ("peaked", "quantised", "few possible")
 
@@ -109,10 +110,9 @@ def test_of_rows_that_are_not_finite_nothing_is_certain(vocabulary: int) -> None
     for config in SETTINGS[1:8:2]:
         # The interpreter's NumPy warns of what a GPU does in silence.
         with np.errstate(invalid="ignore"):
-            tokens, certain = choose_ahead(logits, UNIFORMS[:1].expand(5), config)
-        assert ((tokens >= 0) & (tokens < vocabulary)).all()
-        assert certain.tolist()[:4] == [False, False, False, True]
-        assert tokens[3] == 4
+            tokens = choose_ahead(logits, UNIFORMS[:1].expand(5), config)
+        assert ((tokens >= 0) & (tokens < vocabulary) | (tokens == NOTHING)).all()
+        assert tokens.tolist()[:4] == [NOTHING, NOTHING, NOTHING, 4]
 
 
 @pytest.mark.usefixtures("untried")
@@ -123,31 +123,30 @@ def test_what_ties_with_the_last_of_top_k_counts_for_top_p_alone(top_p: float) -
     logits[0, 100:110] = 0.0
     config = SamplingConfig(1.0, top_k=20, top_p=top_p, min_p=0.9)
     mine, expected = both(logits, UNIFORMS[1:2], config)
-    assert torch.equal(mine[0], expected[0])
-    assert mine[1].tolist() == expected[1].tolist() == [top_p == 1.0]
+    assert torch.equal(mine, expected)
+    assert (mine != NOTHING).tolist() == [top_p == 1.0]
 
 
 def test_only_the_last_of_a_list_says_whether_others_can_be_drawn() -> None:
     tokens, uniforms = torch.tensor([[4, 9, 2]]), UNIFORMS[:1]
     for last, sure in ((-1e9, True), (-2.0, False)):
         values = torch.tensor([[0.0, -1.0, last]])
-        drawn, certain = draw(values, tokens, None, Cuts(1.0, 0, 1.0, 0, 10), uniforms)
-        assert certain.tolist() == [sure]
-        assert drawn.tolist() == [4 if sure else 2]
+        drawn = draw(values, tokens, None, Cuts(1.0, 0, 1.0, 0, 10), uniforms)
+        assert drawn.tolist() == [4 if sure else NOTHING]
 
 
 @pytest.mark.parametrize(("total", "token"), [(2 * ONE, 4), (2 * ONE + 1, 9)])
 def test_a_token_stays_while_all_better_ones_lack_some_of_the_share(total: int, token: int) -> None:
     values, tokens = torch.tensor([[0.0, -1.0, -2.0]]), torch.tensor([[4, 9, 2]])
     asked = values, tokens, torch.tensor([[total]]), Cuts(1.0, 0, 0.5, 0, 10), UNIFORMS[-1:]
-    for drawn, certain in (draw(*asked), choosing._draw_by_torch(*asked)):
-        assert (int(drawn), bool(certain)) == (token, True)
+    for drawn in (draw(*asked), choosing._draw_by_torch(*asked)):
+        assert drawn.tolist() == [token]
 
 
 def test_what_weighs_as_little_as_min_p_allows_stays() -> None:
-    values, tokens = torch.zeros(1, 3), torch.tensor([[4, 9, 2]])
-    drawn, certain = draw(values, tokens, None, Cuts(1.0, 0, 1.0, ONE, 10), UNIFORMS[-1:])
-    assert (int(drawn), bool(certain)) == (9, False)
+    values, tokens = torch.tensor([[0.0, 0.0, -1.0]]), torch.tensor([[4, 9, 2]])
+    drawn = draw(values, tokens, None, Cuts(1.0, 0, 1.0, ONE, 10), UNIFORMS[-1:])
+    assert drawn.tolist() == [9]
 
 
 def test_rows_may_lie_apart() -> None:
@@ -157,13 +156,11 @@ def test_rows_may_lie_apart() -> None:
     expected = draw(values[::2].clone(), tokens[::2].clone(), None, cuts, UNIFORMS[:2])
     spread = UNIFORMS[:2].repeat_interleave(2)
     found = draw(values[::2], tokens[::2], None, cuts, spread[::2])
-    for one, other in zip(found, expected, strict=True):
-        assert torch.equal(one, other)
+    assert torch.equal(found, expected)
     totals = torch.arange(1, 13).reshape(4, 3) * 5 * ONE
     cuts = cuts._replace(top_k=0)
     expected = choosing._draw_by_torch(values, tokens, totals[:, :1], cuts, spread)
-    for one, other in zip(draw(values, tokens, totals[:, :1], cuts, spread), expected, strict=True):
-        assert torch.equal(one, other)
+    assert torch.equal(draw(values, tokens, totals[:, :1], cuts, spread), expected)
 
 
 def test_a_draw_is_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,41 +186,36 @@ def test_what_the_kernel_does_not_take() -> None:
         assert not may_draw(values, own)
 
 
-Change = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-
-
-def more_by_one(tokens: Tensor, certain: Tensor) -> tuple[Tensor, Tensor]:
-    return tokens + 1, certain
-
-
-def the_opposite(tokens: Tensor, certain: Tensor) -> tuple[Tensor, Tensor]:
-    return tokens, ~certain
-
-
-@pytest.mark.parametrize("change", [more_by_one, the_opposite])
-def test_a_kernel_that_says_something_else_is_not_used(
-    monkeypatch: pytest.MonkeyPatch, change: Change
-) -> None:
+def test_a_kernel_that_says_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     own = choosing._draw_by_torch
     values = torch.zeros(2, 50)
     monkeypatch.setattr(quick_draw, "draw", own)
     assert may_draw(values, own)
-    for place in range(3):
-        launches = iter(range(3))
+    for place, by in ((0, 1), (1, 1), (2, -1), (3, 1)):
+        launches, found = iter(range(4)), list[Tensor]()
 
-        def wrong(*given: Any, place: int = place, launches: Iterator[int] = launches) -> Any:
-            found = own(*given)
-            return change(*found) if next(launches) == place else found
+        def wrong(
+            *given: Any,
+            place: int = place,
+            by: int = by,
+            launches: Iterator[int] = launches,
+            found: list[Tensor] = found,
+        ) -> Any:
+            found.append(own(*given))
+            return found[-1] + by * (next(launches) == place)
 
         monkeypatch.setattr(quick_draw, "draw", wrong)
         assert not may_draw(values, own)
+        # Tokens in all but the last list, of which nothing can be said.
+        assert bool((found[-1] == NOTHING).all()) == (place == 3)
+        assert place == 3 or bool((found[-1] != NOTHING).all())
 
 
 @pytest.mark.parametrize("by", [-1, 1])
 def test_a_trial_sees_the_last_bit_of_a_weight(monkeypatch: pytest.MonkeyPatch, by: int) -> None:
     weigh, right = choosing._weigh, choosing._draw_by_torch
 
-    def wrong(*given: Any) -> tuple[Tensor, Tensor]:
+    def wrong(*given: Any) -> Tensor:
         def off(*args: Any) -> Tensor:
             weights = weigh(*args)
             weights[:, 1] += by
@@ -256,13 +248,113 @@ def test_a_kernel_that_fails_is_not_used(monkeypatch: pytest.MonkeyPatch) -> Non
         may_draw(values, own)
 
 
+@pytest.fixture
+def picks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of a few tokens, and a trial for every question."""
+    monkeypatch.setattr(choosing, "BLOCK", 16)
+    monkeypatch.setattr(quick_draw, "_picks", quick_draw._picks.__wrapped__)
+
+
+@pytest.mark.usefixtures("picks")
+@pytest.mark.parametrize("kind", [*KINDS, "equal"])
+@pytest.mark.parametrize("penalized", [False, True])
+def test_tokens_picked_from_all_are_the_same(kind: str, *, penalized: bool) -> None:
+    for turn, temperature in enumerate((0.7, 1e-40, 1.0, 1e300)):
+        vocabulary, count = SIZES[turn], 1 + turn % 3
+        logits = torch.full((count, vocabulary), -2.0)
+        if kind != "equal":
+            logits = rows_of(vocabulary, kind, count, seed=turn)
+        logits = logits.to(TYPES[turn % len(TYPES)])
+        scores: Scores = logits
+        if penalized:
+            scores = Penalized(logits, torch.arange(vocabulary).expand_as(logits) % 3 == 0, 1.2)
+        assert may_pick(scores, choosing.BLOCK, choosing._pick_by_torch)
+        for uniforms in (UNIFORMS[:count], UNIFORMS[-count:]):
+            mine, expected = both(scores, uniforms, SamplingConfig(temperature))
+            assert mine.dtype == expected.dtype == torch.int32
+            assert torch.equal(mine, expected)
+
+
+@pytest.mark.usefixtures("picks")
+def test_tokens_are_picked_from_rows_that_lie_apart() -> None:
+    wide = rows_of(400, "flat", 6, seed=1)
+    logits, uniforms = wide[::2, 30:330], UNIFORMS.repeat_interleave(2)[::2]
+    best = logits.argmax(dim=1).repeat_interleave(2)[::2]
+    config = SamplingConfig(0.9)
+    expected = choose_ahead(logits.contiguous(), UNIFORMS, config)
+    assert torch.equal(choose_ahead(logits, uniforms, config, best), expected)
+
+
+@pytest.mark.usefixtures("picks")
+@pytest.mark.parametrize("vocabulary", [5, 500])
+def test_what_is_picked_from_rows_that_are_not_finite_is_a_token(vocabulary: int) -> None:
+    logits = torch.zeros(4, vocabulary)
+    logits[0], logits[1, 2], logits[2, 1] = -torch.inf, torch.nan, torch.inf
+    logits[3], logits[3, 4] = -torch.inf, 1.0
+    with np.errstate(invalid="ignore"):
+        for u in UNIFORMS:
+            tokens = choose_ahead(logits, u.expand(4), SamplingConfig(0.9))
+            assert ((tokens >= 0) & (tokens < vocabulary)).all()
+            assert tokens[3] == 4
+
+
+@pytest.mark.usefixtures("picks")
+def test_to_pick_is_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choosing, "may_pick", lambda *_: True)
+    monkeypatch.setattr(choosing, "may_weigh", lambda *_: True)
+    monkeypatch.setattr(packing, "may_rank", lambda *_: True)
+    logits = rows_of(500, "peaked", 2)
+    for scores in (logits, Penalized(logits, logits > 1.0, 1.2)):
+        counting = Counting(nn.ModuleList([nn.Identity()]))
+        with counting.on(monkeypatch):
+            pack(scores, 4, SamplingConfig(0.8), UNIFORMS[:2])
+        assert counting.outside == ["rank", "join", "weigh", "pick", "cat"]
+
+
+@pytest.mark.usefixtures("picks")
+@pytest.mark.parametrize("penalized", [False, True])
+def test_a_pick_that_is_off_by_the_last_bit_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, *, penalized: bool
+) -> None:
+    weigh, right = choosing._weigh, choosing._pick_by_torch
+    scores: Scores = torch.zeros(1, 300)
+    if penalized:
+        scores = Penalized(torch.zeros(1, 300), torch.zeros(1, 300, dtype=torch.bool), 1.1)
+    monkeypatch.setattr(quick_draw, "TRIED", 16)
+    for by, used in ((-1, False), (0, True), (1, False)):
+
+        def other(*given: Any, by: int = by) -> Tensor:
+            with monkeypatch.context() as patch:
+                patch.setattr(choosing, "_weigh", lambda *args: weigh(*args) + by)
+                return right(*given[:-1])
+
+        monkeypatch.setattr(quick_draw, "pick", other)
+        assert may_pick(scores, choosing.BLOCK, right) == used
+
+
+@pytest.mark.usefixtures("picks")
+def test_what_is_not_picked_by_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = choosing.BLOCK, choosing._pick_by_torch
+    logits = rows_of(200, "flat", 2)
+    assert may_pick(logits, *asked)
+    assert not may_pick(logits.t(), *asked)
+    assert not may_pick(torch.nn.Parameter(logits), *asked)
+    with fused.switched(False):
+        assert not may_pick(logits, *asked)
+    monkeypatch.setattr(quick_draw, "MOST_SUMS", 12)
+    assert not may_pick(logits, *asked)
+    assert may_pick(logits[:, :192], *asked)
+    monkeypatch.setattr(quick_draw, "pick", lambda *_: 1 // 0)
+    assert not may_pick(logits[:, :192], *asked)
+
+
 COMPILER = """
 def compiled(type, architecture, count):
     types = {name: "i32" for name in kernels.draw.arg_names} | {
-        "values": type, "tokens": "*i64", "totals": "*i64", "uniforms": "*fp64", "drawn": "*i64",
-        "certain": "*u1", "inverse": "i64", "top_p": "i64", "least": "i64",
+        "values": type, "tokens": "*i64", "totals": "*i64", "uniforms": "*fp64", "drawn": "*i32",
+        "inverse": "i64", "top_p": "i64", "least": "i64",
     }
-    constants = {"ONE": 2.0**40, "COUNT": count}
+    constants = {"ONE": 2.0**40, "NOTHING": -1, "COUNT": count}
     types.update(dict.fromkeys(constants, "constexpr"))
     source = triton.compiler.ASTSource(kernels.draw, types, constants, {})
     options = {"num_warps": max(1, count // 128), "enable_fp_fusion": False}
@@ -281,4 +373,4 @@ def test_the_kernel_compiles_for_a_gpu_and_once_for_all_settings(tmp_path: Path)
     source = Path(quick_draw.__file__).with_name("draw_kernel.py")
     *stacks, special = printed(COMPILER, source, tmp_path).splitlines()
     assert stacks == ["0"] * 3
-    assert special == "values tokens totals drawn certain"
+    assert special == "values tokens totals drawn"
