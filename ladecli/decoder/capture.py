@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -20,7 +20,7 @@ from .places import devices_of
 from .uncollected import uncollected
 
 WARM_UP = 2
-"""Runs before a capture: libraries make their handles and workspaces in the first ones."""
+"""Runs before a capture: libraries make their handles in the first ones."""
 
 Work = Callable[[], tuple[Tensor, ...]]
 """Reads tensors at addresses that stay, writes in place, and returns tensors."""
@@ -122,6 +122,7 @@ class CudaCapture:
             # now.
             with (
                 uncollected(),
+                own_workspaces(),
                 torch.cuda.stream(current),
                 torch.cuda.graph(
                     graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
@@ -164,6 +165,25 @@ class CudaCapture:
         except RuntimeError as error:
             check_alive(self._device, error)
             raise
+
+
+@contextmanager
+def own_workspaces() -> Iterator[None]:
+    """Let cuBLAS take what it writes to from the pool of the graph that is captured within.
+
+    It keeps a workspace for every stream, to which a captured product goes on writing.  But torch
+    frees them whenever some graph of the stream ends (since 2.12, see its issue 193402), and when a
+    compiler of its own captures.
+    """
+    # Where torch has no such function, there is no cuBLAS.
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
+    # That of the runs before a capture is nobody's then,
+    clear()
+    try:
+        yield
+    finally:
+        # and nobody but the graphs of the pool, which compute one after the other, has this one.
+        clear()
 
 
 def check_alive(device: torch.device, error: Exception) -> None:

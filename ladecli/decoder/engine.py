@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -41,9 +40,6 @@ from .verify import Verdict
 
 __all__ = ["Decoder", "Limits"]
 
-_OTHER_GRAPHS = "torch._inductor.cudagraph_trees"
-"""torch.compile has this where it captures graphs, for which it frees the workspaces of cuBLAS:
-those captured here would go on writing to them."""
 _TOGETHER = "the ranks of a model that is split wait for one another within every step"
 
 
@@ -129,8 +125,6 @@ class Decoder:
             finally:
                 bind(self._model)
                 self._lean.bind()
-                if _OTHER_GRAPHS in sys.modules:
-                    self.runner.forget()
 
     def forget(self, *, keep_memory: bool = False) -> None:
         """Drop the cached text; a generation under way is over.

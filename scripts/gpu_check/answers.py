@@ -240,11 +240,6 @@ def beside_generate(
             for _ in range(3):
                 found["generate"] += wholes({0: theirs}, clock, 1)[0]
                 subject.be_stock(False)
-                if compiled:
-                    # Whenever torch captures, it frees the workspaces of cuBLAS: steps that were
-                    # captured here before would go on writing to them.
-                    decoder.runner.forget()
-                    ours()
                 found["ours"] += wholes({0: ours}, clock, 1)[0]
                 subject.be_stock(True)
         finally:

@@ -7,7 +7,6 @@ capture that could not be ended is under way for good, with its stream as the cu
 from __future__ import annotations
 
 import gc
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,14 +18,11 @@ import torch
 from torch import Tensor
 
 from ladecli.decoder.capture import WARM_UP, CudaCapture
-from ladecli.decoder.engine import _OTHER_GRAPHS, Decoder, Limits
 from ladecli.decoder.errors import DeviceLostError
 
-from ..decoding import run
-from ..families import model_of, prompt_for
-from .tracing import Again
-
 Pool = tuple[int, int]
+HEAP = (0, 0)
+"""What everybody's memory is from."""
 
 
 class Cuda:
@@ -37,6 +33,8 @@ class Cuda:
         underway: pools that a capture has begun in and not ended.
         current: the current stream.
         log: streams that waited for another one, (who, for whom).
+        workspaces: of cuBLAS for each stream, by the pool that they lie in.
+        wrote: where the products wrote.
         fault: what every call says from now on.
     """
 
@@ -45,6 +43,8 @@ class Cuda:
         self.underway: list[Pool] = []
         self.current: Any = self.new_stream("default")
         self.log: list[tuple[str, str]] = []
+        self.workspaces: dict[str, Pool] = {}
+        self.wrote: list[Pool] = []
         self.fault = ""
         self._pools = 0
 
@@ -87,6 +87,11 @@ class Cuda:
         self.end(pool)
         self.current = before
         graph.ended = pool
+
+    def multiply(self) -> None:
+        """A product by cuBLAS, whose workspace is taken when a stream has none."""
+        heap = self.underway[-1] if self.underway else HEAP
+        self.wrote.append(self.workspaces.setdefault(self.current.name, heap))
 
     def end(self, pool: Pool) -> None:
         self.underway.remove(pool)
@@ -133,8 +138,9 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     for name, undo in {
         "_cuda_endAllocateToPool": lambda _, pool: cuda.end(pool),
         "_cuda_releasePool": lambda _, pool: cuda.release(pool),
+        "_cuda_clearCublasWorkspaces": cuda.workspaces.clear,
     }.items():
-        monkeypatch.setattr(torch._C, name, undo)
+        monkeypatch.setattr(torch._C, name, undo, raising=False)
     return cuda
 
 
@@ -227,18 +233,25 @@ def test_garbage_is_not_collected_while_a_graph_is_captured(cuda: Cuda) -> None:
     assert gc.isenabled()
 
 
-def test_steps_are_captured_anew_after_the_graphs_of_a_compiler(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    capture = Again()
-    decoder = Decoder(model_of("llama"), capture=capture)
-    captures: list[int] = []
-    make = capture.capture
-    monkeypatch.setattr(capture, "capture", lambda work: captures.append(1) or make(work))
-    for other, expected in ((None, 1), (None, 1), (object(), 2)):
-        if other is not None:
-            monkeypatch.setitem(sys.modules, _OTHER_GRAPHS, other)
-        with decoder.released():
-            pass
-        run(decoder, prompt_for("llama"), limits=Limits(4))
-        assert len(captures) == expected
+@pytest.mark.parametrize("breaks", [False, True])
+def test_products_of_a_graph_write_to_its_own_pool(cuda: Cuda, *, breaks: bool) -> None:
+    """However many graphs of the stream end, or compilers capture."""
+
+    def product() -> tuple[Tensor, ...]:
+        cuda.multiply()
+        return work()
+
+    capture = CudaCapture(torch.device("cuda"))
+    first = capture.capture(product)
+    if breaks:
+        with pytest.raises(RuntimeError, match="not permitted"):
+            capture.capture(asking(WARM_UP + 1))
+    second = capture.capture(product)
+    # What ran before a capture took memory of everybody's.
+    assert cuda.wrote[:WARM_UP] == [HEAP] * WARM_UP
+    pools = [each for each in cuda.wrote if each != HEAP]
+    assert pools == [first._graph.pool(), second._graph.pool()]
+    # What an eager product takes next is none of theirs.
+    with cuda.stream(capture._stream):
+        cuda.multiply()
+    assert cuda.wrote[-1] == HEAP

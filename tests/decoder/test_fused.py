@@ -254,7 +254,7 @@ from pathlib import Path
 def compiled(kernel, types, constants, warps):
     names = kernel.arg_names
     types = {n: "constexpr" if n in constants else types.get(n, "i32") for n in names}
-    whole = [n for n in names if types[n][0] in "*i" and n not in ("count", "window", "splits")]
+    whole = [n for n in names if types[n][0] in "*i" and n in specialised(kernel)]
     attributes = {(names.index(n),): [["tt.divisibility", 16]] for n in whole}
     source = triton.compiler.ASTSource(kernel, types, constants, attributes)
     options = {"num_warps": warps, "num_stages": 3, "enable_fp_fusion": True}

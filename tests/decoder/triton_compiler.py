@@ -24,6 +24,11 @@ kernels = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(kernels)
 
 
+def specialised(kernel):
+    # Arguments whose values or addresses decide which kernel is compiled.
+    return [each.name for each in kernel.params if not each.do_not_specialize]
+
+
 def stack(found):
     # Bytes a thread, for registers that did not fit.
     binary = Path(sys.argv[2]) / "kernel.cubin"

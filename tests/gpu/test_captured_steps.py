@@ -208,6 +208,23 @@ def test_forgetting_gives_the_memory_back() -> None:
 
 
 @needs_cuda
+def test_graphs_that_end_take_nothing_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does memory that goes back, or who else drops the workspaces of cuBLAS."""
+    monkeypatch.setattr(graphs, "KEPT", 2)
+    model, prompt = long_model(), prompt_for("llama", 100)
+    decoder = captured(model)
+    expected = ids_of(run(eager(model), prompt, limits=NEW))
+    for config in (CONFIG, LookaheadConfig(2, 3, 2), LookaheadConfig(5, 3, 5, 64), CONFIG):
+        assert ids_of(run(decoder, prompt, "lookahead", config, limits=NEW)) == expected
+        torch._C._cuda_clearCublasWorkspaces()
+        torch.cuda.empty_cache()
+        # Memory that was freed and is somebody else's now.
+        others = [torch.full((1 << 22,), 7.0, device=DEVICE) for _ in range(4)]
+        assert ids_of(run(decoder, prompt, "lookahead", config, limits=NEW)) == expected
+        assert all(bool((other == 7.0).all()) for other in others)
+
+
+@needs_cuda
 def test_a_model_that_cannot_be_captured_says_so_and_goes_on() -> None:
     model = model_on_device("llama_dynamic")
     decoder = captured(model)

@@ -14,8 +14,9 @@ import triton.language as tl
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 # Of lengths, widths and windows there are many: none may compile another kernel, as Triton does
-# for numbers that are 1 or divisible by 16.
-_ANY = ["count", "window", "splits"]
+# for numbers that are 1 or divisible by 16.  The length lies among the numbers of a step, and not at
+# every address of those.
+_ANY = ["count", "window", "splits", "length"]
 
 
 @triton.jit

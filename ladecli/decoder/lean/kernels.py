@@ -35,7 +35,9 @@ def _read(query, key, is_query, is_key):
     return tl.load(query, mask=is_query, other=0.0) + tl.load(key, mask=is_key, other=0.0)
 
 
-@triton.jit
+# The length lies among the numbers of a step: not at every address that a kernel could be compiled
+# for.
+@triton.jit(do_not_specialize=["length"])
 def rotate(
     query,
     key,
@@ -157,7 +159,7 @@ def angles(positions, frequencies, cos, sin, scaling, HALF: tl.constexpr, BLOCK:
     tl.store(sin + at + HALF, new_sin, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["length"])
 def write(
     key,
     value,

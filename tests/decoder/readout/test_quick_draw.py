@@ -364,8 +364,7 @@ def compiled(type, architecture, count):
 
 for architecture, type, count in ((80, "*fp16", 64), (90, "*bf16", 512), (90, "*fp32", 1024)):
     print(stack(compiled(type, architecture, count)))
-special = [each for each in kernels.draw.params if not each.do_not_specialize]
-print(*(each.name for each in special if not each.is_constexpr))
+print(*(name for name in specialised(kernels.draw) if name.islower()))
 """
 
 
