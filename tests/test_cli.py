@@ -21,8 +21,8 @@ from unittest import mock
 import pexpect
 import pytest
 
-from ladecli.__main__ import entry
 from ladecli.inspect.trace import read_trace
+from ladecli.program import entry
 
 from . import forked
 
@@ -656,13 +656,30 @@ def test_help_is_light() -> None:
     asked = [["--help"], *helps, ["--version"], [], ["config", "show"]]
     code = f"""
 import sys
-from ladecli.__main__ import entry
+from ladecli.program import entry
 for arguments in {asked}:
     entry(arguments)
     heavy = {{"torch", "transformers", "numpy"}} & sys.modules.keys()
     assert not heavy, (arguments, heavy)
 """
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_control_c_while_the_program_is_imported_is_quiet() -> None:
+    code = """
+import sys
+
+class Impatient:
+    def find_spec(self, name, *_):
+        if name == "typer":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Impatient())
+from ladecli.__main__ import run_and_exit
+run_and_exit()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
 def test_commands_stand_in_the_order_in_which_people_meet_them(lade: Any) -> None:
@@ -886,12 +903,12 @@ def test_a_revision_means_nothing_to_a_folder(lade: Any, model_folder: str) -> N
 
 def _ends(monkeypatch: pytest.MonkeyPatch, entry: Callable[[], int]) -> list[int]:
     """The exit codes with which a program ends that does this."""
-    from ladecli import __main__ as program
+    from ladecli import __main__, program
 
     codes: list[int] = []
     monkeypatch.setattr(program, "entry", entry)
-    monkeypatch.setattr(program.os, "_exit", codes.append)  # without taking torch apart
-    program.run_and_exit()
+    monkeypatch.setattr(os, "_exit", codes.append)  # without taking torch apart
+    __main__.run_and_exit()
     return codes
 
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from ladecli.__main__ import entry
 from ladecli.cli import app
 from ladecli.config_commands import template
 from ladecli.config_file import parse, stray_variables
 from ladecli.option_table import Option, table_of
 from ladecli.places import config_path
+from ladecli.program import entry
 from ladecli.settings import ChatRequest, GenerateRequest, ReportRequest, TuneRequest
 
 OTHER: dict[str, Any] = {

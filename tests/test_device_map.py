@@ -14,8 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from ladecli import __main__ as program
-from ladecli import device, device_map, memory, models, offload, placement
+from ladecli import __main__, device, device_map, memory, models, offload, placement, program
 from ladecli.decoder import layout
 from ladecli.decoder.attention.step import StepAttention
 from ladecli.decoder.config import GROWTH
@@ -291,7 +290,7 @@ def test_weights_on_the_disk_do_not_outlive_a_program_that_ends_at_once(
     monkeypatch.setattr(program, "entry", lambda: 130)
     assert folder.is_dir()
     with pytest.raises(SystemExit):
-        program.run_and_exit()
+        __main__.run_and_exit()
     assert codes == [130]
     assert not folder.exists()
 

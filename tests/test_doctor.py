@@ -16,7 +16,6 @@ import pytest
 from huggingface_hub import constants
 
 from ladecli import device, doctor, models
-from ladecli.__main__ import entry
 from ladecli.checks import findings, hub, machine, parts
 from ladecli.checks.findings import NOTE, OK, PROBLEM, WARNING, Finding, Section, look
 from ladecli.cli import app
@@ -26,6 +25,7 @@ from ladecli.library import hub_cache
 from ladecli.option_table import table_of
 from ladecli.places import config_path
 from ladecli.profiles import user
+from ladecli.program import entry
 from ladecli.settings import ReportRequest
 
 from .hub_files import LLAMA_7B, SMALL, add_model, weights

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from ladecli import model_list
-from ladecli.__main__ import entry
 from ladecli.device import Device
 from ladecli.library import hub
 from ladecli.library.hub_cache import Entry, entries
 from ladecli.library.model import Model
 from ladecli.library.model_table import table
 from ladecli.model_list import examine, run
+from ladecli.program import entry
 
 from .hub_files import LLAMA_7B, SMALL, add_model, weights
 

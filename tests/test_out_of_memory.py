@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from ladecli import models
-from ladecli.__main__ import entry
 from ladecli.chat import loop
 from ladecli.decoder.config import SamplingConfig
 from ladecli.decoder.events import Squeezed, Started
@@ -22,6 +21,7 @@ from ladecli.errors import LadeError
 from ladecli.events import Ended, Piece, TextStep
 from ladecli.inspect.trace import read_trace
 from ladecli.metrics import Tally
+from ladecli.program import entry
 from ladecli.repl.talk import Chat
 from ladecli.session import Session
 from ladecli.settings import ChatRequest

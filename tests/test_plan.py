@@ -559,7 +559,7 @@ def test_what_is_planned_belongs_to_one_call() -> None:
 
 def test_planning_loads_no_torch() -> None:
     code = (
-        "import sys; from ladecli.__main__ import entry;"
+        "import sys; from ladecli.program import entry;"
         "entry(['plan', '--gpu', 'a100', '--model-size', '7b']);"
         "sys.exit(any(m in sys.modules for m in ('torch', 'transformers')))"
     )

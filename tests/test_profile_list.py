@@ -10,11 +10,11 @@ from rich.text import Text
 
 from ladecli import device as devices
 from ladecli import profiles, rates
-from ladecli.__main__ import entry
 from ladecli.device import Device
 from ladecli.places import config_path
 from ladecli.profiles import Rates, user
 from ladecli.profiles.schema import VALUES
+from ladecli.program import entry
 
 from .profiles.makers import tuned
 

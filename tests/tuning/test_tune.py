@@ -12,11 +12,11 @@ import pytest
 from rich.console import Console
 
 from ladecli import profiles, suites, toml, tune
-from ladecli.__main__ import entry
 from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.step_cost import StepCost
 from ladecli.errors import LadeError, UsageError
 from ladecli.profiles import Tuned, user
+from ladecli.program import entry
 from ladecli.tuning.curve import Curve
 from ladecli.tuning.outcome import PLAIN, UNTIL_NOW, Candidate, Outcome, Score
 from ladecli.tuning.report import Report, as_object, show

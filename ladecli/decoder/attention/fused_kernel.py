@@ -14,8 +14,8 @@ import triton.language as tl
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 # Of lengths, widths and windows there are many: none may compile another kernel, as Triton does
-# for numbers that are 1 or divisible by 16.  The length lies among the numbers of a step, and not at
-# every address of those.
+# for numbers that are 1 or divisible by 16, and for addresses.  The length is a number of a step
+# among others, at another address for each width.
 _ANY = ["count", "window", "splits", "length"]
 
 
