@@ -74,7 +74,7 @@ def _check(session: Session, ids: list[int], which: str) -> None:
 
 
 def _encode(session: Session, request: GenerateRequest, prompt: str) -> list[int]:
-    if not request.chat_template and request.system is None:
+    if not request.templated:
         return session.encode(prompt)
     messages = [{"role": "user", "content": prompt}]
     if request.system is not None:

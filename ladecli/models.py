@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,34 +16,20 @@ import torch
 import transformers
 from huggingface_hub.utils import enable_progress_bars
 
-from . import memory, offload, placement, trial
+from . import generation_config, memory, offload, placement, trial
 from .blueprint import shape_of
 from .decoder.config import SamplingConfig
-from .decoder.errors import ConfigError, DecoderError
+from .decoder.errors import DecoderError
 from .decoder.support import ModelFacts, examine
 from .device import Device, detect, free_memory
 from .errors import LadeError, LoadError
-from .library import hub, json_files, load_errors
+from .library import checkpoint, hub, json_files, load_errors
 from .settings import LoadOptions
 from .shape import FULL, ModelShape
 from .weight_types import choose_type, folder_of, without_fp8
 
 DEMO = hub.DEMO
-_NOT_APPLIED = frozenset(
-    {"no_repeat_ngram_size", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens"}
-    | {"forced_bos_token_id", "forced_eos_token_id", "min_length", "min_new_tokens"}
-    | {"sequence_bias", "exponential_decay_length_penalty", "guidance_scale", "num_beams"}
-)
-
-
-def _penalty(value: object) -> float | None:
-    """A repetition penalty that a file says, if it can be applied."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return SamplingConfig(repetition_penalty=float(value)).repetition_penalty
-    except ConfigError:
-        return None
+_LAYER = re.compile(r"\b(?:layers|h|blocks)\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,49 +96,25 @@ class LoadedModel:
 
     @property
     def stop_ids(self) -> frozenset[int]:
-        """Every id that ends a text, as the model's generation config says."""
-        ids = self.model.generation_config.eos_token_id
-        if ids is None:
-            ids = self.tokenizer.eos_token_id
-        if ids is None:
-            return frozenset()
-        return frozenset([ids] if isinstance(ids, int) else ids)
+        """Every id that ends a text, as the model's generation config says, or its tokenizer."""
+        own = self.tokenizer.eos_token_id
+        said = generation_config.stop_ids(self.model.generation_config)
+        return said or frozenset(() if own is None else (own,))
 
     @property
     def ignored_settings(self) -> list[str]:
-        """Settings of the generation config that change even greedy text, and are not applied:
-        nobody here knows how to, or they make no sense."""
-        given = self.model.generation_config.to_diff_dict()
-        ignored = [name for name in _NOT_APPLIED if given.get(name)]
-        penalty = self.model.generation_config.repetition_penalty
-        if penalty is not None and _penalty(penalty) is None:
-            ignored.append(f"repetition_penalty {penalty!r}")
-        return sorted(ignored)
+        """Settings of the generation config that are not applied; see `generation_config`."""
+        return generation_config.ignored(self.model.generation_config)
 
     @property
     def repetition_penalty(self) -> float:
-        """The penalty of the model's generation config, which applies to greedy decoding too; 1 if
-        it has none, or one that makes no sense."""
-        return _penalty(self.model.generation_config.repetition_penalty) or 1.0
+        """The penalty of the model's generation config, which holds for greedy decoding, too."""
+        return generation_config.repetition_penalty(self.model.generation_config)
 
     @property
     def sampling(self) -> SamplingConfig:
-        """How the model's own generation config wants tokens to be chosen.
-
-        Raises:
-            ConfigError: it holds a value that is out of range.
-        """
-        config = self.model.generation_config
-        if not config.do_sample:
-            return SamplingConfig(repetition_penalty=self.repetition_penalty)
-        temperature = 1.0 if config.temperature is None else config.temperature
-        return SamplingConfig(
-            temperature=float(temperature),
-            top_k=int(config.top_k or 0),
-            top_p=1.0 if config.top_p is None else float(config.top_p),
-            min_p=float(config.min_p or 0.0),
-            repetition_penalty=self.repetition_penalty,
-        )
+        """How the model's own generation config wants tokens to be chosen."""
+        return generation_config.sampling(self.model.generation_config)
 
 
 def plan(name: str, options: LoadOptions | None = None, *, progress: bool = True) -> Plan:
@@ -193,6 +156,25 @@ def plan(name: str, options: LoadOptions | None = None, *, progress: bool = True
     return Plan(name, options, device, config, facts, dtype, shape, part, notices, asking)
 
 
+def damage(planned: Plan) -> str | None:
+    """What is missing or broken among a model's files, as far as that shows without reading all of
+    them; None where nothing is, or where they are still to be downloaded."""
+    source = hub.resolve(planned.name)
+    folder = folder_of(source, planned.options.revision)
+    if folder is None:
+        return None
+    broken = json_files.damage(folder)
+    found = f"{broken}; download or copy it again" if broken else checkpoint.read(folder).problem
+    if found is not None:
+        # Of a model on the hub, what is not here yet will be.
+        return found if Path(source).is_dir() else None
+    try:
+        _tokenizer(planned, source)
+    except LoadError as error:
+        return str(error).removeprefix(f"{planned.name}: ")
+    return None
+
+
 def load(
     what: str | Plan,
     options: LoadOptions | None = None,
@@ -219,10 +201,10 @@ def load(
     began = time.perf_counter()
     planned = plan(what, options, progress=progress) if isinstance(what, str) else what
     source = hub.resolve(planned.name)
-    with _explained(planned.name, planned.options, "its tokenizer"), _quiet(progress):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(source, **planned.hub)
+    with _quiet(progress):
+        tokenizer = _tokenizer(planned, source)
     with _explained(planned.name, planned.options), _quiet(progress):
-        model = _complete(planned, source, beside)
+        model, unused = _complete(planned, source, beside)
     if planned.shape.weights not in FULL or planned.options.tensor_parallel > 1:
         trial.check(planned.name, planned.options, planned.device, planned.shape, model)
     return LoadedModel(
@@ -232,10 +214,15 @@ def load(
         planned.device,
         planned.shape,
         planned.part,
-        planned.notices,
+        (*planned.notices, *unused),
         time.perf_counter() - began,
         planned.made_for,
     )
+
+
+def _tokenizer(planned: Plan, source: str) -> Any:
+    with _explained(planned.name, planned.options, "its tokenizer"):
+        return transformers.AutoTokenizer.from_pretrained(source, **planned.hub)
 
 
 def _check_generation(name: str, folder: Path | None) -> None:
@@ -246,8 +233,10 @@ def _check_generation(name: str, folder: Path | None) -> None:
         raise LoadError(f"{name}: {damaged}; download or copy it again, or do without it")
 
 
-def _complete(planned: Plan, source: str, beside: memory.Need | None) -> Any:
-    """The model with all of its weights, where it computes.
+def _complete(
+    planned: Plan, source: str, beside: memory.Need | None
+) -> tuple[Any, tuple[str, ...]]:
+    """The model with all of its weights, where it computes, and what to tell of the others.
 
     Raises:
         LoadError: weights are missing, or it is no causal language model.
@@ -268,7 +257,19 @@ def _complete(planned: Plan, source: str, beside: memory.Need | None) -> Any:
         raise LoadError(f"{planned.name} {what}")
     if device.kind != "cpu" and not place.keys() & {"device_map", "distributed_config"}:
         model.to(device.torch_name)
-    return model.eval()
+    return model.eval(), _unused(found["unexpected_keys"], planned.facts.layers)
+
+
+def _unused(keys: Iterable[str], layers: int) -> tuple[str, ...]:
+    """What to tell the user about weights that have no place in the model.
+
+    There are harmless ones, but whole layers mean that the configuration is another model's.
+    """
+    numbers = [int(number) for key in keys for number in _LAYER.findall(key)]
+    if max(numbers, default=-1) < layers:
+        return ()
+    most = max(numbers) + 1
+    return (f"the weights are of {most} layers and config.json has {layers}: the rest is not used",)
 
 
 def _with_weights(planned: Plan, source: str, place: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

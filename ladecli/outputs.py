@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from .errors import LadeError, UsageError
@@ -29,6 +30,30 @@ def check(path: Path, option: str) -> None:
     place = path if path.exists() and not path.is_file() else folder
     if not os.access(place, os.W_OK):
         raise UsageError(f"{option} {path}: nothing can be written to {place}; choose another")
+
+
+def check_apart(written: Sequence[tuple[str, Path]], read: Sequence[tuple[str, Path]] = ()) -> None:
+    """Refuse to write two things to one file, or over something that is read.
+
+    Args:
+        written: flags, and the files that they name.
+        read: the same of what must stay as it is.
+
+    Raises:
+        UsageError: naming both flags.
+    """
+    for number, (option, path) in enumerate(written):
+        for other, taken in (*read, *written[:number]):
+            if _is_one_file(path, taken):
+                raise UsageError(f"{other} and {option} are the same file, {path}; name another")
+
+
+def _is_one_file(path: Path, other: Path) -> bool:
+    if path.exists() and not path.is_file():
+        return False  # a device or a pipe takes what it is given, one after the other
+    if path.exists() and other.exists():
+        return path.samefile(other)
+    return path.resolve() == other.resolve()
 
 
 def numbered(path: Path, number: int) -> Path:

@@ -27,9 +27,17 @@ def check(request: Request) -> None:
     Raises:
         UsageError: the message names the option and the fix.
     """
-    for name in OPTIONS:
-        if value := getattr(request, name):
-            outputs.check(Path(value).expanduser(), f"--{name}")
+    written = [
+        (f"--{name}", Path(value).expanduser())
+        for name in OPTIONS
+        if (value := getattr(request, name))
+    ]
+    for option, path in written:
+        outputs.check(path, option)
+    if request.pool_file:
+        written.append(("--pool-file", Path(request.pool_file).expanduser()))
+    prompts = [("--prompt-file", Path(name).expanduser()) for name in request.read_files]
+    outputs.check_apart(written, prompts)
 
 
 def views(

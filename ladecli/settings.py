@@ -169,6 +169,11 @@ class Request:
         return LoadOptions(**{f.name: getattr(self, f.name) for f in fields(LoadOptions)})
 
     @property
+    def read_files(self) -> list[str]:
+        """Files of the user's that are read, and must stay as they are."""
+        return []
+
+    @property
     def tensor_parallel(self) -> int:
         """Ranks that the model is split over."""
         return (self.parallel or 1) if self.parallel_mode == "tensor" else 1
@@ -225,6 +230,26 @@ class GenerateRequest(Request):
     prompt_file: list[str] | None = None
     chat_template: bool = False
     json: bool = False
+
+    @property
+    def read_files(self) -> list[str]:
+        """See `Request`."""
+        return [name for name in self.prompt_file or [] if name != "-"]
+
+    @property
+    def templated(self) -> bool:
+        """Whether prompts are put through the chat template, which a system message needs."""
+        return self.chat_template or (
+            self.system is not None and not self._by_flag("chat_template")
+        )
+
+    def _by_flag(self, name: str) -> bool:
+        return self.origins.get(name, "").startswith("flag")
+
+    def _check(self) -> None:
+        Request._check(self)
+        if self._by_flag("system") and not self.templated:
+            raise UsageError("system needs the chat template; leave raw or system out")
 
 
 @dataclass(frozen=True, slots=True)

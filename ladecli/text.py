@@ -183,7 +183,9 @@ def apply_chat_template(
         UsageError: the model has no template, or its template refuses the messages.
     """
     if not getattr(tokenizer, "chat_template", None):
-        raise UsageError("this model has no chat template; use --raw")
+        system = any(message["role"] == "system" for message in messages)
+        fix = "leave --system out" if system else "use --raw"
+        raise UsageError(f"this model has no chat template; {fix}")
     try:
         encoded = tokenizer.apply_chat_template(  # type: ignore[attr-defined]
             list(messages),

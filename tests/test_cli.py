@@ -413,7 +413,31 @@ def test_lade_alone_shows_help(lade: Any) -> None:
 def test_a_template_that_is_not_there(lade: Any, model_folder: str) -> None:
     result = lade("generate", model_folder, "-p", "hi", "--system", "be brief")
     assert result.code == 2
-    assert "this model has no chat template; use --raw" in result.err
+    assert "this model has no chat template; leave --system out" in result.err
+
+
+def test_a_file_that_is_read_or_written_is_not_written_over(lade: Any, tmp_path: Path) -> None:
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text("def ")
+    for option in ("--trace", "--pool-file"):
+        result = lade("generate", "-f", str(prompt), "-n", "2", option, str(prompt))
+        assert result.code == 2
+        assert f"lade: --prompt-file and {option} are the same file" in result.err
+    assert prompt.read_text() == "def "
+
+
+def test_a_system_message_and_raw_do_not_go_together(
+    lade: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("generate", "-p", "hi", "-n", "2", "--json", "--raw")
+    result = lade(*asked, "--system", "be brief")
+    assert (result.code, result.out) == (2, "")
+    assert result.err == "lade: system needs the chat template; leave raw or system out\n"
+    # What is meant for every call gives way.
+    alone = json.loads(lade(*asked).out)["usage"]
+    monkeypatch.setenv("LADE_SYSTEM", "be brief")
+    assert json.loads(lade(*asked).out)["usage"] == alone
+    assert json.loads(lade(*asked[:-1]).out)["usage"]["prompt_tokens"] > alone["prompt_tokens"]
 
 
 def damaged(folder: Path, model_folder: str, what: str) -> str:

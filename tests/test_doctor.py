@@ -21,12 +21,13 @@ from ladecli.checks.findings import NOTE, OK, PROBLEM, WARNING, Finding, Section
 from ladecli.cli import app
 from ladecli.device import Device
 from ladecli.doctor import examine
+from ladecli.library import hub as hub_names
 from ladecli.library import hub_cache
 from ladecli.option_table import table_of
 from ladecli.places import config_path
 from ladecli.profiles import user
 from ladecli.program import entry
-from ladecli.settings import ReportRequest
+from ladecli.settings import LoadOptions, ReportRequest
 
 from .hub_files import LLAMA_7B, SMALL, add_model, weights
 
@@ -469,6 +470,7 @@ def test_models_that_do_not_work(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(parts, "version", lambda _: None)
+    monkeypatch.setattr(models, "damage", lambda _: None)
     if config is not None:
         (tmp_path / "no-model").mkdir()
         (tmp_path / "no-model" / "config.json").write_text(json.dumps(config))
@@ -477,6 +479,41 @@ def test_models_that_do_not_work(
     assert len(problems) == 1
     assert message in problems[0].value
     assert run("never", json=True, model="./no-model") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("model.safetensors", lambda data: data[:-9], "model.safetensors is cut off; download"),
+        ("model.safetensors", None, "the weights are missing"),
+        ("tokenizer.json", lambda data: data[:99], "tokenizer.json is damaged (Expecting"),
+        ("tokenizer.json", lambda _: b"{}", "its tokenizer cannot be loaded: KeyError: 'added"),
+        ("tokenizer_config.json", lambda _: b"\xff", "tokenizer_config.json is damaged ('utf-8'"),
+    ],
+)
+def test_files_of_a_model_that_are_missing_or_damaged(
+    tmp_path: Path, name: str, change: Callable[[bytes], bytes] | None, message: str
+) -> None:
+    whole = Path(hub_names.resolve("demo"))
+    for file in whole.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    assert [f for f in examined(model=str(tmp_path))[-1].findings if f.level == PROBLEM] == []
+    if change is None:
+        (tmp_path / name).unlink()
+    else:
+        (tmp_path / name).write_bytes(change((tmp_path / name).read_bytes()))
+    (problem,) = examined(model=str(tmp_path))[-1].findings
+    assert (problem.name, problem.level) == ("files", PROBLEM)
+    assert problem.value.startswith(message)
+
+
+def test_what_is_still_to_be_downloaded_is_no_damage(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    add_model(tmp_path, "a/begun", {**SMALL, "model_type": "llama"}, {})
+    monkeypatch.setattr(models, "folder_of", lambda *_: next(tmp_path.glob("*/snapshots/*")))
+    asked = models.Plan("a/begun", LoadOptions(offline=True), *[None] * 6)
+    assert models.damage(asked) is None
 
 
 def failing(*_: Any, **__: Any) -> Any:

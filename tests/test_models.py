@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from ladecli import device, memory, models, placement, trial
+from ladecli.decoder.config import SamplingConfig
+from ladecli.decoder.errors import UnsupportedModelError
 from ladecli.device import Device
 from ladecli.errors import LoadError
 from ladecli.library import checkpoint
@@ -167,6 +170,65 @@ def test_no_memory_to_compute_with_is_no_reason_for_wider_weights(
     model = transformers.AutoModelForCausalLM.from_config(planned.config)
     with pytest.raises(LoadError, match=r"^demo leaves no memory on .* or free some memory$"):
         trial.check("demo", planned.options, planned.device, planned.shape, model)
+
+
+@pytest.mark.parametrize(("layers", "told"), [(1, True), (None, False)])
+def test_layers_that_the_configuration_does_not_know_are_told(
+    tmp_path: Path, layers: int | None, *, told: bool
+) -> None:
+    known = json.loads((DEMO / "config.json").read_text())["num_hidden_layers"]
+    name = demo_with(tmp_path / "copy", num_hidden_layers=layers or known)
+    weights = tmp_path / "copy" / "model.safetensors"
+    # What has no place at all is no trouble: many checkpoints hold such.
+    save_file({**load_file(weights), "other.9": torch.ones(2)}, weights, {"format": "pt"})
+    line = f"the weights are of {known} layers and config.json has 1: the rest is not used"
+    assert models.load(name, LoadOptions(device="cpu")).notices == ((line,) if told else ())
+
+
+@pytest.mark.parametrize("layers", [0, -1])
+def test_a_model_without_layers_is_refused(tmp_path: Path, layers: int) -> None:
+    name = demo_with(tmp_path / "copy", num_hidden_layers=layers)
+    with pytest.raises(UnsupportedModelError, match=f"^a model of {layers} layers says nothing"):
+        models.plan(name, LoadOptions(device="cpu"))
+
+
+GENERATION = [
+    ({}, SamplingConfig(), {2}, []),
+    ({"eos_token_id": 5, "temperature": "hot"}, SamplingConfig(), {5}, []),
+    (
+        {"eos_token_id": [5, "x", 7], "do_sample": True, "temperature": "hot", "top_k": -5},
+        SamplingConfig(temperature=1.0),
+        {5, 7},
+        ["eos_token_id [5, 'x', 7]", "temperature 'hot'", "top_k -5"],
+    ),
+    (
+        {"eos_token_id": "x", "do_sample": True, "temperature": 2, "top_k": 7.0, "top_p": 0.5},
+        SamplingConfig(temperature=2.0, top_k=7, top_p=0.5),
+        {2},
+        ["eos_token_id 'x'"],
+    ),
+    (
+        {"do_sample": True, "min_p": 0.1, "top_p": None, "num_beams": 4},
+        SamplingConfig(temperature=1.0, min_p=0.1),
+        {2},
+        ["num_beams"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("said", "sampling", "ends", "ignored"), GENERATION)
+def test_a_generation_config_counts_as_far_as_it_makes_sense(
+    said: dict[str, Any], sampling: SamplingConfig, ends: set[int], ignored: list[str]
+) -> None:
+    config = transformers.GenerationConfig()
+    config.update(**said)
+    model = SimpleNamespace(generation_config=config)
+    tokenizer = SimpleNamespace(eos_token_id=2)
+    shape: Any = None
+    loaded = models.LoadedModel("x", model, tokenizer, GPU, shape, shape, (), 0.0)
+    assert loaded.sampling == sampling
+    assert loaded.stop_ids == ends
+    assert loaded.ignored_settings == ignored
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,20 @@ def test_places_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monke
         outputs.check(tmp_path / "x", "--html")
 
 
+def test_two_things_do_not_go_to_one_file(tmp_path: Path) -> None:
+    one, two, link = tmp_path / "one", tmp_path / "two", tmp_path / "link"
+    outputs.check_apart([("--svg", one), ("--html", two)], [("--prompt-file", link)])
+    with pytest.raises(UsageError, match=r"^--svg and --html are the same file, .*one; name"):
+        outputs.check_apart([("--svg", one), ("--html", tmp_path / "x" / ".." / "one")])
+    two.write_text("a prompt")
+    link.symlink_to(two)
+    with pytest.raises(UsageError, match=r"^--prompt-file and --trace are the same file"):
+        outputs.check_apart([("--trace", link)], [("--prompt-file", two)])
+    # What is read twice is nobody's loss, and devices hold nothing.
+    outputs.check_apart([("--svg", one)], [("--prompt-file", two), ("--prompt-file", two)])
+    outputs.check_apart([("--svg", Path("/dev/null")), ("--html", Path("/dev/null"))])
+
+
 def test_a_file_keeps_its_mode_and_its_old_text_until_the_new_one_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,9 @@ def model(request: Request) -> Iterator[Finding]:
     except (LadeError, DecoderError) as error:
         yield Finding("model", str(error), PROBLEM)
         return
+    if damaged := models.damage(planned):
+        yield Finding("files", damaged, PROBLEM)
+        return
     facts, shape = planned.facts, planned.shape
     tested = "tested" if facts.tested else "not tested here: tried before the first answer"
     yield Finding("family", f"{facts.family}, {tested}", data={"tested": facts.tested})

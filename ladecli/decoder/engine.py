@@ -7,13 +7,14 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 from . import layout
 from .attention import bind, release
 from .capture import Capture
 from .config import GROWTH, PREFILL_CHUNK, SamplingConfig
-from .errors import ConfigError, PromptError
+from .errors import ConfigError, NoNumbersError, PromptError
 from .events import Event, Finished, FinishReason, Squeezed, Started, Step
 from .graphs import GraphRunner
 from .job import Job
@@ -183,6 +184,7 @@ class Decoder:
                 leaves no room for a token in the context.
             ConfigError: steps are captured, and ranks of the group compute each of them together.
             RankError: a rank of the group is gone, has failed, or does something else.
+            NoNumbersError: the model's weights are damaged, or too large for their type.
             DecoderError: this generation is resumed after another one has started: there is
                 one cache, and it belongs to the newest.
         """
@@ -270,7 +272,7 @@ class Decoder:
             job.lap("layout")
             found: Finding | Shortage | None = None
             if fits:
-                found, paused = yield from self._forward(step, share, job, len(tokens))
+                found, paused = yield from self._forward(step, share, job, state)
                 began += paused
             if found is None:
                 found = Shortage(step.pending, width - step.pending + 1)
@@ -307,15 +309,15 @@ class Decoder:
         yield Finished(reason)
 
     def _forward(
-        self, step: StepLayout, draft: Draft, job: Job, length: int
+        self, step: StepLayout, draft: Draft, job: Job, state: State
     ) -> Generator[None, None, tuple[Finding | None, float]]:
-        """Run a step with a draft behind a text of this length; meanwhile the text can be read.
+        """Run a step with a draft behind the text; meanwhile that can be read.
 
         Returns:
             What it shows, None if memory did not suffice; and seconds in which the device waited
             for the reader.
         """
-        alone, paused = job.group.forwards_alone, 0.0
+        alone, paused, length = job.group.forwards_alone, 0.0, len(state.tokens)
         wanted = job.wanted(step, draft, length, chooses=self.runner.chooses)
         if not self.runner.is_ready(step, wanted):
             paused += yield from job.pause("layout")
@@ -325,15 +327,28 @@ class Decoder:
         paused += read if job.watch else 0.0
         if running is None:
             return None, paused
-        return try_forward(alone, self._finish, running, draft, job, length), paused
+        return try_forward(alone, self._finish, running, draft, job, state), paused
 
-    def _finish(self, running: Running, draft: Draft, job: Job, length: int) -> Finding:
+    def _finish(self, running: Running, draft: Draft, job: Job, state: State) -> Finding:
         """What a step shows that was started."""
-        shown = running.result()
+        shown, length = running.result(), len(state.tokens)
         job.lap("forward")
+        # Once for an answer: a GPU is waited for.
+        if length == state.prompt_length and not shown.logits.are_numbers():
+            raise self._no_numbers()
         found = job.verify(shown, draft, length)
         job.lap("verify")
         return found
+
+    def _no_numbers(self) -> NoNumbersError:
+        weights = next(self._model.parameters()).dtype
+        rest = (
+            "" if weights == torch.float32 else ", or try --dtype float32, which holds larger ones"
+        )
+        return NoNumbersError(
+            "the model says no numbers: its weights are damaged, or do not fit its config.json;"
+            f" download or copy them again{rest}"
+        )
 
     def _keep(
         self, step: StepLayout, dealt: Dealt, nodes: Sequence[int], state: State, mine: int

@@ -19,6 +19,10 @@ class UnsupportedModelError(DecoderError):
     """A model whose attention cannot verify several drafts in one forward pass."""
 
 
+class NoNumbersError(DecoderError):
+    """A model whose logits are not finite: nothing can be chosen by them."""
+
+
 class DraftStateError(DecoderError, ValueError):
     """Saved drafts that are not what they should be."""
 

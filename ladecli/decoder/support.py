@@ -101,13 +101,17 @@ def examine(config: Any) -> ModelFacts:
     """The facts about a model, from its configuration.
 
     Raises:
-        UnsupportedModelError: naming the family and the reason.
+        UnsupportedModelError: naming the family and the reason, or what makes no sense.
     """
     if why := refusal(config):
         raise UnsupportedModelError(
             f"models of the family {config.model_type!r} are not supported: it {why}"
         )
     text = config.get_text_config(decoder=True)
+    if text.num_hidden_layers < 1:
+        raise UnsupportedModelError(
+            f"a model of {text.num_hidden_layers} layers says nothing: its config.json is damaged"
+        )
     boundary, longest = _rope_limits(text)
     limits = [n for n in (getattr(text, "max_position_embeddings", None), longest) if n]
     return ModelFacts(

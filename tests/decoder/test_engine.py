@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import statistics
 import threading
 from collections.abc import Generator, Sequence
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ladecli.decoder.config import SOURCES, LookaheadConfig
 from ladecli.decoder.engine import Decoder, Limits
-from ladecli.decoder.errors import ConfigError, DecoderError, PromptError
+from ladecli.decoder.errors import ConfigError, DecoderError, NoNumbersError, PromptError
 from ladecli.decoder.events import Event, Finished, Prefill, Started, Step
 from ladecli.decoder.strategies import make_strategy
 
 from ..decoding import ids_of, run, tokens_of
+from ..families import model_of, prompt_for
 from ..oracle import OracleModel, scrambles, spells
 
 TEXT = [10 + i % 80 for i in range(300)]
@@ -301,6 +305,20 @@ def test_a_full_context_ends_the_text_and_loses_nothing(strategy: str, limit: in
 def test_a_negative_length_is_refused() -> None:
     with pytest.raises(ConfigError, match="max-new-tokens must be 0 or more, not -3"):
         Limits(-3)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("strategy", ["autoregressive", "lookahead"])
+def test_a_model_that_says_no_numbers_is_told_of(strategy: str, bad: float) -> None:
+    for dtype, fix in ((torch.float32, "again"), (torch.bfloat16, "--dtype float32, which holds")):
+        model = copy.deepcopy(model_of("llama")).to(dtype)
+        decoder, prompt = Decoder(model), prompt_for("llama")
+        run(decoder, prompt, limits=Limits(2))
+        with torch.no_grad():
+            model.lm_head.weight.fill_(bad)
+        decoder.forget()
+        with pytest.raises(NoNumbersError, match=rf"^the model says no numbers: .* {fix}"):
+            run(decoder, prompt, strategy, LookaheadConfig(4, 4, 4), limits=Limits(4))
 
 
 def test_no_token_wanted_no_forward() -> None:

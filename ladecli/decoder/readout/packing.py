@@ -58,6 +58,13 @@ class Rows:
             raise RuntimeError("nobody asked for the logits of this step")
         return self.logits[self.rows[output]]
 
+    def are_numbers(self) -> bool:
+        """Whether the first output can be chosen from; taken to be so where nobody can look.
+
+        This waits for the device.
+        """
+        return self.logits is None or bool(torch.isfinite(self[0].max()))
+
 
 @dataclass(frozen=True, slots=True)
 class Shown:
