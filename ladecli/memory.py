@@ -268,10 +268,11 @@ def spread(
 
 def told(size: float) -> str:
     """A number of bytes for people."""
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        # Half a step earlier, so that no size is 1000 of a unit.
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        # Half a step earlier, so that no size is 1000 of a unit; of the largest there may be more.
         if size >= 0.9995 * scale:
-            return f"{size / scale:.3g} {unit}"
+            number = size / scale
+            return f"{number:.3g} {unit}" if number < 999.5 else f"{number:,.0f} {unit}"
     return f"{size:.0f} bytes"
 
 

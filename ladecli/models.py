@@ -294,21 +294,30 @@ def _with_weights(planned: Plan, source: str, place: dict[str, Any]) -> tuple[An
 
 
 @contextlib.contextmanager
-def _quiet(progress: bool) -> Iterator[None]:
-    """Keep the libraries' own chatter out of the terminal, and downloads too if wanted."""
+def hushed() -> Iterator[None]:
+    """Keep what the libraries log out of the terminal, but for errors."""
     loggers = [logging.getLogger(name) for name in ("transformers", "accelerate")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
-    # This hides the hub's bars along with those of loading weights.
-    transformers.utils.logging.disable_progress_bar()
-    if progress:
-        enable_progress_bars()
     try:
         yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def _quiet(progress: bool) -> Iterator[None]:
+    """Keep the libraries' own chatter out of the terminal, and downloads too if wanted."""
+    # This hides the hub's bars along with those of loading weights.
+    transformers.utils.logging.disable_progress_bar()
+    if progress:
+        enable_progress_bars()
+    try:
+        with hushed():
+            yield
+    finally:
         transformers.utils.logging.enable_progress_bar()
 
 

@@ -26,6 +26,8 @@ CURVE_SHARE, MOST = 0.25, 0.93
 """Of the time, for what steps cost, and for that and the search."""
 LEAST_WIDTHS = 3
 """Fewer make no curve."""
+RESERVE = 1.25
+"""Times what seems to be needed, or what was too little, is what is advised."""
 LONGEST = 384
 """Of every sample prompt, the last so many tokens: reading is not what is measured."""
 
@@ -42,6 +44,8 @@ def run(request: TuneRequest) -> int:
     from .tuning import report as reports
 
     launch.check(request)
+    if not request.dry_run:
+        _check_folder()
     texts = sample_prompts(
         request.prompts,
         offline=request.offline,
@@ -73,6 +77,18 @@ def run(request: TuneRequest) -> int:
     else:
         terminal.say(f"written to {path}; it is used from now on for models like this one")
     return 0
+
+
+def _check_folder() -> None:
+    """Refuse to measure what could not be written, before a model is loaded.
+
+    Raises:
+        UsageError: profiles cannot be written here.
+    """
+    try:
+        user.make_folder()
+    except LadeError as error:
+        raise UsageError(f"{error}; --dry-run measures and writes nothing") from error
 
 
 def sample_prompts(name: str | None, *, offline: bool = False, progress: bool = False) -> list[str]:
@@ -125,7 +141,8 @@ def tune(
     if len(curve.cost.widths) < LEAST_WIDTHS:
         raise LadeError(
             f"{request.seconds:g} s are too few to measure steps, of which a plain one takes"
-            f" {curve.plain[0]:.2g} s; give --seconds {max(10, math.ceil(400 * curve.plain[0]))}"
+            f" {curve.plain[0]:.2g} s; give --seconds"
+            f" {advised(max(10, 400 * curve.plain[0]), request.seconds)}"
         )
     outcome = search(
         decoder,
@@ -152,8 +169,13 @@ def tune(
         outcome=outcome,
         setting=setting_of(outcome.best if outcome else None, choice.lookahead, curve.cost),
         seconds=time.perf_counter() - began,
-        enough=enough(curve.plain[0]) / (MOST - CURVE_SHARE),
+        advised=advised(RESERVE * enough(curve.plain[0]) / (MOST - CURVE_SHARE), request.seconds),
     )
+
+
+def advised(needed: float, given: float) -> int:
+    """Seconds to give where those that were given are too few: never as many again."""
+    return math.ceil(max(needed, RESERVE * given))
 
 
 def profile_of(report: Report) -> Profile:

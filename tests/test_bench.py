@@ -346,6 +346,60 @@ def test_stopped_before_one_whole_round_it_promises_nothing(
     assert "so --resume would start anew" in done.err
 
 
+def test_what_is_resumed_is_counted_once_and_belongs_to_it(
+    lade: Any, model_folder: str, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, asked = Own.answer, []
+
+    def stopped(self: Own, prompt: list[int], cancelled: Any) -> Any:
+        asked.append(prompt)
+        return whole(self, prompt, (lambda: True) if len(asked) > 3 else cancelled)
+
+    flags = ("--strategies", "autoregressive", "--prompts", str(prompts), "--json")
+    with monkeypatch.context() as patch:
+        patch.setattr(Own, "answer", stopped)
+        done = lade("bench", model_folder, *QUICK, *flags)
+    assert done.err.endswith("stopped early; the same command with --resume goes on\n")
+    (path,) = (Path(os.environ["XDG_CACHE_HOME"]) / "lade" / "bench").glob("*.jsonl")
+    (*before, last) = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    strange = last.replace('"repeat":1', '"repeat":2')
+    path.write_text("".join((*before, last, last, strange)), encoding="utf-8")
+    done = lade("bench", model_folder, *QUICK, *flags, "--resume")
+    assert done.code == 0
+    assert f"going on with round {len(before) + 2} of 3; the others are kept" in done.err
+    runs = json.loads(done.out)["runs"]
+    assert sorted((run["row"], run["turn"], run["repeat"]) for run in runs) == [
+        ("one", 1, 1), ("talk", 1, 1), ("talk", 2, 1), ("two", 1, 1),
+    ]  # fmt: skip
+
+
+def test_of_two_at_once_the_later_one_promises_nothing(
+    lade: Any, model_folder: str, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ("bench", model_folder, *QUICK, "--strategies", "autoregressive")
+    flags += ("--prompts", str(prompts))
+    whole, inner = Own.answer, list[Any]()
+
+    def meanwhile(self: Own, prompt: list[int], cancelled: Any) -> Any:
+        if not inner:
+            inner.append(None)
+            monkeypatch.setattr(Own, "answer", stopped)
+            inner[0] = lade(*flags)
+            monkeypatch.setattr(Own, "answer", whole)
+        return whole(self, prompt, cancelled)
+
+    def stopped(self: Own, prompt: list[int], cancelled: Any) -> Any:
+        inner.append(prompt)
+        return whole(self, prompt, (lambda: True) if len(inner) > 4 else cancelled)
+
+    monkeypatch.setattr(Own, "answer", meanwhile)
+    assert lade(*flags).code == 0
+    later = inner[0]
+    assert later.code == 130
+    assert "kept for --resume: another process is at work on the same benchmark" in later.err
+    assert later.err.endswith("stopped early; nothing of it is kept for --resume\n")
+
+
 def test_a_finished_benchmark_leaves_nothing_to_resume(
     lade: Any, model_folder: str, prompts: Path
 ) -> None:
@@ -398,6 +452,14 @@ def test_a_context_without_room_for_any_prompt_is_refused(
     done = lade("bench", model_folder, "--prompts", str(prompts), "-n", "250")
     assert done.code == 2
     assert "no prompt can be measured: one: " in done.err
+
+
+def test_a_swept_context_that_is_too_large_is_refused_with_what_helps(
+    lade: Any, model_folder: str
+) -> None:
+    done = lade("bench", model_folder, *QUICK, "--sweep", "context=400", "--max-context", "200")
+    assert done.code == 2
+    assert done.err.splitlines()[-1].endswith("tokens of a prompt; sweep a smaller context")
 
 
 def test_the_word_compare_is_a_command(lade: Any) -> None:

@@ -246,6 +246,9 @@ def test_sizes_for_people() -> None:
     assert [told(n) for n in (5, 2.5e3, 999e6, 1.2e9, 13.48e9, 141e9)] == [
         *("5 bytes", "2.5 kB", "999 MB", "1.2 GB", "13.5 GB", "141 GB")
     ]
+    assert [told(n) for n in (999.4e9, 999.6e9, 1.36e12, 999.7e12, 13.4e15)] == [
+        *("999 GB", "1 TB", "1.36 TB", "1,000 TB", "13,400 TB")
+    ]
 
 
 @pytest.mark.parametrize("free", [20 * GB, 30 * GB, 40 * GB])

@@ -86,9 +86,11 @@ class Benchmark:
             else:
                 tasks.append(task)
         if not tasks:
+            fix = "lower -n, raise --max-context, or give shorter --prompts"
+            if self._suite is None:
+                fix = "sweep a smaller context"
             raise UsageError(
-                f"no prompt can be measured: {skipped[0].row}: {skipped[0].reason}; lower -n, raise"
-                " --max-context, or give shorter --prompts"
+                f"no prompt can be measured: {skipped[0].row}: {skipped[0].reason}; {fix}"
             )
         return tasks, skipped
 
@@ -173,6 +175,8 @@ class Benchmark:
         """What can be done about what is missing, in words."""
         if self._journal.rounds():
             return "the same command with --resume goes on"
+        if not self._journal.keeps:
+            return "nothing of it is kept for --resume"
         return "not one prompt was through with all contenders, so --resume would start anew"
 
     def finish(self) -> None:
@@ -181,7 +185,11 @@ class Benchmark:
 
     def _kept(self) -> list[Round]:
         """The rounds of an unfinished measurement to go on with."""
-        done = self._journal.rounds()
+        self._journal.claim()
+        rows, repeats = {task.id for task in self._tasks}, range(1, self._request.repeat + 1)
+        rounds = self._journal.rounds()
+        # A damaged file may hold others.
+        done = [each for each in rounds if each.row in rows and each.repeat in repeats]
         if done and not self._request.resume:
             self._say(
                 f"an unfinished measurement of the same ({len(done)} rounds) was put aside; stop"
@@ -191,8 +199,9 @@ class Benchmark:
         elif self._request.resume and not done:
             self._say("there is nothing to resume; this starts anew")
         elif done:
-            rounds = len(self._tasks) * self._request.repeat
-            self._say(f"going on with round {len(done) + 1} of {rounds}; the others are kept")
+            every = len(rows) * len(repeats)
+            next_one = f"going on with round {len(done) + 1} of {every}; the others are kept"
+            self._say(next_one if len(done) < every else f"all {every} rounds are there already")
         self._journal.start(done)
         return done
 

@@ -213,8 +213,11 @@ class StockCompiled(Stock):
         Raises:
             LadeError: it cannot be compiled; the message says why.
         """
+        from ..models import hushed
+
         try:
-            self.steps.prepare(self.session, prompt, self.settings, cancelled)
+            with hushed():  # what matters of it is an error
+                self.steps.prepare(self.session, prompt, self.settings, cancelled)
         except Exception as error:  # whatever the compiler says
             if cancelled():  # Ctrl-C reaches the compiler, too
                 return

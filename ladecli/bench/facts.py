@@ -58,7 +58,7 @@ def model_of(session: Session, request: Request) -> Model:
     )
 
 
-def described_sampling(sampling: SamplingConfig) -> dict[str, float]:
+def described_sampling(sampling: SamplingConfig) -> dict[str, int | float]:
     """How tokens are chosen, as far as it is not the default; the seed where there are draws."""
     default = SamplingConfig()
     found = {

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from .. import outputs
 from ..errors import LadeError, told
@@ -45,6 +46,9 @@ class Journal:
     Args:
         identity: what must be the same for runs to be put together; anything that JSON takes.
         say: shows a line to the user.
+
+    Attributes:
+        keeps: whether rounds could be kept so far.
     """
 
     def __init__(self, identity: Any, say: Callable[[str], None] = lambda _line: None) -> None:
@@ -53,17 +57,35 @@ class Journal:
         self._path = _folder() / f"{key}.jsonl"
         # What a benchmark that began anew left of the one before it.
         self._old = self._path.with_suffix(".old")
+        # Given back by the system when this process ends, however it does.
+        self._lock = FileLock(self._path.with_suffix(".lock"), blocking=False)
+        self._foreign = False
         self._say = say
-        self._writable = True
+        self.keeps = True
+
+    def claim(self) -> None:
+        """Take the file for this benchmark alone.
+
+        Rounds of two that run at the same time would be put together as those of one: where
+        another process has the file, it is left alone, and nothing of this benchmark is kept.
+        """
+        with self._told():
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                self._lock.acquire()
+            except Timeout:
+                self._foreign = True
+                raise LadeError("another process is at work on the same benchmark") from None
 
     def rounds(self) -> list[Round]:
         """Those that were finished, in order: of the newest try, or of one that came further."""
-        return max(_read(self._path), _read(self._old), key=len)
+        return max(_read(self._path), _read(self._old), key=len) if not self._foreign else []
 
     def start(self, rounds: list[Round]) -> None:
         """Begin with these rounds; what the file holds is put aside where there are none."""
+        if self._foreign:
+            return
         with self._told():
-            self._path.parent.mkdir(parents=True, exist_ok=True)
             if not rounds and len(_read(self._path)) > len(_read(self._old)):
                 self._path.replace(self._old)
             text = "".join(_line(each) + "\n" for each in rounds)
@@ -71,33 +93,42 @@ class Journal:
 
     def add(self, finished: Round) -> None:
         """Append a round."""
+        if self._foreign:
+            return
         with self._told(), self._path.open("a", encoding="utf-8") as file:
             file.write(_line(finished) + "\n")
 
     def end(self) -> None:
         """The benchmark is finished: nothing is left to go on with."""
-        for path in (self._path, self._old):
+        if self._foreign:
+            return
+        for path in (self._path, self._old, Path(self._lock.lock_file)):
             with contextlib.suppress(OSError):
                 path.unlink()
+        self._lock.release(force=True)
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
         try:
             yield
         except (OSError, LadeError) as error:
-            if self._writable:
+            if self.keeps:
                 self._say(f"nothing is kept for --resume: {told(error)}")
-            self._writable = False
+            self.keeps = False
 
 
 def _read(path: Path) -> list[Round]:
-    """The rounds of a file, up to a line that makes no sense."""
+    """The rounds of a file, up to a line that makes no sense; each of them once."""
     try:
         lines = path.read_bytes().split(b"\n")[:-1]
     except OSError:
         return []
-    rounds = (_round(line) for line in lines)
-    return [each for each in itertools.takewhile(lambda each: each is not None, rounds) if each]
+    found: dict[tuple[int, str], Round] = {}
+    for line in lines:
+        if (each := _round(line)) is None:
+            break
+        found.setdefault((each.repeat, each.row), each)
+    return list(found.values())
 
 
 def _round(line: bytes) -> Round | None:

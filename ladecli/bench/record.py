@@ -36,10 +36,15 @@ def read(path: Path) -> Result:
         UsageError: it cannot be read, or holds something else; the message says what.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        # Some editors and shells put a mark of the encoding in front.
+        data = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:  # no JSON, or no UTF-8
+    except UnicodeDecodeError:
+        raise UsageError(
+            f"{path} is no UTF-8 (older PowerShells write UTF-16 behind >); let --report write it"
+        ) from None
+    except ValueError as error:  # no JSON
         raise UsageError(
             f"{path} is no result of lade bench ({error}); give one that --json or --report wrote"
         ) from None

@@ -95,7 +95,7 @@ class Conditions:
     max_new_tokens: int
     ignore_eos: bool
     template: bool
-    sampling: Mapping[str, float]
+    sampling: Mapping[str, int | float]
     profile: str
     sweep: Mapping[str, tuple[str, ...]]
     command: str
@@ -194,7 +194,8 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A row that was not measured, and why: "longer than the context: 2,100 of 2,048 tokens"."""
+    """A row that was not measured, or a conversation that ended early, and why: "longer than the
+    context: 2,100 of 2,048 tokens"."""
 
     row: str
     reason: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
@@ -164,17 +165,29 @@ def short(parameters: float) -> str:
     return f"{parameters:.0f}"
 
 
+def make_folder() -> None:
+    """Make the folder of the files, if it is not there.
+
+    Raises:
+        LadeError: it cannot be made, or nothing can be written to it.
+    """
+    place = folder()
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LadeError(f"the folder {place} cannot be made: {error.strerror}") from error
+    if not os.access(place, os.W_OK):
+        raise LadeError(f"nothing can be written to the folder {place}")
+
+
 def write(profile: Profile) -> Path:
     """Write a profile to its file, whole or not at all, and say where.
 
     Raises:
         LadeError: it cannot be written.
     """
+    make_folder()
     path = path_of(profile.name)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LadeError(f"the folder {path.parent} cannot be made: {error.strerror}") from error
     write_whole(path, dump(profile), "the profile")
     return path
 

@@ -35,7 +35,7 @@ class Report:
         outcome: of the search; None if there was too little time for one.
         setting: the one to use.
         seconds: what it all took, loading left out.
-        enough: in what time it would have compared settings at all.
+        advised: seconds to give where there was no time to compare settings.
     """
 
     model: str
@@ -45,7 +45,7 @@ class Report:
     outcome: Outcome | None
     setting: LookaheadConfig
     seconds: float
-    enough: float
+    advised: int
 
     @property
     def verdict(self) -> str:
@@ -78,7 +78,7 @@ class Report:
             found.append(f"two halves of the step times differ by {self.curve.spread:.0%}")
         outcome = self.outcome
         if outcome is None:
-            found.append(f"--seconds {math.ceil(self.enough)} or more is time to compare settings")
+            found.append(f"--seconds {self.advised} or more is time to compare settings")
         elif outcome.agrees is None:
             found.append("there was no time for a repeat: --seconds gives more")
         elif not outcome.agrees:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -159,6 +160,22 @@ def test_what_cannot_be_compiled_is_told_in_one_line(
     )
     # Ctrl-C ends compilers, which is no fault of theirs.
     contender.prepare([5, 6], lambda: True)
+
+
+def test_what_transformers_logs_of_steps_that_it_does_not_compile_is_no_line_of_ours(
+    session: Session, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logger, heard = logging.getLogger("transformers.generation.utils"), list[bool]()
+    # It compiles nothing for weights in 8 bits, and logs that.
+    monkeypatch.setattr(
+        stock, "generate", lambda *_, **__: heard.append(logger.isEnabledFor(logging.WARNING))
+    )
+    contender = made(session, "hf-compiled")
+    assert isinstance(contender, StockCompiled)
+    with pytest.raises(LadeError, match="transformers does not compile the steps of this model"):
+        contender.prepare([5, 6], lambda: False)
+    assert heard == [False]
+    assert logger.isEnabledFor(logging.WARNING)
 
 
 @pytest.mark.parametrize("strategy", ["autoregressive", "lookahead", "hf"])

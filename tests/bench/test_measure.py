@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -67,6 +69,7 @@ def measure(
     **options: Callable[..., None],
 ) -> Measured:
     journal = journal or Journal(random.random())
+    journal.claim()
     done = journal.rounds() if go_on else []
     journal.start(done)
     measurement = Measurement(players, DEVICE, cancelled, options.pop("read", print), **options)
@@ -264,6 +267,58 @@ def test_another_benchmark_has_another_journal() -> None:
     measure([FakePlayer("a", [])], [FakeTask("r1")], journal=Journal(["demo", 1]))
     assert Journal(["demo", 2]).rounds() == []
     assert len(Journal(["demo", 1]).rounds()) == 1
+
+
+def test_a_round_that_was_written_twice_counts_once(tmp_path: Path) -> None:
+    journal, tasks = Journal("twice"), [FakeTask("r1"), FakeTask("r2"), FakeTask("r3")]
+    measured = measure([FakePlayer("a", [])], tasks[:2], repeats=2, journal=journal)
+    (path,) = tmp_path.rglob("*.jsonl")
+    first, *others = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    again = first.replace('"began":', '"began":9')
+    path.write_text("".join((first, again, first, *others, *others)), encoding="utf-8")
+    assert [(each.repeat, each.row) for each in journal.rounds()] == [
+        (1, "r1"), (1, "r2"), (2, "r1"), (2, "r2"),
+    ]  # fmt: skip
+    rest = measure([FakePlayer("a", [])], tasks, repeats=2, journal=journal, go_on=True)
+    assert rest.runs[:4] == measured.runs
+    assert len(rest.runs) == 6
+
+
+def test_two_at_work_on_the_same_do_not_write_into_one_journal() -> None:
+    said: list[str] = []
+    first, later = Journal("same"), Journal("same", said.append)
+    tasks = [FakeTask("r1"), FakeTask("r2")]
+    measure([FakePlayer("a", [])], tasks[:1], journal=first)
+    measured = measure([FakePlayer("a", [])], tasks, journal=later, go_on=True)
+    assert len(measured.runs) == 2
+    assert said == [
+        "nothing is kept for --resume: another process is at work on the same benchmark"
+    ]
+    assert (first.keeps, later.keeps) == (True, False)
+    assert later.rounds() == []
+    later.end()
+    assert [each.row for each in first.rounds()] == ["r1"]
+
+
+def test_a_finished_benchmark_makes_way_and_leaves_no_file(tmp_path: Path) -> None:
+    said: list[str] = []
+    first = Journal("same", said.append)
+    measure([FakePlayer("a", [])], [FakeTask("r1")], journal=first)
+    first.end()
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == []
+    second = Journal("same", said.append)
+    measure([FakePlayer("a", [])], [FakeTask("r1")], journal=second)
+    assert len(second.rounds()) == 1
+    assert said == []
+
+
+def test_a_process_that_is_gone_is_not_at_work(tmp_path: Path) -> None:
+    program = "from ladecli.bench.journal import Journal; import os; j = Journal('gone'); j.claim()"
+    subprocess.run([sys.executable, "-c", f"{program}; os._exit(1)"], check=False)
+    said: list[str] = []
+    assert list(tmp_path.rglob("*.lock"))
+    Journal("gone", said.append).claim()
+    assert said == []
 
 
 def test_a_journal_that_cannot_be_written_is_told_once_and_costs_nothing(

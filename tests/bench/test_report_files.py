@@ -13,6 +13,9 @@ from xml.etree import ElementTree
 import pytest
 
 from ladecli.bench import record, report
+from ladecli.bench.report import ink, sweep_charts, sweeps
+from ladecli.bench.report.document import document
+from ladecli.bench.report.summary import summarise
 from ladecli.errors import LadeError, UsageError
 
 from . import makers, report_results
@@ -97,8 +100,6 @@ def test_one_repeat_says_nothing_of_how_steady_a_machine_is() -> None:
 
 
 def test_legends_of_long_names_have_room() -> None:
-    from ladecli.bench.report import ink
-
     for length, columns in ((4, 3), (20, 2), (28, 1)):
         figure, axes = ink.canvas(2.0)
         for number in range(4):
@@ -107,6 +108,61 @@ def test_legends_of_long_names_have_room() -> None:
         (found,) = figure.legends
         assert found._ncols == columns
         assert (figure.get_figheight() > 2.0) == (columns == 1)
+
+
+@pytest.mark.parametrize("suffix", [".html", ".svg"])
+def test_cells_of_a_sweep_are_told_apart_in_pictures(suffix: str) -> None:
+    made = report_results.grid({"budget": ("8", "16", "32", "64"), "sources": ("context", "all")})
+    text = report.as_text(made, Path(f"x{suffix}"))
+    chart = ElementTree.fromstring(re.findall(r"<svg.*?</svg>", text, re.DOTALL)[0])
+    marks = (each for each in chart.iter() if each.tag.endswith("text"))
+    named = [each.text for each in marks if (each.text or "").startswith("budget=")]
+    assert sorted(named) == sorted(
+        f"budget={budget} sources={sources}"
+        for budget in (8, 16, 32, 64)
+        for sources in ("context", "all")
+    )
+
+
+def test_the_axis_of_a_heat_map_has_no_value_twice() -> None:
+    made = report_results.grid(
+        {"budget": ("8", "16"), "sources": ("context+recycled", "context+recycled+trajectory")}
+    )
+    grid = next(sweeps.grids(summarise(made)))
+    with ink.style():
+        (axes,) = sweep_charts.heat_map(grid).axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == [
+        "context+recycled", "context+…rajectory",
+    ]  # fmt: skip
+    other = dataclasses.replace(grid, columns=grid.rows, cells=(grid.cells[0][:2],) * 2)
+    with ink.style():
+        (axes,) = sweep_charts.heat_map(other).axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == [
+        "conte…cycled",
+        "conte…ectory",
+    ]
+
+
+def edges(text: str) -> list[str]:
+    return re.findall(r"Few prompts make long ones, which end at the edge\.", text)
+
+
+def test_intervals_that_are_cut_are_told_and_only_they() -> None:
+    assert edges(page_of("three axes")) == []
+    # Of categories it is said to those who do not see the chart, too.
+    for noise, times in ((0.0, 0), (1.0, 3)):
+        made = makers.result(noise=noise)
+        assert len(edges(report.as_text(made, Path("x.html")))) == times
+
+
+def test_one_is_marked_for_speed_ups_alone() -> None:
+    for rows, measures in ((9, ["Speed-up"]), (6, [])):
+        summary = summarise(report_results.contexts(rows=rows))
+        (section,) = (s for s in document(summary).sections if s.key == "categories")
+        with ink.style():
+            charts = list(sweep_charts.contexts(summary, section))
+        assert [c.title for c in charts] == [*measures, "Milliseconds per step", "Peak memory, GB"]
+        assert [c.title for c in charts if "stroke-dasharray" in c.svg] == measures
 
 
 def test_names_are_escaped_in_a_page() -> None:

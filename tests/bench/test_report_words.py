@@ -13,7 +13,7 @@ from ladecli.bench.report import verdict as words
 from ladecli.bench.report.document import document
 from ladecli.bench.report.doubts import doubts
 from ladecli.bench.report.summary import Summary, summarise
-from ladecli.bench.result import Failure, Result
+from ladecli.bench.result import Failure, Result, Skipped
 
 from . import makers, report_results
 
@@ -138,6 +138,16 @@ def test_nothing_is_said_of_equality_where_nothing_was_compared() -> None:
 )  # fmt: skip
 def test_doubts(changes: dict[str, object], doubt: str) -> None:
     assert doubt in doubts(summarise(makers.result(**changes)))
+
+
+def test_a_conversation_that_ended_early_is_no_row_left_out() -> None:
+    cut = Skipped("row-1", "turn 2: the prompt has 2,100 tokens")
+    gone = (Skipped("long", "the prompt has 3,000 tokens"), Skipped("longer", "4,000"))
+    one = "1 conversation ended before the last turn; see below."
+    two = "2 rows of the prompts left out; see below."
+    for skipped, said in (((cut,), [one]), (gone, [two]), ((*gone, cut), [two, one])):
+        found = doubts(summarise(makers.result(skipped=skipped)))
+        assert [each for each in found if each.endswith("see below.")] == said
 
 
 def test_failures_are_told_for_what_they_cost() -> None:
@@ -299,8 +309,9 @@ def test_an_interrupted_result_says_how_much_is_missing() -> None:
     assert said == "Interrupted: 20 of 54 runs; the figures are of those."
 
 
-def test_a_machine_that_slows_down_is_not_called_steady() -> None:
-    made = makers.result()
+@pytest.mark.parametrize("names", [("autoregressive",), ("autoregressive", "lookahead")])
+def test_a_machine_that_slows_down_is_not_called_steady(names: tuple[str, ...]) -> None:
+    made = makers.result(dict.fromkeys(names, 1.0))
     runs = tuple(
         dataclasses.replace(
             run,
@@ -310,7 +321,9 @@ def test_a_machine_that_slows_down_is_not_called_steady() -> None:
         for run in made.runs
     )
     found = doubts(summarise(dataclasses.replace(made, runs=runs)))
-    assert any("the last repeat took 20" in each and "more time" in each for each in found)
+    (said,) = (each for each in found if "the last repeat took 20" in each)
+    assert "more time" in said
+    assert ("took turns" in said) == (len(names) > 1)
     assert not any("steady" in each for each in doubts(summarise(made)))
 
 

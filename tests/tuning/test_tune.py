@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ladecli import profiles, suites, toml, tune
+from ladecli import launch, profiles, suites, toml, tune
 from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.step_cost import StepCost
 from ladecli.errors import LadeError, UsageError
@@ -91,6 +91,51 @@ def test_a_folder_that_cannot_be_written_does_not_lose_the_figures(
     assert "the folder x cannot be made" in err
 
 
+@pytest.mark.parametrize("place", [".", "/proc/nope"])
+def test_where_no_profile_can_be_written_nothing_is_measured(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    place: str,
+) -> None:
+    (tmp_path / "lade").mkdir()
+    (tmp_path / "lade" / "profiles").touch()
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / place))
+    monkeypatch.setattr(launch, "open_session", lambda *_: pytest.fail("a model was loaded"))
+    code, out, err = run(capsys, "tune", "demo", *QUICK)
+    assert (code, out) == (2, "")
+    assert re.fullmatch(
+        r"lade: the folder .*profiles cannot be made: .*; --dry-run measures and writes nothing\n",
+        err,
+    )
+
+
+def test_a_folder_without_permission_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(LadeError, match=r"^nothing can be written to the folder .*profiles$"):
+        user.make_folder()
+
+
+def test_a_dry_run_needs_no_folder(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened(*_args: Any) -> None:
+        raise LadeError("as far as that")
+
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/proc/nope")
+    monkeypatch.setattr(launch, "open_session", opened)
+    assert run(capsys, "tune", "demo", "--dry-run") == (1, "", "lade: as far as that\n")
+
+
+@pytest.mark.parametrize(
+    ("needed", "given", "said"),
+    [(0.9, 1.0, 2), (0.9, 1.2, 2), (41.2, 4.0, 42), (41.2, 60.0, 75), (10, 10, 13)],
+)
+def test_more_time_is_advised_than_was_given(needed: float, given: float, said: int) -> None:
+    assert tune.advised(needed, given) == said
+    assert said > given
+
+
 def test_interrupted_it_writes_nothing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,7 +167,7 @@ CURVE = Curve(StepCost((1, 8, 64), (128,), ((1.0, 1.1, 1.6),)), (0.01,), 0.01, 3
 
 def report(outcome: Outcome | None, curve: Curve = CURVE) -> Report:
     setting = LookaheadConfig(5, 3, 5, 64)
-    return Report("m", KEY, "a100, derived", curve, outcome, setting, 12.5, 41.2)
+    return Report("m", KEY, "a100, derived", curve, outcome, setting, 12.5, 42)
 
 
 def score(speed: float, *repeats: float, name: str = "budget 64") -> Score:

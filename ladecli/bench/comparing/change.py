@@ -41,8 +41,8 @@ class Change:
         verdict: "slower" or "faster" where the interval leaves 1 out; else "equal", or "unclear"
             where a change of 10 % would not be visible.
         pairs: answers that it rests on.
-        repeats: times what was measured, so many repeats would make 10 % visible; None where
-            that is so already, or no number of them would.
+        repeats: times what was measured, so many repeats would make 10 % visible, or an interval
+            where there is none; None where that is so already, or no number of them would.
     """
 
     ratio: Interval

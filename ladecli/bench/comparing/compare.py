@@ -23,7 +23,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ...metrics import ratio
-from ..result import Result, Run
+from ..result import STOCK_COMPILED, Result, Run
 from .change import MACHINE, PROCESS, Change, hodges_lehmann, judge
 from .differences import differences
 from .pairing import Key, Keyed, Paired, pair_up, per_token
@@ -68,8 +68,14 @@ def compare(a: Result, b: Result) -> Comparison:
         tuple(sorted(paired.other_prompts)),
         paired.missing,
         min(a.conditions.repeat, b.conditions.repeat),
+        tuple(name for name, each in (("A", a), ("B", b)) if _compiled(each)),
         tuple(found),
     )
+
+
+def _compiled(result: Result) -> bool:
+    """Whether transformers' compiled steps were in memory."""
+    return any(each.strategy == STOCK_COMPILED for each in result.contenders)
 
 
 def _other_work(a: Result, b: Result) -> tuple[str, ...]:

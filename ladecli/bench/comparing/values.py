@@ -101,6 +101,7 @@ class Comparison:
         other_prompts: rows of one id whose prompts are not the same; they are left out.
         missing: contenders with answers in A that B has nothing to compare with.
         repeats: the fewest times that a row was measured.
+        compiled: "A" and "B" where transformers' compiled steps took part.
         contenders: those in both, in A's order.
     """
 
@@ -111,6 +112,7 @@ class Comparison:
     other_prompts: tuple[str, ...]
     missing: tuple[Contender, ...]
     repeats: int
+    compiled: tuple[str, ...]
     contenders: tuple[Compared, ...]
 
     @property

@@ -37,6 +37,11 @@ def notes(comparison: Comparison) -> list[str]:
         f"the {room} is not the same: changes can come from that, too" for room in sorted(rooms)
     ]
     found += _yardstick(comparison)
+    if comparison.compiled and any(each.memory for each in comparison.contenders):
+        found.append(
+            f"what transformers compiled in {listed(comparison.compiled)}, and its static cache,"
+            " are part of everybody's memory there"
+        )
     visible = [
         each.change.visible
         for each in comparison.judged
@@ -163,11 +168,14 @@ def _unclear(comparison: Comparison) -> Iterator[Finding]:
         change = each.change
         if change is None or change.verdict != UNCLEAR:
             continue
-        seen = "any change" if change.visible is None else f"a change of {share(change.visible)}"
+        seen, shown = "any change", "give an interval"
+        if change.visible is not None:
+            seen = f"a change of {share(change.visible)}"
+            shown = f"show {share(math.expm1(VISIBLE))}"
         fix = ""
         if change.repeats is not None:
-            fix = f"; --repeat {math.ceil(comparison.repeats * change.repeats)} or more rows show"
-            fix += f" {share(math.expm1(VISIBLE))}"
+            more = math.ceil(comparison.repeats * change.repeats)
+            fix = f"; --repeat {more} or more rows {shown}"
         yield Finding(f"{label(each.contender)} is unclear: {seen} could be noise{fix}", UNCLEAR)
 
 

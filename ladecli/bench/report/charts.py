@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..wording import clean, factor, times
 from . import ink
 from .document import Section
+from .names import beside, fitted
 from .summary import Summary
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def overall(summary: Summary, _section: Section) -> Iterator[Chart]:
     yield from made(
         forest(summary), "forest", f"Speed-up over {reference}",
         "Points: tokens per second over the reference's; lines: 95 % intervals.  Where a line"
-        " crosses 1, there is no clear difference.", alt,
+        f" crosses 1, there is no clear difference.{_cut_short(_speeds(summary))}", alt,
     )  # fmt: skip
     yield from made(
         gain(summary), "gain", "Tokens per step, and what becomes of them",
@@ -69,9 +70,10 @@ def categories(summary: Summary, _section: Section) -> Iterator[Chart]:
     """How fast it is on which kind of prompt."""
     if summary.of_contexts:
         return
+    speeds = [found for group in _groups(summary).values() for found in group.values()]
     yield from made(
         bars(summary), "categories", "Speed-up by category",
-        "Lines: 95 % intervals; few prompts make long ones, which end at the edge.",
+        f"Lines: 95 % intervals.{_cut_short(speeds)}",
     )  # fmt: skip
 
 
@@ -87,6 +89,21 @@ def styles(summary: Summary) -> dict[str, int]:
         if each.contender not in found:
             found[each.contender] = next(free, 0)
     return found
+
+
+def _speeds(summary: Summary) -> list[Interval]:
+    """Those of the chart in which each contender has a row."""
+    return [each.speedup for each in summary.fastest(MOST_ROWS) if each.speedup]
+
+
+def _groups(summary: Summary) -> dict[str, dict[str, Interval]]:
+    """Speed-ups by category and contender, of those that are drawn."""
+    kept = {each.contender for each in summary.drawn} - {summary.result.reference}
+    groups = {
+        name: {e.contender: e.speedup for e in found if e.speedup and e.contender in kept}
+        for name, found in summary.by_category.items()
+    }
+    return {name: found for name, found in groups.items() if found}
 
 
 def forest(summary: Summary) -> Figure | None:
@@ -107,22 +124,33 @@ def forest(summary: Summary) -> Figure | None:
             weight="bold" if hero else "normal",
         )  # fmt: skip
     axes.axvline(1.0, color=ink.FAINT, lw=1, ls="--", zorder=0)
-    axes.set_yticks(range(len(rows)), [named(summary, each.contender) for each in reversed(rows)])
+    names = beside(summary)
+    axes.set_yticks(range(len(rows)), [names[each.contender] for each in reversed(rows)])
     axes.tick_params(axis="y", length=0, labelcolor=ink.TEXT)
     axes.grid(visible=False, axis="y")
     axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}×")
     axes.margins(x=0.08)
-    _cut(axes, [each.speedup for each in rows if each.speedup])
+    _cut(axes, _speeds(summary))
     axes.spines["left"].set_visible(False)
     return figure
 
 
 def _cut(axes: Axes, speeds: Sequence[Interval]) -> None:
     """Let no interval of a few prompts press all the others into a corner."""
-    right = ROOM * max(1.0, *(each.value for each in speeds))
-    if max(each.high for each in speeds) > right:
-        axes.set_xlim(right=right)
+    if (edge := _edge(speeds)) is not None:
+        axes.set_xlim(right=edge)
+
+
+def _edge(speeds: Sequence[Interval]) -> float | None:
+    """Where the axis ends before an interval does; None where all of them have room."""
+    right = ROOM * max((1.0, *(each.value for each in speeds)))
+    return right if any(each.high > right for each in speeds) else None
+
+
+def _cut_short(speeds: Sequence[Interval]) -> str:
+    """What a caption says of intervals that are longer than the axis, if there are some."""
+    return "" if _edge(speeds) is None else "  Few prompts make long ones, which end at the edge."
 
 
 def gain(summary: Summary) -> Figure | None:
@@ -134,13 +162,13 @@ def gain(summary: Summary) -> Figure | None:
     if reference is None or not rows:
         return None
     figure, axes = ink.canvas(3.0)
-    known = styles(summary)
+    known, names = styles(summary), beside(summary)
     for each in rows:
         assert each.speedup is not None
         number = known.get(each.contender, 0)
         axes.plot(
             each.tokens_per_step, each.speedup.value, ink.MARKERS[number], color=ink.SERIES[number],
-            label=named(summary, each.contender) if each.contender in known else None,
+            label=names[each.contender] if each.contender in known else None,
         )  # fmt: skip
     most = max(each.tokens_per_step for each in rows)
     ends = [reference.tokens_per_step, max(most, reference.tokens_per_step * 1.05)]
@@ -157,16 +185,12 @@ def gain(summary: Summary) -> Figure | None:
 def bars(summary: Summary) -> Figure | None:
     """Speed-ups by category, with intervals."""
     contenders = [e for e in summary.drawn if e.contender != summary.result.reference]
-    groups = {
-        name: {each.contender: each.speedup for each in found if each.speedup}
-        for name, found in summary.by_category.items()
-    }
-    groups = {name: found for name, found in groups.items() if found}
-    if not groups or not contenders:
+    groups = _groups(summary)
+    if not groups:
         return None
     size = len(contenders)
     figure, axes = ink.canvas(0.9 + len(groups) * (0.16 + 0.12 * size) + 0.09 * size)
-    known = styles(summary)
+    known, names = styles(summary), beside(summary)
     for number, each in enumerate(contenders):
         colour = ink.SERIES[known[each.contender]]
         places = [
@@ -179,21 +203,16 @@ def bars(summary: Summary) -> Figure | None:
         y, speeds = zip(*places, strict=True)
         axes.barh(
             y, [found.value for found in speeds], height=0.7 / size, color=colour,
-            label=named(summary, each.contender),
+            label=names[each.contender],
         )  # fmt: skip
         for place, found in places:
             axes.plot([found.low, found.high], [place, place], color=ink.TEXT, lw=0.9)
     axes.axvline(1.0, color=ink.FAINT, lw=1, ls="--")
     axes.set_yticks([-(group + 0.4) for group in range(len(groups))])
-    axes.set_yticklabels([ink.fitted(clean(name), 18) for name in groups])
+    axes.set_yticklabels(fitted([clean(name) for name in groups], 18))
     axes.tick_params(axis="y", length=0, labelcolor=ink.TEXT)
     axes.grid(visible=False, axis="y")
     axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}×")
     _cut(axes, [found for group in groups.values() for found in group.values()])
     ink.legend(figure, axes)
     return figure
-
-
-def named(summary: Summary, contender: str) -> str:
-    """What a contender is called beside a chart."""
-    return ink.fitted(summary.label(contender))

@@ -26,7 +26,7 @@ def tables(summary: Summary) -> Iterator[Table]:
 
 
 def skipped(result: Result) -> Table | None:
-    """Rows that were not measured, by reason; None where all were."""
+    """Rows and turns that were not measured, by reason; None where all were."""
     if not result.skipped:
         return None
     by_reason: dict[str, list[str]] = defaultdict(list)
@@ -91,7 +91,7 @@ def _facts(result: Result) -> Iterator[tuple[str, str]]:
         f"{', going on behind end tokens' if asked.ignore_eos else ''};"
         f" {'with' if asked.template else 'without'} the chat template",
     )
-    chosen = ", ".join(f"{name} {value:g}" for name, value in asked.sampling.items())
+    chosen = ", ".join(f"{name} {_exact(value)}" for name, value in asked.sampling.items())
     yield "sampling", chosen or "greedy"
     yield "profile", asked.profile
     yield "sweep", "; ".join(f"{axis} {', '.join(found)}" for axis, found in asked.sweep.items())
@@ -99,6 +99,11 @@ def _facts(result: Result) -> Iterator[tuple[str, str]]:
     yield "overhead", f"{share(result.overhead)} of the time went to measuring itself"
     compiling = f"{duration(result.compile_seconds)} for transformers' steps, in no figure"
     yield "compiling", compiling if result.compile_seconds else ""
+
+
+def _exact(value: float) -> str:
+    """A number with all its digits: another seed is another answer."""
+    return str(int(value)) if float(value).is_integer() else f"{value:g}"
 
 
 def _model(result: Result) -> str:

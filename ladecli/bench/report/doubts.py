@@ -54,8 +54,12 @@ def _missing(summary: Summary) -> Iterator[str]:
             f"Not all answered the same {summary.noun}s: {listed_some(named, NAMED)}.  Speed-ups"
             " are over those that both answered, all else over those that each did."
         )
-    if result.skipped:
-        yield f"{counted(len(result.skipped), 'row')} of the prompts left out; see below."
+    measured = {run.row for run in result.runs}
+    ended = sum(each.row in measured for each in result.skipped)
+    if left_out := len(result.skipped) - ended:
+        yield f"{counted(left_out, 'row')} of the prompts left out; see below."
+    if ended:
+        yield f"{counted(ended, 'conversation')} ended before the last turn; see below."
 
 
 def _too_few(summary: Summary) -> Iterator[str]:
@@ -81,10 +85,11 @@ def _noise(result: Result) -> Iterator[str]:
     if result.conditions.repeat < 2:
         yield "Each prompt was measured once: the noise of this machine is unknown."
     if (change := drift(result)) is not None and abs(change) > UNSTEADY:
+        alone = len({run.contender for run in result.runs}) == 1
         yield (
             f"The machine was not steady: the last repeat took {share(abs(change))}"
-            f" {'more' if change > 0 else 'less'} time than the first.  Contenders took turns, so"
-            " it hits all alike."
+            f" {'more' if change > 0 else 'less'} time than the first."
+            f"{'' if alone else '  Contenders took turns, so it hits all alike.'}"
         )
     if result.overhead > COSTLY:
         yield f"Measuring itself took {share(result.overhead)} of the time."

@@ -93,11 +93,6 @@ def plain_numbers(axes: Axes, which: str, base: int = 10) -> None:
         axis.set_minor_locator(NullLocator())
 
 
-def fitted(text: str, most: int = 32) -> str:
-    """A name that has room beside a chart."""
-    return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
 def as_svg(figure: Figure, name: str, alt: str) -> str:
     """A figure as an element of a page.
 

@@ -16,6 +16,7 @@ from ...visualize import counted
 from ..figures import Figures, Interval
 from ..wording import clean, decimal, interval, times
 from .document import document
+from .names import beside
 from .summary import Summary
 
 WIDTH = 760
@@ -87,6 +88,7 @@ def _forest(
     def at(value: float) -> float:
         return _AXIS + (value - low) / (high - low) * (_VALUES - 24 - _AXIS)
 
+    names = beside(summary, int((_NAMES - MARGIN) / (13 * _ADVANCE)))
     bottom = y + 26 * len(rows) + 4
     for tick in _ticks(low, high):
         x = at(tick)
@@ -98,8 +100,7 @@ def _forest(
         middle = y + 26 * number + 15
         hero = summary.hero is not None and each.contender == summary.hero.contender
         colour, weight = ("hero", 650) if hero else ("other", 400)
-        name = _shortened(summary.label(each.contender), 13, _NAMES - MARGIN)
-        marks.append(_text(name, _NAMES, middle + 4.5, 13, "text", "end", weight))
+        marks.append(_text(names[each.contender], _NAMES, middle + 4.5, 13, "text", "end", weight))
         marks.append(
             f'<path class="s-{colour}" stroke-width="3" stroke-linecap="round"'
             f' d="M{at(found.low):.1f} {middle:.1f}H{at(found.high):.1f}"/>'
@@ -182,15 +183,6 @@ def _wrapped(text: str, size: float) -> Iterator[str]:
             line = line[most // 2 :]
     if line:
         yield line
-
-
-def _shortened(text: str, size: float, room: float) -> str:
-    most = int(room / (size * _ADVANCE))
-    if cell_len(text) <= most:
-        return text
-    while cell_len(text) >= most:
-        text = text[:-1]
-    return f"{text}…"
 
 
 def _text(

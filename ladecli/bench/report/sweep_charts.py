@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from . import ink, sweeps
+from . import ink, names, sweeps
 from .charts import Chart, made, styles
 from .document import Section
 from .shades import LEVELS, best, ink_on, shade, text_of
@@ -23,8 +23,9 @@ def sweep(summary: Summary, section: Section) -> Iterator[Chart]:
         caption = "The highest figure has a frame; a dash: there is none."
         yield from made(heat_map(grid), f"grid{number}", grid.title, caption)
     axis = next(iter(sweeps.axes_of(summary)), "")
+    (called,) = names.fitted([axis])
     for number, (title, series) in enumerate(section.lines.items()):
-        figure = _lines(series, range(1, len(ink.SERIES)), ink.fitted(axis))
+        figure = _lines(series, range(1, len(ink.SERIES)), called)
         yield from made(figure, f"line{number}", title, f"Along {axis}.")
 
 
@@ -41,11 +42,12 @@ def law(_summary: Summary, section: Section) -> Iterator[Chart]:
 
 def contexts(summary: Summary, section: Section) -> Iterator[Chart]:
     """Figures over the length of the context."""
-    known = styles(summary)
+    known, called = styles(summary), names.beside(summary)
     for number, (title, series) in enumerate(section.lines.items()):
         colours = [known.get(each.name, 0) for each in series]
-        named = [sweeps.Series(summary.label(each.name), each.points) for each in series]
-        figure = _lines(named, colours, "tokens of context", log=True, level=number == 0)
+        named = [sweeps.Series(called[each.name], each.points) for each in series]
+        level = title == sweeps.SPEED_UP
+        figure = _lines(named, colours, "tokens of context", log=True, level=level)
         yield from made(figure, f"context{number}", title, "By the length of the context.")
 
 
@@ -76,10 +78,11 @@ def heat_map(grid: sweeps.Grid) -> Figure:
                 )
     axes.set_xlim(-0.5, len(grid.columns) - 0.5)
     axes.set_ylim(len(grid.rows) - 0.5, -0.5)
-    axes.set_xticks(range(len(grid.columns)), [ink.fitted(name, 12) for name in grid.columns])
-    axes.set_yticks(range(len(grid.rows)), [ink.fitted(name, 18) for name in grid.rows])
-    axes.set_xlabel(ink.fitted(grid.across))
-    axes.set_ylabel(ink.fitted(grid.down))
+    axes.set_xticks(range(len(grid.columns)), names.fitted(grid.columns, 12))
+    axes.set_yticks(range(len(grid.rows)), names.fitted(grid.rows, 18))
+    across, down = names.fitted([grid.across, grid.down])
+    axes.set_xlabel(across)
+    axes.set_ylabel(down)
     axes.grid(visible=False)
     axes.tick_params(length=0, labelcolor=ink.TEXT)
     for spine in axes.spines.values():
@@ -129,11 +132,12 @@ def _lines(
         level: whether to mark 1.
     """
     figure, axes = ink.canvas(2.8)
-    for each, colour in zip(series, colours, strict=False):
+    labels = names.fitted([each.name for each in series])
+    for each, colour, label in zip(series, colours, labels, strict=False):
         x, y = np.array(each.points).T
         axes.plot(
             x, y, ink.DASHES[colour], marker=ink.MARKERS[colour], color=ink.SERIES[colour],
-            label=ink.fitted(each.name),
+            label=label,
         )  # fmt: skip
     if level:
         axes.axhline(1.0, color=ink.FAINT, lw=1, ls="--")

@@ -13,6 +13,8 @@ from ..figures import Figures
 from ..wording import clean
 from .summary import Summary
 
+SPEED_UP = "Speed-up"
+"""The title of the measure of which 1 is as fast as the reference."""
 FEWEST = 3
 """A line through two points fits always, and says nothing."""
 _FIRST = ("W", "N")
@@ -91,7 +93,7 @@ class Law:
 
 
 MEASURES: tuple[tuple[str, str, Callable[[Figures], float | None]], ...] = (
-    ("Speed-up", "×", lambda each: each.speedup.value if each.speedup else None),
+    (SPEED_UP, "×", lambda each: each.speedup.value if each.speedup else None),
     ("Tokens per step", "", lambda each: each.tokens_per_step),
 )
 """What grids and lines of a sweep show: title, unit, and the figure itself."""
@@ -241,7 +243,7 @@ def over_contexts(summary: Summary) -> dict[str, tuple[Series, ...]]:
     if not summary.of_contexts:
         return {}
     measures: tuple[tuple[str, Callable[[Figures], float | None]], ...] = (
-        ("Speed-up", MEASURES[0][2]),
+        (SPEED_UP, MEASURES[0][2]),
         ("Milliseconds per step", lambda each: each.step_median and each.step_median * 1e3),
         ("Peak memory, GB", lambda each: each.peak_memory and each.peak_memory / 1e9),
     )

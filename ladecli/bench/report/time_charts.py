@@ -11,8 +11,9 @@ import numpy as np
 
 from ..result import Run
 from . import ink
-from .charts import MOST_ROWS, Chart, made, named, styles
+from .charts import MOST_ROWS, Chart, made, styles
 from .document import Section
+from .names import beside
 from .summary import Summary
 from .time_tables import TITLES, Reached, parts_of, reached, shown_parts
 
@@ -61,7 +62,8 @@ def stacked(summary: Summary) -> Figure | None:
             edgecolor=ink.CARD, linewidth=0.5, label=TITLES.get(part, part),
         )  # fmt: skip
         ends = ends + values
-    axes.set_yticks(rows, [named(summary, each.contender) for each in spent])
+    names = beside(summary)
+    axes.set_yticks(rows, [names[each.contender] for each in spent])
     axes.tick_params(axis="y", length=0, labelcolor=ink.TEXT)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("ms")
@@ -101,19 +103,19 @@ def roofline(summary: Summary) -> Figure | None:
 
 
 def _rates(summary: Summary, axes: Axes, found: Sequence[Reached]) -> None:
-    known = styles(summary)
+    known, names = styles(summary), beside(summary)
     for each in found:
         number = known.get(each.contender, 0)
         axes.plot(
             each.intensity, each.arithmetic / 1e9, ink.MARKERS[number], color=ink.SERIES[number],
-            label=named(summary, each.contender) if each.contender in known else None,
+            label=names[each.contender] if each.contender in known else None,
         )  # fmt: skip
 
 
 def step_times(summary: Summary) -> Figure | None:
     """How the seconds of steps are distributed, a line for each contender."""
     shares = np.linspace(0.0, 0.995, 120)  # the slowest of all would stretch the axis
-    known = styles(summary)
+    known, names = styles(summary), beside(summary)
     figure, axes = ink.canvas(3.0)
     for each in summary.drawn:
         steps = [
@@ -124,7 +126,7 @@ def step_times(summary: Summary) -> Figure | None:
         number = known[each.contender]
         axes.plot(
             np.quantile(steps, shares), 100 * shares, ink.DASHES[number], color=ink.SERIES[number],
-            label=named(summary, each.contender),
+            label=names[each.contender],
         )  # fmt: skip
         axes.plot(np.quantile(steps, [0.5, 0.95]), [50, 95], "o", color=ink.SERIES[number], ms=3)
     if not axes.lines:

@@ -7,6 +7,7 @@ import dataclasses
 from ladecli.bench.comparing.compare import compare
 from ladecli.bench.comparing.values import Comparison
 from ladecli.bench.comparing.words import findings, notes, percent
+from ladecli.bench.result import Result
 from tests.bench.comparing.test_compare import SPEEDS, changed, slowed
 from tests.bench.comparing.test_report import without_noise
 from tests.bench.makers import MODEL, result
@@ -94,7 +95,7 @@ def test_what_to_do_where_it_is_unclear() -> None:
         assert "; --repeat " in line
     few = [result(SPEEDS, rows=2, repeats=1, seed=seed) for seed in (1, 2)]
     assert (
-        "lookahead is unclear: any change could be noise; --repeat 3 or more rows show 10 %"
+        "lookahead is unclear: any change could be noise; --repeat 3 or more rows give an interval"
     ) in said(compare(*few))
 
 
@@ -112,6 +113,24 @@ def test_what_the_yardstick_is_worth() -> None:
         "changes are over plain decoding, which is our code too: a change that hits all alike is"
         " not seen; measure both with hf among --strategies",
     ]
+
+
+def test_what_transformers_compiled_is_in_everybodys_memory() -> None:
+    def told(a: Result, b: Result) -> list[str]:
+        return [each for each in notes(compare(a, b)) if "compiled" in each]
+
+    without, with_it = result(SPEEDS), result({**SPEEDS, "hf-compiled": 1.2}, seed=1)
+    said = (
+        "what transformers compiled in {}, and its static cache, are part of everybody's memory"
+        " there"
+    )
+    assert told(without, result(SPEEDS, seed=2)) == []
+    assert told(without, with_it) == [said.format("B")]
+    assert told(with_it, dataclasses.replace(with_it, runs=with_it.runs[1:])) == [
+        said.format("A and B")
+    ]
+    unknown = tuple(dataclasses.replace(run, peak_memory=None) for run in without.runs)
+    assert told(dataclasses.replace(without, runs=unknown), with_it) == []
 
 
 def test_a_run_compared_with_itself_is_told() -> None:
