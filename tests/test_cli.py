@@ -462,6 +462,9 @@ def damaged(folder: Path, model_folder: str, what: str) -> str:
         (copy / "generation_config.json").write_text("[]")
     elif what == "binary-tokenizer":
         (copy / "tokenizer.json").write_bytes(b"\xff\xfe\x00")
+    elif what == "older-tokenizer":
+        (copy / "tokenizer.json").unlink()
+        (copy / "tokenizer.model").write_bytes(b"\n\x10")
     elif what == "other-tokenizer":
         (copy / "tokenizer.json").write_text("{}")
     elif what == "missing-layer":
@@ -497,6 +500,7 @@ def damaged(folder: Path, model_folder: str, what: str) -> str:
         ("cut-generation-config", "generation_config.json is damaged (Expecting ',' delimiter"),
         ("list-for-generation-config", "generation_config.json is damaged (it is no JSON object)"),
         ("binary-tokenizer", "tokenizer.json is damaged ('utf-8' codec can't decode"),
+        ("older-tokenizer", "holds no tokenizer.json; copy it beside the weights, or pip install"),
         ("other-tokenizer", "its tokenizer cannot be loaded: KeyError: 'added_tokens'"),
         ("unknown-family", "cannot be loaded"),
         ("mamba", "models of the family 'mamba' are not supported: it keeps a recurrent state"),

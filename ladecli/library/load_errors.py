@@ -62,6 +62,10 @@ def explain(name: str, error: Exception, folder: Path | None, part: str) -> str:
     words = str(error).strip() or type(error).__name__
     if "backend tokenizer" in words:
         return f"{name} holds no tokenizer; copy tokenizer.json beside the weights"
+    if "pip install tiktoken" in words:
+        # What comes last is not what most such files need.
+        needed = "pip install sentencepiece tiktoken reads what else is there"
+        return f"{name} holds no tokenizer.json; copy it beside the weights, or {needed}"
     if "ignore_mismatched_sizes" in words:
         return f"{name}: the weights do not fit its config.json; copy both again"
     if "trust_remote_code" in words:
