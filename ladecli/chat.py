@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 
 from . import launch
 from .decoder.errors import RankError
@@ -33,11 +35,8 @@ def run(request: ChatRequest) -> int:
         chat = Chat(session, request, terminal, open_reader)
         with launch.kept_drafts(session, request):
             greet(chat)
-            try:
+            with rescued(chat):
                 loop(chat)
-            except RankError:
-                rescue(chat)
-                raise
     return 0
 
 
@@ -61,6 +60,18 @@ def _ranks(chat: Chat) -> list[str]:
         return []
     split = " (tensor)" if chat.request.parallel_mode == "tensor" else ""
     return [f"{count} ranks{split}"]
+
+
+@contextlib.contextmanager
+def rescued(chat: Chat) -> Iterator[None]:
+    """Keep what was said where an error ends the chat, be it the line editor's own."""
+    try:
+        yield
+    except Exception as error:
+        # What came over a pipe and was wrong can come again.
+        if chat.reader.interactive or isinstance(error, RankError):
+            rescue(chat)
+        raise
 
 
 def rescue(chat: Chat) -> None:

@@ -53,16 +53,21 @@ def _answer_all(request: GenerateRequest, session: Session, prompts: Sequence[st
     if records.wanted(request):
         plain_step = session.measure_plain_step(settings.sampling)
     code = 0
+    unwritten: list[LadeError] = []
     with ctrl_c() as cancelled, launch.kept_drafts(session, request):
         for number, ids in enumerate(encoded):
             if number and not request.json:
                 print()
             files = records.views(request, session, settings, ids, plain_step, number + 1)
-            reason = _answer(request, session, settings, choice.profile, ids, cancelled, files)
+            reason = _answer(
+                request, session, settings, choice.profile, ids, cancelled, files, unwritten
+            )
             if reason == "interrupted":
                 return INTERRUPTED
             if reason == "memory":  # a shorter prompt may still be answered
                 code = LadeError.exit_code
+    if unwritten:
+        raise unwritten[0]
     return code
 
 
@@ -90,8 +95,12 @@ def _answer(
     ids: list[int],
     cancelled: Callable[[], bool],
     files: Sequence[View],
+    unwritten: list[LadeError],
 ) -> Reason | None:
-    """Answer one prompt; returns why the answer ended."""
+    """Answer one prompt; returns why the answer ended.
+
+    What could not be written beside it goes to `unwritten`: it must cost no answer.
+    """
     terminal = Terminal(request.color, request.quiet)
     tally, text = Tally(), list[str]()
     token_ids: list[int] = []
@@ -108,7 +117,10 @@ def _answer(
     except RankError as error:
         lost = error  # what was said until then counts
     finally:
-        view.finish()
+        try:
+            view.finish()
+        except LadeError as error:
+            unwritten.append(error)
     if request.json:
         answer = _as_json(request, session, settings, profile, ids, tally, "".join(text), token_ids)
         if lost is not None:

@@ -15,15 +15,18 @@ def ratio(numerator: float, denominator: float) -> float:
     return numerator / denominator if denominator else 0.0
 
 
-def step_speedup(tokens: int, seconds: float, plain_step: float) -> float:
+def step_speedup(tokens: int, seconds: float, plain_step: float, *, drafted: bool) -> float:
     """How many times as fast `tokens` came as plain decoding would have made them.
 
     Args:
         tokens: what came.
         seconds: in how much time.
         plain_step: seconds that a step of plain decoding takes, which makes one token.
+        drafted: whether a draft was among them.  Without one every step made one token, as a
+            plain one does, and what made it faster than that is noise: the result is 1 at most.
     """
-    return ratio(tokens * plain_step, seconds)
+    faster = ratio(tokens * plain_step, seconds)
+    return faster if drafted else min(faster, 1.0)
 
 
 @dataclass(slots=True)
@@ -109,7 +112,12 @@ class Tally:
         Args:
             plain_step: seconds that a step of plain decoding takes.
         """
-        return step_speedup(self.tokens - self._first_tokens, self.decode_seconds, plain_step)
+        return step_speedup(
+            self.tokens - self._first_tokens,
+            self.decode_seconds,
+            plain_step,
+            drafted=self.tokens > self.steps,
+        )
 
 
 def total(tallies: Iterable[Tally]) -> Tally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Protocol
 
+from .errors import LadeError
 from .events import TextEvent
 
 
@@ -34,7 +35,21 @@ class Together:
             view.show(event)
 
     def finish(self) -> None:
-        """Finish all of them, the first one first, whatever goes wrong with one."""
+        """Finish all of them, the first one first, whatever goes wrong with one.
+
+        Raises:
+            LadeError: with what went wrong with each.
+        """
+        failures: list[LadeError] = []
+
+        def finish(view: View) -> None:
+            try:
+                view.finish()
+            except LadeError as error:
+                failures.append(error)
+
         with contextlib.ExitStack() as stack:
             for view in reversed(self._views):
-                stack.callback(view.finish)
+                stack.callback(finish, view)
+        if failures:
+            raise LadeError("; ".join(map(str, failures)))

@@ -232,7 +232,8 @@ def _progress(state: ViewState, width: int, unicode: bool, colours: Text | None)
         parts.append(_figure(f"{speedup:.1f}{times}", " plain"))
     if last is not None:
         if plain and tally.steps > 1:
-            now = step_speedup(len(last.token_ids), last.seconds, plain)
+            count = len(last.token_ids)
+            now = step_speedup(count, last.seconds, plain, drafted=count > 1)
             parts.append(_figure(f"{now:.1f}{times}", "step "))
         parts.append(_figure(str(last.width), "width "))
     if state.max_context:

@@ -8,6 +8,7 @@ import itertools
 import os
 import re
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +16,16 @@ from typing import Any
 
 import pytest
 
-from ladecli import models
-from ladecli.chat import handle, loop, rescue
+from ladecli import models, reading
+from ladecli.chat import handle, loop, rescue, rescued
 from ladecli.conversation import Conversation
 from ladecli.decoder.errors import DecoderError
 from ladecli.errors import LadeError, UsageError
 from ladecli.events import TextEvent, TextStep
+from ladecli.inspect.trace import TraceWriter
 from ladecli.library import hub
-from ladecli.repl import chat_file, commands
+from ladecli.metrics import Tally
+from ladecli.repl import chat_file, commands, comparison
 from ladecli.repl.reader import LineReader
 from ladecli.repl.talk import Chat
 from ladecli.session import Session
@@ -428,7 +431,7 @@ def test_files_that_do_not_fit_can_be_dropped(
     on = Session(loaded, max_context=150)
     chat = make(on=on, max_new_tokens=3)
     handle(chat, f'/paste "{path}"')
-    with pytest.raises(UsageError, match=r"\(/paste none drops the 1 files with it\)$"):
+    with pytest.raises(UsageError, match=r"\(/paste none drops the 1 file with it\)$"):
         handle(chat, "What is this?")
     handle(chat, "/paste none")
     handle(chat, "What is this?")
@@ -620,6 +623,36 @@ def test_a_pasted_file_goes_with_the_next_message(make: Make, tmp_path: Path) ->
     assert said(chat)[2] == "and now?"
 
 
+def test_lines_of_a_pasted_file_end_in_one_way(make: Make, tmp_path: Path) -> None:
+    path = tmp_path / "notes.md"
+    path.write_bytes(b"one\r\ntwo\rthree\n")
+    chat = make()
+    handle(chat, f"/paste {path}")
+    assert chat.attached == ["notes.md:\n```\none\ntwo\nthree\n```"]
+
+
+@pytest.mark.parametrize("command", ["/paste", "/load"])
+def test_what_is_too_large_for_a_text_is_refused(
+    make: Make, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "LIMIT", 2_000_000)
+    path = tmp_path / "large"
+    path.write_bytes(b"x" * 2_000_001)
+    with pytest.raises(UsageError, match=r"/large cannot be read: it holds more than 2 MB$"):
+        handle(make(), f"{command} {path}")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+@pytest.mark.parametrize("command", ["/paste", "/load"])
+def test_ctrl_c_ends_the_wait_for_a_pipe(make: Make, command: str, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
+    chat = make(f"{command} {pipe}", "/set window 9")
+    loop(chat)
+    assert chat.request.window == 9
+
+
 def test_save_and_load_go_on_where_one_left(
     make: Make, loaded: models.LoadedModel, tmp_path: Path
 ) -> None:
@@ -710,6 +743,35 @@ def test_compare_says_that_the_text_is_the_same(
     )
 
 
+@pytest.mark.parametrize(
+    ("steps", "seconds", "line"),
+    [
+        (9, 1.1, "same text · as fast as plain decoding"),
+        (9, 0.9, "same text · as fast as plain decoding"),
+        (9, 1.3, "same text · 1.30× as fast as plain decoding"),
+        (8, 1.1, "same text · 1.10× as fast as plain decoding"),
+    ],
+)
+def test_compare_takes_no_noise_for_a_speedup(
+    make: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    steps: int,
+    seconds: float,
+    line: str,
+) -> None:
+    def tally(steps: int, seconds: float) -> Tally:
+        return Tally(tokens=9, steps=steps, decode_seconds=seconds, prefill_seconds=1.0)
+
+    chat = make(QUESTIONS[0], max_new_tokens=9)
+    loop(chat)
+    chat.replies[-1] = replace(chat.replies[-1], tally=tally(steps, 1.0))
+    plain = comparison.Comparison(tally(9, seconds), [], None, True)
+    monkeypatch.setattr(comparison, "compare", lambda *_: plain)
+    handle(chat, "/compare")
+    assert f"\n{line}\n" in capsys.readouterr().err
+
+
 def test_compare_needs_more_than_a_step(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     loop(make(QUESTIONS[0], "/compare", max_new_tokens=1))
     assert "same text · too short to compare speeds" in capsys.readouterr().err
@@ -734,6 +796,27 @@ def test_compare_tells_when_the_text_is_another(
     chat.replies[-1].token_ids[3] += 1
     handle(chat, "/compare")
     assert "another text from token 4 on" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_costs_no_reply(
+    make: Make,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    close = TraceWriter.finish
+
+    def full(writer: TraceWriter) -> None:
+        close(writer)
+        raise LadeError("no space left")
+
+    monkeypatch.setattr(TraceWriter, "finish", full)
+    chat = make(QUESTIONS[0], trace=str(tmp_path / "x"))
+    loop(chat)
+    assert len(chat.replies[0].token_ids) == 40
+    assert re.search(
+        r"cut at .*40 tokens in .*\nlade: no space left\n", capsys.readouterr().err, re.S
+    )
 
 
 def test_stats_add_the_replies_up(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
@@ -776,6 +859,18 @@ def test_show_tells_where_values_come_from(make: Make, capsys: pytest.CaptureFix
     assert "parallel belongs to the start: leave, and give --parallel" in capsys.readouterr().err
     loop(make("/set window default", "/show window", on=chat.session))
     assert "profile cpu: measured" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("color", "env", "told"),
+    [("always", "", True), ("never", "", False), ("auto", "1", False), ("auto", "", True)],
+)
+def test_colours_are_told_where_there_are_some(
+    session: Session, monkeypatch: pytest.MonkeyPatch, color: str, env: str, told: bool
+) -> None:
+    monkeypatch.setenv("NO_COLOR", env)
+    chat = Chat(session, ChatRequest(), Terminal(color), lambda _: Script())
+    assert ("Ctrl-T token colors on" in chat.toolbar()) is told
 
 
 def test_a_change_in_the_chat_beats_where_a_value_was_from(make: Make) -> None:
@@ -822,6 +917,22 @@ def test_reasoning_that_the_template_opens(loaded: models.LoadedModel) -> None:
     assert session.opens_thinking(session.encode_chat(question))
     assert not session.opens_thinking(session.encode_chat(question, reply=False))
     assert not Session(loaded).opens_thinking(Session(loaded).encode_chat(question))
+
+
+def test_an_error_of_the_line_editor_loses_nothing(
+    make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    chat = make(QUESTIONS[0], ValueError)
+    with pytest.raises(ValueError), rescued(chat):  # noqa: PT011
+        loop(chat)
+    [file] = (tmp_path / "lade" / "chats").iterdir()
+    assert chat_file.load(file) == chat.conversation
+    # What a pipe said wrongly it can say again.
+    piped = make(reader=LineReader(io.StringIO(f"{QUESTIONS[0]}\n/load nowhere")))
+    with pytest.raises(UsageError), rescued(piped):
+        loop(piped)
+    assert list((tmp_path / "lade" / "chats").iterdir()) == [file]
 
 
 def test_what_cannot_go_on_is_saved_once_and_only_if_something_was_said(

@@ -146,6 +146,18 @@ def test_keys_and_a_resize_in_the_middle_of_a_reply(tmp_path: Path) -> None:
     assert all(character in rest for character in reply)
 
 
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_a_message_longer_than_the_screen(end: str) -> None:
+    with chat("--max-context", "200") as terminal:
+        terminal.send(f"\x1b[200~{'word ' * 600}the end{end}\x1b[201~")
+        terminal.wait(lambda _: any("word the end" in row for row in terminal.rows()), "the end")
+        terminal.enter("")
+        refusal = "lade: the message does not fit into the context of 200 tokens"
+        terminal.wait(lambda text: text.count("word the end") == 2 and refusal in text, "both")
+        assert any(row.startswith(refusal) for row in terminal.rows())
+        assert any("word the end" in row for row in terminal.rows())
+
+
 def test_a_narrow_screen_without_colours() -> None:
     with chat("-n", "60", columns=40, lines=20, NO_COLOR="1") as terminal:
         terminal.enter(QUESTION)

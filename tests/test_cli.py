@@ -21,6 +21,7 @@ from unittest import mock
 import pexpect
 import pytest
 
+from ladecli.errors import LadeError
 from ladecli.inspect.trace import read_trace
 from ladecli.program import entry
 
@@ -416,6 +417,27 @@ def test_a_template_that_is_not_there(lade: Any, model_folder: str) -> None:
     assert "this model has no chat template; leave --system out" in result.err
 
 
+def test_a_trace_that_cannot_be_written_to_its_end_costs_no_answer(
+    lade: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ladecli.inspect.trace import TraceWriter
+
+    finish = TraceWriter.finish
+
+    def full(writer: TraceWriter) -> None:
+        finish(writer)
+        raise LadeError("--trace x cannot be written: File too large")
+
+    monkeypatch.setattr(TraceWriter, "finish", full)
+    (tmp_path / "x.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    asked = ("-f", str(tmp_path / "x.jsonl"), "-n", "3", "--trace", str(tmp_path / "x"))
+    result = lade("generate", *asked, "--json")
+    assert [len(json.loads(line)["token_ids"]) for line in result.out.splitlines()] == [3, 3]
+    assert result.code == 1
+    assert result.err.splitlines()[-1] == "lade: --trace x cannot be written: File too large"
+    assert result.err.count("--trace") == 1
+
+
 def test_a_file_that_is_read_or_written_is_not_written_over(lade: Any, tmp_path: Path) -> None:
     prompt = tmp_path / "prompt.txt"
     prompt.write_text("def ")
@@ -684,6 +706,7 @@ def test_help_is_light() -> None:
     asked = [["--help"], *helps, ["--version"], [], ["config", "show"]]
     code = f"""
 import sys
+from ladecli.errors import LadeError
 from ladecli.program import entry
 for arguments in {asked}:
     entry(arguments)

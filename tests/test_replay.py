@@ -243,6 +243,7 @@ def footer(number: int, count: int) -> str:
 
 
 RIGHT, LEFT, PAGE_UP, PAGE_DOWN = "\x1b[C", "\x1b[D", "\x1b[5~", "\x1b[6~"
+RED = "\x1b[31m"  # no key, but what somebody may paste
 
 
 def test_walking_through_the_steps(terminal: Any, tmp_path: Path) -> None:
@@ -253,7 +254,7 @@ def test_walking_through_the_steps(terminal: Any, tmp_path: Path) -> None:
     assert "W=5 N=4" in screen
     assert "filling: 1 row so far" in screen
     walk = [
-        (RIGHT, 2), (" ", 3), ("n", 4), ("\r", 5), (LEFT, 4), ("p", 3), ("b", 2),
+        (RED, 1), (RIGHT, 2), (" ", 3), ("n", 4), ("\r", 5), (LEFT, 4), ("p", 3), ("b", 2),
         (PAGE_DOWN, 12), (PAGE_UP, 2), (PAGE_UP, 1), ("G", count), (RIGHT, count), ("g", 1),
         (LEFT, 1), ("\x1b[F", count), ("\x1b[H", 1),
     ]  # fmt: skip
@@ -351,11 +352,11 @@ def test_all_views_are_finished_whatever_happens() -> None:
     class Breaks(Clock):
         def finish(self) -> None:
             super().finish()
-            raise LadeError("no")
+            raise LadeError(f"no {views.index(self)}")
 
     views = Breaks(), Clock(), Breaks()
     together = Together(*views)
     together.show(EVENTS[0])
-    with pytest.raises(LadeError, match="no"):
+    with pytest.raises(LadeError, match=r"^no 0; no 2$"):
         together.finish()
     assert [(len(view.seen), view.finished) for view in views] == [(1, 1)] * 3

@@ -149,11 +149,21 @@ def test_statistics_line_with_the_speedup_over_a_measured_plain_step() -> None:
 
 
 def test_speedups() -> None:
-    assert step_speedup(3, 0.02, 0.01) == 1.5
-    assert step_speedup(3, 0.0, 0.01) == 0.0
+    assert step_speedup(3, 0.02, 0.01, drafted=True) == 1.5
+    assert step_speedup(3, 0.0, 0.01, drafted=True) == 0.0
     # Five tokens after the first step, in one second.
     assert tally_of(ANSWER).speedup(0.25) == 1.25
     assert tally_of(ANSWER[:2]).speedup(0.25) == 0.0
+
+
+def test_plain_steps_are_not_faster_than_plain_steps() -> None:
+    answer: list[TextEvent] = [step(("a", None), seconds=0.5)] * 3
+    tally = tally_of(answer)
+    assert [tally.speedup(plain) for plain in (0.25, 0.5, 0.55)] == [0.5, 1.0, 1.0]
+    assert "1.0× plain · step 1.0×" in status_line(state_of(answer, plain_step=0.55), 120).plain
+    # What drafts made faster may be told, and so may the step that they did it in.
+    drafted = state_of([*answer, step(("b", "context"), ("c", None))], plain_step=0.55)
+    assert "1.5× plain · step 2.2×" in status_line(drafted, 120).plain
 
 
 def state_of(events: list[TextEvent], **options: float) -> ViewState:

@@ -9,6 +9,7 @@ from prompt_toolkit.application import Application
 from prompt_toolkit.formatted_text import ANSI, StyleAndTextTuples
 from prompt_toolkit.input import Input
 from prompt_toolkit.key_binding import KeyBindings
+from prompt_toolkit.keys import Keys
 from prompt_toolkit.layout import FormattedTextControl, HSplit, Layout, Window
 from prompt_toolkit.output import Output
 from rich.console import Console
@@ -142,6 +143,8 @@ def _keys(browser: Browser) -> KeyBindings:
     def _help(_event: Any) -> None:
         browser.helping = not browser.helping
 
+    # Codes of colours are taken for a mouse's, and break what handles those.
+    keys.add(Keys.Vt100MouseEvent)(lambda _event: None)
     for name in ("q", "escape", "c-c", "c-d"):
         # Esc is also the first byte of other keys; those win while more bytes come.
         keys.add(name)(lambda event: event.app.exit())

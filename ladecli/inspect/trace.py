@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TextIO
 
+from .. import reading
 from ..errors import LadeError, UsageError
 from ..events import Ended, TextEvent, TextStep
 from .trace_lines import LineError, as_line, as_object, event_of, ids_of, spelled_of
@@ -110,14 +111,17 @@ class TraceWriter:
         header: what was asked for.
         spell: the text of a token id; see `speller`.
 
+    A disk that fills up on the way ends the recording and not the answer: `finish` says so.
+
     Raises:
-        LadeError: the file cannot be written; `show` and `finish` raise it, too.
+        LadeError: the file cannot be written; `finish` raises it, too.
     """
 
     def __init__(self, path: Path, header: Header, spell: Callable[[int], str]) -> None:
         self._path = path
         self._spell = spell
         self._known: set[int] = set()
+        self._failure: LadeError | None = None
         try:
             # A lone surrogate becomes an escape, which JSON reads as what it was.
             self._file: TextIO = path.open(
@@ -126,15 +130,25 @@ class TraceWriter:
         except OSError as error:
             raise self._failed(error) from error
         self._write({"format": FORMAT, "version": VERSION, **asdict(header)})
+        if self._failure is not None:  # nothing was answered yet
+            raise self._failure
 
     def show(self, event: TextEvent) -> None:
-        """Record one more event."""
+        """Record one more event, if those before it could be written."""
+        if self._failure is not None:
+            return
         new = [token for token in ids_of(event) if token not in self._known]
         self._known.update(new)
         self._write(as_object(event, {token: self._spell(token) for token in new}))
 
     def finish(self) -> None:
-        """Close the file."""
+        """Close the file.
+
+        Raises:
+            LadeError: not all could be written.
+        """
+        if self._failure is not None:
+            raise self._failure
         try:
             self._file.close()
         except OSError as error:
@@ -147,7 +161,7 @@ class TraceWriter:
         except OSError as error:
             with contextlib.suppress(OSError):  # closing writes once more
                 self._file.close()
-            raise self._failed(error) from error
+            self._failure = self._failed(error)
 
     def _failed(self, error: OSError) -> LadeError:
         return LadeError(f"{OPTION} {self._path} cannot be written: {error.strerror}")
@@ -160,15 +174,14 @@ def read_trace(path: Path) -> Trace:
         UsageError: there is none, or it is damaged; the message names the file, the line and
             what helps.
     """
-    lines, whole = _lines(path)
-    header = _header(path, lines[0])
+    header, lines, whole = _read(path)
     events: list[TextEvent] = []
     spellings: dict[int, str] = {}
-    for number, line in enumerate(lines[1:], start=2):
+    for number, line in enumerate(lines, start=2):
         try:
             values = _values(line)
         except LineError as error:
-            if number == len(lines) and not whole:
+            if number == len(lines) + 1 and not whole:
                 break
             raise _damaged(path, number, error) from None
         try:
@@ -182,10 +195,14 @@ def read_trace(path: Path) -> Trace:
     return Trace(header, tuple(events), MappingProxyType(spellings), cut)
 
 
-def _lines(path: Path) -> tuple[Sequence[bytes], bool]:
-    """The file's lines, and whether the last one has its line break."""
+def _read(path: Path) -> tuple[Header, Sequence[bytes], bool]:
+    """The header, the lines behind it, and whether the last one has its line break."""
     try:
-        data = path.expanduser().read_bytes()
+        with path.expanduser().open("rb") as file:
+            # A trace may be large, and a device has no end: its first line tells them apart.
+            first = file.readline(reading.LIMIT)
+            header = _header(path, first.removesuffix(b"\n"))
+            data = file.read()
     except FileNotFoundError:
         raise UsageError(f"there is no trace {path}; check the path") from None
     except IsADirectoryError:
@@ -193,7 +210,8 @@ def _lines(path: Path) -> tuple[Sequence[bytes], bool]:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"the trace {path} cannot be read: {reason}") from None
-    return data.removesuffix(b"\n").split(b"\n"), data.endswith(b"\n")
+    lines = data.removesuffix(b"\n").split(b"\n") if data else []
+    return header, lines, (data or first).endswith(b"\n")
 
 
 def _values(line: bytes) -> dict[str, Any]:

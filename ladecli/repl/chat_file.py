@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .. import outputs
+from .. import outputs, reading
 from ..conversation import Conversation, Message
 from ..errors import UsageError
 
@@ -65,7 +65,7 @@ def load(path: Path) -> Conversation:
             file is left as it is.
     """
     try:
-        data = json.loads(path.read_text("utf-8"))
+        data = json.loads(reading.read(path).decode("utf-8"))
     except FileNotFoundError:
         raise UsageError(f"there is no file {path}; check the path") from None
     except IsADirectoryError:

@@ -6,10 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .. import reading
 from ..conversation import Conversation
 from ..errors import UsageError
 from ..metrics import ratio, total
-from ..terminal import ctrl_c
+from ..terminal import ctrl_c, ctrl_c_raised
 from ..visualize import SOURCE_STYLES, counted, legend
 from . import chat_file, comparison
 from .changes import LIVE, change
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["COMMANDS", "is_command", "perform"]
 
 _NOTHING = ("none", "off", "default")
+_NOISE = 0.15
+"""By so much two speeds may differ though the steps are the same."""
 
 
 # The conversation.
@@ -103,7 +106,8 @@ def paste(chat: Chat, name: str) -> None:
         return
     path = _path(name)
     try:
-        text = path.read_text("utf-8-sig")
+        with ctrl_c_raised():  # nothing may ever come from a named pipe
+            text = reading.read(path).decode("utf-8-sig")
     except FileNotFoundError:
         raise UsageError(f"there is no file {name}; check the path") from None
     except IsADirectoryError:
@@ -111,9 +115,11 @@ def paste(chat: Chat, name: str) -> None:
     except UnicodeDecodeError:
         raise UsageError(f"{name} is no UTF-8 text; convert it, or choose another file") from None
     except (OSError, ValueError) as error:
-        raise UsageError(f"{name} cannot be read: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{name} cannot be read: {reason}") from error
     if not text.strip():
         raise UsageError(f"{name} is empty")
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
     fence = "```"
     while fence in text:
         fence += "`"
@@ -153,7 +159,8 @@ def load(chat: Chat, name: str) -> None:
     if not name:
         raise UsageError("name a file: /load FILE")
     path = _path(name)
-    loaded = chat_file.load(path)
+    with ctrl_c_raised():
+        loaded = chat_file.load(path)
     chat.encode(loaded.asked("?"))  # a template may refuse what another one took
     if chat.conversation.messages and chat.conversation is not chat.saved:
         count = counted(len(chat.conversation.messages), "message")
@@ -264,7 +271,9 @@ def compare(chat: Chat, _: str) -> None:
         # The one step read the prompt, which is in the cache by now: no comparison.
         chat.console.print("same text · too short to compare speeds", style="bold")
     elif plain.differs_at is None:
-        chat.console.print(f"same text · {faster:.2f}× as fast as plain decoding", style="bold")
+        alike = reply.tally.steps == plain.tally.steps and abs(faster - 1) <= _NOISE
+        times = "" if alike else f"{faster:.2f}× "
+        chat.console.print(f"same text · {times}as fast as plain decoding", style="bold")
     else:
         chat.console.print(
             f"another text from token {plain.differs_at + 1} on: arithmetic of this precision"

@@ -64,6 +64,8 @@ class TerminalReader:
         from prompt_toolkit.output import create_output
         from prompt_toolkit.styles import Style
 
+        from .long_input import TallLinesCut, keep_screen
+
         self._input = source or create_input(always_prefer_tty=True)
         # Where answers go to a file, the prompt goes to the terminal all the same.
         self._output = screen or create_output(other_terminal(), always_prefer_tty=True)
@@ -91,7 +93,9 @@ class TerminalReader:
             style=Style.from_dict(
                 {"prompt": "bold ansicyan", "bottom-toolbar": "noreverse", "bar": "ansibrightblack"}
             ),
+            input_processors=[TallLinesCut(self._output)],
         )
+        keep_screen(self._session)
 
     def read(self, text: str = "") -> str:
         """The next message; `text` stands there already, to be edited.
@@ -114,6 +118,7 @@ class TerminalReader:
         from prompt_toolkit import PromptSession
         from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
         from prompt_toolkit.key_binding import KeyBindings
+        from prompt_toolkit.keys import Keys
 
         typed = [*get_typeahead(self._input), *self._input.read_keys()]
         bindings = KeyBindings()
@@ -122,10 +127,8 @@ class TerminalReader:
             key = event.key_sequence[0].key
             event.app.exit(result=keys[0] if key == "c-m" else key)
 
-        def ignore(event: KeyPressEvent) -> None:
-            pass
-
-        bindings.add("<any>")(ignore)
+        for key in ("<any>", Keys.Vt100MouseEvent):
+            bindings.add(key)(_ignore)
         for key in (*keys, "enter"):
             bindings.add(key)(take)
         asking: PromptSession[str] = PromptSession(
@@ -228,6 +231,10 @@ def _history(path: Path | None) -> History:
     return InMemoryHistory() if path is None else Kept(str(path))
 
 
+def _ignore(event: KeyPressEvent) -> None:
+    """No key that is known here: codes of colours pass for a mouse's, and break its handler."""
+
+
 def _bindings(
     completer: Completer, on_toggle: Callable[[], None], drafted: Callable[[], bool]
 ) -> KeyBindings:
@@ -240,8 +247,10 @@ def _bindings(
     """
     from prompt_toolkit.completion import CompleteEvent
     from prompt_toolkit.key_binding import KeyBindings
+    from prompt_toolkit.keys import Keys
 
     keys = KeyBindings()
+    keys.add(Keys.Vt100MouseEvent)(_ignore)
 
     @keys.add("enter")
     def _(event: KeyPressEvent) -> None:

@@ -19,7 +19,7 @@ from ..terminal import Terminal, ctrl_c
 from ..view.live import LiveView
 from ..view.typeset import Typesetter
 from ..views import Together, View
-from ..visualize import ViewState, memory_line, printable
+from ..visualize import ViewState, counted, memory_line, printable
 from .in_effect import in_effect
 from .reader import Reader, protected
 from .room import with_room
@@ -158,7 +158,7 @@ class Chat:
             waiting = self.encode(seen)
             reply = Reply([*waiting, *ids], _less(settings, len(ids)), part=parts)
             try:
-                self._show(reply)
+                unwritten = self._show(reply)
             finally:
                 # Whatever ended it, also want of memory: what was said is kept.
                 interrupted = reply.tally.reason in (None, "interrupted", "memory")
@@ -170,10 +170,17 @@ class Chat:
                     self.conversation = seen.answered(said, interrupted)
                     self.replies.append(reply)
             self._conclude(reply)
+            if unwritten is not None:
+                raise unwritten
             seen = self._going_on(reply, seen, len(ids))
 
-    def _show(self, reply: Reply) -> None:
-        """Decode a reply on the screen; it grows as it comes."""
+    def _show(self, reply: Reply) -> LadeError | None:
+        """Decode a reply on the screen; it grows as it comes.
+
+        Returns:
+            Why its files are not what they should be; None if they are.
+        """
+        unwritten = None
         files = records.views(
             self.request,
             self.session,
@@ -201,7 +208,11 @@ class Chat:
                     look()
         finally:
             self._view = None
-            view.finish()
+            try:
+                view.finish()
+            except LadeError as error:
+                unwritten = error
+        return unwritten
 
     def _make_view(self, reply: Reply) -> View:
         """What shows a reply on the screen."""
@@ -256,7 +267,8 @@ class Chat:
         limit = self.session.decoder.max_context
         fitted = with_room(asked, lambda c: len(self.encode(c)), limit)
         if fitted is None:
-            with_files = f" (/paste none drops the {len(self.attached)} files with it)"
+            files = counted(len(self.attached), "file")
+            with_files = f" (/paste none drops the {files} with it)"
             raise UsageError(
                 f"the message does not fit into the context of {limit} tokens with room for a"
                 f" reply; shorten it{with_files if self.attached else ''}"
@@ -358,13 +370,15 @@ class Chat:
         """What the line below the input shows, the most important first."""
         limit = self.session.decoder.max_context
         attached = [f"{len(self.attached)} attached"] if self.attached else []
-        colors = "on" if self.request.token_colors else "off"
+        colors = []
+        if not self.console.no_color:
+            colors = [f"Ctrl-T token colors {'on' if self.request.token_colors else 'off'}"]
         return [
             self.session.loaded.name,
             f"{min(self.used, limit)}/{limit} tokens",
             *attached,
             "/help",
-            f"Ctrl-T token colors {colors}",
+            *colors,
         ]
 
     def _measured(self) -> float | None:

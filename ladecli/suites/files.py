@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from .. import reading
 from ..errors import UsageError
 from .rows import Row, parse
 
@@ -55,16 +56,16 @@ def read_rows(name: str) -> dict[int, Row]:
 
 
 def _bytes(name: str) -> bytes:
-    if name == STDIN:
-        if sys.stdin is None:
-            raise UsageError("standard input is closed; name a file in place of -")
-        return sys.stdin.buffer.read()
+    if name == STDIN and sys.stdin is None:
+        raise UsageError("standard input is closed; name a file in place of -")
     try:
-        return Path(name).expanduser().read_bytes()
+        if name == STDIN:
+            return reading.whole(sys.stdin.buffer)
+        return reading.read(Path(name).expanduser())
     except FileNotFoundError:
         raise UsageError(f"there is no prompt file {name}; check the path") from None
     except IsADirectoryError:
         raise UsageError(f"the prompt file {name} is a folder; name a file in it") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"the prompt file {name} cannot be read: {reason}") from error
+        raise UsageError(f"{spoken(name)} cannot be read: {reason}") from error

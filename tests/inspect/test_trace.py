@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import re
+import threading
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from ladecli import reading
 from ladecli.decoder.events import Squeezed, Started
 from ladecli.errors import LadeError, UsageError
 from ladecli.events import Ended, Piece, PromptRead, TextStep
@@ -276,6 +281,46 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         read_trace(tmp_path)
     with pytest.raises(UsageError, match=r"cannot be read: "):
         read_trace(Path("a\0b"))
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_what_is_no_trace_is_not_read_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "LIMIT", 1000)
+    path, refused = tmp_path / "pipe", threading.Event()
+    os.mkfifo(path)
+
+    def write() -> None:
+        with contextlib.suppress(BrokenPipeError), path.open("wb") as pipe:
+            pipe.write(b"\0" * 2000)
+            pipe.flush()
+            in_time.append(refused.wait(10))
+
+    in_time: list[bool] = []
+    writer = threading.Thread(target=write)
+    writer.start()
+    with pytest.raises(UsageError, match=r"pipe is no trace; lade generate --trace FILE"):
+        read_trace(path)
+    refused.set()
+    writer.join()
+    assert in_time == [True]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")
+def test_a_disk_that_fills_up_ends_the_recording_and_not_the_answer(tmp_path: Path) -> None:
+    writer = TraceWriter(tmp_path / "x", Header("m", "p", 1), str)
+    writer.show(Started(0, 1))
+    writer._file.close()
+    with Path("/dev/full").open("w") as writer._file:
+        for _ in range(2):
+            writer.show(Ended("length"))
+    message = re.escape(f"--trace {tmp_path / 'x'} cannot be written: No space left")
+    with pytest.raises(LadeError, match=message):
+        writer.finish()
+    trace = read_trace(tmp_path / "x")
+    assert trace.events == (Started(0, 1),)
+    assert trace.cut
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prompt_toolkit.application import Application
 from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
@@ -23,6 +24,8 @@ from ladecli.repl.reader import LineReader, unquoted
 
 PASTE = "\x1b[200~{}\x1b[201~"
 ENTER, ALT_ENTER, CTRL_C, CTRL_D, CTRL_T, TAB = "\r", "\x1b\r", "\x03", "\x04", "\x14", "\t"
+
+RED, CLICK = "\x1b[31m", "\x1b[M~!!"  # without the marks of a paste
 
 
 @pytest.fixture
@@ -124,6 +127,20 @@ def test_a_choice_is_one_key(
     threading.Timer(0.3, keyboard.send_text, [typed]).start()
     assert reader.choose("[d]rop or [s]top? ", "ds") == chosen
     assert reader.read() == "so what"
+
+
+@pytest.mark.parametrize("code", [RED, CLICK])
+def test_codes_of_colours_are_no_mouse(
+    keyboard: PipeInput, reader: TerminalReader, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(app: Application[Any], _loop: object, context: dict[str, Any]) -> None:
+        app.exit(exception=context["exception"])  # else it waits for Enter
+
+    monkeypatch.setattr(Application, "_handle_exception", ended)
+    keyboard.send_text(f"a{code}b" + ENTER)
+    assert reader.read() == "ab"
+    threading.Timer(0.3, keyboard.send_text, [f"{code}s"]).start()
+    assert reader.choose("[d]rop or [s]top? ", "ds") == "s"
 
 
 @pytest.mark.parametrize("key", [CTRL_C, CTRL_D])

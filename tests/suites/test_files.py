@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from ladecli import prompts, suites
+from ladecli import prompts, reading, suites
 from ladecli.errors import UsageError
 from ladecli.suites import Row
 
@@ -123,6 +125,28 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         (empty / "x", f"the prompt file {empty / 'x'} cannot be read: Not a directory"),
     ):
         assert refused(str(path)) == problem
+
+
+def test_what_is_too_large_for_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "LIMIT", 2_000_000)
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b" " * 2_000_001)
+    problem = "cannot be read: it holds more than 2 MB"
+    assert refused(str(path)) == f"the prompt file {path} {problem}"
+    piped(monkeypatch, b" " * 2_000_001)
+    assert refused("-") == f"standard input {problem}"
+    piped(monkeypatch, b'{"prompt": "a"}'.ljust(2_000_000))
+    assert len(suites.load("-").rows) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_named_pipe(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    writer = threading.Thread(target=path.write_text, args=["Hello"])
+    writer.start()
+    assert prompts.gather(None, [str(path)]) == ["Hello"]
+    writer.join()
 
 
 def piped(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
