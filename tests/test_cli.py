@@ -706,7 +706,6 @@ def test_help_is_light() -> None:
     asked = [["--help"], *helps, ["--version"], [], ["config", "show"]]
     code = f"""
 import sys
-from ladecli.errors import LadeError
 from ladecli.program import entry
 for arguments in {asked}:
     entry(arguments)
