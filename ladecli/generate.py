@@ -35,6 +35,7 @@ def run(request: GenerateRequest) -> int:
     """
     launch.check(request)
     prompts = gather(request.prompt, request.prompt_file or [])
+    records.check_apart(request, len(prompts))
     terminal = Terminal(request.color, request.quiet)
     with launch.opened(request, terminal) as session:
         return _answer_all(request, session, prompts)

@@ -22,9 +22,14 @@ _PENALTY = "repetition_penalty"
 _END = "eos_token_id"
 
 
-def stop_ids(config: Any) -> frozenset[int]:
-    """Every id that ends a text; none where the file says none."""
-    return frozenset(filter(_is_id, _ends(config)))
+def stop_ids(config: Any, vocabulary: int) -> frozenset[int]:
+    """Every id that ends a text; none where the file says none.
+
+    Args:
+        config: a GenerationConfig of transformers.
+        vocabulary: ids that the model knows.
+    """
+    return frozenset(each for each in _ends(config) if _is_id(each, vocabulary))
 
 
 def sampling(config: Any) -> SamplingConfig:
@@ -44,14 +49,18 @@ def repetition_penalty(config: Any) -> float:
     return penalty
 
 
-def ignored(config: Any) -> list[str]:
-    """Settings that are not applied: nobody here knows how to, or they make no sense."""
+def ignored(config: Any, vocabulary: int) -> list[str]:
+    """Settings that are not applied: nobody here knows how to, or they make no sense.
+
+    Args:
+        config, vocabulary: see `stop_ids`.
+    """
     given = config.to_diff_dict()
     found = [name for name in _NOT_APPLIED if given.get(name)]
     names = (*_DRAWING, _PENALTY) if config.do_sample else (_PENALTY,)
     sensible = _sensible(config, names)
     said = [name for name in names if getattr(config, name) is not None and name not in sensible]
-    if not all(map(_is_id, _ends(config))):
+    if not all(_is_id(each, vocabulary) for each in _ends(config)):
         said.append(_END)
     return sorted([*found, *(f"{name} {getattr(config, name)!r}" for name in said)])
 
@@ -64,8 +73,8 @@ def _ends(config: Any) -> list[Any]:
     return list(said) if isinstance(said, list | tuple) else [said]
 
 
-def _is_id(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _is_id(value: object, vocabulary: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < vocabulary
 
 
 def _sensible(config: Any, names: tuple[str, ...]) -> dict[str, Any]:
@@ -87,4 +96,4 @@ def _number(name: str, value: object) -> float | None:
     except (ConfigError, OverflowError, ValueError):
         return None
     number: float = given[name]
-    return number
+    return number if number == value else None  # half a token is none

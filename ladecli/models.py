@@ -30,6 +30,8 @@ from .weight_types import choose_type, folder_of, without_fp8
 
 DEMO = hub.DEMO
 _LAYER = re.compile(r"\b(?:layers|h|blocks)\.(\d+)\.")
+_TOWER = re.compile(r"vision|visual|audio|encoder|mtp")
+"""Parts that are for pictures, sounds or drafts, and have layers of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +100,14 @@ class LoadedModel:
     def stop_ids(self) -> frozenset[int]:
         """Every id that ends a text, as the model's generation config says, or its tokenizer."""
         own = self.tokenizer.eos_token_id
-        said = generation_config.stop_ids(self.model.generation_config)
+        config = self.model.generation_config
+        said = generation_config.stop_ids(config, self.shape.vocabulary)
         return said or frozenset(() if own is None else (own,))
 
     @property
     def ignored_settings(self) -> list[str]:
         """Settings of the generation config that are not applied; see `generation_config`."""
-        return generation_config.ignored(self.model.generation_config)
+        return generation_config.ignored(self.model.generation_config, self.shape.vocabulary)
 
     @property
     def repetition_penalty(self) -> float:
@@ -158,16 +161,17 @@ def plan(name: str, options: LoadOptions | None = None, *, progress: bool = True
 
 def damage(planned: Plan) -> str | None:
     """What is missing or broken among a model's files, as far as that shows without reading all of
-    them; None where nothing is, or where they are still to be downloaded."""
+    them; None where nothing is, or where what is missing is still to be downloaded."""
     source = hub.resolve(planned.name)
     folder = folder_of(source, planned.options.revision)
     if folder is None:
         return None
-    broken = json_files.damage(folder)
-    found = f"{broken}; download or copy it again" if broken else checkpoint.read(folder).problem
-    if found is not None:
-        # Of a model on the hub, what is not here yet will be.
-        return found if Path(source).is_dir() else None
+    if damaged := json_files.damage(folder):
+        return f"{damaged}; download or copy it again"
+    if damaged := checkpoint.broken(folder):
+        return damaged
+    if lacking := checkpoint.lacking(folder):
+        return f"{planned.name}: {lacking}" if Path(source).is_dir() else None
     try:
         _tokenizer(planned, source)
     except LoadError as error:
@@ -257,15 +261,23 @@ def _complete(
         raise LoadError(f"{planned.name} {what}")
     if device.kind != "cpu" and not place.keys() & {"device_map", "distributed_config"}:
         model.to(device.torch_name)
-    return model.eval(), _unused(found["unexpected_keys"], planned.facts.layers)
+    text = planned.config.get_text_config(decoder=True)
+    layers = planned.facts.layers + (getattr(text, "num_nextn_predict_layers", None) or 0)
+    return model.eval(), _unused(found["unexpected_keys"], layers)
 
 
 def _unused(keys: Iterable[str], layers: int) -> tuple[str, ...]:
     """What to tell the user about weights that have no place in the model.
 
     There are harmless ones, but whole layers mean that the configuration is another model's.
+
+    Args:
+        keys: their names.
+        layers: of the model, those included that only predict further ahead.
     """
-    numbers = [int(number) for key in keys for number in _LAYER.findall(key)]
+    numbers = [
+        int(number) for key in keys if not _TOWER.search(key) for number in _LAYER.findall(key)
+    ]
     if max(numbers, default=-1) < layers:
         return ()
     most = max(numbers) + 1

@@ -42,18 +42,22 @@ def check_apart(written: Sequence[tuple[str, Path]], read: Sequence[tuple[str, P
     Raises:
         UsageError: naming both flags.
     """
-    for number, (option, path) in enumerate(written):
-        for other, taken in (*read, *written[:number]):
-            if _is_one_file(path, taken):
-                raise UsageError(f"{other} and {option} are the same file, {path}; name another")
+    taken = {_identity(path): option for option, path in read}
+    for option, path in written:
+        if path.exists() and not path.is_file():
+            continue  # a device or a pipe takes what it is given, one after the other
+        other = taken.setdefault(_identity(path), option)
+        if other is not option:
+            raise UsageError(f"{other} and {option} are the same file, {path}; name another")
 
 
-def _is_one_file(path: Path, other: Path) -> bool:
-    if path.exists() and not path.is_file():
-        return False  # a device or a pipe takes what it is given, one after the other
-    if path.exists() and other.exists():
-        return path.samefile(other)
-    return path.resolve() == other.resolve()
+def _identity(path: Path) -> object:
+    """What is the same for all names of a file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return path.resolve()
+    return found.st_dev, found.st_ino
 
 
 def numbered(path: Path, number: int) -> Path:

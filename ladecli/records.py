@@ -27,17 +27,39 @@ def check(request: Request) -> None:
     Raises:
         UsageError: the message names the option and the fix.
     """
-    written = [
-        (f"--{name}", Path(value).expanduser())
-        for name in OPTIONS
-        if (value := getattr(request, name))
-    ]
-    for option, path in written:
+    for option, path in _named(request):
         outputs.check(path, option)
+    check_apart(request, 1)
+
+
+def check_apart(request: Request, answers: int) -> None:
+    """Refuse files of which two would be one, or that would replace a prompt.
+
+    Args:
+        request: names them.
+        answers: how many there will be; each has files of its own.
+
+    Raises:
+        UsageError: naming both options.
+    """
+    written = [
+        (option, outputs.numbered(path, number))
+        for number in range(1, answers + 1)
+        for option, path in _named(request)
+    ]
     if request.pool_file:
         written.append(("--pool-file", Path(request.pool_file).expanduser()))
     prompts = [("--prompt-file", Path(name).expanduser()) for name in request.read_files]
     outputs.check_apart(written, prompts)
+
+
+def _named(request: Request) -> list[tuple[str, Path]]:
+    """The options that were given, and the files that they name."""
+    return [
+        (f"--{name}", Path(value).expanduser())
+        for name in OPTIONS
+        if (value := getattr(request, name))
+    ]
 
 
 def views(

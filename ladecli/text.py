@@ -184,7 +184,7 @@ def apply_chat_template(
     """
     if not getattr(tokenizer, "chat_template", None):
         system = any(message["role"] == "system" for message in messages)
-        fix = "leave --system out" if system else "use --raw"
+        fix = "use --raw, without a system message" if system else "use --raw"
         raise UsageError(f"this model has no chat template; {fix}")
     try:
         encoded = tokenizer.apply_chat_template(  # type: ignore[attr-defined]

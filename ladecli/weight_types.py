@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 
 from . import memory
 from .blueprint import shape_of
@@ -55,10 +56,14 @@ def choose_type(
 
 
 def folder_of(source: str, revision: str | None) -> Path | None:
-    """Where the files of a model are, as far as they are on this machine."""
+    """Where the files of a model are, as far as they are on this machine; None for what is no name
+    of a model, too."""
     if Path(source).is_dir():
         return Path(source)
-    found = try_to_load_from_cache(source, "config.json", revision=revision)
+    try:
+        found = try_to_load_from_cache(source, "config.json", revision=revision)
+    except HFValidationError:
+        return None
     return Path(found).parent if isinstance(found, str) else None
 
 

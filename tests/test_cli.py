@@ -414,7 +414,7 @@ def test_lade_alone_shows_help(lade: Any) -> None:
 def test_a_template_that_is_not_there(lade: Any, model_folder: str) -> None:
     result = lade("generate", model_folder, "-p", "hi", "--system", "be brief")
     assert result.code == 2
-    assert "this model has no chat template; leave --system out" in result.err
+    assert "this model has no chat template; use --raw, without a system message" in result.err
 
 
 def test_a_trace_that_cannot_be_written_to_its_end_costs_no_answer(
@@ -446,6 +446,12 @@ def test_a_file_that_is_read_or_written_is_not_written_over(lade: Any, tmp_path:
         assert result.code == 2
         assert f"lade: --prompt-file and {option} are the same file" in result.err
     assert prompt.read_text() == "def "
+    rows = tmp_path / "x-2.jsonl"
+    rows.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    result = lade("generate", "-f", str(rows), "-n", "2", "--trace", str(tmp_path / "x.jsonl"))
+    assert result.code == 2
+    assert f"lade: --prompt-file and --trace are the same file, {rows}" in result.err
+    assert rows.read_text().startswith('{"prompt": "a"}')
 
 
 def test_a_system_message_and_raw_do_not_go_together(

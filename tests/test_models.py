@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -185,6 +186,38 @@ def test_layers_that_the_configuration_does_not_know_are_told(
     assert models.load(name, LoadOptions(device="cpu")).notices == ((line,) if told else ())
 
 
+@pytest.mark.parametrize(
+    ("keys", "most"),
+    [
+        (["model.layers.2.mlp.up_proj.weight", "lm_head.weight"], None),
+        (["model.layers.3.mlp.up_proj.weight", "model.layers.4.a.weight"], 5),
+        (["transformer.h.3.attn.weight"], 4),
+        (
+            [
+                "visual.blocks.31.attn.qkv.weight",
+                "model.vision_tower.layers.26.a",
+                "mtp.layers.7.b",
+            ],
+            None,
+        ),
+        ([], None),
+    ],
+)
+def test_only_whole_layers_that_are_not_used_are_told_of(keys: list[str], most: int | None) -> None:
+    told = models._unused(keys, 3)
+    if most is None:
+        assert told == ()
+    else:
+        (line,) = told
+        assert line.startswith(f"the weights are of {most} layers and config.json has 3:")
+
+
+@pytest.mark.parametrize("name", ["foo bar", "a--b", "x..y", "ä/b"])
+def test_what_is_no_name_of_a_model_is_told(name: str) -> None:
+    with pytest.raises(LoadError, match=r"is no name of a model; use OWNER/NAME or a folder$"):
+        models.plan(name, LoadOptions(device="cpu"))
+
+
 @pytest.mark.parametrize("layers", [0, -1])
 def test_a_model_without_layers_is_refused(tmp_path: Path, layers: int) -> None:
     name = demo_with(tmp_path / "copy", num_hidden_layers=layers)
@@ -208,6 +241,18 @@ GENERATION = [
         ["eos_token_id 'x'"],
     ),
     (
+        {"eos_token_id": [True, -1, 100, 99], "do_sample": True, "top_k": 50.5},
+        SamplingConfig(temperature=1.0),
+        {99},
+        ["eos_token_id [True, -1, 100, 99]", "top_k 50.5"],
+    ),
+    (
+        {"do_sample": True, "top_k": math.inf, "temperature": math.nan, "top_p": 10**400},
+        SamplingConfig(temperature=1.0),
+        {2},
+        ["temperature nan", "top_k inf", f"top_p {10**400}"],
+    ),
+    (
         {"do_sample": True, "min_p": 0.1, "top_p": None, "num_beams": 4},
         SamplingConfig(temperature=1.0, min_p=0.1),
         {2},
@@ -224,7 +269,8 @@ def test_a_generation_config_counts_as_far_as_it_makes_sense(
     config.update(**said)
     model = SimpleNamespace(generation_config=config)
     tokenizer = SimpleNamespace(eos_token_id=2)
-    shape: Any = None
+    shape: Any
+    shape = SimpleNamespace(vocabulary=100)
     loaded = models.LoadedModel("x", model, tokenizer, GPU, shape, shape, (), 0.0)
     assert loaded.sampling == sampling
     assert loaded.stop_ids == ends

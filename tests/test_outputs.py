@@ -32,6 +32,9 @@ def test_two_things_do_not_go_to_one_file(tmp_path: Path) -> None:
     link.symlink_to(two)
     with pytest.raises(UsageError, match=r"^--prompt-file and --trace are the same file"):
         outputs.check_apart([("--trace", link)], [("--prompt-file", two)])
+    (tmp_path / "hard").hardlink_to(two)
+    with pytest.raises(UsageError, match=r"^--prompt-file and --trace are the same file"):
+        outputs.check_apart([("--trace", tmp_path / "hard")], [("--prompt-file", two)])
     # What is read twice is nobody's loss, and devices hold nothing.
     outputs.check_apart([("--svg", one)], [("--prompt-file", two), ("--prompt-file", two)])
     outputs.check_apart([("--svg", Path("/dev/null")), ("--html", Path("/dev/null"))])

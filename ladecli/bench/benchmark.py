@@ -196,7 +196,7 @@ class Benchmark:
                 " this one and give --resume to go on with it"
             )
             done = []
-        elif self._request.resume and not done:
+        elif self._request.resume and not done and self._journal.keeps:
             self._say("there is nothing to resume; this starts anew")
         elif done:
             every = len(rows) * len(repeats)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +73,11 @@ class Journal:
         with self._told():
             self._path.parent.mkdir(parents=True, exist_ok=True)
             try:
-                self._lock.acquire()
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    self._lock.acquire()
+            except NotImplementedError:
+                pass  # some file systems know no locks
             except Timeout:
                 self._foreign = True
                 raise LadeError("another process is at work on the same benchmark") from None

@@ -67,6 +67,16 @@ def read(folder: Path) -> Checkpoint:
     )
 
 
+def lacking(folder: Path) -> str | None:
+    """What a folder lacks of a model's weights and tokenizer, or None."""
+    return _files(folder)[1] or _tokenizer(folder)
+
+
+def broken(folder: Path) -> str | None:
+    """What is damaged of the weights, where all of them are there, or None."""
+    return None if _files(folder)[1] else _weights(folder)[1]
+
+
 def stored_type(folder: Path) -> str | None:
     """The type of most plain weights, as the safetensors files of a folder say.
 
@@ -83,7 +93,7 @@ def _config(folder: Path) -> tuple[dict[str, Any] | None, str | None]:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None, _instead(folder)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return None, f"its config.json cannot be read: {str(error).splitlines()[0]}"
     if not isinstance(config, dict):
         return None, "its config.json is no JSON object"
@@ -172,7 +182,7 @@ def _files(folder: Path) -> tuple[list[str], str | None]:
             wanted = sorted(set(index["weight_map"].values()))
         except FileNotFoundError:
             continue
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return [], f"{kind}.index.json cannot be read; download it again"
         # A link to nothing is no file.
         there = [name for name in wanted if (folder / name).is_file()]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from ladecli.bench.contenders import TRIES, Answer
 from ladecli.bench.journal import Journal
@@ -284,7 +286,7 @@ def test_a_round_that_was_written_twice_counts_once(tmp_path: Path) -> None:
     assert len(rest.runs) == 6
 
 
-def test_two_at_work_on_the_same_do_not_write_into_one_journal() -> None:
+def test_two_at_work_on_the_same_do_not_write_into_one_journal(tmp_path: Path) -> None:
     said: list[str] = []
     first, later = Journal("same"), Journal("same", said.append)
     tasks = [FakeTask("r1"), FakeTask("r2")]
@@ -296,6 +298,8 @@ def test_two_at_work_on_the_same_do_not_write_into_one_journal() -> None:
     ]
     assert (first.keeps, later.keeps) == (True, False)
     assert later.rounds() == []
+    later.start([])
+    assert list(tmp_path.rglob("*.old")) == []
     later.end()
     assert [each.row for each in first.rounds()] == ["r1"]
 
@@ -310,6 +314,18 @@ def test_a_finished_benchmark_makes_way_and_leaves_no_file(tmp_path: Path) -> No
     measure([FakePlayer("a", [])], [FakeTask("r1")], journal=second)
     assert len(second.rounds()) == 1
     assert said == []
+
+
+def test_a_disk_without_locks_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(_lock: FileLock) -> None:
+        warnings.warn("flock is not supported on this file system", stacklevel=1)
+        raise NotImplementedError("use SoftFileLock instead")
+
+    monkeypatch.setattr(FileLock, "acquire", unknown)
+    said: list[str] = []
+    journal = Journal("same", said.append)
+    measure([FakePlayer("a", [])], [FakeTask("r1")], journal=journal)
+    assert (said, len(journal.rounds())) == ([], 1)
 
 
 def test_a_process_that_is_gone_is_not_at_work(tmp_path: Path) -> None:

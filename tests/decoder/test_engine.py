@@ -17,6 +17,7 @@ from ladecli.decoder.config import SOURCES, LookaheadConfig
 from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.errors import ConfigError, DecoderError, NoNumbersError, PromptError
 from ladecli.decoder.events import Event, Finished, Prefill, Started, Step
+from ladecli.decoder.readout import Rows
 from ladecli.decoder.strategies import make_strategy
 
 from ..decoding import ids_of, run, tokens_of
@@ -310,15 +311,30 @@ def test_a_negative_length_is_refused() -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("strategy", ["autoregressive", "lookahead"])
 def test_a_model_that_says_no_numbers_is_told_of(strategy: str, bad: float) -> None:
-    for dtype, fix in ((torch.float32, "again"), (torch.bfloat16, "--dtype float32, which holds")):
+    larger = "again, or try --dtype float32, which holds larger ones"
+    for dtype, fix in ((torch.float32, "again"), (torch.bfloat16, larger)):
         model = copy.deepcopy(model_of("llama")).to(dtype)
         decoder, prompt = Decoder(model), prompt_for("llama")
         run(decoder, prompt, limits=Limits(2))
         with torch.no_grad():
             model.lm_head.weight.fill_(bad)
         decoder.forget()
-        with pytest.raises(NoNumbersError, match=rf"^the model says no numbers: .* {fix}"):
+        with pytest.raises(NoNumbersError, match=rf"^the model says no numbers: .* {fix}$"):
             run(decoder, prompt, strategy, LookaheadConfig(4, 4, 4), limits=Limits(4))
+
+
+def test_logits_are_looked_at_once_for_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[bool] = []
+    own = Rows.are_numbers
+    monkeypatch.setattr(Rows, "are_numbers", lambda rows: looked.append(own(rows)) or looked[-1])
+    decoder = Decoder(model_of("llama"))
+    for _ in range(2):
+        run(decoder, prompt_for("llama"), "lookahead", LookaheadConfig(4, 4, 4), limits=Limits(9))
+    assert looked == [True] * 2
+    for worst, fine in ((math.inf, False), (math.nan, False), (-math.inf, True), (1e30, True)):
+        assert own(Rows(torch.tensor([[0.0, worst]]), [0])) == fine
+    assert not own(Rows(torch.full((1, 2), -math.inf), [0]))
+    assert own(Rows(None, [0]))
 
 
 def test_no_token_wanted_no_forward() -> None:

@@ -104,6 +104,7 @@ def join(
     out,
     shares,
     blocks,
+    vocabulary,
     COUNT: tl.constexpr,
     BLOCKS: tl.constexpr,
     FOUND: tl.constexpr,
@@ -130,7 +131,8 @@ def join(
         best, which = _best(value, token, left)
         # Where nothing is possible, the total is 0.
         share = _weights(best, highest) / tl.where(total == 0.0, 1.0, total)
-        tl.store(out + row * COUNT + rank, which)
+        # Of a row without numbers nothing is the greatest: any token, but one that there is.
+        tl.store(out + row * COUNT + rank, tl.minimum(which, vocabulary - 1))
         tl.store(shares + row * COUNT + rank, share)
         left = left & (token != which)
 
@@ -201,7 +203,7 @@ def weigh(
     token = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     inside = token < vocabulary
     value = _scored(logits, present, penalty, token, inside, PENALIZED)
-    weight = tl.where(inside, _weighed(value, top, inverse, ONE), 0.0)
+    weight = _weighed(value, top, inverse, ONE)
     tl.store(sums + row * blocks + block, tl.sum(weight, 1).to(tl.int64), mask=block < blocks)
 
 
@@ -241,7 +243,7 @@ def pick(
     target = (total.to(tl.float64) * tl.load(uniforms + row)).to(tl.int64)
     # Rounding can put it on the total: then the last possible token is meant.
     target = tl.minimum(target, total - 1)
-    block = tl.minimum(tl.sum((tl.cumsum(weight, 0) <= target).to(tl.int32), 0), blocks - 1)
+    block = tl.sum((tl.cumsum(weight, 0) <= target).to(tl.int32), 0)
     target -= tl.sum(tl.where(each < block, weight, 0), 0)
 
     logits += row * row_stride
@@ -251,6 +253,6 @@ def pick(
     token = block * BLOCK + tl.arange(0, BLOCK)
     inside = token < vocabulary
     value = _scored(logits, present, penalty, token, inside, PENALIZED)
-    weight = tl.where(inside, _weighed(value, top, inverse, ONE), 0.0).to(tl.int64)
+    weight = _weighed(value, top, inverse, ONE).to(tl.int64)
     place = tl.sum((tl.cumsum(weight, 0) <= target).to(tl.int32), 0)
     tl.store(out + row, tl.minimum(block * BLOCK + place, vocabulary - 1))

@@ -207,6 +207,7 @@ def rank(scores: Scores, count: int) -> Tensor:
             out[0],
             out[1].view(torch.float32),
             blocks,
+            vocabulary,
             COUNT=count,
             BLOCKS=fused.power(blocks),
             FOUND=fused.power(blocks * count),

@@ -93,6 +93,18 @@ def test_tokens_are_those_of_penalized_rows(vocabulary: int, dtype: torch.dtype)
         assert torch.equal(mine, choose_ahead(alone, uniforms, config))
 
 
+@pytest.mark.parametrize("vocabulary", [300, 9000])
+def test_what_is_drawn_does_not_depend_on_what_else_is_wanted(vocabulary: int) -> None:
+    scores, _, alone = example(vocabulary, 1.3)
+    uniforms = torch.linspace(0.0, 0.999, ROWS, dtype=torch.float64)
+    for config in (SamplingConfig(0.8), SamplingConfig(1e-3)):
+        expected = choose_ahead(alone, uniforms, config)
+        for given in (scores, alone):
+            for successors in (0, 1, 4):
+                words = pack(given, successors, config, uniforms)
+                assert torch.equal(words[-ROWS:], expected)
+
+
 def test_the_ids_of_a_text_are_those_that_it_has_now() -> None:
     seen, text = SeenIds(CPU), [5, 6, 5]
     assert {*seen.of(text).tolist()} == {5, 6}

@@ -299,6 +299,31 @@ def test_what_is_picked_from_rows_that_are_not_finite_is_a_token(vocabulary: int
 
 
 @pytest.mark.usefixtures("picks")
+@pytest.mark.parametrize("penalized", [False, True])
+def test_a_model_that_says_no_numbers_reads_nothing_but_its_own(*, penalized: bool) -> None:
+    """A token that does not exist would be read from somebody else's memory."""
+    logits = torch.full((3, 300), torch.nan)
+    logits[1], logits[2] = torch.inf, -torch.inf
+    scores: Scores = logits
+    if penalized:
+        scores = Penalized(logits, torch.arange(300).expand_as(logits) % 3 == 0, 1.2)
+    with np.errstate(invalid="ignore"):
+        for by_kernel in (True, False):
+            with fused.switched(by_kernel):
+                words = pack(scores, 4, SamplingConfig(0.7), UNIFORMS)
+            tokens = torch.cat((words[:12], words[-3:]))
+            assert ((tokens >= 0) & (tokens < 300)).all()
+
+
+@pytest.mark.usefixtures("picks")
+def test_what_is_drawn_by_kernels_does_not_depend_on_what_else_is_wanted() -> None:
+    logits = rows_of(300, "coarse", 3, seed=4)
+    for config in (SamplingConfig(0.7), SamplingConfig(1e-40)):
+        expected = choose_ahead(logits, UNIFORMS, config)
+        assert torch.equal(pack(logits, 4, config, UNIFORMS)[-3:], expected)
+
+
+@pytest.mark.usefixtures("picks")
 def test_to_pick_is_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choosing, "may_pick", lambda *_: True)
     monkeypatch.setattr(choosing, "may_weigh", lambda *_: True)
