@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ladecli.decoder.config import LookaheadConfig
+from ladecli.decoder.draft_state import DraftState
 from ladecli.decoder.ledger import ALLOWANCE, CREDIT, DEBT, Ledger
+from ladecli.decoder.strategies import State
+from ladecli.decoder.strategies.lookahead import Lookahead
 
 
 @given(st.lists(st.tuples(st.integers(1, 12), st.floats(1.0, 12.0)), max_size=200))
@@ -60,3 +65,20 @@ def test_what_drafts_gained_they_may_lose() -> None:
     assert ledger.thriving
     ledger.book(1, 1.0 + CREDIT + DEBT)
     assert not ledger.solvent
+
+
+@pytest.mark.parametrize(
+    ("balance", "window", "candidates"),
+    [(0.0, True, True), (-DEBT / 2, True, True), (-1.1, False, True), (-2.1, False, False)],
+)
+def test_a_window_stops_before_candidates_do(
+    balance: float, *, window: bool, candidates: bool
+) -> None:
+    drafts = DraftState()
+    strategy = Lookahead(LookaheadConfig(3, 3, 3, 30), drafts)
+    text = [5, 6, 7, 8] * 6
+    state = State(text, len(text), draft_depth=20, room=100)
+    strategy.begin(state)
+    drafts.ledger.balance = balance
+    draft = strategy.propose(state)
+    assert (draft.window is not None, len(draft.tree) > 0) == (window, candidates)

@@ -87,7 +87,7 @@ class Lookahead:
         places = sum(max(limit - load, 0) for load in loads)
         block = None
         solvent = self._ledger.solvent
-        if window is not None and window.reach <= state.room and solvent:
+        if window is not None and window.reach <= state.room and self._ledger.affords_window:
             block = window.block(state.tokens[-1])
             # What a window finds is worth nothing where no candidate has room.
             if len(block.tokens) + (0 if self._share is None else 1) > places:
