@@ -132,7 +132,8 @@ def test_a_trace_holds_what_happened(
 ) -> None:
     calls = iter(range(10**6))
     monkeypatch.setattr(Session, "measure_plain_step", lambda *_: 0.004)
-    tighten(monkeypatch, lambda layout: len(layout.tokens) > 5 or next(calls) >= 9)
+    # Memory runs out while steps still have a window.
+    tighten(monkeypatch, lambda layout: len(layout.tokens) > 5 or next(calls) >= 6)
     files = {name: tmp_path / f"x.{name}" for name in ("trace", "svg", "html")}
     code, out, _ = lade(*OPTIONS, *(part for n, f in files.items() for part in (f"--{n}", str(f))))
     assert code == 1
