@@ -46,9 +46,10 @@ def check_apart(written: Sequence[tuple[str, Path]], read: Sequence[tuple[str, P
     for option, path in written:
         if path.exists() and not path.is_file():
             continue  # a device or a pipe takes what it is given, one after the other
-        other = taken.setdefault(_identity(path), option)
-        if other is not option:
-            raise UsageError(f"{other} and {option} are the same file, {path}; name another")
+        if (place := _identity(path)) in taken:
+            first = taken[place]
+            raise UsageError(f"{first} and {option} are the same file, {path}; name another")
+        taken[place] = option
 
 
 def _identity(path: Path) -> object:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -329,16 +330,21 @@ def test_a_report_that_cannot_be_made_does_not_cost_the_table(
     assert f"--report {page} cannot be made: ZeroDivisionError: no ink" in done.err
 
 
+def stopping_behind(count: int) -> Callable[..., Any]:
+    """What stands for `Own.answer`, and behind so many answers breaks off."""
+    whole, asked = Own.answer, list[object]()
+
+    def answer(own: Own, prompt: list[int], cancelled: Any) -> Any:
+        asked.append(prompt)
+        return whole(own, prompt, (lambda: True) if len(asked) > count else cancelled)
+
+    return answer
+
+
 def test_stopped_before_one_whole_round_it_promises_nothing(
     lade: Any, model_folder: str, prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, asked = Own.answer, []
-
-    def stopped(self: Own, prompt: list[int], cancelled: Any) -> Any:
-        asked.append(prompt)
-        return whole(self, prompt, (lambda: True) if len(asked) > 3 else cancelled)
-
-    monkeypatch.setattr(Own, "answer", stopped)
+    monkeypatch.setattr(Own, "answer", stopping_behind(3))
     flags = ("--strategies", "autoregressive,lookahead", "--prompts", str(prompts))
     done = lade("bench", model_folder, *QUICK, *flags, "--json")
     assert done.code == 130
@@ -349,15 +355,9 @@ def test_stopped_before_one_whole_round_it_promises_nothing(
 def test_what_is_resumed_is_counted_once_and_belongs_to_it(
     lade: Any, model_folder: str, prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, asked = Own.answer, []
-
-    def stopped(self: Own, prompt: list[int], cancelled: Any) -> Any:
-        asked.append(prompt)
-        return whole(self, prompt, (lambda: True) if len(asked) > 3 else cancelled)
-
     flags = ("--strategies", "autoregressive", "--prompts", str(prompts), "--json")
     with monkeypatch.context() as patch:
-        patch.setattr(Own, "answer", stopped)
+        patch.setattr(Own, "answer", stopping_behind(3))
         done = lade("bench", model_folder, *QUICK, *flags)
     assert done.err.endswith("stopped early; the same command with --resume goes on\n")
     (path,) = (Path(os.environ["XDG_CACHE_HOME"]) / "lade" / "bench").glob("*.jsonl")
@@ -383,7 +383,7 @@ def test_of_two_at_once_the_later_one_promises_nothing(
     def meanwhile(self: Own, prompt: list[int], cancelled: Any) -> Any:
         if not inner:
             inner.append(None)
-            monkeypatch.setattr(Own, "answer", stopped)
+            monkeypatch.setattr(Own, "answer", stopping_behind(3))
             inner[0] = lade(*flags)
             monkeypatch.setattr(Own, "answer", whole)
         return whole(self, prompt, cancelled)

@@ -133,25 +133,27 @@ def test_sampling_tells_its_seed(lade: Any, model_folder: str) -> None:
     assert json.loads(lade(*sample).out)["token_ids"] != first["token_ids"]
 
 
+def generating(copy: Path, model_folder: str, **changes: object) -> str:
+    """A copy of the model with another generation config."""
+    shutil.copytree(model_folder, copy)
+    config = json.loads((copy / "generation_config.json").read_text())
+    (copy / "generation_config.json").write_text(json.dumps(config | changes))
+    return str(copy)
+
+
 def test_what_a_generation_config_wants_in_vain_is_said(
     lade: Any, model_folder: str, tmp_path: Path
 ) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(model_folder, copy)
-    config = json.loads((copy / "generation_config.json").read_text())
-    (copy / "generation_config.json").write_text(json.dumps(config | {"no_repeat_ngram_size": 2}))
-    result = lade("generate", str(copy), "-p", "the", "-n", "3")
+    copy = generating(tmp_path / "copy", model_folder, no_repeat_ngram_size=2)
+    result = lade("generate", copy, "-p", "the", "-n", "3")
     assert "not applied, though the model's generation config has it: no_repeat" in result.err
 
 
 def test_the_penalty_of_a_generation_config_is_told(
     lade: Any, model_folder: str, tmp_path: Path
 ) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(model_folder, copy)
-    config = json.loads((copy / "generation_config.json").read_text())
-    (copy / "generation_config.json").write_text(json.dumps(config | {"repetition_penalty": 1.2}))
-    result = lade("generate", str(copy), "-p", "the", "-n", "3", "--json")
+    copy = generating(tmp_path / "copy", model_folder, repetition_penalty=1.2)
+    result = lade("generate", copy, "-p", "the", "-n", "3", "--json")
     assert json.loads(result.out)["sampling"]["repetition_penalty"] == 1.2
 
 

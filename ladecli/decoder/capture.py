@@ -177,12 +177,12 @@ def own_workspaces() -> Iterator[None]:
     """
     # Where torch has no such function, there is no cuBLAS.
     clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
-    # That of the runs before a capture is nobody's then,
+    # The runs before a capture have left one that is not the pool's.
     clear()
     try:
         yield
     finally:
-        # and nobody but the graphs of the pool, which compute one after the other, has this one.
+        # The next graph of the pool may take the same memory: they compute one after the other.
         clear()
 
 

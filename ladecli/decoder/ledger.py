@@ -36,9 +36,9 @@ class Ledger:
     def affords_window(self) -> bool:
         """Whether the next step may have a window.
 
-        Where one window could stop all drafts, texts with all sources took 1 to 4 % more time by
-        the cost curve of a CPU; where it needed a balance above 0, up to 2 % more by that of a
-        small GPU.
+        Where a window could use up all of `DEBT`, and so stop all drafts, the demo made 1.14
+        tokens per step with all sources on a CPU instead of 1.34 to 1.41 (benchmarks/README.md,
+        "Budget and sources").
         """
         return self.balance >= -DEBT / 2.0
 
