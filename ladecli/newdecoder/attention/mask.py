@@ -1,0 +1,191 @@
+"""Who sees whom in a step: rows of bits in, the masks that attention backends take out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import mask_bits
+from ..mask_bits import WORD
+
+
+class Parts(NamedTuple):
+    """Keys and values of one layer, told apart: [1, K, S', D] cached and [1, K, T, D] own ones."""
+
+    keys: Tensor
+    values: Tensor
+    own_keys: Tensor
+    own_values: Tensor
+
+
+class DeviceMask(NamedTuple):
+    """A mask as kernels read it, int32 on one device.
+
+    Attributes:
+        length: [1], cached tokens.
+        positions: [T].
+        words: [T, ceil(T / 32)]; bit j % 32 of word j // 32 in row i: token i sees token j.
+    """
+
+    length: Tensor
+    positions: Tensor
+    words: Tensor
+
+
+class StepMask:
+    """The attention mask of a step of T tokens after `prefix` cached ones; S = prefix + T.
+
+    A token sees the cached ones, as far back as a sliding window lets it, and of the step what
+    its row says.  The slot of a cached token is its position; the step follows in its own order.
+    Whatever a backend asks for is made once and serves all layers.
+
+    Args:
+        rows: of bits, as in `StepLayout.rows`.
+        positions: of the step's tokens.
+        prefix: cached tokens.
+
+    Attributes:
+        prefix: None where only the device knows it.
+        is_single: the step is one token, which sees every slot from `first_slot` on.
+    """
+
+    def __init__(self, rows: Sequence[int], positions: Sequence[int], prefix: int) -> None:
+        self.prefix: int | None = prefix
+        self.is_single = len(rows) == 1
+        self._rows, self._positions = rows, positions
+        self._last_position = max(positions)
+        self._on_device: dict[torch.device, DeviceMask] = {}
+        self._visible: dict[torch.device, Tensor] = {}
+        self._additive: dict[tuple[int | None, int, torch.dtype, torch.device], Tensor] = {}
+
+    def active_window(self, sliding_window: int | None) -> int | None:
+        """`sliding_window`; None where the text is too short for it to hide anything."""
+        if sliding_window is None or sliding_window > self._last_position:
+            return None
+        return sliding_window
+
+    def first_slot(self, sliding_window: int | None) -> int:
+        """The first slot that any token of the step sees; those before need not be read."""
+        if sliding_window is None or self.prefix is None:
+            return 0
+        return min(max(min(self._positions) - sliding_window + 1, 0), self.prefix)
+
+    def on_device(self, device: torch.device) -> DeviceMask:
+        """The mask as kernels read it, brought to a device in one copy."""
+        found = self._on_device.get(device)
+        if found is None:
+            count = len(self._rows)
+            words = mask_bits.words_for(count)
+            head = np.array([self.prefix, *self._positions], dtype=np.int32).tobytes()
+            buffer = bytearray(head + mask_bits.packed(self._rows, words))
+            whole = torch.frombuffer(buffer, dtype=torch.int32).to(device)
+            length, positions, bits = torch.split(whole, [1, count, count * words])
+            found = self._on_device[device] = DeviceMask(length, positions, bits.view(count, words))
+        return found
+
+    def visible(self, device: torch.device) -> Tensor:
+        """Bool [T, T]: which token (row) sees which token of the step (column)."""
+        found = self._visible.get(device)
+        if found is None:
+            found = self._visible[device] = self._make_visible(device)
+        return found
+
+    def additive_mask(
+        self, sliding_window: int | None, groups: int, dtype: torch.dtype, device: torch.device
+    ) -> Tensor | None:
+        """A term of the scores, [groups * T, S - first_slot]: 0, or -inf where a slot is hidden.
+
+        The rows are there once for each of the `groups` query heads that share a key head.  A
+        window hides by position: a key is seen if key position > query position - window.
+        Returns None where nothing is hidden.
+        """
+        if self.is_single:
+            return None
+        key = self.active_window(sliding_window), groups, dtype, device
+        found = self._additive.get(key)
+        if found is None:
+            found = self._additive[key] = self._make_additive(*key)
+        return found
+
+    def split(self, keys: Tensor, values: Tensor) -> Parts:
+        """Cached and own keys and values, of [1, K, S, D] each.
+
+        Where only the device knows the prefix, the cached ones are all slots, of which the first
+        `on_device(...).length` count.
+        """
+        end = self.prefix
+        return Parts(keys[:, :, :end], values[:, :, :end], keys[:, :, end:], values[:, :, end:])
+
+    def _make_visible(self, device: torch.device) -> Tensor:
+        return torch.from_numpy(mask_bits.dense(self._rows)).to(device)
+
+    def _make_additive(
+        self, window: int | None, groups: int, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        assert self.prefix is not None
+        first = self.first_slot(window)
+        cached, count = self.prefix - first, len(self._rows)
+        added = torch.zeros((groups, count, cached + count), dtype=dtype, device=device)
+        hidden = ~mask_bits.dense(self._rows)
+        if window is not None:
+            positions = np.array(self._positions)
+            last_hidden = (positions - window)[:, None]
+            hidden |= positions <= last_hidden
+            before = torch.from_numpy(np.arange(first, self.prefix) <= last_hidden)
+            added[..., :cached].masked_fill_(before.to(device), float("-inf"))
+        added[..., cached:].masked_fill_(torch.from_numpy(hidden).to(device), float("-inf"))
+        return added.flatten(0, 1)
+
+
+class CapturedMask(StepMask):
+    """The mask of a step of fixed shape, whose numbers lie at fixed addresses on a device.
+
+    S is the padded KV length; slots after the step's are hidden.
+
+    Args:
+        on_device: what each replay reads anew.
+        slots: S.
+    """
+
+    def __init__(self, on_device: DeviceMask, slots: int) -> None:
+        # No position is after the last slot: a window that wide hides nothing.
+        super().__init__((), (slots - 1,), 0)
+        self.prefix = None
+        # Also a single token must not see slots after its own.
+        self.is_single = False
+        self._slots = slots
+        self._captured = on_device
+
+    def on_device(self, device: torch.device) -> DeviceMask:
+        """The tensors of fixed address; `device` is theirs."""
+        return self._captured
+
+    def split(self, keys: Tensor, values: Tensor) -> Parts:
+        """All slots; and the step's own, gathered from the cache."""
+        length, positions, _ = self._captured
+        own = length + torch.arange(len(positions), device=length.device)
+        return Parts(keys, values, keys.index_select(2, own), values.index_select(2, own))
+
+    def _make_visible(self, device: torch.device) -> Tensor:
+        words = self._captured.words
+        places = torch.arange(len(words), device=words.device)
+        return ((words.index_select(1, places // WORD) >> (places % WORD)) & 1).bool()
+
+    def _make_additive(
+        self, window: int | None, groups: int, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        length, positions, _ = self._captured
+        slots = torch.arange(self._slots, device=length.device)
+        own = slots - length
+        cached, count = own < 0, len(positions)
+        place = own.clamp(0, count - 1)
+        seen: Tensor = self.visible(device).index_select(1, place) & (own < count) | cached
+        if window is not None:
+            keys = torch.where(cached, slots, positions.index_select(0, place))
+            seen &= keys > (positions - window)[:, None]
+        added = torch.zeros(seen.shape, dtype=dtype, device=length.device)
+        return added.masked_fill_(seen.logical_not(), float("-inf")).repeat(groups, 1)

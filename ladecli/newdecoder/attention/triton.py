@@ -1,0 +1,244 @@
+"""Attention of a whole step in one Triton kernel: cached keys and the step's own, in splits.
+
+How a step is cut into programs follows from its shape alone, by a small table: nothing is tried
+while text is decoded, and a step is cut alike every time, as a captured graph demands.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError
+from ..mask_bits import WORD
+from .mask import StepMask
+
+_MOST_SPLITS = 128
+"""More would not fit into the registers of the program that joins them."""
+_SHARED_MEMORY = 100 * 1024
+"""Bytes per multiprocessor that every GPU since 2020 has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """Multiprocessors, and bytes of shared memory in each of them."""
+
+    multiprocessors: int
+    shared_memory: int
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How the attention of a step is cut into programs.
+
+    Attributes:
+        rows, keys: of a tile, powers of two.
+        splits: programs that share the keys of a row.
+        warps: of a program.
+        stages: tiles that a program loads ahead.
+    """
+
+    rows: int
+    keys: int
+    splits: int
+    warps: int
+    stages: int
+
+
+def plan(
+    count: int, groups: int, kv_heads: int, head_size: int, slots: int, itemsize: int, gpu: Gpu
+) -> Launch:
+    """The launch for a step; nothing in it depends on how many of the slots are filled.
+
+    Args:
+        count: tokens of the step.
+        groups: query heads per key head.
+        kv_heads, head_size: of keys and values.
+        slots: S, cached and own.
+        itemsize: bytes of a number.
+        gpu: where it runs.
+    """
+    depth = max(16, power_of_two(head_size))
+    # Float32 is multiplied without tensor cores, and its tiles are held in registers.
+    most = 32 if itemsize == 4 else 64 if depth > 128 else 128
+    rows = min(max(16, power_of_two(groups * count)), most)
+    keys = max(16, min(128, (4096 if itemsize == 4 else 8192) // depth))
+    # Two programs on a multiprocessor hide one another's waiting; one with twice the rows reads
+    # each key half as often.
+    resident = 1 if rows == 128 else 2
+    room = gpu.shared_memory // resident - 1024 - rows * depth * itemsize
+    stages = 3 if room >= 3 * 2 * keys * depth * itemsize else 2
+    programs = -(-groups * count // rows) * kv_heads
+    splits = min(
+        resident * gpu.multiprocessors // programs,
+        # A split of one tile would spend more on its beginning and end than on the tile.
+        slots // (2 * keys),
+        # What splits leave to be joined must not be more bytes than the keys and values.
+        slots // (groups * count),
+        _MOST_SPLITS,
+    )
+    return Launch(rows, keys, max(splits, 1), 8 if rows == 128 or itemsize == 4 else 4, stages)
+
+
+def triton_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: StepMask,
+    scaling: float,
+    sliding_window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """Attention by Triton kernels; arguments as in `reference_attention`.
+
+    Float32 is exact, without TF32; half precision is summed in float32.
+
+    Raises:
+        ConfigError: Triton cannot be used here, or keys and values differ in size.
+    """
+    window = mask.active_window(sliding_window) or 0
+    tensors = (query, key, value, *mask.on_device(query.device))
+    # torch.compile must not look into the launch.
+    run = torch.ops.lade.attend if torch.compiler.is_compiling() else _attend
+    out: Tensor = run(*tensors, scaling, window, softcap or 0.0)
+    return out
+
+
+@cache
+def triton_available(device: torch.device) -> bool:
+    """Whether Triton kernels run on a device; on a CPU where TRITON_INTERPRET is 1.
+
+    Triton is not imported for the answer.
+    """
+    if find_spec("triton") is None:
+        return False
+    if device.type != "cuda":
+        return device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
+    return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+@cache
+def register_for_compile() -> Callable[..., Tensor]:
+    """Make the kernels one operation that torch.compile knows; needed before it compiles them."""
+    operation = torch.library.custom_op("lade::attend", _attend, mutates_args=())
+    operation.register_fake(lambda query, *_: _empty_result(query))
+    return operation
+
+
+def power_of_two(number: int) -> int:
+    """The smallest power of two that is not below `number`."""
+    return 1 << (number - 1).bit_length()
+
+
+@cache
+def gpu_of(device: torch.device) -> Gpu:
+    """What a device has room for."""
+    if device.type != "cuda":
+        return Gpu(8, _SHARED_MEMORY)
+    properties = torch.cuda.get_device_properties(device)
+    shared = getattr(properties, "shared_memory_per_multiprocessor", _SHARED_MEMORY)
+    return Gpu(properties.multi_processor_count, shared)
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    length: Tensor,
+    positions: Tensor,
+    words: Tensor,
+    scaling: float,
+    window: int,
+    softcap: float,
+) -> Tensor:
+    """Launch the kernels; window and soft cap are 0 where there is none."""
+    if not triton_available(query.device):
+        raise ConfigError(
+            "attention 'triton' needs the package triton and a CUDA GPU of compute capability 8.0;"
+            " use --attention auto"
+        )
+    if value.shape[-1] != query.shape[-1]:
+        raise ConfigError(
+            f"attention 'triton' needs keys and values of one size, not {query.shape[-1]} and"
+            f" {value.shape[-1]}; use --attention sdpa"
+        )
+    # Not before here: a CPU does without triton.
+    from triton import language
+
+    from . import triton_kernel as kernels
+
+    query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
+    _, heads, count, size = query.shape
+    kv_heads, slots = key.shape[1:3]
+    groups, gpu = heads // kv_heads, gpu_of(query.device)
+    launch = plan(count, groups, kv_heads, size, slots, query.element_size(), gpu)
+    depth, alone = max(16, power_of_two(size)), launch.splits == 1
+    out = _empty_result(query)
+    # One split leaves the result itself, and nothing about its weight.
+    part = out[0].unsqueeze(2)
+    lse = words
+    if not alone:
+        part = query.new_empty((heads, count, launch.splits, size))
+        lse = query.new_empty((heads, count, launch.splits), dtype=torch.float32)
+    # The interpreter cannot multiply bfloat16.
+    widened = kernels.INTERPRETED and query.dtype == torch.bfloat16
+    dot: Any = getattr(language, "float32" if widened else str(query.dtype).split(".")[1])
+    # Triton launches on the current device, which need not be that of this layer.
+    with torch.cuda.device(query.get_device()):
+        kernels.attend[-(-groups * count // launch.rows), kv_heads, launch.splits](
+            query,
+            key,
+            value,
+            part,
+            lse,
+            length,
+            positions,
+            words,
+            *(stride for each in (query, key, value) for stride in each.stride()[1:3]),
+            *part.stride()[:3],
+            count,
+            window,
+            scaling,
+            softcap or 1.0,
+            GROUPS=groups,
+            SIZE=size,
+            BLOCK_M=launch.rows,
+            BLOCK_N=launch.keys,
+            BLOCK_O=min(launch.keys, WORD),
+            BLOCK_D=depth,
+            DOT=dot,
+            WINDOWED=window > 0,
+            CAPPED=softcap > 0.0,
+            ALONE=alone,
+            num_warps=launch.warps,
+            num_stages=launch.stages,
+            enable_fp_fusion=True,
+        )
+        if not alone:
+            kernels.join[heads * count,](
+                part,
+                lse,
+                out,
+                *out.stride()[1:3],
+                count,
+                launch.splits,
+                SIZE=size,
+                BLOCK_D=depth,
+                BLOCK_S=power_of_two(launch.splits),
+                num_warps=4 if launch.splits <= 32 else 8,
+                enable_fp_fusion=True,
+            )
+    return out
+
+
+def _empty_result(query: Tensor) -> Tensor:
+    """Room for [1, H, T, D], laid out so that [T, H * D] of it needs no copy."""
+    _, heads, count, size = query.shape
+    return query.new_empty((1, count, heads, size)).transpose(1, 2)

@@ -1,0 +1,171 @@
+"""Settings of the decoder: frozen, checked when they are made, free of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from .errors import ConfigError
+from .step_cost import StepCost, fitting
+
+STRATEGIES = ("lookahead", "autoregressive", "jacobi", "prompt-lookup")
+SOURCES = ("trajectory", "context", "recycled")
+MAX_WIDTH = 4096
+"""No step has more tokens: a typing error must not plan one for minutes."""
+PREFILL_CHUNK = 512
+"""Tokens of a prompt in one forward."""
+GROWTH = 256
+"""Slots of the cache are allocated in multiples of this."""
+NEARLY_ALL = 0.6
+"""Beyond this share of the slots for any text, all of them are allocated.
+
+While the cache grows, the old tensors and the new ones exist together: grown from nearly all of
+them to all, they would take twice the memory.
+"""
+MAX_PENALTY = 1e6
+"""A repetition penalty beyond which logits would leave what float32 can hold."""
+CAPTURED_WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+"""Tokens that a captured step may have; wider ones have a multiple of the last."""
+COMPILED_WIDTHS = (1, 16, 64, 128)
+"""The same where each of them has to be compiled first."""
+
+
+def captured_width(tokens: int, widths: tuple[int, ...] = CAPTURED_WIDTHS) -> int:
+    """The width of the captured step that holds a number of tokens."""
+    widest = widths[-1]
+    return fitting(tokens, widths) if tokens <= widest else -(-tokens // widest) * widest
+
+
+@dataclass(frozen=True, slots=True)
+class LookaheadConfig:
+    """Settings of lookahead decoding.
+
+    Attributes:
+        window: W, columns of the lookahead window.
+        ngram: N, length of the n-grams; the window has N - 1 rows.
+        guesses: G, n-grams kept per first token and verified in one step.
+        budget: the most draft tokens and the current one that a step may hold; None stands
+            for (W + G)(N - 1), which the paper's algorithm cannot exceed.
+        sources: where candidates come from: `trajectory` is the paper's window, `context`
+            the prompt and the accepted text, `recycled` the successors that the model found
+            probable for tokens that some step held.  `trajectory` alone is the paper.
+        step_cost: what a step costs by its width: the step is made as wide as promises the
+            most tokens for its cost, down to a plain step.  Without it all widths cost the
+            same, and the budget is filled.  The paper's algorithm does not look at it.
+        widths: the only widths that a step after the prompt may have, ascending, so that
+            each can be prepared once; narrower steps are padded.  () stands for any.  The
+            budget is rounded down to one of them.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    window: int = 7
+    ngram: int = 5
+    guesses: int = 7
+    budget: int | None = None
+    sources: tuple[str, ...] = SOURCES
+    step_cost: StepCost = field(default_factory=StepCost)
+    widths: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.window < 1:
+            raise ConfigError(f"window must be at least 1, not {self.window}")
+        if self.ngram < 2:
+            raise ConfigError(f"ngram must be at least 2, not {self.ngram}")
+        if self.guesses < 0:
+            raise ConfigError(f"guesses must be at least 0, not {self.guesses}")
+        if self.budget is not None and self.budget < 1:
+            raise ConfigError(f"budget must be at least 1, not {self.budget}")
+        if self.widths and (self.widths[0] != 1 or any(a >= b for a, b in pairwise(self.widths))):
+            raise ConfigError(f"widths must ascend from 1, the plain step, not {self.widths}")
+        if not self.sources:
+            raise ConfigError(f"sources must name at least one of {', '.join(SOURCES)}")
+        for source in self.sources:
+            if source not in SOURCES:
+                known = ", ".join(SOURCES)
+                raise ConfigError(f"unknown source {source!r}; known sources: {known}")
+        if len(set(self.sources)) < len(self.sources):
+            raise ConfigError(f"a source is named twice: {', '.join(self.sources)}")
+        if self.budget is not None and self.budget < self.window_cells:
+            raise ConfigError(
+                f"budget {self.budget} is smaller than the {self.window_cells} tokens of a window"
+                f" with W={self.window}, N={self.ngram}; raise the budget or lower W or N"
+            )
+        if self.step_limit > MAX_WIDTH:
+            raise ConfigError(
+                f"a step of {self.step_limit:,} tokens is too wide (at"
+                f" most {MAX_WIDTH:,}); lower W, N, G or the budget"
+            )
+        if self.step_limit < self.window_cells:
+            raise ConfigError(
+                f"the widest step that widths allow has {self.step_limit} tokens, and a window with"
+                f" W={self.window}, N={self.ngram} has {self.window_cells}; lower W or N"
+            )
+
+    @property
+    def window_cells(self) -> int:
+        """Cells of the window at its largest, the current token included.
+
+        A narrow window with many rows is largest while it fills: r rows then have W + N - 1 - r
+        columns.  Without the trajectory source no window runs, and 1 is left.
+        """
+        if "trajectory" not in self.sources:
+            return 1
+        return max(r * (self.window + self.ngram - 1 - r) for r in range(1, self.ngram))
+
+    @property
+    def step_limit(self) -> int:
+        """The most tokens that one step feeds, pending ones other than the current left out."""
+        limit = self.budget
+        if limit is None:
+            limit = self.window_cells + self.guesses * (self.ngram - 1)
+        return max((width for width in self.widths if width <= limit), default=limit)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingConfig:
+    """How logits become a token.
+
+    Attributes:
+        temperature: 0 chooses the most probable token; otherwise logits are divided by it.
+        top_k: keep the k most probable tokens; 0 keeps all.
+        top_p: keep the smallest set of tokens with this much probability; in (0, 1].
+        min_p: keep tokens at least this probable in relation to the best; in [0, 1].
+        repetition_penalty: divide positive and multiply negative logits of tokens that
+            the text already has (Keskar et al., 2019); 1 leaves them alone.
+        seed: the noise of a position depends on this and on the position only.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        # Written as `not (in range)` so that NaN is refused too.
+        if not 0.0 <= self.temperature < float("inf"):
+            raise ConfigError(f"temperature must be finite and at least 0, not {self.temperature}")
+        if self.top_k < 0:
+            raise ConfigError(f"top-k must be 0 (off) or more, not {self.top_k}")
+        if not 0.0 < self.top_p <= 1.0:
+            raise ConfigError(f"top-p must be in (0, 1], not {self.top_p}")
+        if not 0.0 <= self.min_p <= 1.0:
+            raise ConfigError(f"min-p must be in [0, 1], not {self.min_p}")
+        if not 0.0 < self.repetition_penalty <= MAX_PENALTY:
+            raise ConfigError(
+                f"repetition-penalty must be above 0 and at most {MAX_PENALTY:,.0f}, not"
+                f" {self.repetition_penalty}"
+            )
+        if not 0 <= self.seed < 2**64:
+            raise ConfigError(f"seed must be in [0, 2**64), not {self.seed}")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most probable token is always chosen."""
+        return self.temperature == 0.0

@@ -1,0 +1,1 @@
+"""How drafts are made: an online n-gram model, the sources that feed it, a speculation budget."""

@@ -1,0 +1,126 @@
+"""What drafters remember from one generation to the next, and its form on disk."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..errors import DraftStateError
+from ..observation import checksum
+from ..pool import NgramPool
+from ..tree import TokenTree
+from .budget import SpeculationBudget
+from .ngram_model import MAX_SUCCESSORS, ORDER, NgramModel, pack
+from .sources import BOUNDARY, ContextSource, RecycledSource, TrajectorySource
+
+SAVED_TEXT = 1 << 14  # tokens of text that are saved, the newest ones
+SAVED_ROWS = 1 << 12  # tokens of it after which the model's successors are saved too
+SAVED_NGRAMS = 1 << 10  # n-grams of the paper's pool that are saved
+
+
+class DraftMemory:
+    """Everything that drafters remember; exactness does not depend on any of it.
+
+    What is known is used whatever source it came from; the `sources` of a generation decide what
+    it adds.
+
+    Attributes:
+        model: the online n-gram model.
+        context, trajectory, recycled: the sources that feed it.
+        pool: the n-grams of the paper's algorithm, which uses nothing else.
+        budget: what drafts may lose.
+        broken: an update was interrupted, by Ctrl-C say: start a new memory.
+    """
+
+    def __init__(self) -> None:
+        self.model = NgramModel()
+        self.context = ContextSource(self.model)
+        self.trajectory = TrajectorySource(self.model)
+        self.recycled = RecycledSource(self.model)
+        self.pool = NgramPool()
+        self.budget = SpeculationBudget()
+        self.broken = False
+
+    @contextlib.contextmanager
+    def updating(self) -> Iterator[None]:
+        """Change the memory inside this, so that an interrupted change is noticed."""
+        try:
+            yield
+        except BaseException:
+            self.broken = True
+            raise
+
+    def fingerprint(self) -> int:
+        """A signed 32-bit integer that differs, in all likelihood, where two memories do.
+
+        It covers sizes and what changes with every step, not all that was learned.
+        """
+        model, context = self.model, self.context
+        sizes = [len(table) for table in (*model.counts, *model.answers, *model.guesses)]
+        records = [*model.promised, *model.hits, *context.hits, *context.trials]
+        text = [len(context.corpus), *context.corpus.tokens[-ORDER:]]
+        return checksum([*sizes, *records, *text, len(self.pool), self.budget.balance])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The newest part of it as lists of numbers, for JSON; at most about 60,000 of them.
+
+        What accepted text taught is derived from the text again; of the model's successors, those
+        after accepted text are saved.
+        """
+        text = self.context.corpus.tokens[-SAVED_TEXT:]
+        rows = []
+        for end in range(max(len(text) - SAVED_ROWS, ORDER), len(text) + 1):
+            last = text[end - ORDER : end]
+            row = None if BOUNDARY in last else self.model.answers[ORDER].get(pack(last))
+            if row is not None:
+                rows.append([end, [*row], [round(share, 4) for share in row.values()]])
+        ngrams = [list(ngram) for ngram in self.pool]
+        return {"text": text, "rows": rows, "ngrams": ngrams[-SAVED_NGRAMS:]}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], vocabulary: int) -> DraftMemory:
+        """A memory of what `to_dict` returned.
+
+        Args:
+            data: as JSON gives it back.
+            vocabulary: token ids are below this.
+
+        Raises:
+            DraftStateError: something is missing, of the wrong form, or out of range.
+        """
+        memory = cls()
+        try:
+            memory._load(data, vocabulary)
+        except (KeyError, TypeError, ValueError) as error:
+            raise DraftStateError(f"these are no saved drafts: {error!r}") from error
+        return memory
+
+    def _load(self, data: Mapping[str, Any], vocabulary: int) -> None:
+        text = _tokens(data["text"], BOUNDARY, vocabulary)[-SAVED_TEXT:]
+        self.context.load(text)
+        start = 0
+        for index, token in enumerate((*text, BOUNDARY)):
+            if token == BOUNDARY:
+                self.model.learn([text[start:index]], 1, 1.0)
+                start = index + 1
+        for end, tokens, shares in data["rows"][-SAVED_ROWS:]:
+            last = text[end - ORDER : end]
+            if not ORDER <= end <= len(text) or BOUNDARY in last:
+                raise ValueError(f"no text before index {end}")
+            if len(tokens) > MAX_SUCCESSORS or not all(0.0 <= share <= 1.0 for share in shares):
+                raise ValueError(f"no probabilities of {MAX_SUCCESSORS} tokens: {shares}")
+            row = dict(zip(_tokens(tokens, 0, vocabulary), map(float, shares), strict=True))
+            self.model.recycle(last, TokenTree(), [row])
+        for ngram in data["ngrams"][-SAVED_NGRAMS:]:
+            if len(ngram) < 2:
+                raise ValueError("an n-gram of less than two tokens")
+            self.pool.add(_tokens(ngram, 0, vocabulary), SAVED_NGRAMS)
+
+
+def _tokens(values: list[Any], least: int, below: int) -> list[int]:
+    """Checked token ids."""
+    for value in values:
+        if type(value) is not int or not least <= value < below:
+            raise ValueError(f"{value!r} is no token id from {least} to {below - 1}")
+    return values

@@ -1,0 +1,162 @@
+"""Draft sources: each turns what a step showed into evidence for the n-gram model.
+
+- `context`     the prompt and the accepted text, and the longest passage that they repeat
+- `trajectory`  the n-grams that the lookahead window closes
+- `recycled`    the model's own successors wherever a step computed logits
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
+
+from ..observation import Observation
+from .ngram_model import ORDER, WINDOW, NgramModel, RepeatedSpan
+from .suffix_automaton import SuffixAutomaton
+
+BOUNDARY = -1  # separates texts that do not continue one another
+OVERLAP = 32  # tokens before a fork that are repeated, so that passages across it are found
+MAX_CORPUS = 1 << 16  # tokens kept when a generation starts; of more, the older half goes
+WINDOW_WEIGHT = 0.25  # of a window n-gram, relative to accepted text
+# Repeated passages of at least these lengths are calibrated separately, and assumed to go on with
+# these probabilities before there is a record.
+LENGTHS = (ORDER + 1, 8, 16, 32)
+PRIORS = (0.55, 0.7, 0.85, 0.95)
+PRIOR_TRIALS = 8.0  # at which a record counts as much as the prior
+RECORD_DECAY = 0.98  # what a record keeps when it is tried again
+
+
+class Source:
+    """Feeds evidence to an n-gram model."""
+
+    def __init__(self, model: NgramModel) -> None:
+        self._model = model
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """A generation starts."""
+
+    def learn(self, observation: Observation, ngrams: Sequence[Sequence[int]]) -> None:
+        """A step is over, in which the window closed `ngrams`."""
+
+
+class ContextSource(Source):
+    """Counts the text, and finds the longest passage that its end repeats.
+
+    Papers: Saxena, "Prompt Lookup Decoding", 2023; Hu et al., "SAM Decoding", 2024.
+
+    Attributes:
+        corpus: all texts so far, with `BOUNDARY` between them.
+        hits, trials: by class of length, how often a repeated passage went on.
+    """
+
+    def __init__(self, model: NgramModel) -> None:
+        super().__init__(model)
+        self.corpus = SuffixAutomaton()
+        self.hits, self.trials = [0.0] * len(LENGTHS), [0.0] * len(LENGTHS)
+        # The current text, which ends the corpus, and the indices of all boundaries.
+        self._text: list[int] = []
+        self._boundaries: list[int] = []
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Learn what the prompt adds to the last text."""
+        if len(self.corpus) > MAX_CORPUS:
+            self.load(self.corpus.tokens[-MAX_CORPUS // 2 :])
+        pairs = zip(prompt, self._text, strict=False)
+        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        if common < len(self._text):
+            for token in (BOUNDARY, *prompt[max(common - OVERLAP, 0) : common]):
+                self._extend(token)
+            del self._text[common:]
+        self._append(prompt)
+
+    def learn(self, observation: Observation, ngrams: Sequence[Sequence[int]]) -> None:
+        """Learn the accepted tokens, and whether the text kept repeating itself."""
+        new = observation.text[observation.before :]
+        if (span := self.repeated_span()) is not None:
+            length, _ = self.corpus.longest_match()
+            expected = span.tokens[span.start : min(span.end, span.start + len(new))]
+            for token, repeated in zip(new, expected, strict=False):
+                group = _length_class(length)
+                self.hits[group] = self.hits[group] * RECORD_DECAY + (token == repeated)
+                self.trials[group] = self.trials[group] * RECORD_DECAY + 1.0
+                if token != repeated:
+                    break
+                length += 1
+        known = len(self._text)
+        if observation.text[max(known - OVERLAP, 0) : known] == self._text[-OVERLAP:]:
+            self._append(observation.text)
+        else:
+            # Another generation began in between, with another text.
+            self.begin(observation.text)
+
+    def repeated_span(self) -> RepeatedSpan | None:
+        """The continuation of the longest passage that the end of the text repeats."""
+        length, start = self.corpus.longest_match()
+        if length < LENGTHS[0]:
+            return None
+        # Nothing after a boundary follows what is before it.
+        index = bisect_left(self._boundaries, start)
+        end = self._boundaries[index] if index < len(self._boundaries) else len(self.corpus)
+        group = _length_class(length)
+        hits = self.hits[group] + PRIOR_TRIALS * PRIORS[group]
+        probability = hits / (self.trials[group] + PRIOR_TRIALS)
+        return RepeatedSpan(self.corpus.tokens, start, end, probability)
+
+    def load(self, corpus: Iterable[int]) -> None:
+        """Replace the corpus by earlier texts; the next text is a new one."""
+        self.corpus, self._boundaries, self._text = SuffixAutomaton(), [], []
+        for token in (*corpus, BOUNDARY):
+            self._extend(token)
+
+    def _extend(self, token: int) -> None:
+        if token == BOUNDARY:
+            self._boundaries.append(len(self.corpus))
+        self.corpus.extend(token)
+
+    def _append(self, text: Sequence[int]) -> None:
+        """Count and index what the text has after the part that is known."""
+        known = len(self._text)
+        before = min(known, ORDER)
+        # The first token of a text follows nothing.
+        self._model.learn([text[known - before :]], max(before, 1), 1.0)
+        for token in text[known:]:
+            self.corpus.extend(token)
+            self._text.append(token)
+
+
+class TrajectorySource(Source):
+    """Counts the window's n-grams (Fu et al., 2024), each token under those before it."""
+
+    def learn(self, observation: Observation, ngrams: Sequence[Sequence[int]]) -> None:
+        """Count the n-grams of this step."""
+        self._model.learn(ngrams, 1, WINDOW_WEIGHT, WINDOW)
+
+
+class RecycledSource(Source):
+    """Remembers the model's successors after every token of a step, in the tree and in the window.
+
+    Paper: Luo et al., "Turning Trash into Treasure: Accelerating Inference of Large Language
+    Models with Token Recycling", 2024, who remember them by single token.  Under contexts of up
+    to four tokens they are nearly always still the model's own next time.
+    """
+
+    def learn(self, observation: Observation, ngrams: Sequence[Sequence[int]]) -> None:
+        """Remember the successors under the contexts of the step's tokens."""
+        tree, window, rows = (
+            observation.draft.tree,
+            observation.draft.window,
+            observation.successors,
+        )
+        if not rows:
+            return
+        nodes, before = 1 + len(tree), observation.before
+        self._model.recycle(observation.text[max(before - ORDER, 0) : before], tree, rows[:nodes])
+        if window is not None:
+            # Cell (0, 0) is the current token, whose successors are known already.
+            first = window.last_row[0] < 0
+            self._model.recycle_window(window.last_tokens[first:], rows[nodes + first :])
+
+
+def _length_class(length: int) -> int:
+    return sum(length >= least for least in LENGTHS) - 1

@@ -1,0 +1,312 @@
+"""The only loop: propose, lay out, forward, verify, commit, observe."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+from . import layout
+from .config import PREFILL_CHUNK, SamplingConfig
+from .errors import ConfigError, PromptError
+from .events import Event, Finished, FinishReason, Started, Step, StepNarrowed, StepTimes
+from .families import ModelFacts
+from .kv_cache import KVCache
+from .layout import Draft, StepLayout
+from .limits import Limits, cut
+from .memory import Backoff, attempt, try_forward
+from .observation import Observation, State
+from .ownership import CacheOwner
+from .parallel.groups import ALONE, GenerationStopped, Group, OutOfMemory, StepResult
+from .parallel.partition import Partition
+from .prefill import Prefiller
+from .runner import Pending, Runner
+from .sampling import LogitsProcessor, Sampler
+from .strategies import Strategy
+from .verify import Verdict, walk
+
+__all__ = ["Decoder", "Limits"]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What one generation was asked for."""
+
+    strategy: Strategy
+    sampler: Sampler
+    limits: Limits
+    detailed: bool
+    group: Group
+
+    def end(self, prompt_length: int, context: int) -> int:
+        """The length at which the text ends at the latest."""
+        new = self.limits.max_new_tokens
+        return context if new is None else min(context, prompt_length + new)
+
+
+class Decoder:
+    """Decodes token ids with any strategy.
+
+    The cache is kept from one generation to the next: a prompt that starts with tokens that are
+    still in it is prefilled from there on only.
+
+    Args:
+        runner: runs the steps of a model.
+        facts: about the model.
+        max_context: the most tokens of prompt and text together; None for what the model was
+            made for.
+        prefill_chunk: prompt tokens per forward.
+
+    Attributes:
+        runner, facts: as given.
+        max_context: as above, and not more than the model was made for.
+        cache: keys and values of the committed text.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        facts: ModelFacts,
+        *,
+        max_context: int | None = None,
+        prefill_chunk: int = PREFILL_CHUNK,
+    ) -> None:
+        self.runner = runner
+        self.facts = facts
+        self.max_context = min(max_context or facts.context, facts.context)
+        self.cache: KVCache = runner.cache
+        self._owner = CacheOwner(self.cache)
+        self._prefiller = Prefiller(runner, self.cache, facts, prefill_chunk)
+
+    def forget(self, *, keep_memory: bool = False) -> None:
+        """Drop the cached text; a generation under way is over.
+
+        Args:
+            keep_memory: whether the cache's memory is kept for the next text, and with it the
+                steps that were captured for its addresses.
+        """
+        with self._owner.lock:
+            self._owner.forget()
+            if not keep_memory:
+                self.cache.release()
+                self.runner.forget()
+
+    def generate(
+        self,
+        prompt: Sequence[int],
+        strategy: Strategy,
+        sampling: SamplingConfig | None = None,
+        limits: Limits | None = None,
+        processors: Sequence[LogitsProcessor] = (),
+        *,
+        detailed: bool = False,
+        group: Group = ALONE,
+    ) -> Generator[Event]:
+        """Decode a continuation of `prompt`.
+
+        At every yield, and after the generator is closed or broken off, the cache holds exactly
+        the committed tokens but the last one; a rank of a group may lack some more.  Where steps
+        are captured, the next one is under way when a step is yielded; if the generator is
+        closed then, it was for nothing.
+
+        All ranks of a group call this with the same arguments.  Where one of them closes the
+        generator, it ends on the others without `Finished`.
+
+        Args:
+            prompt: token ids, at least one.
+            strategy: a fresh one from `make_strategy`.
+            sampling: how to choose tokens; greedy if None.
+            limits: where to end.
+            processors: transformers' logits processors, applied before `sampling`.
+            detailed: whether steps say what they tried; see `events.Detail`.
+            group: the ranks that decode this text together.
+
+        Yields:
+            `Started`, `Prefill` for all chunks of the prompt but the last, a `Step` for every
+            forward that yields tokens, `StepNarrowed` where memory ran out in one, `Finished`.
+
+        Raises:
+            PromptError: the prompt is empty, holds an unknown id, or fills the context.
+            ConfigError: steps are captured, and ranks of the group compute each one together.
+            RankError: a rank of the group is gone, has failed, or does something else.
+            NaNLogitsError: the model's weights are damaged, or too large for their type.
+            DecoderError: this generation is resumed after another one has started: there is
+                one cache, and it belongs to the newest.
+        """
+        self.check_prompt(prompt)
+        if self.runner.overlaps and not group.forwards_alone:
+            raise ConfigError("tensor parallelism needs a decoder without CUDA graphs")
+        task = Task(
+            strategy,
+            Sampler(sampling or SamplingConfig(), processors),
+            limits or Limits(),
+            detailed,
+            group,
+        )
+        return self._owner.exclusive(self._decode(list(prompt), task))
+
+    def check_prompt(self, prompt: Sequence[int]) -> None:
+        """Refuse a prompt that `generate` could not decode.
+
+        Raises:
+            PromptError: it is empty, too long, or holds an id that the model does not know.
+        """
+        if not prompt:
+            raise PromptError("the prompt is empty")
+        if len(prompt) >= self.max_context:
+            raise PromptError(
+                f"the prompt has {len(prompt)} tokens and the context holds"
+                f" {self.max_context}, which leaves no room for an answer; shorten the prompt"
+            )
+        if not all(0 <= token < self.facts.vocabulary for token in prompt):
+            worst = max(prompt, key=lambda token: abs(token - self.facts.vocabulary / 2))
+            raise PromptError(
+                f"the prompt holds token {worst}, and the model knows the ids 0 to"
+                f" {self.facts.vocabulary - 1}; the tokenizer belongs to another model"
+            )
+
+    def _decode(self, tokens: list[int], task: Task) -> Generator[Event]:
+        state = State(tokens, len(tokens), missing=(0,) * task.group.shares)
+        if len(tokens) >= task.end(len(tokens), self.max_context):
+            yield Finished("length")
+            return
+        mine = self._owner.begin(tokens)
+        try:
+            self._begin(tokens, task)
+            task.sampler.commit(tokens)
+            task.strategy.begin(state)
+            yield Started(self.cache.length, len(tokens))
+            self._owner.check(mine)
+            with closing(self._steps(state, task)) as events:
+                for event in events:
+                    yield event
+                    self._owner.check(mine)
+        except GenerationStopped:
+            pass
+        except BaseException as error:
+            task.group.leave(error)
+            raise
+        finally:
+            # Ctrl-C can land between any two lines.
+            self._owner.end(mine, tokens)
+
+    def _begin(self, tokens: list[int], task: Task) -> None:
+        """Agree with other ranks on the task and on what all of them have cached."""
+        self._prefiller.invalidate_on_rope_change(len(tokens))
+        strategy, limits = task.strategy, task.limits
+        request = (*tokens, task.sampler.config, limits.max_new_tokens, *sorted(limits.stop_ids))
+        sizes = strategy.max_outputs, strategy.max_successors
+        self.cache.truncate(task.group.begin(self.cache.length, *sizes, request))
+
+    def _steps(self, state: State, task: Task) -> Generator[Event]:
+        """The loop.  A captured step is launched before the one before it is yielded."""
+        strategy, group, tokens = task.strategy, task.group, state.tokens
+        end = task.end(state.prompt_length, self.max_context)
+        backoff, clock = Backoff(self._prefiller.chunk), time.perf_counter
+        held: Step | None = None
+        reason: FinishReason | None = None
+        try:
+            while reason is None:
+                if held is not None and not self.runner.overlaps:
+                    held = yield held
+                fits = yield from self._prefiller.read(state, backoff, group)
+                began = clock()
+                self._limit_drafts(state, end, backoff.width)
+                draft = strategy.propose(state)
+                self._check_draft(draft)
+                partition = group.partition(draft, state.missing)
+                share = partition.shares[group.share].draft
+                step = layout.build(tokens[self.cache.length :], self.cache.length, share)
+                drafted = clock()
+                found: StepResult | OutOfMemory | None = None
+                pending = try_forward(group.forwards_alone, self.runner.start, step)
+                if held is not None:
+                    held = yield held
+                if fits and pending is not None:
+                    verify = self._verify, pending, step, share, task
+                    found = try_forward(group.forwards_alone, *verify)
+                computed = clock()
+                if found is None:
+                    found = OutOfMemory(step.pending, len(step.tokens) - step.pending + 1)
+                shown = group.agree(partition, found, len(tokens), strategy.fingerprint)
+                if isinstance(shown, OutOfMemory):
+                    if not backoff.shrink(shown.pending, shown.width):
+                        reason = "memory"
+                    elif backoff.width < state.widest:
+                        yield StepNarrowed(backoff.width, clock() - began)
+                    continue
+                self._keep(step, partition, shown.verdict.nodes, state, group.share)
+                committed, reason = cut(shown.verdict.tokens, len(tokens), end, task.limits)
+                if reason is not None:
+                    group.end()
+                # The last committed token is the next current token: its keys come then.
+                self.cache.truncate(len(tokens) + len(committed) - 1)
+                ids = [token.id for token in committed]
+                tokens += ids
+                task.sampler.commit(ids)
+                verified = clock()
+                verdict = Verdict(shown.verdict.nodes[: len(ids) - 1], committed)
+                seen = Observation(partition.draft, tokens, verdict, shown.best, shown.successors)
+                strategy.observe(state, seen)
+                done = clock()
+                held = Step(
+                    committed,
+                    len(step.tokens),
+                    len(partition.draft.tree),
+                    done - began,
+                    StepTimes(
+                        drafted - began, computed - drafted, verified - computed, done - verified
+                    ),
+                    seen.detail() if task.detailed else None,
+                )
+        except Exception:
+            # Its tokens are committed, whatever went wrong since.
+            if held is not None:
+                yield held
+            raise
+        if held is not None:
+            yield held
+        group.end()
+        if reason == "length" and task.limits.max_new_tokens != len(tokens) - state.prompt_length:
+            reason = "context"
+        yield Finished(reason)
+
+    def _verify(self, pending: Pending, step: StepLayout, draft: Draft, task: Task) -> StepResult:
+        """Wait for a step, and walk down its tree as far as the model agrees."""
+        output = task.sampler.read(pending(), step, len(draft.tree), draft.successors)
+        return StepResult(walk(draft.tree, output.choose), output.best, output.successors)
+
+    def _keep(
+        self,
+        step: StepLayout,
+        partition: Partition,
+        nodes: Sequence[int],
+        state: State,
+        own: int,
+    ) -> None:
+        """Keep the keys of what was accepted, as far as they were computed here.
+
+        The rest is fed again, as pending tokens of the next step.
+        """
+        held = [share.held(nodes) for share in partition.shares]
+        state.missing = tuple([len(nodes) - len(each) for each in held])
+        pending = range(step.pending)
+        kept = [*pending, *[step.pending + node for node in held[own]]]
+        if attempt(self.cache.keep, kept) is None:
+            # Pending tokens stand where they belong: to keep them takes no memory.
+            self.cache.keep(pending)
+
+    def _check_draft(self, draft: Draft) -> None:
+        if max(draft.tree.tokens, default=0) >= self.facts.vocabulary:
+            raise ConfigError("the drafts were learned from a model with more token ids")
+
+    def _limit_drafts(self, state: State, end: int, widest: int) -> None:
+        """Say how far a draft may reach: not to where positions change their meaning."""
+        length, boundary = len(state.tokens), self.facts.rope_boundary
+        last = self.max_context - 1
+        if boundary is not None and length <= boundary:
+            last = min(last, boundary - 1)
+        state.room, state.widest = last - (length - 1), widest
+        # A path of more tokens than that would be wider, too.
+        state.draft_depth = min(state.room, end - length - 1, widest - 1)

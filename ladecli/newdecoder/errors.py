@@ -1,0 +1,45 @@
+"""What the decoder refuses, each error with one line for people."""
+
+from __future__ import annotations
+
+
+class DecoderError(Exception):
+    """Base of all errors that the decoder raises on purpose."""
+
+
+class ConfigError(DecoderError, ValueError):
+    """A setting outside its range."""
+
+
+class PromptError(DecoderError, ValueError):
+    """A prompt that cannot be decoded: empty, or too long for the context."""
+
+
+class UnsupportedModelError(DecoderError):
+    """A model whose attention cannot verify several drafts in one forward pass."""
+
+
+class NaNLogitsError(DecoderError):
+    """Logits that are NaN or infinite: no token can be chosen by them."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the logits are NaN or infinite: the weights are damaged, do not fit config.json, or"
+            " are too large for their type; download them again, or try --dtype float32"
+        )
+
+
+class DraftStateError(DecoderError, ValueError):
+    """Saved drafts that cannot be read."""
+
+
+class RankError(DecoderError):
+    """Ranks that decode together lost one another, or disagree; the message names the rank."""
+
+
+class DeviceLostError(DecoderError):
+    """A GPU that met a fault, and answers nothing but errors until the process ends."""
+
+
+class NoMemoryError(DecoderError):
+    """No memory for a forward that cannot be tried again: other ranks are in the middle of it."""

@@ -1,0 +1,130 @@
+"""What `Decoder.generate` yields: frozen values of ids, origins and seconds; no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+FinishReason: TypeAlias = Literal["eos", "stop", "length", "context", "memory"]
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One committed token.
+
+    Attributes:
+        id: the token id.
+        source: the draft source whose guess was accepted ("trajectory", "context", …), or
+            None for a token that the model chose at the end of a step.
+    """
+
+    id: int
+    source: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A generation begins: of `total` prompt tokens, `cached` need not be read again."""
+
+    cached: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """A chunk of the prompt went into the cache; `done` of `total` tokens are in it now.
+
+    The last chunk is part of the first step and has no event of its own.
+    """
+
+    done: int
+    total: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """What a step tried, for those who want to watch it; made only where it was asked for.
+
+    Attributes:
+        current: the token that the draft was tried behind.
+        tree: tokens of the candidate tree; parents stand before their children.
+        parents: for each node its parent's index, or -1 for the current token.
+        sources: for each node the draft source that proposed it.
+        accepted: indices of the nodes that were committed, in the order of the text.
+        window: the rows of the lookahead window, the current token first; empty without one.
+        outputs: the model's token after each cell of the window's last row.
+        closed: whether these outputs close n-grams: not yet while the window fills.
+    """
+
+    current: int
+    tree: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    sources: tuple[str, ...] = ()
+    accepted: tuple[int, ...] = ()
+    window: tuple[tuple[int, ...], ...] = ()
+    outputs: tuple[int, ...] = ()
+    closed: bool = False
+
+    @property
+    def ngrams(self) -> tuple[tuple[int, ...], ...]:
+        """The n-grams that this step closed, one for each column of the window."""
+        return tuple(zip(*self.window, self.outputs, strict=True)) if self.closed else ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Seconds of the parts of a step: drafting and layout, the forward until its logits are
+    there, verification and the cache, and what strategies learn from it."""
+
+    draft: float
+    forward: float
+    verify: float
+    learn: float
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One forward pass and the tokens that it yielded.
+
+    Attributes:
+        tokens: at least one; accepted draft tokens first.
+        width: tokens fed to the model.
+        proposed: draft tokens among them that stood for verification.
+        seconds: wall time of the step, drafting and verification included.  The time that the
+            reader of the text takes counts only where it overlaps with a captured step.
+        times: where the seconds went.
+        detail: what was tried, where the caller asked for it.
+    """
+
+    tokens: tuple[Token, ...]
+    width: int
+    proposed: int
+    seconds: float
+    times: StepTimes
+    detail: Detail | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepNarrowed:
+    """Memory ran out in a step, which is tried again with fewer drafts.
+
+    Attributes:
+        width: from now on steps after the prompt feed at most so many tokens.
+        seconds: wall time of the failed try.
+    """
+
+    width: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end: an end token, the caller's stop, the length asked for, a full context, or no
+    memory for a plain step.
+    """
+
+    reason: FinishReason
+
+
+Event: TypeAlias = Started | Prefill | Step | StepNarrowed | Finished

@@ -1,0 +1,163 @@
+"""Keys and values of the committed text by slot: one tensor over all layers of a device.
+
+A step writes after the committed tokens; `keep` gathers the accepted ones to the front of what
+was written and forgets the rest.  Slots from `length` on hold nothing that is read, so a step
+that is broken off at any point leaves the cache valid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .config import GROWTH, NEARLY_ALL
+from .memory import attempt
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What one layer writes per token: `heads` keys of `key_size` and values of `value_size`."""
+
+    heads: int
+    key_size: int
+    value_size: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+class KVCache:
+    """A preallocated cache that grows with the text.
+
+    Layers of one shape share a tensor [layers, 2, heads, slots, head size]; where values are
+    smaller than keys, their last numbers are unused.  Tensors are made in inference mode.
+
+    Args:
+        shapes: of all layers, in order.
+        max_slots: slots that any text and step need at most; None if unknown.
+        first_slots: allocated at once, as far as `max_slots` allows.
+
+    Attributes:
+        length: committed slots; slot i holds the token at position i.
+        generation: changes whenever tensors are allocated anew, and with them their addresses.
+    """
+
+    def __init__(
+        self, shapes: Sequence[LayerShape], max_slots: int | None = None, first_slots: int = 0
+    ) -> None:
+        self.length = 0
+        self.generation = 0
+        self._shapes = list(shapes)
+        self._max_slots = max_slots
+        self._first_slots = first_slots
+        self._slots = 0
+        self._groups: dict[LayerShape, list[int]] = {}
+        for layer, shape in enumerate(self._shapes):
+            self._groups.setdefault(shape, []).append(layer)
+        self._tensors: list[Tensor] = []
+        self._layers: list[tuple[Tensor, Tensor]] = []
+
+    @property
+    def slots(self) -> int:
+        """Allocated slots."""
+        return self._slots
+
+    @property
+    def tensors(self) -> Sequence[Tensor]:
+        """One [layers, 2, heads, slots, head size] per shape of layer; empty before `reserve`."""
+        return self._tensors
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """All slots of one layer: keys and values, [heads, slots, size] each."""
+        return self._layers[index]
+
+    def write(self, index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Write one layer's step after the committed slots.
+
+        Args:
+            index: the layer.
+            keys, values: [heads, T, size].
+
+        Returns:
+            The layer's committed and new keys and values, [heads, length + T, size] each.
+        """
+        all_keys, all_values = self._layers[index]
+        start, end = self.length, self.length + keys.shape[1]
+        all_keys[:, start:end] = keys
+        all_values[:, start:end] = values
+        return all_keys[:, :end], all_values[:, :end]
+
+    @torch.inference_mode()
+    def reserve(self, slots: int) -> None:
+        """Make room for `slots` slots in all, keeping what is committed.
+
+        Where memory runs out, nothing has changed.
+        """
+        if slots <= self._slots:
+            return
+        least = _whole(slots)
+        limit = _whole(self._max_slots) if self._max_slots is not None else None
+        # At least double, so that growing costs no more than one copy in all.
+        wanted = max(2 * self._slots, least, self._first_slots)
+        if limit is not None:
+            # Old and new tensors exist together while growing: the last step is a large one.
+            wanted = max(wanted if wanted <= NEARLY_ALL * limit else limit, least)
+            if not self._slots:
+                wanted = max(min(wanted, limit), least)
+        grown = attempt(self._grown, wanted) if wanted > least else None
+        if grown is None:
+            wanted, grown = least, self._grown(least)
+        self._tensors, self._slots = grown, wanted
+        self.generation += 1
+        self._layers = [None] * len(self._shapes)  # type: ignore[list-item]
+        for tensor, (shape, layers) in zip(grown, self._groups.items(), strict=True):
+            for row, layer in enumerate(layers):
+                keys, values = tensor[row]
+                self._layers[layer] = keys[..., : shape.key_size], values[..., : shape.value_size]
+
+    def _grown(self, slots: int) -> list[Tensor]:
+        made: list[Tensor] = []
+        for number, (shape, layers) in enumerate(self._groups.items()):
+            size = max(shape.key_size, shape.value_size)
+            # Zeros: a masked NaN would still poison a sum.
+            new = torch.zeros(
+                (len(layers), 2, shape.heads, slots, size), dtype=shape.dtype, device=shape.device
+            )
+            if self._tensors:
+                new[..., : self.length, :] = self._tensors[number][..., : self.length, :]
+            made.append(new)
+        return made
+
+    @torch.inference_mode()
+    def keep(self, kept: Sequence[int]) -> None:
+        """Commit the tokens of the last step at the indices `kept`.
+
+        Args:
+            kept: ascending indices into the step's T tokens.
+        """
+        start, in_place = self.length, 0
+        while in_place < len(kept) and kept[in_place] == in_place:
+            in_place += 1
+        moved = [start + index for index in kept[in_place:]]
+        if moved:
+            first = start + in_place
+            for tensor in self._tensors:
+                slots = torch.tensor(moved, device=tensor.device)
+                tensor[..., first : first + len(moved), :] = tensor.index_select(3, slots)
+        self.length = start + len(kept)
+
+    def truncate(self, length: int) -> None:
+        """Forget all but the first `length` tokens."""
+        self.length = min(self.length, length)
+
+    def release(self) -> None:
+        """Forget everything and give the memory back."""
+        self.length = self._slots = 0
+        self.generation += 1
+        self._tensors, self._layers = [], []
+
+
+def _whole(slots: int) -> int:
+    return -(-slots // GROWTH) * GROWTH

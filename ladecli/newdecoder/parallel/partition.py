@@ -1,0 +1,182 @@
+"""Partition of a step's draft over ranks: lookahead parallelism (Fu et al., 2024, section 3.5).
+
+A branch of the tree is computed with all of its ancestors, a window column with row 0 up to it, so
+that no rank needs keys of another; what two ranks need, both compute.  A share is a stretch of
+neighbouring branches in a walk through the tree, which have most ancestors in common, and a stretch
+of window columns.  All ranks wait for the widest share, so that one is made as narrow as possible.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+
+from ..layout import Draft
+from ..step_cost import fitting
+from ..tree import ROOT, TokenTree
+from ..window import WindowBlock
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one rank computes of a draft.
+
+    Attributes:
+        draft: the rank's own tree, window block and padded width.
+        nodes: for each node of its tree, the node's number in the whole tree; ascending.
+        columns: window columns whose last row the rank computes.
+    """
+
+    draft: Draft
+    nodes: Sequence[int]
+    columns: range = range(0)
+
+    def held(self, path: Sequence[int]) -> list[int]:
+        """The start of a path of the whole tree, up to the first node that is not in this share."""
+        own = {node: index for index, node in enumerate(self.nodes)}
+        return [own[node] for node in takewhile(own.__contains__, path)]
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """A draft, cut down to what the ranks have room for, and its share for each rank."""
+
+    draft: Draft
+    shares: tuple[Share, ...]
+
+
+def undivided(draft: Draft) -> Partition:
+    """The partition of one share, which is the draft itself."""
+    columns = len(draft.window.last_row) if draft.window else 0
+    return Partition(draft, (Share(draft, range(len(draft.tree)), range(columns)),))
+
+
+def partition(draft: Draft, missing: Sequence[int]) -> Partition:
+    """Divide a draft over ranks.
+
+    Where the ranks have no room for all of it, the window goes if it does not fit, and then the
+    tree's last (least probable) nodes.
+
+    Args:
+        draft: `limit` is the most tokens that one rank feeds.
+        missing: for each rank, the committed tokens before the current one that it feeds again.
+    """
+    loads = [1 + count for count in missing]
+    if _column_cuts(draft.window, loads, draft.limit) is None:
+        draft = replace(draft, window=None)
+    walk = _Walk(draft.tree)
+    cuts, left = _cuts(draft.window, walk, loads, draft.limit)
+    while left:
+        # Half of what is left over: without those nodes, shares repeat fewer ancestors.
+        draft = replace(draft, tree=_first(draft.tree, len(draft.tree) - (left + 1) // 2))
+        walk = _Walk(draft.tree)
+        cuts, left = _cuts(draft.window, walk, loads, draft.limit)
+
+    cells = len(draft.window.tokens) if draft.window else 0
+    evenly = -(-(sum(loads) + len(draft.tree) + cells) // len(loads))
+    low = max(*loads, evenly, max(draft.tree.depths, default=0) + min(loads))
+    widths = range(low, min(draft.limit, low + len(draft.tree) + cells))
+    best = bisect_left(widths, True, key=lambda w: not _cuts(draft.window, walk, loads, w)[1])
+    if best < len(widths):
+        cuts, _ = _cuts(draft.window, walk, loads, widths[best])
+    shares = [_share(draft, walk, load, *cut) for load, cut in zip(loads, cuts, strict=True)]
+    return Partition(draft, tuple(shares))
+
+
+_Cut = tuple[range, range]
+"""A rank's window columns, and its stretch of the walk through the tree."""
+
+
+class _Walk:
+    """The nodes of a tree in depth-first order: every branch is one stretch."""
+
+    def __init__(self, tree: TokenTree) -> None:
+        children: list[list[int]] = [[] for _ in range(len(tree) + 1)]
+        for node in reversed(range(len(tree))):
+            children[tree.parents[node]].append(node)  # the root's are at index -1
+        self.order: list[int] = []
+        self.ends: list[int] = []
+        waiting = children[ROOT][:]
+        while waiting:
+            node = waiting.pop()
+            self.order.append(node)
+            waiting += children[node]
+            if not children[node]:
+                self.ends.append(len(self.order))
+        self.depths = [tree.depths[node] for node in self.order]
+
+    def reach(self, start: int, room: int) -> int:
+        """The end of the longest stretch from `start` that has room with its ancestors.
+
+        It ends with a leaf: the nodes of a path that is cut would be computed twice.
+        """
+        if start == len(self.order):
+            return start
+        leaf = bisect_right(self.ends, start + room - (self.depths[start] - 1))
+        return max(self.ends[leaf - 1], start) if leaf else start
+
+
+def _cuts(
+    window: WindowBlock | None, walk: _Walk, loads: Sequence[int], limit: int
+) -> tuple[list[_Cut], int]:
+    """Cuts by which no rank feeds more than `limit` tokens, and how much is left over."""
+    columns = _column_cuts(window, loads, limit)
+    if columns is None:
+        return [], 1
+    cuts: list[_Cut] = []
+    node = 0
+    for load, own in zip(loads, columns, strict=True):
+        cells = own.stop - 1 + (_rows(window) - 1) * len(own) if own else 0
+        end = walk.reach(node, limit - load - cells)
+        cuts.append((own, range(node, end)))
+        node = end
+    return cuts, len(walk.order) - node
+
+
+def _column_cuts(
+    window: WindowBlock | None, loads: Sequence[int], limit: int
+) -> list[range] | None:
+    """Stretches of columns by which no rank feeds more than `limit` tokens; None if some would."""
+    columns = len(window.last_row) if window else 0
+    rows, first = _rows(window), 0
+    cuts: list[range] = []
+    for load in loads:
+        # Row 0 up to the stretch's end, and the other rows within the stretch.
+        end = (limit - load + 1 + (rows - 1) * first) // rows
+        cuts.append(range(first, min(max(end, first), columns)))
+        first = cuts[-1].stop
+    return cuts if first == columns else None
+
+
+def _rows(window: WindowBlock | None) -> int:
+    return (len(window.tokens) + 1) // len(window.last_row) if window else 1
+
+
+def _share(draft: Draft, walk: _Walk, load: int, columns: range, stretch: range) -> Share:
+    """A rank's share: a stretch of the walk with all ancestors, and columns of the window."""
+    tree = draft.tree
+    nodes = {walk.order[place] for place in stretch}
+    node = tree.parents[walk.order[stretch.start]] if stretch else ROOT
+    while node != ROOT:
+        nodes.add(node)
+        node = tree.parents[node]
+    own = sorted(nodes)
+    place = {ROOT: ROOT} | {node: index for index, node in enumerate(own)}
+    part = TokenTree(
+        [tree.tokens[node] for node in own],
+        [place[tree.parents[node]] for node in own],
+        [tree.depths[node] for node in own],
+        [tree.sources[node] for node in own],
+    )
+    window = draft.window.part(columns) if draft.window and columns else None
+    width = load + len(own) + (len(window.tokens) if window else 0)
+    width = fitting(width, draft.widths)
+    return Share(replace(draft, tree=part, window=window, width=width), own, columns)
+
+
+def _first(tree: TokenTree, count: int) -> TokenTree:
+    """The first `count` nodes of a tree, where parents come before their children."""
+    kept = slice(count)
+    return TokenTree(tree.tokens[kept], tree.parents[kept], tree.depths[kept], tree.sources[kept])

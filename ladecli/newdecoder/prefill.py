@@ -1,0 +1,94 @@
+"""Prefill: pending tokens are fed in chunks, up to the one that the next step takes along."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Generator
+
+from . import layout
+from .events import Prefill
+from .families import ModelFacts
+from .kv_cache import KVCache
+from .layout import StepLayout
+from .memory import Backoff, try_forward
+from .observation import State
+from .parallel.groups import Group
+from .runner import Runner
+
+
+class Prefiller:
+    """Reads text into the cache.
+
+    Args:
+        runner: feeds the model.
+        cache: where keys and values go.
+        facts: of the model.
+        chunk: tokens per forward.
+    """
+
+    def __init__(self, runner: Runner, cache: KVCache, facts: ModelFacts, chunk: int) -> None:
+        self.chunk = chunk
+        self._runner = runner
+        self._cache = cache
+        self._boundary = facts.rope_boundary
+        self._long_keys = False
+
+    def read(
+        self, state: State, backoff: Backoff, group: Group
+    ) -> Generator[Prefill, None, bool]:
+        """Feed what is pending in chunks.
+
+        That is the prompt; and the whole text where it grows beyond the boundary at which rotary
+        frequencies change, because the cached keys were turned by those of short texts.  Then
+        all ranks lack the same tokens, and synchronise before every chunk so that any of them
+        can end it.
+
+        Returns:
+            Whether memory sufficed.
+        """
+        total, most = len(state.tokens), self.chunk
+        alike = self.invalidate_on_rope_change(total) or total == state.prompt_length
+        starts = deque(range(self._cache.length, total - most, most) if alike else ())
+        # A token that no other one sees makes the model use long frequencies for short positions.
+        anchor = total - 1 if self._long_keys else None
+        began = time.perf_counter()
+        while total - self._cache.length > backoff.chunk:
+            start = self._cache.length
+            if starts and start == starts[0]:
+                group.sync()
+                starts.popleft()
+            end = min(start + backoff.chunk, starts[0] if starts else total)
+            chunk = layout.build_chunk(state.tokens[start:end], start, anchor)
+            if not self._feed(chunk, group):
+                if not backoff.shrink(end - start):
+                    for _ in starts:
+                        group.sync()
+                    return False
+                continue
+            yield Prefill(self._cache.length, total, time.perf_counter() - began)
+            began = time.perf_counter()
+        return True
+
+    def invalidate_on_rope_change(self, total: int) -> bool:
+        """Forget keys whose rotary frequencies belong to texts of another length.
+
+        Args:
+            total: tokens of the text.
+
+        Returns:
+            Whether they were forgotten.
+        """
+        is_long = self._boundary is not None and total > self._boundary
+        changed = is_long != self._long_keys
+        if changed:
+            self._cache.truncate(0)
+            self._long_keys = is_long
+        return changed
+
+    def _feed(self, chunk: StepLayout, group: Group) -> bool:
+        """Put a chunk into the cache; whether memory sufficed."""
+        if try_forward(group.forwards_alone, self._runner.run, chunk) is None:
+            return False
+        self._cache.keep(range(chunk.pending))
+        return True

@@ -1,0 +1,178 @@
+"""What a step costs by its width, relative to a plain step.
+
+A plain step feeds one token.  On a GPU a wider step is nearly free until its arithmetic catches
+up with reading the weights; on a CPU every token counts, the first one after the plain step's
+most.  Attention makes each token dearer the longer the text is.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from typing import Any
+
+from .errors import ConfigError
+
+GRAIN = 128
+"""Text lengths are rounded to multiples of this, so that steps share cost curves."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Measured costs of steps, relative to a plain step after the same text.
+
+    Costs are interpolated between the measured points and extrapolated after the last two.
+
+    Attributes:
+        widths: tokens in a step, ascending from 1.
+        contexts: tokens of text before the step, ascending.
+        costs: for each of `contexts`, the cost at each of `widths`; 1 at width 1, never falling.
+
+    Raises:
+        ConfigError: the table is not of this form.
+    """
+
+    widths: tuple[int, ...] = (1,)
+    contexts: tuple[int, ...] = (0,)
+    costs: tuple[tuple[float, ...], ...] = ((1.0,),)
+
+    def __post_init__(self) -> None:
+        # TOML has lists; frozen fields are set by hand.
+        for name, kind in (("widths", int), ("contexts", int), ("costs", float)):
+            object.__setattr__(self, name, _tuples(name, getattr(self, name), kind))
+        if not self.widths or self.widths[0] != 1 or not _ascending(self.widths):
+            raise ConfigError(f"step_cost: widths must ascend from 1, not {self.widths}")
+        if not self.contexts or self.contexts[0] < 0 or not _ascending(self.contexts):
+            raise ConfigError(f"step_cost: contexts must ascend from 0 or more: {self.contexts}")
+        if not all(isinstance(row, tuple) for row in self.costs):
+            raise ConfigError("step_cost: costs must hold a row for each context")
+        if len(self.costs) != len(self.contexts):
+            raise ConfigError(
+                f"step_cost: {len(self.costs)} rows of costs for {len(self.contexts)} contexts"
+            )
+        for row in self.costs:
+            if len(row) != len(self.widths):
+                raise ConfigError(f"step_cost: {len(row)} costs for {len(self.widths)} widths")
+            if row[0] != 1.0 or any(not a <= b < float("inf") for a, b in pairwise(row)):
+                raise ConfigError(f"step_cost: costs must not fall, from 1 at width 1: {row}")
+
+    def at(self, width: int, context: int) -> float:
+        """The cost of a step of `width` tokens after `context` tokens of text."""
+        columns = [_interpolate(self.widths, row, width) for row in self.costs]
+        # An extrapolated line may fall below a plain step.
+        return max(_interpolate(self.contexts, columns, context), 1.0)
+
+    def curve(
+        self,
+        context: int,
+        base: int,
+        nodes: int,
+        buckets: tuple[int, ...],
+        ranks: int = 1,
+        least: int = 1,
+    ) -> CostCurve:
+        """The cost of a step by the number of its tree nodes.
+
+        Args:
+            context: tokens of text before the step.
+            base: tokens of the step beside the tree.
+            nodes: the most nodes.
+            buckets: the widths that a step may have, ascending; () for any.
+            ranks: over how many the tokens are divided evenly; the widest part sets the pace.
+            least: tokens of the widest part without any of the tree.
+        """
+        grain = (context + GRAIN // 2) // GRAIN
+        return _curve(self, grain, base, nodes, buckets, ranks, least)
+
+
+@dataclass(frozen=True, slots=True)
+class CostCurve:
+    """Costs of a step by the number of tree nodes n, from 0 on.
+
+    Attributes:
+        cost: of a step with n nodes.
+        slope: the least that further nodes cost on average, however many are added to n.  A node
+            that is expected to yield fewer tokens than that is not worth adding.
+    """
+
+    cost: tuple[float, ...]
+    slope: tuple[float, ...]
+
+    @property
+    def max_nodes(self) -> int:
+        """The most nodes."""
+        return len(self.cost) - 1
+
+
+def fitting(width: int, buckets: tuple[int, ...]) -> int:
+    """The narrowest of `buckets` that holds `width` tokens; `width` itself if none does."""
+    index = bisect_left(buckets, width)
+    return buckets[index] if index < len(buckets) else width
+
+
+@lru_cache(maxsize=4096)
+def _curve(
+    table: StepCost,
+    grain: int,
+    base: int,
+    nodes: int,
+    buckets: tuple[int, ...],
+    ranks: int,
+    least: int,
+) -> CostCurve:
+    fed = [max(-(-(base + n) // ranks), least) for n in range(max(nodes, 0) + 1)]
+    costs = {width: table.at(fitting(width, buckets), grain * GRAIN) for width in {*fed}}
+    # Lines extrapolated over contexts may cross; costs do not fall all the same.
+    cost = list(accumulate((costs[width] for width in fed), max))
+    return CostCurve(tuple(cost), tuple(_slopes(cost)))
+
+
+def _slopes(cost: list[float]) -> list[float]:
+    """For every point the least slope to one on its right; 0 for the last.
+
+    It leads to the next vertex of the lower convex hull of the points from here on, which grows
+    from right to left (Andrew's monotone chain).
+    """
+    slopes = [0.0] * len(cost)
+    hull = [len(cost) - 1]
+    for n in range(len(cost) - 2, -1, -1):
+        while len(hull) > 1 and _slope(cost, n, hull[-1]) >= _slope(cost, n, hull[-2]):
+            hull.pop()
+        slopes[n] = _slope(cost, n, hull[-1])
+        hull.append(n)
+    return slopes
+
+
+def _slope(cost: list[float], left: int, right: int) -> float:
+    return (cost[right] - cost[left]) / (right - left)
+
+
+def _interpolate(xs: Sequence[int], ys: Sequence[float], x: int) -> float:
+    """Piecewise linear through the points, extrapolated after the last two, level before them."""
+    if x <= xs[0] or len(xs) == 1:
+        return ys[0]
+    right = min(bisect_left(xs, x), len(xs) - 1)
+    left = right - 1
+    return ys[left] + (ys[right] - ys[left]) * (x - xs[left]) / (xs[right] - xs[left])
+
+
+def _ascending(values: tuple[int, ...]) -> bool:
+    return all(a < b for a, b in pairwise(values))
+
+
+def _tuples(name: str, value: Any, kind: type[float]) -> Any:
+    """A list of numbers, or of lists of numbers, as tuples."""
+    if not isinstance(value, (list, tuple)):
+        raise ConfigError(f"step_cost: {name} must be a list, not {value!r}")
+    items = []
+    for item in value:
+        if kind is float and isinstance(item, (list, tuple)):
+            items.append(_tuples(name, item, kind))
+        elif isinstance(item, (int, kind)) and not isinstance(item, bool):
+            items.append(kind(item))
+        else:
+            raise ConfigError(f"step_cost: {name} must hold numbers, not {item!r}")
+    return tuple(items)

@@ -1,0 +1,91 @@
+"""Which rank this process is: alone, what `--parallel K` makes it, or what torchrun says."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import UsageError
+from ..places import CONFIG_FILE, PREFIX
+from ..settings import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A process among those that decode together.
+
+    Attributes:
+        rank, size: its number, from 0, and how many there are.
+        local_rank, local_size: the same on this machine.
+        launched: whether the user's own torchrun started it.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    launched: bool = False
+
+
+def launched(environment: Mapping[str, str] = os.environ) -> Place | None:
+    """The place that the user's own torchrun gave this process, if it did."""
+    if "TORCHELASTIC_RUN_ID" not in environment or "RANK" not in environment:
+        return None
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    rank, size, local_rank, local_size = (int(environment[name]) for name in names)
+    return Place(rank, size, local_rank, local_size, launched=True)
+
+
+def is_follower(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether the user's own torchrun started this process, and not as the leader."""
+    place = launched(environment)
+    return place is not None and place.rank > 0
+
+
+def place_of(request: Request, environment: Mapping[str, str] = os.environ) -> Place:
+    """The place of this process.
+
+    Raises:
+        UsageError: the request does not fit to what torchrun started, or to several ranks.
+    """
+    place, wanted = launched(environment), request.parallel
+    if place is not None and wanted not in (None, place.size):
+        raise UsageError(
+            f"--parallel {wanted} under a torchrun that started {place.size} ranks; leave"
+            " --parallel out"
+        )
+    if place is None:
+        place = Place(0, wanted or 1, 0, wanted or 1)
+    if place.size > 1 and request.device.startswith("cuda:"):
+        raise UsageError(
+            f"--device {request.device} is one GPU, and each of {place.size} ranks needs its own;"
+            " use --device cuda, and CUDA_VISIBLE_DEVICES to choose among GPUs"
+        )
+    if place.size > 1 and request.device_map is not None:
+        split = request.parallel_mode == "tensor"
+        fix = "leave it out" if split else "use --parallel-mode tensor instead"
+        raise UsageError(
+            f"--device-map {request.device_map} spreads one model over all devices, which"
+            f" {place.size} ranks cannot share; {fix}"
+        )
+    if place.size == 1 and wanted is None and request.parallel_mode == "tensor":
+        # A config file or a variable says how, whenever there are ranks; a flag asks for some.
+        origin = request.origins.get("parallel_mode", "")
+        if origin != CONFIG_FILE and not origin.startswith(PREFIX):
+            raise UsageError("--parallel-mode tensor does nothing without --parallel K")
+    return place
+
+
+def report_failure(message: str) -> None:
+    """Leave one line for torchrun's summary, where torchrun started this process."""
+    name = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not name or Path(name).exists():  # the first counts
+        return
+    extra = {"py_callstack": message, "timestamp": str(int(time.time()))}
+    with contextlib.suppress(OSError):
+        Path(name).write_text(json.dumps({"message": {"message": message, "extraInfo": extra}}))

@@ -1,0 +1,112 @@
+"""A program of several ranks that gather numbers in place of a model's steps.
+
+`python -m tests.newparallel.ranks K STEPS...` is the leader of K ranks, or of torchrun's where K
+is 0; a follower runs it without arguments.  The variable PLAY says what goes wrong on rank 1.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from ladecli.decoder.errors import DecoderError
+from ladecli.errors import LadeError
+from ladecli.newdecoder.errors import DecoderError as NewDecoderError
+from ladecli.newparallel.follow import Crew, as_child, run
+from ladecli.newparallel.place import is_follower
+from ladecli.newparallel.start import started
+from ladecli.settings import Request
+from ladecli.terminal import ctrl_c
+
+PLAY = os.environ.get("PLAY")
+STEP = 2
+"""In which something goes wrong."""
+
+
+@dataclass(frozen=True)
+class Count:
+    """Settings of an answer that counts."""
+
+    steps: int
+    strategy: str = "lookahead"
+
+
+class Counting:
+    """A session whose answers are what the ranks gathered."""
+
+    def __init__(self, ranks: Any) -> None:
+        self.ranks = ranks
+        self.drafts: Any = SimpleNamespace(seen=0, known=bytes(9 << 20))
+
+    def stream(self, prompt: Sequence[int], settings: Count) -> Iterator[list[list[int]]]:
+        for step in range(settings.steps):
+            if (self.ranks.rank, step) == (1, STEP):
+                if PLAY == "die":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if PLAY == "fail":
+                    raise ValueError("the weights are gone")
+                if PLAY == "slow":
+                    time.sleep(1.5)
+            self.drafts.seen += 1
+            yield self.ranks.gather([self.ranks.rank, prompt[0], step, self.drafts.seen])
+
+
+def open_session(_: Request) -> Callable[[Any], Any]:
+    return Counting
+
+
+def show(**said: Any) -> None:
+    print(json.dumps(said), flush=True)
+
+
+def lead(request: Request, answers: Sequence[Count]) -> None:
+    with started(request, module="tests.newparallel.ranks") as leader, ctrl_c() as cancelled:
+        load = open_session(leader.request)
+        joined = leader.join()
+        assert joined is not None
+        ranks = joined.processes
+        session = load(ranks)
+        show(pid=os.getpid())
+        group: Any = SimpleNamespace(begun=0)
+        crew = Crew(ranks, group)
+        for number, settings in enumerate(answers):
+            with crew.answering([number], settings, session.drafts):
+                group.begun += 1
+                for rows in session.stream([number], settings):
+                    show(rows=rows)
+                    if cancelled():
+                        show(cancelled=True)
+                        return
+                    time.sleep(float(os.environ.get("PAUSE", "0")))
+
+
+def main(arguments: Sequence[str]) -> int:
+    if not arguments:
+        if PLAY == "import":
+            raise ImportError("no such library")
+        return as_child(open_session)
+    size, *steps = map(int, arguments)
+    seed = 7 if is_follower() and PLAY == "seed" else 3
+    request = Request(parallel=size or None, device="cpu", seed=seed)
+    try:
+        if is_follower():
+            return run(request, open_session)
+        lead(request, [Count(n) for n in steps])
+    except (LadeError, DecoderError, NewDecoderError) as error:
+        if not is_follower():
+            print(f"lade: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(code)
