@@ -21,7 +21,7 @@ from .ownership import CacheOwner
 from .parallel.groups import ALONE, GenerationStopped, Group, OutOfMemory, StepResult
 from .parallel.partition import Partition
 from .prefill import Prefiller
-from .runner import Pending, Runner
+from .runner import Pending, Runner, check_device
 from .sampling import LogitsProcessor, Sampler
 from .strategies import Strategy
 from .verify import Verdict, walk
@@ -130,12 +130,13 @@ class Decoder:
             PromptError: the prompt is empty, holds an unknown id, or fills the context.
             ConfigError: steps are captured, and ranks of the group compute each one together.
             RankError: a rank of the group is gone, has failed, or does something else.
+            DeviceLostError: the GPU met a fault; nothing can be computed in this process any more.
             NaNLogitsError: the model's weights are damaged, or too large for their type.
             DecoderError: this generation is resumed after another one has started: there is
                 one cache, and it belongs to the newest.
         """
         self.check_prompt(prompt)
-        if self.runner.overlaps and not group.forwards_alone:
+        if self.runner.captures and not group.forwards_alone:
             raise ConfigError("tensor parallelism needs a decoder without CUDA graphs")
         task = Task(
             strategy,
@@ -186,6 +187,7 @@ class Decoder:
             pass
         except BaseException as error:
             task.group.leave(error)
+            check_device(self.runner.device, error)
             raise
         finally:
             # Ctrl-C can land between any two lines.
@@ -208,7 +210,7 @@ class Decoder:
         reason: FinishReason | None = None
         try:
             while reason is None:
-                if held is not None and not self.runner.overlaps:
+                if held is not None and not self.runner.captures:
                     held = yield held
                 fits = yield from self._prefiller.read(state, backoff, group)
                 began = clock()
@@ -224,8 +226,8 @@ class Decoder:
                 if held is not None:
                     held = yield held
                 if fits and pending is not None:
-                    verify = self._verify, pending, step, share, task
-                    found = try_forward(group.forwards_alone, *verify)
+                    alone = group.forwards_alone
+                    found = try_forward(alone, self._verify, pending, step, share, task)
                 computed = clock()
                 if found is None:
                     found = OutOfMemory(step.pending, len(step.tokens) - step.pending + 1)

@@ -84,29 +84,43 @@ FAMILIES = {
     "glm4": Family(_GLM4, interleaved=True),
     "seed_oss": Family(),
     "cwm": Family(sliding="layer"),
+    "internlm3": Family(),
+    "helium": Family(interleaved=True),
+    "ernie4_5": Family(interleaved=True),
+    "iquestcoder": Family(),
 }
+
+TESTED_STOCK = frozenset("mixtral phi gpt_neox gpt2 opt starcoder2 cohere".split())
+"""Families on transformers' forward that the tests decode; others are tried at load alone."""
 
 _RECURRENT = "it keeps a recurrent state, which cannot hold several continuations of a text"
 _NO_KEYWORDS = "it does not pass keywords on to its attention, so a step cannot set the mask"
 _NO_INTERFACE = "it does not use transformers' attention interface"
 _SINKS = "it has attention sinks, which are not implemented"
 _CHUNKS = "it attends in chunks, which is not implemented"
+_SPARSE = "it drops keys by their content, which is not implemented"
 _REFUSED = {
     "llama4": _CHUNKS,
     "llama4_text": _CHUNKS,
     "stablelm": _NO_KEYWORDS,
     "nemotron": _NO_KEYWORDS,
     "gpt_oss": _SINKS,
-    "bloom": _NO_INTERFACE,
-    "mpt": _NO_INTERFACE,
-    "doge": "it drops keys by their content, which is not implemented",
-} | dict.fromkeys(
+    "doge": _SPARSE,
+}
+_REFUSED |= dict.fromkeys(
+    "bloom mpt falcon gptj codegen gpt_neo gpt_neox_japanese openai-gpt xglm".split(),
+    _NO_INTERFACE,
+)
+_REFUSED |= dict.fromkeys(
     "mamba mamba2 falcon_mamba jamba bamba zamba zamba2 rwkv recurrent_gemma qwen3_next"
     " granitemoehybrid falcon_h1 lfm2 xlstm".split(),
     _RECURRENT,
 )
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention"}
-"""Kinds of layers in a configuration's `layer_types`; any other one keeps a state."""
+_RECURRENT_LAYERS = {"linear_attention", "mamba", "conv", "recurrent"}
+"""Kinds of layers in a configuration's `layer_types`; no others are known here."""
+_SELECTIONS = ("index_topk", "index_topk_blocks", "indexer_budget")
+"""Settings of how many keys an index chooses; texts shorter than that do not show it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +144,11 @@ class ModelFacts:
     sliding_window: int | None
 
     @property
+    def tested(self) -> bool:
+        """Whether the tests decode models of the family; others are tried at load alone."""
+        return self.family in FAMILIES or self.family in TESTED_STOCK
+
+    @property
     def context(self) -> int:
         """The most tokens of a text."""
         return self.max_positions or DEFAULT_CONTEXT
@@ -146,8 +165,12 @@ def refusal(config: Any) -> str | None:
     kinds = set(getattr(text, "layer_types", None) or ())
     if "chunked_attention" in kinds:
         return _CHUNKS
-    if kinds - _ATTENTION_LAYERS:
+    if any(getattr(text, name, None) for name in _SELECTIONS):
+        return _SPARSE
+    if kinds & _RECURRENT_LAYERS:
         return _RECURRENT
+    if others := kinds - _ATTENTION_LAYERS:
+        return f"its layers of the kind {min(others)!r} are not implemented"
     return None
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +27,21 @@ class LayerShape:
     value_size: int
     dtype: torch.dtype
     device: torch.device
+
+
+class Target(NamedTuple):
+    """Where a kernel writes one layer's step itself.
+
+    Attributes:
+        keys, values: all slots of the layer, [heads, slots, size].
+        start: the first slot to write, on the host or as int32 [1] on the device.
+        end: slots that are attended to then, from the first one on.
+    """
+
+    keys: Tensor
+    values: Tensor
+    start: int | Tensor
+    end: int
 
 
 class KVCache:
@@ -89,14 +105,20 @@ class KVCache:
         all_values[:, start:end] = values
         return all_keys[:, :end], all_values[:, :end]
 
-    @torch.inference_mode()
+    def target(self, index: int, count: int) -> Target:
+        """Where a step of `count` tokens goes, for a kernel that writes it there itself."""
+        return Target(*self._layers[index], self.length, self.length + count)
+
     def reserve(self, slots: int) -> None:
         """Make room for `slots` slots in all, keeping what is committed.
 
         Where memory runs out, nothing has changed.
         """
-        if slots <= self._slots:
-            return
+        if slots > self._slots:
+            self._reserve(slots)
+
+    @torch.inference_mode()
+    def _reserve(self, slots: int) -> None:
         least = _whole(slots)
         limit = _whole(self._max_slots) if self._max_slots is not None else None
         # At least double, so that growing costs no more than one copy in all.
@@ -130,7 +152,6 @@ class KVCache:
             made.append(new)
         return made
 
-    @torch.inference_mode()
     def keep(self, kept: Sequence[int]) -> None:
         """Commit the tokens of the last step at the indices `kept`.
 
@@ -142,11 +163,16 @@ class KVCache:
             in_place += 1
         moved = [start + index for index in kept[in_place:]]
         if moved:
-            first = start + in_place
-            for tensor in self._tensors:
-                slots = torch.tensor(moved, device=tensor.device)
-                tensor[..., first : first + len(moved), :] = tensor.index_select(3, slots)
+            self._move(moved, start + in_place)
         self.length = start + len(kept)
+
+    @torch.inference_mode()
+    def _move(self, slots: Sequence[int], first: int) -> None:
+        """Bring slots to those from `first` on: one gather over all layers of a kind."""
+        last = first + len(slots)
+        for tensor in self._tensors:
+            sources = torch.tensor(slots, device=tensor.device)
+            tensor[..., first:last, :] = tensor.index_select(3, sources)
 
     def truncate(self, length: int) -> None:
         """Forget all but the first `length` tokens."""

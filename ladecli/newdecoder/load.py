@@ -1,29 +1,27 @@
-"""From a loaded model to a decoder: which forward runs it, and whether a trial step agrees."""
+"""From a loaded model to a decoder: which forward runs it, and with what."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from . import layout
-from .config import GROWTH, PREFILL_CHUNK
+from .attention import triton_available
+from .config import CAPTURED_WIDTHS, GROWTH, PREFILL_CHUNK
+from .cuda_graphs import CudaGraphs
 from .engine import Decoder
-from .errors import NaNLogitsError, UnsupportedModelError
 from .families import ModelFacts, examine
-from .kv_cache import KVCache, LayerShape
-from .memory import is_out_of_memory
-from .runner import Forward, Runner
-from .stock_model import ShapeRecorder, StockModel, input_device
+from .graph_capture import Capture
+from .kv_cache import KVCache
+from .runner import Forward, Runner, reason_of, uses_triton
+from .stock_model import StockModel, input_device
 from .transformer import Transformer, can_run
-from .tree import TokenTree
+from .trial import Trial, refused
 
-TOLERANCE = {torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 1e-1}
-"""Largest difference of logits that counts as rounding, relative to their spread."""
-_LENGTH = 12
-"""Tokens of the trial text."""
+CACHE_SHARE = 0.5
+"""Of a GPU's free memory, what the cache may take at once."""
 
 
 def load_decoder(
@@ -37,6 +35,7 @@ def load_decoder(
     kernels: bool = True,
     join: bool = True,
     pack: bool = True,
+    capture: Capture | None = None,
 ) -> Decoder:
     """A decoder for a causal language model of transformers, in evaluation mode.
 
@@ -50,108 +49,164 @@ def load_decoder(
         kernels: whether Triton kernels may be used.
         join: whether weights may be joined; not for a model that belongs to somebody else.
         pack: whether float32 weights on a CPU may be stored twice, for speed.
+        capture: captures work in place of CUDA graphs, on any device.
 
     Raises:
         UnsupportedModelError: the model cannot verify drafts in one pass.
         NaNLogitsError: its weights are damaged.
+        DeviceLostError: the GPU met a fault.
     """
     facts = examine(model.config)
-    forward, notices = make_forward(model, facts, attention, join=join, pack=pack)
     limit = min(max_context or facts.context, facts.context)
-    # A step's own tokens stand after the text.
-    cache = KVCache(forward.layer_shapes, limit + GROWTH)
-    runner = Runner(forward, cache)
+    device = input_device(model)
+    on_gpu = device.type == "cuda"
+    kernels = kernels and on_gpu and triton_available(device)
+    if attention == "auto" and not kernels:
+        attention = "sdpa"
+    # What the compiler makes of the small operations is as good.
+    kernels = kernels and not compile
+    compiling = None
+    if kernels and can_run(model):
+        compiling = compile_kernels(model, device, (*CAPTURED_WIDTHS, prefill_chunk), limit)
+    trial = Trial.of(model, facts)
+    ways: dict[str, Any] = {"kernels": kernels, "trial": trial, "compiling": compiling}
+    forward, notices = make_forward(model, facts, attention, join=join, pack=pack, **ways)
+    runner: Runner | None = None
+    on_one_device = {parameter.device for parameter in model.parameters()} == {device}
+    if cuda_graphs and on_one_device and (on_gpu or capture is not None):
+        runner, more = _captured(forward, trial, limit, compile=compile, capture=capture)
+        notices += more
+    runner = runner or Runner(forward, new_cache(forward, limit))
     runner.notices += notices
     return Decoder(runner, facts, max_context=limit, prefill_chunk=prefill_chunk)
 
 
-@torch.inference_mode()
-def make_forward(
-    model: Any, facts: ModelFacts, attention: str, *, join: bool = True, pack: bool = True
-) -> tuple[Forward, list[str]]:
-    """Our own forward where it says what the model says, else the model's, and notices.
+def new_cache(forward: Forward, max_context: int) -> KVCache:
+    """An empty cache for texts of at most `max_context` tokens.
 
-    Two rival continuations are decoded in one step after a prefix, the second one is kept, and
-    another step follows it.  Masks, positions and slots all have to work for that.
+    On a GPU with plenty of memory it is allocated at once: wherever it grows, steps are captured
+    anew.
+    """
+    # A step's own tokens stand after the text.
+    slots, first = max_context + GROWTH, 0
+    shapes = forward.layer_shapes
+    if forward.device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(forward.device)
+        sizes = [each.heads * max(each.key_size, each.value_size) for each in shapes]
+        per_slot = 2 * sum(sizes) * shapes[0].dtype.itemsize
+        first = min(slots, int(CACHE_SHARE * free) // per_slot)
+    return KVCache(shapes, slots, first)
+
+
+def compile_kernels(
+    model: Any, device: torch.device, widths: Sequence[int], max_context: int
+) -> Future[None]:
+    """Start to compile the Triton kernels of a model; this takes no time where they are known.
+
+    It looks at the model's shape only, and can be called before its weights are loaded.
+    """
+
+    def prepare() -> None:
+        # It imports triton.
+        from . import triton_ops
+
+        triton_ops.prepare(model, device, widths, max_context + GROWTH)
+
+    pool = ThreadPoolExecutor(1)
+    future = pool.submit(prepare)
+    pool.shutdown(wait=False)
+    return future
+
+
+def make_forward(
+    model: Any,
+    facts: ModelFacts,
+    attention: str,
+    *,
+    join: bool = True,
+    pack: bool = True,
+    kernels: bool = False,
+    trial: Trial | None = None,
+    compiling: Future[None] | None = None,
+) -> tuple[Forward, list[str]]:
+    """Our own forward where trial steps of it are right, else the model's, and notices.
+
+    Args:
+        model, facts, attention, join, pack: see `load_decoder`.
+        kernels: whether Triton kernels are used.
+        trial: where there is one already.
+        compiling: the kernels, where that was started already.
 
     Raises:
         UnsupportedModelError: steps through the model's own forward fail or differ, too.
         NaNLogitsError: the model's logits are NaN.
     """
-    # Ids spread over the vocabulary, so that no two of them are alike by chance.
-    text = [(7 + 37 * i) % facts.vocabulary for i in range(_LENGTH)]
-    expected, shapes = own_logits(model, text)
-    if not bool(expected.isfinite().all()):
-        raise NaNLogitsError
-    notices = []
+    trial = trial or Trial.of(model, facts)
+    notices: list[str] = []
     if can_run(model):
         ours = Transformer(model, attention, join=join, pack=pack)
-        off = difference(ours, text, expected, facts)
-        if off <= tolerance(model.dtype):
+        ours.use(attention, kernels=kernels)
+        if ours.device.type == "cuda":
+            torch.cuda.empty_cache()  # what the parts of joined weights were
+        why = _failure(ours, trial, notices, compiling)
+        if why is None:
             return ours, notices
-        notices.append(
-            f"steps run through transformers' forward, and slower: our own forward of"
-            f" {facts.family!r} was off by {off:.1g} of the logits' spread"
-        )
-    stock = StockModel(model, shapes, attention)
-    try:
-        off = difference(stock, text, expected, facts)
-    except UnsupportedModelError:
-        raise
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise  # that says nothing about the family
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise _refused(facts, f"failed: {reason}") from error
-    if facts.sliding_window is not None and facts.sliding_window not in stock.sliding_windows:
+        notices = [
+            "steps run through transformers' forward, and slower: our own forward of"
+            f" {facts.family!r} {why}"
+        ]
+    stock = StockModel(model, trial.shapes, attention)
+    why = _failure(stock, trial, notices)
+    window = facts.sliding_window
+    slides = window is not None and window < facts.context
+    if why is None and slides and window not in stock.sliding_windows:
         # The trial is shorter than the window, so it could not see what is hidden beyond it.
-        raise _refused(facts, f"never asked for its sliding window of {facts.sliding_window}")
-    if not off <= tolerance(model.dtype):
-        raise _refused(facts, f"was off by {off:.1g} of the logits' spread")
+        why = f"never asked for its sliding window of {window}"
+    if why is not None:
+        raise refused(facts, why)
     return stock, notices
 
 
-def own_logits(model: Any, text: Sequence[int]) -> tuple[Tensor, list[LayerShape]]:
-    """Logits after each token by the model's own forward, and what its layers cache.
+def _failure(
+    forward: Forward, trial: Trial, notices: list[str], compiling: Future[None] | None = None
+) -> str | None:
+    """How trial steps of a forward fail, also without Triton; None if they do not."""
+    error = None if compiling is None else compiling.exception()
+    if error is None:
+        why = trial.failure(Runner(forward, trial.new_cache()))
+    else:
+        why = f"failed: {reason_of(error)}"
+    if why is None or not uses_triton(forward):
+        return why
+    forward.use("sdpa")
+    without = trial.failure(Runner(forward, trial.new_cache()))
+    if without is None:
+        notices.append(f"steps run without Triton kernels, and slower: a trial step {why}")
+    return without
 
-    Returns:
-        Float32 [tokens, vocabulary].
+
+def _captured(
+    forward: Forward, trial: Trial, max_context: int, *, compile: bool, capture: Capture | None
+) -> tuple[Runner | None, list[str]]:
+    """A runner of captured steps, if trial steps of one are right, and notices.
+
+    Where they fail with Triton kernels, they are tried without.
     """
-    recorder = ShapeRecorder()
-    ids = torch.tensor([list(text)], device=input_device(model))
-    result = model(input_ids=ids, past_key_values=recorder, use_cache=True)
-    return result.logits[0].float(), recorder.shapes
-
-
-def difference(
-    forward: Forward, text: Sequence[int], expected: Tensor, facts: ModelFacts
-) -> float:
-    """How far the logits of trial steps are from the expected ones, relative to their spread."""
-    cache = KVCache(forward.layer_shapes, 2 * _LENGTH)
-    runner = Runner(forward, cache)
-    runner.run(layout.build_chunk(text[:7], 0))
-    cache.keep(range(7))
-    tree = TokenTree()
-    tree.add([(text[8] + 1) % facts.vocabulary, text[3]], "trial", limit=9)
-    tree.add(text[8:10], "trial", limit=9)
-    # Rows: the current token, two rivals, then the path that is kept.
-    logits = [runner.run(layout.build(text[7:8], 7, layout.Draft(tree)))[[0, 3, 4]]]
-    cache.keep([0, 3, 4])
-    for position in (10, 11):
-        logits.append(runner.run(layout.build(text[position : position + 1], position, layout.Draft())))
-        cache.keep([0])
-    found = torch.cat(logits).float()
-    wanted = expected[7:].to(found.device)
-    return float((found - wanted).abs().max() / wanted.std())
-
-
-def tolerance(dtype: torch.dtype) -> float:
-    """Largest difference that counts as rounding."""
-    return TOLERANCE.get(dtype, TOLERANCE[torch.bfloat16])
-
-
-def _refused(facts: ModelFacts, how: str) -> UnsupportedModelError:
-    return UnsupportedModelError(
-        f"models of the family {facts.family!r} are not supported: a trial step against the"
-        f" model's own forward {how}"
-    )
+    attention, kernels = forward.attention, forward.kernels
+    options: dict[str, Any] = {"facts": trial.facts, "max_context": max_context, "capture": capture}
+    reasons: list[str] = []
+    while True:
+        tried = CudaGraphs(forward, trial.new_cache(), compile=compile, **options)
+        why = trial.failure(tried)
+        if why is None and tried.captures:
+            break
+        reasons.append(tried.given_up or f"a trial step {why}")
+        if not uses_triton(forward):
+            # They were not to blame.
+            forward.use(attention, kernels=kernels)
+            return None, [f"steps run without CUDA graphs, and slower: {reasons[0]}"]
+        forward.use("sdpa")
+    notices = [f"steps run without Triton kernels, and slower: {why}" for why in reasons]
+    cache = new_cache(forward, max_context)
+    runner = CudaGraphs(forward, cache, compile=tried.compiles, **options)
+    return runner, notices + tried.notices

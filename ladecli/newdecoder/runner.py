@@ -9,8 +9,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from .errors import DeviceLostError
 from .kv_cache import KVCache, LayerShape
 from .layout import StepLayout
+from .memory import is_out_of_memory
 from .step_inputs import StepInputs, step_inputs
 from .transformer import StepCache
 
@@ -20,10 +22,16 @@ class Forward(Protocol):
 
     attention: str
     device: torch.device
+    dtype: torch.dtype
+    keeps_weights: bool
+    kernels: bool
 
     @property
     def layer_shapes(self) -> list[LayerShape]:
         """What each layer writes to the cache."""
+
+    def use(self, attention: str, *, kernels: bool = False) -> None:
+        """Take another attention backend, and Triton kernels or torch between the products."""
 
     def forward(self, step: StepInputs, cache: StepCache) -> Tensor:
         """Run one step; logits of its outputs, [outputs, vocabulary]."""
@@ -41,13 +49,15 @@ class Runner:
         cache: where its keys and values go.
 
     Attributes:
-        overlaps: whether a step runs on the device after `start` has returned, so that time
-            until its result is asked for is not lost.
+        captures: whether steps are captured as CUDA graphs, which run on the device after
+            `start` has returned, so that time until their result is asked for is not lost.
+        compiles: whether they are compiled first.
         captured: CUDA graphs captured so far.
         notices: lines for the user about what steps do without.
     """
 
-    overlaps = False
+    captures = False
+    compiles = False
 
     def __init__(self, model: Forward, cache: KVCache) -> None:
         self.model = model
@@ -77,11 +87,53 @@ class Runner:
         """Run one step; logits of its outputs, [outputs, vocabulary]."""
         self.cache.reserve(self.cache.length + len(layout.tokens))
         step = step_inputs(layout, self.cache.length, self.device)
-        with without_cudnn(self.device):
-            return self.model.forward(step, self.cache)
+        try:
+            with without_cudnn(self.device):
+                return self.model.forward(step, self.cache)
+        except Exception as error:
+            if is_out_of_memory(error) or not uses_triton(self.model):
+                raise
+            check_device(self.device, error)
+            why = reason_of(error)
+        # A kernel can fail at a size that nothing has tried before.
+        self.model.use("sdpa")
+        self.notices.append(f"steps run without Triton kernels, and slower: {why}")
+        return self.run(layout)
 
     def forget(self) -> None:
         """Let go of what is kept for further steps."""
+
+
+def uses_triton(model: Forward) -> bool:
+    """Whether Triton kernels compute anything in a forward."""
+    return model.kernels or model.attention == "triton"
+
+
+def check_device(device: torch.device, error: BaseException) -> None:
+    """Tell an error from a fault that the process cannot recover from, such as a kernel that
+    wrote where it must not.
+
+    Raises:
+        DeviceLostError: the device answers nothing any more.
+    """
+    if device.type != "cuda" or not isinstance(error, RuntimeError):
+        return
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError as fault:
+        why = reason_of(fault)
+        # A capture that is still under way is no fault.
+        if "captur" in why:
+            return
+        raise DeviceLostError(
+            f"the GPU met a fault that ends this process ({why}); start again, and if it comes"
+            " back, with --no-kernels or --no-cuda-graphs"
+        ) from error
+
+
+def reason_of(error: BaseException) -> str:
+    """An error in one line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 @contextmanager

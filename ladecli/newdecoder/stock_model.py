@@ -82,7 +82,7 @@ def attention_forward(
         lade_step.windows.add(sliding_window)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = lade_step.backend(query, key, value, lade_step.mask, scale, sliding_window, softcap)
-    return out.transpose(1, 2), None
+    return out.transpose(1, 2).contiguous(), None
 
 
 AttentionInterface.register(NAME, attention_forward)
@@ -98,20 +98,30 @@ class StockModel:
 
     Attributes:
         attention: name of the backend.
-        device: where the model takes its input.
+        device, dtype: where the model takes its input, and its type.
         sliding_windows: those that layers asked for in the last step.
+        keeps_weights: the model stays as transformers loaded it.
     """
+
+    keeps_weights = True
+    kernels = False
 
     def __init__(self, model: Any, shapes: Sequence[LayerShape], attention: str = "auto") -> None:
         self.device = input_device(model)
+        self.dtype: torch.dtype = model.dtype
         sizes_differ = any(shape.key_size != shape.value_size for shape in shapes)
         name = "sdpa" if attention == "auto" and sizes_differ else attention
-        self.attention = choose_backend(name, self.device, model.dtype)
-        self.attend: Backend = BACKENDS[self.attention]
         self.layer_shapes = list(shapes)
         self.sliding_windows: set[int] = set()
+        self._spread = len({shape.device for shape in shapes}) > 1
         self._model = model
         self._configurations = _configurations(model)
+        self.use(name)
+
+    def use(self, attention: str, *, kernels: bool = False) -> None:
+        """See `runner.Forward`; there are no small operations of ours here."""
+        self.attention = choose_backend(attention, self.device, self._model.dtype)
+        self.attend: Backend = BACKENDS[self.attention]
 
     def forward(self, step: StepInputs, cache: StepCache) -> Tensor:
         """Run one step; its keys and values are in the cache afterwards.
@@ -121,6 +131,8 @@ class StockModel:
         """
         call = AttentionCall(self.attend, step.mask)
         rows: Any = 0 if step.outputs is None else step.outputs
+        if self._spread and step.outputs is not None:
+            rows = step.outputs.cpu()  # selects on any device: the last layer may be on another
         if isinstance(rows, Tensor) and not len(rows):
             rows = 1  # transformers computes one row at least
         with _naming_ours(self._configurations):

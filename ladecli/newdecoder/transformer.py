@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from .attention import BACKENDS, Backend, choose_backend
 from .families import FAMILIES, Family, ModelFacts, examine
-from .kv_cache import LayerShape
+from .kv_cache import LayerShape, Target
 from .step_inputs import StepInputs
 from .weights import Projection, is_plain, project
 
@@ -31,6 +31,9 @@ class StepCache(Protocol):
 
     def write(self, index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write one layer's step, [heads, T, size] each; return all slots to attend to."""
+
+    def target(self, index: int, count: int) -> Target:
+        """Where a step of `count` tokens goes, for a kernel that writes it there itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +99,8 @@ class TorchOps:
         if norm is None:
             return x
         if norm.weight.dtype != x.dtype:
-            return F.rms_norm(x.float(), norm.weight.shape, norm.weight, norm.eps).to(x.dtype)
-        return F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
+            return torch.rms_norm(x.float(), norm.weight.shape, norm.weight, norm.eps).to(x.dtype)
+        return torch.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
 
     def add_rms_norm(self, residual: Tensor, update: Tensor, norm: Norm | None) -> Tensor:
         """Add `update` to `residual` in place, [T, n]; the norm of the sum."""
@@ -135,7 +138,7 @@ class TorchOps:
         if layer.query_norm is None or layer.key_norm is None:
             return qkv
         sizes = [layer.heads * layer.head_size] + 2 * [layer.kv_heads * layer.head_size]
-        query, key, value = qkv.split(sizes, dim=-1)
+        query, key, value = torch.split(qkv, sizes, dim=-1)
         query, key = (
             self.rms_norm(x.reshape(len(x), -1, norm.weight.numel()), norm).flatten(1)
             for x, norm in ((query, layer.query_norm), (key, layer.key_norm))
@@ -155,7 +158,7 @@ def rotate(heads: Tensor, rotary: Rotary) -> Tensor:
     count = rotary.cos.shape[-1]
     part = heads if count == heads.shape[-1] else heads[..., :count]
     if rotary.interleaved:
-        partners = part.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        partners = part.reshape(*part.shape[:-1], -1, 2).flip(-1).flatten(-2)
     else:
         partners = torch.roll(part, count // 2, -1)
     turned = torch.addcmul(part * rotary.cos, partners, rotary.sin)
@@ -193,6 +196,8 @@ class RotaryTables:
         self._like = like.new_empty(0)
         # By kind and whether frequencies are those of long texts: [positions, 2, 1, n].
         self._tables: dict[tuple[str, bool], Tensor] = {}
+        # Captured steps go on reading the tables of their time.
+        self._outgrown: list[Tensor] = []
 
     def at(self, positions: Tensor, last_position: int) -> dict[str, Rotary]:
         """The embeddings of a step, by kind of layer.
@@ -221,6 +226,8 @@ class RotaryTables:
             short = self._boundary is not None and not is_long
             most = self._boundary if short else max(self._longest, last_position + 1)
             count = min(count, most or count)
+            if table is not None:
+                self._outgrown.append(table)
             table = self._tables[kind, is_long] = self._make(kind, count)
         return table
 
@@ -249,7 +256,9 @@ class Transformer:
 
     Attributes:
         attention: name of the backend.
-        device: of the model.
+        device, dtype: of the model.
+        keeps_weights: whether the model's own weights lie as transformers loaded them.
+        kernels: whether Triton kernels compute the operations between products.
         ops: what computes the operations between products.
     """
 
@@ -261,9 +270,8 @@ class Transformer:
         body = model.get_decoder()
         self.device: torch.device = body.embed_tokens.weight.device
         self.dtype: torch.dtype = body.norm.weight.dtype
-        self.attention = choose_backend(attention, self.device, self.dtype)
-        self.attend: Backend = BACKENDS[self.attention]
-        self.ops: TorchOps = TorchOps()
+        on_cpu = self.device.type == "cpu" and self.dtype == torch.float32
+        self.keeps_weights = not (join and on_cpu)
         self._embed = body.embed_tokens
         self._embedding_scale = float(getattr(text, "embedding_multiplier", 1.0))
         self._residual_scale = float(getattr(text, "residual_multiplier", 1.0))
@@ -276,9 +284,23 @@ class Transformer:
         self._final_norm = _norm(body.norm, family)
         # The norm after each layer's MLP: that before the next attention, or the final one.
         self._next_norms = [layer.before_attention for layer in self.layers[1:]]
-        self._head = project([model.lm_head], join=join, pack=pack)
+        shared = model.lm_head.weight is body.embed_tokens.weight
+        self._head = project([model.lm_head], join=join, pack=pack, shared=shared)
         like = body.norm.weight
         self.rotary = _rotary_tables(body.rotary_emb, model.config, family, like)
+        self.use(attention)
+
+    def use(self, attention: str, *, kernels: bool = False) -> None:
+        """See `runner.Forward`."""
+        self.attention = choose_backend(attention, self.device, self.dtype)
+        self.attend: Backend = BACKENDS[self.attention]
+        self.kernels = kernels
+        self.ops = TorchOps()
+        if kernels:
+            # It imports triton, and this module.
+            from .triton_ops import TritonOps
+
+            self.ops = TritonOps()
 
     @property
     def layer_shapes(self) -> list[LayerShape]:
@@ -341,7 +363,7 @@ class Transformer:
 def can_run(model: Any) -> bool:
     """Whether a model is of a family and form that `Transformer` is for: one device, plain parts.
 
-    A trial at load has the last word (`trial.differs`).
+    A trial at load has the last word (`trial.Trial`).
     """
     text = model.config.get_text_config(decoder=True)
     family = FAMILIES.get(text.model_type)
@@ -351,10 +373,9 @@ def can_run(model: Any) -> bool:
     parts = ("embed_tokens", "layers", "norm", "rotary_emb")
     if not all(hasattr(body, part) for part in parts) or not is_linear(model.lm_head):
         return False
-    activation = getattr(text, "hidden_act", None) or getattr(text, "hidden_activation", None)
     devices = {parameter.device for parameter in model.parameters()}
     hooked = any(hasattr(module, "_hf_hook") for module in model.modules())
-    return len(devices) == 1 and not hooked and activation in ACTIVATIONS
+    return len(devices) == 1 and not hooked and _activation(text) in ACTIVATIONS
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -393,13 +414,16 @@ def _layer(
         out=project([attention.o_proj], join=join, pack=pack),
         gate_up=project(gate_up, join=join, pack=pack),
         down=project([mlp.down_proj], join=join, pack=pack),
-        activation=ACTIVATIONS[
-            getattr(text, "hidden_act", None) or getattr(text, "hidden_activation", None)
-        ],
+        activation=ACTIVATIONS[_activation(text)],
         query_norm=_norm(attention.q_norm, family) if hasattr(attention, "q_norm") else None,
         key_norm=_norm(attention.k_norm, family) if hasattr(attention, "k_norm") else None,
         **norms,
     )
+
+
+def _activation(text: Any) -> str:
+    """transformers' name of the MLP's activation."""
+    return str(getattr(text, "hidden_act", None) or getattr(text, "hidden_activation", None))
 
 
 def _norm(module: Any, family: Family) -> Norm:

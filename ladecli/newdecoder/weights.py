@@ -18,27 +18,32 @@ Projection = Callable[[Tensor], Tensor]
 
 PACKED_FROM = 1 << 16
 """Numbers in a matrix from which on a packed copy pays; below, the call itself costs more."""
-PACKED_ROWS = 3
-"""Rows from which on the packed copy is faster than the transposed matrix."""
+PACKED_ROWS = 4
+"""Fewer rows than these are padded: with 2 or 3 oneDNN takes half as long again."""
 PACKING_HINT = 8
 """Rows of the steps that oneDNN packs a weight for; it works for any."""
+MKLDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+"""Whether torch has oneDNN."""
 
 
-def project(parts: Sequence[nn.Module], *, join: bool, pack: bool) -> Projection:
+def project(
+    parts: Sequence[nn.Module], *, join: bool, pack: bool, shared: bool = False
+) -> Projection:
     """One projection of linear modules that read the same input.
 
     Args:
         parts: in the order of their outputs.
         join: whether plain linear modules may be joined, which leaves them views of one matrix;
             quantised and other modules are always called as they are.
-        pack: whether float32 weights on a CPU may be stored twice; see `TransposedLinear`.
+        pack: whether float32 weights on a CPU may be stored twice; see `CpuLinear`.
+        shared: whether the weight is that of the embedding, too.
     """
     if not join or not all(is_plain(part) for part in parts):
         return ModuleCalls(parts)
     linear = [part for part in parts if isinstance(part, nn.Linear)]
     weight = linear[0].weight
     on_cpu = weight.device.type == "cpu" and weight.dtype == torch.float32
-    return TransposedLinear(linear, pack=pack) if on_cpu else JoinedLinear(linear)
+    return CpuLinear(linear, pack=pack, shared=shared) if on_cpu else JoinedLinear(linear)
 
 
 def is_plain(module: nn.Module) -> bool:
@@ -74,7 +79,7 @@ class JoinedLinear:
         self._weight = parts[0].weight.detach()
         if len(parts) > 1:
             self._weight = torch.cat([part.weight.detach() for part in parts])
-            _hand_back(parts, self._weight.split([part.out_features for part in parts]))
+            _hand_back(parts, torch.split(self._weight, [part.out_features for part in parts]))
         self._bias = joined_bias(parts)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -82,34 +87,46 @@ class JoinedLinear:
         return F.linear(x, self._weight, self._bias)
 
 
-class TransposedLinear:
-    """For float32 on a CPU: the transposed matrix [in, out], of which the modules keep columns.
+class CpuLinear:
+    """For float32 on a CPU: one matrix for single rows, and a packed copy for more.
 
-    One row times a transposed matrix reads memory faster than one times the matrix itself; for
-    more rows oneDNN's own packed form is faster still, so where memory allows there is a packed
-    copy for them.  A step of 4 rows then costs what one of a single row does.
+    A single row reads memory fastest along the longer side of the matrix, so one with more
+    outputs than inputs is stored transposed.  For more rows oneDNN's packed form is fastest, and
+    a step of 4 rows costs what one of a single row does; benchmarks/linear.py has the figures.
+
+    Args:
+        parts: joined.
+        pack: whether there is room for a packed copy.
+        shared: whether the weight is that of the embedding, too: it stays as it is.
     """
 
-    def __init__(self, parts: Sequence[nn.Linear], *, pack: bool) -> None:
-        weight = torch.cat([part.weight.detach() for part in parts])
+    def __init__(self, parts: Sequence[nn.Linear], *, pack: bool, shared: bool) -> None:
+        weight = parts[0].weight.detach()
+        if len(parts) > 1:
+            weight = torch.cat([part.weight.detach() for part in parts])
+        sizes = [part.out_features for part in parts]
         self._packed: Tensor | None = None
-        if pack and weight.numel() >= PACKED_FROM and torch.backends.mkldnn.is_available():
+        if pack and weight.numel() >= PACKED_FROM and MKLDNN:
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKING_HINT)
-        self._transposed = weight.t().contiguous()
-        del weight
-        columns = self._transposed.split([part.out_features for part in parts], dim=1)
-        _hand_back(parts, [part.t() for part in columns])
+        self._always_packed = shared and self._packed is not None
+        if weight.shape[0] > weight.shape[1] and not shared:
+            columns = weight.t().contiguous()
+            _hand_back(parts, [part.t() for part in torch.split(columns, sizes, dim=1)])
+            weight = columns.t()
+        elif len(parts) > 1:
+            _hand_back(parts, torch.split(weight, sizes))
+        self._weight = weight
         self._bias = joined_bias(parts)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, in] -> [T, out]."""
-        if self._packed is not None and len(x) >= PACKED_ROWS:
-            return torch.ops.mkldnn._linear_pointwise(  # type: ignore[no-any-return]
-                x, self._packed, self._bias, "none", [], ""
-            )
-        if self._bias is None:
-            return x @ self._transposed
-        return torch.addmm(self._bias, x, self._transposed)
+        rows = x.shape[0]
+        if self._packed is None or (rows == 1 and not self._always_packed):
+            return F.linear(x, self._weight, self._bias)
+        if rows < PACKED_ROWS:
+            x = F.pad(x, (0, 0, 0, PACKED_ROWS - rows))
+        product = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
+        return product[:rows]  # type: ignore[no-any-return]
 
 
 def joined_bias(parts: Sequence[nn.Linear]) -> Tensor | None:

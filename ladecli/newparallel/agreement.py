@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from ..settings import Request
 
 if TYPE_CHECKING:
-    from ..newdecoder.parallel.transport import DistributedTransport
     from ..device import Device
+    from ..newdecoder.parallel.transport import DistributedTransport
     from ..session import Session
 
 _LEADERS = frozenset(

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ..newdecoder.errors import DecoderError, NoMemoryError, RankError
 from ..errors import LadeError, told
+from ..newdecoder.errors import DecoderError, NoMemoryError, RankError
 from ..settings import Request
 from .place import Place, place_of, report_failure
 from .start import connect, placed

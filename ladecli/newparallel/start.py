@@ -1,8 +1,8 @@
 """From a request to ranks that are connected, and their end, however that comes about.
 
-Followers of `--parallel K` are started like torchrun's: the rendezvous is in their environment.
-torch's own launchers do not fit a program whose rank 0 is already there and has the terminal: they
-replace its signal handlers, log to its stderr, and start only after torch is imported.
+Followers of `--parallel K` are started like torchrun's: their environment has the rendezvous.
+torch's own launchers do not fit a program whose rank 0 is there already and has the terminal: they
+replace its signal handlers, log to its stderr, and start only when torch is imported.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from typing import IO, TYPE_CHECKING
 
 import psutil
 
-from ..newdecoder.errors import RankError
 from ..errors import UsageError
+from ..newdecoder.errors import RankError
 from ..settings import Request
 from .agreement import greet, shared_options
 from .place import Place, place_of
 
 if TYPE_CHECKING:
-    from ..newdecoder.parallel.transport import DistributedTransport
     from ..device import Device
+    from ..newdecoder.parallel.transport import DistributedTransport
 
 FOLLOWER = str(__package__)
 """The module that a follower runs."""
 _TRIAL_RANKS = 8
-"""Ranks that may share a processor with fewer cores, to try out what a machine with GPUs does."""
+"""Ranks that may share fewer cores, to try out what a machine with GPUs does."""
 _LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 
 
@@ -114,27 +114,25 @@ def started(request: Request, *, module: str = FOLLOWER) -> Iterator[Leader]:
         return
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     with contextlib.ExitStack() as stack:
-        listener, followers = None, None
+        listener, failure = None, _unknown
         if not place.launched:
             _check_number(request, place)
             listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=128))
             address = listener.getsockname()[:2]
             os.environ.update(_variables(place, *address))
-            followers = _Followers(request, place, address, module)
-            stack.callback(followers.end)
+            followers = stack.enter_context(_Followers(request, place, address, module))
+            failure = followers.failure
         from ..newdecoder.parallel.transport import DistributedTransport
 
-        failure = followers.failure if followers else _none
         ranks = DistributedTransport(place.rank, place.size, listener, failure)
         if place.launched:
             _end_by_error(ranks)
         here, device = placed(request, place)
         yield Leader(replace(here, parallel=place.size), request, place, device, ranks)
         with contextlib.suppress(RankError):
-            ranks.broadcast(None, patience=3.0)
+            if place.launched:  # its followers must end by themselves
+                ranks.broadcast(None, patience=3.0)
             ranks.close()
-            if followers is not None:
-                followers.wait()
 
 
 def connect(
@@ -183,7 +181,7 @@ def cores() -> int:
 
 
 class _Followers:
-    """The processes of ranks 1 to K - 1.
+    """The processes of ranks 1 to K - 1, which end with the block.
 
     Each is in a session of its own, so that Ctrl-C reaches the leader alone, and ends when its
     standard input does: with the leader, even if that is killed.
@@ -192,89 +190,74 @@ class _Followers:
     def __init__(
         self, request: Request, place: Place, address: tuple[str, int], module: str
     ) -> None:
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._logs: list[IO[bytes]] = []
+        self._processes: list[tuple[subprocess.Popen[bytes], IO[bytes]]] = []
         text = json.dumps(shared_options(request)).encode() + b"\n"
         threads = {"OMP_NUM_THREADS": str(max(cores() // place.size, 1))}
         for rank in range(1, place.size):
-            here = replace(place, rank=rank, local_rank=rank)
             log = tempfile.TemporaryFile()  # noqa: SIM115  (read when the process has ended)
             process = subprocess.Popen(
                 [sys.executable, "-m", module],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env=threads | os.environ | _variables(here, *address),
+                env=threads | os.environ | _variables(replace(place, rank=rank), *address),
                 start_new_session=True,
             )
-            self._processes.append(process)
-            self._logs.append(log)
+            self._processes.append((process, log))
             assert process.stdin is not None
             process.stdin.write(text)
             process.stdin.flush()
 
+    def __enter__(self) -> _Followers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process, log in self._processes:  # they have nothing to save
+            process.kill()
+            process.communicate()
+            log.close()
+
     def failure(self) -> str | None:
         """How the first one that ended did, or None while all run."""
-        for rank, process in enumerate(self._processes, start=1):
+        for rank, (process, log) in enumerate(self._processes, start=1):
             if (code := process.poll()) is None:
                 continue
             if code < 0:
                 name = signal.Signals(-code).name
                 why = "; the system does so when memory runs out" if name == "SIGKILL" else ""
                 return f"rank {rank} was killed ({name}{why})"
-            log = self._logs[rank - 1]
             log.seek(0)
-            lines = log.read().decode(errors="replace").strip().splitlines()
-            return f"rank {rank} ended{': ' + lines[-1] if lines else ''}"
+            lines = log.read().decode(errors="replace").split("\n")
+            last = next((line for line in reversed(lines) if line.strip()), f"exit code {code}")
+            return f"rank {rank} ended: {last}"
         return None
-
-    def wait(self) -> None:
-        """Give them a moment to end by themselves."""
-        for process in self._processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(3.0)
-
-    def end(self) -> None:
-        """End those that still run: they have nothing to save."""
-        for process in self._processes:
-            process.kill()
-            process.wait()
-            assert process.stdin is not None
-            process.stdin.close()
 
 
 def _check_number(request: Request, place: Place) -> None:
     """Refuse more ranks than this machine can run at a useful speed."""
-    count = cores()
-    most = max(_TRIAL_RANKS, count)
-    if place.size <= most or placed(request, place)[1].kind == "cuda":
-        return
-    raise UsageError(
-        f"--parallel {place.size} asks for {place.size} processes, and this machine has {count}"
-        f" core{'s' if count > 1 else ''}; use at most {most}"
-    )
+    most = max(_TRIAL_RANKS, cores())
+    if place.size > most and placed(request, place)[1].kind != "cuda":
+        raise UsageError(
+            f"--parallel {place.size} asks for {place.size} processes, and this machine has"
+            f" {cores()} core{'s' if cores() > 1 else ''} and not as many GPUs; use at most {most}"
+        )
 
 
 def _variables(place: Place, host: str, port: int) -> dict[str, str]:
-    """The environment of a rank, as torchrun would set it."""
-    values = {
-        "RANK": place.rank,
-        "WORLD_SIZE": place.size,
-        "LOCAL_RANK": place.local_rank,
-        "LOCAL_WORLD_SIZE": place.local_size,
-        "MASTER_ADDR": host,
-        "MASTER_PORT": port,
-    }
-    found = {name: str(value) for name, value in values.items()}
-    # Between ranks of one machine; otherwise gloo asks for the host's name.
-    loopback = os.environ.get("GLOO_SOCKET_IFNAME") or _LOOPBACK.get(sys.platform)
-    return found | ({"GLOO_SOCKET_IFNAME": loopback} if loopback else {})
+    """The environment of a rank on this machine, as torchrun would set it."""
+    rank, size = str(place.rank), str(place.size)
+    found = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
+    found |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
+    # Otherwise gloo asks for the machine's name, which may lead elsewhere.
+    if loopback := os.environ.get("GLOO_SOCKET_IFNAME") or _LOOPBACK.get(sys.platform):
+        found["GLOO_SOCKET_IFNAME"] = loopback
+    return found
 
 
 def _end_by_error(ranks: DistributedTransport) -> None:
     """Let SIGTERM, by which torchrun ends the ranks when one has failed, raise `RankError`.
 
-    So the leader keeps the text and says why it ends; nothing changes back, for it does end.
+    So the leader keeps the text and says why it ends.  Nothing is changed back, for it does end.
     """
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
@@ -285,5 +268,6 @@ def _end_by_error(ranks: DistributedTransport) -> None:
         signal.signal(signal.SIGTERM, on_signal)
 
 
-def _none() -> None:
-    """Where torchrun watches over the ranks."""
+def _unknown() -> str | None:
+    """How torchrun's ranks ended is for torchrun to say."""
+    return None

@@ -1,7 +1,7 @@
 """A program of several ranks that gather numbers in place of a model's steps.
 
 `python -m tests.newparallel.ranks K STEPS...` is the leader of K ranks, or of torchrun's where K
-is 0; a follower runs it without arguments.  The variable PLAY says what goes wrong on rank 1.
+is 0; a follower of K ranks runs it without arguments.  PLAY says what goes wrong on rank 1.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -26,82 +26,79 @@ from ladecli.settings import Request
 from ladecli.terminal import ctrl_c
 
 PLAY = os.environ.get("PLAY")
-STEP = 2
-"""In which something goes wrong."""
 
 
 @dataclass(frozen=True)
 class Count:
-    """Settings of an answer that counts."""
+    """Settings of an answer of so many steps."""
 
     steps: int
     strategy: str = "lookahead"
 
 
 class Counting:
-    """A session whose answers are what the ranks gathered."""
+    """A session whose answers are what the ranks gathered; a negative step ends one on all."""
 
     def __init__(self, ranks: Any) -> None:
         self.ranks = ranks
         self.drafts: Any = SimpleNamespace(seen=0, known=bytes(9 << 20))
 
     def stream(self, prompt: Sequence[int], settings: Count) -> Iterator[list[list[int]]]:
-        for step in range(settings.steps):
-            if (self.ranks.rank, step) == (1, STEP):
-                if PLAY == "die":
-                    os.kill(os.getpid(), signal.SIGKILL)
-                if PLAY == "fail":
-                    raise ValueError("the weights are gone")
-                if PLAY == "slow":
-                    time.sleep(1.5)
-            self.drafts.seen += 1
-            yield self.ranks.gather([self.ranks.rank, prompt[0], step, self.drafts.seen])
+        try:
+            for step in range(settings.steps):
+                if (self.ranks.rank, step) == (1, 2):
+                    if PLAY == "die":
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    if PLAY == "fail":
+                        raise ValueError("the weights are gone")
+                    if PLAY == "slow":
+                        time.sleep(1)
+                self.drafts.seen += 1
+                rows = self.ranks.gather([self.ranks.rank, prompt[0], step, self.drafts.seen])
+                if any(row[2] < 0 for row in rows):
+                    return
+                yield rows
+        except GeneratorExit:
+            self.ranks.gather([self.ranks.rank, prompt[0], -1, 0])
 
 
-def open_session(_: Request) -> Callable[[Any], Any]:
-    return Counting
-
-
-def show(**said: Any) -> None:
-    print(json.dumps(said), flush=True)
+def show(**values: Any) -> None:
+    print(json.dumps(values), flush=True)
 
 
 def lead(request: Request, answers: Sequence[Count]) -> None:
     with started(request, module="tests.newparallel.ranks") as leader, ctrl_c() as cancelled:
-        load = open_session(leader.request)
         joined = leader.join()
         assert joined is not None
-        ranks = joined.processes
-        session = load(ranks)
-        show(pid=os.getpid())
+        session = Counting(joined.processes)
         group: Any = SimpleNamespace(begun=0)
-        crew = Crew(ranks, group)
+        crew = Crew(joined.processes, group)
         for number, settings in enumerate(answers):
             with crew.answering([number], settings, session.drafts):
                 group.begun += 1
-                for rows in session.stream([number], settings):
+                for rows in (events := session.stream([number], settings)):
                     show(rows=rows)
+                    time.sleep(float(os.environ.get("PAUSE", "0")))
                     if cancelled():
+                        events.close()
                         show(cancelled=True)
                         return
-                    time.sleep(float(os.environ.get("PAUSE", "0")))
 
 
 def main(arguments: Sequence[str]) -> int:
     if not arguments:
         if PLAY == "import":
             raise ImportError("no such library")
-        return as_child(open_session)
+        return as_child(lambda _: Counting)
     size, *steps = map(int, arguments)
     seed = 7 if is_follower() and PLAY == "seed" else 3
     request = Request(parallel=size or None, device="cpu", seed=seed)
     try:
         if is_follower():
-            return run(request, open_session)
+            return run(request, lambda _: Counting)
         lead(request, [Count(n) for n in steps])
     except (LadeError, DecoderError, NewDecoderError) as error:
-        if not is_follower():
-            print(f"lade: {error}", file=sys.stderr)
+        print(f"lade: {error}", file=sys.stderr)
         return 1
     return 0
 

@@ -179,34 +179,22 @@ def _attend(
     kv_heads, slots = key.shape[1:3]
     groups, gpu = heads // kv_heads, gpu_of(query.device)
     launch = plan(count, groups, kv_heads, size, slots, query.element_size(), gpu)
-    depth, alone = max(16, power_of_two(size)), launch.splits == 1
+    depth = max(16, power_of_two(size))
     out = _empty_result(query)
-    # One split leaves the result itself, and nothing about its weight.
-    part = out[0].unsqueeze(2)
-    lse = words
-    if not alone:
-        part = query.new_empty((heads, count, launch.splits, size))
-        lse = query.new_empty((heads, count, launch.splits), dtype=torch.float32)
+    # One split leaves the result itself.
+    shape = heads, count, launch.splits
+    part = out[0].unsqueeze(2) if launch.splits == 1 else query.new_empty((*shape, size))
+    lse = query.new_empty(shape, dtype=torch.float32)
     # The interpreter cannot multiply bfloat16.
     widened = kernels.INTERPRETED and query.dtype == torch.bfloat16
     dot: Any = getattr(language, "float32" if widened else str(query.dtype).split(".")[1])
+    strides = (stride for each in (query, key, value) for stride in each.stride()[1:3])
+    tensors = query, key, value, part, lse, length, positions, words
+    grid = -(-groups * count // launch.rows), kv_heads, launch.splits
     # Triton launches on the current device, which need not be that of this layer.
     with torch.cuda.device(query.get_device()):
-        kernels.attend[-(-groups * count // launch.rows), kv_heads, launch.splits](
-            query,
-            key,
-            value,
-            part,
-            lse,
-            length,
-            positions,
-            words,
-            *(stride for each in (query, key, value) for stride in each.stride()[1:3]),
-            *part.stride()[:3],
-            count,
-            window,
-            scaling,
-            softcap or 1.0,
+        kernels.attend[grid](
+            *(*tensors, *strides, *part.stride()[:3], count, window, scaling, softcap or 1.0),
             GROUPS=groups,
             SIZE=size,
             BLOCK_M=launch.rows,
@@ -216,23 +204,18 @@ def _attend(
             DOT=dot,
             WINDOWED=window > 0,
             CAPPED=softcap > 0.0,
-            ALONE=alone,
             num_warps=launch.warps,
             num_stages=launch.stages,
             enable_fp_fusion=True,
         )
-        if not alone:
+        if launch.splits > 1:
+            warps = 4 if launch.splits <= 32 else 8
             kernels.join[heads * count,](
-                part,
-                lse,
-                out,
-                *out.stride()[1:3],
-                count,
-                launch.splits,
+                *(part, lse, out, *out.stride()[1:3], count, launch.splits),
                 SIZE=size,
                 BLOCK_D=depth,
                 BLOCK_S=power_of_two(launch.splits),
-                num_warps=4 if launch.splits <= 32 else 8,
+                num_warps=warps,
                 enable_fp_fusion=True,
             )
     return out

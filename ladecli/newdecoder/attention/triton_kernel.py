@@ -52,38 +52,13 @@ def _absorb(out, total, top, scores, values, DOT: tl.constexpr):
 
 @triton.jit(do_not_specialize=_VARYING)
 def attend(
-    query,
-    key,
-    value,
-    out,
-    lse,
-    length,
-    positions,
-    words,
-    query_head,
-    query_token,
-    key_head,
-    key_slot,
-    value_head,
-    value_slot,
-    out_head,
-    out_token,
-    out_split,
-    count,
-    window,
-    scaling,
-    softcap,
-    GROUPS: tl.constexpr,
-    SIZE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_O: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    DOT: tl.constexpr,
-    WINDOWED: tl.constexpr,
+    query, key, value, out, lse, length, positions, words,
+    query_head, query_token, key_head, key_slot, value_head, value_slot,
+    out_head, out_token, out_split, count, window, scaling, softcap,
+    GROUPS: tl.constexpr, SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_O: tl.constexpr, BLOCK_D: tl.constexpr, DOT: tl.constexpr, WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr,
-    ALONE: tl.constexpr,
-):
+):  # fmt: skip
     """Attention of a tile of rows of one key head over one split of its keys.
 
     The grid is (tiles of rows, key heads, splits).  Row r of a key head is token r % count of
@@ -95,7 +70,7 @@ def attend(
         key, value: [K, slots, SIZE]: `length` cached slots, then `count` of the step.
         out: [H, count, splits, SIZE].
         lse: float32 [H, count, splits], log2 of each split's weight: -inf, with `out` unwritten,
-            where a split saw nothing.  Not written if ALONE.
+            where a split saw nothing.
         length: int32 [1], cached slots.
         positions: int32 [count], read if WINDOWED.
         words: int32 [count, ceil(count / 32)], who sees whom within the step.
@@ -107,7 +82,6 @@ def attend(
             BLOCK_N and 32.
         BLOCK_D: SIZE as a power of two.
         DOT: type in which matrices are multiplied.
-        ALONE: there is one split.
     """
     head = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
@@ -186,35 +160,23 @@ def attend(
         )
         accumulated, total, top = _absorb(accumulated, total, top, scores, values, DOT)
 
-    result = accumulated / tl.where(total == 0, 1.0, total)[:, None]
+    # Where nothing was seen, `top` is -inf and the sum stays -inf.
+    total_or_one = tl.where(total == 0, 1.0, total)
+    weight_at = (query_at * count + token) * tl.num_programs(2) + split
+    tl.store(lse + weight_at, top + tl.log2(total_or_one), mask=real)
     target = query_at * out_head + token * out_token + split * out_split
-    wanted = real
-    if not ALONE:
-        # Where nothing was seen, `top` is -inf and the sum stays -inf.
-        weight = top + tl.log2(tl.where(total == 0, 1.0, total))
-        at = (query_at * count + token) * tl.num_programs(2) + split
-        tl.store(lse + at, weight, mask=real)
-        wanted = real & (total > 0)
     tl.store(
         out + target[:, None] + depth[None, :],
-        result.to(out.dtype.element_ty),
-        mask=wanted[:, None] & deep[None, :],
+        (accumulated / total_or_one[:, None]).to(out.dtype.element_ty),
+        mask=(real & (total > 0))[:, None] & deep[None, :],
     )
 
 
 @triton.jit(do_not_specialize=_VARYING)
 def join(
-    part,
-    lse,
-    out,
-    out_head,
-    out_token,
-    count,
-    splits,
-    SIZE: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-):
+    part, lse, out, out_head, out_token, count, splits,
+    SIZE: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
+):  # fmt: skip
     """The splits of one row, joined; the grid is (H * count).
 
     Args:

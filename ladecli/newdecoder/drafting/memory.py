@@ -97,14 +97,14 @@ class DraftMemory:
         return memory
 
     def _load(self, data: Mapping[str, Any], vocabulary: int) -> None:
-        text = _tokens(data["text"], BOUNDARY, vocabulary)[-SAVED_TEXT:]
+        text = _tokens(data["text"], BOUNDARY, vocabulary)
         self.context.load(text)
         start = 0
         for index, token in enumerate((*text, BOUNDARY)):
             if token == BOUNDARY:
                 self.model.learn([text[start:index]], 1, 1.0)
                 start = index + 1
-        for end, tokens, shares in data["rows"][-SAVED_ROWS:]:
+        for end, tokens, shares in data["rows"]:
             last = text[end - ORDER : end]
             if not ORDER <= end <= len(text) or BOUNDARY in last:
                 raise ValueError(f"no text before index {end}")
@@ -112,7 +112,7 @@ class DraftMemory:
                 raise ValueError(f"no probabilities of {MAX_SUCCESSORS} tokens: {shares}")
             row = dict(zip(_tokens(tokens, 0, vocabulary), map(float, shares), strict=True))
             self.model.recycle(last, TokenTree(), [row])
-        for ngram in data["ngrams"][-SAVED_NGRAMS:]:
+        for ngram in data["ngrams"]:
             if len(ngram) < 2:
                 raise ValueError("an n-gram of less than two tokens")
             self.pool.add(_tokens(ngram, 0, vocabulary), SAVED_NGRAMS)

@@ -106,8 +106,10 @@ class ContextSource(Source):
     def load(self, corpus: Iterable[int]) -> None:
         """Replace the corpus by earlier texts; the next text is a new one."""
         self.corpus, self._boundaries, self._text = SuffixAutomaton(), [], []
-        for token in (*corpus, BOUNDARY):
+        for token in corpus:
             self._extend(token)
+        if self.corpus.tokens[-1:] != [BOUNDARY]:
+            self._extend(BOUNDARY)
 
     def _extend(self, token: int) -> None:
         if token == BOUNDARY:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ..errors import RankError
 from ..events import Token
@@ -19,6 +19,9 @@ from ..tree import ROOT
 from ..verify import Verdict
 from .messages import Kind, Message, MessageFormat
 from .partition import Partition, partition, undivided
+
+if TYPE_CHECKING:
+    from .transport import DistributedTransport
 
 CHECK_INTERVAL = 16
 """Steps from one comparison of the ranks' draft memories to the next."""
@@ -126,32 +129,20 @@ class Group:
 ALONE = Group()
 
 
-class Transport(Protocol):
-    """Carries messages between ranks, which all call it in the same order."""
-
-    @property
-    def rank(self) -> int:
-        """This rank's number, from 0."""
-
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
-
-    def gather(self, numbers: list[int]) -> list[list[int]]:
-        """Every rank's int32 numbers, equally many of each; or RankError if a rank is gone."""
-
-
 class _ManyRanks(Group):
     """What groups of several ranks have in common.
 
     From `begin` to `end` all messages have one length, so that a rank that gives up can say so in
     place of whatever message the others wait for.
 
+    Args:
+        transport: of which groups need `rank`, `size` and `gather`.
+
     Attributes:
         begun: generations begun so far.
     """
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: DistributedTransport) -> None:
         self.begun = 0
         self.rank = transport.rank
         self.size = transport.size
@@ -254,7 +245,7 @@ class LookaheadParallel(_ManyRanks):
     tokens feeds the tokens again at the head of its next step.
     """
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: DistributedTransport) -> None:
         super().__init__(transport)
         self.shares = transport.size
         self.share = transport.rank
@@ -289,7 +280,7 @@ class TensorParallel(_ManyRanks):
 
     forwards_alone = False
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: DistributedTransport) -> None:
         super().__init__(transport)
         self._in_forward = False
         self._broken = False
@@ -305,7 +296,7 @@ class TensorParallel(_ManyRanks):
         return undivided(draft)
 
     def leave(self, why: BaseException) -> None:
-        """See `Group.leave`; ranks that wait within a forward cannot be told."""
+        """See `Group.leave`; ranks that wait within a forward hear nothing."""
         if self._in_forward and not isinstance(why, GeneratorExit):
             self._broken = True
             self._awaited = False

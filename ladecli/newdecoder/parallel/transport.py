@@ -24,7 +24,7 @@ from ..errors import RankError
 T = TypeVar("T")
 
 PATIENCE = 600.0
-"""Seconds that rank 0 waits for other ranks."""
+"""Seconds that rank 0 waits for other ranks; those wait for it as long as it lives."""
 _LOOK = 0.25
 """Seconds between looks for ranks that failed."""
 _REASON = 1.0
@@ -121,15 +121,14 @@ class DistributedTransport:
         self._call(lambda: dist.all_gather_object(objects, mine, group=self._control))
         return objects
 
-    def broadcast(self, task: Any = None, patience: float = PATIENCE) -> Any:
-        """Rank 0's object, on all ranks; the others wait for it however long that takes.
+    def broadcast(self, task: Any = None, patience: float | None = None) -> Any:
+        """Rank 0's object, which can be pickled, on all ranks.
 
         Raises:
             RankError: a rank is gone, or did not answer.
         """
         box = [task]
-        wait = patience if self.rank == 0 else float("inf")
-        self._call(lambda: dist.broadcast_object_list(box, src=0, group=self._control), wait)
+        self._call(lambda: dist.broadcast_object_list(box, src=0, group=self._control), patience)
         self._round += 1
         return box[0]
 
@@ -147,7 +146,7 @@ class DistributedTransport:
         """Note a problem with another rank, with the rank's own reason where it leaves one."""
         if self.lost is None:
             self.lost = RankError(problem)
-            deadline = time.monotonic() + _REASON
+            deadline = time.monotonic() + (_REASON if self.rank == 0 else 0.0)
             while (reason := self.failure()) is None and time.monotonic() < deadline:
                 time.sleep(0.01)
             self.lost = RankError(reason or problem)
@@ -179,10 +178,12 @@ class DistributedTransport:
             except Exception as error:
                 future.set_exception(error)
 
-    def _call(self, call: Callable[[], T], patience: float = PATIENCE) -> T:
+    def _call(self, call: Callable[[], T], patience: float | None = None) -> T:
         """What `call` returns, which waits for other ranks."""
         if self.lost is not None:
             raise self.lost
+        if patience is None:
+            patience = float("inf") if self.rank > 0 else PATIENCE
         other = f"rank {1 - self.rank}" if self.size == 2 else "another rank"
         future: Future[T] = Future()
         self._calls.put((future, call))

@@ -12,7 +12,6 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from itertools import islice
-from typing import Protocol
 
 from ..config import LookaheadConfig
 from ..drafting.budget import AdaptiveWindow, SpeculationBudget, cell_price
@@ -33,29 +32,13 @@ NO_ROOM = CostCurve((1.0,), (0.0,))
 """The costs of a step without candidates."""
 
 
-class Drafter(Protocol):
-    """Collects evidence and proposes candidate trees."""
-
-    @property
-    def max_successors(self) -> int:
-        """How many successors of each output it learns from; 0 for none."""
-
-    @property
-    def margin(self) -> float:
-        """About how probable one more candidate would have been; 0 if there was room for it."""
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        """A generation starts."""
-
-    def candidates(self, state: State, curve: CostCurve) -> TokenTree:
-        """Candidates after the current token, at most as many as `curve` has costs for."""
-
-    def learn(self, observation: Observation, ngrams: Sequence[Sequence[int]]) -> None:
-        """A step is over, in which the window closed `ngrams`."""
-
-
 class PoolDrafter:
-    """The paper's n-gram pool: candidates start with the current token, newest first."""
+    """The paper's n-gram pool: candidates start with the current token, newest first.
+
+    Attributes:
+        max_successors: of each output that it learns from.
+        margin: about how probable one more candidate would have been; 0 if there was room for it.
+    """
 
     max_successors = 0
     margin = 0.0
@@ -83,7 +66,7 @@ class PoolDrafter:
 
 
 class ModelDrafter:
-    """The online n-gram model, fed by the sources that are switched on."""
+    """The online n-gram model, fed by the sources that are switched on; as `PoolDrafter`."""
 
     def __init__(self, config: LookaheadConfig, memory: DraftMemory) -> None:
         self._memory, self._model = memory, memory.model
@@ -136,7 +119,7 @@ class Lookahead:
         self._memory = memory or DraftMemory()
         self._rng = random.Random(0)
         self._window: LookaheadWindow | None = None
-        self._drafter: Drafter
+        self._drafter: PoolDrafter | ModelDrafter
         self._adaptive: AdaptiveWindow | None
         if config.sources == ("trajectory",):
             # The paper's algorithm has its full width always, whatever a step costs.

@@ -1,0 +1,41 @@
+"""The decoder: token ids and tensors in, events out.  It knows no text, screen or file.
+
+A map, in the order in which a step passes through it:
+
+- `load`        which forward runs a model, and whether a trial step agrees (`trial`)
+- `engine`      the only loop: propose, lay out, forward, verify, commit, observe
+- `prefill`     the prompt in chunks; `limits` says where a text ends; `memory` backs off
+- `strategies`  what to try next: autoregressive, jacobi, prompt lookup, lookahead
+- `window`, `pool`   the paper's 2-D window of Jacobi iterations, and its n-grams
+- `drafting`    the online n-gram model, the sources that feed it, and the speculation budget
+- `step_cost`   what a step costs by its width: how large a tree pays
+- `tree`, `layout`, `mask_bits`   candidates; token order, positions and the attention mask
+- `parallel`    several ranks: who computes what of a step, and what they found together
+- `runner`      runs a step (`step_inputs`): one operation after the other, or captured
+  (`cuda_graphs`, `graph_capture`)
+- `transformer` our own forward, by `families` and joined `weights`; with fused `triton_ops` and
+  `triton_kernels` on a GPU.  `stock_model`: every other family, by transformers' forward
+- `attention`   backends, and the mask in the form that each of them reads
+- `kv_cache`    keys and values by slot; `ownership` says whose they are
+- `sampling`    logits to tokens, one way for all; `verify` is the walk that accepts
+- `rescoring`   logits of a text again: rounding, or a fault?
+- `observation` what strategies see before a step and after it
+- `config`, `events`, `errors`   the values that cross the door
+
+Glossary (letters are those of the paper, Fu et al., ICML 2024, arXiv 2402.02057):
+
+- *window* (W): columns of the lookahead window; *ngram* (N): length of its n-grams, so that the
+  window has N - 1 rows; *guesses* (G): n-grams kept and verified per first token.
+- *current token*: the last committed token.  Its keys and values are not in the cache yet.
+- *pending*: committed tokens without keys in the cache; the current token is the last one.
+- *draft*: what a strategy wants to try in a step: a tree of candidates, a window block.
+- *source*: where a candidate comes from: `context`, `trajectory`, `recycled`.
+- *budget*: the most tokens of a step; *width*: those that it has, padding included.
+- *accepted*: a draft token that the model itself chooses; *bonus token*: the one that it chooses
+  where the accepted path ends.
+- *step*: one forward pass that yields tokens: the accepted ones and the bonus token.
+- *output*: a token of a step whose logits are wanted.
+- *rank*: one of several processes that decode a text together; *share*: what it computes.
+
+This file imports nothing, so that the torch-free parts stay cheap to import.
+"""

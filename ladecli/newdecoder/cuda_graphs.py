@@ -1,0 +1,323 @@
+"""Steps captured as CUDA graphs: one copy in, one launch, logits left at a fixed address.
+
+A small step is hundreds of kernels, which the host takes longer to launch one by one than a fast
+GPU to run.  So a step is padded to one of a few widths, and the whole forward of that width is
+captured when it is first needed.  Addresses, shapes and what Python decided on the way are fixed
+then; tokens, positions, mask and the length of the text are read from one buffer on the device.
+Prompt chunks and very wide steps run as those of `Runner`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from struct import Struct
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import mask_bits
+from .attention import READS_LENGTH, CapturedMask, DeviceMask, register_for_compile
+from .config import CAPTURED_WIDTHS, COMPILED_WIDTHS, PREFILL_CHUNK, captured_width
+from .families import ModelFacts
+from .graph_capture import Capture, GraphCapture, Work
+from .kv_cache import KVCache, Target
+from .layout import StepLayout
+from .memory import attempt
+from .runner import Forward, Pending, Runner, check_device, reason_of, without_cudnn
+from .step_inputs import StepInputs
+from .transformer import StepCache
+
+MOST_PENDING = 32
+"""A step with more pending tokens ends a prompt: there will be no other like it."""
+LEAST_SLOTS = 512
+"""Slots that attention is handed at least; more in powers of two, each captured anew."""
+MOST_GRAPHS = 32
+"""Captured steps that are kept; each takes a few MB of the driver's memory."""
+MOST_COMPILED = 256
+"""Kinds of steps that are compiled; torch would stop after a few."""
+
+
+class Kind(NamedTuple):
+    """What is fixed in a captured step.
+
+    Attributes:
+        width: T, tokens of the step, padding included.
+        slots: S, the padded KV length.
+        last_position: which rotary tables it reads; see `RotaryTables.at`.
+    """
+
+    width: int
+    slots: int
+    last_position: int
+
+
+class StaticInputs:
+    """The inputs of captured steps of one width, in one buffer on the host and on the device.
+
+    Args:
+        width: T.
+        device: of the model.
+
+    Attributes:
+        tokens, positions: int64 [T].
+        mask: who sees whom, and how long the text is.
+    """
+
+    def __init__(self, width: int, device: torch.device) -> None:
+        self._width = width
+        self._words = mask_bits.words_for(width)
+        sizes = [2 * width, 2 * width, 1, width, width * self._words]
+        on_gpu = device.type == "cuda"
+        # Pinned: the copy needs no detour, and the host need not wait for it.
+        self._host = torch.zeros(sum(sizes), dtype=torch.int32, pin_memory=on_gpu)
+        self._device = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
+        parts = torch.split(self._device, sizes)
+        self.tokens, self.positions = (part.view(torch.int64) for part in parts[:2])
+        self.mask = DeviceMask(parts[2], parts[3], parts[4].view(width, self._words))
+        self._memory = self._host.numpy().data.cast("B")
+        self._format = Struct(f"={2 * width}q{1 + width}i{4 * width * self._words}s")
+        # A row of padding sees itself, so that no softmax is over nothing.
+        self._alone = mask_bits.packed([1 << row for row in range(width)], self._words)
+        self._copied: Any = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
+
+    def send(self, layout: StepLayout, length: int) -> None:
+        """Write a step of at most T tokens after `length` committed ones to the device."""
+        if self._copied is not None:
+            # The last step may have been given up before the device read it.
+            self._copied.synchronize()
+        count = len(layout.tokens)
+        padding = self._width - count
+        tokens = *layout.tokens, *layout.tokens[:1] * padding
+        positions = *layout.positions, *layout.positions[:1] * padding
+        rows = mask_bits.packed(layout.rows, self._words)
+        rows += self._alone[4 * count * self._words :]
+        self._format.pack_into(self._memory, 0, *tokens, *positions, length, *positions, rows)
+        self._device.copy_(self._host, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record(torch.cuda.current_stream(self._device.device))
+
+
+class CapturedCache:
+    """A cache whose length only the device knows, as one captured step sees it.
+
+    Args:
+        cache: with room for the step.
+        length: int32 [1].
+        count: T.
+        slots: S.
+    """
+
+    def __init__(self, cache: KVCache, length: Tensor, count: int, slots: int) -> None:
+        self._cache = cache
+        self._length = length
+        self._count = count
+        self._slots = slots
+        self._written: Tensor | None = None
+
+    def write(self, index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """See `KVCache.write`; returns S slots."""
+        if self._written is None:
+            self._written = self._length + torch.arange(self._count, device=self._length.device)
+        all_keys, all_values = self._cache.layer(index)
+        all_keys.index_copy_(1, self._written, keys)
+        all_values.index_copy_(1, self._written, values)
+        return all_keys[:, : self._slots], all_values[:, : self._slots]
+
+    def target(self, index: int, count: int) -> Target:
+        """See `KVCache.target`."""
+        return Target(*self._cache.layer(index), self._length, self._slots)
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedStep:
+    """A captured step.
+
+    Attributes:
+        inputs: what it reads.
+        replay: launches it.
+        logits: where it leaves them, [T, vocabulary].
+    """
+
+    inputs: StaticInputs
+    replay: Work
+    logits: Tensor
+
+
+class CudaGraphs(Runner):
+    """Runs steps as CUDA graphs; where one cannot be captured, steps run as those of `Runner`.
+
+    Args:
+        model: on one device.
+        cache: where its keys and values go.
+        facts: about the model.
+        max_context: the most tokens of prompt and text together.
+        compile: whether the forward is compiled by torch before it is captured.
+        capture: captures work; None for CUDA graphs on the model's device.
+
+    Attributes:
+        given_up: why steps are not captured any more, or None.
+    """
+
+    def __init__(
+        self,
+        model: Forward,
+        cache: KVCache,
+        facts: ModelFacts,
+        max_context: int,
+        *,
+        compile: bool = False,
+        capture: Capture | None = None,
+    ) -> None:
+        super().__init__(model, cache)
+        self.captures = True
+        self.compiles = compile
+        self.given_up: str | None = None
+        self._facts = facts
+        self._max_context = max_context
+        self._capture = capture or GraphCapture(self.device)
+        self._forward = compiled(model) if compile else model.forward
+        self._widths = COMPILED_WIDTHS if compile else CAPTURED_WIDTHS
+        self._steps: OrderedDict[Kind, CapturedStep] = OrderedDict()
+        self._no_memory: set[Kind] = set()
+        self._inputs: dict[int, StaticInputs] = {}
+        # By rows: each is read before the next step is launched, so that steps can share it.
+        self._logits: dict[int, Tensor] = {}
+        self._generation = cache.generation
+
+    def widths(self, limit: int) -> Sequence[int]:
+        """See `Runner`."""
+        if not self.captures:
+            return ()
+        return (*(width for width in self._widths if width < limit), limit)
+
+    @torch.inference_mode()
+    def start(self, layout: StepLayout) -> Pending:
+        """See `Runner`; logits are there until the next step is started.
+
+        A step that is captured already is launched; else it is captured when its result is asked
+        for, since that takes a moment.
+        """
+        kind = self._kind(layout)
+        if kind is None:
+            return super().start(layout)
+        step = self._steps.get(kind)
+        if step is None:
+            return partial(self._capture_and_run, kind, layout)
+        self._steps.move_to_end(kind)
+        return self._launch(step, layout)
+
+    def forget(self) -> None:
+        """See `Runner`."""
+        if self._steps and self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self._steps.clear()
+        self._inputs.clear()
+        self._logits.clear()
+        self._no_memory.clear()
+
+    def _kind(self, layout: StepLayout) -> Kind | None:
+        """The captured step that a layout fits in, with room for it in the cache; None for none."""
+        width = captured_width(len(layout.tokens), self._widths)
+        if not self.captures or layout.pending > MOST_PENDING or width > PREFILL_CHUNK:
+            return None
+        cache = self.cache
+        cache.reserve(cache.length + width)
+        if cache.generation != self._generation:
+            self.forget()
+            self._generation = cache.generation
+        slots = cache.slots
+        if self.model.attention not in READS_LENGTH:
+            needed = max(cache.length + width, LEAST_SLOTS)
+            slots = min(1 << (needed - 1).bit_length(), slots)
+        # Tables reach as far as any text in this cache.
+        last = min(cache.slots, self._max_context) - 1
+        boundary = self._facts.rope_boundary
+        if boundary is not None and max(layout.positions) < boundary:
+            last = min(last, boundary - 1)
+        kind = Kind(width, slots, last)
+        return None if kind in self._no_memory else kind
+
+    def _launch(self, step: CapturedStep, layout: StepLayout) -> Pending:
+        step.inputs.send(layout, self.cache.length)
+        step.replay()
+        return partial(_rows, step.logits, layout.outputs)
+
+    @torch.inference_mode()
+    def _capture_and_run(self, kind: Kind, layout: StepLayout) -> Tensor:
+        try:
+            step = attempt(self._make, kind, layout)
+        except Exception as error:
+            check_device(self.device, error)
+            self._give_up(reason_of(error))
+            return self.start(layout)()
+        if step is None:
+            self._no_memory.add(kind)
+            return self.run(layout)
+        self.captured += 1
+        self._steps[kind] = step
+        while len(self._steps) > MOST_GRAPHS:
+            self._steps.popitem(last=False)
+        return self._launch(step, layout)()
+
+    def _give_up(self, reason: str) -> None:
+        """Do without the compiler from now on, or else without graphs."""
+        if self.compiles:
+            # It may be the compiler's fault, or the lack of one.
+            self.compiles, self._forward = False, self.model.forward
+            self.notices.append(f"steps are not compiled, and slower: {reason}")
+            return
+        self.captures, self.given_up = False, reason
+        self.notices.append(f"steps run without CUDA graphs, and slower: {reason}")
+
+    def _make(self, kind: Kind, layout: StepLayout) -> CapturedStep:
+        if kind.width not in self._inputs:
+            self._inputs[kind.width] = StaticInputs(kind.width, self.device)
+        inputs = self._inputs[kind.width]
+        inputs.send(layout, self.cache.length)
+        replay = self._capture(partial(self._compute, kind, inputs))
+        return CapturedStep(inputs, replay, self._logits[self._rows_for(kind)][: kind.width])
+
+    def _rows_for(self, kind: Kind) -> int:
+        return max(kind.width, self._widths[-1])
+
+    def _compute(self, kind: Kind, inputs: StaticInputs) -> None:
+        """All that a captured step computes."""
+        # New ones in every run: what they keep belongs to it.
+        mask = CapturedMask(inputs.mask, kind.slots)
+        cache = CapturedCache(self.cache, inputs.mask.length, kind.width, kind.slots)
+        numbers = inputs.tokens, inputs.positions
+        step = StepInputs(*numbers, mask, None, kind.slots, kind.last_position)
+        with without_cudnn(self.device):
+            found = self._forward(step, cache)
+        rows = self._rows_for(kind)
+        if rows not in self._logits:
+            # Before the capture: the first run finds out how large they are.
+            self._logits[rows] = found.new_empty((rows, found.shape[-1]))
+        self._logits[rows][: kind.width].copy_(found)
+
+
+def _rows(logits: Tensor, outputs: Sequence[int]) -> Tensor:
+    """The rows of logits that a layout asks for; without a copy where they are adjacent."""
+    first, count = outputs[0], len(outputs)
+    if list(outputs) == [*range(first, first + count)]:
+        return logits[first : first + count]
+    return logits[torch.tensor(outputs, device=logits.device)]
+
+
+def compiled(model: Forward) -> Callable[[StepInputs, StepCache], Tensor]:
+    """The forward of a model, compiled for each kind of step when it is first needed."""
+    # Not before it is wanted: the import takes seconds.
+    from torch._dynamo import config
+
+    register_for_compile()
+    forward = torch.compile(model.forward, dynamic=False)
+
+    def run(step: StepInputs, cache: StepCache) -> Tensor:
+        with config.patch(recompile_limit=MOST_COMPILED):
+            return forward(step, cache)
+
+    return run
