@@ -10,10 +10,19 @@ from dataclasses import dataclass
 from . import layout
 from .config import PREFILL_CHUNK, SamplingConfig
 from .errors import ConfigError, PromptError
-from .events import Event, Finished, FinishReason, Started, Step, StepNarrowed, StepTimes
+from .events import (
+    Event,
+    Finished,
+    FinishReason,
+    Started,
+    Step,
+    StepNarrowed,
+    StepTimes,
+    Token,
+)
 from .families import ModelFacts
 from .kv_cache import KVCache
-from .layout import Draft, StepLayout
+from .layout import StepLayout
 from .limits import Limits, cut
 from .memory import Backoff, attempt, try_forward
 from .observation import Observation, State
@@ -43,6 +52,21 @@ class Task:
         """The length at which the text ends at the latest."""
         new = self.limits.max_new_tokens
         return context if new is None else min(context, prompt_length + new)
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A step that was started.
+
+    Attributes:
+        partition: its draft and the ranks' shares.
+        layout: what this rank feeds.
+        pending: gives its logits; None where memory did not suffice to start it.
+    """
+
+    partition: Partition
+    layout: StepLayout
+    pending: Pending | None
 
 
 class Decoder:
@@ -203,65 +227,37 @@ class Decoder:
 
     def _steps(self, state: State, task: Task) -> Generator[Event]:
         """The loop.  A captured step is launched before the one before it is yielded."""
-        strategy, group, tokens = task.strategy, task.group, state.tokens
-        end = task.end(state.prompt_length, self.max_context)
         backoff, clock = Backoff(self._prefiller.chunk), time.perf_counter
         held: Step | None = None
         reason: FinishReason | None = None
         try:
             while reason is None:
                 if held is not None and not self.runner.captures:
-                    held = yield held
-                fits = yield from self._prefiller.read(state, backoff, group)
+                    yield held
+                    held = None
+                fits = yield from self._prefiller.read(state, backoff, task.group)
                 began = clock()
-                self._limit_drafts(state, end, backoff.width)
-                draft = strategy.propose(state)
-                self._check_draft(draft)
-                partition = group.partition(draft, state.missing)
-                share = partition.shares[group.share].draft
-                step = layout.build(tokens[self.cache.length :], self.cache.length, share)
+                step = self._launch(state, task, backoff.width, fits)
                 drafted = clock()
-                found: StepResult | OutOfMemory | None = None
-                pending = try_forward(group.forwards_alone, self.runner.start, step)
                 if held is not None:
-                    held = yield held
-                if fits and pending is not None:
-                    alone = group.forwards_alone
-                    found = try_forward(alone, self._verify, pending, step, share, task)
+                    yield held
+                    held = None
+                found = self._verify(step, state, task)
                 computed = clock()
-                if found is None:
-                    found = OutOfMemory(step.pending, len(step.tokens) - step.pending + 1)
-                shown = group.agree(partition, found, len(tokens), strategy.fingerprint)
-                if isinstance(shown, OutOfMemory):
-                    if not backoff.shrink(shown.pending, shown.width):
+                if isinstance(found, OutOfMemory):
+                    if not backoff.shrink(found.pending, found.width):
                         reason = "memory"
                     elif backoff.width < state.widest:
                         yield StepNarrowed(backoff.width, clock() - began)
                     continue
-                self._keep(step, partition, shown.verdict.nodes, state, group.share)
-                committed, reason = cut(shown.verdict.tokens, len(tokens), end, task.limits)
-                if reason is not None:
-                    group.end()
-                # The last committed token is the next current token: its keys come then.
-                self.cache.truncate(len(tokens) + len(committed) - 1)
-                ids = [token.id for token in committed]
-                tokens += ids
-                task.sampler.commit(ids)
+                committed, reason = self._commit(step, found, state, task)
                 verified = clock()
-                verdict = Verdict(shown.verdict.nodes[: len(ids) - 1], committed)
-                seen = Observation(partition.draft, tokens, verdict, shown.best, shown.successors)
-                strategy.observe(state, seen)
+                seen = self._observe(step, found, committed, state, task)
                 done = clock()
-                held = Step(
-                    committed,
-                    len(step.tokens),
-                    len(partition.draft.tree),
-                    done - began,
-                    StepTimes(
-                        drafted - began, computed - drafted, verified - computed, done - verified
-                    ),
-                    seen.detail() if task.detailed else None,
-                )
+                parts = drafted - began, computed - drafted, verified - computed, done - verified
+                width, proposed = len(step.layout.tokens), len(step.partition.draft.tree)
+                detail = seen.detail() if task.detailed else None
+                held = Step(committed, width, proposed, done - began, StepTimes(*parts), detail)
         except Exception:
             # Its tokens are committed, whatever went wrong since.
             if held is not None:
@@ -269,15 +265,81 @@ class Decoder:
             raise
         if held is not None:
             yield held
-        group.end()
-        if reason == "length" and task.limits.max_new_tokens != len(tokens) - state.prompt_length:
+        task.group.end()
+        new = len(state.tokens) - state.prompt_length
+        if reason == "length" and task.limits.max_new_tokens != new:
             reason = "context"
         yield Finished(reason)
 
-    def _verify(self, pending: Pending, step: StepLayout, draft: Draft, task: Task) -> StepResult:
+    def _launch(self, state: State, task: Task, widest: int, fits: bool) -> Launched:
+        """Propose, partition, lay out and start a step.
+
+        Args:
+            state: the text.
+            task: of the generation.
+            widest: tokens of a step that memory suffices for.
+            fits: whether the text before the step is in the cache.
+        """
+        self._limit_drafts(state, task, widest)
+        draft = task.strategy.propose(state)
+        if max(draft.tree.tokens, default=0) >= self.facts.vocabulary:
+            raise ConfigError("the drafts were learned from a model with more token ids")
+        partition = task.group.partition(draft, state.missing)
+        if not fits:
+            return Launched(partition, layout.NOTHING, None)
+        share = partition.shares[task.group.share].draft
+        laid_out = layout.build(state.tokens[self.cache.length :], self.cache.length, share)
+        start = self.runner.start
+        return Launched(
+            partition, laid_out, try_forward(task.group.forwards_alone, start, laid_out)
+        )
+
+    def _verify(self, step: Launched, state: State, task: Task) -> StepResult | OutOfMemory:
+        """What all ranks found in a step, or that memory ran out on one."""
+        group, fed = task.group, step.layout
+        found: StepResult | OutOfMemory | None = None
+        if step.pending is not None:
+            found = try_forward(group.forwards_alone, self._walk, step.pending, step, task)
+        if found is None:
+            found = OutOfMemory(fed.pending, len(fed.tokens) - fed.pending + 1)
+        return group.agree(step.partition, found, len(state.tokens), task.strategy.fingerprint)
+
+    def _walk(self, pending: Pending, step: Launched, task: Task) -> StepResult:
         """Wait for a step, and walk down its tree as far as the model agrees."""
-        output = task.sampler.read(pending(), step, len(draft.tree), draft.successors)
+        draft = step.partition.shares[task.group.share].draft
+        output = task.sampler.read(pending(), step.layout, len(draft.tree), draft.successors)
         return StepResult(walk(draft.tree, output.choose), output.best, output.successors)
+
+    def _commit(
+        self, step: Launched, found: StepResult, state: State, task: Task
+    ) -> tuple[tuple[Token, ...], FinishReason | None]:
+        """Commit the tokens of a step up to the one that ends the text; why it ended, if so."""
+        self._keep(step.layout, step.partition, found.verdict.nodes, state, task.group.share)
+        tokens, end = state.tokens, task.end(state.prompt_length, self.max_context)
+        committed, reason = cut(found.verdict.tokens, len(tokens), end, task.limits)
+        if reason is not None:
+            task.group.end()
+        # The last committed token is the next current token: its keys come then.
+        self.cache.truncate(len(tokens) + len(committed) - 1)
+        ids = [token.id for token in committed]
+        tokens += ids
+        task.sampler.commit(ids)
+        return committed, reason
+
+    def _observe(
+        self,
+        step: Launched,
+        found: StepResult,
+        committed: tuple[Token, ...],
+        state: State,
+        task: Task,
+    ) -> Observation:
+        """Let the strategy learn from a step."""
+        verdict = Verdict(found.verdict.nodes[: len(committed) - 1], committed)
+        draft = step.partition.draft
+        seen = Observation(draft, state.tokens, verdict, found.best, found.successors)
+        task.strategy.observe(state, seen)
+        return seen
 
     def _keep(
         self,
@@ -299,13 +361,10 @@ class Decoder:
             # Pending tokens stand where they belong: to keep them takes no memory.
             self.cache.keep(pending)
 
-    def _check_draft(self, draft: Draft) -> None:
-        if max(draft.tree.tokens, default=0) >= self.facts.vocabulary:
-            raise ConfigError("the drafts were learned from a model with more token ids")
-
-    def _limit_drafts(self, state: State, end: int, widest: int) -> None:
+    def _limit_drafts(self, state: State, task: Task, widest: int) -> None:
         """Say how far a draft may reach: not to where positions change their meaning."""
         length, boundary = len(state.tokens), self.facts.rope_boundary
+        end = task.end(state.prompt_length, self.max_context)
         last = self.max_context - 1
         if boundary is not None and length <= boundary:
             last = min(last, boundary - 1)

@@ -152,11 +152,14 @@ class KVCache:
             made.append(new)
         return made
 
-    def keep(self, kept: Sequence[int]) -> None:
+    def keep(self, kept: Sequence[int]) -> int:
         """Commit the tokens of the last step at the indices `kept`.
 
         Args:
             kept: ascending indices into the step's T tokens.
+
+        Returns:
+            The new length.
         """
         start, in_place = self.length, 0
         while in_place < len(kept) and kept[in_place] == in_place:
@@ -165,6 +168,7 @@ class KVCache:
         if moved:
             self._move(moved, start + in_place)
         self.length = start + len(kept)
+        return self.length
 
     @torch.inference_mode()
     def _move(self, slots: Sequence[int], first: int) -> None:

@@ -86,12 +86,11 @@ class Trial:
             runner: with an empty cache of its own.
 
         Raises:
-            UnsupportedModelError: the model's attention asks for something unknown.
             DeviceLostError: the GPU met a fault.
         """
         try:
             off = self._difference(runner)
-        except (UnsupportedModelError, DeviceLostError):
+        except DeviceLostError:
             raise
         except Exception as error:
             if is_out_of_memory(error):
