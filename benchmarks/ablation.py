@@ -21,6 +21,7 @@ from common import Run, arguments, conditions, prompts_of, ratio
 from ladecli import models
 from ladecli.decoder.config import SOURCES, LookaheadConfig
 from ladecli.decoder.engine import Decoder, Limits
+from ladecli.decoder.load import load_decoder
 from ladecli.decoder.events import Step
 from ladecli.decoder.strategies import make_strategy
 
@@ -88,7 +89,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     loaded = models.load(args.model)
-    decoder = Decoder(loaded.model)
+    decoder = load_decoder(loaded.model)
     prompts = prompts_of(args.prompts, loaded.tokenizer, args.limit)
     groups = categories(args.prompts, args.limit, args.each)
     if groups:

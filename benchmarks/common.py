@@ -19,6 +19,7 @@ from ladecli.decoder.config import LookaheadConfig, SamplingConfig
 from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.events import Step
 from ladecli.decoder.strategies import make_strategy
+from ladecli.text import apply_chat_template
 
 DEMO_PROMPTS = (
     "def ",
@@ -55,12 +56,15 @@ def arguments(description: str) -> argparse.ArgumentParser:
 
 
 def prompts_of(path: Path | None, tokenizer: Any, limit: int) -> list[list[int]]:
-    """Token ids of the prompts."""
-    texts: Sequence[str] = DEMO_PROMPTS
-    if path is not None:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
-        texts = [row["prompt"] if "prompt" in row else row["turns"][0] for row in rows]
-    return [list(tokenizer(text)["input_ids"]) for text in texts[:limit]]
+    """Token ids of the prompts; through the chat template, where the tokenizer has one."""
+    if path is None:
+        return [list(tokenizer(text)["input_ids"]) for text in DEMO_PROMPTS[:limit]]
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+    texts = [row["prompt"] if "prompt" in row else row["turns"][0] for row in rows[:limit]]
+    if not tokenizer.chat_template:
+        return [list(tokenizer(text)["input_ids"]) for text in texts]
+    chats = ([{"role": "user", "content": text}] for text in texts)
+    return [apply_chat_template(tokenizer, chat) for chat in chats]
 
 
 def decode(
@@ -70,11 +74,13 @@ def decode(
     config: LookaheadConfig,
     new: int,
     sampling: SamplingConfig | None = None,
+    ends: frozenset[int] = frozenset(),
 ) -> Run:
-    """One generation that goes on behind end tokens, greedy unless asked for something else."""
+    """One generation, greedy unless asked for something else; `ends` end it."""
     ids: list[int] = []
     steps = fed = 0
-    for event in decoder.generate(prompt, make_strategy(strategy, config), sampling, Limits(new)):
+    limits = Limits(new, ends)
+    for event in decoder.generate(prompt, make_strategy(strategy, config), sampling, limits):
         if isinstance(event, Step):
             ids += [token.id for token in event.tokens]
             steps += 1

@@ -19,7 +19,7 @@ import torch
 from common import arguments, conditions, prompts_of
 
 from ladecli import models
-from ladecli.decoder.engine import Decoder
+from ladecli.decoder.load import load_decoder
 from ladecli.decoder.step_cost import StepCost
 from ladecli.tuning.curve import WIDTHS, Curve, measure_curve
 
@@ -35,7 +35,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     loaded = models.load(args.model)
-    decoder = Decoder(loaded.model)
+    decoder = load_decoder(loaded.model)
     prompts = prompts_of(args.prompts, loaded.tokenizer, args.limit)
     text = [token for prompt in prompts for token in prompt]
     widths = sorted({*WIDTHS, *HELD_OUT})

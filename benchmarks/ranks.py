@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import json
 import random
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -19,13 +22,14 @@ from common import arguments, conditions, decode, prompts_of
 
 from ladecli import models
 from ladecli.decoder.config import LookaheadConfig
-from ladecli.decoder.draft_state import DraftState
+from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.events import Step
 from ladecli.decoder.layout import Draft
-from ladecli.decoder.parallel.deal import deal
-from ladecli.decoder.parallel.threads import Threads, simulate
-from ladecli.decoder.parallel.together import Branches
+from ladecli.decoder.load import load_decoder, new_cache
+from ladecli.decoder.parallel.groups import LookaheadParallel
+from ladecli.decoder.parallel.partition import partition
+from ladecli.decoder.runner import Runner
 from ladecli.decoder.strategies import make_strategy
 from ladecli.decoder.tree import TokenTree
 from ladecli.decoder.window import LookaheadWindow
@@ -51,7 +55,7 @@ def widest(window: int, ngram: int, size: int) -> int:
     tree = TokenTree()
     for guess in range(window):
         tree.add([guess, *range(ngram - 2)], "trajectory", 10**6)
-    shares = deal(Draft(tree, rows.block(1)), [0] * size).shares
+    shares = partition(Draft(tree, rows.block(1)), [0] * size).shares
     parts = [(share.draft.tree, share.draft.window) for share in shares]
     return max(1 + len(tree) + (len(part.tokens) if part else 0) for tree, part in parts)
 
@@ -96,6 +100,35 @@ class Measured:
     equal: bool
 
 
+class Threads:
+    """A transport between threads of this process.
+
+    Attributes:
+        sent: numbers that this rank sent.
+    """
+
+    def __init__(self, rank: int, table: list[list[int]], barrier: threading.Barrier) -> None:
+        self.rank, self.size, self.sent = rank, len(table), 0
+        self._table, self._barrier = table, barrier
+
+    def gather(self, numbers: list[int]) -> list[list[int]]:
+        self.sent += len(numbers)
+        self._table[self.rank] = numbers
+        self._barrier.wait(60)
+        found = [*self._table]
+        self._barrier.wait(60)  # all have read before one writes again
+        return found
+
+
+def simulate(size: int, work: Callable[[Threads], Rank]) -> list[Rank]:
+    """What `work` returns on every rank."""
+    table: list[list[int]] = [[] for _ in range(size)]
+    barrier = threading.Barrier(size)
+    with ThreadPoolExecutor(size) as pool:
+        ranks = [pool.submit(work, Threads(rank, table, barrier)) for rank in range(size)]
+        return [rank.result() for rank in ranks]
+
+
 class Simulation:
     """Ranks in one process.
 
@@ -106,7 +139,12 @@ class Simulation:
     """
 
     def __init__(self, model: Any, prompts: list[list[int]], new_tokens: int) -> None:
-        self._decoders = [Decoder(model) for _ in range(max(RANKS))]
+        first = load_decoder(model)
+        forward = first.runner.model
+        self._decoders = [
+            Decoder(Runner(forward, new_cache(forward, first.max_context)), first.facts)
+            for _ in range(max(RANKS))
+        ]
         self._limits = Limits(new_tokens)
         plain, decoder = LookaheadConfig(), self._decoders[0]
         texts = [decode(decoder, p, "autoregressive", plain, new_tokens).ids for p in prompts]
@@ -135,7 +173,7 @@ class Simulation:
         )
 
     def _generate(self, transport: Threads, prompt: list[int], config: LookaheadConfig) -> Rank:
-        strategy, group = make_strategy("lookahead", config, DraftState()), Branches(transport)
+        strategy, group = make_strategy("lookahead", config, DraftMemory()), LookaheadParallel(transport)
         decoder = self._decoders[transport.rank]
         events = decoder.generate(prompt, strategy, None, self._limits, group=group)
         steps = [event for event in events if isinstance(event, Step)]

@@ -18,7 +18,7 @@ from common import arguments, conditions
 
 from ladecli import models, profiles
 from ladecli.decoder.config import LookaheadConfig
-from ladecli.decoder.draft_state import DraftState
+from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.events import Step
 from ladecli.decoder.strategies import make_strategy
@@ -44,14 +44,14 @@ def main() -> None:
     for name, config in settings.items():
         pairs = []
         for first, second in conversations:
-            drafts, ids = DraftState(), encode(tokenizer, [first])
+            drafts, ids = DraftMemory(), encode(tokenizer, [first])
             answer, _ = decode(decoder, ids, config, drafts, args.new_tokens)
             if getattr(tokenizer, "chat_template", None):
                 said = tokenizer.decode(answer, skip_special_tokens=True)
                 prompt = encode(tokenizer, [first, said, second])
             else:
                 prompt = ids + answer + encode(tokenizer, [second])
-            text, fresh = decode(decoder, prompt, config, DraftState(), args.new_tokens)
+            text, fresh = decode(decoder, prompt, config, DraftMemory(), args.new_tokens)
             again, kept = decode(decoder, prompt, config, drafts, args.new_tokens)
             assert text == again, "drafts changed the text"
             pairs.append((len(text) / fresh, len(text) / kept))
@@ -86,7 +86,7 @@ def encode(tokenizer: Any, turns: list[str]) -> list[int]:
 
 
 def decode(
-    decoder: Decoder, prompt: list[int], config: LookaheadConfig, drafts: DraftState, new: int
+    decoder: Decoder, prompt: list[int], config: LookaheadConfig, drafts: DraftMemory, new: int
 ) -> tuple[list[int], int]:
     """The text and how many steps it took; end tokens are ignored."""
     ids: list[int] = []

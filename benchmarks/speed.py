@@ -1,18 +1,19 @@
-"""Wall time of decoding strategies side by side, interleaved prompt by prompt.
+"""Speed on a CPU side by side, interleaved prompt by prompt.
 
     python benchmarks/speed.py --model MODEL --prompts FILE.jsonl
 
-Every figure is a ratio of times of the same prompt in the same round, so that a machine that
-drifts hits all alike; of a prompt's rounds the median counts.  `transformers` is its own
-`generate(do_sample=False)`; all outputs are compared with it.  Behind the table stands what a
-step costs by width, and what of it is spent outside the model.
+Every figure is a ratio of CPU times of the same prompt in the same round, so that a machine that
+drifts or is shared hits all alike; of a prompt's rounds the median counts.  `generate` is that of
+transformers with `do_sample=False`, on a copy of the model that is as it was loaded; all outputs
+are compared with it.  Lookahead is what the CPU profile says.  After the table stand the cost of a
+step by width, and how near a plain step is to what the machine reads per second.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import json
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -24,16 +25,16 @@ from common import arguments, conditions, decode, prompts_of, spread
 
 from ladecli import models, profiles
 from ladecli.decoder import layout
-from ladecli.decoder.attention import bind
-from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.engine import Decoder
+from ladecli.decoder.load import load_decoder
 from ladecli.decoder.tree import TokenTree
 
-Strategy = Callable[[list[int]], list[int]]
+WIDTHS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+Method = Callable[[list[int]], list[int]]
 
 
-def transformers_generate(model: Any, new: int) -> Strategy:
-    """transformers' own greedy decoding, end tokens ignored."""
+def generate(model: Any, new: int, ends: frozenset[int]) -> Method:
+    """transformers' own greedy decoding."""
 
     def run(prompt: list[int]) -> list[int]:
         ids = torch.tensor([prompt])
@@ -42,7 +43,7 @@ def transformers_generate(model: Any, new: int) -> Strategy:
             attention_mask=torch.ones_like(ids),
             max_new_tokens=new,
             do_sample=False,
-            eos_token_id=None,
+            eos_token_id=sorted(ends) or None,
             pad_token_id=0,
         )
         return [int(i) for i in out[0, len(prompt) :]]
@@ -50,25 +51,36 @@ def transformers_generate(model: Any, new: int) -> Strategy:
     return run
 
 
-def lade(decoder: Decoder, strategy: str, config: LookaheadConfig, new: int) -> Strategy:
-    return lambda prompt: decode(decoder, prompt, strategy, config, new).ids
-
-
-def step_costs(decoder: Decoder, length: int, widths: list[int], rounds: int = 40) -> list[float]:
-    """Median seconds of a forward by width, behind `length` cached tokens, interleaved."""
+def step_costs(decoder: Decoder, length: int, rounds: int = 30) -> list[float]:
+    """Median CPU seconds of a forward by width, after `length` cached tokens, interleaved."""
+    runner, cache = decoder.runner, decoder.cache
+    decoder.forget()
+    runner.run(layout.build_chunk([5] * length, 0))
+    cache.keep(range(length))
     steps = []
-    for width in widths:
+    for width in WIDTHS:
         tree = TokenTree()
-        tree.add([5] * (width - 1), "benchmark", width)
+        for token in range(width - 1):
+            tree.add([token], "benchmark", width)
         steps.append(layout.build([5], length, layout.Draft(tree)))
-    times: list[list[float]] = [[] for _ in widths]
+    times: list[list[float]] = [[] for _ in WIDTHS]
     for _ in range(rounds):
         for step, taken in zip(steps, times, strict=True):
-            decoder.cache.length = length
-            began = time.perf_counter()
-            decoder.runner.forward(step)
-            taken.append(time.perf_counter() - began)
+            began = time.thread_time()
+            runner.run(step)
+            taken.append(time.thread_time() - began)
     return [statistics.median(taken) for taken in times]
+
+
+def read_bandwidth() -> float:
+    """Bytes per second that one thread reads: the sum of a tensor beyond all caches."""
+    data = torch.ones(1 << 27)
+    times = []
+    for _ in range(5):
+        began = time.thread_time()
+        data.sum()
+        times.append(time.thread_time() - began)
+    return data.numel() * 4 / min(times)
 
 
 def ratios(slow: list[list[float]], fast: list[list[float]]) -> list[float]:
@@ -81,93 +93,80 @@ def ratios(slow: list[list[float]], fast: list[list[float]]) -> list[float]:
 
 def main() -> None:
     parser = arguments(__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--end-tokens", action="store_true", help="let end tokens end texts")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    # Two copies: one keeps transformers' own attention.
     stock, loaded = models.load(args.model), models.load(args.model)
-    decoder = Decoder(loaded.model)
+    decoder = load_decoder(loaded.model)
     room = decoder.max_context - args.new_tokens
     prompts = [p[-room:] for p in prompts_of(args.prompts, loaded.tokenizer, args.limit)]
     default = profiles.select("cpu", loaded.device, loaded.shape).lookahead
+    ends = loaded.stop_ids if args.end_tokens else frozenset()
     new = args.new_tokens
-    strategies: dict[str, Strategy] = {
-        "transformers generate": transformers_generate(stock.model, new),
-        "autoregressive": lade(decoder, "autoregressive", default, new),
-        "prompt-lookup": lade(decoder, "prompt-lookup", default, new),
-        "lookahead, paper 5,3,5": lade(
-            decoder, "lookahead", LookaheadConfig(5, 3, 5, sources=("trajectory",)), new
-        ),
-        "lookahead, default": lade(decoder, "lookahead", default, new),
-    }
-    others = {"text alone": ("context",), "text and recycled": ("context", "recycled")}
-    for name, sources in others.items():
-        if sources != default.sources:
-            config = dataclasses.replace(default, sources=sources)
-            strategies[f"lookahead, {name}"] = lade(decoder, "lookahead", config, new)
-    assert bind(loaded.model), "the decoder's copy runs the step attention"
 
+    def own(strategy: str) -> Method:
+        return lambda prompt: decode(decoder, prompt, strategy, default, new, ends=ends).ids
+
+    methods: dict[str, Method] = {
+        "generate": generate(stock.model, new, ends),
+        "plain": own("autoregressive"),
+        "lookahead": own("lookahead"),
+    }
     print(f"{args.model}, {len(prompts)} prompts, {new} tokens; {conditions(args.threads)}\n")
-    # By strategy and prompt, one time for each round.
-    seconds: dict[str, list[list[float]]] = {name: [[] for _ in prompts] for name in strategies}
-    equal = dict.fromkeys(strategies, True)
-    for name in strategies:
-        strategies[name](prompts[0])  # warm-up
+    seconds: dict[str, list[list[float]]] = {name: [[] for _ in prompts] for name in methods}
+    equal = dict.fromkeys(methods, True)
+    for method in methods.values():
+        method(prompts[0][:8])  # warm-up
+    order, dice = list(methods), random.Random(0)
     for _ in range(args.rounds):
         for number, prompt in enumerate(prompts):
-            said: dict[str, list[int]] = {}
-            for name, strategy in strategies.items():
+            found: dict[str, list[int]] = {}
+            dice.shuffle(order)
+            for name in order:
                 gc.collect()
-                began = time.perf_counter()
-                said[name] = strategy(prompt)
-                seconds[name][number].append(time.perf_counter() - began)
-            first = next(iter(said.values()))
-            for name, ids in said.items():
-                equal[name] &= ids == first
+                decoder.forget(keep_memory=True)
+                began = time.thread_time()
+                found[name] = methods[name](prompt)
+                seconds[name][number].append(time.thread_time() - began)
+            for name, ids in found.items():
+                equal[name] &= ids == found["generate"]
 
-    print("| strategy | speed over generate | speed over autoregressive | lowest prompt | output |")
+    print("| method | over generate | over plain | lowest prompt over plain | output |")
     print("|---|---|---|---|---|")
     figures: dict[str, Any] = {
         "conditions": conditions(args.threads),
         "model": Path(args.model).name,
     }
-    for name in strategies:
-        over = ratios(seconds["transformers generate"], seconds[name])
-        own = ratios(seconds["autoregressive"], seconds[name])
+    for name in methods:
+        over = ratios(seconds["generate"], seconds[name])
+        plain = ratios(seconds["plain"], seconds[name])
+        # All texts together: long answers count as they do for a user.
+        whole = sum(map(statistics.median, seconds["generate"]))
+        total = whole / sum(map(statistics.median, seconds[name]))
         same = "equal" if equal[name] else "DIFFERS"
-        print(f"| {name} | {spread(over)} | {spread(own)} | {min(own):.2f} | {same} |")
+        over_plain = f"{spread(plain)} | {min(plain):.2f}"
+        print(f"| {name} | {spread(over)}, in all {total:.2f} | {over_plain} | {same} |")
         figures[name] = {
             "over_generate": statistics.median(over),
-            "over_autoregressive": statistics.median(own),
-            "lowest_over_autoregressive": min(own),
+            "over_generate_in_all": total,
+            "over_plain": statistics.median(plain),
+            "lowest_over_plain": min(plain),
             "output": same,
         }
-
-    widths = [1, 2, 4, 8, 16, 32, 48, 64]
-    costs = step_costs(decoder, 150, widths)
-    print("\nCost of a step by width, behind 150 tokens, in plain steps:")
-    print("| width | " + " | ".join(map(str, widths)) + " |")
-    print("|---" * (len(widths) + 1) + "|")
-    print("| cost | " + " | ".join(f"{cost / costs[0]:.2f}" for cost in costs) + " |")
-    weights = sum(p.numel() for p in loaded.model.parameters())
-    # What the arithmetic of a plain step takes where nothing is dispatched: one large product.
-    square, product = 1024, None
-    a = torch.randn(64, square)
-    b = torch.randn(square, square)
-    times = []
-    for _ in range(20):
-        began = time.perf_counter()
-        product = a @ b
-        times.append(time.perf_counter() - began)
-    assert product is not None
-    arithmetic = min(times) * weights / (64 * square * square)
-    share = arithmetic / costs[0]
+    costs = step_costs(decoder, 128)
+    print("\nCost of a forward by width, after 128 tokens, in plain steps:")
+    print("| " + " | ".join(map(str, WIDTHS)) + " |\n" + "|---" * len(WIDTHS) + "|")
+    print("| " + " | ".join(f"{cost / costs[0]:.2f}" for cost in costs) + " |")
+    size, bandwidth = 4.0 * loaded.shape.active, read_bandwidth()
+    share = size / costs[0] / bandwidth
     print(
-        f"\nA plain step takes {costs[0] * 1e3:.2f} ms; its {weights:,} multiplications take"
-        f" {arithmetic * 1e3:.3f} ms where a matrix product is large ({share:.0%}): the rest is"
-        " dispatch and memory."
+        f"\nA plain step takes {costs[0] * 1e3:.2f} ms for {size / 1e6:.0f} MB of weights:"
+        f" {size / costs[0] / 1e9:.1f} GB/s, {share:.0%} of the {bandwidth / 1e9:.1f} GB/s that"
+        " one thread reads here."
     )
-    figures["step_cost"] = dict(zip(widths, (c / costs[0] for c in costs), strict=True))
+    figures["forward_cost"] = dict(zip(WIDTHS, (c / costs[0] for c in costs), strict=True))
+    figures["share_of_bandwidth"] = share
     if args.json:
         args.json.write_text(json.dumps(figures, indent=1) + "\n")
 

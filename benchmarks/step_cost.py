@@ -18,6 +18,7 @@ from common import arguments, conditions, prompts_of
 from ladecli import models
 from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.engine import Decoder, Limits
+from ladecli.decoder.load import load_decoder
 from ladecli.decoder.events import Step
 from ladecli.decoder.strategies import make_strategy
 from ladecli.stretch import stretched
@@ -37,7 +38,7 @@ def main() -> None:
     contexts = [int(context) for context in args.contexts.split(",")]
     planned = stretched(models.plan(args.model), max(contexts) + 2 * NEAR)
     loaded = models.load(planned)
-    decoder = Decoder(loaded.model)
+    decoder = load_decoder(loaded.model)
     prompts = prompts_of(args.prompts, loaded.tokenizer, args.limit)
     seconds: dict[tuple[int, int], list[float]] = defaultdict(list)
     for _ in range(args.rounds):

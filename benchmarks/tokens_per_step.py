@@ -15,7 +15,7 @@ from common import Run, arguments, conditions, decode, prompts_of, ratio
 
 from ladecli import models
 from ladecli.decoder.config import LookaheadConfig, SamplingConfig
-from ladecli.decoder.engine import Decoder
+from ladecli.decoder.load import load_decoder
 
 PAPER = ("trajectory",)
 SETTINGS = {
@@ -47,7 +47,7 @@ def main() -> None:
     )
     torch.set_num_threads(args.threads)
     loaded = models.load(args.model)
-    decoder = Decoder(loaded.model)
+    decoder = load_decoder(loaded.model)
     prompts = prompts_of(args.prompts, loaded.tokenizer, args.limit)
 
     def decoded(strategy: str, config: LookaheadConfig) -> list[Run]:

@@ -30,7 +30,7 @@ from rich.console import Console
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ladecli import models, profiles
-from ladecli.decoder.draft_state import DraftState
+from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.events import Ended, Piece, TextEvent, TextStep
 from ladecli.models import LoadedModel
 from ladecli.session import Session, Settings
@@ -151,7 +151,7 @@ def throughput(args: Any, loaded: LoadedModel, stream: TextIO) -> dict[str, Any]
             for prompt, found in zip(prompts, ratios, strict=True):
                 seconds: dict[bool, float] = {}
                 for arm in (True, False) if round_number % 2 else (False, True):
-                    session.drafts = DraftState()
+                    session.drafts = DraftMemory()
                     seconds[arm] = arms[arm](session.stream(prompt, settings))
                 if round_number:
                     found.append(seconds[False] / seconds[True])

@@ -106,6 +106,7 @@ def load(
     attention: str = "auto",
     cuda_graphs: bool | None = None,
     compile: bool = False,
+    kernels: bool = True,
     max_context: int | None = None,
     profile: str | None = None,
     budget: int | None = None,
@@ -122,6 +123,7 @@ def load(
         attention: auto (the fastest here), reference, sdpa, flash or triton.
         cuda_graphs: whether steps are captured as CUDA graphs; None for wherever that can be.
         compile: whether captured steps are compiled by torch first.
+        kernels: whether Triton kernels may be used.
         max_context: the most tokens of prompt and answer together; None for as many as the model
             was made for and memory has room for.
         profile: name of the hardware profile; None for the detected device's.
@@ -140,6 +142,7 @@ def load(
         attention=attention,
         cuda_graphs=cuda_graphs,
         compile=compile,
+        kernels=kernels,
         max_context=max_context,
         profile=profile,
         budget=budget,
@@ -160,6 +163,8 @@ def load(
         max_context=provided.context,
         graphs=graphs,
         compiled=compile,
+        kernels=kernels,
+        pack=provided.pack,
     )
     more = provided.notice, ways.without_graphs(request, session)
     notices = [*session.notices, *choice.notices, *filter(None, more)]

@@ -87,12 +87,18 @@ def shape_of(
         inner=_inner(text),
         heads=heads,
         kv_heads=_kv_heads(text) or heads,
-        head_size=getattr(text, "head_dim", None) or text.hidden_size // heads,
+        head_size=_head_size(text) or text.hidden_size // heads,
         vocabulary=text.vocab_size,
         # What is quantised already is not packed again.
         linear=0.0 if getattr(config, "quantization_config", None) else float(linear),
         latent=_latent(text),
     )
+
+
+def _head_size(text: Any) -> int:
+    """Of the widest layer: some families have several; 0 where the configuration does not say."""
+    layers = getattr(text, "per_layer_config", None) or [text]
+    return max(getattr(layer, "head_dim", None) or 0 for layer in layers)
 
 
 def built(config: Any, hub: Mapping[str, Any]) -> Any:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from . import launch
-from .decoder.errors import RankError
+from .decoder.errors import DeviceLostError, RankError
 from .errors import LadeError, UsageError
 from .repl import chat_file, commands
 from .repl.line_editor import open_reader
@@ -69,7 +69,7 @@ def rescued(chat: Chat) -> Iterator[None]:
         yield
     except Exception as error:
         # What came over a pipe and was wrong can come again.
-        if chat.reader.interactive or isinstance(error, RankError):
+        if chat.reader.interactive or isinstance(error, (DeviceLostError, RankError)):
             rescue(chat)
         raise
 
@@ -119,7 +119,7 @@ def _turn(chat: Chat) -> None:
         return
     try:
         handle(chat, text)
-    except (BrokenPipeError, RankError):
+    except (BrokenPipeError, DeviceLostError, RankError):
         raise  # nothing more can be said, or answered
     except KeyboardInterrupt:  # a second Ctrl-C, in the middle of a step
         chat.note("(stopped)")

@@ -67,6 +67,11 @@ class Details:
     cores: int
 
 
+def in_torch(device: Device, type_name: str) -> tuple[torch.device, torch.dtype]:
+    """A device, and a type of numbers such as "bfloat16", as torch has them."""
+    return torch.device(device.torch_name), getattr(torch, type_name)
+
+
 def detect(wanted: str = "auto") -> Device:
     """The device called `wanted`, or the best one that is here.
 

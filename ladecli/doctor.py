@@ -137,15 +137,11 @@ def _kind(request: Request) -> str:
 
 def _broken_import() -> Finding | None:
     """Why nothing can be computed here, if so."""
-    package = "torch"
     try:
-        # All that decoding needs hangs on these.
-        from . import models  # noqa: F401
-
-        package = "numba"
+        # All that decoding needs hangs on this.
         from . import session  # noqa: F401
     except Exception as error:
-        name = getattr(error, "name", None) or package
+        name = getattr(error, "name", None) or "torch"
         return Finding(
             name,
             f"cannot be imported: {told(error)}",

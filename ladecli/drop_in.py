@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -11,19 +12,38 @@ from torch import Tensor
 
 from . import launch
 from .blueprint import shape_of
-from .decoder.attention import AUTO, bound
 from .decoder.config import LookaheadConfig, SamplingConfig
 from .decoder.engine import Decoder, Limits
 from .decoder.events import Finished
+from .decoder.families import examine
+from .decoder.kv_cache import LayerShape
+from .decoder.load import make_forward, new_cache
+from .decoder.runner import Runner
+from .decoder.stock_model import StockModel
 from .decoder.strategies import make_strategy
+from .decoder.transformer import Transformer
 from .device import detect
 from .settings import Request
 
-_Place = tuple[torch.device, torch.dtype]
-_CHOSEN: WeakKeyDictionary[Any, tuple[_Place, LookaheadConfig]] = WeakKeyDictionary()
-"""The profile's settings for models that were seen, and where and as what they ran then.
 
-Finding them takes longer than a short answer does."""
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What was found out about a model; that takes longer than a short answer does.
+
+    Attributes:
+        place: where the model was then, and its type.
+        lookahead: the profile's settings.
+        ours: whether our own forward runs it.
+        shapes: of what its layers cache.
+    """
+
+    place: tuple[torch.device, torch.dtype]
+    lookahead: LookaheadConfig
+    ours: bool
+    shapes: list[LayerShape]
+
+
+_MODELS: WeakKeyDictionary[Any, _Known] = WeakKeyDictionary()
 
 
 def lookahead(
@@ -60,6 +80,7 @@ def lookahead(
         ValueError: beams, several sequences, padding or a filled cache were asked for.
         UnsupportedModelError: the model cannot be decoded this way.
     """
+    facts = examine(model.config)
     _refuse(input_ids, generation_config, model_kwargs)
     prompt = input_ids[0].tolist()
     limit = generation_config.max_length - len(prompt)
@@ -84,48 +105,52 @@ def lookahead(
             lade_seed = int(torch.randint(2**62, (1,)))
         # Temperature, top-k and the like are among the logits processors already.
         sampling = SamplingConfig(temperature=1.0, seed=lade_seed)
-    with bound(model):
-        # The model is somebody else's, and decodes one text: it stays as it is.
-        decoder = Decoder(model, lean=False)
-        if text.shape[1] > decoder.max_context:
-            warnings.warn(
-                f"the text ends at the model's context of {decoder.max_context} tokens,"
-                f" before max_length={text.shape[1]}",
-                stacklevel=2,
-            )
-        events = decoder.generate(
-            prompt,
-            make_strategy("lookahead", lade_config or _chosen(model)),
-            sampling,
-            Limits(max_new_tokens=limit, should_stop=should_stop),
-            processors=list(logits_processor or ()),
+    known = _known(model)
+    # The model belongs to the caller: it stays as it is, and its weights may be others by now.
+    ours = Transformer(model, join=False) if known.ours else None
+    forward = ours or StockModel(model, known.shapes)
+    decoder = Decoder(Runner(forward, new_cache(forward, text.shape[1])), facts)
+    if text.shape[1] > decoder.max_context:
+        warnings.warn(
+            f"the text ends at the model's context of {decoder.max_context} tokens,"
+            f" before max_length={text.shape[1]}",
+            stacklevel=2,
         )
-        for event in events:
-            if event == Finished("memory"):
-                warnings.warn(
-                    f"out of memory after {length} tokens: the text ends there", stacklevel=2
-                )
+    events = decoder.generate(
+        prompt,
+        make_strategy("lookahead", lade_config or known.lookahead),
+        sampling,
+        Limits(max_new_tokens=limit, should_stop=should_stop),
+        processors=list(logits_processor or ()),
+    )
+    for event in events:
+        if event == Finished("memory"):
+            warnings.warn(
+                f"out of memory after {length} tokens: the text ends there", stacklevel=2
+            )
     if lade_streamer is not None:
         lade_streamer.end()
     return text[:, :length].clone()
 
 
-def _chosen(model: Any) -> LookaheadConfig:
-    """The profile's settings for a model where it is now, chosen at the first call."""
+def _known(model: Any) -> _Known:
+    """What is found out about a model where it is now, at the first call."""
     place = model.device, model.dtype
-    known = _CHOSEN.get(model)
-    if known is not None and known[0] == place:
-        return known[1]
+    known = _MODELS.get(model)
+    if known is not None and known.place == place:
+        return known
     # Code of its own is running already, so it is here.
     hub = {"trust_remote_code": True, "local_files_only": True}
     shape = shape_of(model.config, model.dtype, hub=hub)
-    # What `Decoder` comes to without a word.
-    request = Request(attention=AUTO, cuda_graphs=False)
+    request = Request(attention="sdpa", cuda_graphs=False)
     choice = launch.choice_for(request, detect(str(model.device)), shape)
-    for notice in choice.notices:
+    forward, notices = make_forward(model, examine(model.config), "auto", join=False)
+    for notice in (*choice.notices, *notices):
         warnings.warn(notice, stacklevel=3)
-    _CHOSEN[model] = place, choice.lookahead
-    return choice.lookahead
+    ours = isinstance(forward, Transformer)
+    known = _Known(place, choice.lookahead, ours, forward.layer_shapes)
+    _MODELS[model] = known
+    return known
 
 
 # What transformers always passes, and what is the same whether it is passed or not.
@@ -139,7 +164,8 @@ def _refuse(input_ids: Tensor, config: Any, model_kwargs: dict[str, Any]) -> Non
     """Say clearly what this does not do."""
     what = None
     mask, cache = model_kwargs.get("attention_mask"), model_kwargs.get("past_key_values")
-    others = [k for k, v in model_kwargs.items() if v is not None and k not in _KNOWN_KWARGS]
+    given = [k for k, v in model_kwargs.items() if v is not None and v != {}]
+    others = [k for k in given if k not in _KNOWN_KWARGS]
     if config is None:
         what = "a call without a generation config; call it through model.generate"
     elif (config.num_beams or 1) > 1:

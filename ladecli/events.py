@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from .decoder.events import Detail, Squeezed, Started
+from .decoder.events import Detail, Started, StepNarrowed, StepTimes
 
 Reason: TypeAlias = Literal["eos", "stop", "length", "context", "memory", "interrupted"]
 
@@ -44,7 +43,7 @@ class TextStep:
         proposed: draft tokens among them.
         seconds: wall time of the step; see the decoder's `Step`.
         detail: what was tried, where the caller asked for it.
-        parts: what the seconds went to, where the caller asked for it; see the decoder's `Step`.
+        times: where the seconds went; None in a replayed trace.
     """
 
     pieces: tuple[Piece, ...]
@@ -53,7 +52,7 @@ class TextStep:
     proposed: int
     seconds: float
     detail: Detail | None = None
-    parts: Mapping[str, float] | None = None
+    times: StepTimes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,4 +63,4 @@ class Ended:
     rest: str = ""
 
 
-TextEvent: TypeAlias = Started | PromptRead | TextStep | Squeezed | Ended
+TextEvent: TypeAlias = Started | PromptRead | TextStep | StepNarrowed | Ended

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -11,16 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from . import profiles, records, ways
-from .decoder.uncollected import uncollected
 from .errors import LadeError
 from .parallel.agreement import compare_models, leaders_word, least_context
 from .parallel.start import started
 from .provision import provide
 from .terminal import Terminal
+from .uncollected import uncollected
 
 if TYPE_CHECKING:
     from .decoder.config import SamplingConfig
-    from .decoder.parallel.processes import Processes
+    from .decoder.parallel.transport import DistributedTransport
     from .device import Device
     from .models import Plan
     from .session import Session, Settings
@@ -97,7 +98,7 @@ def opened(request: Request, terminal: Terminal, *, stretch: int = 0) -> Iterato
         yield _load(planned, leader.request, terminal, processes, stretch)
 
 
-def open_follower(request: Request) -> Callable[[Processes], Session]:
+def open_follower(request: Request) -> Callable[[DistributedTransport], Session]:
     """Plan the session of a rank that does what the leader tells it; what is returned opens it."""
     terminal = Terminal(quiet=True)
     return partial(_load, _plan(request, terminal), request, terminal)
@@ -133,7 +134,7 @@ def _load(
     planned: Plan,
     request: Request,
     terminal: Terminal,
-    processes: Processes | None = None,
+    processes: DistributedTransport | None = None,
     stretch: int = 0,
 ) -> Session:
     """Load a model that was planned.
@@ -173,6 +174,8 @@ def _load(
             max_context=provided.context,
             graphs=captured,
             compiled=request.compile,
+            kernels=request.kernels,
+            pack=provided.pack,
         )
         session = make() if processes is None else _among(processes, request, make)
     notices = (
@@ -188,6 +191,10 @@ def _load(
 
 def _import_all() -> None:
     """Import torch, transformers and what stands on them, which takes seconds."""
+    if sys.platform == "linux" and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
+        # Weights are joined after loading; without this the parts would leave holes in memory
+        # that nothing fits into.
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     with uncollected(for_good="torch" not in sys.modules):
         for name in _HEAVY:
             import_module(name, __package__)
@@ -208,13 +215,13 @@ def _bars(request: Request) -> bool:
     return not request.quiet and sys.stderr.isatty()
 
 
-def _among(processes: Processes, request: Request, make: Callable[..., Session]) -> Session:
+def _among(processes: DistributedTransport, request: Request, make: Callable[..., Session]) -> Session:
     """A session that decodes with other ranks, which have loaded the same."""
-    from .decoder.parallel.together import Branches, Copies
-    from .parallel.crew import Crew
+    from .decoder.parallel.groups import LookaheadParallel, TensorParallel
+    from .parallel.follow import Crew
 
     split = request.parallel_mode == "tensor"
-    group = Copies(processes) if split else Branches(processes)
+    group = TensorParallel(processes) if split else LookaheadParallel(processes)
     followers = Crew(processes, group, split=split) if processes.rank == 0 else None
     session = make(group=group, followers=followers)
     compare_models(processes, session, split=split)
@@ -284,7 +291,7 @@ def kept_drafts(session: Session, request: Request) -> Iterator[None]:
     def save() -> None:
         # Ctrl-C can leave drafts half changed; the session starts new ones then, which know
         # less than the file does.
-        if session.drafts is drafts and not drafts.spoiled:
+        if session.drafts is drafts and not drafts.broken:
             pool_file.save_drafts(path, drafts, tokenizer)
 
     try:

@@ -8,14 +8,11 @@ from dataclasses import dataclass, replace
 from .decoder.config import (
     CAPTURED_WIDTHS,
     COMPILED_WIDTHS,
-    FIRST_SLOTS,
     GROWTH,
-    LOGIT_ROWS,
-    PARTLY,
+    NEARLY_ALL,
     PREFILL_CHUNK,
     captured_width,
 )
-from .decoder.step_cost import fitting
 from .errors import LoadError, UsageError
 from .shape import FULL, PACKED, ModelShape
 
@@ -64,43 +61,37 @@ def estimate(
         captured: whether steps are CUDA graphs, whose memory nobody else can use; they are padded.
         compiled: whether those are compiled by torch, and padded to fewer widths.
     """
+    widths = COMPILED_WIDTHS if compiled else CAPTURED_WIDTHS
     if captured:
-        width = captured_width(width, COMPILED_WIDTHS if compiled else CAPTURED_WIDTHS)
+        width = captured_width(width, widths)
     # A chunk of the prompt has no logits but one row; every draft token has one.
     chunk = min(PREFILL_CHUNK, context)
     tokens = max(chunk, width)
     each_state = (6 * shape.hidden + 3 * shape.inner) * shape.value_bytes
     states = tokens * each_state
     logits = width * shape.vocabulary * (shape.value_bytes + 4)
+    # A mask of booleans, and what it adds to the scores of each head that shares a key head.
+    groups = shape.heads // shape.kv_heads
+    each = 1 + groups * shape.value_bytes
     if attention == "reference":
-        each = 8 * shape.heads  # scores and weights in float32
-    else:
-        # A mask of booleans, the same as numbers, and those for each head that shares a key head.
-        each = 1 + (1 + shape.heads // shape.kv_heads) * shape.value_bytes
+        each = 1 + 4 * groups + 8 * shape.heads  # scores and weights in float32
     scores = tokens * (context + tokens) * each
     if captured:
-        # Beside those of a chunk: what the widest step computes, and what all of them leave.
+        # Beside those of a chunk: what the widest step computes, and what all of them write to.
+        # They repeat their mask for each such head.
         states += width * each_state
-        rows = width + _kept_rows(width)
-        logits += rows * shape.vocabulary * shape.value_bytes
-        scores += width * (context + width) * each
-    slots = _cache_slots(context, width, FIRST_SLOTS if captured else 0)
+        logits += max(width, widths[-1]) * shape.vocabulary * shape.value_bytes
+        scores += width * (context + width) * (each + shape.value_bytes)
+    slots = _cache_slots(context, width)
     return Need(shape.weight_bytes, slots * shape.cache_bytes, states + logits + scores)
 
 
-def _cache_slots(context: int, width: int, least: int) -> float:
+def _cache_slots(context: int, width: int) -> float:
     """Slots of the cache at the worst moment: as it grows, when the old one and the new one exist
-    together.  The first one has room for a chunk and a step, and `least` slots where that is more
-    and a text can need them."""
+    together.  The first one has room for a chunk and a step."""
     most = _whole(context + max(GROWTH, width))
-    first = min(max(_whole(min(PREFILL_CHUNK, context) + width), least), most)
-    return most + (0 if first == most else max(PARTLY * most, first))
-
-
-def _kept_rows(width: int) -> int:
-    """Rows of logits that captured steps leave where they can be looked at, of all widths up to the
-    widest."""
-    return sum(rows for rows in LOGIT_ROWS if rows < width) + fitting(width, LOGIT_ROWS)
+    first = min(_whole(min(PREFILL_CHUNK, context) + width), most)
+    return most + (0 if first == most else max(NEARLY_ALL * most, first))
 
 
 def _whole(slots: int) -> int:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from .decoder.events import Squeezed, Started
+from .decoder.events import Started, StepNarrowed
 from .events import Ended, PromptRead, Reason, TextEvent, TextStep
 
 
@@ -77,7 +77,7 @@ class Tally:
                 self.tokens += len(event.token_ids)
                 self.fed += event.width
                 self.accepted.update(piece.source for piece in event.pieces if piece.source)
-            case Squeezed():
+            case StepNarrowed():
                 self.squeezed = event.width
                 if self.steps == 0:
                     self.prefill_seconds += event.seconds

@@ -6,8 +6,7 @@ import contextlib
 import logging
 import re
 import time
-import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from . import generation_config, memory, offload, placement, trial
 from .blueprint import shape_of
 from .decoder.config import SamplingConfig
 from .decoder.errors import DecoderError
-from .decoder.support import ModelFacts, examine
+from .decoder.families import ModelFacts, examine
 from .device import Device, detect, free_memory
 from .errors import LadeError, LoadError
 from .library import checkpoint, hub, json_files, load_errors
@@ -84,6 +83,7 @@ class LoadedModel:
         notices: lines that the user should see.
         seconds: what loading took.
         made_for: tokens of the longest text that it was made for, where that was stretched.
+        again: loads the model with its weights once more; None where that cannot be.
     """
 
     name: str
@@ -95,6 +95,7 @@ class LoadedModel:
     notices: tuple[str, ...]
     seconds: float
     made_for: int | None = None
+    again: Callable[[], Any] | None = None
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -207,8 +208,12 @@ def load(
     source = hub.resolve(planned.name)
     with _quiet(progress):
         tokenizer = _tokenizer(planned, source)
-    with _explained(planned.name, planned.options), _quiet(progress):
-        model, unused = _complete(planned, source, beside)
+
+    def complete() -> tuple[Any, tuple[str, ...]]:
+        with _explained(planned.name, planned.options), _quiet(progress):
+            return _complete(planned, source, beside)
+
+    model, unused = complete()
     if planned.shape.weights not in FULL or planned.options.tensor_parallel > 1:
         trial.check(planned.name, planned.options, planned.device, planned.shape, model)
     return LoadedModel(
@@ -221,6 +226,7 @@ def load(
         (*planned.notices, *unused),
         time.perf_counter() - began,
         planned.made_for,
+        again=lambda: complete()[0],
     )
 
 
@@ -286,22 +292,17 @@ def _unused(keys: Iterable[str], layers: int) -> tuple[str, ...]:
 
 def _with_weights(planned: Plan, source: str, place: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The model as transformers reads it, and what it says of the weights that it found."""
-    with contextlib.ExitStack() as undo:
-        if planned.options.device_map is not None:
-            # For what goes to the disk and is not in the checkpoint as it is needed.
-            folder = offload.make()
-            undo.callback(offload.remove, folder)
-            place["offload_folder"] = folder.name
-        model, found = transformers.AutoModelForCausalLM.from_pretrained(
-            source,
-            config=planned.config,
-            dtype=planned.dtype,
-            output_loading_info=True,
-            **place,
-            **planned.hub,
-        )
-        # The folder lives as long as the model.
-        weakref.finalize(model, undo.pop_all().close)
+    if planned.options.device_map is not None:
+        # For what goes to the disk and is not in the checkpoint as it is needed.
+        place["offload_folder"] = offload.make()
+    model, found = transformers.AutoModelForCausalLM.from_pretrained(
+        source,
+        config=planned.config,
+        dtype=planned.dtype,
+        output_loading_info=True,
+        **place,
+        **planned.hub,
+    )
     return model, found
 
 

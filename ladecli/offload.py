@@ -8,23 +8,17 @@ from __future__ import annotations
 
 import tempfile
 
-_OPEN: set[tempfile.TemporaryDirectory[str]] = set()
+_OPEN: list[tempfile.TemporaryDirectory[str]] = []
 
 
-def make() -> tempfile.TemporaryDirectory[str]:
-    """A new empty folder, for as long as its model lives."""
+def make() -> str:
+    """A new empty folder, which lives as long as the program."""
     folder = tempfile.TemporaryDirectory(prefix="lade-", ignore_cleanup_errors=True)
-    _OPEN.add(folder)
-    return folder
-
-
-def remove(folder: tempfile.TemporaryDirectory[str]) -> None:
-    """Remove a folder with what it holds."""
-    _OPEN.discard(folder)
-    folder.cleanup()
+    _OPEN.append(folder)
+    return folder.name
 
 
 def remove_all() -> None:
-    """Remove all that are left: before a program ends that skips Python's own exit."""
-    for folder in [*_OPEN]:
-        remove(folder)
+    """Remove all of them: before a program ends that skips Python's own exit."""
+    while _OPEN:
+        _OPEN.pop().cleanup()

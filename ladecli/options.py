@@ -174,6 +174,13 @@ Compile = Annotated[
         help="Compile captured steps with torch, which can take minutes the first time.",
     ),
 ]
+Kernels = Annotated[
+    bool,
+    loading(
+        "--kernels/--no-kernels",
+        help="Use lade's Triton kernels on a CUDA GPU, or torch's own operations.",
+    ),
+]
 DeviceMap = Annotated[
     str | None,
     loading(

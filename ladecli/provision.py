@@ -22,11 +22,13 @@ class Provision:
         context: the most tokens of a text; None for what the model was made for.
         notice: what the user should know of it.
         beside: what decoding takes beside the weights.
+        pack: whether weights of a CPU may be stored twice, for speed.
     """
 
     context: int | None
     notice: str | None
     beside: memory.Need
+    pack: bool = True
 
     def among(self, least: int) -> Provision:
         """The same with other ranks, the least roomy of which has so much context."""
@@ -71,10 +73,9 @@ def provide(
         compiled=request.compile,
     )
     device, part = planned.device, planned.part
+    # Processes that compute on the same device share its memory.
+    free = free_memory(device) / (1 if device.kind == "cuda" else place_of(request).local_size)
     if request.device_map is None:
-        # Processes that compute on the same device share its memory.
-        sharing = 1 if device.kind == "cuda" else place_of(request).local_size
-        free = free_memory(device) / sharing
         context, notice = memory.room(
             planned.name, part, free, asked, where=device.label, kind=device.kind
         )
@@ -88,4 +89,8 @@ def provide(
         )
     else:  # a map of the user's own, who will have reasons
         context, notice = request.max_context or planned.facts.context, None
-    return Provision(context, notice, memory.needed_by(part, asked, context, width))
+    beside = memory.needed_by(part, asked, context, width)
+    # Transposed weights for steps of one token, and packed ones for wider steps.
+    twice = 2 * beside.weights + beside.cache + beside.step
+    pack = request.device_map is None and twice <= memory.usable(free)
+    return Provision(context, notice, beside, pack)

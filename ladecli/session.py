@@ -6,15 +6,15 @@ import contextlib
 import statistics
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from functools import cached_property
+from typing import Any, Protocol
 
-from .decoder.capture import capture_for
 from .decoder.config import LookaheadConfig, SamplingConfig
-from .decoder.draft_state import DraftState
-from .decoder.engine import Decoder, Limits
-from .decoder.events import Event, Finished, Prefill, Squeezed, Started, Step
-from .decoder.ngrams import prepare
-from .decoder.parallel.group import ALONE, Group
+from .decoder.drafting.memory import DraftMemory
+from .decoder.engine import Limits
+from .decoder.events import Event, Finished, Prefill, Started, Step, StepNarrowed
+from .decoder.load import load_decoder
+from .decoder.parallel.groups import ALONE, Group
 from .decoder.strategies import make_strategy
 from .errors import LadeError
 from .events import Ended, Piece, PromptRead, TextEvent, TextStep
@@ -55,7 +55,7 @@ class Followers(Protocol):
         """Whether an answer is decoded by all ranks, or by this one alone."""
 
     def answering(
-        self, prompt: Sequence[int], settings: Settings, drafts: DraftState
+        self, prompt: Sequence[int], settings: Settings, drafts: DraftMemory
     ) -> contextlib.AbstractContextManager[None]:
         """Let them decode an answer while this one does; they are told on entry."""
 
@@ -71,6 +71,8 @@ class Session:
         max_context: the most tokens of prompt and answer together; None for the model's own.
         graphs: whether steps are captured as CUDA graphs where that is possible.
         compiled: whether those are compiled by torch first.
+        kernels: whether Triton kernels may be used.
+        pack: whether float32 weights on a CPU may be stored twice, for speed.
         group: the ranks that decode together.
         followers: the other ranks of the group, where this is their leader.
 
@@ -89,29 +91,41 @@ class Session:
         max_context: int | None = None,
         graphs: bool = True,
         compiled: bool = False,
+        kernels: bool = True,
+        pack: bool = True,
         group: Group = ALONE,
         followers: Followers | None = None,
     ) -> None:
         self.loaded = loaded
-        self.decoder = Decoder(
+        self.decoder = load_decoder(
             loaded.model,
             attention=attention,
             max_context=max_context,
-            capture=capture_for(loaded.model) if graphs else None,
-            compiled=compiled,
+            cuda_graphs=graphs,
+            compile=compiled,
+            kernels=kernels,
+            pack=pack,
         )
-        prepare()
-        self.drafts = DraftState()
+        self.drafts = DraftMemory()
         self._group = group
         self._followers = followers
         self._shared: Generator[TextEvent] | None = None
-        self._steps_said = self._say_how_steps_run()
+        self._told = len(self.decoder.runner.notices)
 
     @property
     def attention(self) -> str:
         """Name of the attention backend of its steps: that which was asked for, unless it failed
         here."""
-        return self.decoder.runner.attention
+        return self.decoder.runner.model.attention
+
+    @cached_property
+    def stock_model(self) -> Any:
+        """The model as transformers loads it; loaded once more where our forward keeps weights in
+        an order of its own, in which transformers' would run at another speed."""
+        again = self.loaded.again
+        if self.decoder.runner.model.keeps_weights or again is None:
+            return self.loaded.model
+        return again()
 
     @property
     def ranks(self) -> int:
@@ -126,15 +140,12 @@ class Session:
         """
         if not keep_text:
             self.decoder.forget(keep_memory=True)
-        self.drafts = DraftState()
+        self.drafts = DraftMemory()
 
     @property
     def notices(self) -> tuple[str, ...]:
         """Lines that the user should see before the first answer."""
-        notices, facts = list(self.loaded.notices), self.decoder.facts
-        notices += self._steps_said
-        if not facts.tested:
-            notices.append(f"the family {facts.family!r} is untested; a trial step agreed")
+        notices = [*self.loaded.notices, *self.decoder.runner.notices]
         if ignored := self.loaded.ignored_settings:
             names = ", ".join(ignored)
             notices.append(f"not applied, though the model's generation config has it: {names}")
@@ -142,22 +153,9 @@ class Session:
 
     def news(self) -> list[str]:
         """Lines about how steps run that the last answers brought up; each is told once."""
-        before, self._steps_said = self._steps_said, self._say_how_steps_run()
-        return [line for line in self._steps_said if line not in before]
-
-    def _say_how_steps_run(self) -> list[str]:
-        runner, lines = self.decoder.runner, []
-        if runner.trouble is not None:
-            lines.append(f"steps run without CUDA graphs, and slower: {runner.trouble}")
-        elif runner.uncompiled is not None:
-            lines.append(f"steps run as they are, not compiled: {runner.uncompiled}")
-        elif runner.compiles:
-            lines.append(
-                "each kind of step is compiled when it is first needed: that takes minutes"
-            )
-        if runner.given_up is not None:
-            lines.append(f"steps run {runner.given_up}")
-        return lines
+        notices = self.decoder.runner.notices
+        new, self._told = notices[self._told :], len(notices)
+        return new
 
     def encode(self, prompt: str) -> list[int]:
         """The ids of a raw prompt, with the special tokens that the tokenizer adds."""
@@ -229,7 +227,6 @@ class Session:
         cancelled: Callable[[], bool] = lambda: False,
         *,
         detailed: bool = False,
-        timed: bool = False,
     ) -> Iterator[TextEvent]:
         """Decode an answer as text events; closing the iterator stops within a step.
 
@@ -240,14 +237,13 @@ class Session:
             settings: how to decode.
             cancelled: asked after every step; true ends the answer as interrupted.
             detailed: whether steps say what they tried.
-            timed: whether steps say where their time went.
 
         Raises:
             PromptError: the prompt is empty or too long.
             RankError: a rank of the group is gone.
         """
-        if self.drafts.spoiled:
-            self.drafts = DraftState()
+        if self.drafts.broken:
+            self.drafts = DraftMemory()
         followers = self._followers
         settings = self._prepared(settings)
         # A follower hears of nothing but what takes all ranks.
@@ -262,7 +258,6 @@ class Session:
             settings.sampling,
             Limits(settings.max_new_tokens, stop_ids, should_stop),
             detailed=detailed,
-            timed=timed,
             group=self._group if together else ALONE,
         )
         if followers is None or not together:
@@ -279,7 +274,7 @@ class Session:
         follows = self.ranks > 1 and self._followers is None
         if follows or settings.lookahead.widths:
             return settings
-        widths = self.decoder.runner.widths(settings.lookahead.step_limit)
+        widths = tuple(self.decoder.runner.widths(settings.lookahead.step_limit))
         return replace(settings, lookahead=replace(settings.lookahead, widths=widths))
 
 
@@ -293,7 +288,7 @@ def _as_text(
     with answering, contextlib.closing(events):
         for event in events:
             match event:
-                case Started() | Squeezed():
+                case Started() | StepNarrowed():
                     yield event
                 case Prefill():
                     yield PromptRead(event.done, event.total, event.seconds)
@@ -307,7 +302,7 @@ def _as_text(
                         event.proposed,
                         event.seconds,
                         event.detail,
-                        event.parts,
+                        event.times,
                     )
                 case Finished():
                     yield Ended(event.reason, text.flush())

@@ -61,6 +61,7 @@ class Request:
     Attributes:
         cuda_graphs: whether steps are captured; None for wherever that can be.
         compile: whether captured steps are compiled first.
+        kernels: whether Triton kernels may be used.
         origins: where they are from, by name: "flag --budget", "LADE_BUDGET", "config file",
             "set in this chat"; without those that nobody set.
     """
@@ -91,6 +92,7 @@ class Request:
     attention: str = "auto"
     cuda_graphs: bool | None = None
     compile: bool = False
+    kernels: bool = True
     device_map: str | None = None
     parallel: int | None = None
     parallel_mode: str = "lookahead"

@@ -251,7 +251,7 @@ def generate(
     Raises:
         Exception: whatever transformers raises.
     """
-    model, marks = session.loaded.model, Marks()
+    model, marks = session.stock_model, Marks()
     config = _config(session, len(prompt), settings, lookup)
     stream = TextStream(session.loaded.tokenizer, prompt, settings.stop)
     should_stop = stream.feed if settings.stop else None
@@ -260,7 +260,7 @@ def generate(
     if not settings.sampling.greedy:
         torch.manual_seed(settings.sampling.seed)
     given = {} if compiled is None else compiled.given(config, len(prompt))
-    with clock.watching(model), session.decoder.released(), _without_defaults(model):
+    with clock.watching(model), _without_defaults(model):
         out = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 
-from .decoder.support import examine
+from .decoder.families import examine
 from .errors import UsageError
 from .models import Plan
 

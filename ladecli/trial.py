@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .decoder.memory import is_out_of_memory
-from .decoder.places import device_of
+from .decoder.stock_model import input_device
 from .device import Device
 from .errors import LoadError
 from .settings import LoadOptions
@@ -31,7 +31,7 @@ def check(name: str, options: LoadOptions, device: Device, shape: ModelShape, mo
     Raises:
         LoadError: they cannot.
     """
-    place = device_of(model)
+    place = input_device(model)
     try:
         for width in (1, 2):
             ids = torch.zeros((1, width), dtype=torch.long, device=place)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .errors import UsageError
 from .places import CONFIG_FILE, config_path
 
 if TYPE_CHECKING:
-    from .decoder.attention.choice import Choice as Attention
     from .device import Device
     from .session import Session
     from .settings import Request
@@ -19,22 +19,30 @@ _NEED_KERNELS = ("flash", "triton")
 _SPREAD = "the model lies on several devices"
 
 
-def attention_of(request: Request, device: Device, shape: ModelShape) -> Attention:
-    """The attention backend that a request comes to for a model on a device, and why."""
-    from .decoder.attention import choice
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """An attention backend, and why it was chosen."""
 
+    name: str
+    why: str
+
+
+def attention_of(request: Request, device: Device, shape: ModelShape) -> Attention:
+    """The attention backend that a request comes to for a model on a device."""
     if request.attention != "auto":
-        return choice.Choice(request.attention, "as asked for")
+        return Attention(request.attention, "as asked for")
     if shape.latent is not None:
-        return choice.Choice("sdpa", "keys and values of this model differ in size")
-    return choice.choose(
-        device.torch_name,
-        shape.compute,
-        shape.heads,
-        shape.kv_heads,
-        shape.head_size,
-        captured=no_graphs(request, device) is None,
-    )
+        return Attention("sdpa", "keys and values of this model differ in size")
+    if device.kind != "cuda":
+        return Attention("sdpa", f"the fastest one on {device.label}")
+    if not request.kernels:
+        return Attention("sdpa", "Triton kernels are switched off")
+    from .decoder.attention import choose_backend
+    from .device import in_torch
+
+    name = choose_backend("auto", *in_torch(device, shape.compute))
+    why = "the split-KV kernel, for half precision" if name == "triton" else "no other works here"
+    return Attention(name, why)
 
 
 def no_graphs(request: Request, device: Device) -> str | None:
@@ -54,16 +62,21 @@ def why_no_graphs(request: Request, session: Session) -> str | None:
     if session.decoder.runner.captures:
         return None
     why = no_graphs(request, session.loaded.device)
-    return why or session.decoder.runner.trouble or _SPREAD
+    return why or _why_not_captured(session) or _SPREAD
 
 
 def without_graphs(request: Request, session: Session) -> str | None:
     """What to tell a user who asked for CUDA graphs and does not get them, where nothing else
     tells it."""
-    runner = session.decoder.runner
-    if not request.cuda_graphs or runner.captures or runner.trouble is not None:
+    if not request.cuda_graphs or session.decoder.runner.captures or _why_not_captured(session):
         return None
     return f"steps run without CUDA graphs, and slower: {_SPREAD}"
+
+
+def _why_not_captured(session: Session) -> str | None:
+    """What the runner's notices say of CUDA graphs; None where they say nothing."""
+    lines = (line for line in session.decoder.runner.notices if "CUDA graphs" in line)
+    return next((line.partition(": ")[2] for line in lines), None)
 
 
 def check(request: Request, device: Device, shape: ModelShape) -> None:
@@ -79,10 +92,11 @@ def check(request: Request, device: Device, shape: ModelShape) -> None:
         asking = _asking(request, "compile")
         raise UsageError(f"nothing to compile: no CUDA graphs, for {why}; leave {asking} out")
     if request.attention in _NEED_KERNELS:
-        from .decoder.attention.choice import check_usable
+        from .decoder.attention import check_usable
+        from .device import in_torch
 
         heads = shape.heads, shape.kv_heads, shape.head_size
-        check_usable(request.attention, device.torch_name, shape.compute, *heads)
+        check_usable(request.attention, *in_torch(device, shape.compute), *heads)
 
 
 def _asking(request: Request, option: str) -> str:

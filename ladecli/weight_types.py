@@ -12,7 +12,7 @@ from huggingface_hub.errors import HFValidationError
 
 from . import memory
 from .blueprint import shape_of
-from .decoder.support import examine
+from .decoder.families import examine
 from .device import Device
 from .library import checkpoint
 from .settings import LoadOptions

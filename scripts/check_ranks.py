@@ -1,4 +1,4 @@
-"""Whether several processes say, token for token, what one says: a grid of settings.
+"""Whether several processes yield, token for token, the text of one: a grid of settings.
 
     python scripts/check_ranks.py --ranks 2,3,4 --model MODEL --prompts FILE.jsonl
 
@@ -18,17 +18,14 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import torch
-
 from ladecli import models
 from ladecli.decoder.config import SOURCES, LookaheadConfig, SamplingConfig
-from ladecli.decoder.draft_state import DraftState
-from ladecli.decoder.engine import Decoder, Limits
+from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.decoder.events import Step
-from ladecli.decoder.parallel import store
-from ladecli.decoder.parallel.group import ALONE, Group
-from ladecli.decoder.parallel.together import Branches
-from ladecli.decoder.parallel.processes import Processes
+from ladecli.decoder.limits import Limits
+from ladecli.decoder.load import load_decoder
+from ladecli.decoder.parallel.groups import ALONE, Group, LookaheadParallel
+from ladecli.decoder.parallel.transport import DistributedTransport
 from ladecli.decoder.strategies import make_strategy
 
 WINDOWS = ((2, 3, 2), (5, 3, 5), (7, 5, 7), (15, 5, 15), (10, 2, 4))
@@ -51,16 +48,12 @@ def settings() -> Iterator[LookaheadConfig]:
 
 
 def main() -> int:
-    """Run the grid for each number of ranks.
-
-    Returns:
-        1 if any text differs.
-    """
+    """Run the grid for each number of ranks; returns 1 if any text differs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=models.DEMO)
     parser.add_argument("--prompts", type=Path, help="JSONL with `prompt`; a few if absent")
-    parser.add_argument("--limit", type=int, default=3, help="at most so many prompts")
-    parser.add_argument("--cells", type=int, help="at most so many settings")
+    parser.add_argument("--limit", type=int, default=3, help="the most prompts")
+    parser.add_argument("--cells", type=int, help="the most settings")
     parser.add_argument("-n", "--new-tokens", type=int, default=60)
     parser.add_argument("--ranks", default="2,3,4")
     parser.add_argument("--json", type=Path)
@@ -86,12 +79,10 @@ def main() -> int:
 
 def rank(args: argparse.Namespace) -> int:
     """One rank's part of the grid."""
-    torch.set_num_threads(1)
-    met = store.by_environment()
-    met.meet()
-    processes = Processes(met)
+    transport = DistributedTransport(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    transport.connect(threads=1)
     loaded = models.load(args.model)
-    decoder = Decoder(loaded.model)
+    decoder = load_decoder(loaded.model)
     texts: Sequence[str] = PROMPTS
     if args.prompts:
         lines = args.prompts.read_text(encoding="utf-8").splitlines()
@@ -99,32 +90,31 @@ def rank(args: argparse.Namespace) -> int:
     prompts = [list(loaded.tokenizer(text)["input_ids"]) for text in texts[: args.limit]]
 
     def text(strategy: str, c: LookaheadConfig, prompt: list[int], how: str, g: Group) -> list[int]:
-        chosen = make_strategy(strategy, c, DraftState())
+        chosen = make_strategy(strategy, c, DraftMemory())
         limits = Limits(args.new_tokens)
         events = decoder.generate(prompt, chosen, SAMPLINGS[how], limits, group=g)
         return [t.id for event in events if isinstance(event, Step) for t in event.tokens]
 
     compared = different = tokens = 0
-    group = Branches(processes)
+    group = LookaheadParallel(transport)
     for how, prompt in itertools.product(SAMPLINGS, prompts):
         expected = text("autoregressive", LookaheadConfig(), prompt, how, ALONE)
         for config in itertools.islice(settings(), args.cells):
-            # A cell starts cold, so that every one of them reads its prompt on all ranks.
+            # Every cell starts cold, so that it reads its prompt on all ranks.
             decoder.forget()
             found = text("lookahead", config, prompt, how, group)
             compared += 1
             tokens += len(found)
             if found != expected:
                 different += 1
-                print(f"rank {processes.rank}: {how}, {config}: another text", file=sys.stderr)
-    different = sum(found[0] for found in processes.gather([different]))
-    if processes.rank == 0:
-        row = {"model": args.model, "ranks": processes.size, "texts": compared}
+                print(f"rank {transport.rank}: {how}, {config}: another text", file=sys.stderr)
+    different = sum(found[0] for found in transport.gather([different]))
+    if transport.rank == 0:
+        row = {"model": args.model, "ranks": transport.size, "texts": compared}
         row |= {"tokens": tokens, "different": different}
-        print(f"{processes.size} ranks: {compared} texts, {tokens} tokens, {different} different")
+        print(f"{transport.size} ranks: {compared} texts, {tokens} tokens, {different} different")
         args.json.write_text(json.dumps(row))
-        met.over(failed=False)
-    processes.leave()
+    transport.close()
     return 0
 
 

@@ -8,11 +8,20 @@ from typing import Any
 import torch
 
 from ladecli.decoder.config import LookaheadConfig, SamplingConfig
+from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.decoder.engine import Decoder, Limits
-from ladecli.decoder.events import Event, Step, Token
+from ladecli.decoder.events import Event, Finished, FinishReason, Step, Token
+from ladecli.decoder.load import load_decoder
 from ladecli.decoder.strategies import make_strategy
 
+from .families import model_of
+
 PAPER = LookaheadConfig(window=4, ngram=4, guesses=4, sources=("trajectory",))
+
+
+def decoder_of(family: str, **options: Any) -> Decoder:
+    """A decoder of a small model that others use, too: its weights stay as they are."""
+    return load_decoder(model_of(family), join=False, **options)
 
 
 def run(
@@ -22,15 +31,22 @@ def run(
     config: LookaheadConfig = PAPER,
     sampling: SamplingConfig | None = None,
     limits: Limits | None = None,
+    memory: DraftMemory | None = None,
+    **options: Any,
 ) -> list[Event]:
-    """All events of one generation."""
-    chosen = make_strategy(strategy, config)
-    return list(decoder.generate(prompt, chosen, sampling, limits or Limits(40)))
+    """All events of one generation, of 40 tokens unless limits say otherwise."""
+    chosen = make_strategy(strategy, config, memory)
+    return list(decoder.generate(prompt, chosen, sampling, limits or Limits(40), **options))
+
+
+def steps_of(events: Sequence[Event]) -> list[Step]:
+    """All steps."""
+    return [event for event in events if isinstance(event, Step)]
 
 
 def tokens_of(events: Sequence[Event]) -> list[Token]:
     """All tokens of all steps."""
-    return [token for event in events if isinstance(event, Step) for token in event.tokens]
+    return [token for step in steps_of(events) for token in step.tokens]
 
 
 def ids_of(events: Sequence[Event]) -> list[int]:
@@ -38,11 +54,17 @@ def ids_of(events: Sequence[Event]) -> list[int]:
     return [token.id for token in tokens_of(events)]
 
 
+def reason_of(events: Sequence[Event]) -> FinishReason:
+    """Why a generation ended."""
+    assert isinstance(events[-1], Finished)
+    return events[-1].reason
+
+
 def transformers_ids(model: Any, prompt: Sequence[int], new: int, **options: Any) -> list[int]:
-    """What transformers' own generate says, with its own attention.
+    """What transformers' own generate yields, with its own attention.
 
     Where rotary frequencies change with the length it runs without a cache: transformers 5.17
-    keeps one token of the text when it starts its cache anew, and says something else.
+    keeps one token of the text when it starts its cache anew, and yields something else.
     """
     long_rope = "longrope" in str(getattr(model.config, "rope_parameters", ""))
     before = model.config._attn_implementation

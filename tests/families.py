@@ -1,4 +1,4 @@
-"""A small random model of every supported family, and of some that must be refused."""
+"""A small random model of every family that decodes, in the forms that set families apart."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import transformers
+from transformers import CONFIG_MAPPING
 
 VOCABULARY = 97
 SLIDING = 11
@@ -26,6 +27,14 @@ _SHAPE: dict[str, Any] = {
     # Tied embeddings make a random model repeat its last token for ever.
     "tie_word_embeddings": False,
 }
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 _LONG_ROPE = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
@@ -34,80 +43,118 @@ _LONG_ROPE = {
     "original_max_position_embeddings": 40,
     "factor": 4.0,
 }
+# Queries grow with their position from the original length on.
+_GROWING = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 32,
+    "llama_4_scaling_beta": 0.5,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+_MIXED = {"sliding_window": SLIDING, "layer_types": ["sliding_attention", "full_attention"]}
+_QWEN = {"use_sliding_window": True, "sliding_window": SLIDING, "max_window_layers": 1}
+_GEMMA = {"head_dim": 8, "query_pre_attn_scalar": 8} | _MIXED
+_HALF_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("Llama", {}),
-    "llama3": (
-        "Llama",
-        {
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "rope_theta": 10000.0,
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 64,
-            }
-        },
-    ),
+OWN: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama3": ("llama", {"rope_parameters": _LLAMA3}),
+    "llama_bias": ("llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4}),
+    "llama_tied": ("llama", {"tie_word_embeddings": True, "head_dim": 16}),
     "llama_dynamic": (
-        "Llama",
+        "llama",
         {
             "max_position_embeddings": 40,
             "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0},
         },
     ),
-    "mistral": ("Mistral", {"sliding_window": SLIDING}),
-    "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
-    "qwen2": (
-        "Qwen2",
-        {"use_sliding_window": True, "sliding_window": SLIDING, "max_window_layers": 1},
-    ),
-    "qwen3": ("Qwen3", {"head_dim": 8}),
-    "gemma": ("Gemma", {"head_dim": 8}),
-    "gemma2": ("Gemma2", {"head_dim": 8, "sliding_window": SLIDING, "query_pre_attn_scalar": 8}),
-    "gemma3": ("Gemma3", {"head_dim": 8, "sliding_window": SLIDING, "query_pre_attn_scalar": 8}),
-    "phi": ("Phi", {}),
-    "phi3": ("Phi3", {"sliding_window": SLIDING}),
+    "mistral": ("mistral", {"sliding_window": SLIDING}),
+    "ministral": ("ministral", {"head_dim": 8} | _MIXED),
+    "ministral3": ("ministral3", {"head_dim": 8, "rope_parameters": _GROWING}),
+    "qwen2": ("qwen2", _QWEN),
+    "qwen3": ("qwen3", {"head_dim": 8}),
+    "qwen3_sliding": ("qwen3", {"head_dim": 16, "attention_bias": True} | _QWEN),
+    "gemma": ("gemma", {"head_dim": 8}),
+    "gemma2": ("gemma2", _GEMMA | {"final_logit_softcapping": 5.0, "attn_logit_softcapping": 3.0}),
+    "gemma3": ("gemma3_text", _GEMMA),
+    "phi3": ("phi3", {"sliding_window": SLIDING}),
+    "phi3_partial": ("phi3", {"rope_parameters": _HALF_ROPE}),
     "phi3_long": (
-        "Phi3",
+        "phi3",
         {
             "rope_parameters": _LONG_ROPE,
             "original_max_position_embeddings": 40,
             "max_position_embeddings": 160,
         },
     ),
-    "olmo2": ("Olmo2", {}),
-    "gpt_neox": ("GPTNeoX", {}),
-    "gpt2": ("GPT2", {"n_positions": 128, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 48}),
-    "opt": ("OPT", {"ffn_dim": 48, "word_embed_proj_dim": 32}),
-    "starcoder2": ("Starcoder2", {"sliding_window": SLIDING}),
-    "granite": ("Granite", {"logits_scaling": 2.0, "residual_multiplier": 0.7}),
-    "cohere": ("Cohere", {"use_qk_norm": True}),
-    "glm4": ("Glm4", {"head_dim": 8}),
+    "olmo2": ("olmo2", {}),
+    "olmo3": ("olmo3", _MIXED),
+    "granite": (
+        "granite",
+        {
+            "logits_scaling": 2.0,
+            "residual_multiplier": 0.7,
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.2,
+        },
+    ),
+    "smollm3": ("smollm3", {"no_rope_layers": [1, 0]} | _QWEN),
+    "glm": ("glm", {"head_dim": 8}),
+    "glm4": ("glm4", {"head_dim": 8, "attention_bias": True}),
+    "seed_oss": ("seed_oss", {"head_dim": 8, "attention_out_bias": True}),
+    "cwm": ("cwm", {"head_dim": 8, "rope_parameters": _LLAMA3} | _MIXED),
+    "internlm3": ("internlm3", {"qkv_bias": True, "bias": True, "head_dim": 8}),
+    "helium": ("helium", {"head_dim": 8}),
+    "ernie4_5": ("ernie4_5", {"use_bias": True, "head_dim": 8}),
+    "iquestcoder": ("iquestcoder", {"head_dim": 8}),
 }
-_CONFIG_NAMES = {"Gemma3": "Gemma3TextConfig"}
+"""By name: the family and what its configuration says; they run on our own forward."""
+
+STOCK: dict[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "phi": ("phi", {}),
+    "gpt_neox": ("gpt_neox", {}),
+    "gpt2": ("gpt2", {"n_positions": 128, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 48}),
+    "opt": ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32}),
+    "starcoder2": ("starcoder2", {"sliding_window": SLIDING}),
+    "cohere": ("cohere", {"use_qk_norm": True}),
+    "cohere2": ("cohere2", {"head_dim": 8} | _MIXED),
+    "olmo": ("olmo", {}),
+}
+"""The same for those that run on transformers' forward."""
+
+FAMILIES = OWN | STOCK
 
 
 @cache
 def model_of(family: str) -> Any:
     """A random model of the family, the same at every call; tests must not change it."""
-    stem, extra = FAMILIES[family]
-    config_class = getattr(transformers, _CONFIG_NAMES.get(stem, f"{stem}Config"))
+    return new_model(family)
+
+
+def new_model(family: str, **extra: Any) -> Any:
+    """A random model of the family in float32, with more settings or others."""
+    model_type, settings = FAMILIES[family]
     shape = dict(_SHAPE)
-    if stem == "GPT2":
-        shape = {
-            k: shape[k]
-            for k in ("vocab_size", "bos_token_id", "eos_token_id", "tie_word_embeddings")
-        }
-    config = config_class(**{**shape, **extra})
-    torch.manual_seed(sum(map(ord, family)))
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    if model_type == "gpt2":
+        kept = ("vocab_size", "bos_token_id", "eos_token_id", "tie_word_embeddings")
+        shape = {name: shape[name] for name in kept}
+    config = CONFIG_MAPPING[model_type](**{**shape, **settings, **extra})
+    generator = torch.Generator().manual_seed(sum(map(ord, family)))
+    model = transformers.AutoModelForCausalLM.from_config(config).eval().float()
     # Initial weights are so small that every text ends in one repeated token.
     for name, parameter in model.named_parameters():
         if parameter.ndim > 1:
-            torch.nn.init.normal_(parameter, std=0.25 if "embed" not in name else 1.0)
-    return model.float()
+            std = 1.0 if "embed" in name and not config.tie_word_embeddings else 0.25
+            torch.nn.init.normal_(parameter, std=std, generator=generator)
+        elif "bias" in name or "norm" in name:
+            # Biases of zero and norms of one would hide that they are left out.
+            torch.nn.init.normal_(parameter, parameter.mean().item(), 0.1, generator=generator)
+    return model
 
 
 def prompt_for(family: str, length: int = 24) -> list[int]:

@@ -1,76 +1,87 @@
-"""A fake model that spells out a text by a rule: what it sees decides what it says.
+"""Fake forwards that follow a rule: what a token sees decides what comes next.
 
-It answers to the same calls as a causal language model of transformers, writes token ids to
-the cache as if they were keys, and reads its text back from the cache through the step's mask.
-So a wrong mask, slot or position changes what it says, and a test can read the cache.
+They write token ids and positions to the cache as if they were keys, and read the text back from
+the cache through the step's mask.  So a wrong mask, slot or position changes what they say, and a
+test can read the cache.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from ladecli.decoder.engine import Decoder
+from ladecli.decoder.families import ModelFacts
+from ladecli.decoder.kv_cache import LayerShape
+from ladecli.decoder.load import new_cache
+from ladecli.decoder.runner import Forward, Runner
+from ladecli.decoder.step_inputs import StepInputs
+from ladecli.decoder.transformer import StepCache
+
+CPU = torch.device("cpu")
 
 Rule = Callable[[Sequence[int]], int]
 """The text that a token sees, itself included and in order of position -> the next token."""
 
 
-class OracleModel(nn.Module):
-    """Says `rule(visible text)` after every token.
+class Oracle:
+    """Chooses `rule(visible text)` after every token.
 
     Attributes:
         steps: for every forward, the text that each of its tokens saw.
     """
 
-    def __init__(self, rule: Rule, vocabulary: int = 100, context: int = 512) -> None:
-        super().__init__()
-        self.rule = rule
-        self.weight = nn.Parameter(torch.zeros(1))
-        self.steps: list[list[tuple[int, ...]]] = []
-        self.config = SimpleNamespace(
-            model_type="llama",
-            num_hidden_layers=1,
-            vocab_size=vocabulary,
-            max_position_embeddings=context,
-            get_text_config=lambda decoder=True: self.config,
-        )
+    attention = "oracle"
+    device = CPU
+    dtype = torch.float32
+    keeps_weights = True
+    kernels = False
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        past_key_values: Any,
-        logits_to_keep: Any,
-        lade_step: Any,
-        **_ignored: Any,
-    ) -> Any:
-        keys = torch.stack([input_ids[0], position_ids[0]], dim=-1).float()[None, None]
-        seen, _ = past_key_values.update(keys, keys, 0)
+    def __init__(self, rule: Rule, vocabulary: int = 100) -> None:
+        self.rule = rule
+        self.vocabulary = vocabulary
+        self.steps: list[list[tuple[int, ...]]] = []
+
+    @property
+    def layer_shapes(self) -> list[LayerShape]:
+        """One layer of one head: keys are token and position, values the token."""
+        return [LayerShape(1, 2, 1, torch.float32, CPU)]
+
+    def use(self, attention: str, ops: object = None) -> None:
+        """There are no kernels."""
+
+    def forward(self, step: StepInputs, cache: StepCache) -> Tensor:
+        """Logits of `step.outputs`: 1 for the token that follows, 0 for all others."""
+        written = torch.stack([step.tokens, step.positions], dim=-1).float()[None]
+        keys, values = cache.write(0, written, written[..., :1])
+        assert torch.equal(keys[..., :1], values)
         # As lists: one number of a tensor takes a thousand times as long as one of a list.
-        tokens, positions = (column.long().tolist() for column in seen[0, 0].unbind(-1))
-        mask = lade_step.bool_mask(None)
+        tokens, positions = (column.long().tolist() for column in keys[0].unbind(-1))
+        mask = step.mask.additive_mask(None, 1, torch.float32, CPU)
         order = sorted(range(len(tokens)), key=positions.__getitem__)
-        everyone = [True] * len(tokens)
+        rows = [[0.0] * len(tokens)] if mask is None else mask.tolist()
         texts = []
-        for row in range(input_ids.shape[1]):
-            sees = everyone if mask is None else mask[row].tolist()
-            visible = [cell for cell in order if sees[cell]]
-            assert [positions[cell] for cell in visible] == list(range(len(visible))), (
-                "a token sees a gap or a rival"
-            )
+        for row in rows:
+            visible = [cell for cell in order if row[cell] == 0.0]
+            seen = [positions[cell] for cell in visible]
+            assert seen == [*range(len(seen))], "a token sees a gap or a rival"
             texts.append(tuple(tokens[cell] for cell in visible))
         self.steps.append(texts)
-        rows = range(len(texts)) if isinstance(logits_to_keep, int) else logits_to_keep.tolist()
-        logits = torch.zeros(1, len(rows), self.config.vocab_size)
-        for out, row in enumerate(rows):
-            logits[0, out, self.rule(texts[row])] = 1.0
-        return SimpleNamespace(logits=logits)
+        outputs = range(len(texts)) if step.outputs is None else step.outputs.tolist()
+        return self.logits([texts[output] for output in outputs])
+
+    def logits(self, texts: Sequence[Sequence[int]]) -> Tensor:
+        """[texts, vocabulary]."""
+        logits = torch.zeros(len(texts), self.vocabulary)
+        for row, text in enumerate(texts):
+            logits[row, self.rule(text)] = 1.0
+        return logits
 
 
-class MarkovModel(OracleModel):
+class Markov(Oracle):
     """Gives every token the logits in the row of the token before it.
 
     Args:
@@ -78,19 +89,69 @@ class MarkovModel(OracleModel):
     """
 
     def __init__(self, table: Tensor) -> None:
-        super().__init__(lambda seen: 0, vocabulary=len(table))
+        super().__init__(lambda text: 0, len(table))
         self.table = table
 
-    def forward(self, input_ids: Tensor, logits_to_keep: Any, **step: Any) -> Any:
-        keys = input_ids[0].float()[None, None, :, None]
-        step["past_key_values"].update(keys, keys, 0)
-        rows = slice(None) if isinstance(logits_to_keep, int) else logits_to_keep
-        return SimpleNamespace(logits=self.table[input_ids[:, rows]])
+    def forward(self, step: StepInputs, cache: StepCache) -> Tensor:
+        """Logits of `step.outputs`; there is no need to look at the text."""
+        written = torch.stack([step.tokens, step.positions], dim=-1).float()[None]
+        cache.write(0, written, written[..., :1])
+        return self.table[step.tokens if step.outputs is None else step.tokens[step.outputs]]
+
+
+def decoder_with(model: Oracle, context: int = 512, chunk: int = 512) -> Decoder:
+    """A decoder that runs a fake forward."""
+    facts = ModelFacts("oracle", 1, model.vocabulary, context, None, None)
+    return Decoder(Runner(model, new_cache(model, context)), facts, prefill_chunk=chunk)
+
+
+def oracle(rule: Rule, vocabulary: int = 100, context: int = 512, chunk: int = 512) -> Decoder:
+    """A decoder whose texts follow a rule."""
+    return decoder_with(Oracle(rule, vocabulary), context, chunk)
+
+
+def cached_ids(decoder: Decoder) -> list[int]:
+    """The tokens whose keys the cache of a fake forward holds."""
+    if not decoder.cache.length:
+        return []
+    keys, _ = decoder.cache.layer(0)
+    return [int(token) for token in keys[0, : decoder.cache.length, 0]]
+
+
+class Watched:
+    """A forward that calls a function at the end of every step, which may raise an error.
+
+    At the end, so that the step has written whatever it writes to the cache.
+    """
+
+    def __init__(self, inner: Forward, after: Callable[[StepInputs], object]) -> None:
+        self.inner = inner
+        self.after = after
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def forward(self, step: StepInputs, cache: StepCache) -> Tensor:
+        """Run the step, then call the function."""
+        logits = self.inner.forward(step, cache)
+        self.after(step)
+        return logits
+
+
+def watch(decoder: Decoder, after: Callable[[StepInputs], object]) -> Decoder:
+    """Let a decoder call a function at the end of every forward."""
+    decoder.runner.model = Watched(decoder.runner.model, after)
+    return decoder
 
 
 def spells(text: Sequence[int]) -> Rule:
-    """A rule that says `text` by position, whatever it sees: every guess converges at once."""
+    """A rule that gives `text` by position, whatever it sees: every guess converges at once."""
     return lambda seen: text[len(seen)] if len(seen) < len(text) else 0
+
+
+def counts(seen: Sequence[int]) -> int:
+    """A rule that goes round a circle of 20 tokens, whatever came before the last one."""
+    return 10 + (seen[-1] - 9) % 20
 
 
 def scrambles(vocabulary: int = 100, memory: int = 3) -> Rule:

@@ -8,7 +8,7 @@ from pathlib import Path
 import ladecli
 from ladecli.api import Model
 from ladecli.decoder.config import LookaheadConfig
-from ladecli.decoder.draft_state import DraftState
+from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.decoder.events import Detail, Started
 from ladecli.events import Ended, Piece, TextEvent, TextStep
 from ladecli.inspect.trace import Header, Trace, TraceWriter, describe, speller
@@ -38,7 +38,7 @@ def demo() -> Model:
 def events_of(name: str) -> tuple[TextEvent, ...]:
     """What the demo model did under one of `SETTINGS`."""
     session = demo().session
-    session.drafts = DraftState()
+    session.drafts = DraftMemory()
     return tuple(session.stream(session.encode(PROMPT), SETTINGS[name], detailed=True))
 
 

@@ -16,11 +16,7 @@ import torch.distributed as dist
 
 from ladecli import models
 from ladecli.decoder import layout
-from ladecli.decoder.attention import bound
-from ladecli.decoder.engine import Decoder
-from ladecli.decoder.kv_cache import KVCache
-from ladecli.decoder.places import is_split
-from ladecli.decoder.runner import Runner
+from ladecli.decoder.load import load_decoder
 from ladecli.errors import LadeError
 from ladecli.settings import LoadOptions
 
@@ -39,17 +35,17 @@ def findings(folder: str, ranks: int) -> dict[str, object]:
     for parameter in model.parameters():
         mine = parameter.to_local() if hasattr(parameter, "to_local") else parameter
         held += mine.nbytes
-    decoder = Decoder(model)
+    decoder = load_decoder(model)
     said = texts(decoder)
-    cache = KVCache(decoder.facts.layers)
-    with bound(model):
-        logits = Runner(model, cache).forward(layout.build_chunk([5, 7, 11, 13], 0))
+    decoder.forget()
+    step = layout.build([5, 7, 11, 13], 0, layout.Draft())
+    logits = decoder.runner.run(step)
     return {
         "texts": said,
-        "split": is_split(model),
+        "split": (getattr(model, "tp_size", None) or 1) > 1,
         "held": held,
         "estimated": planned.part.weight_bytes,
-        "heads": cache.keys.shape[2] if cache.keys is not None else None,
+        "heads": decoder.runner.model.layer_shapes[0].heads,
         "estimated_heads": planned.part.kv_heads,
         "logits": hashlib.sha256(logits.contiguous().numpy().tobytes()).hexdigest(),
     }

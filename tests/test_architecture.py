@@ -26,7 +26,7 @@ LIGHT = (
     *("generate", "replay", "export", "view.live", "view.typeset", "repl.completion"),
     *("inspect.browse", "inspect.trace", "terminal", "records", "views"),
     *("tune", "tuning.report", "profile_list", "memory", "suites", "shape", "plan"),
-    *("parallel.start", "parallel.follow", "parallel.greeting", "parallel.crew"),
+    *("parallel.start", "parallel.follow", "parallel.agreement", "parallel.place"),
     *("bench.command", "bench.report", "bench.comparing.compare", "bench.comparing.command"),
     *("verify", "verifying.report"),
 )
@@ -144,6 +144,34 @@ def test_one_file_lays_steps_out() -> None:
 
 def test_the_decoders_map_imports_nothing() -> None:
     assert list(imports_of(ROOT / "decoder" / "__init__.py")) == []
+
+
+def test_decoding_on_a_cpu_needs_no_compiler() -> None:
+    """Importing triton takes a second; transformers may do it, so that our kernels are the sign."""
+    kernels = {
+        module_of(path)
+        for path in FILES
+        for node in tree_of(path).body
+        if isinstance(node, ast.Import) and "triton" in [alias.name for alias in node.names]
+    }
+    assert kernels
+    code = (
+        "import sys, torch; torch.cuda.is_available = lambda: False; import ladecli;"
+        " assert ladecli.load('demo', device='cpu').generate('def ', max_new_tokens=8);"
+        f" found = {kernels | {'numba'}} & sys.modules.keys(); assert not found, found"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_modules_of_a_model_are_not_rewired(path: Path) -> None:
+    """The decoder has a forward of its own; it puts nothing into transformers' modules."""
+    text = path.read_text(encoding="utf-8")
+    tricks = (
+        *(".forward = ", "FunctionType(", "MethodType", "weakref.", "data_ptr()"),
+        *("__globals__", "threading.local"),
+    )
+    assert not [trick for trick in tricks if trick in text]
 
 
 def test_every_module_says_what_it_is() -> None:

@@ -61,9 +61,7 @@ def test_all_strategies_side_by_side(lade: Any, model_folder: str, prompts: Path
     assert all(run["steps"] == 12 and run["fed"] == 11 for run in plain)
     spent = {each["contender"]: each["seconds"] for each in found["time_spent"]}
     assert spent.keys() == {"autoregressive", "jacobi", "prompt-lookup", "paper", "lookahead"}
-    assert spent["lookahead"].keys() == {
-        *("draft", "layout", "forward", "verify", "agree", "cache", "text", "learn", "view")
-    }
+    assert spent["lookahead"].keys() == {"draft", "forward", "verify", "learn", "view"}
     assert found["ceiling"]["bandwidth"] > 0
 
 

@@ -17,7 +17,7 @@ from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.engine import Decoder, Limits
 
 from .decoding import ids_of, run
-from .oracle import OracleModel
+from .oracle import oracle
 
 VOCABULARY = 400
 ASK = [VOCABULARY - 1, VOCABULARY - 2]
@@ -45,7 +45,7 @@ def quotation(rng: random.Random, text: list[int]) -> list[int]:
     return [*document(rng, 5), *text[80:200], *document(rng, 5)]
 
 
-def spelling(script: list[int]) -> OracleModel:
+def spelling(script: list[int]) -> Decoder:
     """A model that spells out `script`, and off its path what followed the last token once."""
     after: dict[int, int] = {}
     for first, second in itertools.pairwise(script):
@@ -56,7 +56,7 @@ def spelling(script: list[int]) -> OracleModel:
             return script[len(text)]
         return after.get(text[-1], 0)
 
-    return OracleModel(rule, vocabulary=VOCABULARY, context=2048)
+    return oracle(rule, VOCABULARY, context=2048)
 
 
 @pytest.mark.parametrize("answer", [edited, summary, quotation])
@@ -73,8 +73,7 @@ def test_copies_take_less_than_half_the_steps_of_the_paper(
         "paper": LookaheadConfig(15, 5, 15, sources=("trajectory",)),
         "all": LookaheadConfig(5, 3, 5, 60),
     }.items():
-        decoder = Decoder(spelling(script))
-        events = run(decoder, prompt, "lookahead", config, limits=Limits(len(wanted)))
+        events = run(spelling(script), prompt, "lookahead", config, limits=Limits(len(wanted)))
         assert ids_of(events) == wanted
         steps[name] = len(events)
     assert 2 * steps["all"] <= steps["paper"], steps

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import re
@@ -16,12 +15,12 @@ from torch import nn
 
 from ladecli import __main__, device, device_map, memory, models, offload, placement, program
 from ladecli.decoder import layout
-from ladecli.decoder.attention.step import StepAttention
+from ladecli.decoder.attention import StepMask
 from ladecli.decoder.config import GROWTH
-from ladecli.decoder.engine import Decoder
-from ladecli.decoder.kv_cache import KVCache
-from ladecli.decoder.places import device_of, layer_devices
+from ladecli.decoder.kv_cache import KVCache, LayerShape
+from ladecli.decoder.load import load_decoder
 from ladecli.decoder.runner import Runner
+from ladecli.decoder.stock_model import StockModel, input_device
 from ladecli.errors import LadeError, UsageError
 from ladecli.settings import LoadOptions
 
@@ -38,17 +37,20 @@ CPU, ELSEWHERE = torch.device("cpu"), torch.device("meta")
 def write(cache: KVCache, tokens: list[int]) -> None:
     """One step of a model whose layers 1 and 2 are elsewhere."""
     cache.reserve(cache.length + len(tokens))
-    key = torch.tensor(tokens, dtype=torch.float32)[None, None, :, None].expand(1, 2, -1, 3)
+    key = torch.tensor(tokens, dtype=torch.float32)[None, :, None].expand(2, -1, 3)
     for layer, place in enumerate((CPU, ELSEWHERE, ELSEWHERE, CPU)):
-        keys, values = cache.update((key + layer).to(place), -key.to(place), layer)
+        keys, values = cache.write(layer, (key + layer).to(place), -key.to(place))
         assert keys.device == values.device == place
-        assert keys.shape == (1, 2, cache.length + len(tokens), 3)
+        assert keys.shape == (2, cache.length + len(tokens), 3)
 
 
 def spread_cache() -> KVCache:
-    cache = KVCache(4)
-    cache.spread([CPU, ELSEWHERE, ELSEWHERE, CPU])
-    return cache
+    places = (CPU, ELSEWHERE, ELSEWHERE, CPU)
+    return KVCache([LayerShape(2, 3, 3, torch.float32, place) for place in places])
+
+
+def held(cache: KVCache, layer: int) -> list[float]:
+    return [float(key) for key in cache.layer(layer)[0][0, : cache.length, 0]]
 
 
 def test_keys_are_where_their_layers_are() -> None:
@@ -57,76 +59,65 @@ def test_keys_are_where_their_layers_are() -> None:
     cache.keep([0, 1])
     write(cache, [10, 11, 12])
     cache.keep([0, 2])
-    assert cache.keys is not None
-    assert cache.keys.shape == (2, 1, 2, GROWTH, 3), "of layers 0 and 3"
-    assert cache.keys[0, 0, 0, :4, 0].tolist() == [7, 8, 10, 12]
-    assert cache.keys[1, 0, 0, :4, 0].tolist() == [10, 11, 13, 15]
+    assert held(cache, 0) == [7, 8, 10, 12]
+    assert held(cache, 3) == [10, 11, 13, 15]
+    assert cache.layer(1)[0].device == ELSEWHERE
+    assert {tuple(each.shape) for each in cache.tensors} == {(2, 2, 2, GROWTH, 3)}
     write(cache, list(range(GROWTH)))
     cache.keep(range(GROWTH))
     cache.truncate(3)
-    assert cache.keys[0, 0, 0, :3, 0].tolist() == [7, 8, 10]
-    shapes = {shelf.keys.shape for shelf in cache._shelves if shelf.keys is not None}
-    assert shapes == {(2, 1, 2, 2 * GROWTH, 3)}, "all grow together"
+    assert held(cache, 0) == [7, 8, 10]
+    assert {each.shape[3] for each in cache.tensors} == {2 * GROWTH}, "all grow together"
     cache.release()
-    assert all(shelf.keys is None for shelf in cache._shelves)
+    assert not cache.tensors
+
+
+def limit(patch: pytest.MonkeyPatch, slots: int) -> None:
+    """Let there be no memory elsewhere for a cache of more slots."""
+    real = torch.zeros
+
+    def limited(shape: Any, **kwargs: Any) -> torch.Tensor:
+        if kwargs["device"] == ELSEWHERE and shape[3] > slots:
+            raise torch.OutOfMemoryError
+        return real(shape, **kwargs)
+
+    patch.setattr(torch, "zeros", limited)
 
 
 def test_a_first_step_that_one_device_has_no_room_for_leaves_nothing_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cache, real = spread_cache(), torch.zeros
-
-    def limited(shape: Any, **kwargs: Any) -> torch.Tensor:
-        if kwargs["device"] == ELSEWHERE and shape[3] > GROWTH:
-            raise torch.OutOfMemoryError
-        return real(shape, **kwargs)
-
-    monkeypatch.setattr(torch, "zeros", limited)
+    cache = spread_cache()
+    limit(monkeypatch, GROWTH)
     with pytest.raises(torch.OutOfMemoryError):
         write(cache, list(range(GROWTH + 1)))
     write(cache, [1, 2, 3])
     cache.keep(range(3))
-    assert cache.keys is not None
-    assert cache.keys.shape[3] == GROWTH
+    assert cache.slots == GROWTH
+    assert held(cache, 0) == [1, 2, 3]
 
 
 def test_growing_is_for_all_devices_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache, real = spread_cache(), torch.zeros
+    cache = spread_cache()
     write(cache, [1, 2, 3])
     cache.keep(range(3))
-
-    def full(shape: Any, **kwargs: Any) -> torch.Tensor:
-        if kwargs["device"] == ELSEWHERE:
-            raise torch.OutOfMemoryError
-        return real(shape, **kwargs)
-
     with monkeypatch.context() as patch:
-        patch.setattr(torch, "zeros", full)
+        limit(patch, 0)
         with pytest.raises(torch.OutOfMemoryError):
             cache.reserve(GROWTH + 1)
     write(cache, [4])
     cache.keep([0])
-    assert cache.keys is not None
-    assert cache.keys.shape[3] == GROWTH
-    assert cache.keys[0, 0, 0, :4, 0].tolist() == [1, 2, 3, 4]
+    assert cache.slots == GROWTH
+    assert held(cache, 0) == [1, 2, 3, 4]
 
 
 def test_masks_go_where_the_layers_are() -> None:
-    visible = torch.ones(2, 2, dtype=torch.bool).tril()
-    step = StepAttention(torch.add, visible, torch.tensor([3, 4]), 3, 4)  # whatever computes it
-    here = step.added_mask(None, 2, torch.float32, CPU)
-    there = step.added_mask(None, 2, torch.float32, ELSEWHERE)
+    mask = StepMask((0b01, 0b11), (3, 4), 3)
+    here, there = (mask.additive_mask(None, 1, torch.float32, at) for at in (CPU, ELSEWHERE))
     assert here is not None
     assert there is not None
     assert (here.device, there.device, here.shape) == (CPU, ELSEWHERE, there.shape)
-    assert step.added_mask(None, 2, torch.float32, ELSEWHERE) is there, "made once"
-
-
-class Layer(nn.Module):
-    def __init__(self, number: int, place: torch.device) -> None:
-        super().__init__()
-        self.layer_idx = number
-        self.weight = nn.Parameter(torch.zeros(1, device=place))
+    assert mask.additive_mask(None, 1, torch.float32, ELSEWHERE) is there, "made once"
 
 
 class Waits:
@@ -135,18 +126,21 @@ class Waits:
     execution_device = "cuda:1"
 
 
-def test_where_layers_compute() -> None:
-    model = nn.ModuleList([Layer(0, CPU), Layer(1, ELSEWHERE)])
-    assert layer_devices(model) == [CPU, CPU], "nobody says where that is"
-    vars(model[1])["_hf_hook"] = Waits()
-    assert layer_devices(model) == [CPU, torch.device("cuda:1")]
-    assert device_of(model) == CPU
+def test_where_a_model_takes_its_input() -> None:
+    model = nn.Sequential(nn.Linear(1, 1, device=ELSEWHERE), nn.Linear(1, 1))
+    assert input_device(model) == CPU
+    waiting = nn.Sequential(nn.Linear(1, 1, device=ELSEWHERE))
+    vars(waiting[0])["_hf_hook"] = Waits()
+    assert input_device(waiting) == torch.device("cuda:1")
 
 
-def test_rows_are_chosen_by_numbers_where_the_last_layer_may_be_elsewhere() -> None:
+@pytest.mark.parametrize("several", [False, True])
+def test_rows_are_chosen_on_any_device_where_the_last_layer_may_be_elsewhere(several: bool) -> None:
     seen: list[Any] = []
 
     class Spread(nn.Module):
+        dtype = torch.float32
+
         def __init__(self) -> None:
             super().__init__()
             self.weight = nn.Parameter(torch.zeros(1))
@@ -155,14 +149,13 @@ def test_rows_are_chosen_by_numbers_where_the_last_layer_may_be_elsewhere() -> N
             seen.append(given["logits_to_keep"])
             raise KeyError
 
-    step = layout.build_chunk([1, 2, 3], 0)
-    for several in (False, True):
-        runner = Runner(Spread(), KVCache(1))
-        runner._several = several
-        with pytest.raises(KeyError):
-            runner.forward(step)
-    assert isinstance(seen[0], torch.Tensor)
-    assert seen[1] == [2]
+    places = (CPU, ELSEWHERE) if several else (CPU, CPU)
+    shapes = [LayerShape(2, 3, 3, torch.float32, place) for place in places]
+    runner = Runner(StockModel(Spread(), shapes), KVCache(shapes))
+    with pytest.raises(KeyError):
+        runner.run(layout.build([1, 2, 3], 0, layout.Draft()))
+    assert seen[0].tolist() == [2]
+    assert seen[0].device == CPU
 
 
 @pytest.fixture(scope="module", params=["llama", "mixtral"])
@@ -189,20 +182,18 @@ def test_weights_on_the_disk_give_the_same_text(
     loaded = models.load(folder, options)
     assert any(p.device == ELSEWHERE for p in loaded.model.parameters()), "it is on the disk"
     whole = models.load(folder, LoadOptions(device="cpu", dtype="float32"))
-    assert texts(Decoder(loaded.model)) == texts(Decoder(whole.model))
-    del loaded
-    gc.collect()
-    assert not [*tmp_path.glob("lade-*/*")], "nothing is left behind"
+    assert texts(load_decoder(loaded.model)) == texts(load_decoder(whole.model))
+    offload.remove_all()
+    assert not [*tmp_path.iterdir()], "nothing is left behind"
 
 
 def test_a_program_that_ends_at_once_leaves_nothing_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    kept, given_back = offload.make(), offload.make()
-    (Path(kept.name) / "weights.dat").write_bytes(b"0")
-    offload.remove(given_back)
-    assert [*tmp_path.iterdir()] == [Path(kept.name)]
+    kept, empty = Path(offload.make()), Path(offload.make())
+    (kept / "weights.dat").write_bytes(b"0")
+    assert {*tmp_path.iterdir()} == {kept, empty}
     offload.remove_all()
     offload.remove_all()
     assert not [*tmp_path.iterdir()]
@@ -279,7 +270,7 @@ def test_weights_on_the_disk_do_not_outlive_a_program_that_ends_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """After Ctrl-C, say, nothing of Python's own exit is done."""
-    folder = Path(offload.make().name)
+    folder = Path(offload.make())
     codes: list[int] = []
 
     def ended(code: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,6 +14,7 @@ from transformers import DynamicCache
 
 import ladecli
 from ladecli import drop_in
+from ladecli.decoder.strategies import make_strategy
 from ladecli.device import Device
 from ladecli.profiles import Rates, user
 
@@ -34,7 +37,7 @@ def _own_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models are shared between tests, and others bind them."""
     for family in ("llama", "mistral", "gpt2"):
         monkeypatch.setattr(model_of(family).config, "_attn_implementation", "sdpa")
-    monkeypatch.setattr(drop_in, "_CHOSEN", WeakKeyDictionary())
+    monkeypatch.setattr(drop_in, "_MODELS", WeakKeyDictionary())
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gpt2"])
@@ -121,32 +124,41 @@ def test_a_context_that_is_too_short_is_said() -> None:
     assert out.shape[1] == 128
 
 
-def short_answer() -> None:
-    model, ids = model_of("llama"), torch.tensor([prompt_for("llama")])
+def short_answer(model: Any = None) -> None:
+    model, ids = model or model_of("llama"), torch.tensor([prompt_for("llama")])
     model.generate(ids, custom_generate=ladecli.lookahead, max_new_tokens=3, do_sample=False)
 
 
 def test_settings_are_chosen_once_for_a_model_and_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    shapes = []
+    types = []
 
-    def shape_of(*given: Any, **hub: Any) -> Any:
-        shapes.append(given)
-        return original(*given, **hub)
+    def shape_of(config: Any, dtype: torch.dtype, **hub: Any) -> Any:
+        types.append(dtype)
+        return original(config, dtype, **hub)
 
-    original = drop_in.shape_of
+    original, known = drop_in.shape_of, WeakKeyDictionary[Any, Any]()
     monkeypatch.setattr(drop_in, "shape_of", shape_of)
+    monkeypatch.setattr(drop_in, "_MODELS", known)
     short_answer()
     short_answer()
-    model = model_of("llama")
-    assert shapes == [(model.config, torch.float32)]
-    fake = torch.nn.Linear(1, 1)
-    fake.config, fake.device, fake.dtype = model.config, torch.device("cpu"), torch.float32
-    drop_in._chosen(fake)
-    fake.dtype = torch.bfloat16
-    drop_in._chosen(fake)
-    assert [dtype for _, dtype in shapes] == [torch.float32, torch.float32, torch.bfloat16]
-    del fake
-    assert len(drop_in._CHOSEN) == 1, "a model that is gone is forgotten"
+    assert types == [torch.float32]
+    other = copy.deepcopy(model_of("llama"))
+    short_answer(other)
+    short_answer(other.to(torch.bfloat16))
+    assert types == [torch.float32, torch.float32, torch.bfloat16]
+    del other
+    gc.collect()
+    assert len(known) == 1, "a model that is gone is forgotten"
+
+
+def test_the_weights_of_the_caller_count_as_they_are_now() -> None:
+    model, ids = copy.deepcopy(model_of("llama")), torch.tensor([prompt_for("llama")])
+    short_answer(model)
+    with torch.no_grad():
+        model.lm_head.weight.copy_(model.lm_head.weight.flip(0))
+    settings = {"do_sample": False, "max_new_tokens": 20}
+    mine = model.generate(ids, custom_generate=ladecli.lookahead, **settings)
+    assert torch.equal(mine, model.generate(ids, **settings))
 
 
 def test_what_there_is_to_say_of_the_settings_is_a_warning() -> None:
@@ -160,14 +172,21 @@ def test_what_there_is_to_say_of_the_settings_is_a_warning() -> None:
 def test_a_gpu_that_no_profile_knows_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device("cuda", "cuda:0", "ACME Accelerator 9000", int(16e9))
     monkeypatch.setattr(drop_in, "detect", lambda name: device)
-    cost = []
+    configs: list[ladecli.LookaheadConfig] = []
+
+    def strategy(name: str, config: ladecli.LookaheadConfig) -> Any:
+        configs.append(config)
+        return make_strategy(name, config)
+
+    monkeypatch.setattr(drop_in, "make_strategy", strategy)
     for arithmetic in (1e8, 1e14):
         rates = Rates(1e12, arithmetic, "measured here")
         monkeypatch.setattr("ladecli.rates.measure_rates", lambda *args, rates=rates: rates)
-        monkeypatch.setattr(drop_in, "_CHOSEN", WeakKeyDictionary())
+        monkeypatch.setattr(drop_in, "_MODELS", WeakKeyDictionary())
         with pytest.warns(UserWarning, match="9000: settings come from a quick measurement"):
-            cost.append(drop_in._chosen(model_of("llama")).step_cost.at(16, 64))
-    assert cost[0] > 2 * cost[1], "what was measured decides"
+            short_answer()
+    slow, fast = (config.step_cost.at(16, 64) for config in configs)
+    assert slow > 2 * fast, "what was measured decides"
 
 
 FILLED = DynamicCache()

@@ -1,71 +1,128 @@
-"""Exactness: every strategy on every family says, token for token, what transformers says."""
+"""Exactness: every strategy on every family yields, token for token, what transformers yields."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import itertools
 
 import pytest
+import torch
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+)
 
+from ladecli.decoder import weights
 from ladecli.decoder.config import SOURCES, LookaheadConfig, SamplingConfig
-from ladecli.decoder.draft_state import DraftState
-from ladecli.decoder.engine import Decoder, Limits
+from ladecli.decoder.drafting.memory import DraftMemory
+from ladecli.decoder.engine import Limits
 from ladecli.decoder.errors import ConfigError
-from ladecli.decoder.events import Event, Step
+from ladecli.decoder.load import load_decoder
 from ladecli.decoder.step_cost import StepCost
+from ladecli.decoder.stock_model import StockModel
 from ladecli.decoder.strategies import make_strategy
-from ladecli.decoder.successors import Successors
+from ladecli.decoder.transformer import Transformer
 from ladecli.decoder.tree import TokenTree
 
-from .decoding import ids_of, run, transformers_ids
-from .families import FAMILIES, model_of, prompt_for
+from .decoding import PAPER, decoder_of, ids_of, run, steps_of, transformers_ids
+from .families import FAMILIES, OWN, model_of, prompt_for
 
 OTHERS = ("lookahead", "jacobi", "prompt-lookup")
+BOTH = [LookaheadConfig(5, 4, 5, sources=sources) for sources in (("trajectory",), SOURCES)]
+"""The paper's algorithm, and what is built on it."""
+GREEDY = SamplingConfig()
 SAMPLED = SamplingConfig(temperature=0.8, top_k=20, top_p=0.95, seed=5)
 PENALIZED = SamplingConfig(repetition_penalty=1.3)
+MIXED = dataclasses.replace(SAMPLED, repetition_penalty=1.2)
+LLAMA = prompt_for("llama")
+
+
+def length_for(family: str) -> int:
+    """New tokens that fit in the context of a family."""
+    return min(60, model_of(family).config.max_position_embeddings - len(prompt_for(family)))
+
+
+@functools.cache
+def theirs(family: str) -> list[int]:
+    """The greedy text of transformers."""
+    return transformers_ids(model_of(family), prompt_for(family), length_for(family))
 
 
 @functools.cache
 def plain(
-    family: str,
-    prompt: tuple[int, ...],
-    sampling: SamplingConfig | None = None,
-    new: int = 40,
-    attention: str = "auto",
+    family: str, prompt: tuple[int, ...], sampling: SamplingConfig = GREEDY, new: int = 40
 ) -> list[int]:
-    """What autoregressive decoding says, which is asked for once."""
-    decoder = Decoder(model_of(family), attention=attention)
-    return ids_of(run(decoder, prompt, sampling=sampling, limits=Limits(new)))
+    """The text of plain decoding."""
+    return ids_of(run(decoder_of(family), prompt, sampling=sampling, limits=Limits(new)))
+
+
+def assert_plain(
+    family: str,
+    prompt: list[int],
+    config: LookaheadConfig,
+    sampling: SamplingConfig = GREEDY,
+    new: int = 40,
+) -> list[int]:
+    """Lookahead yields what plain decoding yields; the widths of the steps after the first."""
+    events = run(decoder_of(family), prompt, "lookahead", config, sampling, Limits(new))
+    assert ids_of(events) == plain(family, tuple(prompt), sampling, new)
+    # The first step takes the prompt along.
+    return [step.width for step in steps_of(events)[1:]]
+
+
+# Families.
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_autoregressive_equals_transformers(family: str) -> None:
-    model, prompt = model_of(family), prompt_for(family)
-    new = min(60, Decoder(model).max_context - len(prompt))
-    expected = transformers_ids(model, prompt, new)
-    assert len(set(expected)) > 5, "a text that repeats itself proves little"
-    assert ids_of(run(Decoder(model), prompt, limits=Limits(new))) == expected
+def test_plain_decoding_equals_transformers(family: str) -> None:
+    decoder = decoder_of(family)
+    assert type(decoder.runner.model) is (Transformer if family in OWN else StockModel)
+    assert not decoder.runner.notices
+    assert len(set(theirs(family))) > 5, "a text that repeats itself proves little"
+    events = run(decoder, prompt_for(family), limits=Limits(length_for(family)))
+    assert ids_of(events) == theirs(family)
 
 
-@pytest.mark.parametrize("attention", ["reference", "sdpa"])
-@pytest.mark.parametrize("strategy", OTHERS)
+@pytest.mark.parametrize("packed", [False, True], ids=["joined", "packed"])
+@pytest.mark.parametrize("family", OWN)
+def test_joined_and_packed_weights_equal_transformers(
+    family: str, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "PACKED_FROM", 1)  # matrices of small models, too
+    decoder = load_decoder(copy.deepcopy(model_of(family)), join=True, pack=packed)
+    assert isinstance(decoder.runner.model, Transformer)
+    assert not decoder.runner.model.keeps_weights
+    for strategy in ("autoregressive", "lookahead"):
+        events = run(decoder, prompt_for(family), strategy, BOTH[1], limits=Limits(16))
+        assert ids_of(events) == theirs(family)[:16]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
-def test_strategies_equal_autoregressive(family: str, strategy: str, attention: str) -> None:
-    model, prompt = model_of(family), prompt_for(family)
-    expected = plain(family, tuple(prompt), new=50, attention=attention)
-    config = LookaheadConfig(window=5, ngram=4, guesses=5)
-    decoder = Decoder(model, attention=attention)
-    for sources in (("trajectory",), SOURCES):
-        chosen = dataclasses.replace(config, sources=sources)
-        events = run(decoder, prompt, strategy, chosen, limits=Limits(50))
-        assert ids_of(events) == expected
+def test_strategies_equal_transformers(family: str) -> None:
+    expected = theirs(family)[:40]
+    limits = Limits(len(expected))
+    for attention, strategy, config in (
+        ("reference", "lookahead", BOTH[1]),
+        *(("sdpa", "lookahead", config) for config in BOTH),
+        ("sdpa", "jacobi", PAPER),
+        ("sdpa", "prompt-lookup", PAPER),
+    ):
+        decoder = decoder_of(family, attention=attention)
+        events = run(decoder, prompt_for(family), strategy, config, limits=limits)
+        assert ids_of(events) == expected, (attention, strategy, config.sources)
+
+
+# Sources, budgets and widths.
 
 
 EVERY_CHOICE = [c for n in (1, 2, 3) for c in itertools.combinations(SOURCES, n)]
-
-
 RISING = StepCost((1, 2, 8, 64), (0, 50), ((1.0, 1.2, 1.4, 3.0), (1.0, 1.2, 1.6, 4.0)))
+DEAR = StepCost((1, 2), (0,), ((1.0, 50.0),))
 STATIC = (1, 6, 14, 20, 40, 60)
 
 
@@ -76,186 +133,179 @@ STATIC = (1, 6, 14, 20, 40, 60)
 def test_sources_and_budgets(
     sources: tuple[str, ...], budget: int | None, step_cost: StepCost, widths: tuple[int, ...]
 ) -> None:
-    model, prompt = model_of("llama"), prompt_for("llama")
     config = LookaheadConfig(4, 4, 4, budget, sources, step_cost, widths)
-    for sampling in (SamplingConfig(), SAMPLED, PENALIZED):
-        expected = plain("llama", tuple(prompt), sampling)
-        events = run(Decoder(model), prompt, "lookahead", config, sampling)
-        assert ids_of(events) == expected
-        steps = [event for event in events if isinstance(event, Step)]
-        # The first step takes the prompt along.
-        behind = [step.width for step in steps[1:]]
-        assert max(behind) <= config.step_limit
-        if widths:
-            assert set(behind) <= {*widths}
+    # Greedy and sampled in turn.
+    drawn = (EVERY_CHOICE.index(sources) + len(widths) + (budget or 0) // 20) % 2
+    after = assert_plain("llama", LLAMA, config, MIXED if drawn else GREEDY, 30)
+    assert max(after) <= config.step_limit
+    assert not widths or {*after} <= {*widths}
 
 
 @pytest.mark.parametrize("strategy", OTHERS)
 @pytest.mark.parametrize("budget", [1, 2, 9, 10, 11, 30])
 def test_budgets_of_every_strategy(strategy: str, budget: int) -> None:
     """Also those that leave no room for candidates beside the window, or for any at all."""
-    model, prompt = model_of("llama"), prompt_for("llama")
-    expected = plain("llama", tuple(prompt))
-    window = (5, 3) if budget >= 9 else (1, 2)
-    if budget < LookaheadConfig(*window).window_cells:
-        window = (1, 2)
+    window = (5, 3) if budget >= LookaheadConfig(5, 3).window_cells else (1, 2)
     for widths in ((), (1, 6, 14), (1, 8)):
         limit = max((width for width in widths if width <= budget), default=budget)
         if limit < LookaheadConfig(*window).window_cells:
             continue
         config = LookaheadConfig(*window, 3, budget, widths=widths)
-        events = run(Decoder(model), prompt, strategy, config)
-        assert ids_of(events) == expected
+        events = run(decoder_of("llama"), LLAMA, strategy, config)
+        assert ids_of(events) == plain("llama", tuple(LLAMA))
         if strategy == "lookahead":
-            behind = [event.width for event in events if isinstance(event, Step)][1:]
-            assert max(behind) <= limit
+            assert max(step.width for step in steps_of(events)[1:]) <= limit
 
 
 def test_no_window_where_no_candidate_has_room() -> None:
-    model, prompt = model_of("llama"), prompt_for("llama")
     full = LookaheadConfig(5, 3, 5, LookaheadConfig(5, 3).window_cells)
-    steps = [e for e in run(Decoder(model), prompt, "lookahead", full) if isinstance(e, Step)]
+    steps = steps_of(run(decoder_of("llama"), LLAMA, "lookahead", full))
     assert any(step.proposed for step in steps), "the window took all the room"
 
 
-def test_widths_bound_the_window_and_start_with_the_plain_step() -> None:
-    assert LookaheadConfig(2, 3, 2, 30, widths=(1, 6, 14)).step_limit == 14
-    with pytest.raises(ConfigError, match="the widest step that widths allow has 6 tokens"):
-        LookaheadConfig(7, 5, 7, widths=(1, 6))
-    with pytest.raises(ConfigError, match="widths must ascend from 1"):
-        LookaheadConfig(widths=(8, 64))
-
-
-def test_drafts_of_another_model_are_refused() -> None:
-    model, prompt, drafts = model_of("llama"), prompt_for("llama", 12), DraftState()
-    unknown = {model.config.vocab_size + 5: 0.9}
-    drafts.model.recycle(prompt[-1:], TokenTree(), Successors.of([unknown]))
-    strategy = make_strategy("lookahead", LookaheadConfig(2, 3, 2, 20), drafts)
-    with pytest.raises(ConfigError, match="more token ids"):
-        list(Decoder(model).generate(prompt, strategy, None, Limits(10)))
-
-
-def test_two_generations_may_share_drafts() -> None:
-    """Each takes turns with the other: neither text is taken for the other's."""
-    model, drafts = model_of("llama"), DraftState()
-    config = LookaheadConfig(2, 3, 2, 20)
-    prompts = [prompt_for("llama", 12), prompt_for("llama", 30)[5:]]
-    expected = [ids_of(run(Decoder(model), prompt)) for prompt in prompts]
-    running = [
-        Decoder(model).generate(p, make_strategy("lookahead", config, drafts), None, Limits(40))
-        for p in prompts
-    ]
-    said: list[list[Event]] = [[], []]
-    for pair in itertools.zip_longest(*running):
-        for events, event in zip(said, pair, strict=True):
-            events += [event] if event else []
-    assert [ids_of(events) for events in said] == expected
-    corpus, boundary = drafts.context.corpus.tokens, -1
-    pieces: list[list[int]] = [[]]
-    for token in corpus:
-        if token == boundary:
-            pieces.append([])
-        else:
-            pieces[-1].append(token)
-    texts = [prompt + ids for prompt, ids in zip(prompts, expected, strict=True)]
-    whole = [" ".join(map(str, text)) for text in texts]
-    assert all(any(" ".join(map(str, p)) in text for text in whole) for p in pieces)
-
-
-def test_drafts_that_were_broken_off_are_known_as_spoiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, drafts = model_of("llama"), DraftState()
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(drafts.context.corpus, "extend", interrupted)
-    strategy = make_strategy("lookahead", LookaheadConfig(2, 3, 2, 20), drafts)
-    with pytest.raises(KeyboardInterrupt):
-        list(Decoder(model).generate([1, 2, 3], strategy, None, Limits(10)))
-    assert drafts.spoiled
-
-
 def test_the_papers_algorithm_does_not_look_at_costs() -> None:
-    model, prompt = model_of("llama"), prompt_for("llama")
-    dear = StepCost((1, 2), (0,), ((1.0, 50.0),))
-    paper = LookaheadConfig(4, 4, 4, sources=("trajectory",))
-    free = run(Decoder(model), prompt, "lookahead", paper)
-    priced = run(Decoder(model), prompt, "lookahead", dataclasses.replace(paper, step_cost=dear))
-    widths = [[e.width for e in events if isinstance(e, Step)] for events in (free, priced)]
-    assert widths[0] == widths[1]
+    priced = dataclasses.replace(PAPER, step_cost=DEAR)
+    assert assert_plain("llama", LLAMA, PAPER) == assert_plain("llama", LLAMA, priced)
 
 
 def test_steps_that_never_pay_are_plain() -> None:
-    model, prompt = model_of("llama"), prompt_for("llama")
-    dear = StepCost((1, 2), (0,), ((1.0, 50.0),))
-    config = LookaheadConfig(4, 4, 4, 40, step_cost=dear, sources=("context", "recycled"))
-    steps = [e for e in run(Decoder(model), prompt, "lookahead", config) if isinstance(e, Step)]
-    assert {step.width for step in steps[1:]} == {1}
+    config = LookaheadConfig(4, 4, 4, 40, step_cost=DEAR, sources=("context", "recycled"))
+    assert {*assert_plain("llama", LLAMA, config)} == {1}
 
 
-@pytest.mark.parametrize("sources", [("trajectory",), SOURCES])
-@pytest.mark.parametrize("sampling", [SamplingConfig(), SAMPLED], ids=["greedy", "sampled"])
-def test_drafts_of_earlier_texts_change_no_token(
-    sources: tuple[str, ...], sampling: SamplingConfig
-) -> None:
-    model, drafts = model_of("llama"), DraftState()
-    config = LookaheadConfig(4, 4, 4, 40, sources)
-    texts = [prompt_for("llama", length) for length in (30, 12, 30, 31)]
-    # Forks of an earlier text: its end is known, and something else follows.
-    texts += [[*texts[0][:25], 7, 7], texts[0][:25], texts[0]]
-    for prompt in texts:
-        expected = plain("llama", tuple(prompt), sampling)
-        strategy = make_strategy("lookahead", config, drafts)
-        events = list(Decoder(model).generate(prompt, strategy, sampling, Limits(40)))
-        assert ids_of(events) == expected
+GRID = [*itertools.product((1, 2, 7), (2, 3, 5), (0, 1, 4)), (15, 5, 15), (20, 7, 20)]
 
 
-GRID = [
-    *itertools.product((1, 2, 7), (2, 3, 5), (0, 1, 4)),
-    (15, 5, 15),
-    (20, 7, 20),
-]
+@pytest.mark.parametrize("number", range(len(GRID)))
+def test_grid_of_settings(number: int) -> None:
+    """Each with prompts of three lengths, and every length with every sampling in turn."""
+    samplings = (GREEDY, SAMPLED, PENALIZED)
+    for turn, length in enumerate((1, 2, 30), start=number):
+        sampling = samplings[turn % 3]
+        for sources in (PAPER.sources, SOURCES):
+            config = LookaheadConfig(*GRID[number], sources=sources)
+            assert_plain("mistral", prompt_for("mistral", length), config, sampling, 30)
 
 
-@pytest.mark.parametrize(("window", "ngram", "guesses"), GRID)
-@pytest.mark.parametrize("length", [1, 2, 30])
-def test_grid_of_settings(window: int, ngram: int, guesses: int, length: int) -> None:
-    model, prompt = model_of("mistral"), prompt_for("mistral", length)
-    config = LookaheadConfig(window, ngram, guesses)
-    for sampling in (SamplingConfig(), SAMPLED, PENALIZED):
-        expected = plain("mistral", tuple(prompt), sampling)
-        for sources in (("trajectory",), SOURCES):
-            chosen = dataclasses.replace(config, sources=sources)
-            events = run(Decoder(model), prompt, "lookahead", chosen, sampling)
-            assert ids_of(events) == expected
+# Sampling and processors.
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
 @pytest.mark.parametrize("strategy", OTHERS)
 @pytest.mark.parametrize("seed", range(3))
 def test_sampling_depends_on_the_seed_alone(family: str, strategy: str, seed: int) -> None:
-    model, prompt = model_of(family), prompt_for(family)
+    prompt = prompt_for(family)
     sampling = SamplingConfig(temperature=1.2, min_p=0.01, repetition_penalty=1.1, seed=seed)
-    expected = plain(family, tuple(prompt), sampling)
-    config = LookaheadConfig(6, 3, 6)
-    assert ids_of(run(Decoder(model), prompt, strategy, config, sampling)) == expected
+    events = run(decoder_of(family), prompt, strategy, LookaheadConfig(6, 3, 6), sampling)
+    assert ids_of(events) == plain(family, tuple(prompt), sampling)
+    other = dataclasses.replace(sampling, seed=seed + 1)
+    assert ids_of(events) != plain(family, tuple(prompt), other)
+
+
+@pytest.mark.parametrize("penalty", [0.8, 1.3])
+def test_the_repetition_penalty_equals_transformers(penalty: float) -> None:
+    expected = transformers_ids(model_of("llama"), LLAMA, 40, repetition_penalty=penalty)
+    for strategy in ("autoregressive", *OTHERS):
+        sampling = SamplingConfig(repetition_penalty=penalty)
+        assert ids_of(run(decoder_of("llama"), LLAMA, strategy, sampling=sampling)) == expected
+
+
+PROCESSORS: dict[str, list[LogitsProcessor]] = {
+    "ngrams": [NoRepeatNGramLogitsProcessor(2)],
+    "tokens": [SuppressTokensLogitsProcessor([3, 5, 77]), NoRepeatNGramLogitsProcessor(3)],
+    "end": [MinNewTokensLengthLogitsProcessor(len(LLAMA), 20, 9)],
+}
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_processors_equal_transformers(name: str) -> None:
+    """They see the path to each node as part of the text."""
+    processors, decoder = PROCESSORS[name], decoder_of("llama")
+    theirs = LogitsProcessorList(processors)
+    expected = transformers_ids(model_of("llama"), LLAMA, 40, logits_processor=theirs)
+    drawn = []
+    for strategy in ("autoregressive", *OTHERS):
+        assert ids_of(run(decoder, LLAMA, strategy, processors=processors)) == expected
+        events = run(decoder, LLAMA, strategy, sampling=MIXED, processors=processors)
+        drawn.append(ids_of(events))
+    assert drawn == [drawn[0]] * 4
+
+
+# Texts: chunks, boundaries, and what earlier texts left behind.
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma3", "phi3_long", "llama_dynamic"])
 @pytest.mark.parametrize("chunk", [1, 7, 23])
 def test_long_prompts_in_chunks(family: str, chunk: int) -> None:
-    model = model_of(family)
-    decoder = Decoder(model, prefill_chunk=chunk)
-    prompt = prompt_for(family, min(100, decoder.max_context - 20))
-    expected = transformers_ids(model, prompt, 15)
-    for strategy in ("autoregressive", *OTHERS):
-        fresh = Decoder(model, prefill_chunk=chunk)
-        assert ids_of(run(fresh, prompt, strategy, limits=Limits(15))) == expected
+    prompt = prompt_for(family, min(100, decoder_of(family).max_context - 20))
+    expected = transformers_ids(model_of(family), prompt, 15)
+    for strategy in ("autoregressive", "lookahead"):
+        decoder = decoder_of(family, prefill_chunk=chunk)
+        assert ids_of(run(decoder, prompt, strategy, limits=Limits(15))) == expected
 
 
 @pytest.mark.parametrize("length", range(34, 46))
 def test_prompts_on_both_sides_of_a_rope_boundary(length: int) -> None:
-    model, prompt = model_of("phi3_long"), prompt_for("phi3_long", length)
-    expected = transformers_ids(model, prompt, 20)
-    for strategy in ("autoregressive", *OTHERS):
-        assert ids_of(run(Decoder(model), prompt, strategy, limits=Limits(20))) == expected
+    prompt = prompt_for("phi3_long", length)
+    expected = transformers_ids(model_of("phi3_long"), prompt, 20)
+    decoder = decoder_of("phi3_long")
+    # After a longer and after a shorter text, whose keys are of the other frequencies.
+    others = itertools.cycle(([], [*prompt[:20], *range(3, 43)], prompt[:20]))
+    for strategy, other in zip(("autoregressive", "lookahead", *OTHERS), others, strict=False):
+        decoder.forget()
+        if other:
+            run(decoder, other, limits=Limits(2))
+        assert ids_of(run(decoder, prompt, strategy, limits=Limits(20))) == expected
+
+
+@pytest.mark.parametrize("sources", [PAPER.sources, SOURCES])
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_drafts_of_earlier_texts_change_no_token(
+    sources: tuple[str, ...], sampling: SamplingConfig
+) -> None:
+    memory, decoder = DraftMemory(), decoder_of("llama")
+    config = LookaheadConfig(4, 4, 4, 40, sources)
+    texts = [prompt_for("llama", length) for length in (30, 12, 30, 31)]
+    # Forks of an earlier text: its end is known, and something else follows.
+    texts += [[*texts[0][:25], 7, 7], texts[0][:25], texts[0]]
+    for prompt in texts:
+        events = run(decoder, prompt, "lookahead", config, sampling, memory=memory)
+        assert ids_of(events) == plain("llama", tuple(prompt), sampling)
+
+
+def test_two_generations_may_share_drafts() -> None:
+    """They take turns: neither text is taken for the other's."""
+    memory = DraftMemory()
+    config = LookaheadConfig(2, 3, 2, 20)
+    prompts = [prompt_for("llama", 12), prompt_for("llama", 30)[5:]]
+    running = [
+        decoder_of("llama").generate(
+            prompt, make_strategy("lookahead", config, memory), None, Limits(40)
+        )
+        for prompt in prompts
+    ]
+    rounds = [*itertools.zip_longest(*running)]
+    for prompt, events in zip(prompts, zip(*rounds, strict=True), strict=True):
+        assert ids_of([event for event in events if event]) == plain("llama", tuple(prompt))
+    # What is remembered as text was text.
+    texts = [[*prompt, *plain("llama", tuple(prompt))] for prompt in prompts]
+    grams = {tuple(text[i : i + 2]) for text in texts for i in range(len(text))}
+    remembered = memory.to_dict()["text"]
+    pairs = [pair for pair in itertools.pairwise(remembered) if min(pair) >= 0]
+    assert pairs
+    assert {*pairs} <= grams
+
+
+def test_drafts_of_another_model_are_refused() -> None:
+    memory, prompt = DraftMemory(), prompt_for("llama", 12)
+    memory.model.recycle(prompt[-1:], TokenTree(), [{model_of("llama").config.vocab_size + 5: 0.9}])
+    with pytest.raises(ConfigError, match="more token ids"):
+        run(decoder_of("llama"), prompt, "lookahead", LookaheadConfig(2, 3, 2, 20), memory=memory)
+
+
+def test_half_precision_agrees_with_itself() -> None:
+    """In bfloat16, where near-ties may break either way, most texts are equal still."""
+    decoder = load_decoder(copy.deepcopy(model_of("llama")).to(torch.bfloat16))
+    expected = ids_of(run(decoder, LLAMA))
+    found = ids_of(run(decoder, LLAMA, "lookahead", LookaheadConfig(4, 4, 4)))
+    assert found[:10] == expected[:10]

@@ -221,7 +221,7 @@ def test_what_is_no_name_of_a_model_is_told(name: str) -> None:
 @pytest.mark.parametrize("layers", [0, -1])
 def test_a_model_without_layers_is_refused(tmp_path: Path, layers: int) -> None:
     name = demo_with(tmp_path / "copy", num_hidden_layers=layers)
-    with pytest.raises(UnsupportedModelError, match=f"^a model of {layers} layers says nothing"):
+    with pytest.raises(UnsupportedModelError, match=f"{layers} layers"):
         models.plan(name, LoadOptions(device="cpu"))
 
 

@@ -14,7 +14,7 @@ import torch
 from ladecli import models
 from ladecli.chat import loop
 from ladecli.decoder.config import SamplingConfig
-from ladecli.decoder.events import Squeezed, Started
+from ladecli.decoder.events import StepNarrowed, Started
 from ladecli.decoder.layout import StepLayout
 from ladecli.decoder.runner import Runner
 from ladecli.errors import LadeError
@@ -138,7 +138,7 @@ def test_a_trace_holds_what_happened(
     code, out, _ = lade(*OPTIONS, *(part for n, f in files.items() for part in (f"--{n}", str(f))))
     assert code == 1
     events = read_trace(files["trace"]).events
-    assert [event.width for event in events if isinstance(event, Squeezed)][-1] <= 4
+    assert [event.width for event in events if isinstance(event, StepNarrowed)][-1] <= 4
     assert isinstance(events[-1], Ended)
     assert events[-1].reason == "memory"
     assert lade("replay", str(files["trace"]), "--speed", "inf")[:2] == (0, out)
@@ -225,7 +225,7 @@ def test_without_memory_for_a_step_nothing_can_be_measured(
     [
         ([Started(0, 5), Ended("length")], None),
         (
-            [Started(0, 5), Squeezed(8, 0.1), Squeezed(1, 0.1), Ended("eos")],
+            [Started(0, 5), StepNarrowed(8, 0.1), StepNarrowed(1, 0.1), Ended("eos")],
             "out of memory: steps have at most 1 token now; a smaller --budget avoids this",
         ),
         (
@@ -246,7 +246,7 @@ def test_one_line_about_memory(events: list[Any], line: str | None) -> None:
 
 def test_lost_time_counts() -> None:
     tally, step = Tally(), TextStep((Piece("a"),), (3,), 1, 0, 1.0)
-    for event in (Started(0, 5), Squeezed(8, 0.5), step, Squeezed(4, 0.25), step):
+    for event in (Started(0, 5), StepNarrowed(8, 0.5), step, StepNarrowed(4, 0.25), step):
         tally.add(event)
     assert (tally.prefill_seconds, tally.decode_seconds) == (1.5, 1.25)
     assert tally.squeezed == 4

@@ -150,9 +150,9 @@ Lookahead parallelism (the model and 64 tokens on each GPU)
 GPUs  ms a step     sent  tokens/step  tokens/s  × plain  per GPU
 ─────────────────────────────────────────────────────────────────
    1       10.4        -         3.00     287.9     2.91     100%
-   2       10.7  2.62 kB         4.00     373.4     3.78      65%
- * 4       11.2  2.62 kB         5.00     448.0     4.53      39%
-   8       12.1  2.62 kB         5.50     456.1     4.61      20%
+   2       10.7  2.63 kB         4.00     373.4     3.78      65%
+ * 4       11.2  2.63 kB         5.00     448.0     4.53      39%
+   8       12.1  2.63 kB         5.50     456.1     4.61      20%
 
 Tensor parallelism with lookahead (the model split)
 GPUs    ms a step     sent  tokens/step  tokens/s  × plain  per GPU

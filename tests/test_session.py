@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
+import torch
 
-from ladecli.decoder.draft_state import DraftState
-from ladecli.decoder.lean import fused
+from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.decoder.limits import Limits
+from ladecli.decoder.load import load_decoder
 from ladecli.events import Ended
 from ladecli.models import LoadedModel, load
 from ladecli.session import Session, Settings
 
-from .decoder.tracing import Again
+from .capturing import Again
 
 
 class Crew:
@@ -31,7 +33,7 @@ class Crew:
 
     @contextlib.contextmanager
     def answering(
-        self, prompt: Sequence[int], settings: Settings, _drafts: DraftState
+        self, prompt: Sequence[int], settings: Settings, _drafts: DraftMemory
     ) -> Iterator[None]:
         assert self.open == 0, "followers are told of an answer while they decode another one"
         self.open += 1
@@ -84,46 +86,59 @@ def test_an_answer_that_is_still_open_ends_when_another_is_asked_for(loaded: Loa
     assert not [*first]
 
 
+def captured(loaded: LoadedModel, patch: pytest.MonkeyPatch, capture: Again) -> Session:
+    patch.setattr("ladecli.session.load_decoder", partial(load_decoder, capture=capture))
+    return Session(loaded, followers=Crew())
+
+
 def test_what_goes_wrong_with_captured_steps_is_told_once(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    capture = Again(RuntimeError("no way"))
-    monkeypatch.setattr(fused, "available", lambda _: True)
-    monkeypatch.setattr("ladecli.session.capture_for", lambda model: capture)
-    monkeypatch.setattr("ladecli.decoder.engine.try_capture", lambda *_: None)
-    session = Session(loaded)
+    expected = answer(Session(loaded), [5, 6, 7], PLAIN)
+    capture = Again()
+    session = captured(loaded, monkeypatch, capture)
     assert session.notices == ()
-    assert answer(session, [5, 6, 7], SHARED) == answer(
-        Session(loaded, graphs=False), [5, 6, 7], PLAIN
-    )
-    assert session.news() == ["steps run without lade's small kernels: no way"]
+    assert answer(session, [5, 6, 7], SHARED) == expected
+    assert session.decoder.runner.captured
     assert session.news() == []
-    capture.fails = [RuntimeError("none at all")] * 9
+    capture.fails = True
     session.decoder.forget()
-    answer(session, [5, 6, 7], PLAIN)
-    assert session.news() == ["steps run without CUDA graphs, and slower: none at all"]
+    assert answer(session, [5, 6, 7], PLAIN) == expected
+    (line,) = session.news()
+    assert "without CUDA graphs" in line
+    assert "no way" in line
+    assert session.news() == []
 
 
 def test_a_model_that_cannot_be_captured_is_told_of_at_once(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    capture = Again(*[RuntimeError("no way")] * 9)
-    monkeypatch.setattr("ladecli.session.capture_for", lambda model: capture)
-    session = Session(loaded)
-    assert session.notices == ("steps run without CUDA graphs, and slower: no way",)
+    session = captured(loaded, monkeypatch, Again(fails=True))
+    (line,) = session.notices
+    assert "without CUDA graphs" in line
+    assert "no way" in line
     assert session.news() == []
 
 
 def test_followers_are_told_the_widths_that_their_leader_has(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ladecli.session.capture_for", lambda model: Again())
-    monkeypatch.setattr("ladecli.decoder.engine.try_capture", lambda *_: None)
-    crew = Crew()
+    crew, session = Crew(), captured(loaded, monkeypatch, Again())
     answer(Session(loaded, followers=crew), [5, 6, 7], SHARED)
     ((_, told),) = crew.tasks
-    limit = SHARED.lookahead.step_limit
-    assert told.lookahead.widths == (*(w for w in (1, 2, 4, 8, 16, 24, 32, 48) if w < limit), limit)
+    widths = session.decoder.runner.widths(SHARED.lookahead.step_limit)
+    assert told.lookahead.widths == tuple(widths)
+    assert widths[-1] == SHARED.lookahead.step_limit
+
+
+def test_transformers_gets_the_model_as_it_was_loaded(loaded: LoadedModel) -> None:
+    """Our forward keeps weights in an order of its own, in which that of transformers is slower."""
+    session = Session(loaded)
+    assert session.stock_model is session.stock_model
+    own, prompt = session.stock_model, torch.tensor([[5, 6, 7]])
+    assert all(each.is_contiguous() for each in own.parameters())
+    ids = own.generate(prompt, max_new_tokens=12, do_sample=False, eos_token_id=None)
+    assert ids[0, 3:].tolist() == answer(session, [5, 6, 7], PLAIN)
 
 
 def test_text_is_made_of_tokens_behind_the_step_where_no_string_can_end_it(

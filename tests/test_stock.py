@@ -102,9 +102,9 @@ def speaking(session: Session, monkeypatch: pytest.MonkeyPatch) -> Session:
         "return_dict_in_generate": True, "stop_strings": ["e"], "cache_implementation": "static",
         "use_cache": False, "temperature": 0.1, "do_sample": True,
     }  # fmt: skip
-    config = session.loaded.model.generation_config
-    for name, value in asks.items():
-        monkeypatch.setattr(config, name, value)
+    for model in (session.loaded.model, session.stock_model):
+        for name, value in asks.items():
+            monkeypatch.setattr(model.generation_config, name, value)
     return session
 
 
@@ -115,12 +115,12 @@ def test_it_takes_no_more_of_the_generation_config_than_we_do(
 ) -> None:
     settings = Settings("autoregressive", max_new_tokens=20, ignore_eos=ignore_eos)
     prompt = speaking.encode("Once upon a time")
-    before = speaking.loaded.model.generation_config
+    before = speaking.stock_model.generation_config
     ids, marks = stock.generate(speaking, prompt, settings, lookup=lookup)
     assert ids == own(speaking, prompt, settings)
     assert len(ids) == (20 if ignore_eos else 5)
     assert lookup or len(marks.seconds) == len(ids)
-    assert speaking.loaded.model.generation_config is before
+    assert speaking.stock_model.generation_config is before
 
 
 @pytest.mark.parametrize("lookup", [False, True])
@@ -138,7 +138,7 @@ def test_a_stop_string_ends_it_where_it_ends_ours(session: Session, lookup: bool
 
 def compiled_for(session: Session, settings: Settings, room: int) -> CompiledSteps:
     """Steps that are compiled already."""
-    steps = CompiledSteps(session.loaded.model, room)
+    steps = CompiledSteps(session.stock_model, room)
     steps.prepare(session, session.encode("def f"), settings, lambda: False)
     return steps
 
@@ -179,7 +179,7 @@ def test_torch_itself_compiles_once(session: Session, monkeypatch: pytest.Monkey
         assert stock.compilations() == before + 1
     finally:
         torch._dynamo.reset()
-        del session.loaded.model._compiled_call
+        del session.stock_model._compiled_call
 
 
 def test_what_ends_a_text_ends_a_compiled_one(session: Session, compiler: Compiler) -> None:
@@ -213,13 +213,13 @@ def test_texts_to_compile_on_do_not_end_early(
         text = speaking.text_of(said, prompt, settings)
         settings = Settings(max_new_tokens=20, stop=(text[:1],), ignore_eos=True)
         assert len(own(speaking, prompt, settings)) < len(said)
-    steps = CompiledSteps(speaking.loaded.model, 80)
+    steps = CompiledSteps(speaking.stock_model, 80)
     steps.prepare(speaking, prompt, settings, lambda: False)
     assert compiler.steps == stock.WARM * (stock.TRIAL - 1)
 
 
 def test_compiling_can_be_stopped(session: Session, compiler: Compiler) -> None:
-    steps = CompiledSteps(session.loaded.model, 80)
+    steps = CompiledSteps(session.stock_model, 80)
     steps.prepare(session, session.encode("Once"), ON, lambda: True)
     assert compiler.steps == 0
 

@@ -15,7 +15,7 @@ import transformers
 
 from ladecli import models, placement
 from ladecli.blueprint import shape_of
-from ladecli.decoder.engine import Decoder
+from ladecli.decoder.load import load_decoder
 from ladecli.decoder.errors import DecoderError
 from ladecli.device import Device
 from ladecli.errors import UsageError
@@ -79,7 +79,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     run_ranks(home, [[str(home / "meeting"), str(report), *folders] for report in reports])
     one = {
         Path(folder).name: texts(
-            Decoder(models.load(folder, LoadOptions(device="cpu", dtype="float32")).model)
+            load_decoder(models.load(folder, LoadOptions(device="cpu", dtype="float32")).model)
         )
         for folder in folders
         if Path(folder).name != BROKEN

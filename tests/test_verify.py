@@ -14,13 +14,14 @@ import pytest
 import torch
 
 from ladecli import launch, models, verify
+from ladecli.decoder.engine import Decoder
 from ladecli.decoder.errors import ConfigError
 from ladecli.decoder.runner import Runner
 from ladecli.errors import LadeError, LoadError, UsageError
 from ladecli.settings import VerifyRequest
 from ladecli.terminal import Terminal
 
-from .verifying.makers import plant
+from .verifying.makers import after_loading, plant
 
 QUICK: dict[str, Any] = {"limit": 2, "max_new_tokens": 24, "quiet": True}
 Run = Callable[..., tuple[int, str]]
@@ -208,10 +209,13 @@ def test_prompts_that_are_too_long_are_counted(run: Run, tmp_path: Path) -> None
 
 
 def test_without_memory_nothing_is_compared(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def forward(*_args: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
+    def starve(decoder: Decoder) -> None:
+        def full(*_args: Any) -> None:
+            raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(Runner, "forward", forward)
+        monkeypatch.setattr(decoder.runner, "run", full)
+
+    after_loading(monkeypatch, starve)
     code, out = run(limit=1)
     assert code == 1
     assert "memory did not suffice for an answer" in out
@@ -219,7 +223,7 @@ def test_without_memory_nothing_is_compared(run: Run, monkeypatch: pytest.Monkey
 
 
 def test_ctrl_c_keeps_what_was_compared(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    forwards, forward = 0, Runner.forward
+    forwards, forward = 0, Runner.run
 
     def pressed(*arguments: Any) -> Any:
         nonlocal forwards
@@ -228,7 +232,7 @@ def test_ctrl_c_keeps_what_was_compared(run: Run, monkeypatch: pytest.MonkeyPatc
             signal.raise_signal(signal.SIGINT)
         return forward(*arguments)
 
-    monkeypatch.setattr(Runner, "forward", pressed)
+    monkeypatch.setattr(Runner, "run", pressed)
     code, out = run(limit=4, strategy="autoregressive", ignore_eos=True)
     assert code == 130
     assert "stopped early: this is what was compared until then" in out
@@ -238,7 +242,7 @@ def test_ctrl_c_keeps_what_was_compared(run: Run, monkeypatch: pytest.MonkeyPatc
 def test_ctrl_c_counts_the_answers_that_were_drawn(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forwards, forward = 0, Runner.forward
+    forwards, forward = 0, Runner.run
 
     def pressed(*arguments: Any) -> Any:
         nonlocal forwards
@@ -247,7 +251,7 @@ def test_ctrl_c_counts_the_answers_that_were_drawn(
             signal.raise_signal(signal.SIGINT)
         return forward(*arguments)
 
-    monkeypatch.setattr(Runner, "forward", pressed)
+    monkeypatch.setattr(Runner, "run", pressed)
     code, out = run(chi_square=2000, temperature=1.0, limit=1, max_new_tokens=1)
     assert code == 130
     assert re.search(

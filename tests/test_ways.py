@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from ladecli import ways
-from ladecli.decoder.attention.choice import Choice
 from ladecli.decoder.errors import ConfigError
 from ladecli.device import Device
 from ladecli.errors import UsageError
 from ladecli.session import Session
 from ladecli.settings import Request
+from ladecli.ways import Attention
 
 from .profiles.makers import shape
 
@@ -21,6 +21,7 @@ GPU = Device("cuda", "cuda:0", "NVIDIA H200")
 CPU = Device("cpu", "cpu", "AMD EPYC")
 MPS = Device("mps", "mps", "Apple M4")
 NEEDS = "they need a CUDA GPU, and the model runs on"
+FAILED = "steps run without CUDA graphs, and slower: a: b"
 SPLIT = "the ranks of a model that is split wait for one another within every step"
 
 
@@ -68,32 +69,36 @@ def test_what_is_refused_before_a_device_is_looked_for(options: dict[str, Any], 
         Request(cuda_graphs=True, **options).check()
 
 
-def test_attention_comes_to_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ladecli.decoder.attention import choice
-
-    asked = []
-
-    def choose(*numbers: object, captured: bool) -> Choice:
-        asked.append((numbers, captured))
-        return Choice("triton", "it is fast")
-
-    monkeypatch.setattr(choice, "choose", choose)
-    model = shape()
-    assert ways.attention_of(Request(), GPU, model) == Choice("triton", "it is fast")
-    heads = (model.heads, model.kv_heads, model.head_size)
-    assert asked == [(("cuda:0", model.compute, *heads), True)]
-    ways.attention_of(Request(cuda_graphs=False), GPU, model)
-    assert asked[-1][1] is False
-    assert ways.attention_of(Request(attention="sdpa"), GPU, model) == Choice(
-        "sdpa", "as asked for"
-    )
+@pytest.mark.parametrize(
+    ("options", "device", "compute", "works", "name"),
+    [
+        ({}, GPU, "bfloat16", True, "triton"),
+        ({}, GPU, "float32", True, "sdpa"),
+        ({}, GPU, "bfloat16", False, "sdpa"),
+        ({"kernels": False}, GPU, "bfloat16", True, "sdpa"),
+        ({}, CPU, "bfloat16", True, "sdpa"),
+        ({}, MPS, "float16", True, "sdpa"),
+        ({"attention": "flash"}, GPU, "float32", True, "flash"),
+    ],
+)
+def test_attention_comes_to_a_name(
+    options: dict[str, Any],
+    device: Device,
+    compute: str,
+    works: bool,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ladecli.decoder.attention.triton_available", lambda _: works)
+    model = replace(shape(), compute=compute)
+    found = ways.attention_of(Request(**options), device, model)
+    assert found.name == name
+    assert found.why
 
 
 def test_keys_and_values_of_two_sizes_leave_no_choice() -> None:
-    latent = replace(shape(), latent=576)
-    assert ways.attention_of(Request(), GPU, latent) == Choice(
-        "sdpa", "keys and values of this model differ in size"
-    )
+    found = ways.attention_of(Request(), GPU, replace(shape(), latent=576))
+    assert found == Attention("sdpa", "keys and values of this model differ in size")
 
 
 def test_triton_on_a_cpu_is_refused_before_a_model_is_loaded(
@@ -108,8 +113,7 @@ def test_triton_on_a_cpu_is_refused_before_a_model_is_loaded(
     monkeypatch.setitem(attention.BACKENDS, "triton", refuse)
     monkeypatch.setattr(models, "load", refuse)
     result = lade("generate", "-p", "a", "--attention", "triton")
-    line = "attention 'triton' needs a CUDA GPU, and the device is cpu; use --attention auto"
-    assert (result.code, result.err) == (2, f"lade: {line}\n")
+    assert (result.code, result.err) == (2, "lade: attention 'triton' needs the package triton\n")
 
 
 def test_there_is_nothing_to_compile_without_graphs() -> None:
@@ -129,27 +133,27 @@ def test_there_is_nothing_to_compile_without_graphs() -> None:
 class Decoded:
     """A session that says how its steps ran."""
 
-    def __init__(self, device: Device, captures: bool, trouble: str | None) -> None:
+    def __init__(self, device: Device, captures: bool, notices: tuple[str, ...]) -> None:
         self.loaded = self.decoder = self.runner = self
-        self.device, self.captures, self.trouble = device, captures, trouble
+        self.device, self.captures, self.notices = device, captures, notices
 
 
 @pytest.mark.parametrize(
-    ("device", "captures", "trouble", "why", "told"),
+    ("device", "captures", "notices", "why", "told"),
     [
-        (GPU, True, None, None, None),
-        (GPU, False, "a: b", "a: b", None),
-        (CPU, False, None, f"{NEEDS} AMD EPYC", None),
+        (GPU, True, (), None, None),
+        (GPU, False, (FAILED,), "a: b", None),
+        (CPU, False, (), f"{NEEDS} AMD EPYC", None),
         (
-            *(GPU, False, None, "the model lies on several devices"),
+            *(GPU, False, ("about kernels",), "the model lies on several devices"),
             "steps run without CUDA graphs, and slower: the model lies on several devices",
         ),
     ],
 )
 def test_what_became_of_graphs(
-    device: Device, captures: bool, trouble: str | None, why: str | None, told: str | None
+    device: Device, captures: bool, notices: tuple[str, ...], why: str | None, told: str | None
 ) -> None:
-    session: Any = Decoded(device, captures, trouble)
+    session: Any = Decoded(device, captures, notices)
     assert ways.why_no_graphs(Request(), session) == why
     assert ways.without_graphs(Request(), session) is None, "nobody asked"
     if device.kind == "cuda":

@@ -282,7 +282,7 @@ def player(
     if contender.strategy == STOCK_COMPILED:
         from ..stock import CompiledSteps
 
-        steps = CompiledSteps(session.loaded.model, room())
+        steps = CompiledSteps(session.stock_model, room())
         return StockCompiled(contender, session, settings, steps)
     if contender.foreign:
         return Stock(contender, session, settings)

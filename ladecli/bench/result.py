@@ -217,8 +217,8 @@ class TimeSpent:
     Attributes:
         contender: its name.
         steps: behind the first of each answer, so many.
-        seconds: per step, by part: "draft", "layout", "forward", "verify", "agree" (waiting for
-            other ranks), "cache", "learn", "text" (tokens to text) and "view" (drawing them).
+        seconds: per step, by part: "draft" (and layout), "forward", "verify" (and the cache, and
+            agreeing with other ranks), "learn" and "view" (drawing the text).
         width: tokens fed per step, mean.
         context: tokens that a step stood behind, mean.
         read_bytes: weights, keys and values that a step must read.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import time
 from collections import defaultdict
@@ -26,9 +27,6 @@ TASKS = 6
 """At most so many, of different categories where there are."""
 _MARKDOWN = ("# Head\n", "**bold** `code` *and*\n", "- item\n", "```python\n", "x = 1\n", "```\n")
 """What text may have in it, each of which is drawn in its own way."""
-_NAMES = {"commit": "text"}
-"""The decoder's name of a part, and that of reports where it is another one: it commits tokens
-to the caller, who makes text of them."""
 
 
 def time_spent(
@@ -106,7 +104,7 @@ class _Account:
 
     def _answer(self, prompt: list[int], cancelled: Callable[[], bool]) -> None:
         view, length, first = _view(), len(prompt), True
-        for event in self._session.stream(prompt, self._player.settings, cancelled, timed=True):
+        for event in self._session.stream(prompt, self._player.settings, cancelled):
             began = time.perf_counter()
             view.show(event)
             drawing = time.perf_counter() - began
@@ -114,8 +112,8 @@ class _Account:
                 continue
             # The first step reads the prompt's end.
             if not first:
-                for part, seconds in (event.parts or {}).items():
-                    self._seconds[_NAMES.get(part, part)] += seconds
+                for part, seconds in dataclasses.asdict(event.times).items() if event.times else ():
+                    self._seconds[part] += seconds
                 self._seconds["view"] += drawing
                 self._widths.append(event.width)
                 self._contexts.append(length)

@@ -15,7 +15,7 @@ from . import parts
 from .findings import NOTE, PROBLEM, WARNING, Finding
 
 if TYPE_CHECKING:
-    from ..decoder.attention.choice import Choice as Attention
+    from ..ways import Attention
     from ..models import Plan
     from ..profiles import Choice
     from ..settings import Request

@@ -10,35 +10,28 @@ from .step_cost import StepCost, fitting
 
 STRATEGIES = ("lookahead", "autoregressive", "jacobi", "prompt-lookup")
 SOURCES = ("trajectory", "context", "recycled")
-WIDEST = 4096
-"""No step has more tokens: a slip of the finger must not plan one for minutes."""
+MAX_WIDTH = 4096
+"""No step has more tokens: a typing error must not plan one for minutes."""
 PREFILL_CHUNK = 512
-"""Tokens of a prompt that are read at once."""
+"""Tokens of a prompt in one forward."""
 GROWTH = 256
-"""Slots are allocated in multiples of this."""
-FIRST_SLOTS = 2048
-"""Slots of a new cache where steps are captured, as far as the context needs them: when it grows,
-all is captured anew."""
-HARSHEST = 1e6
+"""Slots of the cache are allocated in multiples of this."""
+NEARLY_ALL = 0.6
+"""Beyond this share of the slots for any text, all of them are allocated.
+
+While the cache grows, the old tensors and the new ones exist together: grown from nearly all of
+them to all, they would take twice the memory.
+"""
+MAX_PENALTY = 1e6
 """A repetition penalty beyond which logits would leave what float32 can hold."""
 CAPTURED_WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 """Tokens that a captured step may have; wider ones have a multiple of the last."""
 COMPILED_WIDTHS = (1, 16, 64, 128)
 """The same where each of them has to be compiled first."""
-LOGIT_ROWS = (1, 16, 64, 128)
-"""Where steps are captured, logits that somebody may look at are left in tensors of so many rows:
-all steps that fit into one share it.  One row of a large vocabulary takes more memory than all else
-that a step makes for a token."""
-PARTLY = 0.6
-"""Beyond this share of the slots for any text, all of them are allocated.
-
-While the cache grows, the old one and the new one exist together: grown from nearly all of them
-to all, they would take twice the memory.
-"""
 
 
 def captured_width(tokens: int, widths: tuple[int, ...] = CAPTURED_WIDTHS) -> int:
-    """The width of the captured step that holds so many tokens."""
+    """The width of the captured step that holds a number of tokens."""
     widest = widths[-1]
     return fitting(tokens, widths) if tokens <= widest else -(-tokens // widest) * widest
 
@@ -59,7 +52,7 @@ class LookaheadConfig:
         step_cost: what a step costs by its width: the step is made as wide as promises the
             most tokens for its cost, down to a plain step.  Without it all widths cost the
             same, and the budget is filled.  The paper's algorithm does not look at it.
-        widths: the only widths that a step behind the prompt may have, ascending, so that
+        widths: the only widths that a step after the prompt may have, ascending, so that
             each can be prepared once; narrower steps are padded.  () stands for any.  The
             budget is rounded down to one of them.
 
@@ -99,10 +92,10 @@ class LookaheadConfig:
                 f"budget {self.budget} is smaller than the {self.window_cells} tokens of a window"
                 f" with W={self.window}, N={self.ngram}; raise the budget or lower W or N"
             )
-        if self.step_limit > WIDEST:
+        if self.step_limit > MAX_WIDTH:
             raise ConfigError(
-                f"a step of {self.step_limit} tokens is wider than any machine has use for (at"
-                f" most {WIDEST}); lower W, N, G or the budget"
+                f"a step of {self.step_limit:,} tokens is too wide (at"
+                f" most {MAX_WIDTH:,}); lower W, N, G or the budget"
             )
         if self.step_limit < self.window_cells:
             raise ConfigError(
@@ -141,7 +134,7 @@ class SamplingConfig:
         min_p: keep tokens at least this probable in relation to the best; in [0, 1].
         repetition_penalty: divide positive and multiply negative logits of tokens that
             the text already has (Keskar et al., 2019); 1 leaves them alone.
-        seed: the uniform number of a position depends on this and on the position only.
+        seed: the noise of a position depends on this and on the position only.
 
     Raises:
         ConfigError: a value is out of range.
@@ -164,9 +157,9 @@ class SamplingConfig:
             raise ConfigError(f"top-p must be in (0, 1], not {self.top_p}")
         if not 0.0 <= self.min_p <= 1.0:
             raise ConfigError(f"min-p must be in [0, 1], not {self.min_p}")
-        if not 0.0 < self.repetition_penalty <= HARSHEST:
+        if not 0.0 < self.repetition_penalty <= MAX_PENALTY:
             raise ConfigError(
-                f"repetition-penalty must be above 0 and at most {HARSHEST:,.0f}, not"
+                f"repetition-penalty must be above 0 and at most {MAX_PENALTY:,.0f}, not"
                 f" {self.repetition_penalty}"
             )
         if not 0 <= self.seed < 2**64:

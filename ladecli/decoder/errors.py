@@ -19,12 +19,18 @@ class UnsupportedModelError(DecoderError):
     """A model whose attention cannot verify several drafts in one forward pass."""
 
 
-class NoNumbersError(DecoderError):
-    """A model whose logits are not finite: nothing can be chosen by them."""
+class NaNLogitsError(DecoderError):
+    """Logits that are NaN or infinite: no token can be chosen by them."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the logits are NaN or infinite: the weights are damaged, do not fit config.json, or"
+            " are too large for their type; download them again, or try --dtype float32"
+        )
 
 
 class DraftStateError(DecoderError, ValueError):
-    """Saved drafts that are not what they should be."""
+    """Saved drafts that cannot be read."""
 
 
 class RankError(DecoderError):
@@ -32,7 +38,7 @@ class RankError(DecoderError):
 
 
 class DeviceLostError(DecoderError):
-    """A GPU that has met a fault, and answers nothing but errors until the process ends."""
+    """A GPU that met a fault, and answers nothing but errors until the process ends."""
 
 
 class NoMemoryError(DecoderError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -74,6 +73,17 @@ class Detail:
 
 
 @dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Seconds of the parts of a step: drafting and layout, the forward until its logits are
+    there, verification and the cache, and what strategies learn from it."""
+
+    draft: float
+    forward: float
+    verify: float
+    learn: float
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One forward pass and the tokens that it yielded.
 
@@ -81,31 +91,27 @@ class Step:
         tokens: at least one; accepted draft tokens first.
         width: tokens fed to the model.
         proposed: draft tokens among them that stood for verification.
-        seconds: wall time of the step, drafting and verification included.  What the reader of
-            the text takes counts only where it reads while a device is at work on this step, a
-            captured one without `parts`: there, a reader that is slower than the device makes the
-            step longer.  When the device was done with it nobody has asked.
+        seconds: wall time of the step, drafting and verification included.  The time that the
+            reader of the text takes counts only where it overlaps with a captured step.
+        times: where the seconds went.
         detail: what was tried, where the caller asked for it.
-        parts: what the seconds went to, where the caller asked for it: "draft", "layout",
-            "forward", "verify", "agree" (with other ranks), "cache", "commit" (limits, and the
-            caller's own stop) and "learn".
     """
 
     tokens: tuple[Token, ...]
     width: int
     proposed: int
     seconds: float
+    times: StepTimes
     detail: Detail | None = None
-    parts: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Squeezed:
-    """Memory did not suffice for a step, which is tried again with fewer drafts.
+class StepNarrowed:
+    """Memory ran out in a step, which is tried again with fewer drafts.
 
     Attributes:
-        width: from now on steps behind the prompt feed at most so many tokens.
-        seconds: wall time of the try.
+        width: from now on steps after the prompt feed at most so many tokens.
+        seconds: wall time of the failed try.
     """
 
     width: int
@@ -121,4 +127,4 @@ class Finished:
     reason: FinishReason
 
 
-Event: TypeAlias = Started | Prefill | Step | Squeezed | Finished
+Event: TypeAlias = Started | Prefill | Step | StepNarrowed | Finished

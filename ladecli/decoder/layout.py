@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from . import bits
+from . import mask_bits
 from .tree import TokenTree
 from .window import WindowBlock
 
@@ -56,7 +56,7 @@ class StepLayout:
     Attributes:
         tokens: ids, length T.
         positions: their positions in the text, length T.
-        rows: for each token, whom of the step it sees, as a set of bits (see `bits`).
+        rows: for each token, whom of the step it sees, as a set of bits (see `mask_bits`).
         outputs: the rows whose logits are wanted: the current token, then every tree node,
             then the window's last row.
         pending: how many of the tokens are committed already; they come first.
@@ -75,7 +75,7 @@ class StepLayout:
 
         None where T is 1 and there is nothing to hide.
         """
-        return bits.dense(self.rows) if len(self.rows) > 1 else None
+        return mask_bits.dense(self.rows) if len(self.rows) > 1 else None
 
     def paths(self) -> NDArray[np.int64]:
         """What each output sees of the step, [outputs, T]: its own token wherever it sees none."""
@@ -99,7 +99,7 @@ def build_chunk(tokens: Sequence[int], position: int, anchor: int | None = None)
     """
     count = len(tokens)
     positions = list(range(position, position + count))
-    rows = bits.causal(count)
+    rows = mask_bits.causal(count)
     if anchor is None:
         return StepLayout(list(tokens), positions, rows, [], count)
     rows.append(1 << count)
@@ -118,7 +118,7 @@ def build(pending: Sequence[int], position: int, draft: Draft) -> StepLayout:
     tokens = list(pending)
     current = position + count - 1
     positions = list(range(position, position + count))
-    rows = bits.causal(count)
+    rows = mask_bits.causal(count)
     # Whoever stands behind them sees all pending tokens.
     before = (1 << count) - 1
     tree, window = draft.tree, draft.window

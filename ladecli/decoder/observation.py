@@ -1,14 +1,49 @@
-"""What strategies and draft sources learn of a step when it is over."""
+"""What a strategy is given: the text so far before a step, and what the step showed after it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+import zlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from .events import Detail
 from .layout import Draft
-from .successors import NONE, Successors
 from .verify import Verdict
+
+Successors: TypeAlias = Sequence[dict[int, float]]
+"""For each output of a step its most probable next tokens with their probabilities, best first;
+empty where the draft asked for none."""
+
+
+def checksum(parts: Iterable[object]) -> int:
+    """CRC-32 of numbers and strings as a signed 32-bit integer; floats count to the last bit."""
+    value = zlib.crc32(repr(list(parts)).encode())
+    return value - (1 << 32) if value >= 1 << 31 else value
+
+
+@dataclass(slots=True)
+class State:
+    """The text so far and how far ahead of it a draft may reach.
+
+    Attributes:
+        tokens: prompt and committed tokens; the last one is the current token.
+        prompt_length: number of prompt tokens.
+        draft_depth: the deepest tree node that could still be committed.
+        room: positions after the current token that exist and are encoded as before.
+        widest: the most tokens of a step, padding included, that fit in memory; with several
+            ranks, of a single rank's step.
+        missing: by rank, how many committed tokens before the current one it must feed first
+            because it lacks their keys.
+    """
+
+    tokens: list[int]
+    prompt_length: int
+    draft_depth: int = 0
+    room: int = 0
+    widest: int = sys.maxsize
+    missing: tuple[int, ...] = (0,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,27 +53,26 @@ class Observation:
     Attributes:
         draft: what was tried.
         text: prompt and committed tokens, those of this step included.
-        verdict: the nodes accepted, as far as they were committed, and the tokens committed.
-        best: the model's most probable token after the current token and after each node
-            of the tree (n + 1 tokens), then after each cell of the window's last row.
-        ranked: the most probable tokens after every output, as many as the draft asked for;
-            `NONE` where it asked for none.
+        verdict: the accepted nodes and the tokens committed.
+        best: the model's most probable token after the current token and each tree node, then
+            after each cell of the window's last row.
+        successors: the most probable tokens after the same outputs.
     """
 
     draft: Draft
     text: Sequence[int]
     verdict: Verdict
     best: Sequence[int]
-    ranked: Successors = NONE
+    successors: Successors = ()
 
     @property
     def before(self) -> int:
-        """Length of the text before this step; the token before that is the current one."""
+        """Length of the text before this step; its last token is the current one."""
         return len(self.text) - len(self.verdict.tokens)
 
     @property
     def current(self) -> int:
-        """The token that the draft was tried behind."""
+        """The token that the draft continued."""
         return self.text[self.before - 1]
 
     @property
@@ -47,7 +81,7 @@ class Observation:
         return self.best[len(self.draft.tree) + 1 :]
 
     def detail(self) -> Detail:
-        """The step as plain numbers, for those who watch it."""
+        """The step as plain numbers, for display."""
         tree, window = self.draft.tree, self.draft.window
         return Detail(
             self.current,

@@ -1,4 +1,4 @@
-"""The n-gram pool: what the window found, kept under its first token."""
+"""The n-gram pool: what the window found, under its first token (Fu et al., 2024)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ class NgramPool:
 
     def __init__(self) -> None:
         # A dict keeps the order of insertion: the first continuation is the oldest.
-        self._under: dict[int, dict[tuple[int, ...], None]] = {}
+        self._continuations: dict[int, dict[tuple[int, ...], None]] = {}
 
     def __len__(self) -> int:
-        return sum(map(len, self._under.values()))
+        return sum(map(len, self._continuations.values()))
 
     def __iter__(self) -> Iterator[tuple[int, ...]]:
         """All n-grams, under each first token the oldest first."""
-        for token, continuations in self._under.items():
+        for token, continuations in self._continuations.items():
             for continuation in continuations:
                 yield token, *continuation
 
@@ -30,7 +30,7 @@ class NgramPool:
         """
         if guesses == 0:
             return
-        continuations = self._under.setdefault(ngram[0], {})
+        continuations = self._continuations.setdefault(ngram[0], {})
         continuation = tuple(ngram[1:])
         continuations.pop(continuation, None)
         while len(continuations) >= guesses:
@@ -39,4 +39,4 @@ class NgramPool:
 
     def candidates(self, token: int) -> Iterator[tuple[int, ...]]:
         """The continuations of `token`, the newest first."""
-        return reversed(self._under.get(token, {}))
+        return reversed(self._continuations.get(token, {}))

@@ -1,203 +1,144 @@
-"""The forward pass of one step."""
+"""Runs the forward of a step; `cuda_graphs` has a runner whose steps are captured."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .attention import STEP_KEYWORD, StepAttention, choose_backend
-from .kv_cache import KVCache
+from .errors import DeviceLostError
+from .kv_cache import KVCache, LayerShape
 from .layout import StepLayout
-from .places import device_of, devices_of, layer_devices
-from .readout import Readout, Rows, Shown, Wanted, pack
-from .readout.penalty import SeenIds, penalize_rows
+from .memory import is_out_of_memory
+from .step_inputs import StepInputs, step_inputs
+from .transformer import StepCache, TorchOps
 
 
-class Running:
-    """A step that the device may still be at work on.
+class Forward(Protocol):
+    """A model's forward: ours (`transformer`) or transformers' (`stock_model`)."""
 
-    Args:
-        words: what `pack` made of its logits: on the device, or where it arrives on the host.
-        logits: by output.
-        count: rows that were packed.
-        wanted: what was asked for.
-        wait: returns when `words` has arrived; None where reading them waits by itself.
-    """
+    attention: str
+    device: torch.device
+    dtype: torch.dtype
+    keeps_weights: bool
+    kernels: bool
 
-    def __init__(
-        self,
-        words: Tensor,
-        logits: Rows,
-        count: int,
-        wanted: Wanted,
-        wait: Callable[[], None] | None = None,
-    ) -> None:
-        self._words = words
-        self._logits = logits
-        self._count = count
-        self._wanted = wanted
-        self._wait = wait
-        # The device is at work.
-        self._readout = None if wait is None else self._read_from(words)
+    @property
+    def layer_shapes(self) -> list[LayerShape]:
+        """What each layer writes to the cache."""
 
-    def result(self) -> Shown:
-        """Wait for it."""
-        if self._wait is not None:
-            self._wait()
-        return (self._readout or self._read_from(self._words)).read()
+    def use(self, attention: str, ops: TorchOps | None = None) -> None:
+        """Take another attention backend, and operations by Triton (`triton_ops`), or torch's."""
 
-    def _read_from(self, words: Tensor) -> Readout:
-        return Readout(words.numpy(force=True), self._logits, self._count, self._wanted)
+    def forward(self, step: StepInputs, cache: StepCache) -> Tensor:
+        """Run one step; logits of its outputs, [outputs, vocabulary]."""
+
+
+Pending = Callable[[], Tensor]
+"""A step that was started: call it for the logits of its outputs, [outputs, vocabulary]."""
 
 
 class Runner:
-    """Feeds steps to a model whose attention is bound to the step attention.
+    """Runs steps one operation after the other.
 
     Args:
-        model: a causal language model of transformers.
-        cache: where its layers write.
-        attention: name of the attention backend.
-        trouble: why steps are not captured though they were to be.
+        model: what runs.
+        cache: where its keys and values go.
 
     Attributes:
-        cache, trouble: as above.
-        uncompiled: why captured steps are not compiled though they were to be.
-        attention: name of the attention backend.
-        device: where the model takes its input, and gives its logits.
-        captured: how many steps were captured so far.
-        chooses: whether tokens are best drawn for all rows of a step at once: to ask a GPU for
-            one row after the other takes longer.
-        sliding_windows: those that layers asked for in the last step.
+        captures: whether steps are captured as CUDA graphs, which run on the device after
+            `start` has returned, so that time until their result is asked for is not lost.
+        compiles: whether they are compiled first.
+        captured: CUDA graphs captured so far.
+        notices: lines for the user about what steps do without.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        cache: KVCache,
-        attention: str = "auto",
-        trouble: str | None = None,
-    ) -> None:
-        self._model = model
+    captures = False
+    compiles = False
+
+    def __init__(self, model: Forward, cache: KVCache) -> None:
+        self.model = model
         self.cache = cache
-        self.trouble = trouble
-        self.uncompiled: str | None = None
         self.captured = 0
-        self.attention = attention
-        self._backend = choose_backend(attention)
-        self.device = device_of(model)
-        self._several = len({*devices_of(model)}) > 1
-        layers = layer_devices(model) if self._several else []
-        if len(layers) == cache.layers:
-            cache.spread(layers)
-        self.chooses = self.device.type == "cuda"
-        self.sliding_windows: set[int] = set()
-        self._ids = SeenIds(self.device)
+        self.notices: list[str] = []
 
     @property
-    def captures(self) -> bool:
-        """Whether steps are captured as CUDA graphs."""
-        return False
+    def device(self) -> torch.device:
+        """Of the model's input and of logits."""
+        return self.model.device
 
-    @property
-    def compiles(self) -> bool:
-        """Whether captured steps are compiled first."""
-        return False
-
-    @property
-    def given_up(self) -> str | None:
-        """What steps do without though it was there, and why, in one line; None for nothing."""
-        return None
-
-    def widths(self, limit: int) -> tuple[int, ...]:
-        """The widths that a strategy should give its steps, up to a limit, which is one of them;
-        () where any width does as well.
-
-        Args:
-            limit: the most tokens of a step.
-        """
+    def widths(self, limit: int) -> Sequence[int]:
+        """The only widths that steps should have, up to a limit, which is one of them; () where
+        any width does."""
         return ()
 
-    def is_ready(self, layout: StepLayout, wanted: Wanted) -> bool:
-        """Whether `start` takes no time for such a step, and leaves all to the device."""
-        return False
+    def start(self, layout: StepLayout) -> Pending:
+        """Start one step, whose keys and values go after the committed ones.
+
+        Here nothing happens before the result is asked for.
+        """
+        return lambda: self.run(layout)
+
+    @torch.inference_mode()
+    def run(self, layout: StepLayout) -> Tensor:
+        """Run one step; logits of its outputs, [outputs, vocabulary]."""
+        self.cache.reserve(self.cache.length + len(layout.tokens))
+        step = step_inputs(layout, self.cache.length, self.device)
+        try:
+            with without_cudnn(self.device):
+                return self.model.forward(step, self.cache)
+        except Exception as error:
+            if is_out_of_memory(error) or not uses_triton(self.model):
+                raise
+            check_device(self.device, error)
+            why = reason_of(error)
+        # A kernel can fail at a size that nothing has tried before.
+        self.model.use("sdpa")
+        self.notices.append(f"steps run without Triton kernels, and slower: {why}")
+        return self.run(layout)
 
     def forget(self) -> None:
-        """Let go of what is kept for further steps: here, of nothing."""
+        """Let go of what is kept for further steps."""
 
-    # Cheaper than no_grad by a seventh where a step is bound by dispatch.
-    @torch.inference_mode()
-    def forward(self, layout: StepLayout) -> Tensor:
-        """Run one step; its keys and values lie behind the committed ones afterwards.
 
-        Returns:
-            Logits of `layout.outputs`, [len(outputs), vocabulary]; of the last token alone
-            where no outputs are wanted.
-        """
-        device, width = self.device, len(layout.tokens)
-        self.cache.settle()
-        self.cache.reserve(self.cache.length + width)
-        positions = torch.tensor(layout.positions, device=device)
-        visible = None if layout.visible is None else torch.from_numpy(layout.visible).to(device)
-        step = StepAttention(
-            self._backend,
-            visible,
-            positions,
-            self.cache.length,
-            max(layout.positions),
-        )
-        outputs = layout.outputs or [width - 1]
-        # All rows in order need no selection, which spares a plain step an index.
-        rows: Any = outputs
-        if outputs == [*range(width)]:
-            rows = 0
-        elif not self._several:
-            # Plain numbers select on any device, and the last layer may be on another one.
-            rows = torch.tensor(outputs, device=device)
-        self.sliding_windows = step.sliding_windows
-        with without_plans(device):
-            result = self._model(
-                input_ids=torch.tensor([layout.tokens], device=device),
-                attention_mask=None,
-                position_ids=positions[None],
-                past_key_values=self.cache,
-                use_cache=True,
-                logits_to_keep=rows,
-                **{STEP_KEYWORD: step},
-            )
-        logits: Tensor = result.logits[0]
-        return logits
+def uses_triton(model: Forward) -> bool:
+    """Whether Triton kernels compute anything in a forward."""
+    return model.kernels or model.attention == "triton"
 
-    @torch.inference_mode()
-    def start(self, layout: StepLayout, wanted: Wanted) -> Running:
-        """Start one step, and read out what is wanted of its outputs.
 
-        Its keys and values lie behind the committed ones afterwards.
-        """
-        logits = self.forward(layout)
-        uniforms = None
-        if wanted.sampling is not None:
-            known = len(wanted.uniforms)
-            given = [wanted.uniforms[row] if row < known else 0.0 for row in layout.outputs]
-            uniforms = torch.tensor(given, dtype=torch.float64, device=logits.device)
-        scores = logits
-        if wanted.penalty != 1.0:
-            paths = torch.from_numpy(layout.paths()).to(logits.device)
-            seen = self._ids.of(wanted.text)
-            scores = penalize_rows(logits, seen, paths, wanted.penalty)
-        words = pack(scores, wanted.successors, wanted.sampling, uniforms)
-        count = len(logits)
-        return Running(words, Rows(logits, [*range(count)]), count, wanted)
+def check_device(device: torch.device, error: BaseException) -> None:
+    """Tell an error from a fault that the process cannot recover from, such as a kernel that
+    wrote where it must not.
+
+    Raises:
+        DeviceLostError: the device answers nothing any more.
+    """
+    if device.type != "cuda" or not isinstance(error, RuntimeError):
+        return
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError as fault:
+        why = reason_of(fault)
+        # A capture that is still under way is no fault.
+        if "captur" in why:
+            return
+        raise DeviceLostError(
+            f"the GPU met a fault that ends this process ({why}); start again, and if it comes"
+            " back, with --no-kernels or --no-cuda-graphs"
+        ) from error
+
+
+def reason_of(error: BaseException) -> str:
+    """An error in one line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 @contextmanager
-def without_plans(device: torch.device) -> Iterator[None]:
-    """Keep torch from cuDNN's attention, which some versions prefer on some GPUs: it makes a plan
-    for every length of the text, and for every kind of captured step, and that takes longer than
-    the step itself."""
+def without_cudnn(device: torch.device) -> Iterator[None]:
+    """Keep torch from cuDNN's attention, which plans anew for every length of the text."""
     if device.type != "cuda":
         yield
         return

@@ -1,105 +1,209 @@
-"""Logits to distribution to token, with one uniform number per position of the text.
+"""From logits to tokens: one batched function for every strategy and device.
 
-The number of a position is philox(seed, position) and nothing else, and the token is found
-by inverse CDF.  So a text depends on model, prompt, settings and seed alone: every strategy
-gives, token for token, what plain autoregressive sampling gives with the same seed.
+A token is drawn by Gumbel-max: the largest of logits / temperature + noise, where the noise of a
+position depends on the seed and the position only.  So a text depends on model, prompt, settings
+and seed alone: every strategy gives, token for token, what plain sampling gives with that seed.
+Logits of steps of different widths differ by rounding; that matters only where the two best
+candidates are as close.
+
+Source: Gumbel, "Statistical theory of extreme values", 1954; Maddison, Tarlow and Minka,
+"A* sampling", 2014.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from typing import Protocol
+from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from .config import SamplingConfig
-from .readout.choosing import choose, weights_of
-from .readout.penalty import penalize
-from .successors import NOTHING
+from .errors import NaNLogitsError
+from .layout import StepLayout
+from .observation import Successors
 from .verify import Choose
 
 LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
 """(ids of the text so far [1, length], scores [1, vocabulary]) -> scores, as in transformers."""
-AHEAD = 512
-"""Positions whose uniform numbers are drawn at a time: a GPU waits while the host draws some."""
+
+GROUP = 64
+"""Tokens whose maximum is found first; see `top_tokens`."""
+GROUPED_FROM = 1 << 16
+"""Scores from which on that is faster."""
+
+_GOLDEN, _MIX1, _MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+"""Constants of SplitMix64."""
+_MASK = (1 << 64) - 1
 
 
-class ByRow(Protocol):
-    """Logits of one row after the other, [vocabulary] each."""
+def gumbel_noise(seed: int, position: int, count: int, device: torch.device) -> Tensor:
+    """Gumbel noise of a position, float32 [count]; the same on every device.
 
-    def __getitem__(self, row: int, /) -> Tensor: ...
+    Uniform numbers come from the counter-based generator SplitMix64, whose stream starts where
+    the seed and the position are mixed to.
 
-
-def uniform(seed: int, position: int) -> float:
-    """The uniform number in [0, 1) of a position, by the counter-based generator Philox.
-
-    Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+    Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
     """
-    return _draw(np.random.Philox(key=seed), position, 1)[0]
+    start = _mixed(_mixed(seed) + position)
+    z = torch.arange(1, count + 1, device=device).mul_(_signed(_GOLDEN)).add_(_signed(start))
+    z.bitwise_xor_((z >> 30) & ((1 << 34) - 1)).mul_(_signed(_MIX1))
+    z.bitwise_xor_((z >> 27) & ((1 << 37) - 1)).mul_(_signed(_MIX2))
+    z.bitwise_xor_((z >> 31) & ((1 << 33) - 1))
+    # Small numbers keep their relative precision in float32, and rare tokens depend on those.
+    uniform = ((z >> 1) & ((1 << 63) - 1)).float().add_(0.5).mul_(2.0**-63)
+    uniform.clamp_(max=1.0 - 2.0**-24)
+    return uniform.neg_().log1p_().neg_().log_().neg_()
 
 
-def _draw(philox: np.random.Philox, position: int, count: int) -> list[float]:
-    """The numbers of `count` positions in a row."""
-    state = philox.state
-    state["state"]["counter"][:] = position, 0, 0, 0
-    philox.state = state
-    # Each position has a block of four numbers, of which the first is taken.
-    numbers: list[float] = np.random.Generator(philox).random(4 * count)[::4].tolist()
-    return numbers
+def _mixed(z: int) -> int:
+    z = (z + _GOLDEN) & _MASK
+    z = ((z ^ (z >> 30)) * _MIX1) & _MASK
+    z = ((z ^ (z >> 27)) * _MIX2) & _MASK
+    return z ^ (z >> 31)
 
 
-class Uniforms:
-    """The uniform numbers of one seed, which are drawn ahead, many positions at a time.
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number >= 1 << 63 else number
+
+
+class PositionNoise:
+    """Gumbel noise by position, kept for the steps that may need it again.
 
     Args:
-        seed: from 0 to 2**64 - 1.
+        seed: of the text.
     """
 
     def __init__(self, seed: int) -> None:
-        self._philox = np.random.Philox(key=seed)
-        self._first = 0
-        self._numbers: list[float] = []
+        self._seed = seed
+        self._kept: dict[int, Tensor] = {}
 
-    def at(self, position: int, count: int) -> list[float]:
-        """`uniform(seed, position)` of `count` positions in a row."""
-        start = position - self._first
-        if not 0 <= start <= len(self._numbers) - count:
-            self._numbers = _draw(self._philox, position, max(count, AHEAD))
-            self._first, start = position, 0
-        return self._numbers[start : start + count]
+    def at(self, positions: Iterable[int], count: int, device: torch.device) -> Tensor:
+        """Noise of positions, float32 [positions, count]."""
+        rows = []
+        for position in positions:
+            if position not in self._kept:
+                self._kept[position] = gumbel_noise(self._seed, position, count, device)
+            rows.append(self._kept[position])
+        return torch.stack(rows)
+
+    def forget(self, before: int) -> None:
+        """Positions before this one are not asked for again."""
+        self._kept = {p: noise for p, noise in self._kept.items() if p >= before}
 
 
-def distribution(scores: Tensor, config: SamplingConfig) -> Tensor:
-    """Probabilities after temperature, top-k, top-p and min-p, in transformers' order.
-
-    Of equally probable tokens at a cut all stay, also at that of top-p, where transformers
-    keeps any of them.  Tokens less than 2**-40 times as probable as the best one have none.
+def choose(logits: Tensor, config: SamplingConfig, noise: Tensor | None) -> Tensor:
+    """The token chosen in each row.
 
     Args:
-        scores: [vocabulary].
-        config: `temperature` must be above 0; the repetition penalty is not applied.
+        logits: [rows, vocabulary], penalties applied.
+        config: temperature, top-k, top-p and min-p.
+        noise: Gumbel noise, float32 [rows, vocabulary]; None for greedy.
 
     Returns:
-        float32 [vocabulary], summing to 1; at least one token keeps its probability.
+        int64 [rows].
     """
-    weights = weights_of(scores, config).double()
-    return (weights / weights.sum()).float()
+    scores = logits if noise is None else restricted(logits, config).add_(noise)
+    return top_tokens(scores, 1)[1][:, 0]
 
 
-def draw(probabilities: Tensor, u: float) -> int:
-    """The token at `u` in [0, 1) of the cumulative distribution, tokens in order of id.
+def top_tokens(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The best tokens of each row, as `torch.topk` has them; of equally good best ones the first.
+
+    The best tokens of a row are in the groups with the best maxima: on a CPU, where `amax` is
+    twenty times as fast as `argmax` and `topk`, only those are looked into.
 
     Args:
-        probabilities: [vocabulary], not necessarily normalised.
+        scores: [rows, vocabulary].
+        count: at most the vocabulary.
+
+    Returns:
+        Scores and tokens, [rows, count], the best first.
     """
-    cumulative = probabilities.double().cumsum(dim=0)
-    target = cumulative[-1] * u
-    index = int(torch.searchsorted(cumulative, target, right=True))
-    # Rounding can put the target on the total: then the last possible token is meant.
-    return min(index, int(torch.searchsorted(cumulative, cumulative[-1])))
+    rows, vocabulary = scores.shape
+    groups = vocabulary // GROUP
+    if scores.device.type != "cpu" or groups <= count or scores.numel() < GROUPED_FROM:
+        return scores.max(dim=-1, keepdim=True) if count == 1 else scores.topk(count)
+    grouped = scores[:, : groups * GROUP].reshape(rows, groups, GROUP)
+    maxima = grouped.amax(dim=-1)
+    best = maxima.argmax(dim=-1, keepdim=True) if count == 1 else maxima.topk(count).indices
+    # In the order of ids, so that equal scores stay in it.
+    best = best.sort(dim=-1).values
+    ids = (best[:, :, None] * GROUP + torch.arange(GROUP)).flatten(1)
+    rest = torch.arange(groups * GROUP, vocabulary).expand(rows, -1)
+    ids = torch.cat((ids, rest), dim=1)
+    values, places = scores.gather(1, ids).sort(dim=-1, descending=True, stable=True)
+    return values[:, :count], ids.gather(1, places[:, :count])
+
+
+def restricted(logits: Tensor, config: SamplingConfig) -> Tensor:
+    """Logits over the temperature, minus infinity where top-k, top-p or min-p remove a token.
+
+    Filters apply in transformers' order, and tokens as probable as the last one kept stay.
+
+    Args:
+        logits: [rows, vocabulary]; the temperature must be above 0.
+
+    Returns:
+        float32 [rows, vocabulary], the largest of each row 0.
+    """
+    scores = logits.float()
+    scores = scores - scores.amax(dim=-1, keepdim=True)
+    # No temperature is too small to divide by.
+    scores /= max(config.temperature, torch.finfo(torch.float32).tiny)
+    if 0 < config.top_k < scores.shape[-1]:
+        least = scores.topk(config.top_k).values[:, -1:]
+        scores = scores.masked_fill_(scores < least, float("-inf"))
+    if config.top_p < 1.0:
+        probabilities = scores.softmax(dim=-1)
+        cut = _nucleus_cut(probabilities, config.top_p)
+        scores = scores.masked_fill_(probabilities < cut, float("-inf"))
+    if config.min_p > 0.0:
+        # Relative to the best token, whose score is 0.
+        scores = scores.masked_fill_(scores.exp() < config.min_p, float("-inf"))
+    return scores
+
+
+def _nucleus_cut(probabilities: Tensor, top_p: float) -> Tensor:
+    """The least probability in the smallest set of tokens with top-p together, [rows, 1]."""
+    if len(probabilities) == 1 and probabilities.device.type == "cpu":
+        # All tokens below this together have less than 1 - top-p, so the set is among the others,
+        # which are few: a whole vocabulary takes milliseconds to sort.
+        least = (1.0 - top_p) / probabilities.shape[-1]
+        probabilities = probabilities[probabilities > least][None]
+    ordered = probabilities.sort(dim=-1, descending=True).values
+    # A token stays while the more probable ones together have less than top-p.
+    last = (ordered.cumsum(dim=-1) < top_p).sum(dim=-1, keepdim=True)
+    return ordered.gather(-1, last.clamp_(max=ordered.shape[-1] - 1))
+
+
+def penalize_(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
+    """Apply a repetition penalty in place: divide positive and multiply negative logits.
+
+    Source: Keskar et al., "CTRL", 2019.
+
+    Args:
+        logits: [rows, vocabulary].
+        seen: int64 [rows, n], tokens before each row; a token may stand there more than once.
+        penalty: above 1 to make repetitions less probable.
+    """
+    scores = logits.gather(1, seen)
+    return logits.scatter_(1, seen, torch.where(scores < 0, scores * penalty, scores / penalty))
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What is read out of a step's logits.
+
+    Attributes:
+        best: the most probable token after each output, the repetition penalty included.
+        successors: see `observation.Successors`.
+        choose: the model's token at a node of the tree, given the path to it.
+    """
+
+    best: list[int]
+    successors: Successors
+    choose: Choose
 
 
 class Sampler:
@@ -107,90 +211,86 @@ class Sampler:
 
     Args:
         config: how to choose.
-        processors: functions of text and scores to apply before `config`, each as in
-            transformers.  They are called per node of the tree with the path included, so
-            any of them that is a pure function keeps its meaning.
-
-    Attributes:
-        config: as given.
-        plain: whether the choice is the most probable token, and no processor has a say.
-        ahead: whether tokens are drawn, and no processor has a say: `choose_ahead` can do it.
-        seedless: how it does, the same for all seeds.
-        penalty: the repetition penalty where no processor has a say; else 1.
-        text: the text so far, a list that grows with it, where a repetition penalty holds or there
-            are processors; else it stays empty.
+        processors: functions of text and scores to apply first, each as in transformers.  They
+            are called per node of the tree, with the path as part of the text.
     """
 
     def __init__(self, config: SamplingConfig, processors: Sequence[LogitsProcessor] = ()) -> None:
         self.config = config
         self._processors = tuple(processors)
-        self._uniforms = Uniforms(config.seed)
-        self._seen: set[int] = set()
-        self.plain = config.greedy and not self._processors
-        self.ahead = not config.greedy and not self._processors
-        self.seedless = replace(config, seed=0)
-        self.penalty = 1.0 if self._processors else config.repetition_penalty
-        self.text: list[int] = []
-        self._looks_back = config.repetition_penalty != 1.0 or bool(self._processors)
+        self._noise = PositionNoise(config.seed)
+        self._text: list[int] = []
+        self._seen: dict[int, None] = {}
 
-    def uniforms(self, position: int, depths: Sequence[int]) -> list[float]:
-        """The uniform numbers with which tokens are drawn behind paths of these lengths.
-
-        Args:
-            position: of the token that follows the current one, so behind an empty path.
-            depths: tokens of each path.
-        """
-        numbers = self._uniforms.at(position, max(depths, default=0) + 1)
-        return [numbers[depth] for depth in depths]
-
-    def commit(self, tokens: Iterable[int]) -> None:
+    def commit(self, tokens: Sequence[int]) -> None:
         """Note tokens that joined the text."""
-        if self._looks_back:
-            joined = list(tokens)
-            self.text += joined
-            self._seen.update(joined)
+        self._text += tokens
+        self._seen.update(dict.fromkeys(tokens))
+        self._noise.forget(len(self._text))
 
-    def chooser(
-        self,
-        logits: ByRow,
-        best: Sequence[int],
-        position: int,
-        chosen: Sequence[int] | None = None,
-    ) -> Choose:
-        """A function from output row and accepted path to the token chosen there.
+    @torch.inference_mode()
+    def read(self, logits: Tensor, layout: StepLayout, nodes: int, successors: int) -> StepOutput:
+        """Read out a step.
 
         Args:
-            logits: by row, [vocabulary] each: a tensor of rows, or what stands for one.
-            best: the most probable token of each row, `penalty` included.
-            position: of the token that follows the current one.
-            chosen: what `choose_ahead` has drawn for each row, where `ahead` holds; looked at
-                only then.  What is `NOTHING` is drawn here.
+            logits: [outputs, vocabulary]; a repetition penalty changes them.
+            layout: of the step.
+            nodes: of its tree.
+            successors: how many of each output are wanted.
+
+        Raises:
+            NaNLogitsError: the logits are NaN or infinite.
         """
-        if self.plain:
-            return lambda row, path: best[row]
-        if not self.ahead or chosen is None:
-            return lambda row, path: self._choose(logits[row], path, position)
+        config = self.config
+        if config.repetition_penalty != 1.0 and not self._processors:
+            logits = self._penalized(logits, layout)
+        values, ids = top_tokens(logits, 1)
+        # A NaN anywhere in a row is its maximum.
+        if not bool(values.isfinite().all()):
+            raise NaNLogitsError
+        tokens: list[int] = ids[:, 0].tolist()
+        found = _successors(logits, successors) if successors else ()
+        if self._processors or not (config.greedy or logits.device.type != "cpu"):
+            return StepOutput(tokens, found, lambda row, path: self._choose(logits[row], path))
+        chosen = tokens if config.greedy else self._choose_all(logits, layout, nodes)
+        return StepOutput(tokens, found, lambda row, _path: chosen[row])
 
-        def choose_row(row: int, path: Sequence[int]) -> int:
-            token = chosen[row]
-            return token if token != NOTHING else self._choose(logits[row], path, position)
+    def _penalized(self, logits: Tensor, layout: StepLayout) -> Tensor:
+        text = torch.tensor([*self._seen], device=logits.device)
+        paths = torch.from_numpy(layout.paths()).to(logits.device)
+        seen = torch.cat((text.expand(len(logits), -1), paths), dim=1)
+        return penalize_(logits.float(), seen, self.config.repetition_penalty)
 
-        return choose_row
-
-    def _choose(self, scores: Tensor, path: Sequence[int], position: int) -> int:
-        if self._looks_back:
-            # A copy: processors may write to it, and logits were made in inference mode.
-            scores = scores.to(torch.float32, copy=True)
+    def _choose(self, scores: Tensor, path: Sequence[int]) -> int:
+        """The token after one node, processors included."""
+        text, rows = [*self._text, *path], scores[None]
         if self._processors:
-            text = torch.tensor([[*self.text, *path]], device=scores.device)
-            batch = scores[None]
+            # A copy: processors may write to it, and logits were made in inference mode.
+            rows = rows.to(torch.float32, copy=True)
+            ids = torch.tensor([text], device=scores.device)
             for processor in self._processors:
-                batch = processor(text, batch)
-            scores = batch[0]
-        if self.config.repetition_penalty != 1.0:
-            seen = torch.tensor(list(self._seen.union(path)), device=scores.device)
-            scores = penalize(scores, seen, self.config.repetition_penalty)
+                rows = processor(ids, rows)
+            if self.config.repetition_penalty != 1.0:
+                rows = penalize_(rows, ids, self.config.repetition_penalty)
+        return int(choose(rows, self.config, self._noise_at([len(text)], scores)))
+
+    def _choose_all(self, logits: Tensor, layout: StepLayout, nodes: int) -> list[int]:
+        """The tokens after the current token and every node, in one go: for GPUs."""
+        rows = 1 + nodes
+        positions = [layout.positions[output] + 1 for output in layout.outputs[:rows]]
+        noise = self._noise_at(positions, logits)
+        tokens: list[int] = choose(logits[:rows], self.config, noise).tolist()
+        return tokens
+
+    def _noise_at(self, positions: Sequence[int], like: Tensor) -> Tensor | None:
         if self.config.greedy:
-            return int(scores.argmax())
-        u = self._uniforms.at(position + len(path), 1)[0]
-        return choose(scores, u, self.config)
+            return None
+        return self._noise.at(positions, like.shape[-1], like.device)
+
+
+def _successors(logits: Tensor, count: int) -> Successors:
+    """The most probable tokens after each output, with their probabilities."""
+    values, tokens = top_tokens(logits, min(count, logits.shape[-1]))
+    shares = (values.float() - logits.float().logsumexp(dim=-1, keepdim=True)).exp()
+    rows = zip(tokens.tolist(), shares.tolist(), strict=True)
+    return [dict(zip(*row, strict=True)) for row in rows]

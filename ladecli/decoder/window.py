@@ -12,21 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-import numpy as np
-from numpy.typing import NDArray
-
-from . import bits
-
 
 @dataclass(frozen=True, slots=True)
 class WindowBlock:
-    """The window's share of a step: every cell but (0, 0), row by row.
+    """The window's part of a step: every cell but (0, 0), row by row.
 
     Attributes:
         tokens: the cells' tokens, length n.
         offsets: the cells' positions relative to the current token, length n.
-        seen: for each cell, the cells that it sees, as a set of bits (see `bits`).  All of
-            them see the current token and everything before it, so that has no bit.
+        seen: for each cell its row of the mask: bit j says that it sees cell j (see `mask_bits`).
+            All cells see the current token and the text before it, which have no bits.
         last_row: indices of the cells in the last row; -1 stands for the current token,
             which is in the last row when there is only one.
         last_tokens: for each cell of the last row, the token before it and its own.
@@ -40,23 +35,16 @@ class WindowBlock:
     last_tokens: list[tuple[int, int]]
     filled: bool
 
-    @property
-    def visible(self) -> NDArray[np.bool_]:
-        """`seen` as bool [n, n]: which cell (row) sees which cell (column)."""
-        return bits.dense(self.seen)
-
     def rows(self, current: int) -> tuple[tuple[int, ...], ...]:
-        """The cells as the window's rows, the current token in its place."""
+        """The cells as rows of the window, with the current token in cell (0, 0)."""
         cells, columns = [current, *self.tokens], len(self.last_row)
         return tuple(tuple(cells[i : i + columns]) for i in range(0, len(cells), columns))
 
     def part(self, columns: range) -> WindowBlock:
-        """What some neighbouring columns need to be computed by themselves.
-
-        Those are the cells of the columns, and row 0 up to the last of them.
+        """What one rank computes: the cells of some neighbouring columns, and row 0 up to them.
 
         Args:
-            columns: at least one; of the last row, theirs alone is left.
+            columns: at least one; the last row is left with these.
         """
         whole = len(self.last_row)
         kept, seen, last_row = _part(self.seen, whole, columns)
@@ -72,7 +60,7 @@ class WindowBlock:
 
 @lru_cache(maxsize=64)
 def _shape(rows: int, columns: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Offsets, who sees whom and last row of a block: they depend on the window's size alone."""
+    """Offsets, mask and last row of a block, which depend on the window's size alone."""
     cells = [(r, j) for r in range(rows) for j in range(columns)][1:]
     seen = tuple(
         sum(
@@ -90,7 +78,7 @@ def _shape(rows: int, columns: int) -> tuple[tuple[int, ...], tuple[int, ...], t
 def _part(
     seen: tuple[int, ...], whole: int, columns: range
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Cells of a block that some columns need, whom they see, and where the last row's are."""
+    """Cells of a block that some columns need, their mask, and the indices of the last row."""
     cells = len(seen)
     kept = tuple(
         cell
@@ -130,15 +118,15 @@ class LookaheadWindow:
         return len(self.rows) == self._full_rows
 
     @property
-    def reach(self) -> int:
+    def max_offset(self) -> int:
         """The largest offset of a cell from the current token."""
         return len(self.rows) + len(self.rows[0]) - 2
 
     def block(self, current: int) -> WindowBlock:
-        """The cells to feed in the next step, behind the current token."""
+        """The cells to feed in the next step, beside the current token."""
         rows = [[current, *self.rows[0][1:]], *self.rows[1:]]
         offsets, seen, last_row = _shape(len(rows), len(rows[0]))
-        # What a cell of the last row reads just before itself: the row above, or its left.
+        # A cell of the last row continues the cell above it, or in a single row the one before.
         above = rows[-2] if len(rows) > 1 else [current, *rows[0][:-1]]
         last_tokens = list(zip(above, rows[-1], strict=True))
         tokens = [token for row in rows for token in row]
@@ -158,19 +146,19 @@ class LookaheadWindow:
         return [first, *columns]
 
     def advance(self, outputs: Sequence[int]) -> None:
-        """One Jacobi iteration on, one column on, however many tokens were accepted.
+        """Move on by one Jacobi iteration and one column, however many tokens were accepted.
 
-        Advancing by the number of accepted tokens gave fewer tokens per step.  Cell (0, 0)
-        is a placeholder from now on: `ngrams` is told the current token.
+        Advancing by the number of accepted tokens gave fewer tokens per step.  Cell (0, 0) is a
+        placeholder from now on: `block` and `ngrams` take the current token.
         """
         self.rows.append(list(outputs))
         if len(self.rows) > self._full_rows:
             del self.rows[0]
         else:
-            # Not full yet: keep row 0, and let the rows' positions move on by one column.
+            # Not full yet: keep row 0, and move all rows on by one column.
             self.rows = [row[1:] for row in self.rows]
 
     def narrow(self, columns: int) -> None:
-        """Drop the columns that stand furthest ahead, down to a window of `columns`."""
+        """Drop the columns furthest ahead, down to a window of `columns`."""
         spare = self._full_rows - len(self.rows)
         self.rows = [row[: columns + spare] for row in self.rows]

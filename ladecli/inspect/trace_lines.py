@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, get_args
 
-from ..decoder.events import Detail, Squeezed, Started
+from ..decoder.events import Detail, Started, StepNarrowed
 from ..events import Ended, Piece, PromptRead, Reason, TextEvent, TextStep
 from ..visualize import printable
 
@@ -59,7 +59,7 @@ def as_object(event: TextEvent, spelled: Mapping[int, str]) -> dict[str, Any]:
                 "detail": _detail_object(event.detail) if event.detail else None,
             }
             return values | ({"spelled": spelled} if spelled else {})
-        case Squeezed():
+        case StepNarrowed():
             return {"event": "squeezed", "width": event.width, "seconds": event.seconds}
         case Ended():
             return {"event": "ended", "reason": event.reason, "rest": event.rest}
@@ -102,7 +102,7 @@ def event_of(values: Mapping[str, Any]) -> TextEvent:
         case "step":
             return _step(values)
         case "squeezed":
-            return Squeezed(_get(values, "width", _count), _get(values, "seconds", _seconds))
+            return StepNarrowed(_get(values, "width", _count), _get(values, "seconds", _seconds))
         case "ended":
             return Ended(_get(values, "reason", _reason), _get(values, "rest", _text))
         case other:

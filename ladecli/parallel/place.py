@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..errors import UsageError
 from ..places import CONFIG_FILE, PREFIX
@@ -16,11 +20,9 @@ class Place:
     """A process among those that decode together.
 
     Attributes:
-        rank: its number, from 0 on.
-        size: how many there are.
-        local_rank: its number on this machine.
-        local_size: how many there are on this machine.
-        launched: whether the user's own torchrun has started it.
+        rank, size: its number, from 0, and how many there are.
+        local_rank, local_size: the same on this machine.
+        launched: whether the user's own torchrun started it.
     """
 
     rank: int = 0
@@ -31,7 +33,7 @@ class Place:
 
 
 def launched(environment: Mapping[str, str] = os.environ) -> Place | None:
-    """The place that the user's own torchrun has given this process, if it has."""
+    """The place that the user's own torchrun gave this process, if it did."""
     if "TORCHELASTIC_RUN_ID" not in environment or "RANK" not in environment:
         return None
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -40,22 +42,21 @@ def launched(environment: Mapping[str, str] = os.environ) -> Place | None:
 
 
 def is_follower(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether the user's own torchrun has started this process, and not as the leader."""
+    """Whether the user's own torchrun started this process, and not as the leader."""
     place = launched(environment)
     return place is not None and place.rank > 0
 
 
 def place_of(request: Request, environment: Mapping[str, str] = os.environ) -> Place:
-    """The place that this process will have.
+    """The place of this process.
 
     Raises:
-        UsageError: what was asked for is not what torchrun has started, or cannot be with
-            several ranks.
+        UsageError: the request does not fit to what torchrun started, or to several ranks.
     """
     place, wanted = launched(environment), request.parallel
     if place is not None and wanted not in (None, place.size):
         raise UsageError(
-            f"--parallel {wanted} under a torchrun that has started {place.size} ranks; leave"
+            f"--parallel {wanted} under a torchrun that started {place.size} ranks; leave"
             " --parallel out"
         )
     if place is None:
@@ -67,14 +68,24 @@ def place_of(request: Request, environment: Mapping[str, str] = os.environ) -> P
         )
     if place.size > 1 and request.device_map is not None:
         split = request.parallel_mode == "tensor"
-        instead = "leave it out" if split else "use --parallel-mode tensor in its place"
+        fix = "leave it out" if split else "use --parallel-mode tensor instead"
         raise UsageError(
             f"--device-map {request.device_map} spreads one model over all devices, which"
-            f" {place.size} ranks cannot share; {instead}"
+            f" {place.size} ranks cannot share; {fix}"
         )
     if place.size == 1 and wanted is None and request.parallel_mode == "tensor":
+        # A config file or a variable says how, whenever there are ranks; a flag asks for some.
         origin = request.origins.get("parallel_mode", "")
-        # For good it says how, whenever there are ranks; in a call it is a wish for some.
         if origin != CONFIG_FILE and not origin.startswith(PREFIX):
             raise UsageError("--parallel-mode tensor does nothing without --parallel K")
     return place
+
+
+def report_failure(message: str) -> None:
+    """Leave one line for torchrun's summary, where torchrun started this process."""
+    name = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not name or Path(name).exists():  # the first counts
+        return
+    extra = {"py_callstack": message, "timestamp": str(int(time.time()))}
+    with contextlib.suppress(OSError):
+        Path(name).write_text(json.dumps({"message": {"message": message, "extraInfo": extra}}))

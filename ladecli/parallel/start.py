@@ -1,127 +1,107 @@
-"""From a request to ranks that have met; and their end, whatever that is."""
+"""From a request to ranks that are connected, and their end, however that comes about.
+
+Followers of `--parallel K` are started like torchrun's: their environment has the rendezvous.
+torch's own launchers do not fit a program whose rank 0 is there already and has the terminal: they
+replace its signal handlers, log to its stderr, and start only when torch is imported.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
+import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
+
+import psutil
 
 from ..errors import UsageError
+from ..decoder.errors import RankError
 from ..settings import Request
-from . import last_word
-from .greeting import Greeting, asked, disagreement, remark, versions
-from .launcher import FOLLOWER, Launcher, cores
+from .agreement import greet, shared_options
 from .place import Place, place_of
 
 if TYPE_CHECKING:
-    from ..decoder.parallel.meeting import Meeting
-    from ..decoder.parallel.processes import Processes
     from ..device import Device
+    from ..decoder.parallel.transport import DistributedTransport
 
+FOLLOWER = str(__package__)
+"""The module that a follower runs."""
+_TRIAL_RANKS = 8
+"""Ranks that may share fewer cores, to try out what a machine with GPUs does."""
 _LOOPBACK = {"linux": "lo", "darwin": "lo0"}
-_TRIED_OUT = 8
-"""Ranks that may share a processor with fewer cores: a machine with so many GPUs is common, and
-people try out here what they will do there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A rank that has met the others.
+    """The connected ranks, and a line for the user or None."""
 
-    Attributes:
-        processes: the ranks.
-        notice: a line that the user should see, or None.
-    """
-
-    processes: Processes
+    processes: DistributedTransport
     notice: str | None
 
 
+@dataclass(frozen=True, slots=True)
 class Leader:
-    """A rank that will lead others, which are on their way; or that is alone.
-
-    Args:
-        place: which rank this is.
-        request: what was asked for, on the device of this rank.
-        device: of this rank; None where it is alone.
-        meeting: where ranks find each other; None where there are no others.
+    """Rank 0, with other ranks on their way; or a process that is alone.
 
     Attributes:
-        request: the same, with the number of ranks.
+        request: on this rank's device, with the number of ranks.
+        asked: the request as the user made it.
+        place: of this process.
+        device: of this rank; None where it is alone.
+        ranks: None where there are no others.
     """
 
-    def __init__(
-        self,
-        place: Place,
-        request: Request,
-        device: Device | None = None,
-        meeting: Meeting | None = None,
-    ) -> None:
-        self.request = request
-        if meeting is not None:
-            self.request = replace(request, parallel=place.size)  # which torchrun may have said
-        self._place, self._asked, self._device, self._meeting = place, request, device, meeting
-        self._joined: Joined | None = None
-        self._restore = _nothing
+    request: Request
+    asked: Request
+    place: Place
+    device: Device | None = None
+    ranks: DistributedTransport | None = None
+
+    @property
+    def alone(self) -> bool:
+        """Whether there are no other ranks."""
+        return self.ranks is None
 
     @property
     def notice(self) -> str | None:
         """What the user should know before the ranks start, or None."""
-        if self._device is None or self._device.kind == "cuda" or self._place.local_size == 1:
+        if self.device is None or self.device.kind == "cuda" or self.place.local_size == 1:
             return None
-        ranks, what = self._place.local_size, "one GPU"
-        if self._device.kind == "cpu":
-            count = cores()
-            what = f"the {count} cores of this machine" if count > 1 else "one core"
-        return f"{ranks} ranks share {what}: good for trying it out, not for speed"
-
-    @property
-    def alone(self) -> bool:
-        """Whether there are no others."""
-        return self._meeting is None
+        what = "one GPU"
+        if self.device.kind == "cpu":
+            what = f"the {cores()} cores of this machine" if cores() > 1 else "one core"
+        return f"{self.place.local_size} ranks share {what}: good for trying it out, not for speed"
 
     def join(self) -> Joined | None:
-        """Meet the others; None where there are none.
+        """Connect with the other ranks; None where there are none.
 
         Raises:
             RankError: a rank failed, or disagrees.
         """
-        if self._meeting is None or self._device is None:
+        if self.ranks is None or self.device is None:
             return None
-        self._joined = join(self._place, self._asked, self._device, self._meeting)
-        if "OMP_NUM_THREADS" not in os.environ and not self._place.launched:
-            from ..decoder.parallel.processes import share_cores
-
-            self._restore = share_cores(self._place.size)
-        return self._joined
-
-    def leave(self, *, waiting: bool) -> None:
-        """Leave the ranks, which have been told to end.
-
-        Args:
-            waiting: whether the others do so, too, in good order.
-        """
-        self._restore()
-        if self._joined is not None and waiting:
-            self._joined.processes.leave()
+        notice = connect(self.ranks, self.place, self.asked, self.device)
+        return Joined(self.ranks, notice)
 
 
 @contextlib.contextmanager
 def started(request: Request, *, module: str = FOLLOWER) -> Iterator[Leader]:
-    """Be the leader of as many ranks as were asked for, or as torchrun has started.
+    """Lead as many ranks as the request asks for, or as torchrun started.
 
-    They start while the caller finds out whether they will have something to do, and `Leader.join`
-    waits for them.  However this ends, the followers end with it.
+    They start while the caller prepares, and `Leader.join` waits for them.  However the block
+    ends, the followers end with it.
 
     Args:
-        request: what the user asked for, checked.
+        request: of the user, checked.
         module: what followers run that are started here.
 
     Raises:
@@ -130,56 +110,46 @@ def started(request: Request, *, module: str = FOLLOWER) -> Iterator[Leader]:
     """
     place = place_of(request)
     if place.size == 1:
-        yield Leader(place, request)
+        yield Leader(request, request, place)
         return
-    hush_torch()
-    if place.launched:
-        from ..decoder.parallel import store
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    with contextlib.ExitStack() as stack:
+        listener, failure = None, _unknown
+        if not place.launched:
+            _check_number(request, place)
+            listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=128))
+            address = listener.getsockname()[:2]
+            os.environ.update(_variables(place, *address))
+            followers = stack.enter_context(_Followers(request, place, address, module))
+            failure = followers.failure
+        from ..decoder.parallel.transport import DistributedTransport
 
-        with _led(place, request, store.by_environment()) as leader:
-            yield leader
-        return
-    _check_number(request, place)
-    with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
-        host, port = listener.getsockname()
-        told = {"host": host, "port": port, "size": place.size, "request": asked(request)}
-        environment = dict(os.environ)
-        with _variables(variables(place, host, port)):
-            # It imports torch while this process does.
-            launcher = Launcher(place.size, told, environment, module)
-            patient = False
-            try:
-                from ..decoder.parallel import store
-
-                hosted = store.hosted(listener, place.size, launcher.ended)
-                with _led(place, request, hosted) as leader:
-                    yield leader
-                patient = True
-            finally:
-                launcher.close(patient=patient)
+        ranks = DistributedTransport(place.rank, place.size, listener, failure)
+        if place.launched:
+            _end_by_error(ranks)
+        here, device = placed(request, place)
+        yield Leader(replace(here, parallel=place.size), request, place, device, ranks)
+        with contextlib.suppress(RankError):
+            if place.launched:  # its followers must end by themselves
+                ranks.broadcast(None, patience=3.0)
+            ranks.close()
 
 
-def join(place: Place, request: Request, device: Device, meeting: Meeting) -> Joined:
-    """Greet the other ranks, and connect with them.
+def connect(
+    ranks: DistributedTransport, place: Place, request: Request, device: Device
+) -> str | None:
+    """Connect a rank with the others, and compare what must be equal.
 
-    Args:
-        place: which rank this is.
-        request: what was asked for.
-        device: of this rank.
-        meeting: where ranks find each other.
+    Returns:
+        A line for the user, or None.
 
     Raises:
         RankError: a rank failed, or disagrees.
     """
-    from ..decoder.parallel.processes import Processes
-
-    meeting.meet()
-    mine = Greeting(versions(), asked(request), device.kind, device.label)
-    greetings = [Greeting.from_text(text) for text in meeting.collect(mine.to_text())]
-    if words := disagreement(greetings):
-        raise meeting.losing(words)
-    processes = Processes(meeting, device.torch_name if device.kind == "cuda" else "cpu")
-    return Joined(processes, remark(greetings))
+    # torchrun sets the variable.
+    threads = None if "OMP_NUM_THREADS" in os.environ else max(cores() // place.local_size, 1)
+    ranks.connect(device.torch_name if device.kind == "cuda" else "cpu", threads)
+    return greet(ranks, request, device)
 
 
 def placed(request: Request, place: Place) -> tuple[Request, Device]:
@@ -195,119 +165,109 @@ def placed(request: Request, place: Place) -> tuple[Request, Device]:
         return request, found
     gpus = sum(each.kind == "cuda" for each in device.present())
     if place.local_size > gpus:
-        who = f"--parallel {place.size} needs {place.size} GPUs"
+        asked = f"--parallel {place.size} needs {place.size} GPUs"
         if place.launched:
-            who = f"{place.local_size} ranks on one machine need {place.local_size} GPUs"
-        raise UsageError(f"{who} and {gpus} {'is' if gpus == 1 else 'are'} visible; use fewer")
+            asked = f"{place.local_size} ranks on one machine need {place.local_size} GPUs"
+        raise UsageError(f"{asked} and {gpus} {'is' if gpus == 1 else 'are'} visible; use fewer")
     here = replace(request, device=f"cuda:{place.local_rank}")
     return here, device.detect(here.device)
 
 
+def cores() -> int:
+    """Cores of the processor that this process may use."""
+    physical = psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else physical
+    return min(physical, allowed)
+
+
+class _Followers:
+    """The processes of ranks 1 to K - 1, which end with the block.
+
+    Each is in a session of its own, so that Ctrl-C reaches the leader alone, and ends when its
+    standard input does: with the leader, even if that is killed.
+    """
+
+    def __init__(
+        self, request: Request, place: Place, address: tuple[str, int], module: str
+    ) -> None:
+        self._processes: list[tuple[subprocess.Popen[bytes], IO[bytes]]] = []
+        text = json.dumps(shared_options(request)).encode() + b"\n"
+        threads = {"OMP_NUM_THREADS": str(max(cores() // place.size, 1))}
+        for rank in range(1, place.size):
+            log = tempfile.TemporaryFile()  # noqa: SIM115  (read when the process has ended)
+            process = subprocess.Popen(
+                [sys.executable, "-m", module],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=threads | os.environ | _variables(replace(place, rank=rank), *address),
+                start_new_session=True,
+            )
+            self._processes.append((process, log))
+            assert process.stdin is not None
+            process.stdin.write(text)
+            process.stdin.flush()
+
+    def __enter__(self) -> _Followers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process, log in self._processes:  # they have nothing to save
+            process.kill()
+            process.communicate()
+            log.close()
+
+    def failure(self) -> str | None:
+        """How the first one that ended did, or None while all run."""
+        for rank, (process, log) in enumerate(self._processes, start=1):
+            if (code := process.poll()) is None:
+                continue
+            if code < 0:
+                name = signal.Signals(-code).name
+                why = "; the system does so when memory runs out" if name == "SIGKILL" else ""
+                return f"rank {rank} was killed ({name}{why})"
+            log.seek(0)
+            lines = log.read().decode(errors="replace").split("\n")
+            last = next((line for line in reversed(lines) if line.strip()), f"exit code {code}")
+            return f"rank {rank} ended: {last}"
+        return None
+
+
 def _check_number(request: Request, place: Place) -> None:
-    """Refuse so many ranks that the machine would have no time for anything else.
-
-    Raises:
-        UsageError: there are no GPUs for them, and far fewer cores.
-    """
-    count = cores()
-    most = max(_TRIED_OUT, count)
-    if place.size <= most:
-        return
-    _, device = placed(request, place)
-    if device.kind == "cuda":
-        return
-    without = "one GPU" if device.kind == "mps" else "no GPU"
-    here = f"{count} core{'s' if count > 1 else ''}"
-    if request.device != "cpu":
-        here += f" and {without}"
-    raise UsageError(
-        f"--parallel {place.size} asks for {place.size} processes, and this machine has {here};"
-        f" use at most {most}"
-    )
+    """Refuse more ranks than this machine can run at a useful speed."""
+    most = max(_TRIAL_RANKS, cores())
+    if place.size > most and placed(request, place)[1].kind != "cuda":
+        raise UsageError(
+            f"--parallel {place.size} asks for {place.size} processes, and this machine has"
+            f" {cores()} core{'s' if cores() > 1 else ''} and not as many GPUs; use at most {most}"
+        )
 
 
-def variables(place: Place, host: str, port: int) -> dict[str, str]:
-    """What libraries look for in the environment of a rank on this machine."""
-    names = {
-        "RANK": place.rank,
-        "WORLD_SIZE": place.size,
-        "LOCAL_RANK": place.local_rank,
-        "LOCAL_WORLD_SIZE": place.local_size,
-        "MASTER_ADDR": host,
-        "MASTER_PORT": port,
-    }
-    # What ranks of one machine say to one another is nobody else's business.
-    loopback = os.environ.get("GLOO_SOCKET_IFNAME") or _LOOPBACK.get(sys.platform)
-    told = {name: str(value) for name, value in names.items()}
-    return told | ({"GLOO_SOCKET_IFNAME": loopback} if loopback else {})
+def _variables(place: Place, host: str, port: int) -> dict[str, str]:
+    """The environment of a rank on this machine, as torchrun would set it."""
+    rank, size = str(place.rank), str(place.size)
+    found = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
+    found |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
+    # Otherwise gloo asks for the machine's name, which may lead elsewhere.
+    if loopback := os.environ.get("GLOO_SOCKET_IFNAME") or _LOOPBACK.get(sys.platform):
+        found["GLOO_SOCKET_IFNAME"] = loopback
+    return found
 
 
-def hush_torch() -> None:
-    """A rank that goes is told in one line of ours, without torch's own dozens."""
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+def _end_by_error(ranks: DistributedTransport) -> None:
+    """Let SIGTERM, by which torchrun ends the ranks when one has failed, raise `RankError`.
 
-
-@contextlib.contextmanager
-def _led(place: Place, request: Request, meeting: Meeting) -> Iterator[Leader]:
-    """Lead the ranks of a meeting, and let them end when this does."""
-    leader, failed = None, True
-    with _signals(meeting, kept=place.launched):
-        try:
-            leader = Leader(place, *placed(request, place), meeting)
-            yield leader
-            failed = False
-        except Exception as error:
-            last_word.leave(str(error))
-            raise
-        finally:
-            meeting.over(failed=failed)
-            if leader is not None:
-                leader.leave(waiting=not failed)
-
-
-@contextlib.contextmanager
-def _signals(meeting: Meeting, *, kept: bool) -> Iterator[None]:
-    """Let SIGTERM end the leader by an exception: with the reason, if a rank has failed.
-
-    torchrun sends it to all ranks when one of them has ended, and does not say so.
-
-    Args:
-        meeting: where reasons are.
-        kept: whether SIGTERM stays ignored after a failure, which is still to be told.
+    So the leader keeps the text and says why it ends.  Nothing is changed back, for it does end.
     """
 
-    def on_signal(number: int, _frame: FrameType | None) -> None:
-        if meeting.lost is None:
-            meeting.look(thoroughly=True)
-            raise SystemExit(128 + number)
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        if ranks.lost is None:
+            raise ranks.lose(ranks.failure() or "another rank ended; torchrun's summary names it")
 
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = [getattr(signal, n) for n in ("SIGTERM", "SIGHUP") if hasattr(signal, n)]
-    before = {number: signal.signal(number, on_signal) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            lost = kept and meeting.lost is not None
-            signal.signal(number, signal.SIG_IGN if lost else handler)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, on_signal)
 
 
-@contextlib.contextmanager
-def _variables(values: Mapping[str, str]) -> Iterator[None]:
-    """Set variables of the environment for a while."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-def _nothing() -> None:
-    """Nothing was changed, so nothing is changed back."""
+def _unknown() -> str | None:
+    """How torchrun's ranks ended is for torchrun to say."""
+    return None

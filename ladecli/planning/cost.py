@@ -12,8 +12,8 @@ import math
 from dataclasses import dataclass, replace
 
 from .. import memory, split
-from ..decoder.parallel.wire import Wire
-from ..decoder.sources.recycled import SUCCESSORS
+from ..decoder.parallel.messages import MessageFormat
+from ..decoder.drafting.ngram_model import MAX_SUCCESSORS as SUCCESSORS
 from ..profiles.derive import HOST, Rates, step_seconds
 from ..shape import FULL, ModelShape
 from .growth import Growth
@@ -113,8 +113,8 @@ def exchanged(width: int) -> int:
     Its length is that of all messages of a generation, by the most outputs that a step can have.
     """
     if width == 1:
-        return NUMBER * Wire(1, 0).length  # plain decoding remembers no successors
-    return NUMBER * Wire(width + 1, SUCCESSORS).length
+        return NUMBER * MessageFormat(1, 0).length  # plain decoding remembers no successors
+    return NUMBER * MessageFormat(width + 1, SUCCESSORS).length
 
 
 def sums(shape: ModelShape) -> int:

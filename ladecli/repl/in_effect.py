@@ -9,7 +9,7 @@ from ..settings import ChatRequest, default_of
 from .changes import SHOWN
 
 if TYPE_CHECKING:
-    from ..decoder.attention.choice import Choice as Attention
+    from ..ways import Attention
     from ..profiles import Choice
     from ..session import Settings
 

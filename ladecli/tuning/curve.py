@@ -11,7 +11,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from ..decoder.config import LookaheadConfig, SamplingConfig
-from ..decoder.draft_state import DraftState
+from ..decoder.drafting.memory import DraftMemory
 from ..decoder.events import Step
 from ..decoder.step_cost import StepCost
 from ..decoder.strategies import make_strategy
@@ -129,7 +129,7 @@ class _Bench:
         self._last = last
         self._text = list(text)
         self._progress = progress
-        self._drafts: dict[int, DraftState] = defaultdict(DraftState)
+        self._drafts: dict[int, DraftMemory] = defaultdict(DraftMemory)
         self._seconds: dict[tuple[int, int], list[float]] = defaultdict(list)
         self._visited: set[int] = set()
         self.slow = False

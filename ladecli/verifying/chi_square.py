@@ -19,7 +19,7 @@ from .answer import Watch, decode
 from .outcome import Trial
 
 if TYPE_CHECKING:
-    from ..decoder.recheck import Recheck
+    from ..decoder.rescoring import Rescorer
     from ..session import Session, Settings
 
 ENOUGH = 50
@@ -35,7 +35,7 @@ class Sampling:
     Args:
         session: the model at work.
         settings: how to decode, with a temperature above 0; draws have seeds from its own on.
-        recheck: what knows the probabilities.
+        rescorer: gives the probabilities.
         watch: who waits for it.
 
     Attributes:
@@ -44,11 +44,11 @@ class Sampling:
     """
 
     def __init__(
-        self, session: Session, settings: Settings, recheck: Recheck, watch: Watch | None = None
+        self, session: Session, settings: Settings, rescorer: Rescorer, watch: Watch | None = None
     ) -> None:
         self._session = session
         self._settings = settings
-        self._recheck = recheck
+        self._rescorer = rescorer
         self._watch = watch or Watch()
         self._seeds = 0
         self.drawn = 0
@@ -104,14 +104,14 @@ class Sampling:
                 samples = counts.total()
                 if samples < ENOUGH:
                     continue
-                probabilities = self._recheck.probabilities(
+                probabilities = self._rescorer.probabilities(
                     [*prompt, *prefix], len(prompt), self._settings.sampling
                 )
                 if probabilities is None:
                     raise LadeError(
                         "memory did not suffice to read a text again; take a smaller model"
                     )
-                if (found := against(counts, probabilities)) is not None:
+                if (found := against(counts, np.array(probabilities))) is not None:
                     cells, statistic, p = found
                     yield Trial("model", row, position + 1, prefix, samples, cells, statistic, p)
 

@@ -15,7 +15,7 @@ from .answer import Answer, Watch, decode
 from .outcome import Compared, Divergence, Spelled
 
 if TYPE_CHECKING:
-    from ..decoder.recheck import Recheck
+    from ..decoder.rescoring import Rescorer
     from ..session import Session, Settings
     from ..suites import Row
 
@@ -30,7 +30,7 @@ class Comparison:
     Args:
         session: the model at work.
         settings: how to decode; plain decoding has the same but for the strategy.
-        recheck: what scores texts again.
+        rescorer: scores texts again.
         template: whether the model's chat template frames what is said.
         system: the system message, if there is one.
         watch: who waits for it.
@@ -40,7 +40,7 @@ class Comparison:
         self,
         session: Session,
         settings: Settings,
-        recheck: Recheck,
+        rescorer: Rescorer,
         *,
         template: bool,
         system: str | None = None,
@@ -48,7 +48,7 @@ class Comparison:
     ) -> None:
         self._session = session
         self._settings = settings
-        self._recheck = recheck
+        self._rescorer = rescorer
         self._template = template
         self._system = system
         self._watch = watch or Watch()
@@ -115,17 +115,15 @@ class Comparison:
     def _divergence(
         self, row: Row, turn: int, index: int, answer: Answer, plain: Answer
     ) -> Divergence:
-        from ..decoder.recheck import Fed
-
         steps = answer.steps_to(index)
         ended = index >= min(len(answer.ids), len(plain.ids))
-        movement = None
+        gap = None
         if not ended:
-            movement = self._recheck.movement(
+            gap = self._rescorer.gap(
                 [*answer.prompt, *answer.ids[:index]],
                 len(answer.prompt),
                 (plain.ids[index], answer.ids[index]),
-                [Fed(width, tokens) for width, tokens in steps],
+                steps[-1][0],
                 self._settings.sampling,
             )
         found = Divergence(
@@ -136,15 +134,15 @@ class Comparison:
             other=self._spelled(answer, index),
             width=steps[-1][0] if steps else 0,
         )
-        if movement is None:
+        if gap is None:
             return found
         return replace(
             found,
-            gap=movement.gap,
-            distance=movement.distance,
-            noise=movement.noise,
-            allowed=movement.allowed,
-            explained=movement.explained,
+            gap=gap.gap,
+            distance=gap.distance,
+            noise=gap.noise,
+            allowed=gap.allowed,
+            explained=gap.explained,
         )
 
     def _spelled(self, answer: Answer, index: int) -> Spelled | None:

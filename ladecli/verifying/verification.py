@@ -27,7 +27,7 @@ from .sweep import Cell, Models
 
 if TYPE_CHECKING:
     from ..bench.result import Machine, Model
-    from ..decoder.recheck import Recheck
+    from ..decoder.rescoring import Rescorer
     from ..session import Session, Settings
     from ..settings import VerifyRequest
     from ..suites import Row
@@ -119,8 +119,8 @@ class Verification:
         """
         request, samples = self._request, self._request.chi_square or 1
         session = self._session(request)
-        settings, recheck = self._settings(session, request), _recheck(session, request)
-        sampling = Sampling(session, settings, recheck, self._progress.watch)
+        settings, rescorer = self._settings(session, request), _rescorer(session)
+        sampling = Sampling(session, settings, rescorer, self._progress.watch)
         trials, rows, skipped = list[Trial](), list[str](), list[Skipped]()
         session.start_over()
         for row in self._rows[: request.limit or PROMPTS]:
@@ -182,7 +182,7 @@ class Verification:
         comparison = Comparison(
             session,
             settings,
-            _recheck(session, request),
+            _rescorer(session),
             template=self._template(session),
             system=request.system,
             watch=self._progress.watch,
@@ -237,13 +237,11 @@ def _refuse_if_all_are_too_long(outcomes: Sequence[Outcome]) -> None:
         raise UsageError(f"no prompt can be answered: {skipped[0].row}: {skipped[0].reason}")
 
 
-def _recheck(session: Session, request: VerifyRequest) -> Recheck:
-    from ..decoder.recheck import Recheck
+def _rescorer(session: Session) -> Rescorer:
+    from ..decoder.rescoring import Rescorer
 
-    loaded = session.loaded
-    quantised = loaded.shape.weights not in FULL
-    attention = ways.attention_of(request, loaded.device, loaded.part).name
-    return Recheck(session.decoder, loaded.model, attention, quantised=quantised)
+    quantised = session.loaded.shape.weights not in FULL
+    return Rescorer(session.decoder, quantised=quantised)
 
 
 def _described(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,11 +19,12 @@ from ladecli.bench.result import Contender
 from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.errors import PromptError
 from ladecli.decoder.events import Started
+from ladecli.decoder.load import load_decoder
 from ladecli.errors import LadeError, UsageError
 from ladecli.session import Session, Settings
 
+from ..capturing import Again
 from ..compiling import Compiler
-from ..decoder.tracing import Tracing
 
 REPETITIVE = "def f(x):\n    return f(x)\n" * 4
 SETTINGS = Settings(lookahead=LookaheadConfig(5, 3, 5, 24), max_new_tokens=24, ignore_eos=True)
@@ -98,7 +100,7 @@ def prepared(session: Session) -> StockCompiled:
 
 def test_a_compiled_answer_is_no_other_one(session: Session, compiler: Compiler) -> None:
     contender, prompt = prepared(session), session.encode(REPETITIVE)
-    assert session.decoder.cache.keys is None
+    assert not session.decoder.cache.tensors
     seconds, steps = contender.steps.seconds, compiler.steps
     answer, plain = contender.answer(prompt, lambda: False), answered(session, "hf", prompt)
     assert (answer.ids, answer.text, answer.reason) == (plain.ids, plain.text, plain.reason)
@@ -198,13 +200,14 @@ def test_a_prompt_that_is_shared_stays(session: Session) -> None:
     assert next(iter(session.stream(prompt, SETTINGS))) == Started(len(prompt) - 1, len(prompt))
     # transformers has a cache of its own.
     made(session, "hf").begin(keep=True)
-    assert session.decoder.cache.keys is None
+    assert not session.decoder.cache.tensors
 
 
 def test_steps_that_were_captured_stay_while_transformers_decodes(
     model_folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ladecli.session.capture_for", lambda _model: Tracing())
+    load = partial(load_decoder, capture=Again())
+    monkeypatch.setattr("ladecli.session.load_decoder", load)
     session = Session(models.load(model_folder))
     prompt = session.encode(REPETITIVE)
     before = made(session, "lookahead").captured

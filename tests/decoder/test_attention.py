@@ -1,89 +1,343 @@
-"""Attention backends against plain formulas, sliding windows and caps included."""
+"""Attention: masks of all forms, and every backend against attention written out."""
 
 from __future__ import annotations
+
+import random
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
 
-from ladecli.decoder.attention import BACKENDS, StepAttention, attention_forward
-from ladecli.decoder.errors import UnsupportedModelError
-from ladecli.decoder.layout import Draft, build
+from ladecli.decoder.attention import (
+    BACKENDS,
+    CapturedMask,
+    DeviceMask,
+    StepMask,
+    check_usable,
+    choose_backend,
+    register_for_compile,
+    triton_available,
+)
+from ladecli.decoder.attention.triton import Gpu, Launch, plan
+from ladecli.decoder.errors import ConfigError
+from ladecli.decoder.layout import Draft, StepLayout, build, build_chunk
 from ladecli.decoder.tree import TokenTree
+from ladecli.decoder.window import LookaheadWindow
+
+CPU = torch.device("cpu")
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+TRITON = pytest.param(
+    "triton", marks=pytest.mark.skipif(not triton_available(CPU), reason="triton")
+)
+OTHERS = ["sdpa", "flash", TRITON]
+SCALING = 0.3
 
 
-def step_of(prefix: int, backend: str) -> tuple[StepAttention, list[int], np.ndarray]:
-    """Two pending tokens and a tree with rivals, behind `prefix` cached tokens."""
-    tree = TokenTree()
-    for candidate in ((1, 2, 3), (1, 4), (5,)):
-        tree.add(candidate, "trajectory", 9)
-    layout = build([8, 9], prefix, Draft(tree))
-    assert layout.visible is not None
-    step = StepAttention(
-        BACKENDS[backend],
-        torch.from_numpy(layout.visible),
-        torch.tensor(layout.positions),
-        prefix,
-        max(layout.positions),
-    )
-    return step, layout.positions, layout.visible
+def tree_step(count: int, prefix: int, seed: int = 0) -> StepLayout:
+    """A random tree of `count` tokens, the current one included."""
+    draw, tree = random.Random(seed), TokenTree()
+    for node in range(count - 1):
+        tree.grow(draw.randrange(max(-1, node - 5), node), node, "context")
+    return build([3], prefix, Draft(tree))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("prefix", [0, 1, 30])
-@pytest.mark.parametrize("sliding", [None, 1, 3, 5, 1000])
-@pytest.mark.parametrize("softcap", [None, 2.0])
-@pytest.mark.parametrize("groups", [1, 3])
-def test_backends_against_a_loop_over_queries(
-    backend: str, prefix: int, sliding: int | None, softcap: float | None, groups: int
+def mask_of(layout: StepLayout, prefix: int) -> StepMask:
+    return StepMask(layout.rows, layout.positions, prefix)
+
+
+def captured_mask(layout: StepLayout, prefix: int, slots: int) -> CapturedMask:
+    return CapturedMask(mask_of(layout, prefix).on_device(CPU), slots)
+
+
+def inputs(
+    heads: int, kv_heads: int, count: int, slots: int, size: int, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Random queries, keys and values in the strides that a step and a cache have."""
+    generator = torch.Generator().manual_seed(1)
+    query = torch.randn(1, count, heads, size, generator=generator).transpose(1, 2)
+    keys, values = torch.randn(2, 1, kv_heads, slots + 3, size, generator=generator)
+    return query.to(dtype), keys.to(dtype)[:, :, :slots], values.to(dtype)[:, :, :slots]
+
+
+def assert_agree(
+    backend: str,
+    mask: StepMask,
+    tensors: tuple[Tensor, Tensor, Tensor],
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> None:
-    if backend == "triton":
-        pytest.importorskip("triton")
-        if groups == 1 or prefix == 1:
-            pytest.skip("the interpreter is slow, and test_fused.py has more")
-    step, positions, visible = step_of(prefix, backend)
-    count, keys, depth = len(positions), 2, 8
-    generator = torch.Generator().manual_seed(0)
-    query = torch.randn(1, keys * groups, count, depth, generator=generator)
-    key, value = (torch.randn(1, keys, prefix + count, depth, generator=generator) for _ in "kv")
-    out = BACKENDS[backend](query, key, value, step, 0.5, sliding, softcap)
-    where = [*range(prefix), *positions]
-    for head in range(keys * groups):
-        for row in range(count):
-            seen = [*range(prefix), *(prefix + i for i in range(count) if visible[row, i])]
-            if sliding is not None:
-                seen = [slot for slot in seen if where[slot] > positions[row] - sliding]
-            scores = key[0, head // groups, seen] @ query[0, head, row] * 0.5
+    """Check a backend against `reference` in float32."""
+    out = BACKENDS[backend](*tensors, mask, SCALING, window, softcap)
+    expected = BACKENDS["reference"](*(x.float() for x in tensors), mask, SCALING, window, softcap)
+    near, query = TOLERANCE[tensors[0].dtype], tensors[0]
+    assert (out.shape, out.dtype) == (query.shape, query.dtype)
+    torch.testing.assert_close(out.float(), expected, atol=near, rtol=near)
+
+
+@pytest.mark.parametrize("prefix", [0, 1, 30])
+@pytest.mark.parametrize("window", [None, 1, 3, 5, 1000])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("count", [1, 6])
+def test_reference_against_a_loop_over_queries(
+    prefix: int, window: int | None, softcap: float | None, count: int
+) -> None:
+    layout = tree_step(count, prefix)
+    query, key, value = inputs(4, 2, count, prefix + count, 8)
+    mask = mask_of(layout, prefix)
+    out = BACKENDS["reference"](query, key, value, mask, 0.5, window, softcap)
+    where = [*range(prefix), *layout.positions]
+    for row, (bits, position) in enumerate(zip(layout.rows, layout.positions, strict=True)):
+        seen = [*range(prefix), *(prefix + i for i in range(count) if bits >> i & 1)]
+        if window is not None:
+            seen = [slot for slot in seen if where[slot] > position - window]
+        for head in range(4):
+            scores = key[0, head // 2, seen] @ query[0, head, row] * 0.5
             if softcap is not None:
                 scores = torch.tanh(scores / softcap) * softcap
-            expected = torch.softmax(scores, dim=0) @ value[0, head // groups, seen]
+            expected = torch.softmax(scores, dim=0) @ value[0, head // 2, seen]
             torch.testing.assert_close(out[0, head, row], expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("sliding", [None, 4])
-def test_masks_are_made_once_for_all_layers(sliding: int | None) -> None:
-    step, _, _ = step_of(10, "sdpa")
-    first = step.added_mask(sliding, 2, torch.float32)
-    assert first is step.added_mask(sliding, 2, torch.float32)
+@pytest.mark.parametrize("backend", OTHERS)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "size", "count", "prefix"),
+    [
+        (2, 2, 8, 1, 0),
+        (4, 1, 16, 1, 50),
+        (2, 2, 80, 1, 300),
+        (4, 2, 64, 2, 1),
+        (6, 2, 16, 2, 300),
+        (2, 2, 16, 7, 0),
+        (4, 2, 128, 7, 50),
+        (4, 2, 128, 7, 300),
+        (1, 1, 128, 1, 300),
+        (2, 2, 128, 33, 300),
+        (4, 2, 8, 33, 1),
+        (2, 1, 64, 33, 300),
+        (3, 3, 16, 70, 50),
+    ],
+)
+def test_backends_over_shapes(
+    backend: str, heads: int, kv_heads: int, size: int, count: int, prefix: int
+) -> None:
+    mask = mask_of(tree_step(count, prefix), prefix)
+    assert_agree(backend, mask, inputs(heads, kv_heads, count, prefix + count, size))
 
 
-def test_a_lone_token_needs_no_mask() -> None:
-    step = StepAttention(BACKENDS["sdpa"], None, torch.tensor([30]), 30, 30)
-    assert step.bool_mask(None) is None
-    assert step.bool_mask(31) is None
-    assert step.bool_mask(30) is not None
+@pytest.mark.parametrize("backend", OTHERS)
+@pytest.mark.parametrize("window", [1, 3, 20, 60])
+@pytest.mark.parametrize("softcap", [None, 5.0])
+@pytest.mark.parametrize(
+    ("count", "prefix", "size"), [(1, 50, 16), (7, 50, 16), (7, 0, 16), (7, 300, 128)]
+)
+def test_backends_over_sliding_windows_and_soft_caps(
+    backend: str, window: int, softcap: float | None, count: int, prefix: int, size: int
+) -> None:
+    mask = mask_of(tree_step(count, prefix), prefix)
+    assert_agree(backend, mask, inputs(4, 2, count, prefix + count, size), window, softcap)
 
 
-def test_a_model_that_drops_the_step_is_refused() -> None:
-    tensor = torch.zeros(1, 1, 1, 4)
-    with pytest.raises(UnsupportedModelError, match="does not pass the step on"):
-        attention_forward(torch.nn.Identity(), tensor, tensor, tensor, None)
+@pytest.mark.parametrize("backend", OTHERS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("count", "prefix"), [(1, 70), (9, 300)])
+def test_backends_in_half_precision(
+    backend: str, dtype: torch.dtype, count: int, prefix: int
+) -> None:
+    mask = mask_of(tree_step(count, prefix), prefix)
+    assert_agree(backend, mask, inputs(4, 2, count, prefix + count, 128, dtype))
 
 
-def test_a_model_that_wants_more_is_refused() -> None:
-    tensor = torch.zeros(1, 1, 1, 4)
-    step, _, _ = step_of(0, "sdpa")
-    with pytest.raises(UnsupportedModelError, match="needs 's_aux' in its attention"):
-        attention_forward(
-            torch.nn.Identity(), tensor, tensor, tensor, None, lade_step=step, s_aux=tensor
+@pytest.mark.parametrize("backend", OTHERS)
+@pytest.mark.parametrize("window", [None, 6])
+def test_lookahead_windows_and_prompt_chunks(backend: str, window: int | None) -> None:
+    ahead = LookaheadWindow(5, 4, [1, 2, 3], random.Random(0))
+    for _ in range(4):
+        ahead.advance([7] * len(ahead.rows[0]))
+    for layout in (
+        build([8, 9], 40, Draft(window=ahead.block(9), width=24)),
+        build_chunk(range(20), 40, anchor=90),
+    ):
+        count = len(layout.tokens)
+        assert_agree(backend, mask_of(layout, 40), inputs(2, 1, count, 40 + count, 16), window)
+
+
+@pytest.mark.parametrize("backend", [*OTHERS, "reference"])
+@pytest.mark.parametrize(
+    ("count", "prefix"), [(1, 1), (1, 50), (9, 1), (9, 50), (40, 1), (40, 300)]
+)
+@pytest.mark.parametrize("window", [None, 10])
+@pytest.mark.parametrize("size", [16, 128])
+def test_captured_steps_are_those_of_the_exact_length(
+    backend: str, count: int, prefix: int, window: int | None, size: int
+) -> None:
+    layout, slots = tree_step(count, prefix), 384
+    query, key, value = inputs(4, 2, count, slots, size)
+    end = prefix + count
+    exact = query, key[:, :, :end], value[:, :, :end]
+    expected = BACKENDS["reference"](*exact, mask_of(layout, prefix), SCALING, window, None)
+    key[:, :, end:], value[:, :, end:] = 50.0, 50.0
+    mask = captured_mask(layout, prefix, slots)
+    out = BACKENDS[backend](query, key, value, mask, SCALING, window, None)
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.skipif(not triton_available(CPU), reason="triton")
+@pytest.mark.parametrize("window", [None, 20])
+def test_triton_reads_nothing_that_no_token_sees(window: int | None) -> None:
+    layout, slots, prefix = tree_step(5, 300), 384, 300
+    query, key, value = inputs(4, 2, 5, slots, 16)
+    expected = BACKENDS["reference"](
+        query, key[:, :, :305], value[:, :, :305], mask_of(layout, prefix), SCALING, window, None
+    )
+    for tensor in (key, value):
+        tensor[:, :, 305:] = float("nan")
+        if window is not None:
+            # The first token sees slot 281, in the tile from 256 on.
+            tensor[:, :, :256] = float("nan")
+    mask = captured_mask(layout, prefix, slots)
+    out = BACKENDS["triton"](query, key, value, mask, SCALING, window, None)
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("backend", OTHERS)
+def test_scores_far_apart_do_not_overflow(backend: str) -> None:
+    query, key, value = inputs(4, 2, 9, 49, 16)
+    assert_agree(backend, mask_of(tree_step(9, 40), 40), (200 * query, key, value))
+
+
+@given(st.integers(1, 40), st.integers(0, 20), st.none() | st.integers(1, 30), st.integers(0, 99))
+@settings(max_examples=40, deadline=None)
+def test_masks_follow_from_bits_and_positions(
+    count: int, prefix: int, window: int | None, seed: int
+) -> None:
+    layout = tree_step(count, prefix, seed)
+    where = np.array([*range(prefix), *layout.positions])
+    seen = np.ones((count, prefix + count), dtype=bool)
+    seen[:, prefix:] = [[row >> i & 1 for i in range(count)] for row in layout.rows]
+    if window is not None:
+        seen &= where > np.array(layout.positions)[:, None] - window
+    mask = mask_of(layout, prefix)
+    first = mask.first_slot(window)
+    assert not seen[:, :first].any()
+    for each, expected in (
+        (mask, seen[:, first:]),
+        (captured_mask(layout, prefix, prefix + count + 5), np.pad(seen, ((0, 0), (0, 5)))),
+    ):
+        added = each.additive_mask(window, 2, torch.float32, CPU)
+        if added is None:
+            assert expected.all()
+        else:
+            hidden = torch.where(torch.from_numpy(expected), 0.0, float("-inf"))
+            assert torch.equal(added, hidden.repeat(2, 1))
+
+
+def test_a_single_token_needs_no_mask() -> None:
+    mask = mask_of(tree_step(1, 30), 30)
+    assert mask.additive_mask(None, 2, torch.float32, CPU) is None
+    assert mask.first_slot(31) == 0
+    assert mask.additive_mask(30, 2, torch.float32, CPU) is None
+    assert mask.first_slot(30) == 1
+
+
+def test_layers_share_a_mask() -> None:
+    mask = mask_of(tree_step(5, 30), 30)
+    for window in (None, 4):
+        first = mask.additive_mask(window, 2, torch.float32, CPU)
+        assert first is mask.additive_mask(window, 2, torch.float32, CPU)
+
+
+def test_a_captured_mask_reads_what_its_tensors_hold_now() -> None:
+    tensors = DeviceMask(*(torch.zeros(shape, dtype=torch.int32) for shape in (1, 5, (5, 1))))
+    for prefix in (7, 2):
+        for fixed, new in zip(
+            tensors, mask_of(tree_step(5, prefix), prefix).on_device(CPU), strict=True
+        ):
+            fixed.copy_(new)
+        added = CapturedMask(tensors, 16).additive_mask(None, 1, torch.float32, CPU)
+        assert added is not None
+        assert (added == 0).sum(dim=1).tolist() == [
+            prefix + row.bit_count() for row in tree_step(5, prefix).rows
+        ]
+
+
+H100 = Gpu(132, 228 * 1024)
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        # Llama 2 7B in bfloat16: a plain step, one of 64 tokens, one after a short text.
+        ((1, 1, 32, 128, 4096, 2), Launch(16, 64, 8, 4, 3)),
+        ((64, 1, 32, 128, 4096, 2), Launch(64, 64, 8, 4, 3)),
+        ((64, 1, 32, 128, 164, 2), Launch(64, 64, 1, 4, 3)),
+        # Llama 3 8B: four query heads per key head.
+        ((1, 4, 8, 128, 16384, 2), Launch(16, 64, 33, 4, 3)),
+        ((64, 4, 8, 128, 16384, 2), Launch(128, 64, 8, 8, 3)),
+        ((64, 4, 8, 128, 1024, 2), Launch(128, 64, 4, 8, 3)),
+        # One key head, wide heads, float32.
+        ((1, 8, 1, 256, 100000, 2), Launch(16, 32, 128, 4, 3)),
+        ((64, 1, 32, 128, 4096, 4), Launch(32, 32, 4, 8, 3)),
+    ],
+)
+def test_how_a_step_is_cut(shape: tuple[int, int, int, int, int, int], expected: Launch) -> None:
+    assert plan(*shape, H100) == expected
+
+
+@given(st.integers(1, 512), st.sampled_from([1, 2, 4, 8]), st.integers(1, 32), st.integers(1, 512))
+@settings(deadline=None)
+def test_what_splits_leave_is_never_more_than_the_keys(
+    count: int, groups: int, kv_heads: int, blocks: int
+) -> None:
+    slots = 256 * blocks
+    launch = plan(count, groups, kv_heads, 128, slots, 2, H100)
+    assert launch.splits == 1 or launch.splits * groups * count <= slots
+
+
+@pytest.mark.skipif(not triton_available(CPU), reason="triton")
+def test_torch_compiles_around_the_kernels() -> None:
+    mask, (query, key, value) = mask_of(tree_step(5, 17), 17), inputs(4, 2, 5, 22, 8)
+    mask.on_device(CPU)
+
+    def layer(query: Tensor) -> Tensor:
+        return BACKENDS["triton"](query * 2.0, key, value, mask, SCALING, 4, None) + 1.0
+
+    register_for_compile()
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    with torch.inference_mode():
+        torch.testing.assert_close(compiled(query), layer(query), atol=1e-6, rtol=1e-6)
+
+
+def test_auto_is_sdpa_off_cuda() -> None:
+    assert choose_backend("auto", CPU, torch.bfloat16) == "sdpa"
+    assert choose_backend("reference", CPU, torch.float32) == "reference"
+    with pytest.raises(ConfigError, match="unknown attention 'eager'; use one of auto, reference"):
+        choose_backend("eager", CPU, torch.float32)
+
+
+@pytest.mark.parametrize("backend", ["reference", *OTHERS])
+def test_backends_that_work_pass_the_check(backend: str) -> None:
+    check_usable(backend, CPU, torch.float32, 4, 2, 16)
+
+
+def test_backends_that_do_not_work_fail_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> Tensor:
+        raise RuntimeError("no kernel image\nis available")
+
+    monkeypatch.setitem(BACKENDS, "sdpa", broken)
+    with pytest.raises(ConfigError, match="'sdpa' does not work here: no kernel image;"):
+        check_usable("sdpa", CPU, torch.float32, 4, 2, 16)
+    monkeypatch.setitem(BACKENDS, "sdpa", lambda query, *_: query)
+    with pytest.raises(ConfigError, match="'sdpa' is wrong here"):
+        check_usable("sdpa", CPU, torch.float32, 4, 2, 16)
+
+
+@pytest.mark.skipif(not triton_available(CPU), reason="triton")
+def test_triton_refuses_values_of_another_size() -> None:
+    query, key, value = inputs(4, 2, 5, 25, 16)
+    with pytest.raises(ConfigError, match="keys and values of one size, not 16 and 8"):
+        BACKENDS["triton"](
+            query, key, value[..., :8], mask_of(tree_step(5, 20), 20), SCALING, None, None
         )

@@ -1,200 +1,202 @@
-"""The cache: slots, compaction and growth."""
+"""The cache against a list of tokens: slots, compaction, growth, and layers of several shapes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ladecli.decoder.config import GROWTH
-from ladecli.decoder.kv_cache import KVCache
+from ladecli.decoder.kv_cache import KVCache, LayerShape
+
+CPU = torch.device("cpu")
+ALIKE = [LayerShape(2, 3, 3, torch.float32, CPU)] * 2
+VARIED = [
+    LayerShape(2, 3, 3, torch.float32, CPU),
+    LayerShape(1, 4, 2, torch.float32, CPU),
+    LayerShape(2, 3, 3, torch.float32, CPU),
+    LayerShape(1, 2, 4, torch.float64, CPU),
+]
 
 
 @torch.inference_mode()
-def write(cache: KVCache, tokens: list[int]) -> torch.Tensor:
-    """Write tokens to both layers, as keys; returns what the second layer sees."""
-    key = torch.tensor(tokens, dtype=torch.float32)[None, None, :, None].expand(1, 2, -1, 3)
+def write(cache: KVCache, tokens: Sequence[int], shapes: Sequence[LayerShape] = ALIKE) -> None:
+    """Write a step: keys are token + layer everywhere, values their negation."""
     cache.reserve(cache.length + len(tokens))
-    cache.update(key, -key, 0)
-    seen, _ = cache.update(key + 0.5, -key, 1)
-    return seen
+    for layer, shape in enumerate(shapes):
+        column = torch.tensor(tokens, dtype=shape.dtype)[None, :, None] + layer
+        keys = column.expand(shape.heads, -1, shape.key_size)
+        values = -column.expand(shape.heads, -1, shape.value_size)
+        all_keys, all_values = cache.write(layer, keys, values)
+        end = cache.length + len(tokens)
+        assert all_keys.shape == (shape.heads, end, shape.key_size)
+        assert all_values.shape == (shape.heads, end, shape.value_size)
+        assert torch.equal(all_keys[:, cache.length :], keys)
 
 
-def contents(cache: KVCache) -> list[float]:
-    assert cache.keys is not None
-    assert cache.values is not None
-    assert torch.equal(cache.keys[0], -cache.values[0])
-    assert torch.equal(
-        cache.keys[0, ..., : cache.length, :] + 0.5, cache.keys[1, ..., : cache.length, :]
-    )
-    return cache.keys[0, 0, 0, : cache.length, 0].tolist()
+def contents(cache: KVCache, shapes: Sequence[LayerShape] = ALIKE) -> list[int]:
+    """The committed tokens, after a look at all numbers of all layers."""
+    if not cache.length:
+        return []
+    tokens = [round(float(x)) for x in cache.layer(0)[0][0, : cache.length, 0]]
+    for layer in range(len(shapes)):
+        keys, values = (each[:, : cache.length] for each in cache.layer(layer))
+        column = torch.tensor(tokens, dtype=keys.dtype)[None, :, None] + layer
+        assert torch.equal(keys, column.expand_as(keys))
+        assert torch.equal(values, -column.expand_as(values))
+    return tokens
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), shapes=st.sampled_from([ALIKE, VARIED]))
+def test_the_cache_is_a_list_of_tokens(data: st.DataObject, shapes: list[LayerShape]) -> None:
+    cache, model, fresh = KVCache(shapes), list[int](), 0
+    for _ in range(data.draw(st.integers(1, 12), "operations")):
+        match data.draw(st.sampled_from(["step", "broken", "truncate", "reserve", "release"])):
+            case "step" | "broken" as kind:
+                count = data.draw(st.sampled_from([1, 2, 5, 40, 300]), "tokens")
+                tokens = [*range(fresh, fresh + count)]
+                fresh += count
+                write(cache, tokens, shapes)
+                # A step that is not kept leaves no trace.
+                if kind == "step":
+                    picks = data.draw(st.sets(st.integers(0, count - 1)), "kept")
+                    cache.keep(sorted(picks))
+                    model += [tokens[pick] for pick in sorted(picks)]
+            case "truncate":
+                length = data.draw(st.integers(0, 400), "length")
+                cache.truncate(length)
+                del model[length:]
+            case "reserve":
+                cache.reserve(data.draw(st.integers(1, 1500), "slots"))
+            case "release":
+                cache.release()
+                model.clear()
+        assert cache.length == len(model)
+        assert contents(cache, shapes) == model
+        assert cache.slots >= cache.length
 
 
 @pytest.mark.parametrize("kept", [[0], [0, 1, 2, 3], [0, 2], [0, 1, 3], [3], [0, 3], [1, 2, 3], []])
-def test_keeping_moves_the_kept_to_the_front(kept: list[int]) -> None:
-    cache = KVCache(2)
+def test_the_kept_move_to_the_front(kept: list[int]) -> None:
+    cache, step = KVCache(ALIKE), [10, 11, 12, 13]
     write(cache, [7, 8])
     cache.keep([0, 1])
-    step = [10, 11, 12, 13]
-    assert write(cache, step)[0, 0, :, 0].tolist() == [7.5, 8.5, 10.5, 11.5, 12.5, 13.5]
+    write(cache, step)
     cache.keep(kept)
-    assert contents(cache) == [7, 8, *(step[i] for i in kept)]
+    assert contents(cache) == [7, 8, *(step[index] for index in kept)]
 
 
-def test_a_step_that_is_not_kept_leaves_no_trace() -> None:
-    cache = KVCache(2)
-    write(cache, [1, 2])
-    cache.keep([0, 1])
-    write(cache, [3, 4, 5])
-    assert cache.length == 2
-    write(cache, [6])
-    cache.keep([0])
-    assert contents(cache) == [1, 2, 6]
+def test_layers_of_one_shape_share_a_tensor() -> None:
+    cache = KVCache(VARIED)
+    assert cache.tensors == []
+    cache.reserve(5)
+    sizes = [tuple(tensor.shape) for tensor in cache.tensors]
+    assert sizes == [(2, 2, 2, GROWTH, 3), (1, 2, 1, GROWTH, 4), (1, 2, 1, GROWTH, 4)]
+    assert not any(bool(tensor.any()) for tensor in cache.tensors), "a masked NaN would spread"
 
 
-def test_growth_keeps_the_text_and_copies_seldom() -> None:
-    cache = KVCache(2)
-    sizes = []
-    for token in range(GROWTH * 5):
-        write(cache, [token, 0])
-        cache.keep([0])
-        assert cache.keys is not None
-        sizes.append(cache.keys.shape[3])
-    assert contents(cache) == list(range(GROWTH * 5))
-    assert sum(a != b for a, b in pairwise(sizes)) <= 3
+def test_addresses_stay_until_the_generation_changes() -> None:
+    cache = KVCache(ALIKE)
+    cache.reserve(3)
+    first, address = cache.generation, cache.tensors[0].data_ptr()
+    cache.reserve(GROWTH)
+    assert (cache.generation, cache.tensors[0].data_ptr()) == (first, address)
+    cache.reserve(GROWTH + 1)
+    assert cache.generation != first
+    second = cache.generation
+    cache.release()
+    assert cache.generation != second
+    assert cache.slots == 0
 
 
-def test_running_out_of_memory_while_growing_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    cache = KVCache(2)
-    write(cache, [1, 2, 3])
-    cache.keep([0, 1, 2])
-    real, calls = torch.zeros, 0
-
-    def fails_once(*args: Any, **kwargs: Any) -> torch.Tensor:
-        nonlocal calls
-        calls += 1
-        if calls == 2:
-            raise torch.OutOfMemoryError
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(torch, "zeros", fails_once)
-    with pytest.raises(torch.OutOfMemoryError):
-        cache.reserve(GROWTH * 3)
-    write(cache, list(range(GROWTH)))
-    cache.keep(range(GROWTH))
-    assert contents(cache) == [1, 2, 3, *range(GROWTH)]
+# Growth.
 
 
-@pytest.mark.parametrize(("most", "slots"), [(4, 4), (3, 3), (2, None)])
-def test_growth_makes_do_with_what_memory_has(
-    most: int, slots: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Twice the slots, else as many as are needed, else none."""
-    cache = KVCache(2)
-    write(cache, list(range(GROWTH + 1)))
-    cache.keep(range(GROWTH + 1))
-    real = torch.zeros
-
-    def limited(shape: Any, **kwargs: Any) -> torch.Tensor:
-        if shape[3] > most * GROWTH:
-            raise torch.OutOfMemoryError
-        return real(shape, **kwargs)
-
-    monkeypatch.setattr(torch, "zeros", limited)
-    if slots is None:
-        with pytest.raises(torch.OutOfMemoryError):
-            cache.reserve(2 * GROWTH + 1)
-        slots = 2
-    else:
-        cache.reserve(2 * GROWTH + 1)
-    assert cache.keys is not None
-    assert cache.values is not None
-    assert cache.keys.shape[3] == cache.values.shape[3] == slots * GROWTH
-    assert contents(cache) == list(range(GROWTH + 1))
+def slots_along(cache: KVCache, most: int, step: int = 64) -> list[int]:
+    """The numbers of slots that a cache has one after another while a text grows."""
+    sizes: list[int] = []
+    for slots in range(1, most + 1, step):
+        cache.reserve(slots)
+        if cache.slots != ([0, *sizes])[-1]:
+            sizes.append(cache.slots)
+    return sizes
 
 
-def test_a_first_step_that_memory_has_no_room_for_can_be_smaller(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    cache = KVCache(2)
-    real = torch.zeros
-
-    def limited(shape: Any, **kwargs: Any) -> torch.Tensor:
-        if shape[3] > GROWTH:
-            raise torch.OutOfMemoryError
-        return real(shape, **kwargs)
-
-    monkeypatch.setattr(torch, "zeros", limited)
-    with pytest.raises(torch.OutOfMemoryError):
-        write(cache, list(range(GROWTH + 1)))
-    write(cache, list(range(GROWTH)))
-    cache.keep(range(GROWTH))
-    assert contents(cache) == list(range(GROWTH))
-
-
-def test_truncate_forgets_the_end_only() -> None:
-    cache = KVCache(2)
-    write(cache, [1, 2, 3])
-    cache.keep([0, 1, 2])
-    cache.truncate(9)
-    assert contents(cache) == [1, 2, 3]
-    cache.truncate(1)
-    write(cache, [5])
-    cache.keep([0])
-    assert contents(cache) == [1, 5]
-    assert cache.get_seq_length() == cache.get_query_offset() == 2
-    assert cache.get_mask_sizes(4) == (6, 0)
-
-
-@pytest.mark.parametrize(("most", "slots"), [(None, 1024), (600, 768), (2000, 1024), (100, 768)])
-def test_growth_doubles_but_not_beyond_any_text(most: int | None, slots: int) -> None:
-    cache = KVCache(1, most)
-    cache.reserve(512)
-    for count in (500, 20):
-        key = torch.ones(1, 1, count, 2)
-        cache.reserve(cache.length + count)
-        with torch.inference_mode():
-            cache.update(key, key, 0)
-        cache.keep(range(count))
-    assert cache.keys is not None
-    assert cache.keys.shape[3] == slots
+def test_growth_doubles_so_that_it_copies_seldom() -> None:
+    sizes = slots_along(KVCache(ALIKE[:1]), 20 * GROWTH)
+    assert all(2 * a == b for a, b in pairwise(sizes))
 
 
 def test_the_last_growth_starts_from_less_than_two_thirds() -> None:
     """Grown from nearly all slots to all, the two caches would take twice the memory."""
-    for most in range(GROWTH, 30 * GROWTH, 100):
-        cache, sizes = KVCache(1, most), [0]
-        for slots in range(1, most + 1, 64):
-            cache.reserve(slots)
-            if cache.keys is None:
-                with torch.inference_mode():
-                    cache.update(torch.ones(1, 1, 1, 1), torch.ones(1, 1, 1, 1), 0)
-            assert cache.keys is not None
-            if cache.keys.shape[3] != sizes[-1]:
-                sizes.append(cache.keys.shape[3])
+    for most in range(GROWTH, 30 * GROWTH, 500):
+        sizes = slots_along(KVCache(ALIKE[:1], most), most)
         whole = -(-most // GROWTH) * GROWTH
         assert sizes[-1] == whole
-        assert len(sizes) == 2 or sizes[-2] <= max(0.6 * whole, GROWTH)
+        assert len(sizes) == 1 or sizes[-2] <= max(0.6 * whole, GROWTH)
 
 
-@pytest.mark.parametrize(("most", "slots"), [(5000, 2048), (600, 600), (None, GROWTH)])
+@pytest.mark.parametrize(("most", "slots"), [(5000, 2048), (600, 3 * GROWTH), (None, 2048)])
 def test_a_new_cache_can_start_with_room(most: int | None, slots: int) -> None:
-    cache = KVCache(2, most)
-    cache.first = 2048
+    cache = KVCache(ALIKE, most, first_slots=2048)
     for _ in "ab":  # and so does one whose memory was given back
         write(cache, [1, 2])
         assert cache.slots == slots
         cache.release()
 
 
-def test_a_start_that_memory_has_no_room_for_can_be_smaller() -> None:
-    cache = KVCache(2, 5000)
-    cache.first = 2048
-    cache.reserve(3)
-    # The first step failed before anything was written.
+@pytest.fixture
+def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Lets tensors of more than some slots run out of memory."""
+    zeros = torch.zeros
+
+    def set_limit(slots: int) -> None:
+        def limited(shape: Any, **options: Any) -> torch.Tensor:
+            if shape[3] > slots:
+                raise torch.OutOfMemoryError
+            return zeros(shape, **options)
+
+        monkeypatch.setattr(torch, "zeros", limited)
+
+    return set_limit
+
+
+@pytest.mark.parametrize("most", [4, 3, 2])
+def test_growth_makes_do_with_what_memory_has(most: int, limit: Callable[[int], None]) -> None:
+    """Twice the slots, else as many as are needed, else nothing changes."""
+    cache, text = KVCache(ALIKE), [*range(GROWTH + 1)]
+    write(cache, text)
+    cache.keep(range(len(text)))
+    assert cache.slots == 2 * GROWTH
+    limit(most * GROWTH)
+    if most == 2:
+        generation = cache.generation
+        with pytest.raises(torch.OutOfMemoryError):
+            cache.reserve(2 * GROWTH + 1)
+        assert cache.generation == generation
+    else:
+        cache.reserve(2 * GROWTH + 1)
+    assert cache.slots == most * GROWTH
+    assert contents(cache) == text
+    write(cache, [5])
+
+
+@pytest.mark.parametrize("first_slots", [0, 2048])
+def test_a_start_that_memory_has_no_room_for_can_be_smaller(
+    first_slots: int, limit: Callable[[int], None]
+) -> None:
+    cache = KVCache(ALIKE, 5000, first_slots)
+    limit(GROWTH)
+    with pytest.raises(torch.OutOfMemoryError):
+        write(cache, [*range(GROWTH + 1)])
+    assert cache.slots == cache.length == 0
     write(cache, [1, 2, 3])
+    cache.keep(range(3))
     assert cache.slots == GROWTH
+    assert contents(cache) == [1, 2, 3]

@@ -1,115 +1,194 @@
-"""Token order, positions and visibility of a step."""
+"""Candidate trees, token order, positions and visibility of a step, and the walk that accepts."""
 
 from __future__ import annotations
 
 import random
 
 import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ladecli.decoder import bits
-from ladecli.decoder.layout import Draft, build, build_chunk
+from ladecli.decoder import mask_bits
+from ladecli.decoder.events import Token
+from ladecli.decoder.layout import Draft, StepLayout, build, build_chunk
 from ladecli.decoder.tree import ROOT, TokenTree
-from ladecli.decoder.window import LookaheadWindow
+from ladecli.decoder.verify import walk
+from ladecli.decoder.window import LookaheadWindow, WindowBlock
+
+CANDIDATES = st.lists(st.lists(st.integers(0, 4), max_size=6), max_size=8)
 
 
-def tree_of(*candidates: tuple[int, ...], limit: int = 99) -> TokenTree:
+def tree_of(candidates: list[list[int]], limit: int = 99) -> TokenTree:
     tree = TokenTree()
-    for candidate in candidates:
-        tree.add(candidate, "trajectory", limit)
+    for number, candidate in enumerate(candidates):
+        tree.add(candidate, f"source {number}", limit)
     return tree
 
 
-def test_common_prefixes_are_merged() -> None:
-    tree = tree_of((5, 6, 7), (5, 6, 8), (9,))
-    assert tree.tokens == [5, 6, 7, 8, 9]
-    assert tree.parents == [ROOT, 0, 1, 1, ROOT]
-    assert tree.depths == [1, 2, 3, 3, 1]
-    assert tree.child(1, 8) == 3
-    assert tree.child(ROOT, 8) is None
+def path_to(tree: TokenTree, node: int) -> list[int]:
+    """The nodes from the root to `node`, itself included."""
+    path = []
+    while node != ROOT:
+        path.append(node)
+        node = tree.parents[node]
+    return path[::-1]
+
+
+def window_of(columns: int, ngram: int, steps: int) -> WindowBlock:
+    window = LookaheadWindow(columns, ngram, [1], random.Random(0))
+    for step in range(steps):
+        window.advance([step] * len(window.rows[-1]))
+    return window.block(41)
+
+
+# Trees.
+
+
+@given(CANDIDATES, st.integers(0, 20))
+def test_a_tree_is_the_set_of_prefixes(candidates: list[list[int]], limit: int) -> None:
+    tree = tree_of(candidates, limit)
+    paths = [tuple(tree.tokens[n] for n in path_to(tree, node)) for node in range(len(tree))]
+    assert len({*paths}) == len(paths) <= limit
+    prefixes = {tuple(c[:end]) for c in candidates for end in range(1, len(c) + 1)}
+    assert {*paths} == prefixes if len(prefixes) <= limit else {*paths} < prefixes
+    for node, path in enumerate(paths):
+        assert tree.parents[node] < node, "parents come before their children"
+        assert tree.depths[node] == len(path)
+        assert tree.child(tree.parents[node], path[-1]) == node
+        first = next(n for n, c in enumerate(candidates) if tuple(c[: len(path)]) == path)
+        assert tree.sources[node] == f"source {first}", "the source that proposed it first"
+        assert tree.child(node, 77) is None
 
 
 def test_a_full_tree_takes_known_prefixes_only() -> None:
-    tree = tree_of((5, 6), (5, 7), (8,), limit=3)
+    tree = tree_of([[5, 6], [5, 7], [8]], limit=3)
     assert tree.tokens == [5, 6, 7]
+    assert tree.grow(1, 9, "grown") == 3
+    assert tree.depths[3] == 3
 
 
-def test_plain_step_needs_no_mask() -> None:
+# Steps.
+
+
+def dense(step: StepLayout) -> list[set[int]]:
+    """Which tokens of the step each token sees."""
+    return [{*np.flatnonzero(row).tolist()} for row in mask_bits.dense(step.rows)]
+
+
+@given(
+    candidates=CANDIDATES,
+    pending=st.integers(1, 5),
+    position=st.integers(0, 50),
+    window=st.none() | st.tuples(st.integers(1, 4), st.integers(2, 5), st.integers(0, 6)),
+    width=st.integers(1, 60),
+)
+def test_a_step_against_its_definition(
+    candidates: list[list[int]],
+    pending: int,
+    position: int,
+    window: tuple[int, int, int] | None,
+    width: int,
+) -> None:
+    tree, block = tree_of(candidates), window_of(*window) if window else None
+    draft = Draft(tree, block, width)
+    step = build([*range(100, 100 + pending)], position, draft)
+    cells = block.tokens if block else []
+    content = pending + len(tree) + len(cells)
+    count = max(content, width)
+    current = position + pending - 1
+    assert step.pending == pending
+    assert step.tokens[:content] == [*range(100, 100 + pending), *tree.tokens, *cells]
+    assert step.positions == [
+        *range(position, position + pending),
+        *(current + depth for depth in tree.depths),
+        *(current + offset for offset in (block.offsets if block else ())),
+        *[current] * (count - content),
+    ]
+    first_cell = pending + len(tree)
+    before = {*range(pending)}
+    expected = [{*range(row + 1)} for row in range(pending)]
+    expected += [before | {pending + n for n in path_to(tree, i)} for i in range(len(tree))]
+    for seen in block.seen if block else ():
+        expected.append(before | {first_cell + i for i in range(len(cells)) if seen >> i & 1})
+    expected += [{row} for row in range(content, count)]
+    assert dense(step) == expected
+    last_row = [pending - 1 if i < 0 else first_cell + i for i in (block.last_row if block else ())]
+    assert step.outputs == [*range(pending - 1, first_cell), *last_row]
+    assert len(step.outputs) == draft.outputs
+    # What each output sees of the step; its own token wherever it sees none.
+    for output, row in zip(step.outputs, step.paths().tolist(), strict=True):
+        seen = [i if i in expected[output] else output for i in range(count)]
+        assert row == [step.tokens[i] for i in seen]
+
+
+def test_a_plain_step_has_nothing_to_hide() -> None:
     step = build([42], 10, Draft())
     assert (step.tokens, step.positions, step.outputs) == ([42], [10], [0])
     assert step.visible is None
-
-
-def test_chunk_is_causal_and_wants_no_outputs() -> None:
-    step = build_chunk([1, 2, 3], 4)
-    assert step.positions == [4, 5, 6]
-    assert step.outputs == []
-    assert step.visible is not None
-    assert np.array_equal(step.visible, np.tri(3, dtype=bool))
-
-
-def test_an_anchor_is_seen_by_nobody() -> None:
-    step = build_chunk([1, 2], 4, anchor=90)
-    assert step.positions == [4, 5, 90]
-    assert step.visible is not None
-    assert step.visible.tolist() == [[1, 0, 0], [1, 1, 0], [0, 0, 1]]
-
-
-def test_pending_tree_and_window_see_what_they_should() -> None:
-    window = LookaheadWindow(2, 3, [1], random.Random(0))
-    window.advance([2, 3, 4])
-    block = window.block(41)
-    step = build([40, 41], 10, Draft(tree_of((5, 6), (5, 7)), block))
-    assert step.tokens == [40, 41, 5, 6, 7, *block.tokens]
-    assert step.positions == [10, 11, 12, 13, 13, 12, 12, 13]
-    assert step.outputs == [1, 2, 3, 4, 6, 7]
-    assert step.visible is not None
-    seen = [set(np.flatnonzero(row).tolist()) for row in step.visible]
-    pending = {0, 1}
-    assert seen[:2] == [{0}, {0, 1}]
-    assert seen[2:5] == [pending | {2}, pending | {2, 3}, pending | {2, 4}]
-    assert seen[5:] == [pending | {5}, pending | {6}, pending | {5, 7}]
-
-
-def test_padding_sees_itself_and_is_seen_by_nobody() -> None:
-    step = build([40, 41], 10, Draft(tree_of((5, 6)), width=7))
-    assert len(step.tokens) == 7
-    assert step.outputs == [1, 2, 3]
-    assert step.positions[4:] == [11, 11, 11]
-    assert step.visible is not None
-    assert np.array_equal(step.visible[4:, :], np.eye(7, dtype=bool)[4:])
-    assert not step.visible[:4, 4:].any()
-    # A plain step may be padded too, and one that is wide enough is not.
-    assert len(build([42], 10, Draft(width=4)).tokens) == 4
-    assert len(build([40, 41], 10, Draft(tree_of((5, 6)), width=3)).tokens) == 4
-
-
-def test_long_paths_stay_whole_in_the_mask() -> None:
-    """The paths are packed into bits: they must not end at a byte or a machine word."""
-    tree = TokenTree()
-    tree.add(list(range(150)), "x", 150)
-    tree.add([0, 1, 999], "x", 151)
-    step = build([7], 0, Draft(tree))
-    assert step.visible is not None
-    assert np.array_equal(step.visible[:151, :151], np.tri(151, dtype=bool))
-    assert np.flatnonzero(step.visible[151]).tolist() == [0, 1, 2, 151]
-
-
-def test_bits_say_what_the_mask_says() -> None:
-    """Words end within rows of every width, and the highest bit of a word is a sign."""
-    for width in (1, 2, 31, 32, 33, 64, 65, 130):
-        tree = tree_of(tuple(range(width - 1)), (3,))
-        step = build([7], 0, Draft(tree))
-        count = len(step.tokens)
-        visible = np.ones((1, 1)) if step.visible is None else step.visible
-        for words in (-(-count // 32), 7):
-            packed = np.frombuffer(bits.packed(step.rows, words), np.uint8)
-            whole = np.unpackbits(packed.reshape(count, 4 * words), axis=1, bitorder="little")
-            assert np.array_equal(whole[:, :count], visible)
-            assert not whole[:, count:].any()
-
-
-def test_a_window_without_cells_has_an_empty_mask() -> None:
-    block = LookaheadWindow(1, 2, [1], random.Random(0)).block(7)
-    assert block.visible.shape == (0, 0)
-    step = build([7], 0, Draft(window=block))
+    # Nor has a window of one cell, which is the current token.
+    step = build([7], 0, Draft(window=LookaheadWindow(1, 2, [1], random.Random(0)).block(7)))
     assert (step.tokens, step.outputs, step.visible) == ([7], [0, 0], None)
+
+
+@pytest.mark.parametrize("anchor", [None, 90])
+def test_a_chunk_is_causal_and_an_anchor_is_seen_by_no_other(anchor: int | None) -> None:
+    step = build_chunk([1, 2, 3], 4, anchor)
+    assert (step.outputs, step.pending) == ([], 3)
+    assert step.positions == [4, 5, 6, *([90] if anchor else [])]
+    assert dense(step) == [{0}, {0, 1}, {0, 1, 2}, *([{3}] if anchor else [])]
+    assert step.visible is not None
+
+
+@given(st.lists(st.integers(0, 2**130 - 1), min_size=1, max_size=130), st.integers(0, 3))
+def test_packed_rows_hold_the_bits(rows: list[int], spare: int) -> None:
+    """Words end within rows of every width, and the highest bit of a word is a sign."""
+    count = len(rows)
+    rows = [row % (1 << count) for row in rows]
+    words = mask_bits.words_for(count) + spare
+    packed = np.frombuffer(mask_bits.packed(rows, words), np.int32).reshape(count, words)
+    found = [
+        sum((int(word) & 0xFFFFFFFF) << 32 * index for index, word in enumerate(row))
+        for row in packed
+    ]
+    assert found == rows
+    assert mask_bits.dense(rows).tolist() == [
+        [bool(row >> bit & 1) for bit in range(count)] for row in rows
+    ]
+
+
+# The walk.
+
+
+@given(CANDIDATES, st.integers(0, 10**6))
+def test_the_walk_follows_the_models_own_tokens(candidates: list[list[int]], seed: int) -> None:
+    tree = tree_of(candidates)
+
+    def chosen(path: tuple[int, ...]) -> int:
+        return random.Random(hash((seed, path))).randrange(5)
+
+    asked: list[int] = []
+
+    def choose(row: int, path: list[int]) -> int:
+        asked.append(row)
+        assert path == [tree.tokens[node] for node in path_to(tree, row - 1)]
+        return chosen(tuple(path))
+
+    verdict = walk(tree, choose)
+    # What plain decoding would choose, one token after the other.
+    text: tuple[int, ...] = ()
+    for _ in verdict.tokens:
+        text += (chosen(text),)
+    assert tuple(token.id for token in verdict.tokens) == text
+    assert len(verdict.tokens) == len(verdict.nodes) + 1
+    assert asked == [0, *(node + 1 for node in verdict.nodes)]
+    assert [token.source for token in verdict.tokens] == [
+        *(tree.sources[node] for node in verdict.nodes),
+        None,
+    ]
+    # It went on as long as any candidate did.
+    assert not any(tuple(c[: len(text)]) == text for c in candidates)
+
+
+def test_a_walk_without_candidates_yields_one_token() -> None:
+    assert walk(TokenTree(), lambda row, path: 7).tokens == (Token(7),)

@@ -1,13 +1,14 @@
-"""Sampling: agreement with transformers, reproducible draws, and the right distribution."""
+"""Sampling: agreement with torch and transformers, reproducible draws, the right distribution."""
 
 from __future__ import annotations
 
-import itertools
-import math
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
+from scipy import stats
+from torch import Tensor
 from transformers import (
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
@@ -17,33 +18,74 @@ from transformers import (
 )
 
 from ladecli.decoder.config import LookaheadConfig, SamplingConfig
-from ladecli.decoder.engine import Decoder, Limits
-from ladecli.decoder.errors import ConfigError
+from ladecli.decoder.engine import Limits
+from ladecli.decoder.errors import NaNLogitsError
+from ladecli.decoder.layout import Draft, StepLayout, build
 from ladecli.decoder.sampling import (
-    AHEAD,
+    GROUP,
+    GROUPED_FROM,
+    PositionNoise,
     Sampler,
-    Uniforms,
-    distribution,
-    draw,
-    penalize,
-    uniform,
+    choose,
+    gumbel_noise,
+    penalize_,
+    restricted,
+    top_tokens,
 )
-from ladecli.decoder.successors import NOTHING
+from ladecli.decoder.tree import TokenTree
+from ladecli.decoder.verify import walk
 
 from ..decoding import ids_of, run, tokens_of
-from ..oracle import MarkovModel
+from ..oracle import Markov, decoder_with
+
+CPU = torch.device("cpu")
+
+
+def random_logits(*shape: int, seed: int = 1, scale: float = 3.0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+# The best tokens.
+
+
+@pytest.mark.parametrize("vocabulary", [5, 97, GROUPED_FROM // 2 + 7, GROUPED_FROM])
+@pytest.mark.parametrize("count", [1, 3, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_best_tokens_are_those_of_topk(vocabulary: int, count: int, dtype: torch.dtype) -> None:
+    for rows in (1, 4):
+        # Many are equally good in bfloat16.
+        scores = random_logits(rows, vocabulary, seed=rows).to(dtype)
+        values, ids = top_tokens(scores, count)
+        assert torch.equal(values, scores.topk(count).values)
+        assert torch.equal(scores.gather(1, ids), values)
+        assert all(len({*row}) == count for row in ids.tolist())
+        if count == 1:
+            first = [row.index(max(row)) for row in scores.tolist()]
+            assert ids[:, 0].tolist() == first
+
+
+def test_the_best_of_equal_tokens_is_the_first_and_none_is_overlooked() -> None:
+    vocabulary = GROUPED_FROM + 3
+    for places in ([7, 8], [GROUP - 1, GROUP, 3 * GROUP], [vocabulary - 1], [5, vocabulary - 2]):
+        scores = torch.zeros(1, vocabulary)
+        scores[0, places] = 1.0
+        assert top_tokens(scores, 1)[1].item() == places[0]
+        assert {*top_tokens(scores, len(places))[1][0].tolist()} == {*places}
+
+
+# Probabilities.
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
 @pytest.mark.parametrize("top_k", [0, 1, 5, 500])
 @pytest.mark.parametrize("top_p", [0.05, 0.9, 1.0])
 @pytest.mark.parametrize("min_p", [0.0, 0.1, 1.0])
-def test_distribution_is_that_of_transformers(
+def test_the_distribution_is_that_of_transformers(
     temperature: float, top_k: int, top_p: float, min_p: float
 ) -> None:
-    scores = torch.randn(64, generator=torch.Generator().manual_seed(1)) * 3
-    scores[5] = scores[9] = scores[20]  # ties, which top-k keeps
-    expected = TemperatureLogitsWarper(temperature)(None, scores[None])
+    logits = random_logits(6, 64)
+    logits[:, 5] = logits[:, 9] = logits[:, 20]  # ties, which top-k keeps
+    expected = TemperatureLogitsWarper(temperature)(None, logits)
     if top_k:
         expected = TopKLogitsWarper(top_k)(None, expected)
     if top_p < 1.0:
@@ -51,208 +93,223 @@ def test_distribution_is_that_of_transformers(
     if min_p:
         expected = MinPLogitsWarper(min_p)(None, expected)
     config = SamplingConfig(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    mine = distribution(scores, config)
-    torch.testing.assert_close(mine, torch.softmax(expected[0], dim=-1))
-    assert math.isclose(float(mine.sum()), 1.0, rel_tol=1e-5)
+    found = restricted(logits, config)
+    torch.testing.assert_close(found.softmax(-1), expected.softmax(-1))
+    assert (found.amax(dim=-1) == 0.0).all()
+    # A row alone, as on a CPU, is what it is among others.
+    alone = torch.cat([restricted(row[None], config) for row in logits])
+    assert torch.equal(alone, found)
+
+
+def test_no_temperature_is_too_small_or_too_large() -> None:
+    logits = torch.tensor([[3.0, 90.0, 89.9, -5.0]])
+    for temperature in (1e-6, 1e-40, 5e-324):
+        scores = restricted(logits, SamplingConfig(temperature=temperature))
+        assert scores.softmax(-1).tolist() == [[0.0, 1.0, 0.0, 0.0]]
+    scores = restricted(logits, SamplingConfig(temperature=1e300))
+    torch.testing.assert_close(scores.softmax(-1), torch.full((1, 4), 0.25))
 
 
 @pytest.mark.parametrize("penalty", [0.8, 1.2, 3.0])
-def test_repetition_penalty_is_that_of_transformers(penalty: float) -> None:
-    scores = torch.randn(30, generator=torch.Generator().manual_seed(2))
-    text = [3, 3, 7, 12, 29]
-    expected = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([text]), scores[None])[0]
-    torch.testing.assert_close(penalize(scores, torch.tensor(sorted(set(text))), penalty), expected)
+def test_the_repetition_penalty_is_that_of_transformers(penalty: float) -> None:
+    logits, text = random_logits(2, 30), torch.tensor([[3, 3, 7, 12, 29], [1, 1, 1, 1, 2]])
+    expected = RepetitionPenaltyLogitsProcessor(penalty)(text, logits.clone())
+    torch.testing.assert_close(penalize_(logits.clone(), text, penalty), expected)
 
 
-def test_what_the_host_draws_is_penalised_in_float32_as_the_device_has_it() -> None:
-    sampler = Sampler(SamplingConfig(2e-4, repetition_penalty=1.1))
-    sampler.commit([0])
-    # 3 / 1.1 is more than the other one, and in bfloat16 as much.
-    row = torch.tensor([[3.0, 2.71875]], dtype=torch.bfloat16)
-    assert {sampler.chooser(row, [0], place)(0, []) for place in range(20)} == {0}
+# Noise.
 
 
-def test_uniform_depends_on_seed_and_position_only() -> None:
-    numbers = {(s, p): uniform(s, p) for s in (0, 1, 2**63) for p in (0, 1, 2, 10**6)}
-    assert len(set(numbers.values())) == len(numbers)
-    assert all(0.0 <= number < 1.0 for number in numbers.values())
-    assert uniform(1, 2) == numbers[1, 2]
-    # Philox4x64 is specified to the bit, so this may never change.
-    assert uniform(0, 0) == pytest.approx(0.011546754286331562, abs=1e-15)
+def test_noise_depends_on_seed_and_position_only() -> None:
+    pairs = [(s, p) for s in (0, 1, 2**63, 2**64 - 1) for p in (0, 1, 2, 10**6)]
+    rows = {tuple(gumbel_noise(seed, position, 3, CPU).tolist()) for seed, position in pairs}
+    assert len(rows) == len(pairs)
+    assert torch.equal(gumbel_noise(7, 9, 500, CPU)[:40], gumbel_noise(7, 9, 40, CPU))
+    # SplitMix64 is specified to the bit, so this may never change: texts would.
+    expected = torch.tensor(PINNED)
+    torch.testing.assert_close(gumbel_noise(0, 0, 3, CPU), expected, rtol=1e-6, atol=1e-6)
 
 
-def test_uniforms_of_many_positions_are_those_of_each() -> None:
-    for seed in (0, 7, 2**64 - 1):
-        numbers = Uniforms(seed)
-        # Back and forth, within what is drawn ahead and beyond it: a later question does not
-        # depend on an earlier one.
-        asked = ((5, 9), (0, 1), (300, 70), (AHEAD - 3, 3), (AHEAD - 2, 3), (10**6, 70))
-        for position, count in (*asked, (2**32 - 2, AHEAD + 1), (2**32, 4), (5, 3)):
-            expected = [uniform(seed, position + i) for i in range(count)]
-            assert numbers.at(position, count) == expected
+PINNED = [1.9016414, -1.2652518, 1.1223969]
 
 
-@pytest.mark.parametrize(
-    ("settings", "ahead"),
-    [
-        ({}, False),
-        ({"temperature": 0.8}, True),
-        ({"temperature": 0.8, "top_k": 5, "top_p": 0.9, "min_p": 0.1}, True),
-        ({"temperature": 0.8, "repetition_penalty": 1.1}, True),
-        ({"repetition_penalty": 1.1}, False),
-    ],
-)
-def test_choices_are_made_ahead_where_no_processor_has_a_say(
-    settings: dict[str, float], ahead: bool
-) -> None:
-    config = SamplingConfig(**settings)
-    assert Sampler(config).ahead == ahead
-    assert not Sampler(config, [lambda ids, scores: scores]).ahead
+def test_noise_of_positions_is_kept_until_they_are_past() -> None:
+    noise = PositionNoise(5)
+    rows = noise.at([4, 2, 4], 10, CPU)
+    assert torch.equal(rows, torch.stack([gumbel_noise(5, p, 10, CPU) for p in (4, 2, 4)]))
+    noise.forget(4)
+    assert torch.equal(noise.at([2, 4], 10, CPU), rows[[1, 0]])
 
 
-def test_a_row_that_is_not_certain_is_drawn_after_all() -> None:
-    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(6))
-    sampler, best = Sampler(SamplingConfig(temperature=1.0, seed=5)), [0, 0, 0]
-    alone = sampler.chooser(logits, best, 40)
-    paths = [[], [1], [1, 2]]
-    drawn = [alone(row, path) for row, path in enumerate(paths)]
-    assert drawn == [
-        draw(distribution(scores, sampler.config), u)
-        for scores, u in zip(logits, sampler.uniforms(40, [0, 1, 2]), strict=True)
+@pytest.mark.parametrize("across", ["tokens", "positions", "seeds"])
+def test_noise_follows_gumbels_distribution(across: str) -> None:
+    """Whether one position is looked at, one token at many positions, or one at many seeds."""
+    count = 4000
+    numbers = {
+        "tokens": lambda: gumbel_noise(3, 77, count, CPU),
+        "positions": lambda: torch.cat([gumbel_noise(3, p, 1, CPU) for p in range(count)]),
+        "seeds": lambda: torch.cat([gumbel_noise(s, 5, 1, CPU) for s in range(count)]),
+    }[across]()
+    assert numbers.isfinite().all()
+    assert stats.kstest(numbers.numpy(), stats.gumbel_r.cdf).pvalue > 1e-3
+    assert abs(stats.pearsonr(numbers[:-1].numpy(), numbers[1:].numpy()).statistic) < 0.06
+
+
+def test_rare_tokens_are_drawn_as_often_as_they_should() -> None:
+    """The upper tail is exact: of two million numbers some are beyond 13."""
+    noise = torch.cat([gumbel_noise(1, position, 50_000, CPU) for position in range(40)])
+    for bound in (5.0, 9.0, 13.0):
+        expected = len(noise) * stats.gumbel_r.sf(bound)
+        assert abs(int((noise > bound).sum()) - expected) < 4.0 * expected**0.5 + 1.0
+
+
+def test_tokens_are_drawn_with_their_probabilities() -> None:
+    """8,000 draws at consecutive positions of one seed, as a long text takes them."""
+    probabilities = torch.tensor([0.5, 0.25, 0.125, 0.1, 0.025])
+    config, noise = SamplingConfig(temperature=1.0, seed=3), PositionNoise(3)
+    draws = noise.at(range(8_000), 5, CPU)
+    tokens = choose(probabilities.log().expand(8_000, -1), config, draws)
+    counts = torch.bincount(tokens, minlength=5)
+    assert stats.chisquare(counts.numpy(), 8_000 * probabilities.numpy()).pvalue > 1e-3
+
+
+def test_a_batch_of_rows_is_chosen_as_row_by_row() -> None:
+    logits = random_logits(7, 300)
+    noise = PositionNoise(2).at(range(7), 300, CPU)
+    settings: list[dict[str, Any]] = [
+        {},
+        {"top_k": 5},
+        {"top_p": 0.7},
+        {"min_p": 0.2},
+        {"top_k": 40, "top_p": 0.9, "min_p": 0.01, "temperature": 1.4},
     ]
-    chosen = sampler.chooser(logits, best, 40, [71, NOTHING, 73])
-    assert [chosen(row, path) for row, path in enumerate(paths)] == [71, drawn[1], 73]
-    assert sampler.uniforms(40, [2, 0, 2]) == [uniform(5, 42), uniform(5, 40), uniform(5, 42)]
-    # Where processors have a say, what was drawn without them does not.
-    strict = Sampler(SamplingConfig(temperature=1.0, seed=5), [lambda ids, scores: scores])
-    strict.commit([7])
-    walked = strict.chooser(logits, best, 40, [71, 72, 73])
-    assert all(walked(row, path) < 50 for row, path in enumerate(paths))
-
-
-def test_what_was_committed_is_penalised() -> None:
-    # Without a processor it is the step that does it.
-    sampler = Sampler(SamplingConfig(repetition_penalty=1.5), [lambda ids, scores: scores])
-    logits = torch.tensor([[0.0, 1.5, 1.0, 2.0]])
-
-    def chosen(*path: int) -> int:
-        return sampler.chooser(logits, [3], 40)(0, path)
-
-    sampler.commit([0])
-    assert [chosen(), chosen(3), chosen(3, 1)] == [3, 1, 3]
-    sampler.commit(iter([3]))
-    assert [chosen(), chosen(1)] == [1, 3]
-
-
-def test_processors_see_what_was_committed_and_the_path() -> None:
-    texts: list[list[list[int]]] = []
-
-    def look(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        texts.append(ids.tolist())
-        return scores
-
-    sampler = Sampler(SamplingConfig(), [look])
-    sampler.commit(iter([4, 5]))
-    sampler.commit([5])
-    assert sampler.chooser(torch.eye(9), [0] * 9, 40)(7, [6, 1]) == 7
-    assert texts == [[[4, 5, 5, 6, 1]]]
-
-
-def test_no_temperature_is_too_small() -> None:
-    scores = torch.tensor([3.0, 90.0, 89.9, -5.0])
-    for temperature in (1e-6, 1e-40, 5e-324):
-        mine = distribution(scores, SamplingConfig(temperature=temperature))
-        assert mine.tolist() == [0.0, 1.0, 0.0, 0.0]
-
-
-def test_draw_never_takes_an_impossible_token() -> None:
-    probabilities = torch.tensor([0.0, 0.3, 0.0, 0.7, 0.0])
-    assert [draw(probabilities, u) for u in (0.0, 0.29, 0.31, 1 - 2**-53)] == [1, 1, 3, 3]
-
-
-def chi_square(observed: list[int], probabilities: list[float]) -> float:
-    total = sum(observed)
-    return sum(
-        (o - total * p) ** 2 / (total * p) for o, p in zip(observed, probabilities, strict=True)
-    )
+    for each in settings:
+        config = SamplingConfig(**{"temperature": 0.8} | each)
+        alone = [choose(logits[i : i + 1], config, noise[i : i + 1]).item() for i in range(7)]
+        assert choose(logits, config, noise).tolist() == alone
+        allowed = restricted(logits, config).isfinite()
+        assert all(allowed[row, token] for row, token in enumerate(alone))
+    greedy = choose(logits, SamplingConfig(), None).tolist()
+    assert greedy == logits.argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("strategy", ["lookahead", "prompt-lookup"])
 def test_sampled_text_has_the_models_distribution(strategy: str) -> None:
-    """20,000 sampled transitions, many of them accepted drafts, against the direct ones."""
-    tokens, draws = 6, 20_000
-    table = torch.randn(tokens, tokens, generator=torch.Generator().manual_seed(4)) * 1.5
+    """5,000 sampled transitions, many of them accepted drafts, against the direct ones."""
+    tokens, draws = 6, 5_000
+    table = random_logits(tokens, tokens, seed=4, scale=1.5)
     config = SamplingConfig(temperature=0.7, top_k=5)
-    decoder = Decoder(MarkovModel(table))
     counts = torch.zeros(tokens, tokens, dtype=torch.long)
-    accepted = seed = 0
+    decoder, accepted, seed = decoder_with(Markov(table)), 0, 0
     while counts.sum() < draws:
         sampling = SamplingConfig(temperature=0.7, top_k=5, seed=seed)
         events = run(decoder, [0], strategy, LookaheadConfig(3, 3, 3), sampling, Limits(500))
-        text = [0, *ids_of(events)]
         accepted += sum(token.source is not None for token in tokens_of(events))
-        for last, token in pairwise(text):
+        for last, token in pairwise([0, *ids_of(events)]):
             counts[last, token] += 1
         seed += 1
     assert accepted > draws / 4, "the drafts must have had their chance to spoil it"
-    statistic, cells = 0.0, 0
-    for last in range(tokens):
-        expected = distribution(table[last], config)
-        possible = expected.nonzero()[:, 0].tolist()
-        assert counts[last].sum() == counts[last, possible].sum()
-        statistic += chi_square(counts[last, possible].tolist(), expected[possible].tolist())
-        cells += len(possible) - 1
-    assert cells == 24
-    # 24 degrees of freedom: 51.2 is exceeded once in a thousand.
-    assert statistic < 51.2
+    probabilities = restricted(table, config).softmax(-1).double()
+    statistic = 0.0
+    for row, expected in zip(counts, probabilities, strict=True):
+        possible = expected > 0
+        assert row.sum() == row[possible].sum()
+        scaled = expected[possible] * row.sum()
+        statistic += float(((row[possible] - scaled) ** 2 / scaled).sum())
+    freedom = int((probabilities > 0).sum()) - tokens
+    assert stats.chi2.sf(statistic, freedom) > 1e-3
 
 
-def test_inverse_cdf_over_many_positions() -> None:
-    """20,000 draws at consecutive positions of one seed, as a long text takes them."""
-    probabilities = torch.tensor([0.5, 0.25, 0.125, 0.1, 0.025])
-    counts = [0] * 5
-    for position in range(20_000):
-        counts[draw(probabilities, uniform(3, position))] += 1
-    # 4 degrees of freedom: 18.5 is exceeded once in a thousand.
-    assert chi_square(counts, probabilities.tolist()) < 18.5
+# Reading out a step.
+
+TREE = TokenTree()
+for candidate in ([1, 2, 3], [1, 4], [5]):
+    TREE.add(candidate, "context", 9)
+TEXT = [9, 9, 0, 7]
+STEP = build(TEXT[-1:], len(TEXT) - 1, Draft(TREE))
 
 
-BAD = {
-    "temperature": (-0.1, float("nan"), float("inf")),
-    "top_k": (-1,),
-    "top_p": (0.0, 1.1, -1.0, float("nan")),
-    "min_p": (-0.1, 1.1),
-    "repetition_penalty": (0.0, -1.0, 1e39, math.nan),
-    "seed": (-1, 2**64),
-}
+def read(
+    logits: Tensor, config: SamplingConfig, processors: Any = (), step: StepLayout = STEP
+) -> Any:
+    sampler = Sampler(config, processors)
+    sampler.commit(TEXT)
+    return sampler.read(logits.clone(), step, len(step.outputs) - 1, 0)
 
 
-@pytest.mark.parametrize(("name", "value"), [(n, v) for n, vs in BAD.items() for v in vs])
-def test_settings_out_of_range(name: str, value: float) -> None:
-    with pytest.raises(ConfigError, match=name.replace("_", "-")):
-        SamplingConfig(**{name: value})
+def paths() -> list[list[int]]:
+    """The path to the current token and to each node."""
+    found: list[list[int]] = [[]]
+    for token, parent in zip(TREE.tokens, TREE.parents, strict=True):
+        found.append([*found[parent + 1], token])
+    return found
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"window": 0}, "window must be at least 1, not 0"),
-        ({"ngram": 1}, "ngram must be at least 2, not 1"),
-        ({"guesses": -1}, "guesses must be at least 0, not -1"),
-        ({"budget": 0}, "budget must be at least 1, not 0"),
-        ({"budget": 10}, "budget 10 is smaller than the 28 tokens of a window with W=7, N=5"),
-        ({"sources": ()}, "sources must name at least one of trajectory, context, recycled"),
-        ({"sources": ("context", "context")}, "a source is named twice: context, context"),
-        ({"sources": ("x",)}, "unknown source 'x'; known sources: trajectory, context, recycled"),
-    ],
-)
-def test_lookahead_settings_out_of_range(settings: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        LookaheadConfig(**settings)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("penalty", [1.0, 1.5])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_every_node_has_the_choice_of_plain_decoding(
+    dtype: torch.dtype, penalty: float, temperature: float
+) -> None:
+    """The penalty goes by the path to a node, and the noise by its position."""
+    config = SamplingConfig(temperature, top_k=6, repetition_penalty=penalty, seed=11)
+    logits = random_logits(len(STEP.outputs), 12).to(dtype)
+    output = read(logits, config)
+    for row, path in enumerate(paths()):
+        text, scores = [*TEXT, *path], logits[row : row + 1].float()
+        if penalty != 1.0:
+            scores = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([text]), scores)
+        assert output.best[row] == scores.argmax()
+        noise = None
+        if temperature:
+            noise = gumbel_noise(11, len(text), 12, CPU)[None]
+        assert output.choose(row, path) == choose(scores, config, noise)
+    verdict = walk(TREE, output.choose)
+    assert len(verdict.tokens) >= 1
 
 
-def test_window_cells_bound_every_phase_of_filling() -> None:
-    for window, ngram in itertools.product((1, 2, 3, 7), (2, 3, 5, 8)):
-        config = LookaheadConfig(window, ngram, 0)
-        phases = [r * (window + ngram - 1 - r) for r in range(1, ngram)]
-        assert config.window_cells == max(phases)
+def test_processors_come_first_and_see_the_text_and_the_path() -> None:
+    texts: list[list[list[int]]] = []
+
+    def look(ids: Tensor, scores: Tensor) -> Tensor:
+        texts.append(ids.tolist())
+        scores[:, 3] += 50.0  # they may write to what they are given
+        return scores
+
+    logits = random_logits(len(STEP.outputs), 12)
+    output = read(logits, SamplingConfig(), [look])
+    assert output.choose(2, [1, 2]) == 3
+    assert texts == [[[*TEXT, 1, 2]]]
+    assert output.best == logits.argmax(-1).tolist(), "drafts learn what the model itself said"
+    with_penalty = read(logits, SamplingConfig(repetition_penalty=1e6), [look])
+    assert with_penalty.choose(2, [1, 3]) != 3, "the penalty comes after processors"
+
+
+def test_successors_have_their_probabilities() -> None:
+    logits = random_logits(len(STEP.outputs), 12)
+    for count in (1, 4, 99):
+        found = Sampler(SamplingConfig()).read(logits.clone(), STEP, len(TREE), count).successors
+        values, ids = logits.softmax(-1).topk(min(count, 12))
+        assert [[*row] for row in found] == ids.tolist()
+        shares = torch.tensor([[*row.values()] for row in found])
+        torch.testing.assert_close(shares, values)
+    assert Sampler(SamplingConfig()).read(logits, STEP, len(TREE), 0).successors == ()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("vocabulary", [12, GROUPED_FROM])
+def test_logits_that_are_no_numbers_are_refused(temperature: float, vocabulary: int) -> None:
+    config = SamplingConfig(temperature=temperature)
+    good = random_logits(len(STEP.outputs), vocabulary)
+    for place in (0, vocabulary - 1):
+        for bad in (float("nan"), float("inf")):
+            logits = good.clone()
+            logits[3, place] = bad
+            with pytest.raises(NaNLogitsError, match="NaN or infinite"):
+                read(logits, config)
+        logits = good.clone()
+        logits[:, place] = float("-inf")  # a token that a model rules out
+        assert read(logits, config).choose(0, []) != place
+    good[2] = float("-inf")
+    with pytest.raises(NaNLogitsError):
+        read(good, config)

@@ -1,4 +1,4 @@
-"""What a step costs by its width: which tables are refused, and what is read off the others."""
+"""Step costs: which tables are refused, interpolation, and curves by number of nodes."""
 
 from __future__ import annotations
 
@@ -30,32 +30,23 @@ def tables(draw: st.DrawFn) -> StepCost:
 
 
 @pytest.mark.parametrize(
-    ("values", "words"),
+    ("values", "message"),
     [
-        ({"widths": ()}, r"widths must ascend from 1, not \(\)"),
         ({"widths": (2,)}, r"widths must ascend from 1, not \(2,\)"),
         ({"widths": (1, 3, 3), "costs": ((1.0, 1.0, 1.0),)}, "widths must ascend"),
-        ({"contexts": (), "costs": ()}, "contexts must ascend from 0"),
         ({"contexts": (-1,)}, "contexts must ascend from 0"),
         ({"contexts": (9, 3), "costs": ((1.0,), (1.0,))}, r"contexts must ascend.*\(9, 3\)"),
         ({"contexts": (0, 9)}, "1 rows of costs for 2 contexts"),
         ({"widths": (1, 2)}, "1 costs for 2 widths"),
-        ({"widths": (1, 2), "costs": ((1.0, 2.0, 3.0),)}, "3 costs for 2 widths"),
         ({"costs": ((2.0,),)}, "from 1 at width 1"),
         ({"widths": (1, 2, 3), "costs": ((1.0, 3.0, 2.0),)}, "costs must not fall"),
-        ({"widths": (1, 2), "costs": ((1.0, 0.5),)}, "costs must not fall"),
-        ({"widths": (1, 2), "costs": ((1.0, float("inf")),)}, "costs must not fall"),
+        ({"contexts": (0, 9), "costs": ((1.0,), (0.5,))}, "costs must not fall"),
         ({"widths": (1, 2), "costs": ((1.0, float("nan")),)}, "costs must not fall"),
     ],
 )
-def test_a_table_of_another_form_is_refused(values: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=f"^step_cost: .*{words}"):
+def test_a_table_of_another_form_is_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^step_cost: .*{message}"):
         StepCost(**values)
-
-
-def test_every_row_is_looked_at() -> None:
-    with pytest.raises(ConfigError, match="must not fall"):
-        StepCost((1, 2), (0, 9), ((1.0, 2.0), (1.0, 0.5)))
 
 
 def test_lists_as_toml_has_them_are_accepted() -> None:
@@ -65,10 +56,6 @@ def test_lists_as_toml_has_them_are_accepted() -> None:
     assert from_lists == from_tuples
     # Curves are remembered by table.
     assert from_lists.curve(9, 1, 3, ()) is from_tuples.curve(9, 1, 3, ())
-
-
-def test_without_measurements_every_width_costs_the_same() -> None:
-    assert {StepCost().at(width, 500) for width in (1, 2, 90)} == {1.0}
 
 
 @given(tables())
@@ -95,45 +82,28 @@ def test_costs_lie_on_lines_through_the_points(width: int, context: int, cost: f
     assert TABLE.at(width, context) == pytest.approx(cost)
 
 
-def test_shorter_texts_than_any_measured_cost_what_the_shortest_does() -> None:
-    table = StepCost((1, 2), (100, 200), ((1.0, 2.0), (1.0, 3.0)))
-    assert table.at(2, 0) == table.at(2, 100) == 2.0
-
-
-def test_one_measured_context_stands_for_all() -> None:
-    table = StepCost((1, 2), (100,), ((1.0, 2.0),))
-    assert table.at(2, 0) == table.at(2, 9000) == 2.0
-
-
 @given(tables(), st.integers(1, 200), st.integers(0, 100_000))
 def test_no_step_costs_less_than_a_plain_one(table: StepCost, width: int, context: int) -> None:
     assert table.at(width, context) >= 1.0
     assert table.at(1, context) == 1.0
 
 
-def test_a_cost_that_falls_with_the_text_stops_at_a_plain_step() -> None:
-    table = StepCost((1, 8), (0, 1000), ((1.0, 3.0), (1.0, 2.0)))
-    assert table.at(8, 1500) == pytest.approx(1.5)
-    assert table.at(8, 9000) == 1.0
-
-
 def test_a_curve_goes_from_the_step_without_nodes_to_the_one_with_most() -> None:
     curve = TABLE.curve(0, 2, 4, ())
     assert curve.cost == pytest.approx((1.5, 2.0, 2.5, 3.0, 3.5))
     assert curve.slope == pytest.approx((0.5, 0.5, 0.5, 0.5, 0.0))
-    assert curve.nodes == 4
+    assert curve.max_nodes == 4
 
 
 @pytest.mark.parametrize("nodes", [0, -3])
 def test_a_curve_without_room_has_the_step_without_nodes(nodes: int) -> None:
     curve = TABLE.curve(0, 2, nodes, ())
-    assert (curve.cost, curve.slope, curve.nodes) == ((1.5,), (0.0,), 0)
+    assert (curve.cost, curve.slope, curve.max_nodes) == ((1.5,), (0.0,), 0)
 
 
 def test_buckets_make_steps_of_the_curve() -> None:
     costs = TABLE.curve(0, 1, 7, (2, 4, 6)).cost
     at = {width: TABLE.at(width, 0) for width in (2, 4, 6, 7, 8)}
-    # Beyond the widest bucket every width is its own.
     assert costs == tuple(at[width] for width in (2, 2, 4, 4, 6, 6, 7, 8))
 
 
@@ -158,8 +128,13 @@ def test_no_number_of_further_nodes_costs_less_than_the_slope(
     assert len(curve.cost) == len(curve.slope) == nodes + 1
     for n in range(nodes):
         means = [(curve.cost[m] - curve.cost[n]) / (m - n) for m in range(n + 1, nodes + 1)]
-        assert all(curve.slope[n] <= mean for mean in means)
-        assert curve.slope[n] in means
+        assert curve.slope[n] == pytest.approx(min(means))
+
+
+def test_ranks_wait_for_the_widest_part() -> None:
+    """Three tokens and the nodes over two ranks, of which one feeds two tokens in any case."""
+    costs = TABLE.curve(0, 3, 4, (), 2, 2).cost
+    assert costs == tuple(TABLE.at(width, 0) for width in (2, 2, 3, 3, 4))
 
 
 def test_texts_of_about_one_length_share_a_curve() -> None:
@@ -181,9 +156,7 @@ def test_a_step_takes_the_narrowest_bucket_that_holds_it(width: int, fits: int) 
     "table",
     [
         {"widths": 1},
-        {"costs": 1.0},
         {"costs": [1.0]},
-        {"widths": [1, "a"], "costs": [[1.0, 2.0]]},
         {"widths": [1, 2], "costs": [[1.0, "x"]]},
         {"widths": [1, 2.5], "costs": [[1.0, 2.0]]},
         {"contexts": [True]},
@@ -192,9 +165,3 @@ def test_a_step_takes_the_narrowest_bucket_that_holds_it(width: int, fits: int) 
 def test_what_is_no_table_of_numbers_is_named(table: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"step_cost: (widths|contexts|costs) must"):
         StepCost(**table)
-
-
-def test_costs_do_not_fall_beyond_the_last_context() -> None:
-    table = StepCost((1, 4, 8), (0, 100), ((1.0, 2.0, 10.0), (1.0, 1.9, 2.0)))
-    cost = table.curve(512, 1, 10, ()).cost
-    assert list(cost) == sorted(cost)

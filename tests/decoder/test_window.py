@@ -1,56 +1,80 @@
-"""The 2-D window: its shape while it fills, what a cell sees, which n-grams it closes."""
+"""The lookahead window and the paper's pool: shape, masks, n-grams, what leaves a full pool."""
 
 from __future__ import annotations
 
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ladecli.decoder.window import LookaheadWindow
+from ladecli.decoder.pool import NgramPool
+from ladecli.decoder.window import LookaheadWindow, WindowBlock
 
 
 def window_of(window: int, ngram: int, start: list[int] | None = None) -> LookaheadWindow:
     return LookaheadWindow(window, ngram, start or [1], random.Random(0))
 
 
-@pytest.mark.parametrize("window", [1, 2, 5])
-@pytest.mark.parametrize("ngram", [2, 3, 6])
+def sees(block: WindowBlock, query: int) -> list[int]:
+    return [key for key in range(len(block.tokens)) if block.seen[query] >> key & 1]
+
+
+@given(st.integers(1, 6), st.integers(2, 7))
 def test_fills_in_n_minus_2_steps(window: int, ngram: int) -> None:
     lookahead = window_of(window, ngram)
     for step in range(ngram - 2):
+        columns = window + ngram - 2 - step
         assert not lookahead.filled
-        assert [len(row) for row in lookahead.rows] == [window + ngram - 2 - step] * (step + 1)
-        outputs = list(range(window + ngram - 2 - step))
+        assert [len(row) for row in lookahead.rows] == [columns] * (step + 1)
+        assert lookahead.max_offset == columns + step - 1
+        outputs = list(range(columns))
         assert lookahead.ngrams(7, outputs) == []
         lookahead.advance(outputs)
     assert lookahead.filled
     assert [len(row) for row in lookahead.rows] == [window] * (ngram - 1)
 
 
-def test_cells_see_row_0_to_their_left_and_their_own_column() -> None:
-    lookahead = window_of(3, 4)
-    while not lookahead.filled:
+@given(st.integers(1, 6), st.integers(2, 7), st.integers(0, 5))
+def test_what_a_cell_sees_reads_as_text(window: int, ngram: int, steps: int) -> None:
+    """Row 0 up to its column, then its own column down to itself: positions without a gap."""
+    lookahead = window_of(window, ngram)
+    for _ in range(steps):
         lookahead.advance(lookahead.rows[-1])
-    block = lookahead.block(7)
-    cells = [(r, j) for r in range(3) for j in range(3)][1:]
+    block, columns = lookahead.block(7), len(lookahead.rows[0])
+    cells = [(r, j) for r in range(len(lookahead.rows)) for j in range(columns)][1:]
     assert list(block.offsets) == [r + j for r, j in cells]
-    assert list(block.last_row) == [cells.index((2, j)) for j in range(3)]
+    assert max(block.offsets, default=0) == lookahead.max_offset
     for query, (r, j) in enumerate(cells):
-        seen = {cells[key] for key in range(len(cells)) if block.visible[query, key]}
-        row_0 = {(0, i) for i in range(1, j + 1)}
-        column = {(s, j) for s in range(1, r + 1)}
-        assert seen == row_0 | column
+        seen = {cells[key] for key in sees(block, query)}
+        assert seen == {(0, i) for i in range(1, j + 1)} | {(s, j) for s in range(r + 1)} - {(0, 0)}
+        assert sorted([0, *(r + j for r, j in seen)]) == list(range(block.offsets[query] + 1))
+    last = [-1 if cell < 0 else cells[cell] for cell in block.last_row]
+    assert last == [
+        (r, j) if r + j else -1 for r, j in [(len(lookahead.rows) - 1, j) for j in range(columns)]
+    ]
 
 
-def test_what_a_cell_sees_reads_as_text() -> None:
-    """The positions that a cell sees, with the current token at 0, have no gap."""
-    block = window_of(5, 5).block(7)
-    for query in range(len(block.tokens)):
-        seen = [o for key, o in enumerate(block.offsets) if block.visible[query, key]]
-        assert sorted([0, *seen]) == list(range(block.offsets[query] + 1))
+@given(st.integers(1, 6), st.integers(2, 6), st.data())
+def test_a_part_holds_what_its_columns_see(window: int, ngram: int, data: st.DataObject) -> None:
+    lookahead = window_of(window, ngram, start=list(range(100)))
+    for _ in range(data.draw(st.integers(0, 4))):
+        lookahead.advance([token + 100 for token in lookahead.rows[-1]])
+    block, columns = lookahead.block(7), len(lookahead.rows[0])
+    first = data.draw(st.integers(0, columns - 1))
+    some = range(first, data.draw(st.integers(first + 1, columns)))
+    part = block.part(some)
+    for cell, column in zip(part.last_row, some, strict=True):
+        whole = block.last_row[column]
+        if whole < 0:
+            assert cell < 0
+            continue
+        of_part = [(part.tokens[key], part.offsets[key]) for key in sees(part, cell)]
+        assert of_part == [(block.tokens[key], block.offsets[key]) for key in sees(block, whole)]
+    assert part.last_tokens == block.last_tokens[some.start : some.stop]
 
 
-def test_what_stands_before_the_last_row() -> None:
+def test_the_token_before_a_cell_of_the_last_row() -> None:
     lookahead = window_of(3, 4)
     lookahead.rows = [[0, 11, 12], [20, 21, 22], [30, 31, 32]]
     assert lookahead.block(9).last_tokens == [(20, 30), (21, 31), (22, 32)]
@@ -63,6 +87,7 @@ def test_what_stands_before_the_last_row() -> None:
 def test_ngrams_are_columns_closed_by_the_outputs() -> None:
     lookahead = window_of(3, 4)
     lookahead.rows = [[0, 11, 12], [20, 21, 22], [30, 31, 32]]
+    assert lookahead.block(9).rows(9) == ((9, 11, 12), (20, 21, 22), (30, 31, 32))
     assert lookahead.ngrams(9, [40, 41, 42]) == [
         (9, 20, 30, 40),
         (11, 21, 31, 41),
@@ -72,7 +97,7 @@ def test_ngrams_are_columns_closed_by_the_outputs() -> None:
     assert lookahead.rows == [[20, 21, 22], [30, 31, 32], [40, 41, 42]]
 
 
-def test_a_window_of_bigrams_is_one_row_that_ends_at_the_current_token() -> None:
+def test_a_window_of_bigrams_is_one_row() -> None:
     lookahead = window_of(3, 2)
     assert lookahead.filled
     assert list(lookahead.block(7).last_row) == [-1, 0, 1]
@@ -80,24 +105,44 @@ def test_a_window_of_bigrams_is_one_row_that_ends_at_the_current_token() -> None
     assert lookahead.ngrams(9, [5, 6, 7]) == [(9, 5), (11, 6), (12, 7)]
 
 
-def test_starts_from_the_prompt() -> None:
-    lookahead = window_of(30, 5, start=[3, 4])
-    assert set(lookahead.rows[0]) == {3, 4}
-
-
-def test_a_narrowed_window_goes_on_with_its_first_columns() -> None:
-    wide = LookaheadWindow(4, 3, [1, 2, 3], random.Random(0))
-    narrow = LookaheadWindow(4, 3, [1, 2, 3], random.Random(0))
+@pytest.mark.parametrize("steps", [0, 1, 5])
+def test_a_narrowed_window_goes_on_with_its_first_columns(steps: int) -> None:
+    wide, narrow = window_of(6, 4, [1, 2, 3]), window_of(6, 4, [1, 2, 3])
     for window in (wide, narrow):
-        window.advance([10, 11, 12, 13, 14])
+        for step in range(steps):
+            window.advance([10 * step + column for column in range(len(window.rows[0]))])
     narrow.narrow(2)
-    assert narrow.rows == [row[:2] for row in wide.rows]
-    assert narrow.ngrams(9, [20, 21]) == wide.ngrams(9, [20, 21, 22, 23])[:2]
+    assert narrow.rows == [row[: len(narrow.rows[0])] for row in wide.rows]
+    while not narrow.filled:
+        narrow.advance([5] * len(narrow.rows[0]))
+    assert [len(row) for row in narrow.rows] == [2, 2, 2]
 
 
-def test_a_window_can_be_narrowed_before_it_is_full() -> None:
-    window = LookaheadWindow(6, 4, [1], random.Random(0))
-    window.narrow(2)
-    while not window.filled:
-        window.advance([5] * len(window.rows[0]))
-    assert [len(row) for row in window.rows] == [2, 2, 2]
+# The pool.
+
+
+def pool_of(guesses: int, *ngrams: tuple[int, ...]) -> NgramPool:
+    pool = NgramPool()
+    for ngram in ngrams:
+        pool.add(ngram, guesses)
+    return pool
+
+
+def test_continuations_come_newest_first() -> None:
+    pool = pool_of(3, (1, 2, 3), (1, 4, 5), (2, 6, 7))
+    assert list(pool.candidates(1)) == [(4, 5), (2, 3)]
+    assert list(pool.candidates(2)) == [(6, 7)]
+    assert list(pool.candidates(3)) == []
+    assert list(pool) == [(1, 2, 3), (1, 4, 5), (2, 6, 7)]
+
+
+def test_the_oldest_goes_and_a_repeated_one_is_renewed() -> None:
+    pool = pool_of(2, (1, 2), (1, 3), (1, 2), (1, 4))
+    assert list(pool.candidates(1)) == [(4,), (2,)]
+    assert len(pool) == 2
+
+
+def test_fewer_guesses_than_before_make_room() -> None:
+    pool = pool_of(3, (1, 2), (1, 3), (1, 4))
+    pool.add((1, 5), 2)
+    assert list(pool.candidates(1)) == [(5,), (4,)]

@@ -1,16 +1,20 @@
-"""Fixtures of the tests that need a GPU."""
+"""Skips where there is no GPU; float32 is multiplied as such, without TF32."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 import torch
 
+MISSING = os.environ.get("LADE_TEST_GPU") != "1" or not torch.cuda.is_available()
+
 
 @pytest.fixture(autouse=True)
-def _exact() -> Iterator[None]:
-    """Float32 is multiplied as such, without TF32."""
+def _on_a_gpu() -> Iterator[None]:
+    if MISSING:
+        pytest.skip("needs a GPU; where there is one, LADE_TEST_GPU=1")
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     yield

@@ -1,7 +1,7 @@
-"""A program of several ranks that say numbers to one another in the place of a model.
+"""A program of several ranks that gather numbers in place of a model's steps.
 
-`python -m tests.parallel.ranks K STEPS` is the leader; followers run it without arguments.  The
-variable PLAY says what goes wrong in one of them.
+`python -m tests.parallel.ranks K STEPS...` is the leader of K ranks, or of torchrun's where K
+is 0; a follower of K ranks runs it without arguments.  PLAY says what goes wrong on rank 1.
 """
 
 from __future__ import annotations
@@ -11,118 +11,99 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ladecli.decoder.errors import DecoderError
 from ladecli.errors import LadeError
-from ladecli.parallel.crew import Crew
-from ladecli.parallel.follow import as_child, run
-from ladecli.parallel.launcher import VARIABLE
+from ladecli.decoder.errors import DecoderError as NewDecoderError
+from ladecli.parallel.follow import Crew, as_child, run
 from ladecli.parallel.place import is_follower
 from ladecli.parallel.start import started
 from ladecli.settings import Request
 from ladecli.terminal import ctrl_c
 
-if TYPE_CHECKING:
-    from ladecli.decoder.parallel.processes import Processes
-
-RANK = 1
-STEP = 2
-"""The rank, and the step, in which something goes wrong."""
+PLAY = os.environ.get("PLAY")
 
 
 @dataclass(frozen=True)
 class Count:
-    """Settings of an answer that counts."""
+    """Settings of an answer of so many steps."""
 
     steps: int
     strategy: str = "lookahead"
 
 
-def play(rank: int, step: int) -> None:
-    """What goes wrong in a step of one rank."""
-    if rank != RANK or step != STEP:
-        return
-    match os.environ.get("PLAY"):
-        case "die":
-            os.kill(os.getpid(), signal.SIGKILL)
-        case "slow":
-            time.sleep(1.5)
-
-
 class Counting:
-    """A session whose answers are what the ranks said."""
+    """A session whose answers are what the ranks gathered; a negative step ends one on all."""
 
-    def __init__(self, processes: Processes) -> None:
-        self.processes = processes
-        # More than a store of torch's would carry.
+    def __init__(self, ranks: Any) -> None:
+        self.ranks = ranks
         self.drafts: Any = SimpleNamespace(seen=0, known=bytes(9 << 20))
 
     def stream(self, prompt: Sequence[int], settings: Count) -> Iterator[list[list[int]]]:
-        for step in range(settings.steps):
-            play(self.processes.rank, step)
-            self.drafts.seen += 1
-            numbers = [self.processes.rank, prompt[0], step, self.drafts.seen]
-            yield self.processes.gather(numbers)
+        try:
+            for step in range(settings.steps):
+                if (self.ranks.rank, step) == (1, 2):
+                    if PLAY == "die":
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    if PLAY == "fail":
+                        raise ValueError("the weights are gone")
+                    if PLAY == "slow":
+                        time.sleep(1)
+                self.drafts.seen += 1
+                rows = self.ranks.gather([self.ranks.rank, prompt[0], step, self.drafts.seen])
+                if any(row[2] < 0 for row in rows):
+                    return
+                yield rows
+        except GeneratorExit:
+            self.ranks.gather([self.ranks.rank, prompt[0], -1, 0])
 
 
-def open_session(_: Request) -> Callable[[Processes], Any]:
-    def load(processes: Processes) -> Counting:
-        processes.collect("loaded")
-        return Counting(processes)
-
-    return load
-
-
-def show(**said: Any) -> None:
-    print(json.dumps(said), flush=True)
+def show(**values: Any) -> None:
+    print(json.dumps(values), flush=True)
 
 
 def lead(request: Request, answers: Sequence[Count]) -> None:
-    with (
-        started(request, module="tests.parallel.ranks") as leader,
-        ctrl_c() as cancelled,
-    ):
-        load = open_session(leader.request)
+    with started(request, module="tests.parallel.ranks") as leader, ctrl_c() as cancelled:
         joined = leader.join()
         assert joined is not None
-        processes = joined.processes
-        session = load(processes)
-        show(pids=processes.meeting.pids)
+        session = Counting(joined.processes)
         group: Any = SimpleNamespace(begun=0)
-        crew = Crew(processes, group)
+        crew = Crew(joined.processes, group)
         for number, settings in enumerate(answers):
             with crew.answering([number], settings, session.drafts):
                 group.begun += 1
-                for rows in session.stream([number], settings):
+                for rows in (events := session.stream([number], settings)):
                     show(rows=rows)
+                    time.sleep(float(os.environ.get("PAUSE", "0")))
                     if cancelled():
+                        events.close()
                         show(cancelled=True)
                         return
-                    time.sleep(float(os.environ.get("PAUSE", "0")))
 
 
 def main(arguments: Sequence[str]) -> int:
-    if VARIABLE in os.environ:
-        if os.environ.get("PLAY") == "import":
+    if not arguments:
+        if PLAY == "import":
             raise ImportError("no such library")
-        return as_child(open_session)
+        return as_child(lambda _: Counting)
     size, *steps = map(int, arguments)
-    seed = 7 if is_follower() and os.environ.get("PLAY") == "seed" else 3
+    seed = 7 if is_follower() and PLAY == "seed" else 3
     request = Request(parallel=size or None, device="cpu", seed=seed)
     try:
         if is_follower():
-            return run(request, open_session)
-        lead(request, [replace(Count(0), steps=n) for n in steps])
-    except (LadeError, DecoderError) as error:
-        if not is_follower():
-            print(f"lade: {error}", file=sys.stderr)
+            return run(request, lambda _: Counting)
+        lead(request, [Count(n) for n in steps])
+    except (LadeError, DecoderError, NewDecoderError) as error:
+        print(f"lade: {error}", file=sys.stderr)
         return 1
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    os._exit(code)

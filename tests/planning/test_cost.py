@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 
 from ladecli import profiles
-from ladecli.decoder.parallel.wire import Wire
-from ladecli.decoder.sources.recycled import SUCCESSORS
+from ladecli.decoder.drafting.ngram_model import MAX_SUCCESSORS
+from ladecli.decoder.parallel.messages import MessageFormat
 from ladecli.planning.cost import LOOKAHEAD, PLAIN, TENSOR, exchanged, step, uneven
 from ladecli.planning.typical import typical
 from ladecli.profiles.derive import HOST, LAUNCH, step_seconds
@@ -35,7 +35,7 @@ def test_one_gpu_is_what_its_profile_says(gpu: str, size: str) -> None:
 
 def test_what_ranks_tell_one_another_does_not_depend_on_the_model() -> None:
     sent = {step(setup_of(size=size), LOOKAHEAD, 4).sent for size in ("0.5b", "7b", "70b", "405b")}
-    assert sent == {exchanged(64)} == {4 * Wire(65, SUCCESSORS).length}
+    assert sent == {exchanged(64)} == {4 * MessageFormat(65, MAX_SUCCESSORS).length}
     talking = {step(setup_of(size=size), LOOKAHEAD, 4).talking for size in ("0.5b", "405b")}
     assert len(talking) == 1
     assert exchanged(64) < 4096  # it is kilobytes

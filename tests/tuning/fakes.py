@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ladecli.decoder.events import Event, Finished, Step, Token
+from ladecli.decoder.events import Event, Finished, Step, StepTimes, Token
 from ladecli.decoder.strategies import Strategy
 from ladecli.decoder.strategies.lookahead import Lookahead
 
@@ -73,7 +73,7 @@ class FakeDecoder:
             seconds = self.cost(width, length) * (1.0 + self.noise * self._rng.random())
             self.now += seconds
             tokens = tuple(Token(self.said(width), "context") for _ in range(count))
-            yield Step(tokens, width, width - 1, seconds)
+            yield Step(tokens, width, width - 1, seconds, StepTimes(0.0, seconds, 0.0, 0.0))
             left -= count
             length += count
         yield Finished("length")

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ladecli.decoder import job
+from ladecli.decoder import engine
 from ladecli.decoder.config import SamplingConfig
-from ladecli.decoder.recheck import Recheck
+from ladecli.decoder.rescoring import Rescorer
 from ladecli.decoder.tree import ROOT, TokenTree
 from ladecli.decoder.verify import Choose, Verdict, walk
 from ladecli.errors import LadeError
@@ -21,15 +21,15 @@ from ladecli.verifying.answer import Answer, Watch, decode
 from ladecli.verifying.chi_square import Sampling, against, between, corrected
 from ladecli.verifying.outcome import LEVEL, Sampled, Trial
 
-from .makers import RandomSession, recheck_of, settings
+from .makers import RandomSession, settings
 
 # The temperature leaves several tokens probable, and drafts that are often right.
-DRAWN = SamplingConfig(temperature=1.2, top_k=20, seed=11)
+DRAWN = SamplingConfig(temperature=0.8, top_k=20, seed=11)
 
 
 def trials(samples: int = 250) -> tuple[Trial, ...]:
     session = RandomSession("llama")
-    work = Sampling(session, settings(3, DRAWN), recheck_of(session))
+    work = Sampling(session, settings(3, DRAWN), Rescorer(session.decoder))
     return corrected(work.trials("row", session.encode("x"), samples))
 
 
@@ -52,7 +52,7 @@ def too_willing(tree: TokenTree, choose: Choose) -> Verdict:
 
 
 def test_drafts_accepted_too_often_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "walk", too_willing)
+    monkeypatch.setattr(engine, "walk", too_willing)
     sampled = Sampled(250, 250, 250, ("row",), trials())
     assert not sampled.passed
     assert {trial.against for trial in sampled.different} == {"model", "plain"}
@@ -62,7 +62,7 @@ def test_broken_off_it_tests_what_was_drawn() -> None:
     done: list[int] = []
     session = RandomSession("llama")
     watch = Watch(lambda: len(done) >= 100, done.append)
-    work = Sampling(session, settings(3, DRAWN), recheck_of(session), watch)
+    work = Sampling(session, settings(3, DRAWN), Rescorer(session.decoder), watch)
     found = work.trials("row", session.encode("x"), 80)
     assert (work.drawn, work.plain) == (80, 20)
     assert found
@@ -81,7 +81,7 @@ def test_every_draw_has_a_number_of_its_own(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(chi_square, "decode", answered)
     session = RandomSession("llama")
-    work = Sampling(session, settings(3, DRAWN), recheck_of(session))
+    work = Sampling(session, settings(3, DRAWN), Rescorer(session.decoder))
     for row in ("a", "b"):
         work.trials(row, session.encode(row), 5)
     assert seeds == list(range(11, 31))
@@ -97,16 +97,16 @@ def test_plain_decoding_has_no_keys_of_the_strategys(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(chi_square, "decode", watched)
     session = RandomSession("llama")
-    Sampling(session, settings(2, DRAWN), recheck_of(session)).trials("a", session.encode("a"), 2)
+    Sampling(session, settings(2, DRAWN), Rescorer(session.decoder)).trials("a", session.encode("a"), 2)
     assert lengths[0] == 0
 
 
 @pytest.mark.parametrize("reads", [False, True])
 def test_without_memory_nothing_is_tested(reads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     session = RandomSession("llama")
-    work = Sampling(session, settings(1, DRAWN), recheck_of(session))
+    work = Sampling(session, settings(1, DRAWN), Rescorer(session.decoder))
     if reads:
-        monkeypatch.setattr(Recheck, "probabilities", lambda *_: None)
+        monkeypatch.setattr(Rescorer, "probabilities", lambda *_: None)
         message = "memory did not suffice to read a text again; take a smaller model"
     else:
         starved = Answer((), (), (), "", "memory")

@@ -10,6 +10,7 @@ import torch
 
 from ladecli.bench.result import Skipped
 from ladecli.decoder.config import SamplingConfig
+from ladecli.decoder.rescoring import Rescorer
 from ladecli.session import Session, Settings
 from ladecli.suites import Row
 from ladecli.verifying import comparison
@@ -17,7 +18,7 @@ from ladecli.verifying.answer import Answer, Watch, decode
 from ladecli.verifying.comparison import Comparison, Interrupted
 from ladecli.verifying.outcome import Compared
 
-from .makers import ROWS, RandomSession, plant, recheck_of, settings
+from .makers import ROWS, RandomSession, plant, settings
 
 FAMILIES = ("llama", "mistral", "qwen2", "gemma2", "phi3_long", "gpt2")
 DRAWN = SamplingConfig(temperature=0.9, top_p=0.95, seed=4)
@@ -26,7 +27,7 @@ DRAWN = SamplingConfig(temperature=0.9, top_p=0.95, seed=4)
 def compared(
     session: Session, how: Settings, watch: Watch | None = None, rows: tuple[Row, ...] = ROWS
 ) -> list[Compared | Skipped]:
-    work = Comparison(session, how, recheck_of(session), template=False, watch=watch)
+    work = Comparison(session, how, Rescorer(session.decoder), template=False, watch=watch)
     return [each for row in rows for each in work.row(row)]
 
 
@@ -91,7 +92,8 @@ def test_half_precision_is_explained(family: str, dtype: torch.dtype) -> None:
 
 def test_half_precision_does_not_hide_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, by=1.0)
-    found = compared(RandomSession("llama", torch.bfloat16), settings(60))
+    rows = tuple(Row(str(n), "a", ("x" * n,)) for n in range(8))
+    found = compared(RandomSession("llama", torch.bfloat16), settings(60), rows=rows)
     assert any(each.divergence is not None and not each.divergence.explained for each in found)
 
 
@@ -166,7 +168,7 @@ def test_what_is_broken_off_is_not_compared() -> None:
     work = Comparison(
         session,
         settings(30, strategy="autoregressive"),
-        recheck_of(session),
+        Rescorer(session.decoder),
         template=False,
         watch=Watch(cancelled),
     )

@@ -11,7 +11,7 @@ from ..wording import label
 
 MOST_DRAWN = 8
 """So many contenders can be told apart in a picture."""
-HOST = ("draft", "layout", "learn")
+HOST = ("draft", "learn")
 """Parts of a step that are the host's own work."""
 _HERO = "lookahead"
 

@@ -15,7 +15,7 @@ from .charts import MOST_ROWS, Chart, made, styles
 from .document import Section
 from .names import beside
 from .summary import Summary
-from .time_tables import TITLES, Reached, parts_of, reached, shown_parts
+from .time_tables import PARTS, TITLES, Reached, parts_of, reached
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,7 +55,7 @@ def stacked(summary: Summary) -> Figure | None:
     figure, axes = ink.canvas(1.05 + 0.27 * len(spent))
     rows = list(reversed(range(len(spent))))
     ends = np.zeros(len(spent))
-    for number, part in enumerate(shown_parts(summary), start=1):
+    for number, part in enumerate(PARTS, start=1):
         values = np.array([parts_of(each)[part] * 1e3 for each in spent])
         axes.barh(
             rows, values, left=ends, height=0.66, color=ink.SERIES[number],

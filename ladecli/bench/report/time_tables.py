@@ -11,9 +11,9 @@ from ..result import TimeSpent
 from ..wording import decimal, milliseconds, share
 from .summary import Summary, host_seconds
 
-PARTS = ("host", "forward", "verify", "cache", "text", "view", "agree")
+PARTS = ("host", "forward", "verify", "view")
 """Of a step, in the order in which they are shown; the host drafts, lays out and learns."""
-TITLES = {"verify": "verification", "view": "rendering", "agree": "other ranks"}
+TITLES = {"verify": "verification", "view": "rendering"}
 """What a part is called, where it is not by its own name."""
 
 
@@ -39,12 +39,6 @@ def parts_of(spent: TimeSpent) -> dict[str, float]:
     seconds = {part: spent.seconds.get(part, 0.0) for part in PARTS}
     seconds["host"] += host_seconds(spent)
     return seconds
-
-
-def shown_parts(summary: Summary) -> tuple[str, ...]:
-    """Parts that there are: a single process has nobody to agree with."""
-    alone = summary.result.conditions.ranks == 1
-    return tuple(part for part in PARTS if part != "agree" or not alone)
 
 
 def reached(spent: TimeSpent) -> Reached | None:
@@ -76,22 +70,21 @@ def details(summary: Summary) -> Iterator[Table]:
 
 
 def _parts(summary: Summary, shares: bool) -> Table:
-    parts = shown_parts(summary)
     columns = (
         Column("", number=False),
         Column("ms/step"),
         *(
             Column(TITLES.get(part, part), weight=0 if part == "forward" else number)
-            for number, part in enumerate(parts, start=1)
+            for number, part in enumerate(PARTS, start=1)
         ),
     )
     rows = []
     for spent in summary.time_spent:
         seconds = parts_of(spent)
-        total = sum(seconds[part] for part in parts)
+        total = sum(seconds[part] for part in PARTS)
         cells = (
             share(ratio(seconds[part], total)) if shares else milliseconds(seconds[part])
-            for part in parts
+            for part in PARTS
         )
         rows.append((summary.label(spent.contender), milliseconds(total), *cells))
     title = "Share of a step's time" if shares else "Milliseconds of a step"

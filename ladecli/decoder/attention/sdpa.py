@@ -5,35 +5,33 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from .mask import StepMask
 from .reference import reference_attention
-from .step import StepAttention
 
 
 def sdpa_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    step: StepAttention,
+    mask: StepMask,
     scaling: float,
     sliding_window: int | None,
     softcap: float | None,
 ) -> Tensor:
     """Attention by `scaled_dot_product_attention`; arguments as in `reference_attention`.
 
-    Query heads that share a key head are folded into the query axis, so that keys are read
-    once for all of them and never repeated.  Soft-capped scores are beyond that function:
-    those layers use the reference.
+    Query heads that share a key head become rows, so that keys are read once for all of them.
+    Soft caps are left to the reference: PyTorch's function has none.
     """
     if softcap is not None:
-        return reference_attention(query, key, value, step, scaling, sliding_window, softcap)
-    _, heads, count, depth = query.shape
-    groups = heads // key.shape[1]
-    mask = step.added_mask(sliding_window, groups, query.dtype, query.device)
-    out = F.scaled_dot_product_attention(
-        query.reshape(1, key.shape[1], groups * count, depth),
-        key,
-        value,
-        attn_mask=None if mask is None else mask[None, None],
-        scale=scaling,
-    )
-    return out.reshape(1, heads, count, value.shape[-1])
+        return reference_attention(query, key, value, mask, scaling, sliding_window, softcap)
+    heads, kv_heads = query.shape[1], key.shape[1]
+    groups = heads // kv_heads
+    added = mask.additive_mask(sliding_window, groups, query.dtype, query.device)
+    if first := mask.first_slot(sliding_window):
+        key, value = key[:, :, first:], value[:, :, first:]
+    if groups == 1:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=added, scale=scaling)
+    folded = query.reshape(1, kv_heads, -1, query.shape[-1])
+    out = F.scaled_dot_product_attention(folded, key, value, attn_mask=added, scale=scaling)
+    return out.reshape(1, heads, -1, value.shape[-1])

@@ -1,38 +1,39 @@
-"""Strategies plug into the loop: they propose drafts and observe what became of them.
+"""Strategies propose drafts and observe what became of them.
 
-They never touch the cache, the tokenizer or the screen.  `Autoregressive` proposes nothing:
-it is plain decoding, and the oracle that every other strategy is tested against.
+They never touch the cache, the tokenizer or the screen.  `Autoregressive` proposes nothing: it is
+plain decoding, and what every other strategy is tested against.
 """
 
 from __future__ import annotations
 
 from ..config import STRATEGIES, LookaheadConfig
-from ..draft_state import DraftState
+from ..drafting.memory import DraftMemory
 from ..errors import ConfigError
-from ..observation import Observation
 from .autoregressive import Autoregressive
-from .base import State, Strategy
+from .base import Strategy
 from .jacobi import Jacobi
 from .lookahead import Lookahead
 from .prompt_lookup import PromptLookup
 
-__all__ = ["Observation", "State", "Strategy", "make_strategy"]
+__all__ = ["Strategy", "make_strategy"]
 
 
-def make_strategy(name: str, config: LookaheadConfig, drafts: DraftState | None = None) -> Strategy:
+def make_strategy(
+    name: str, config: LookaheadConfig, memory: DraftMemory | None = None
+) -> Strategy:
     """A fresh strategy for one generation.
 
     Args:
         name: one of `config.STRATEGIES`.
-        config: settings of lookahead; other strategies take from it what they know.
-        drafts: for lookahead, what earlier generations learned; None to start with nothing.
+        config: settings of lookahead, some of which other strategies use.
+        memory: for lookahead, what earlier generations learned; None for nothing.
 
     Raises:
         ConfigError: there is no strategy of this name.
     """
     match name:
         case "lookahead":
-            return Lookahead(config, drafts)
+            return Lookahead(config, memory)
         case "autoregressive":
             return Autoregressive()
         case "jacobi":

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from ..layout import Draft
-from ..observation import Observation
-from .base import State
+from ..observation import Observation, State
 
 
 class Autoregressive:
     """Proposes nothing."""
 
     name = "autoregressive"
-    outputs = 1
-    successors = 0
+    max_outputs = 1
+    max_successors = 0
 
-    def checksum(self) -> int:
-        """There is nothing that drafts are made from."""
+    def fingerprint(self) -> int:
+        """There are no drafts."""
         return 0
 
     def begin(self, state: State) -> None:
@@ -25,5 +24,5 @@ class Autoregressive:
         """An empty draft."""
         return Draft()
 
-    def observe(self, state: State, seen: Observation) -> None:
+    def observe(self, state: State, observation: Observation) -> None:
         """Nothing to learn."""

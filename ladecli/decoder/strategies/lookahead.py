@@ -1,34 +1,107 @@
 """Lookahead decoding (Fu et al., ICML 2024, arXiv 2402.02057), with more sources of drafts.
 
-Beside the text runs a 2-D window of Jacobi iterations, whose last row closes W n-grams per
-step.  Promising candidates behind the current token are verified in the same forward pass.
-With the trajectory as the only source, candidates are those of the paper: the n-grams of a
-pool that start with the current token.  Otherwise every source feeds one online n-gram model,
-and the candidates are its most probable continuations.
+Beside the text runs a 2-D window of Jacobi iterations, whose last row closes W n-grams per step.
+Promising candidates after the current token are verified in the same forward.  With the
+trajectory as the only source this is the paper's algorithm: candidates are the n-grams of a pool
+that start with the current token.  Otherwise all sources feed one online n-gram model, and the
+candidates are the tree of its most probable continuations.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import islice
 
 from ..config import LookaheadConfig
-from ..draft_state import DraftState
+from ..drafting.budget import AdaptiveWindow, SpeculationBudget, cell_price
+from ..drafting.memory import DraftMemory
+from ..drafting.ngram_model import EXPLORATION, MAX_SUCCESSORS
+from ..drafting.sources import Source
 from ..layout import Draft
-from ..ledger import Ledger
-from ..observation import Observation
+from ..observation import Observation, State
 from ..step_cost import CostCurve, StepCost, fitting
-from ..window import LookaheadWindow
-from .base import State
-from .drafters import Drafter, ModelDrafter, PoolDrafter
-from .shares import WindowShare, price_of_place
+from ..tree import TokenTree
+from ..window import LookaheadWindow, WindowBlock
 
-SELDOM = 4
-"""One plain step of so many is looked at closely: ranking its logits costs time, too."""
-START = 512
-"""The window starts with tokens from so much of the end of the text."""
-PLAIN = CostCurve((1.0,), (0.0,))
-"""No room for any node."""
+PLAIN_STEPS_PER_LOOK = 4
+"""One of this many plain steps asks for successors: ranking logits costs time, too."""
+WINDOW_START = 512
+"""The window starts with tokens drawn from this much of the end of the text."""
+NO_ROOM = CostCurve((1.0,), (0.0,))
+"""The costs of a step without candidates."""
+
+
+class PoolDrafter:
+    """The paper's n-gram pool: candidates start with the current token, newest first.
+
+    Attributes:
+        max_successors: of each output that it learns from.
+        margin: about how probable one more candidate would have been; 0 if there was room for it.
+    """
+
+    max_successors = 0
+    margin = 0.0
+
+    def __init__(self, config: LookaheadConfig, memory: DraftMemory) -> None:
+        self._guesses = config.guesses
+        self._depth = config.ngram - 1
+        self._pool = memory.pool
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """The pool holds what the window finds, and nothing of the prompt."""
+
+    def candidates(self, state: State, curve: CostCurve) -> TokenTree:
+        """The n-grams under the current token, merged by prefix."""
+        tree = TokenTree()
+        depth = min(state.draft_depth, self._depth)
+        for candidate in islice(self._pool.candidates(state.tokens[-1]), self._guesses):
+            tree.add(candidate[:depth], "trajectory", curve.max_nodes)
+        return tree
+
+    def learn(self, observation: Observation, ngrams: Sequence[Sequence[int]]) -> None:
+        """Pool the n-grams."""
+        for ngram in ngrams:
+            self._pool.add(ngram, self._guesses)
+
+
+class ModelDrafter:
+    """The online n-gram model, fed by the sources that are switched on; as `PoolDrafter`."""
+
+    def __init__(self, config: LookaheadConfig, memory: DraftMemory) -> None:
+        self._memory, self._model = memory, memory.model
+        self._repeats = "context" in config.sources
+        # Accepted text is the newest evidence of a context, so it is learned last.
+        sources: dict[str, Source] = {
+            "recycled": memory.recycled,
+            "trajectory": memory.trajectory,
+            "context": memory.context,
+        }
+        self._sources = [source for name, source in sources.items() if name in config.sources]
+        self.max_successors = MAX_SUCCESSORS if "recycled" in config.sources else 0
+
+    @property
+    def margin(self) -> float:
+        """Of the last tree."""
+        return self._model.margin
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Learn the prompt."""
+        for source in self._sources:
+            source.begin(prompt)
+
+    def candidates(self, state: State, curve: CostCurve) -> TokenTree:
+        """The most probable prefixes after the text."""
+        span = self._memory.context.repeated_span() if self._repeats else None
+        exploration = EXPLORATION if self._memory.budget.may_explore else 1.0
+        return self._model.build_tree(state.tokens, state.draft_depth, curve, span, exploration)
+
+    def learn(self, observation: Observation, ngrams: Sequence[Sequence[int]]) -> None:
+        """Calibrate by the verdict, then learn from each source."""
+        new = observation.text[observation.before :]
+        self._model.calibrate(new, observation.verdict.nodes)
+        for source in self._sources:
+            source.learn(observation, ngrams)
 
 
 class Lookahead:
@@ -36,116 +109,123 @@ class Lookahead:
 
     Args:
         config: window, n-gram length, guesses, budget, sources and costs.
-        drafts: what earlier generations learned, and this one adds to; None for nothing.
+        memory: what earlier generations learned, and this one adds to; None for nothing.
     """
 
     name = "lookahead"
 
-    def __init__(self, config: LookaheadConfig, drafts: DraftState | None = None) -> None:
+    def __init__(self, config: LookaheadConfig, memory: DraftMemory | None = None) -> None:
         self._config = config
-        self._drafts = drafts or DraftState()
-        paper = config.sources == ("trajectory",)
-        drafter = PoolDrafter if paper else ModelDrafter
-        self._drafter: Drafter = drafter(config, self._drafts)
-        self._window: LookaheadWindow | None = None
-        # The paper's algorithm has its full width always, whatever a step costs.
-        self._share = None if paper else WindowShare(config.window)
-        self._step_cost = StepCost() if paper else config.step_cost
-        self._ledger = Ledger() if paper else self._drafts.ledger
+        self._memory = memory or DraftMemory()
         self._rng = random.Random(0)
-        self._curve = PLAIN
-        self._cost = 1.0
+        self._window: LookaheadWindow | None = None
+        self._drafter: PoolDrafter | ModelDrafter
+        self._adaptive: AdaptiveWindow | None
+        if config.sources == ("trajectory",):
+            # The paper's algorithm has its full width always, whatever a step costs.
+            self._drafter = PoolDrafter(config, self._memory)
+            self._adaptive = None
+            self._step_cost, self._budget = StepCost(), SpeculationBudget()
+        else:
+            self._drafter = ModelDrafter(config, self._memory)
+            self._adaptive = AdaptiveWindow(config.window)
+            self._step_cost, self._budget = config.step_cost, self._memory.budget
+        self._curve = NO_ROOM
         self._plain_steps = 0
 
     @property
-    def outputs(self) -> int:
+    def max_outputs(self) -> int:
         """The most outputs of a step."""
-        # While the window has one row, the current token is asked about twice.
+        # While the window has one row, the current token has two outputs.
         return self._config.step_limit + 1
 
     @property
-    def successors(self) -> int:
+    def max_successors(self) -> int:
         """The most successors of an output that a draft asks for."""
-        return self._drafter.successors
+        return self._drafter.max_successors
 
-    def checksum(self) -> int:
-        """Of what was learned."""
-        return self._drafts.checksum()
+    def fingerprint(self) -> int:
+        """Of the memory."""
+        return self._memory.fingerprint()
 
     def begin(self, state: State) -> None:
-        """Start the window with tokens of the prompt."""
+        """Start the window with tokens of the prompt, and learn the prompt."""
         self._open_window(state.tokens)
-        with self._drafts.changing():
+        with self._memory.updating():
             self._drafter.begin(state.tokens)
 
     def propose(self, state: State) -> Draft:
-        """Candidates behind the current token, and the window where it fits."""
-        config, window, length = self._config, self._window, len(state.tokens)
-        limit, shares = self._limit(state.widest), len(state.missing)
-        # What ranks that share the step feed in any case, and the places that are left.
+        """Candidates after the current token, and the window where it fits."""
+        widths = self._config.widths
+        limit = self._step_limit(state.widest)
+        # What each rank feeds in any case, and the places that are left.
         loads = [1 + count for count in state.missing]
         places = sum(max(limit - load, 0) for load in loads)
-        block = None
-        solvent = self._ledger.solvent
-        if window is not None and window.reach <= state.room and self._ledger.affords_window:
-            block = window.block(state.tokens[-1])
-            # What a window finds is worth nothing where no candidate has room.
-            if len(block.tokens) + (0 if self._share is None else 1) > places:
-                block = None
+        block = self._window_block(state, places)
         cells = len(block.tokens) if block else 0
-        base, nodes = sum(loads) + cells, places - cells
-        curve = self._step_cost.curve(length, base, nodes, config.widths, shares, max(loads))
-        tree = self._drafter.candidates(state, curve if solvent else PLAIN)
+        base = sum(loads) + cells
+        curve = self._step_cost.curve(
+            len(state.tokens), base, places - cells, widths, len(loads), max(loads)
+        )
+        tree = self._drafter.candidates(state, curve if self._budget.may_draft else NO_ROOM)
         self._curve = curve
-        cost = curve.cost[len(tree)]
-        successors = self.successors if limit > 1 else 0
-        chosen_plain = block is None and not len(tree) and curve.cost[-1] > cost
-        if chosen_plain:
+        successors = self.max_successors if limit > 1 else 0
+        if block is None and not len(tree) and curve.cost[-1] > curve.cost[0]:
+            # A plain step because candidates do not pay, and not because they cost nothing.
             self._plain_steps += 1
-            successors = 0 if self._plain_steps % SELDOM else successors
-        width = fitting(base + len(tree), config.widths)
-        return Draft(tree, block, width, successors, limit, config.widths)
+            if self._plain_steps % PLAIN_STEPS_PER_LOOK:
+                successors = 0
+        return Draft(tree, block, fitting(base + len(tree), widths), successors, limit, widths)
 
-    def observe(self, state: State, seen: Observation) -> None:
-        """Learn from the n-grams that this step closed, and move the window on."""
-        # Ranks that share a draft may have had less room for it than was thought.
-        self._cost = self._curve.cost[len(seen.draft.tree)]
-        self._ledger.book(len(seen.verdict.tokens), self._cost)
+    def observe(self, state: State, observation: Observation) -> None:
+        """Move the window on, and learn from the n-grams that this step closed."""
+        draft, committed = observation.draft, observation.verdict.tokens
+        # Ranks that share a draft may have had no room for all of it.
+        nodes = len(draft.tree)
+        cost = self._curve.cost[nodes]
+        self._budget.update(len(committed), cost)
         ngrams: list[tuple[int, ...]] = []
-        if self._window is not None and seen.draft.window is not None:
-            ngrams = self._window.ngrams(seen.current, seen.window_outputs)
-            self._window.advance(seen.window_outputs)
-        if self._share is not None and "trajectory" in self._config.sources:
-            self._resize_window(self._share, state, seen)
-        with self._drafts.changing():
-            self._drafter.learn(seen, ngrams)
+        if self._window is not None and draft.window is not None:
+            ngrams = self._window.ngrams(observation.current, observation.window_outputs)
+            self._window.advance(observation.window_outputs)
+        if self._adaptive is not None and "trajectory" in self._config.sources:
+            price = cell_price(self._drafter.margin, self._curve, nodes, len(committed) / cost)
+            found = sum(token.source == "trajectory" for token in committed)
+            cells = len(draft.window.tokens) if draft.window else 0
+            before = self._adaptive.columns
+            self._adaptive.update(found, cells, price, self._config.window_cells - 1)
+            self._resize_window(before, self._adaptive.columns, state.tokens)
+        with self._memory.updating():
+            self._drafter.learn(observation, ngrams)
 
-    def _limit(self, widest: int) -> int:
-        """The most tokens of a step, as the settings and memory have it."""
+    def _step_limit(self, widest: int) -> int:
+        """The most tokens of a step, given what fits in memory."""
         config = self._config
-        limit = config.step_limit
-        if limit <= widest:
-            return limit
+        if config.step_limit <= widest:
+            return config.step_limit
         return max((width for width in config.widths if width <= widest), default=widest)
+
+    def _window_block(self, state: State, places: int) -> WindowBlock | None:
+        """The window's cells, if it is open, pays, and fits."""
+        window = self._window
+        if window is None or window.max_offset > state.room or not self._budget.may_open_window:
+            return None
+        block = window.block(state.tokens[-1])
+        # What a window finds is worth nothing where no candidate has room; the paper's has G = 0.
+        candidates = 0 if self._adaptive is None else 1
+        return block if len(block.tokens) + candidates <= places else None
 
     def _open_window(self, text: Sequence[int]) -> None:
         config = self._config
-        columns = self._share.columns if self._share else config.window
+        columns = self._adaptive.columns if self._adaptive else config.window
         if "trajectory" in config.sources and columns:
-            start = text[-START:]
+            start = text[-WINDOW_START:]
             self._window = LookaheadWindow(columns, config.ngram, start, self._rng)
 
-    def _resize_window(self, share: WindowShare, state: State, seen: Observation) -> None:
-        """Let the window have the columns that it earns."""
-        before = share.columns
-        found = sum(token.source == "trajectory" for token in seen.verdict.tokens)
-        cells = len(seen.draft.window.tokens) if seen.draft.window else 0
-        tokens = len(seen.verdict.tokens) / self._cost
-        price = price_of_place(self._drafter.margin, self._curve, len(seen.draft.tree), tokens)
-        share.book(found, cells, price, self._config.window_cells - 1)
-        if share.columns == 0:
+    def _resize_window(self, before: int, columns: int, text: Sequence[int]) -> None:
+        if columns == 0:
             self._window = None
-        elif share.columns < before and self._window is not None:
-            self._window.narrow(share.columns)
-        elif share.columns > before:
-            self._open_window(state.tokens)
+        elif columns > before:
+            self._open_window(text)
+        elif columns < before and self._window is not None:
+            self._window.narrow(columns)

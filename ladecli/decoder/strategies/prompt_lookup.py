@@ -1,4 +1,4 @@
-"""Prompt lookup: propose what followed the last few tokens where they stood before.
+"""Prompt lookup: propose what followed the last few tokens where they occurred before.
 
 Source: Saxena, "Prompt Lookup Decoding", 2023.
 """
@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from ..config import LookaheadConfig
 from ..layout import Draft
-from ..observation import Observation
+from ..observation import Observation, State
 from ..tree import TokenTree
-from .base import State
 
 LONGEST_MATCH = 3
 DRAFT_LENGTH = 10
@@ -24,12 +23,12 @@ class SuffixIndex:
         self._ends: dict[tuple[int, ...], int] = {}
 
     def find(self, tokens: list[int]) -> int | None:
-        """The index behind an earlier occurrence of the longest suffix that has one.
+        """The index after an earlier occurrence of the longest suffix that has one.
 
         Args:
-            tokens: the text, which must extend the one given before.
+            tokens: the text, which must extend that of the last call.
         """
-        # The runs that end with the last token itself stay out: they would match themselves.
+        # Runs that end with the last token itself stay out: they would match themselves.
         for end in range(self._indexed + 1, len(tokens)):
             for length in range(1, min(self._longest, end) + 1):
                 self._ends[tuple(tokens[end - length : end])] = end
@@ -42,26 +41,26 @@ class SuffixIndex:
 
 
 class PromptLookup:
-    """Drafts the continuation of the longest suffix seen before.
+    """Drafts the continuation of the longest suffix that occurred before.
 
     Args:
         config: `budget`, where given, limits the draft's length.
     """
 
     name = "prompt-lookup"
-    successors = 0
+    max_successors = 0
 
     def __init__(self, config: LookaheadConfig) -> None:
         self._length = DRAFT_LENGTH if config.budget is None else config.budget - 1
         self._index = SuffixIndex()
-        self.outputs = 1 + self._length
+        self.max_outputs = 1 + self._length
 
-    def checksum(self) -> int:
-        """Drafts are made from the text, which is checked itself."""
+    def fingerprint(self) -> int:
+        """Drafts depend on the text alone, which is compared itself."""
         return 0
 
     def begin(self, state: State) -> None:
-        """Start with an empty index: it is filled when it is asked."""
+        """Start with an empty index, which `propose` fills."""
         self._index = SuffixIndex()
 
     def propose(self, state: State) -> Draft:
@@ -72,5 +71,5 @@ class PromptLookup:
             tree.add(state.tokens[end : end + limit], "context", limit)
         return Draft(tree)
 
-    def observe(self, state: State, seen: Observation) -> None:
-        """The text is all that counts, and `propose` reads it."""
+    def observe(self, state: State, observation: Observation) -> None:
+        """`propose` reads the text."""

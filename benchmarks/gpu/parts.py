@@ -1,0 +1,319 @@
+"""The parts of the check: each prints its figures as lines of JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+import transformers
+
+from ladecli.decoder import layout
+from ladecli.decoder.config import CAPTURED_WIDTHS, LookaheadConfig, SamplingConfig
+from ladecli.decoder.engine import Decoder, Limits
+from ladecli.decoder.events import Step
+from ladecli.decoder.graph_capture import GraphCapture, Work
+from ladecli.decoder.load import load_decoder
+from ladecli.decoder.sampling import Sampler
+from ladecli.decoder.strategies import make_strategy
+from ladecli.decoder.tree import TokenTree
+
+SUCCESSORS = 4
+"""Of every output, as lookahead asks for them."""
+ROUNDS, REPEATS = 5, 8
+"""Turns in which widths are timed, and launches in each."""
+
+_NAMES = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads", "max_position_embeddings"),
+)
+SHAPES: dict[str, tuple[str, tuple[int, ...], bool]] = {
+    # Family, sizes, and whether embeddings are tied.
+    "7b": ("llama", (32000, 4096, 11008, 32, 32, 32, 4096), False),
+    "8b": ("llama", (128256, 4096, 14336, 32, 32, 8, 17408), False),
+    "1.5b": ("qwen2", (151936, 1536, 8960, 28, 12, 2, 17408), True),
+    "tiny": ("llama", (300, 64, 128, 2, 4, 4, 512), False),
+    "tiny-gqa": ("qwen2", (300, 64, 128, 2, 4, 2, 512), True),
+}
+REHEARSAL = "--rehearse" in sys.argv
+DEVICE = torch.device("cpu" if REHEARSAL else "cuda:0")
+DTYPE = torch.float32 if REHEARSAL else torch.bfloat16
+CONTEXTS = (16, 100) if REHEARSAL else (128, 1024, 3840, 16384)
+WIDTHS = (1, 8) if REHEARSAL else (1, 8, 16, 32, 64, 128)
+
+
+def show(**figures: Any) -> None:
+    """Hand figures to the parent process."""
+    print(json.dumps(figures), flush=True)
+
+
+def synchronize() -> None:
+    """Wait for the device."""
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def timed(work: Callable[[], Any]) -> tuple[Any, float]:
+    """What work returns, and seconds until the device is done with it."""
+    synchronize()
+    began = time.perf_counter()
+    result = work()
+    synchronize()
+    return result, time.perf_counter() - began
+
+
+def burst(work: Callable[[], Any], repeats: int) -> list[float]:
+    """Seconds of the device for each of several launches, one after the other."""
+    if DEVICE.type != "cuda":
+        return [timed(work)[1] for _ in range(repeats)]
+    work()  # the device waits for its launch, so it does not count
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        work()
+        mark.record()
+    synchronize()
+    return [a.elapsed_time(b) / 1e3 for a, b in pairwise(marks)]
+
+
+def memory() -> dict[str, float]:
+    """GB of the device: in tensors, taken by torch, and the most taken so far."""
+    if DEVICE.type != "cuda":
+        return {}
+    free, total = torch.cuda.mem_get_info()
+    counts = {
+        "allocated": torch.cuda.memory_allocated(),
+        "reserved": torch.cuda.memory_reserved(),
+        "most_reserved": torch.cuda.max_memory_reserved(),
+        "used": total - free,
+    }
+    return {name: round(count / 1e9, 3) for name, count in counts.items()}
+
+
+class Again:
+    """Stands for CUDA graphs on a CPU: does the work again."""
+
+    def __call__(self, work: Work) -> Work:
+        """Capture work."""
+        work()
+        return torch.inference_mode()(work)
+
+
+class Watch:
+    """Captures work, and keeps what launches the last one.
+
+    Attributes:
+        seconds: that captures took.
+        launches: by their order.
+    """
+
+    def __init__(self) -> None:
+        self._capture = Again() if REHEARSAL else GraphCapture(DEVICE)
+        self.seconds: list[float] = []
+        self.launches: list[Work] = []
+
+    def __call__(self, work: Work) -> Work:
+        """Capture work."""
+        launch, seconds = timed(partial(self._capture, work))
+        self.seconds.append(round(seconds, 4))
+        self.launches.append(launch)
+        return launch
+
+
+def random_model(name: str) -> Any:
+    """A model of random numbers in a true shape: what a step costs is the same."""
+    family, sizes, tied = SHAPES[name]
+    config_class = transformers.models.auto.configuration_auto.CONFIG_MAPPING[family]
+    config = config_class(
+        **dict(zip(_NAMES, sizes, strict=True)),
+        tie_word_embeddings=tied,
+        eos_token_id=None,
+        bos_token_id=None,
+    )
+    torch.manual_seed(0)
+    with torch.device(DEVICE):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=DTYPE)
+    return model.eval().requires_grad_(False)
+
+
+def machine() -> None:
+    """What figures depend on, and the bandwidth of a copy."""
+    show(
+        torch=torch.__version__,
+        transformers=transformers.__version__,
+        python=platform.python_version(),
+        device=torch.cuda.get_device_name() if DEVICE.type == "cuda" else "cpu",
+        alloc_conf=os.environ.get("PYTORCH_ALLOC_CONF"),
+    )
+    show(copy_bytes_per_second=copy_rate())
+
+
+def copy_rate() -> float:
+    """Bytes per second of a copy on the device, bytes read and written both counted."""
+    count = 1 << 16 if REHEARSAL else 1 << 30
+    source = torch.randn(count, device=DEVICE)
+    target = torch.empty_like(source)
+    return 8 * count / statistics.median(burst(lambda: target.copy_(source), 10))
+
+
+def make(name: str, folder: str) -> None:
+    """Save a random model, with a tokenizer whose every token is a word."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    model, seconds = timed(partial(random_model, name))
+    show(made_seconds=round(seconds, 1))
+    _, seconds = timed(partial(model.save_pretrained, folder))
+    words = {f"w{i}": i for i in range(model.config.vocab_size)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+    show(saved_seconds=round(seconds, 1))
+
+
+def load(folder: str) -> None:
+    """Load a model as `lade` does: seconds and memory of each stage."""
+    show(before=memory())
+    read = partial(transformers.AutoModelForCausalLM.from_pretrained, folder, dtype=DTYPE)
+    model, seconds = timed(lambda: read(device_map={"": DEVICE}).eval())
+    show(weights_seconds=round(seconds, 2), with_weights=memory())
+    decoder, seconds = timed(partial(decoder_for, model))
+    show(decoder_seconds=round(seconds, 2), joined=memory(), notices=decoder.runner.notices)
+    prompt = [7 * i % 200 for i in range(64)]
+    one, seconds = timed(partial(answer, decoder, prompt, 1))
+    show(first_token_seconds=round(seconds, 3), tokens=one)
+    _, seconds = timed(partial(answer, decoder, prompt, 32))
+    show(next_32_seconds=round(seconds, 3), with_graphs=memory(), captured=decoder.runner.captured)
+
+
+def decoder_for(model: Any, capture: Any = None) -> Decoder:
+    """The decoder that `lade` would make."""
+    return load_decoder(model, cuda_graphs=True, capture=Again() if REHEARSAL else capture)
+
+
+def answer(decoder: Decoder, prompt: Sequence[int], new: int) -> int:
+    """Decode plainly; how many tokens there are."""
+    strategy = make_strategy("autoregressive", LookaheadConfig())
+    events = decoder.generate(prompt, strategy, None, Limits(new))
+    return sum(len(event.tokens) for event in events if isinstance(event, Step))
+
+
+def steps(name: str) -> None:
+    """Steps by width and length of the text: on the device, and as the loop sees them."""
+    model = random_model(name)
+    table = model.get_input_embeddings().weight
+    tied = model.get_output_embeddings().weight is table
+    weights = sum(each.numel() * each.element_size() for each in model.parameters())
+    reads = weights - (0 if tied else table.numel() * table.element_size())
+    watch = Watch()
+    decoder = load_decoder(model, cuda_graphs=True, capture=watch)
+    watch.launches.clear()  # those of the trial at load
+    runner = decoder.runner
+    show(read_bytes=reads, attention=runner.model.attention, notices=runner.notices)
+    rate = copy_rate()
+    launches: dict[int, Work] = {}
+    for context in CONTEXTS:
+        if context + CAPTURED_WIDTHS[-1] > decoder.max_context:
+            break
+        fill(decoder, context)
+        layouts = {width: random_step(width, context) for width in WIDTHS}
+        for width, step in layouts.items():
+            before = len(watch.launches)
+            runner.start(step)()
+            if len(watch.launches) > before:
+                launches[width] = watch.launches[-1]
+        if not launches:
+            show(failed_because="no step was captured")
+            return
+        device: dict[int, list[float]] = {width: [] for width in WIDTHS}
+        whole: dict[int, list[float]] = {width: [] for width in WIDTHS}
+        for turn in range(1 if REHEARSAL else ROUNDS):
+            for width in WIDTHS[:: -1 if turn % 2 else 1]:
+                device[width] += burst(launches[width], REPEATS)
+                read = partial(whole_step, decoder, layouts[width])
+                whole[width] += [timed(read)[1] for _ in range(REPEATS)]
+        seconds = {width: statistics.median(device[width]) for width in WIDTHS}
+        show(
+            **{
+                f"context {context}": {
+                    "device_ms": {width: round(1e3 * s, 3) for width, s in seconds.items()},
+                    "whole_ms": {w: round(1e3 * statistics.median(whole[w]), 3) for w in WIDTHS},
+                    "of_plain": {w: round(s / seconds[1], 3) for w, s in seconds.items()},
+                    "plain_share_of_copy": round(reads / seconds[1] / rate, 3),
+                }
+            }
+        )
+        if context == CONTEXTS[min(1, len(CONTEXTS) - 1)]:
+            show(capture_seconds=watch.seconds)
+            for width in dict.fromkeys((1, WIDTHS[-2])):
+                show(**{f"profile of width {width}": profile(launches[width])})
+    decoder.forget(keep_memory=True)
+    new = 16 if REHEARSAL else 128
+    answer(decoder, [3] * 20, 4)
+    _, ours = timed(partial(answer, decoder, [5] * 20, new))
+    show(plain_tokens_per_second=round(new / ours, 1), memory=memory())
+
+
+@torch.inference_mode()
+def fill(decoder: Decoder, context: int) -> None:
+    """Have the cache hold random keys and values."""
+    cache = decoder.cache
+    cache.reserve(context + 2 * CAPTURED_WIDTHS[-1])
+    for tensor in cache.tensors:
+        tensor[..., :context, :].normal_()
+    cache.length = context
+
+
+def random_step(width: int, context: int) -> layout.StepLayout:
+    """A step of a random tree, whose nodes mostly continue the last ones."""
+    draw, tree = random.Random(width), TokenTree()
+    for node in range(width - 1):
+        tree.grow(draw.randrange(max(-1, node - 6), node), draw.randrange(200), "context")
+    return layout.build([3], context, layout.Draft(tree))
+
+
+def whole_step(decoder: Decoder, step: layout.StepLayout) -> None:
+    """A step as the loop runs it, up to the tokens on the host."""
+    nodes = len(step.tokens) - 1
+    pending = decoder.runner.start(step)
+    Sampler(SamplingConfig()).read(pending(), step, nodes, SUCCESSORS if nodes else 0)
+
+
+def profile(launch: Work) -> list[list[Any]]:
+    """Kernels of one captured step: name, how many, and microseconds of the device in all."""
+    from torch.profiler import ProfilerActivity
+
+    on_gpu = DEVICE.type == "cuda"
+    kinds = [ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]
+    runs = 1 if REHEARSAL else 10
+    with torch.profiler.profile(activities=kinds) as found:
+        for _ in range(runs):
+            launch()
+        synchronize()
+    rows = [
+        [
+            event.key[:70],
+            event.count // runs,
+            round((event.device_time_total if on_gpu else event.cpu_time_total) / runs, 1),
+        ]
+        for event in found.key_averages()
+    ]
+    return sorted(rows, key=lambda row: -row[2])[:16]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rehearse", action="store_true")
+    parser.add_argument("part", choices=["machine", "make", "load", "steps"])
+    parser.add_argument("arguments", nargs="*")
+    given = parser.parse_args()
+    globals()[given.part](*given.arguments)

@@ -1,0 +1,224 @@
+"""Model families: what sets one apart from Llama, which are refused, and facts about a model.
+
+A family with a row in `FAMILIES` runs on our own forward (`transformer`); any other one runs on
+transformers' forward (`stock_model`), unless it is refused here.  To add a family, add a row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from .errors import UnsupportedModelError
+
+DEFAULT_CONTEXT = 4096
+"""Context length of a model whose configuration does not state one."""
+
+
+class NormNames(NamedTuple):
+    """Names of a layer's normalisations; "" where the family has none."""
+
+    before_attention: str
+    after_attention: str
+    before_mlp: str
+    after_mlp: str
+
+
+_PRE = NormNames("input_layernorm", "", "post_attention_layernorm", "")
+_POST = NormNames("", "post_attention_layernorm", "", "post_feedforward_layernorm")
+_SANDWICH = NormNames(
+    "input_layernorm",
+    "post_attention_layernorm",
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm",
+)
+_GLM4 = NormNames(
+    "input_layernorm",
+    "post_self_attn_layernorm",
+    "post_attention_layernorm",
+    "post_mlp_layernorm",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What sets a family apart from Llama.
+
+    Biases, QK-norm and its width, head sizes, scales of embeddings, residuals and logits, partial
+    rotary and one rotary base per kind of layer are read from the model and its configuration.
+
+    Attributes:
+        norms: where a layer normalises.
+        unit_offset: norms multiply by 1 + weight, in float32 (Gemma).
+        interleaved: rotary turns neighbouring numbers, not the two halves of a head.
+        sliding: where the sliding window is: "layer" for an attribute of each attention,
+            "config" for one that holds for all layers, "" for none.
+        attention_softcap: scores are capped by `attn_logit_softcapping`.
+        query_scale: queries grow with their position (Llama 4, Ministral 3).
+    """
+
+    norms: NormNames = _PRE
+    unit_offset: bool = False
+    interleaved: bool = False
+    sliding: str = ""
+    attention_softcap: bool = False
+    query_scale: bool = False
+
+
+FAMILIES = {
+    "llama": Family(),
+    "mistral": Family(sliding="config"),
+    "ministral": Family(sliding="layer"),
+    "ministral3": Family(sliding="config", query_scale=True),
+    "qwen2": Family(sliding="layer"),
+    "qwen3": Family(sliding="layer"),
+    "phi3": Family(sliding="config"),
+    "gemma": Family(unit_offset=True),
+    "gemma2": Family(_SANDWICH, unit_offset=True, sliding="layer", attention_softcap=True),
+    "gemma3_text": Family(_SANDWICH, unit_offset=True, sliding="layer"),
+    "granite": Family(),
+    "olmo2": Family(_POST),
+    "olmo3": Family(_POST, sliding="layer"),
+    "smollm3": Family(sliding="layer"),
+    "glm": Family(interleaved=True),
+    "glm4": Family(_GLM4, interleaved=True),
+    "seed_oss": Family(),
+    "cwm": Family(sliding="layer"),
+    "internlm3": Family(),
+    "helium": Family(interleaved=True),
+    "ernie4_5": Family(interleaved=True),
+    "iquestcoder": Family(),
+}
+
+TESTED_STOCK = frozenset("mixtral phi gpt_neox gpt2 opt starcoder2 cohere".split())
+"""Families on transformers' forward that the tests decode; others are tried at load alone."""
+
+_RECURRENT = "it keeps a recurrent state, which cannot hold several continuations of a text"
+_NO_KEYWORDS = "it does not pass keywords on to its attention, so a step cannot set the mask"
+_NO_INTERFACE = "it does not use transformers' attention interface"
+_SINKS = "it has attention sinks, which are not implemented"
+_CHUNKS = "it attends in chunks, which is not implemented"
+_SPARSE = "it drops keys by their content, which is not implemented"
+_REFUSED = {
+    "llama4": _CHUNKS,
+    "llama4_text": _CHUNKS,
+    "stablelm": _NO_KEYWORDS,
+    "nemotron": _NO_KEYWORDS,
+    "gpt_oss": _SINKS,
+    "doge": _SPARSE,
+}
+_REFUSED |= dict.fromkeys(
+    "bloom mpt falcon gptj codegen gpt_neo gpt_neox_japanese openai-gpt xglm".split(),
+    _NO_INTERFACE,
+)
+_REFUSED |= dict.fromkeys(
+    "mamba mamba2 falcon_mamba jamba bamba zamba zamba2 rwkv recurrent_gemma qwen3_next"
+    " granitemoehybrid falcon_h1 lfm2 xlstm".split(),
+    _RECURRENT,
+)
+_ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention"}
+_RECURRENT_LAYERS = {"linear_attention", "mamba", "conv", "recurrent"}
+"""Kinds of layers in a configuration's `layer_types`; no others are known here."""
+_SELECTIONS = ("index_topk", "index_topk_blocks", "indexer_budget")
+"""Settings of how many keys an index chooses; texts shorter than that do not show it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What the decoder must know about a model.
+
+    Attributes:
+        family: transformers' model type.
+        layers: each with keys and values of its own.
+        vocabulary: token ids that the model can read.
+        max_positions: the context that the model was made for; None if it does not say.
+        rope_boundary: the text length from which on rotary frequencies change, or None.
+        sliding_window: how many positions some layers look back, or None.
+    """
+
+    family: str
+    layers: int
+    vocabulary: int
+    max_positions: int | None
+    rope_boundary: int | None
+    sliding_window: int | None
+
+    @property
+    def tested(self) -> bool:
+        """Whether the tests decode models of the family; others are tried at load alone."""
+        return self.family in FAMILIES or self.family in TESTED_STOCK
+
+    @property
+    def context(self) -> int:
+        """The most tokens of a text."""
+        return self.max_positions or DEFAULT_CONTEXT
+
+
+def refusal(config: Any) -> str | None:
+    """Why a model with this configuration cannot be decoded here, or None."""
+    if getattr(config, "is_encoder_decoder", False):
+        return "it is an encoder-decoder"
+    text = config.get_text_config(decoder=True)
+    for family in (config.model_type, text.model_type):
+        if family in _REFUSED:
+            return _REFUSED[family]
+    kinds = set(getattr(text, "layer_types", None) or ())
+    if "chunked_attention" in kinds:
+        return _CHUNKS
+    if any(getattr(text, name, None) for name in _SELECTIONS):
+        return _SPARSE
+    if kinds & _RECURRENT_LAYERS:
+        return _RECURRENT
+    if others := kinds - _ATTENTION_LAYERS:
+        return f"its layers of the kind {min(others)!r} are not implemented"
+    return None
+
+
+def examine(config: Any) -> ModelFacts:
+    """The facts about a model, from its configuration.
+
+    Raises:
+        UnsupportedModelError: naming the family and the reason, or what is wrong.
+    """
+    if why := refusal(config):
+        raise UnsupportedModelError(
+            f"models of the family {config.model_type!r} are not supported: {why}"
+        )
+    text = config.get_text_config(decoder=True)
+    if text.num_hidden_layers < 1:
+        raise UnsupportedModelError(
+            f"config.json has {text.num_hidden_layers} layers: it is damaged; download it again"
+        )
+    boundary, longest = _rope_limits(text)
+    limits = [n for n in (getattr(text, "max_position_embeddings", None), longest) if n]
+    kinds = getattr(text, "layer_types", None)
+    slides = kinds is None or "sliding_attention" in kinds
+    return ModelFacts(
+        family=text.model_type,
+        layers=text.num_hidden_layers,
+        vocabulary=text.vocab_size,
+        max_positions=min(limits, default=None),
+        rope_boundary=boundary,
+        sliding_window=getattr(text, "sliding_window", None) if slides else None,
+    )
+
+
+def _rope_limits(text: Any) -> tuple[int | None, int | None]:
+    """The length at which rotary frequencies change, and the longest text with defined ones.
+
+    `longrope` has one set of frequencies for short texts and one for long ones, and decides by
+    the largest position of a step: a draft beyond the boundary would change the logits of the
+    tokens before it.  `dynamic` changes them with every position beyond the original length and
+    remembers the longest text it ever saw, so texts end at that length.
+    """
+    most = getattr(text, "max_position_embeddings", None)
+    parameters = getattr(text, "rope_parameters", None) or {}
+    # One set of parameters, or one for each kind of layer.
+    nested = [p for p in parameters.values() if isinstance(p, dict)]
+    for rope in nested or [parameters]:
+        original = rope.get("original_max_position_embeddings") or most
+        if rope.get("rope_type") == "longrope":
+            return original, None
+        if rope.get("rope_type") == "dynamic":
+            return None, original
+    return None, None

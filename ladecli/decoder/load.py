@@ -1,0 +1,223 @@
+"""From a loaded model to a decoder: which forward runs it, and with what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from .attention import triton_available
+from .config import CAPTURED_WIDTHS, GROWTH, PREFILL_CHUNK
+from .cuda_graphs import CudaGraphs
+from .engine import Decoder
+from .families import ModelFacts, examine
+from .graph_capture import Capture
+from .kv_cache import KVCache
+from .runner import Forward, Runner, reason_of, uses_triton
+from .stock_model import StockModel, input_device
+from .transformer import TorchOps, Transformer, can_run
+from .trial import Trial, refused
+
+CACHE_SHARE = 0.5
+"""Of a GPU's free memory, what the cache may take at once."""
+
+
+def load_decoder(
+    model: Any,
+    *,
+    attention: str = "auto",
+    max_context: int | None = None,
+    prefill_chunk: int = PREFILL_CHUNK,
+    cuda_graphs: bool = False,
+    compile: bool = False,
+    kernels: bool = True,
+    join: bool = True,
+    pack: bool = True,
+    capture: Capture | None = None,
+) -> Decoder:
+    """A decoder for a causal language model of transformers, in evaluation mode.
+
+    Args:
+        model: the model; with `join`, its linear layers share joined weights afterwards.
+        attention: name of the attention backend.
+        max_context: the most tokens of prompt and text together; None for the model's own.
+        prefill_chunk: prompt tokens per forward.
+        cuda_graphs: whether steps are captured, where that works.
+        compile: whether the forward is compiled before it is captured.
+        kernels: whether Triton kernels may be used.
+        join: whether weights may be joined; not for a model that belongs to somebody else.
+        pack: whether float32 weights on a CPU may be stored twice, for speed.
+        capture: captures work in place of CUDA graphs, on any device.
+
+    Raises:
+        UnsupportedModelError: the model cannot verify drafts in one pass.
+        NaNLogitsError: its weights are damaged.
+        DeviceLostError: the GPU met a fault.
+    """
+    facts = examine(model.config)
+    limit = min(max_context or facts.context, facts.context)
+    device = input_device(model)
+    on_gpu = device.type == "cuda"
+    kernels = kernels and on_gpu and triton_available(device)
+    if attention == "auto" and not kernels:
+        attention = "sdpa"
+    # What the compiler makes of the small operations is as good.
+    kernels = kernels and not compile
+    compiling = None
+    if kernels and can_run(model):
+        compiling = compile_kernels(model, device, (*CAPTURED_WIDTHS, prefill_chunk), limit)
+    trial = Trial.of(model, facts)
+    ways: dict[str, Any] = {"kernels": kernels, "trial": trial, "compiling": compiling}
+    forward, notices = make_forward(model, facts, attention, join=join, pack=pack, **ways)
+    runner: Runner | None = None
+    on_one_device = {parameter.device for parameter in model.parameters()} == {device}
+    if cuda_graphs and on_one_device and (on_gpu or capture is not None):
+        runner, more = _captured(forward, trial, limit, compile=compile, capture=capture)
+        notices += more
+    runner = runner or Runner(forward, new_cache(forward, limit))
+    runner.notices += notices
+    return Decoder(runner, facts, max_context=limit, prefill_chunk=prefill_chunk)
+
+
+def new_cache(forward: Forward, max_context: int) -> KVCache:
+    """An empty cache for texts of at most `max_context` tokens.
+
+    On a GPU with plenty of memory it is allocated at once: wherever it grows, steps are captured
+    anew.
+    """
+    # A step's own tokens stand after the text.
+    slots, first = max_context + GROWTH, 0
+    shapes = forward.layer_shapes
+    if forward.device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(forward.device)
+        sizes = [each.heads * max(each.key_size, each.value_size) for each in shapes]
+        per_slot = 2 * sum(sizes) * shapes[0].dtype.itemsize
+        first = min(slots, int(CACHE_SHARE * free) // per_slot)
+    return KVCache(shapes, slots, first)
+
+
+def compile_kernels(
+    model: Any, device: torch.device, widths: Sequence[int], max_context: int
+) -> Future[None]:
+    """Start to compile the Triton kernels of a model; this takes no time where they are known.
+
+    It looks at the model's shape only, and can be called before its weights are loaded.
+    """
+
+    def prepare() -> None:
+        # It imports triton.
+        from . import triton_ops
+
+        triton_ops.prepare(model, device, widths, max_context + GROWTH)
+
+    pool = ThreadPoolExecutor(1)
+    future = pool.submit(prepare)
+    pool.shutdown(wait=False)
+    return future
+
+
+def make_forward(
+    model: Any,
+    facts: ModelFacts,
+    attention: str,
+    *,
+    join: bool = True,
+    pack: bool = True,
+    kernels: bool = False,
+    trial: Trial | None = None,
+    compiling: Future[None] | None = None,
+) -> tuple[Forward, list[str]]:
+    """Our own forward where trial steps of it are right, else the model's, and notices.
+
+    Args:
+        model, facts, attention, join, pack: see `load_decoder`.
+        kernels: whether Triton kernels are used.
+        trial: where there is one already.
+        compiling: the kernels, where that was started already.
+
+    Raises:
+        UnsupportedModelError: steps through the model's own forward fail or differ, too.
+        NaNLogitsError: the model's logits are NaN.
+    """
+    trial = trial or Trial.of(model, facts)
+    notices: list[str] = []
+    if can_run(model):
+        try:
+            ours = Transformer(model, attention, join=join, pack=pack)
+        except AttributeError as error:  # a layer lacks a part that the family has
+            why: str | None = f"failed: {reason_of(error)}"
+        else:
+            ours.use(attention, _triton_ops() if kernels else None)
+            if ours.device.type == "cuda":
+                torch.cuda.empty_cache()  # what the parts of joined weights were
+            why = _failure(ours, trial, notices, compiling)
+            if why is None:
+                return ours, notices
+        notices = [
+            "steps run through transformers' forward, and slower: our own forward of"
+            f" {facts.family!r} {why}"
+        ]
+    stock = StockModel(model, trial.shapes, attention)
+    why = _failure(stock, trial, notices)
+    window = facts.sliding_window
+    slides = window is not None and window < facts.context
+    if why is None and slides and window not in stock.sliding_windows:
+        # The trial is shorter than the window, so it could not see what is hidden beyond it.
+        why = f"never asked for its sliding window of {window}"
+    if why is not None:
+        raise refused(facts, why)
+    return stock, notices
+
+
+def _triton_ops() -> TorchOps:
+    # It imports triton.
+    from .triton_ops import TritonOps
+
+    return TritonOps()
+
+
+def _failure(
+    forward: Forward, trial: Trial, notices: list[str], compiling: Future[None] | None = None
+) -> str | None:
+    """How trial steps of a forward fail, also without Triton; None if they do not."""
+    error = None if compiling is None else compiling.exception()
+    if error is None:
+        why = trial.failure(Runner(forward, trial.new_cache(forward)))
+    else:
+        why = f"failed: {reason_of(error)}"
+    if why is None or not uses_triton(forward):
+        return why
+    forward.use("sdpa")
+    without = trial.failure(Runner(forward, trial.new_cache(forward)))
+    if without is None:
+        notices.append(f"steps run without Triton kernels, and slower: a trial step {why}")
+    return without
+
+
+def _captured(
+    forward: Forward, trial: Trial, max_context: int, *, compile: bool, capture: Capture | None
+) -> tuple[Runner | None, list[str]]:
+    """A runner of captured steps, if trial steps of one are right, and notices.
+
+    Where they fail with Triton kernels, they are tried without.
+    """
+    attention, kernels = forward.attention, forward.kernels
+    options: dict[str, Any] = {"facts": trial.facts, "max_context": max_context, "capture": capture}
+    reasons: list[str] = []
+    while True:
+        tried = CudaGraphs(forward, trial.new_cache(forward), compile=compile, **options)
+        why = trial.failure(tried)
+        if why is None and tried.captures:
+            break
+        reasons.append(tried.given_up or f"a trial step {why}")
+        if not uses_triton(forward):
+            # They were not to blame.
+            forward.use(attention, _triton_ops() if kernels else None)
+            return None, [f"steps run without CUDA graphs, and slower: {reasons[0]}"]
+        forward.use("sdpa")
+    notices = [f"steps run without Triton kernels, and slower: {why}" for why in reasons]
+    cache = new_cache(forward, max_context)
+    runner = CudaGraphs(forward, cache, compile=tried.compiles, **options)
+    return runner, notices + tried.notices

@@ -1,0 +1,216 @@
+"""Rescoring: the logits of a committed text by forwards that are all correct.
+
+Where two strategies chose different tokens, this tells rounding from a fault: by how much the
+one token beats the other, and how far forwards of other widths move that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from . import layout
+from .config import SamplingConfig
+from .engine import Decoder
+from .memory import attempt
+from .runner import Runner
+from .sampling import choose, gumbel_noise, penalize_, restricted
+from .tree import TokenTree
+from .trial import tolerance
+
+SAFETY = 4.0
+"""Times the difference seen between a few forwards that one more may differ: it is looked at
+because its rounding reached across, as that of one position in thousands does."""
+FARTHEST = 100.0
+"""Logits beyond which no distance is looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogitGap:
+    """How far two tokens are apart at one position; all in logits.
+
+    Attributes:
+        gap: by how much plain decoding prefers its token, after the repetition penalty.
+        distance: how far logits must move for either to be chosen, with the noise of the position
+            and what top-k, top-p and min-p remove; infinite beyond `FARTHEST`.
+        noise: how far forwards of other widths move that distance.
+        allowed: how far rounding may move it.
+    """
+
+    gap: float
+    distance: float
+    noise: float
+    allowed: float
+
+    @property
+    def explained(self) -> bool:
+        """Whether rounding explains that the other token was chosen."""
+        return self.distance <= self.allowed
+
+
+class Rescorer:
+    """Feeds texts to a model again; the decoder's cache is used for it, and is empty then.
+
+    Args:
+        decoder: the model at work.
+        quantised: whether weights are packed, so that their kernels add noise of their own.
+    """
+
+    def __init__(self, decoder: Decoder, *, quantised: bool = False) -> None:
+        self._decoder = decoder
+        # Steps as they are: a captured one gives nothing but the logits of its outputs.
+        self._runner = Runner(decoder.runner.model, decoder.cache)
+        self._quantised = quantised
+
+    def gap(
+        self,
+        text: Sequence[int],
+        prompt_length: int,
+        tokens: tuple[int, int],
+        width: int,
+        sampling: SamplingConfig,
+    ) -> LogitGap | None:
+        """How far two tokens are apart after a text.
+
+        Args:
+            text: prompt and answer, up to the token in question.
+            prompt_length: how much of it is the prompt.
+            tokens: that of plain decoding, and the other one.
+            width: of the step that chose the other one.
+            sampling: how tokens were chosen.
+
+        Returns:
+            None where memory does not suffice to read the text again.
+        """
+        rows = attempt(self._rows, text, prompt_length, width)
+        if rows is None:
+            return None
+        raw = rows[0][rows[0].isfinite()]
+        dtype = self._decoder.runner.model.dtype
+        most = tolerance(torch.bfloat16 if self._quantised else dtype) * float(raw.std())
+        rounding = torch.finfo(dtype).eps * float(raw.abs().max())
+        scores = [penalized(row, text, sampling) for row in rows]
+        plain, other = tokens
+        gaps = [float(score[plain] - score[other]) for score in scores]
+        # A model may rule tokens out with infinite logits.
+        noise = max(gaps) - min(gaps) if all(map(math.isfinite, gaps)) else 0.0
+        # One forward can be right by chance: the best tokens move as this one may.
+        best = scores[0].topk(min(64, len(scores[0]))).indices
+        for score in scores[1:]:
+            moved = (score - scores[0])[best]
+            noise = max(noise, 2.0**0.5 * float(moved[moved.isfinite()].std(correction=0)))
+        drawn = None
+        if not sampling.greedy:
+            drawn = gumbel_noise(sampling.seed, len(text), len(scores[0]), scores[0].device)
+        return LogitGap(
+            gap=gaps[0],
+            # Plain decoding itself may have chosen what its own forward does not.
+            distance=max(_distance(scores[0], token, sampling, drawn) for token in tokens),
+            noise=noise,
+            allowed=min(SAFETY * noise, most) + rounding,
+        )
+
+    def probabilities(
+        self, text: Sequence[int], prompt_length: int, sampling: SamplingConfig
+    ) -> list[float] | None:
+        """The distribution that plain decoding draws the token after a text from.
+
+        Returns:
+            One number for each token id, 1 in all; None where memory does not suffice.
+        """
+        logits = attempt(self._plain, text, prompt_length)
+        if logits is None:
+            return None
+        scores = restricted(penalized(logits, text, sampling)[None], sampling)
+        shares: list[float] = scores.double().softmax(dim=-1)[0].tolist()
+        return shares
+
+    def _plain(self, text: Sequence[int], prompt_length: int) -> Tensor:
+        """Logits after the text, as plain decoding has them: one token a step."""
+        start, boundary = prompt_length, self._decoder.facts.rope_boundary
+        if boundary is not None and prompt_length <= boundary < len(text):
+            start = boundary + 1  # there all of it is read again
+        try:
+            self._read(text, start)
+            for end in range(start, len(text) + 1):
+                logits = self._step(text, end, 1)
+            return logits.float()
+        finally:
+            self._decoder.forget()
+
+    def _rows(self, text: Sequence[int], prompt_length: int, width: int) -> list[Tensor]:
+        """Logits after the text by several forwards, [vocabulary] each, plain decoding's first."""
+        rows = [self._plain(text, prompt_length)]
+        try:
+            for wide in (width, 2 * width):
+                self._decoder.forget()
+                self._read(text, len(text))
+                rows.append(self._step(text, len(text), wide).float())
+        finally:
+            self._decoder.forget()
+        return rows
+
+    def _read(self, text: Sequence[int], end: int) -> None:
+        """Feed all but the last of the first `end` tokens of a text to an empty cache."""
+        self._decoder.forget()
+        cache, boundary = self._decoder.cache, self._decoder.facts.rope_boundary
+        is_long = boundary is not None and len(text) > boundary
+        chunk = 512
+        while cache.length < end - 1:
+            start = cache.length
+            tokens = text[start : min(start + chunk, end - 1)]
+            anchor = len(text) - 1 if is_long else None
+            self._runner.run(layout.build_chunk(tokens, start, anchor))
+            cache.keep(range(len(tokens)))
+
+    def _step(self, text: Sequence[int], end: int, width: int) -> Tensor:
+        """Logits after the first `end` tokens, by a step of some width, which is kept."""
+        start = self._decoder.cache.length
+        draft = layout.Draft(TokenTree(), width=width)
+        logits = self._runner.run(layout.build(text[start:end], start, draft))
+        self._decoder.cache.keep(range(end - start))
+        return logits[0]
+
+
+def _distance(logits: Tensor, token: int, sampling: SamplingConfig, noise: Tensor | None) -> float:
+    """How far the logit of one token must rise for it to be chosen.
+
+    That is to pass the best one, and to be left in by top-k, top-p and min-p.
+
+    Args:
+        logits: float32 [vocabulary], after the repetition penalty.
+        token: which.
+        sampling: how tokens are chosen.
+        noise: Gumbel noise of the position; None for greedy.
+    """
+    if noise is None:
+        return float(logits.max() - logits[token])
+
+    def chosen(rise: float) -> bool:
+        raised = logits.clone()
+        raised[token] += rise
+        return int(choose(raised[None], sampling, noise)) == token
+
+    if chosen(0.0):
+        return 0.0
+    low, high = 0.0, 1e-6
+    while not chosen(high):
+        low, high = high, 2.0 * high
+        if high > FARTHEST:
+            return math.inf
+    while high - low > 1e-3 * high:
+        middle = (low + high) / 2.0
+        low, high = (low, middle) if chosen(middle) else (middle, high)
+    return high
+
+
+def penalized(logits: Tensor, text: Sequence[int], sampling: SamplingConfig) -> Tensor:
+    """Logits with the repetition penalty, float32 [vocabulary]."""
+    if sampling.repetition_penalty == 1.0:
+        return logits.float()
+    seen = torch.tensor([sorted({*text})], device=logits.device)
+    return penalize_(logits.float()[None].clone(), seen, sampling.repetition_penalty)[0]

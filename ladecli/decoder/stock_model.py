@@ -1,0 +1,254 @@
+"""Any other family through transformers' own forward and its attention interface.
+
+transformers looks an attention function up by name and passes it any keyword given to
+`model.forward`.  So nothing is patched: while a step runs, the model's configurations name our
+function, and the step's mask and cache come as keywords.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from .attention import BACKENDS, Backend, StepMask, choose_backend
+from .errors import UnsupportedModelError
+from .kv_cache import KVCache, LayerShape
+from .step_inputs import StepInputs
+from .transformer import StepCache, TorchOps
+
+NAME = "ladecli"
+KEYWORD = "lade_step"
+
+# Keywords that change nothing in inference, or that the step replaces.
+_HARMLESS = frozenset(
+    {"dropout", "is_causal", "position_ids", "use_cache", "output_attentions", "cache_position"}
+    | {"return_dict", "output_hidden_states", "output_router_logits", "layer_idx", "target_dtype"}
+    | {"position_embeddings", "logits_to_keep", "past_key_values", "deterministic"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """What a step hands to every attention layer.
+
+    Attributes:
+        backend: computes it.
+        mask: of the step.
+        windows: sliding windows that layers asked for are added to it.
+    """
+
+    backend: Backend
+    mask: StepMask
+    windows: set[int] = field(default_factory=set)
+
+
+def attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    lade_step: AttentionCall | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention of one layer in the form that transformers expects.
+
+    Args:
+        query: [1, H, T, D].
+        key, value: [1, K, S, D], what the cache returned.
+
+    Returns:
+        [1, T, H, D], and None for the attention weights.
+
+    Raises:
+        UnsupportedModelError: the layer asks for something that no backend computes.
+    """
+    name = type(module).__name__
+    if lade_step is None:
+        raise UnsupportedModelError(f"{name} does not pass keywords on to its attention")
+    for keyword, given in kwargs.items():
+        if given is not None and keyword not in _HARMLESS:
+            raise UnsupportedModelError(f"{name} needs {keyword!r} in its attention")
+    if sliding_window is not None:
+        lade_step.windows.add(sliding_window)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    out = lade_step.backend(query, key, value, lade_step.mask, scale, sliding_window, softcap)
+    return out.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(NAME, attention_forward)
+
+
+class StockModel:
+    """Runs steps of a model through its own forward.
+
+    Args:
+        model: a causal language model of transformers; it may lie on several devices.
+        shapes: what its layers write; see `own_logits`.
+        attention: name of the attention backend.
+
+    Attributes:
+        attention: name of the backend.
+        device, dtype: where the model takes its input, and its type.
+        sliding_windows: those that layers asked for in the last step.
+        keeps_weights: the model stays as transformers loaded it.
+    """
+
+    keeps_weights = True
+    kernels = False
+
+    def __init__(self, model: Any, shapes: Sequence[LayerShape], attention: str = "auto") -> None:
+        self.device = input_device(model)
+        self.dtype: torch.dtype = model.dtype
+        sizes_differ = any(shape.key_size != shape.value_size for shape in shapes)
+        name = "sdpa" if attention == "auto" and sizes_differ else attention
+        self.layer_shapes = list(shapes)
+        self.sliding_windows: set[int] = set()
+        self._spread = len({shape.device for shape in shapes}) > 1
+        self._model = model
+        self._configurations = _configurations(model)
+        self.use(name)
+
+    def use(self, attention: str, ops: TorchOps | None = None) -> None:
+        """See `runner.Forward`; there are no small operations of ours here."""
+        self.attention = choose_backend(attention, self.device, self._model.dtype)
+        self.attend: Backend = BACKENDS[self.attention]
+
+    def forward(self, step: StepInputs, cache: StepCache) -> Tensor:
+        """Run one step; its keys and values are in the cache afterwards.
+
+        Returns:
+            Logits of `step.outputs`, [outputs, vocabulary].
+        """
+        call = AttentionCall(self.attend, step.mask)
+        rows: Any = 0 if step.outputs is None else step.outputs
+        if self._spread and step.outputs is not None:
+            rows = step.outputs.cpu()  # selects on any device: the last layer may be on another
+        if isinstance(rows, Tensor) and not len(rows):
+            rows = 1  # transformers computes one row at least
+        with _naming_ours(self._configurations):
+            result = self._model(
+                input_ids=step.tokens[None],
+                attention_mask=None,
+                position_ids=step.positions[None],
+                past_key_values=ModelCache(cache, self.layer_shapes, step.length),
+                use_cache=True,
+                logits_to_keep=rows,
+                **{KEYWORD: call},
+            )
+        self.sliding_windows = call.windows
+        logits: Tensor = result.logits[0]
+        return logits
+
+
+class ModelCache:
+    """What transformers' models ask of a cache; masks and positions are ours.
+
+    Args:
+        cache: where keys and values go.
+        shapes: of the layers.
+        length: committed tokens.
+    """
+
+    is_compileable = False
+    is_sliding: tuple[bool, ...] = ()
+
+    def __init__(self, cache: StepCache, shapes: Sequence[LayerShape], length: int) -> None:
+        self._cache = cache
+        self._shapes = shapes
+        self._length = length
+
+    def update(
+        self, key: Tensor, value: Tensor, layer_idx: int, *_args: Any, **_kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write one layer's step, [1, K, T, D]; return all slots to attend to, [1, K, S, D]."""
+        keys, values = self._cache.write(layer_idx, key[0], value[0])
+        return keys[None], values[None]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Committed tokens."""
+        return self._length
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """Committed tokens."""
+        return self._length
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        """Length and offset of the keys that a step of `query_length` tokens sees."""
+        return self._length + query_length, 0
+
+
+class ShapeRecorder:
+    """A cache that notes what each layer writes, and keeps nothing."""
+
+    is_compileable = False
+    is_sliding: tuple[bool, ...] = ()
+
+    def __init__(self) -> None:
+        self._shapes: dict[int, LayerShape] = {}
+
+    @property
+    def shapes(self) -> list[LayerShape]:
+        """What was written, by layer."""
+        return [self._shapes[layer] for layer in sorted(self._shapes)]
+
+    def update(
+        self, key: Tensor, value: Tensor, layer_idx: int, *_args: Any, **_kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Note the shape of [1, K, T, D]; return what was given."""
+        shape = key.shape[1], key.shape[-1], value.shape[-1], key.dtype, key.device
+        self._shapes[layer_idx] = LayerShape(*shape)
+        return key, value
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Nothing is cached."""
+        return 0
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """Nothing is cached."""
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        """A step sees itself."""
+        return query_length, 0
+
+
+@contextmanager
+def _naming_ours(configurations: Sequence[Any]) -> Iterator[None]:
+    """Let configurations name our attention meanwhile."""
+    before = [(config, config._attn_implementation) for config in configurations]
+    for config, _ in before:
+        config._attn_implementation = NAME
+    try:
+        yield
+    finally:
+        for config, name in before:
+            config._attn_implementation = name
+
+
+def _configurations(model: nn.Module) -> list[Any]:
+    """Every distinct configuration in the model that names an attention function."""
+    found = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
+    return [c for c in found.values() if hasattr(c, "_attn_implementation")]
+
+
+def input_device(model: nn.Module) -> torch.device:
+    """Where a model takes its input; weights that accelerate keeps elsewhere are on "meta"."""
+    for parameter in model.parameters():
+        if parameter.device.type != "meta":
+            return parameter.device
+    for module in model.modules():
+        # The hook's own attribute: accelerate need not be installed.
+        device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
+        if device is not None:
+            return torch.device(device)
+    return torch.device("cpu")

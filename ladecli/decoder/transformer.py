@@ -1,0 +1,451 @@
+"""Our own forward of a decoder-only transformer: a step of T tokens in, logits out.
+
+Root mean square norms (Zhang and Sennrich, 2019), rotary positions (Su et al., 2021), grouped
+heads (Ainslie et al., 2023) and gated MLPs (Shazeer, 2020): what Llama and most families since
+are made of.  What sets a family apart is a row in `families`.  Weights and rotary frequencies
+are those of the loaded model; activations have no batch dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .attention import BACKENDS, Backend, choose_backend
+from .families import FAMILIES, Family, ModelFacts, examine
+from .kv_cache import LayerShape, Target
+from .step_inputs import StepInputs
+from .weights import Projection, is_plain, project
+
+ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
+"""Activations of a gated MLP by transformers' name; a model with another one is not ours."""
+
+
+class StepCache(Protocol):
+    """Where a step's keys and values go."""
+
+    def write(self, index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Write one layer's step, [heads, T, size] each; return all slots to attend to."""
+
+    def target(self, index: int, count: int) -> Target:
+        """Where a step of `count` tokens goes, for a kernel that writes it there itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A root mean square norm.
+
+    Attributes:
+        weight: [n]; in float32 if the product with it is (Gemma), else in the activations' type.
+        eps: added to the mean square.
+    """
+
+    weight: Tensor
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    """Rotary embeddings of the tokens of a step.
+
+    Attributes:
+        cos, sin: [T, 1, n]: what the first n numbers of a head, and their partners, are
+            multiplied with; the sign of a partner is in `sin`.
+        interleaved: partners are neighbours, not n / 2 apart.
+        query_scale: [T, 1, 1], or None.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    interleaved: bool
+    query_scale: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Weights and settings of one layer; a norm that the family does not have is None."""
+
+    index: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    scaling: float
+    sliding_window: int | None
+    softcap: float | None
+    rotary: str | None
+    qkv: Projection
+    out: Projection
+    gate_up: Projection
+    down: Projection
+    activation: str
+    query_norm: Norm | None
+    key_norm: Norm | None
+    before_attention: Norm | None
+    after_attention: Norm | None
+    before_mlp: Norm | None
+    after_mlp: Norm | None
+
+
+class TorchOps:
+    """The operations between the products, in torch; `triton_kernels` has fused ones."""
+
+    def rms_norm(self, x: Tensor, norm: Norm | None) -> Tensor:
+        """The norm of [T, n]; `x` itself without one."""
+        if norm is None:
+            return x
+        if norm.weight.dtype != x.dtype:
+            return torch.rms_norm(x.float(), norm.weight.shape, norm.weight, norm.eps).to(x.dtype)
+        return torch.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
+
+    def add_rms_norm(self, residual: Tensor, update: Tensor, norm: Norm | None) -> Tensor:
+        """Add `update` to `residual` in place, [T, n]; the norm of the sum."""
+        return self.rms_norm(residual.add_(update), norm)
+
+    def rope_and_write(
+        self, qkv: Tensor, layer: Layer, rotary: Rotary | None, cache: StepCache
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """QK-norm, rotary embedding, and keys and values into the cache.
+
+        Args:
+            qkv: [T, (heads + 2 kv_heads) * head_size].
+            layer: whose.
+            rotary: of the step; None for a layer without positions.
+            cache: where keys and values go.
+
+        Returns:
+            Queries [heads, T, head_size], and all keys and values to attend to.
+        """
+        size, turned = layer.head_size, layer.heads + layer.kv_heads
+        qkv = self._normed(qkv, layer)
+        heads = qkv.view(len(qkv), -1, size)
+        both = heads[:, :turned]
+        if rotary is not None:
+            both = rotate(both, rotary)
+        both = both.transpose(0, 1)
+        values = heads[:, turned:].transpose(0, 1)
+        query = both[: layer.heads]
+        if rotary is not None and rotary.query_scale is not None:
+            query = query * rotary.query_scale.transpose(0, 1)
+        return query, *cache.write(layer.index, both[layer.heads :], values)
+
+    def _normed(self, qkv: Tensor, layer: Layer) -> Tensor:
+        """With normalised queries and keys: by head, or over all heads at once (OLMo)."""
+        if layer.query_norm is None or layer.key_norm is None:
+            return qkv
+        sizes = [layer.heads * layer.head_size] + 2 * [layer.kv_heads * layer.head_size]
+        query, key, value = torch.split(qkv, sizes, dim=-1)
+        query, key = (
+            self.rms_norm(x.reshape(len(x), -1, norm.weight.numel()), norm).flatten(1)
+            for x, norm in ((query, layer.query_norm), (key, layer.key_norm))
+        )
+        return torch.cat((query, key, value), dim=-1)
+
+    def gate(self, gate_up: Tensor, activation: str) -> Tensor:
+        """[T, 2 n] -> [T, n]: the activation of the first half times the second."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        if activation == "silu":
+            return F.silu(gate).mul_(up)
+        return F.gelu(gate, approximate="tanh").mul_(up)
+
+
+def rotate(heads: Tensor, rotary: Rotary) -> Tensor:
+    """Rotary embedding of [T, heads, head_size]."""
+    count = rotary.cos.shape[-1]
+    part = heads if count == heads.shape[-1] else heads[..., :count]
+    if rotary.interleaved:
+        partners = part.reshape(*part.shape[:-1], -1, 2).flip(-1).flatten(-2)
+    else:
+        partners = torch.roll(part, count // 2, -1)
+    # Some families turn in float32, whatever the type of activations.
+    turned = torch.addcmul(part * rotary.cos, partners, rotary.sin).to(heads.dtype)
+    return turned if part is heads else torch.cat((turned, heads[..., count:]), dim=-1)
+
+
+class RotaryTables:
+    """Cosines and sines by position, from the model's own rotary module, grown as needed.
+
+    Args:
+        module: transformers' rotary embedding of the model.
+        interleaved: see `Family`.
+        kinds: kinds of layers that have frequencies of their own; ("",) if all share one.
+        facts: about the model: how long texts may be, and where frequencies change.
+        scale: (beta, original length) of queries that grow with their position, or None.
+        like: a tensor of the type and on the device of activations.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        interleaved: bool,
+        kinds: Sequence[str],
+        facts: ModelFacts,
+        scale: tuple[float, int] | None,
+        like: Tensor,
+    ) -> None:
+        self._module = module
+        self._interleaved = interleaved
+        self._kinds = kinds
+        self._boundary = facts.rope_boundary
+        self._longest = facts.context
+        self._scale = scale
+        self._like = like.new_empty(0)
+        # By kind and whether frequencies are those of long texts: [positions, 2, 1, n].
+        self._tables: dict[tuple[str, bool], Tensor] = {}
+        # Captured steps go on reading the tables of their time.
+        self._outgrown: list[Tensor] = []
+
+    def at(self, positions: Tensor, last_position: int) -> dict[str, Rotary]:
+        """The embeddings of a step, by kind of layer.
+
+        Args:
+            positions: int64 [T].
+            last_position: the largest of them, or any beyond on the same side of the boundary.
+        """
+        scale = None
+        if self._scale is not None:
+            beta, original = self._scale
+            growth = torch.log1p(torch.floor(positions / original)) * beta + 1
+            scale = growth.to(self._like.dtype)[:, None, None]
+        found = {}
+        for kind in self._kinds:
+            cos, sin = self._table(kind, last_position)[positions].unbind(1)
+            found[kind] = Rotary(cos, sin, self._interleaved, scale)
+        return found
+
+    def _table(self, kind: str, last_position: int) -> Tensor:
+        is_long = self._boundary is not None and last_position >= self._boundary
+        table = self._tables.get((kind, is_long))
+        if table is None or len(table) <= last_position:
+            count = max(1 << last_position.bit_length(), 256)
+            # The module looks at the largest position: it must not be one of longer texts.
+            short = self._boundary is not None and not is_long
+            most = self._boundary if short else max(self._longest, last_position + 1)
+            count = min(count, most or count)
+            if table is not None:
+                self._outgrown.append(table)
+            table = self._tables[kind, is_long] = self._make(kind, count)
+        return table
+
+    @torch.inference_mode()
+    def _make(self, kind: str, count: int) -> Tensor:
+        positions = torch.arange(count, device=self._like.device)[None]
+        cos, sin = self._module(self._like, positions, *([kind] if kind else []))
+        half = cos.shape[-1] // 2
+        cos, sin = cos[0, :, :half], sin[0, :, :half]
+        if self._interleaved:
+            cos = cos.repeat_interleave(2, dim=-1)
+            sin = torch.stack((-sin, sin), dim=-1).flatten(-2)
+        else:
+            cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+        return torch.stack((cos, sin), dim=1)[:, :, None].contiguous()
+
+
+class Transformer:
+    """Runs steps of a loaded model.
+
+    Args:
+        model: a causal language model of a family in `FAMILIES`, on one device.
+        attention: name of the attention backend.
+        join: whether weights may be joined; see `weights.project`.
+        pack: whether float32 weights on a CPU may be stored twice.
+
+    Attributes:
+        attention: name of the backend.
+        device, dtype: of the model.
+        keeps_weights: whether the model's own weights lie as transformers loaded them.
+        kernels: whether Triton kernels compute the operations between products.
+        ops: what computes the operations between products.
+    """
+
+    def __init__(
+        self, model: Any, attention: str = "auto", *, join: bool = True, pack: bool = True
+    ) -> None:
+        text = model.config.get_text_config(decoder=True)
+        family = FAMILIES[text.model_type]
+        body = model.get_decoder()
+        self.device: torch.device = body.embed_tokens.weight.device
+        self.dtype: torch.dtype = body.norm.weight.dtype
+        on_cpu = self.device.type == "cpu" and self.dtype == torch.float32
+        self.keeps_weights = not (join and on_cpu)
+        self._embed = body.embed_tokens
+        self._embedding_scale = float(getattr(text, "embedding_multiplier", 1.0))
+        self._residual_scale = float(getattr(text, "residual_multiplier", 1.0))
+        self._logit_scale = 1.0 / float(getattr(text, "logits_scaling", 1.0))
+        self._logit_softcap: float | None = getattr(text, "final_logit_softcapping", None)
+        self.layers = [
+            _layer(index, layer, text, family, join=join, pack=pack)
+            for index, layer in enumerate(body.layers)
+        ]
+        self._final_norm = _norm(body.norm, family)
+        # The norm after each layer's MLP: that before the next attention, or the final one.
+        self._next_norms = [layer.before_attention for layer in self.layers[1:]]
+        shared = model.lm_head.weight is body.embed_tokens.weight
+        self._head = project([model.lm_head], join=join, pack=pack, shared=shared)
+        like = body.norm.weight
+        self.rotary = _rotary_tables(body.rotary_emb, model.config, family, like)
+        self.use(attention)
+
+    def use(self, attention: str, ops: TorchOps | None = None) -> None:
+        """See `runner.Forward`."""
+        self.attention = choose_backend(attention, self.device, self.dtype)
+        self.attend: Backend = BACKENDS[self.attention]
+        self.kernels = ops is not None
+        self.ops = ops or TorchOps()
+
+    @property
+    def layer_shapes(self) -> list[LayerShape]:
+        """What each layer writes to the cache."""
+        return [
+            LayerShape(each.kv_heads, each.head_size, each.head_size, self.dtype, self.device)
+            for each in self.layers
+        ]
+
+    def forward(self, step: StepInputs, cache: StepCache) -> Tensor:
+        """Run one step; its keys and values are in the cache afterwards.
+
+        Returns:
+            Logits of `step.outputs`, [outputs, vocabulary].
+        """
+        ops, rotary = self.ops, self.rotary.at(step.positions, step.last_position)
+        residual: Tensor = self._embed(step.tokens)
+        if self._embedding_scale != 1.0:
+            residual = residual * self._embedding_scale
+        x = ops.rms_norm(residual, self.layers[0].before_attention)
+        for layer, next_norm in zip(self.layers, [*self._next_norms, None], strict=True):
+            positions = None if layer.rotary is None else rotary[layer.rotary]
+            query, keys, values = ops.rope_and_write(layer.qkv(x), layer, positions, cache)
+            x = self.attend(
+                query[None],
+                keys[None],
+                values[None],
+                step.mask,
+                layer.scaling,
+                layer.sliding_window,
+                layer.softcap,
+            )
+            update = layer.out(x[0].transpose(0, 1).flatten(1))
+            x = self._add(residual, update, layer.after_attention, layer.before_mlp)
+            update = layer.down(ops.gate(layer.gate_up(x), layer.activation))
+            x = self._add(residual, update, layer.after_mlp, next_norm)
+        return self._logits(residual, step.outputs)
+
+    def _add(
+        self, residual: Tensor, update: Tensor, own: Norm | None, following: Norm | None
+    ) -> Tensor:
+        """Add a branch to the residual stream in place; what the next branch reads."""
+        if own is not None:
+            update = self.ops.rms_norm(update, own)
+        if self._residual_scale != 1.0:
+            update = update * self._residual_scale
+        return self.ops.add_rms_norm(residual, update, following)
+
+    def _logits(self, residual: Tensor, outputs: Tensor | None) -> Tensor:
+        if outputs is not None:
+            residual = residual[outputs]
+        logits = self._head(self.ops.rms_norm(residual, self._final_norm))
+        if self._logit_scale != 1.0:
+            logits = logits * self._logit_scale
+        if self._logit_softcap is not None:
+            logits = torch.tanh(logits / self._logit_softcap) * self._logit_softcap
+        return logits
+
+
+def can_run(model: Any) -> bool:
+    """Whether a model is of a family and form that `Transformer` is for: one device, plain parts.
+
+    A trial at load has the last word (`trial.Trial`).
+    """
+    text = model.config.get_text_config(decoder=True)
+    family = FAMILIES.get(text.model_type)
+    body = model.get_decoder() if hasattr(model, "get_decoder") else None
+    if family is None or body is None or (getattr(model, "tp_size", None) or 1) > 1:
+        return False
+    parts = ("embed_tokens", "layers", "norm", "rotary_emb")
+    if not all(hasattr(body, part) for part in parts) or not is_linear(model.lm_head):
+        return False
+    devices = {parameter.device for parameter in model.parameters()}
+    hooked = any(hasattr(module, "_hf_hook") for module in model.modules())
+    return len(devices) == 1 and not hooked and _activation(text) in ACTIVATIONS
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether the output layer is a plain linear one, so that rows of it are logits."""
+    return is_plain(module) or isinstance(module, nn.Linear)
+
+
+def _layer(
+    index: int, layer: Any, text: Any, family: Family, *, join: bool, pack: bool
+) -> Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    size: int = attention.head_dim
+    fused = hasattr(attention, "qkv_proj")
+    qkv = [attention.qkv_proj] if fused else [attention.q_proj, attention.k_proj, attention.v_proj]
+    gate_up = [mlp.gate_up_proj] if hasattr(mlp, "gate_up_proj") else [mlp.gate_proj, mlp.up_proj]
+    window = {
+        "": None,
+        "layer": getattr(attention, "sliding_window", None),
+        "config": getattr(text, "sliding_window", None),
+    }[family.sliding]
+    kind = _kinds(text)[index] if len(set(_kinds(text))) > 1 or _kinds(text)[0] else ""
+    norms = {
+        name: _norm(getattr(layer, module), family) if module else None
+        for name, module in family.norms._asdict().items()
+    }
+    return Layer(
+        index=index,
+        heads=text.num_attention_heads,
+        kv_heads=text.num_key_value_heads,
+        head_size=size,
+        scaling=float(attention.scaling),
+        sliding_window=window,
+        softcap=text.attn_logit_softcapping if family.attention_softcap else None,
+        rotary=kind if getattr(attention, "use_rope", True) else None,
+        qkv=project(qkv, join=join, pack=pack),
+        out=project([attention.o_proj], join=join, pack=pack),
+        gate_up=project(gate_up, join=join, pack=pack),
+        down=project([mlp.down_proj], join=join, pack=pack),
+        activation=ACTIVATIONS[_activation(text)],
+        query_norm=_norm(attention.q_norm, family) if hasattr(attention, "q_norm") else None,
+        key_norm=_norm(attention.k_norm, family) if hasattr(attention, "k_norm") else None,
+        **norms,
+    )
+
+
+def _activation(text: Any) -> str:
+    """transformers' name of the MLP's activation."""
+    return str(getattr(text, "hidden_act", None) or getattr(text, "hidden_activation", None))
+
+
+def _norm(module: Any, family: Family) -> Norm:
+    eps = getattr(module, "variance_epsilon", None) or module.eps
+    weight = module.weight.detach()
+    return Norm(1.0 + weight.float() if family.unit_offset else weight, float(eps))
+
+
+def _kinds(text: Any) -> list[str]:
+    """By layer, the kind under which the rotary module keeps its frequencies; "" for all."""
+    parameters = getattr(text, "rope_parameters", None) or {}
+    kinds = getattr(text, "layer_types", None)
+    nested = kinds and all(isinstance(parameters.get(kind), dict) for kind in kinds)
+    return list(kinds) if kinds and nested else [""] * text.num_hidden_layers
+
+
+def _rotary_tables(module: nn.Module, config: Any, family: Family, like: Tensor) -> RotaryTables:
+    text = config.get_text_config(decoder=True)
+    parameters = getattr(text, "rope_parameters", None) or {}
+    original = parameters.get("original_max_position_embeddings") or text.max_position_embeddings
+    beta = parameters.get("llama_4_scaling_beta")
+    return RotaryTables(
+        module,
+        interleaved=family.interleaved,
+        kinds=sorted(set(_kinds(text))),
+        facts=examine(config),
+        scale=(beta, original) if family.query_scale and beta else None,
+        like=like,
+    )

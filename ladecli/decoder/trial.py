@@ -1,0 +1,148 @@
+"""A trial at load: do steps of a forward give the logits that the model's own forward gives?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import layout
+from .errors import DeviceLostError, NaNLogitsError, UnsupportedModelError
+from .families import ModelFacts
+from .kv_cache import KVCache, LayerShape
+from .memory import is_out_of_memory
+from .runner import Forward, Runner, check_device, reason_of
+from .stock_model import ShapeRecorder, input_device
+from .tree import TokenTree
+
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 1e-1}
+"""Difference of a row of logits (root mean square) that counts as rounding, relative to their
+spread."""
+LENGTH = 12
+"""Tokens of the trial text."""
+GPU_LENGTH, GPU_WIDTH = 80, 24
+"""The same on a GPU, and tokens of the trial's wide step: kernels differ by the rows of a tile."""
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """Difference of logits that counts as rounding, relative to their spread."""
+    return TOLERANCE.get(dtype, TOLERANCE[torch.bfloat16])
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A short text, and what the model's own forward makes of it.
+
+    Attributes:
+        text: ids spread over the vocabulary, so that no two of them are alike by chance.
+        expected: logits after each of them, float32 [tokens, vocabulary].
+        shapes: what layers cache.
+        facts: about the model.
+        dtype: whose rounding counts as such.
+    """
+
+    text: list[int]
+    expected: Tensor
+    shapes: list[LayerShape]
+    facts: ModelFacts
+    dtype: torch.dtype
+
+    @classmethod
+    @torch.inference_mode()
+    def of(cls, model: Any, facts: ModelFacts) -> Trial:
+        """Run the model.
+
+        Raises:
+            UnsupportedModelError: it fails.
+            NaNLogitsError: its logits are NaN.
+        """
+        on_gpu = input_device(model).type == "cuda" and facts.context > 2 * GPU_LENGTH
+        length = GPU_LENGTH if on_gpu else LENGTH
+        text = [(7 + 37 * i) % facts.vocabulary for i in range(length)]
+        try:
+            expected, shapes = _own_logits(model, text)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise  # that says nothing about the family
+            check_device(input_device(model), error)
+            raise refused(facts, f"failed: {reason_of(error)}") from error
+        if not bool(expected.isfinite().all()):
+            raise NaNLogitsError
+        # Kernels of packed weights round by the number of rows.
+        packed = getattr(model, "quantization_method", None) is not None
+        dtype = torch.bfloat16 if packed else model.dtype
+        return cls(text, expected, shapes, facts, dtype)
+
+    def new_cache(self, forward: Forward) -> KVCache:
+        """A cache for the text and steps of a forward."""
+        return KVCache(forward.layer_shapes, 2 * len(self.text) + GPU_WIDTH)
+
+    def failure(self, runner: Runner) -> str | None:
+        """How steps of a runner fail, or by how much they differ; None if they do not.
+
+        Args:
+            runner: with an empty cache of its own.
+
+        Raises:
+            DeviceLostError: the GPU met a fault.
+        """
+        try:
+            off = self._difference(runner)
+        except DeviceLostError:
+            raise
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            check_device(runner.device, error)
+            return f"failed: {reason_of(error)}"
+        # Also if it is NaN.
+        if not off <= tolerance(self.dtype):
+            return f"was off by {off:.1g} of the logits' spread"
+        return None
+
+    @torch.inference_mode()
+    def _difference(self, runner: Runner) -> float:
+        """How far logits are from the expected ones, relative to their spread.
+
+        Two rival continuations are decoded in one step after a prefix, the second one is kept,
+        and other steps follow it.  Masks, positions and slots all have to work for that.
+        """
+        text, cache, start = self.text, runner.cache, len(self.text) - 5
+        runner.run(layout.build_chunk(text[:start], 0))
+        cache.keep(range(start))
+        tree = TokenTree()
+        tree.add([(text[start + 1] + 1) % self.facts.vocabulary, text[3]], "trial", limit=9)
+        tree.add(text[start + 1 : start + 3], "trial", limit=9)
+        draft = layout.Draft(tree, width=GPU_WIDTH if len(text) == GPU_LENGTH else 1)
+        logits = runner.start(layout.build(text[start : start + 1], start, draft))()
+        # Rows: the current token, two rivals, then the path that is kept.  Copies: the next step
+        # may write over them.
+        found = [logits[[0, 3, 4]].float()]
+        cache.keep([0, 3, 4])
+        for position in (start + 3, start + 4):
+            step = layout.build(text[position : position + 1], position, layout.Draft())
+            found.append(runner.start(step)().float().clone())
+            cache.keep([0])
+        wanted = self.expected[start:].to(runner.device)
+        off = torch.cat(found).to(wanted.device) - wanted
+        # Not the largest of many thousand logits: rounding in half precision can be that far off.
+        return float(off.square().mean(dim=-1).sqrt().max() / wanted.std())
+
+
+def refused(facts: ModelFacts, why: str) -> UnsupportedModelError:
+    """The error for a model whose trial failed."""
+    return UnsupportedModelError(
+        f"models of the family {facts.family!r} are not supported: a trial step against the"
+        f" model's own forward {why}"
+    )
+
+
+def _own_logits(model: Any, text: Sequence[int]) -> tuple[Tensor, list[LayerShape]]:
+    """Logits after each token, float32 [tokens, vocabulary], and what layers cache."""
+    recorder = ShapeRecorder()
+    ids = torch.tensor([list(text)], device=input_device(model))
+    result = model(input_ids=ids, past_key_values=recorder, use_cache=True)
+    return result.logits[0].float(), recorder.shapes

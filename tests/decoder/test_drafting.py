@@ -1,0 +1,567 @@
+"""Drafting: the n-gram model and its trees, what each source teaches, and what is remembered."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ladecli.decoder.drafting.memory import SAVED_ROWS, SAVED_TEXT, DraftMemory
+from ladecli.decoder.drafting.ngram_model import (
+    CONTEXTS,
+    KINDS,
+    MAX_CHILDREN,
+    MAX_SUCCESSORS,
+    ORDER,
+    SOURCE_OF_KIND,
+    WINDOW,
+    NgramModel,
+    RepeatedSpan,
+    Row,
+    pack,
+)
+from ladecli.decoder.drafting.sources import BOUNDARY, LENGTHS, MAX_CORPUS, OVERLAP, PRIORS
+from ladecli.decoder.drafting.suffix_automaton import SuffixAutomaton
+from ladecli.decoder.errors import DraftStateError
+from ladecli.decoder.events import Token
+from ladecli.decoder.layout import Draft
+from ladecli.decoder.observation import Observation
+from ladecli.decoder.step_cost import CostCurve, StepCost
+from ladecli.decoder.tree import ROOT, TokenTree
+from ladecli.decoder.verify import Verdict
+from ladecli.decoder.window import LookaheadWindow, WindowBlock
+
+PASSAGE = list(range(100, 160))
+
+
+def taught(*texts: list[int], flag: int = 0) -> NgramModel:
+    model = NgramModel()
+    for text in texts:
+        model.learn([text], 1, 1.0, flag)
+    return model
+
+
+def recycle(model: NgramModel, text: list[int], row: Row) -> None:
+    model.recycle(text, TokenTree(), [row])
+
+
+def best(model: NgramModel, *text: int) -> list[int]:
+    return [token for _, token, _ in model.successors(text)]
+
+
+def free(nodes: int) -> CostCurve:
+    """Nodes cost nothing."""
+    return CostCurve((1.0,) * (nodes + 1), (0.0,) * (nodes + 1))
+
+
+def priced(nodes: int, token: float) -> CostCurve:
+    """Every node costs the same."""
+    return StepCost((1, 2), (0,), ((1.0, 1.0 + token),)).curve(0, 1, nodes, ())
+
+
+def paths(tree: TokenTree) -> list[tuple[int, ...]]:
+    """The path to every node, in the order of the nodes."""
+    found: list[tuple[int, ...]] = []
+    for parent, token in zip(tree.parents, tree.tokens, strict=True):
+        found.append((*(found[parent] if parent != ROOT else ()), token))
+    return found
+
+
+def filled(rng: random.Random, vocabulary: int) -> NgramModel:
+    """A model that learned random evidence of every kind."""
+    model = NgramModel()
+
+    def tokens(count: int) -> list[int]:
+        return [min(int(rng.paretovariate(0.6)), vocabulary) for _ in range(count)]
+
+    def rows(count: int) -> list[Row]:
+        drawn = [dict.fromkeys(tokens(rng.randrange(MAX_SUCCESSORS + 1))) for _ in range(count)]
+        return [{token: 0.5 / 2**i for i, token in enumerate(row)} for row in drawn]
+
+    for _ in range(rng.randrange(30)):
+        model.learn([tokens(60), tokens(9)], rng.randrange(1, 5), 1.0)
+        model.learn([tokens(4) for _ in range(5)], 1, 0.25, WINDOW)
+        parents = [rng.randrange(-1, node) for node in range(12)]
+        model.recycle(tokens(5), TokenTree(tokens(12), parents, [], []), rows(13))
+        model.recycle_window([(*tokens(1), *tokens(1)) for _ in range(6)], rows(6))
+        model.build_tree(tokens(3), 9, free(20))
+        model.calibrate(tokens(1), [])
+    return model
+
+
+# The model.
+
+
+def test_the_longest_context_decides() -> None:
+    model = taught(*[[1, 2, 3]] * 4, *[[9, 2, 4]] * 4)
+    assert [best(model, *text)[0] for text in ([2], [1, 2], [9, 2])] == [4, 3, 4]
+    assert best(taught(*[[1, 3]] * 3, *[[1, 2]] * 3), 1) == [2, 3], "new evidence outweighs old"
+
+
+@given(st.integers(0, 1 << 32), st.sampled_from([3, 12, 300, (1 << 20) - 1]))
+@settings(max_examples=30, deadline=None)
+def test_probabilities_are_probabilities(seed: int, vocabulary: int) -> None:
+    rng = random.Random(seed)
+    model = filled(rng, vocabulary)
+    for _ in range(20):
+        ranked = model.successors([rng.randrange(1, 9) for _ in range(rng.randrange(1, 6))])
+        shares = [share for share, _, _ in ranked]
+        assert shares == sorted(shares, reverse=True)
+        assert all(share > 0.0 for share in shares)
+        assert len({token for _, token, _ in ranked}) == len(ranked) <= MAX_CHILDREN
+        assert all(0 <= kind < KINDS for _, _, kind in ranked)
+
+
+def test_the_models_successors_back_off_to_shorter_contexts() -> None:
+    model = NgramModel()
+    recycle(model, [1, 2], {5: 0.8, 6: 0.1})
+    ranked = model.successors([2])
+    assert [(token, SOURCE_OF_KIND[kind]) for _, token, kind in ranked] == [
+        (5, "recycled"),
+        (6, "recycled"),
+    ]
+    assert ranked[0][0] == pytest.approx(8 * ranked[1][0])
+    recycle(model, [3, 2], {7: 0.5})
+    assert best(model, 1, 2)[0] == 5
+    assert best(model, 3, 2)[0] == 7
+
+
+def test_guesses_of_the_window_give_way_to_answers() -> None:
+    model = NgramModel()
+    model.recycle_window([(1, 2)], [{8: 0.9}])
+    assert [(token, SOURCE_OF_KIND[kind]) for _, token, kind in model.successors([2])] == [
+        (8, "trajectory")
+    ]
+    recycle(model, [2], {5: 0.9})
+    assert best(model, 2) == [5]
+    model.recycle_window([(1, 2)], [{9: 0.9}])
+    assert best(model, 2) == [5]
+    assert best(model, 1, 2)[0] == 9, "a pair has a row of its own"
+
+
+def test_what_both_sources_saw_is_counted_once() -> None:
+    model = taught([1, 2], flag=WINDOW)
+    model.learn([[1, 2]], 1, 1.0)
+    (share, token, kind), *rest = model.successors([1])
+    assert (token, SOURCE_OF_KIND[kind], rest) == (2, "context", [])
+    assert share == pytest.approx(taught([1, 2], [1, 2]).successors([1])[0][0])
+
+
+def test_contexts_that_differ_in_any_token_are_told_apart() -> None:
+    model, last = NgramModel(), (1 << 20) - 1
+    contexts = [[a, b, c, d] for a in (0, last) for b in (0, 9) for c in (1, 9) for d in (1, last)]
+    for number, context in enumerate(contexts):
+        recycle(model, context, {100 + number: 1.0})
+    assert [best(model, *context)[0] for context in contexts] == [*range(100, 116)]
+
+
+def test_memory_is_bounded_and_the_oldest_goes() -> None:
+    model = NgramModel()
+    tokens = range(CONTEXTS + 5000)
+    model.learn([tokens], 1, 1.0)
+    for start in range(0, len(tokens), 1000):
+        some = tokens[start : start + 1000]
+        tree = TokenTree(some, [ROOT] * len(some), [], [])
+        model.recycle([7], tree, [{}, *({token + 1: 0.5} for token in some)])
+    for tables in (model.counts, model.answers, model.guesses):
+        assert all(len(table) <= CONTEXTS for table in tables)
+    for order in (1, ORDER):
+        table = model.counts[order]
+        assert len(table) > 0.9 * CONTEXTS
+        assert pack(tokens[-1 - order : -1]) in table
+        assert pack(tokens[:order]) not in table
+    for successor in range(50):
+        model.learn([[5, successor]], 1, 1.0)
+    assert sorted(model.counts[1][5]) == [46, 47, 48, 49]
+
+
+# Trees.
+
+
+@given(st.integers(0, 1 << 32), st.integers(0, 70), st.integers(0, 12), st.floats(0.0, 0.5))
+@settings(deadline=None)
+def test_trees_keep_their_limits(seed: int, nodes: int, depth: int, price: float) -> None:
+    rng = random.Random(seed)
+    model = filled(rng, 12)
+    passage = [rng.randrange(1, 6) for _ in range(20)]
+    span = rng.choice([None, RepeatedSpan(passage, rng.randrange(9), 15, 0.7)])
+    tree = model.build_tree(
+        [rng.randrange(1, 4) for _ in range(4)], depth, priced(nodes, price), span
+    )
+    assert len(tree) <= nodes
+    assert max(tree.depths, default=0) <= depth
+    siblings = list(zip(tree.parents, tree.tokens, strict=True))
+    assert len(set(siblings)) == len(siblings)
+    for node, parent in enumerate(tree.parents):
+        assert parent < node
+        assert tree.depths[node] == (1 if parent == ROOT else tree.depths[parent] + 1)
+    # One more than the model finds: a repeated span adds its own.
+    assert all(tree.parents.count(node) <= MAX_CHILDREN for node in range(ROOT, len(tree)))
+    assert 0.0 <= model.margin <= 1.0
+
+
+@given(st.integers(0, 1 << 32), st.floats(0.0, 1.0), st.floats(0.0, 1.0))
+@settings(deadline=None)
+def test_a_dearer_tree_is_a_prefix(seed: int, price: float, other: float) -> None:
+    """Along a repeated span and known answers: nodes come in order of probability."""
+    rng = random.Random(seed)
+    model = NgramModel()
+    text = rng.choices(range(9), k=40)
+    for end in range(1, len(text)):
+        row = {text[end]: 0.6 + rng.random() / 5, 9 + rng.randrange(9): rng.random() / 5}
+        recycle(model, text[:end], row)
+    trees = [
+        paths(model.build_tree(text[:20], 30, priced(40, each))) for each in sorted((price, other))
+    ]
+    assert trees[1] == trees[0][: len(trees[1])]
+
+
+def test_a_smaller_tree_is_the_beginning_of_a_larger_one() -> None:
+    """Nearly: shorter contexts are left out where they would add what has no room anyway."""
+    text = random.Random(1).choices(range(12), k=400)
+    model = taught(text)
+    for start in range(0, 90, 9):
+        context = text[start : start + ORDER]
+        small, large = (paths(model.build_tree(context, 99, free(n))) for n in (30, 60))
+        assert len(small) == 30
+        assert len({*small} & {*large[:30]}) >= 28
+
+
+def test_a_repeated_span_is_followed_to_its_end() -> None:
+    model = NgramModel()
+    tree = model.build_tree([9], 99, free(20), RepeatedSpan(PASSAGE, 0, 30, 0.9))
+    assert tree.tokens == PASSAGE[:20]
+    assert tree.depths == list(range(1, 21))
+    assert set(tree.sources) == {"context"}
+    tree = model.build_tree([9], 99, free(20), RepeatedSpan(PASSAGE, 25, 28, 0.9))
+    assert tree.tokens == PASSAGE[25:28]
+
+
+def test_a_repeated_span_is_left_where_another_token_is_tried() -> None:
+    model = NgramModel()
+    recycle(model, [9], {50: 1.0})
+    tree = model.build_tree([9], 99, free(20), RepeatedSpan([10, 11], 0, 2, 0.5))
+    assert set(paths(tree)) == {(10,), (10, 11), (50,)}
+
+
+def test_nodes_that_do_not_pay_are_left_out() -> None:
+    model, text = taught(*[[1, 2, 3, 4, 5, 6, 7, 8, 1]] * 12), [1, 2, 3, 4]
+    sizes = [len(model.build_tree(text, 99, priced(99, c))) for c in (0.0, 0.02, 0.2, 0.9, 2.0)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] > sizes[2] > sizes[-1] == 0
+    # The size is chosen as a whole: a dear first node pays where cheap ones follow.
+    jump = StepCost((1, 2, 9), (0,), ((1.0, 3.5, 3.6),))
+    assert len(model.build_tree(text, 99, jump.curve(0, 1, 8, ()))) > 4
+    assert len(model.build_tree(text, 99, jump.curve(0, 1, 1, ()))) == 0
+
+
+def test_probabilities_may_underflow() -> None:
+    model = taught([7] * 50)
+    tree = model.build_tree([7] * 4, 5000, free(5000))
+    assert 50 < len(tree) <= 5000
+    recycle(model, [3], {4: 1.0, 5: 0.0, 6: 0.0})
+    assert best(model, 3)[0] == 4
+
+
+def test_evidence_that_promises_too_much_is_trusted_less() -> None:
+    model, curve = NgramModel(), priced(9, 0.3)
+    recycle(model, [1], {2: 0.9})
+    recycle(model, [2], {3: 0.9})
+    assert len(model.build_tree([1], 9, curve)) == 2
+    for _ in range(60):
+        model.build_tree([1], 9, free(9))
+        model.calibrate([99], [])
+    assert len(model.build_tree([1], 9, curve)) == 0
+    # It wins trust back though it is not drafted any more, as far as it hits.
+    for trial in range(300):
+        model.build_tree([1], 9, curve)
+        model.calibrate([2 if trial % 2 else 99], [])
+    assert model.successors([1])[0][0] == pytest.approx(0.5, abs=0.02)
+    for _ in range(200):
+        model.build_tree([1], 9, curve)
+        model.calibrate([2], [])
+    assert len(model.build_tree([1], 9, curve)) == 2
+
+
+def test_the_margin_is_what_one_more_node_was_worth() -> None:
+    model = NgramModel()
+    recycle(model, [1], {2: 0.6, 3: 0.3})
+    model.build_tree([1], 1, free(1))
+    assert model.margin == pytest.approx(model.successors([1])[0][0])
+    model.build_tree([1], 1, free(9))
+    assert model.margin == 0.0, "there was room for more"
+
+
+# Sources.
+
+
+def step(
+    text: Sequence[int],
+    new: int,
+    tree: TokenTree | None = None,
+    window: WindowBlock | None = None,
+    rows: Sequence[Row] = (),
+) -> Observation:
+    """A step that committed the last `new` tokens of `text`."""
+    verdict = Verdict((), tuple(Token(token) for token in text[len(text) - new :]))
+    return Observation(Draft(tree or TokenTree(), window), text, verdict, (), rows)
+
+
+def learned(*text: int) -> DraftMemory:
+    memory = DraftMemory()
+    memory.context.begin(text)
+    return memory
+
+
+def probability(memory: DraftMemory) -> float:
+    span = memory.context.repeated_span()
+    assert span is not None
+    return span.probability
+
+
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=40), st.data())
+def test_a_continued_text_counts_every_token_once(text: list[int], data: st.DataObject) -> None:
+    """Whatever part of it came as a prompt, and whatever was accepted."""
+    memory, end = DraftMemory(), 0
+    while end < len(text):
+        start, end = end, data.draw(st.integers(end + 1, len(text)))
+        if start and data.draw(st.booleans()):
+            memory.context.learn(step(text[:end], end - start), [])
+        else:
+            memory.context.begin(text[:end])
+    assert memory.model.counts == learned(*text).model.counts
+    assert memory.context.corpus.tokens == text
+
+
+def test_a_fork_counts_what_is_new_after_what_is_common() -> None:
+    memory = learned(1, 2, 3, 4)
+    memory.context.begin([1, 2, 7])
+    memory.context.begin([1, 2, 7, 8])
+    pairs = {context: {*row} for context, row in memory.model.counts[1].items()}
+    assert pairs == {1: {2}, 2: {3, 7}, 3: {4}, 7: {8}}
+    assert memory.model.counts[1][1] == {2: 1.0}
+    assert memory.context.corpus.tokens == [1, 2, 3, 4, BOUNDARY, 1, 2, 7, 8]
+
+
+@pytest.mark.parametrize(("length", "prior"), [(4, 0.0), *zip(LENGTHS, PRIORS, strict=True)])
+def test_a_repeated_span_is_longer_than_a_context(length: int, prior: float) -> None:
+    """And the longer it is, the more probably it goes on."""
+    span = learned(*PASSAGE, *PASSAGE[:length]).context.repeated_span()
+    if length < LENGTHS[0]:
+        assert span is None
+    else:
+        assert span is not None
+        assert span.tokens[span.start :][:9] == PASSAGE[length : length + 9]
+        assert span.probability == pytest.approx(prior)
+
+
+def test_repeats_are_calibrated_by_what_became_of_them() -> None:
+    text = [*PASSAGE, *PASSAGE[:5]]
+    kept, broken = learned(*text), learned(*text)
+    before = probability(kept)
+    kept.context.learn(step([*text, *PASSAGE[5:7]], 2), [])
+    assert before < probability(kept) < 1.0
+    broken.context.learn(step([*text, 9, *PASSAGE[20:25]], 6), [])
+    assert 0.0 < probability(broken) < before
+    assert broken.context.trials == [1.0, 0.0, 0.0, 0.0], "the span was left at once"
+    # A passage of 6 that goes on by three tokens: two trials of one class, one of the next.
+    memory = learned(*PASSAGE, *PASSAGE[:6])
+    memory.context.learn(step([*PASSAGE, *PASSAGE[:9]], 3), [])
+    assert memory.context.trials == memory.context.hits == pytest.approx([1.98, 1.0, 0.0, 0.0])
+
+
+def test_a_fork_repeats_the_end_of_what_is_common() -> None:
+    memory = learned(*PASSAGE, 1, 2)
+    memory.context.begin([*PASSAGE, 3, 4, 5, 6, 9, *PASSAGE[-4:], 3, 4])
+    corpus = memory.context.corpus.tokens
+    assert corpus[: len(PASSAGE) + 3 + OVERLAP] == [*PASSAGE, 1, 2, BOUNDARY, *PASSAGE[-OVERLAP:]]
+    span = memory.context.repeated_span()
+    assert span is not None, "the passage crosses the fork"
+    assert list(span.tokens[span.start :][:2]) == [5, 6]
+
+
+def test_nothing_crosses_a_boundary() -> None:
+    memory = learned(1, 2, 3, 4)
+    memory.context.begin([5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6])
+    assert memory.context.repeated_span() is None
+    # The same text again, and further: the passage that it repeats ends at a boundary.
+    memory = learned(*PASSAGE)
+    memory.context.begin(PASSAGE[:20])
+    for end in (len(PASSAGE) - 5, len(PASSAGE)):
+        memory.context.begin(PASSAGE[:end])
+        span = memory.context.repeated_span()
+        tree = memory.model.build_tree(PASSAGE[:end], 20, free(20), span)
+        assert BOUNDARY not in tree.tokens
+        assert tree.tokens[: len(PASSAGE) - end] == PASSAGE[end:]
+    memory.context.learn(step([*PASSAGE, 7], 1), [])
+    assert memory.context.trials == [0.0] * len(LENGTHS), "a boundary broke no promise"
+
+
+def test_of_many_texts_the_older_half_goes() -> None:
+    source = DraftMemory().context
+    texts = [[10_000 + number, *range(MAX_CORPUS // 4)] for number in range(7)]
+    for text in texts:
+        source.begin(text)
+        assert len(source.corpus) <= MAX_CORPUS + len(text) + OVERLAP
+    source.begin([10_006, *range(12)])
+    span = source.repeated_span()
+    assert span is not None
+    assert list(span.tokens[span.start :][:3]) == [12, 13, 14]
+
+
+def test_tokens_are_credited_to_their_source() -> None:
+    memory = learned(1, 2)
+    memory.trajectory.learn(step([1, 2], 1), [(3, 4)])
+    memory.recycled.learn(step([5, 6], 1, rows=[{7: 1.0}]), [])
+    for token, source in ((1, "context"), (3, "trajectory"), (5, "recycled")):
+        assert memory.model.build_tree([token], 1, free(1)).sources == [source]
+
+
+def block_of(current: int) -> WindowBlock:
+    """A window whose last row follows (20, 30) and (21, 31)."""
+    window = LookaheadWindow(2, 4, [1], random.Random(0))
+    window.rows = [[0, 11], [20, 21], [30, 31]]
+    return window.block(current)
+
+
+def test_successors_are_remembered_after_text_tree_and_window() -> None:
+    tree = TokenTree()
+    tree.add([7, 8], "context", 9)
+    tree.add([9], "context", 9)
+    before, rows = [1, 2, 3, 4, 5], [{50 + i: 0.875, 70 + i: 0.125} for i in range(6)]
+    memory = DraftMemory()
+    memory.recycled.learn(step([*before, 7, 6], 2, tree, block_of(5), rows), [])
+    answers, guesses = memory.model.answers, memory.model.guesses
+    followed = [before, [*before, 7], [*before, 7, 8], [*before, 9]]
+    for order in range(1, ORDER + 1):
+        keys = [pack(path[-order:]) for path in followed]
+        assert answers[order] == dict(zip(keys, rows, strict=False))
+    assert guesses[1] == {30: rows[4], 31: rows[5]}
+    assert guesses[2] == {pack([20, 30]): rows[4], pack([21, 31]): rows[5]}
+    # A window of one row begins with the current token, which has its successors already.
+    memory, block = DraftMemory(), LookaheadWindow(2, 2, [8], random.Random(0)).block(5)
+    memory.recycled.learn(step([5, 6], 1, window=block, rows=rows[:3]), [])
+    assert memory.model.guesses[1] == {8: rows[2]}
+
+
+# The suffix automaton.
+
+TEXTS = st.integers(1, 4).flatmap(lambda size: st.lists(st.integers(0, size - 1), max_size=60))
+
+
+def searched(tokens: list[int]) -> tuple[int, int]:
+    """The longest suffix that is in the text earlier, and what followed it first."""
+    for length in range(len(tokens) - 1, 0, -1):
+        for start in range(len(tokens) - length):
+            if tokens[start : start + length] == tokens[-length:]:
+                return length, start + length
+    return 0, 0
+
+
+@given(TEXTS)
+def test_the_automaton_finds_what_a_search_finds(text: list[int]) -> None:
+    automaton = SuffixAutomaton()
+    for end, token in enumerate(text, start=1):
+        automaton.extend(token)
+        assert automaton.longest_match() == searched(text[:end])
+    assert automaton.tokens == text
+    assert SuffixAutomaton(iter(text)).longest_match() == automaton.longest_match()
+
+
+# Memory.
+
+VOCABULARY = 1000
+
+
+@pytest.fixture
+def remembered() -> DraftMemory:
+    memory, rng = DraftMemory(), random.Random(0)
+    for start in (0, 5):
+        text = [start, *rng.choices(range(40), k=200)]
+        memory.context.begin(text[:50])
+        for end in range(50, 200):
+            rows = [{text[end]: 0.75, rng.randrange(VOCABULARY): 0.12345}]
+            memory.recycled.learn(step(text[: end + 1], 1, rows=rows), [])
+            memory.context.learn(step(text[: end + 1], 1), [])
+    memory.pool.add((1, 2, 3), 9)
+    return memory
+
+
+def reloaded(memory: DraftMemory) -> DraftMemory:
+    return DraftMemory.from_dict(json.loads(json.dumps(memory.to_dict())), VOCABULARY)
+
+
+def test_a_saved_memory_drafts_the_same(remembered: DraftMemory) -> None:
+    again = reloaded(remembered)
+    assert [*again.pool] == [(1, 2, 3)]
+    text = [token for token in remembered.context.corpus.tokens if token != BOUNDARY]
+    for end in range(60, 400, 7):
+        trees = [m.model.build_tree(text[:end], 9, free(9)).tokens for m in (remembered, again)]
+        assert trees[0][:1] == trees[1][:1]
+    again.context.begin(text[100:140])
+    assert again.context.repeated_span() is not None
+    assert reloaded(again).to_dict()["text"][: len(text)] == again.to_dict()["text"][: len(text)]
+
+
+def test_what_is_saved_is_bounded(remembered: DraftMemory) -> None:
+    text = [number % VOCABULARY for number in range(SAVED_TEXT + 1000)]
+    remembered.context.begin(text)
+    for end in range(len(text) - SAVED_ROWS - 1000, len(text)):
+        remembered.model.recycle(text[:end], TokenTree(), [{1: 0.5}])
+    for number in range(5000):
+        remembered.pool.add((number % VOCABULARY, number // VOCABULARY, 3), 9)
+    saved = remembered.to_dict()
+    assert saved["text"] == text[-SAVED_TEXT:]
+    numbers = len(saved["text"]) + 9 * len(saved["rows"]) + sum(map(len, saved["ngrams"]))
+    assert len(saved["rows"]) >= SAVED_ROWS - ORDER
+    assert numbers < 60_000
+    assert reloaded(remembered).context.corpus.tokens[:-1] == text[-SAVED_TEXT:]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"text": [VOCABULARY]},
+        {"text": [-2]},
+        {"text": "abc"},
+        {"rows": [[4, [1, 2], [0.5]]]},
+        {"rows": [[5000, [1], [0.5]]]},
+        {"rows": [[4, [-1], [0.5]]]},
+        {"rows": [[4, [1], [float("nan")]]]},
+        {"rows": [[4, [1], [1.5]]]},
+        {"rows": [[4, [1] * 9, [0.1] * 9]]},
+        {"rows": [7]},
+        {"ngrams": [[1]]},
+        {"ngrams": None},
+    ],
+)
+def test_saved_drafts_are_checked(remembered: DraftMemory, wrong: dict[str, Any]) -> None:
+    saved = remembered.to_dict()
+    with pytest.raises(DraftStateError, match="these are no saved drafts"):
+        DraftMemory.from_dict({**saved, **wrong}, VOCABULARY)
+    for name in wrong:
+        del saved[name]
+    with pytest.raises(DraftStateError):
+        DraftMemory.from_dict(saved, VOCABULARY)
+
+
+def test_an_interrupted_update_is_noticed() -> None:
+    memory = DraftMemory()
+    with memory.updating():
+        memory.context.begin([1, 2])
+    assert not memory.broken
+    with pytest.raises(KeyboardInterrupt), memory.updating():
+        raise KeyboardInterrupt
+    assert memory.broken
+
+
+def test_fingerprints_tell_memories_apart(remembered: DraftMemory) -> None:
+    prints = {DraftMemory().fingerprint(), learned(1, 2).fingerprint(), remembered.fingerprint()}
+    assert len(prints) == 3
+    assert all(-(1 << 31) <= value < 1 << 31 for value in prints)
+    assert learned(1, 2).fingerprint() == learned(1, 2).fingerprint()

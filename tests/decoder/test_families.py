@@ -1,0 +1,148 @@
+"""What cannot work is refused by name; what is unknown is tried; facts about a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from ladecli.decoder.errors import UnsupportedModelError
+from ladecli.decoder.families import DEFAULT_CONTEXT, FAMILIES, examine, refusal
+from ladecli.decoder.load import load_decoder
+from ladecli.decoder.stock_model import StockModel
+
+from ..decoding import ids_of, run, transformers_ids
+from ..families import OWN, SLIDING, STOCK, VOCABULARY, model_of, prompt_for
+
+REFUSED = {
+    "mamba": "recurrent state",
+    "mamba2": "recurrent state",
+    "jamba": "recurrent state",
+    "recurrent_gemma": "recurrent state",
+    "qwen3_next": "recurrent state",
+    "lfm2": "recurrent state",
+    "falcon_h1": "recurrent state",
+    "minimax": "recurrent state",
+    "gpt_oss": "attention sinks",
+    "llama4_text": "chunks",
+    "stablelm": "does not pass keywords",
+    "nemotron": "does not pass keywords",
+    "bloom": "attention interface",
+    "mpt": "attention interface",
+    "gptj": "attention interface",
+    "doge": "by their content",
+    "t5": "encoder-decoder",
+    "bart": "encoder-decoder",
+    "whisper": "encoder-decoder",
+}
+
+
+@pytest.mark.parametrize(("family", "why"), REFUSED.items())
+def test_refused_by_name_before_any_weights_are_read(family: str, why: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=f"'{family}' are not supported.*{why}"):
+        examine(CONFIG_MAPPING[family]())
+
+
+def test_every_row_has_a_test() -> None:
+    assert {model_type for model_type, _ in OWN.values()} == {*FAMILIES}
+    assert not {model_type for model_type, _ in STOCK.values()} & {*FAMILIES}
+    assert not any(refusal(model_of(family).config) for family in OWN | STOCK)
+
+
+def small(family: str, **extra: Any) -> Any:
+    torch.manual_seed(0)
+    config = CONFIG_MAPPING[family](
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        pad_token_id=0,
+        **extra,
+    )
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+@pytest.mark.parametrize("family", ["granitemoe", "olmoe", "arcee"])
+def test_families_that_no_row_names_are_tried(family: str) -> None:
+    model = small(family)
+    decoder = load_decoder(model)
+    assert isinstance(decoder.runner.model, StockModel)
+    expected = transformers_ids(model, prompt_for(family), 20)
+    assert ids_of(run(decoder, prompt_for(family), "lookahead"))[:20] == expected
+
+
+def test_an_unknown_family_that_hides_its_sliding_window_is_refused() -> None:
+    """It would pass a trial that is shorter than its window, and be wrong beyond it."""
+    with pytest.raises(UnsupportedModelError, match="never asked for its sliding window of 20"):
+        load_decoder(small("phimoe", sliding_window=20, num_local_experts=2))
+
+
+def test_an_unknown_family_that_differs_is_refused() -> None:
+    """Here one whose attention does not look at what is cached."""
+    model = small("olmo")
+    attention = type(model.model.layers[0].self_attn)
+
+    class Forgetful(attention):  # type: ignore[misc, valid-type]
+        def forward(self, *args: Any, past_key_values: Any = None, **kwargs: Any) -> Any:
+            return super().forward(*args, past_key_values=None, **kwargs)
+
+    for layer in model.model.layers:
+        layer.self_attn.__class__ = Forgetful
+    before = model.config._attn_implementation
+    with pytest.raises(UnsupportedModelError, match="'olmo' are not supported: a trial step"):
+        load_decoder(model)
+    assert model.config._attn_implementation == before, "a refused model is left as it was"
+
+
+def test_a_model_is_left_as_it_was_after_steps() -> None:
+    """Also where one was broken off: transformers' own forward must go on as before."""
+    model = model_of("gpt2")
+    before = model.config._attn_implementation
+    decoder = load_decoder(model)
+    assert model.config._attn_implementation == before
+    generation = run(decoder, prompt_for("gpt2"))
+    assert model.config._attn_implementation == before
+    assert transformers_ids(model, prompt_for("gpt2"), 40) == ids_of(generation)
+
+
+# Facts.
+
+
+def test_facts() -> None:
+    facts = examine(model_of("mistral").config)
+    assert (facts.family, facts.layers, facts.vocabulary) == ("mistral", 2, VOCABULARY)
+    assert (facts.context, facts.sliding_window, facts.rope_boundary) == (256, SLIDING, None)
+    assert examine(model_of("gemma3").config).family == "gemma3_text"
+    assert examine(model_of("gemma2").config).sliding_window == SLIDING
+    assert examine(model_of("llama").config).sliding_window is None
+
+
+def test_windows_that_no_layer_uses_are_none() -> None:
+    config = CONFIG_MAPPING["qwen2"](use_sliding_window=False, sliding_window=4096)
+    assert examine(config).sliding_window is None
+
+
+def test_rope_limits() -> None:
+    long = examine(model_of("phi3_long").config)
+    assert (long.rope_boundary, long.max_positions) == (40, 160)
+    dynamic = examine(model_of("llama_dynamic").config)
+    assert (dynamic.rope_boundary, dynamic.max_positions) == (None, 40)
+    scaled = examine(model_of("llama3").config)
+    assert (scaled.rope_boundary, scaled.max_positions) == (None, 256)
+
+
+def test_a_model_that_does_not_say_how_long_texts_may_be() -> None:
+    config = CONFIG_MAPPING["bloom"]()
+    config.model_type = "unheard_of"
+    facts = examine(config)
+    assert facts.max_positions is None
+    assert facts.context == DEFAULT_CONTEXT
+
+
+def test_a_damaged_configuration_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="0 layers: it is damaged"):
+        examine(CONFIG_MAPPING["llama"](num_hidden_layers=0))

@@ -1,0 +1,388 @@
+"""Groups: several ranks yield, token for token, the text of one, and notice when they cannot."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ladecli.decoder.config import SOURCES, LookaheadConfig, SamplingConfig
+from ladecli.decoder.drafting.memory import DraftMemory
+from ladecli.decoder.engine import Decoder
+from ladecli.decoder.errors import NoMemoryError, RankError
+from ladecli.decoder.events import Event, Finished, Step, StepNarrowed, Token
+from ladecli.decoder.layout import Draft, StepLayout
+from ladecli.decoder.limits import Limits
+from ladecli.decoder.load import load_decoder
+from ladecli.decoder.parallel.groups import (
+    ALONE,
+    Group,
+    LookaheadParallel,
+    StepResult,
+    TensorParallel,
+)
+from ladecli.decoder.parallel.messages import Kind, Message, MessageFormat
+from ladecli.decoder.strategies import make_strategy
+from ladecli.decoder.tree import ROOT, TokenTree
+from ladecli.decoder.verify import Verdict
+
+from ..families import model_of, prompt_for
+
+PAPER = ("trajectory",)
+CONFIGS = {
+    "paper": LookaheadConfig(5, 4, 5, sources=PAPER),
+    "two rows": LookaheadConfig(9, 3, 6, sources=PAPER),
+    "all": LookaheadConfig(5, 4, 5, 30, sources=SOURCES),
+    "narrow": LookaheadConfig(2, 3, 2, 8),
+    "static": LookaheadConfig(4, 4, 4, 40, widths=(1, 6, 14, 20, 40)),
+}
+GREEDY = SamplingConfig()
+SAMPLED = SamplingConfig(temperature=0.8, top_k=20, top_p=0.95, seed=5)
+PROMPT = prompt_for("llama")
+KINDS = pytest.mark.parametrize("kind", [LookaheadParallel, TensorParallel])
+
+
+class Threads:
+    """A transport between threads of this process."""
+
+    def __init__(self, rank: int, table: list[list[int]], barrier: threading.Barrier) -> None:
+        self.rank, self.size = rank, len(table)
+        self.sent = 0
+        self._table, self._barrier = table, barrier
+
+    def end(self) -> None:
+        self._barrier.abort()
+
+    def gather(self, numbers: list[int]) -> list[list[int]]:
+        self.sent += len(numbers)
+        self._table[self.rank] = numbers
+        try:
+            self._barrier.wait(20)
+        except threading.BrokenBarrierError:
+            raise RankError("another rank ended") from None
+        found = [*self._table]
+        with contextlib.suppress(threading.BrokenBarrierError):
+            self._barrier.wait(20)  # all have read before anyone writes again
+        return found
+
+
+def simulate(size: int, work: Callable[[Threads], Any]) -> list[Any]:
+    """What `work` returns on every rank; or its error, if it is not merely the loss of another."""
+    table: list[list[int]] = [[] for _ in range(size)]
+    barrier = threading.Barrier(size)
+
+    def one(rank: int) -> Any:
+        try:
+            return work(Threads(rank, table, barrier))
+        except BaseException:
+            barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(size) as pool:
+        futures = [pool.submit(one, rank) for rank in range(size)]
+    errors = [error for future in futures if (error := future.exception()) is not None]
+    for error in sorted(errors, key=lambda error: isinstance(error, RankError)):
+        raise error
+    return [future.result() for future in futures]
+
+
+MODELS = threading.Lock()
+
+
+def decoder_of(family: str = "llama", chunk: int = 512) -> Decoder:
+    with MODELS:  # which are made of torch's own random numbers
+        model = copy.deepcopy(model_of(family))
+    return load_decoder(model, prefill_chunk=chunk)
+
+
+def generate(
+    decoder: Decoder,
+    group: Group = ALONE,
+    strategy: str = "lookahead",
+    config: LookaheadConfig = CONFIGS["all"],
+    memory: DraftMemory | None = None,
+    sampling: SamplingConfig = GREEDY,
+    prompt: Sequence[int] = PROMPT,
+    new: int = 40,
+) -> Any:
+    chosen = make_strategy(strategy, config, memory or DraftMemory())
+    return decoder.generate(prompt, chosen, sampling, Limits(new), group=group)
+
+
+def ids(events: Sequence[Event]) -> list[int]:
+    return [token.id for e in events if isinstance(e, Step) for token in e.tokens]
+
+
+@cache
+def expected(family: str = "llama", sampling: SamplingConfig = GREEDY, times: int = 1) -> list[int]:
+    """The text of plain decoding."""
+    prompt = prompt_for(family) * times
+    steps = generate(decoder_of(family), ALONE, "autoregressive", sampling=sampling, prompt=prompt)
+    return ids([*steps])
+
+
+def joined(decoder: Decoder, transport: Threads) -> Decoder:
+    """Let the ranks wait for one another in every forward, as parts of one model do."""
+    run = decoder.runner.run
+
+    def together(step: StepLayout) -> Any:
+        assert len({*map(tuple, transport.gather([len(step.tokens), step.pending]))}) == 1
+        return run(step)
+
+    decoder.runner.run = together
+    return decoder
+
+
+def decoder_on(transport: Threads, kind: type, **options: Any) -> Decoder:
+    decoder = decoder_of(**options)
+    return joined(decoder, transport) if kind is TensorParallel else decoder
+
+
+def failing(
+    decoder: Decoder, error: type[BaseException], when: Callable[[int, int], bool]
+) -> Decoder:
+    """Let forwards raise an error, given how many came before and their width."""
+    run, count = decoder.runner.run, iter(range(10**6))
+
+    def fail(step: StepLayout) -> Any:
+        if when(next(count), len(step.tokens) - step.pending):
+            raise error("no cable")
+        return run(step)
+
+    decoder.runner.run = fail
+    return decoder
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("config", CONFIGS)
+def test_lookahead_parallel_ranks_yield_the_text_of_one(
+    config: str, sampling: SamplingConfig
+) -> None:
+    size = 3 if sampling is GREEDY else 2
+
+    def one(transport: Threads) -> list[int]:
+        group = LookaheadParallel(transport)
+        return ids([*generate(decoder_of(), group, config=CONFIGS[config], sampling=sampling)])
+
+    assert simulate(size, one) == [expected(sampling=sampling)] * size
+
+
+@pytest.mark.parametrize("family", ["gemma3", "phi3_long", "gpt2"])
+def test_families_with_windows_boundaries_and_their_own_forward(family: str) -> None:
+    def one(transport: Threads) -> list[int]:
+        group = LookaheadParallel(transport)
+        return ids([*generate(decoder_of(family), group, prompt=prompt_for(family))])
+
+    assert simulate(2, one) == [expected(family)] * 2
+
+
+@pytest.mark.parametrize("strategy", ["autoregressive", "lookahead", "jacobi", "prompt-lookup"])
+def test_tensor_parallel_ranks_yield_the_text_of_one(strategy: str) -> None:
+    def one(transport: Threads) -> list[int]:
+        decoder = decoder_on(transport, TensorParallel)
+        return ids([*generate(decoder, TensorParallel(transport), strategy, sampling=SAMPLED)])
+
+    assert simulate(3, one) == [expected(sampling=SAMPLED)] * 3
+
+
+def test_more_ranks_have_narrower_steps_and_send_messages_of_one_length() -> None:
+    """The paper's drafts do not depend on the ranks."""
+
+    def one(transport: Threads) -> tuple[list[Event], int]:
+        events = generate(
+            decoder_of(),
+            LookaheadParallel(transport),
+            config=LookaheadConfig(9, 4, 9, sources=PAPER),
+        )
+        return [*events], transport.sent
+
+    [(alone, _)], ranks = simulate(1, one), simulate(4, one)
+    tokens = [e.tokens for e in alone if isinstance(e, Step)]
+    whole = max(e.width for e in alone[2:] if isinstance(e, Step))
+    for events, sent in ranks:
+        steps = [e for e in events if isinstance(e, Step)]
+        assert [e.tokens for e in steps] == tokens
+        assert max(e.width for e in steps[1:]) <= whole / 4 + 9
+        # One message for the start and one for each step.
+        assert sent % (1 + len(steps)) == 0
+
+
+def test_an_output_of_two_ranks_is_that_of_the_first() -> None:
+    tree = TokenTree([5, 6, 7], [ROOT, 0, 0], [1, 2, 2], ["context"] * 3)
+
+    def one(transport: Threads) -> Any:
+        group, rank = LookaheadParallel(transport), transport.rank
+        assert group.begin(5 - rank, 4, 1, ()) == 4
+        divided = group.partition(Draft(tree, successors=1), [0, 0])
+        best = [10 * rank + output for output in range(3)]
+        accepted = (Token(5), Token(6), Token(9)) if rank == 0 else (Token(5), Token(8))
+        mine = StepResult(Verdict((), accepted), best, [{token: 0.5} for token in best])
+        return group.agree(divided, mine, 1, lambda: 0), [each.nodes for each in divided.shares]
+
+    for found, nodes in simulate(2, one):
+        assert nodes == [[0, 1], [0, 2]]
+        assert found.best == [0, 1, 2, 12]
+        assert found.successors == [{token: 0.5} for token in found.best]
+        # The longest path counts: rank 1 lacks the branch.
+        assert found.verdict == Verdict(
+            (0, 1), (Token(5, "context"), Token(6, "context"), Token(9))
+        )
+
+
+@KINDS
+@pytest.mark.parametrize("after", [1, 2, 4, 6, 9])
+def test_closing_on_one_rank_ends_all_and_the_next_answer_is_right(kind: Any, after: int) -> None:
+    """Wherever it is closed: at the start, while the prompt is read in chunks, between steps."""
+    prompt = PROMPT * 2
+
+    def one(transport: Threads) -> tuple[bool, list[int]]:
+        decoder = decoder_on(transport, kind, chunk=8)
+        memory, group = DraftMemory(), kind(transport)
+        events = generate(decoder, group, memory=memory, prompt=prompt)
+        seen: list[Event] = []
+        for event in events:
+            seen.append(event)
+            if transport.rank == 0 and len(seen) == after:
+                events.close()
+        again = ids([*generate(decoder, group, memory=memory, prompt=prompt)])
+        return isinstance(seen[-1], Finished), again
+
+    assert simulate(3, one) == [(False, expected(times=2))] * 3
+
+
+@KINDS
+def test_an_interrupt_within_a_step(kind: Any) -> None:
+    """Ranks of lookahead parallelism go on with the next answer; parts of a model cannot."""
+
+    def one(transport: Threads) -> list[int] | str:
+        decoder, group = decoder_on(transport, kind), kind(transport)
+        failing(decoder, KeyboardInterrupt, lambda n, _: (n, transport.rank) == (2, 0))
+        try:
+            with contextlib.suppress(KeyboardInterrupt):
+                [*generate(decoder, group)]
+            return ids([*generate(decoder, group)])
+        except RankError as error:
+            transport.end()
+            return str(error)
+
+    if kind is LookaheadParallel:
+        assert simulate(2, one) == [expected()] * 2
+    else:
+        line = "the last answer was interrupted within a step; start the ranks again"
+        assert simulate(2, one)[0] == line
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_fails_is_named_on_the_others(rank: int) -> None:
+    def one(transport: Threads) -> str:
+        decoder = failing(decoder_of(), ValueError, lambda n, _: (n, transport.rank) == (2, rank))
+        with pytest.raises((RankError, ValueError)) as error:
+            [*generate(decoder, LookaheadParallel(transport))]
+        return str(error.value)
+
+    others = [f"rank {rank} failed"] * 3
+    assert simulate(3, one) == [*others[:rank], "no cable", *others[rank + 1 :]]
+
+
+OTHER = {
+    "prompt": ({"prompt": [1, 2, 3]}, "rank 2 was given another prompt or other settings"),
+    "seed": ({"sampling": SAMPLED}, "rank 2 was given another prompt or other settings"),
+    "window": (
+        {"config": replace(CONFIGS["paper"], window=4, guesses=5, budget=None)},
+        "rank 2 ",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", OTHER)
+def test_a_rank_that_does_something_else_is_named(what: str) -> None:
+    other, message = OTHER[what]
+
+    def one(transport: Threads) -> None:
+        given = {"config": CONFIGS["paper"], **(other if transport.rank == 2 else {})}
+        if what == "window":  # of equal messages
+            given["config"] = replace(given["config"], budget=30)
+        [*generate(decoder_of(), LookaheadParallel(transport), **given)]
+
+    with pytest.raises(RankError, match=message):
+        simulate(3, one)
+
+
+def test_another_draft_memory_is_noticed_before_drafts_differ() -> None:
+    def one(transport: Threads) -> None:
+        memory = DraftMemory()
+        if transport.rank == 1:
+            memory.context.load([95, 96, 95, 96, 94])
+        [*generate(decoder_of(), LookaheadParallel(transport), memory=memory)]
+
+    with pytest.raises(RankError, match="rank 1 has another draft memory than rank 0 in step 1"):
+        simulate(2, one)
+
+
+@pytest.mark.parametrize("bad", [[0], [1], [0, 1]])
+def test_memory_that_runs_out_on_one_rank_narrows_the_steps_of_all(bad: list[int]) -> None:
+    def one(transport: Threads) -> list[Event]:
+        small = transport.rank in bad
+        decoder = failing(
+            decoder_of(), torch.OutOfMemoryError, lambda _, width: small and width > 9
+        )
+        return [*generate(decoder, LookaheadParallel(transport))]
+
+    ranks = simulate(2, one)
+    assert [ids(events) for events in ranks] == [expected()] * 2
+    narrowed = [[e.width for e in events if isinstance(e, StepNarrowed)] for events in ranks]
+    assert narrowed[0] == narrowed[1] != []
+
+
+@pytest.mark.parametrize("at", [0, 2])
+def test_a_rank_without_memory_for_any_step_ends_the_text_on_all(at: int) -> None:
+    def one(transport: Threads) -> list[Event]:
+        full = transport.rank == 1
+        decoder = failing(decoder_of(), torch.OutOfMemoryError, lambda n, _: full and n >= at)
+        return [*generate(decoder, LookaheadParallel(transport))]
+
+    for events in simulate(3, one):
+        assert events[-1] == Finished("memory")
+        assert ids(events) == expected()[: len(ids(events))]
+        assert bool(ids(events)) == (at > 0)
+
+
+def test_parts_of_a_model_cannot_retry_a_smaller_step() -> None:
+    def one(transport: Threads) -> None:
+        full, decoder = transport.rank == 1, decoder_on(transport, TensorParallel)
+        failing(decoder, torch.OutOfMemoryError, lambda n, _: full and n == 2)
+        [*generate(decoder, TensorParallel(transport))]
+
+    with pytest.raises(NoMemoryError, match="out of memory in a step of all ranks"):
+        simulate(2, one)
+
+
+TOKENS = st.integers(0, 2**31 - 1)
+CHECKS = st.integers(-(2**31), 2**31 - 1)
+ROWS = st.lists(st.dictionaries(TOKENS, st.floats(0, 1, width=32), max_size=3), max_size=9)
+
+
+@given(st.lists(TOKENS, max_size=9), st.lists(TOKENS, max_size=9), ROWS, CHECKS, CHECKS)
+def test_a_message_arrives_as_it_was_sent(
+    tokens: list[int], best: list[int], rows: list[dict[int, float]], draft: int, memory: int
+) -> None:
+    shape = MessageFormat(9, 3)
+    message = Message(Kind.RESULT, (draft, memory), (7, 30), tokens, best, rows)
+    packed = shape.pack(message)
+    assert len(packed) == shape.length == 8 + 2 * 9 * 4
+    assert np.array(packed, dtype=np.int32).tolist() == packed
+    found = shape.unpack(packed)
+    assert found == message
+    # The best comes first, and not only in some order.
+    assert [[*row] for row in found.successors] == [[*row] for row in rows]

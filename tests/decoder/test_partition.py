@@ -1,0 +1,175 @@
+"""Partitions: every node and column is computed by some rank, with all that it sees."""
+
+from __future__ import annotations
+
+import random
+from itertools import combinations_with_replacement
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ladecli.decoder.layout import Draft
+from ladecli.decoder.parallel.partition import Share, partition, undivided
+from ladecli.decoder.tree import ROOT, TokenTree
+from ladecli.decoder.window import LookaheadWindow, WindowBlock
+
+
+def tree_of(parents: list[int]) -> TokenTree:
+    tree = TokenTree()
+    for number, parent in enumerate(parents):
+        tree.grow(parent, 100 + number, f"source {number}")
+    return tree
+
+
+def block_of(window: int, ngram: int, filled: bool = True) -> WindowBlock:
+    lookahead = LookaheadWindow(window, ngram, range(1000), random.Random(3))
+    rng = random.Random(5)
+    while filled and not lookahead.filled:
+        lookahead.advance([rng.randrange(1000) for _ in lookahead.rows[0]])
+    return lookahead.block(7)
+
+
+def fed(share: Share) -> int:
+    """Tokens that a rank feeds for its share, the current one included."""
+    window = share.draft.window
+    return 1 + len(share.draft.tree) + (len(window.tokens) if window else 0)
+
+
+@st.composite
+def drafts(draw: st.DrawFn) -> tuple[Draft, list[int]]:
+    size = draw(st.integers(0, 40))
+    parents = [draw(st.integers(max(ROOT, i - 9), i - 1)) if i else ROOT for i in range(size)]
+    window = None
+    if draw(st.booleans()):
+        window = block_of(draw(st.integers(1, 9)), draw(st.integers(2, 6)), draw(st.booleans()))
+    missing = draw(st.lists(st.integers(0, 6), min_size=1, max_size=5))
+    limit = draw(st.integers(1, 60))
+    widths = draw(st.sampled_from([(), (1, 4, 9, 16, 30, 60)]))
+    return Draft(tree_of(parents), window, limit=limit, successors=2, widths=widths), missing
+
+
+@given(drafts())
+def test_every_node_is_computed_with_its_ancestors(given: tuple[Draft, list[int]]) -> None:
+    draft, missing = given
+    divided = partition(draft, missing)
+    whole = divided.draft.tree
+    assert len(divided.shares) == len(missing)
+    # What there is no room for was added last.
+    assert whole.tokens == draft.tree.tokens[: len(whole)]
+    assert whole.parents == draft.tree.parents[: len(whole)]
+    assert {node for share in divided.shares for node in share.nodes} == {*range(len(whole))}
+    leaves = {*range(len(whole))} - {*whole.parents}
+    assert sum(len(leaves & {*share.nodes}) for share in divided.shares) == len(leaves)
+    for share in divided.shares:
+        tree = share.draft.tree
+        assert [*share.nodes] == sorted({*share.nodes})
+        for own, node in enumerate(share.nodes):
+            above = tree.parents[own]
+            assert (share.nodes[above] if above != ROOT else ROOT) == whole.parents[node]
+            assert tree.tokens[own] == whole.tokens[node]
+            assert tree.depths[own] == whole.depths[node]
+            assert tree.sources[own] == whole.sources[node]
+
+
+@given(drafts())
+def test_every_column_is_computed_with_all_that_it_sees(given: tuple[Draft, list[int]]) -> None:
+    draft, missing = given
+    divided = partition(draft, missing)
+    whole = divided.draft.window
+    if whole is None:
+        assert all(share.draft.window is None for share in divided.shares)
+        return
+    assert whole is draft.window
+    columns = [column for share in divided.shares for column in share.columns]
+    assert columns == [*range(len(whole.last_row))]
+    for share in divided.shares:
+        part = share.draft.window
+        assert (part is None) == (not share.columns)
+        if part is None:
+            continue
+        for own, column in enumerate(share.columns):
+            assert part.last_tokens[own] == whole.last_tokens[column]
+            assert seen_by(part, part.last_row[own]) == seen_by(whole, whole.last_row[column])
+
+
+def seen_by(block: WindowBlock, cell: int) -> list[tuple[int, int]]:
+    """Tokens and offsets that a cell sees; the current token has no bits."""
+    row = block.seen[cell] if cell >= 0 else 0
+    return [(block.tokens[i], block.offsets[i]) for i in range(len(block.tokens)) if row >> i & 1]
+
+
+@given(drafts())
+def test_no_rank_exceeds_the_limit(given: tuple[Draft, list[int]]) -> None:
+    draft, missing = given
+    for share, again in zip(partition(draft, missing).shares, missing, strict=True):
+        width = fed(share) + again
+        assert fed(share) == 1 or width <= draft.limit
+        assert width <= share.draft.width
+        if draft.widths and width <= draft.widths[-1]:
+            assert share.draft.width in draft.widths
+
+
+@given(st.integers(1, 60), st.lists(st.integers(0, 5), min_size=1, max_size=6))
+def test_single_tokens_are_divided_evenly(count: int, missing: list[int]) -> None:
+    divided = partition(Draft(tree_of([ROOT] * count)), missing)
+    widest = max(fed(s) + again for s, again in zip(divided.shares, missing, strict=True))
+    total = count + sum(1 + again for again in missing)
+    assert widest == max(-(-total // len(missing)), 1 + max(missing))
+
+
+@given(
+    st.integers(1, 12).flatmap(lambda n: st.tuples(*[st.integers(ROOT, i - 1) for i in range(n)]))
+)
+def test_the_widest_share_is_as_narrow_as_stretches_of_branches_allow(parents: tuple[int]) -> None:
+    """Against all ways to cut the leaves of a small tree, in depth-first order, into three."""
+    tree = tree_of([*parents])
+    paths: list[tuple[int, ...]] = []
+
+    def walk(path: tuple[int, ...]) -> None:
+        below = [n for n, parent in enumerate(parents) if parent == (path[-1] if path else ROOT)]
+        for node in below:
+            walk((*path, node))
+        if not below:
+            paths.append(path)
+
+    walk(())
+    best = len(tree) + 1
+    for first, second in combinations_with_replacement(range(len(paths) + 1), 2):
+        parts = paths[:first], paths[first:second], paths[second:]
+        best = min(best, max(1 + len({n for path in part for n in path}) for part in parts))
+    assert max(map(fed, partition(Draft(tree), [0, 0, 0]).shares)) == best
+
+
+def test_a_rank_that_feeds_tokens_again_gets_less() -> None:
+    divided = partition(Draft(tree_of([ROOT] * 20), limit=60), [8, 0, 0])
+    assert [len(share.draft.tree) for share in divided.shares] == [2, 10, 8]  # 11 tokens at most
+
+
+def test_the_last_nodes_go_where_there_is_no_room() -> None:
+    divided = partition(Draft(tree_of([ROOT] * 20), limit=6), [0, 0])
+    assert divided.draft.tree.tokens == [100 + n for n in range(10)]
+
+
+def test_a_window_that_does_not_fit_leaves_its_room_to_candidates() -> None:
+    window = block_of(9, 5)
+    divided = partition(Draft(tree_of([ROOT] * 20), window, limit=11), [0, 0])
+    assert divided.draft.window is None
+    assert len(divided.draft.tree) == 20
+    # Three ranks have room for it.
+    assert partition(Draft(tree_of([]), window, limit=24), [0, 0, 0]).draft.window is window
+
+
+@pytest.mark.parametrize(
+    ("path", "held"), [((), []), ((0,), [0]), ((0, 2), [0, 1]), ((0, 1), [0]), ((1,), [])]
+)
+def test_what_a_rank_has_of_a_path(path: tuple[int, ...], held: list[int]) -> None:
+    assert Share(Draft(tree_of([ROOT, 0])), [0, 2]).held(path) == held
+
+
+def test_one_rank_computes_the_draft_itself() -> None:
+    draft = Draft(tree_of([ROOT, 0, ROOT]), block_of(4, 3))
+    [share] = undivided(draft).shares
+    assert share.draft is draft
+    assert share.held((0, 1)) == [0, 1]
+    assert share.columns == range(4)

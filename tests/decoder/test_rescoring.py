@@ -1,0 +1,170 @@
+"""Texts scored again: plain decoding's own logits, and rounding told from faults."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ladecli.decoder.config import LookaheadConfig, SamplingConfig
+from ladecli.decoder.engine import Decoder, Limits
+from ladecli.decoder.rescoring import LogitGap, Rescorer
+from ladecli.decoder.runner import Forward
+from ladecli.decoder.step_inputs import StepInputs
+
+from ..decoding import decoder_of, ids_of, run, steps_of
+from ..families import prompt_for
+from ..oracle import Markov, decoder_with, watch
+
+GREEDY = SamplingConfig()
+DRAWN = SamplingConfig(temperature=0.8, seed=3)
+# Rotary frequencies that change with the length, learned positions, sliding windows.
+FAMILIES = ("llama", "llama_dynamic", "phi3_long", "gpt2", "mistral", "gemma2")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_probabilities_are_those_of_plain_decoding(family: str) -> None:
+    decoder, prompt = decoder_of(family), prompt_for(family)
+    ids = ids_of(run(decoder, prompt, limits=Limits(36)))
+    rescorer = Rescorer(decoder)
+    for count in {0, 5, 14, *range(15, 18), 35} & {*range(len(ids))}:
+        text = [*prompt, *ids[:count]]
+        shares = rescorer.probabilities(text, len(prompt), SamplingConfig(temperature=1.0))
+        assert shares is not None
+        assert shares.index(max(shares)) == ids[count]
+        assert sum(shares) == pytest.approx(1.0)
+        few = rescorer.probabilities(text, len(prompt), SamplingConfig(temperature=1.0, top_k=3))
+        assert few is not None
+        assert sum(share > 0.0 for share in few) == 3
+    assert decoder.cache.length == 0
+    assert ids_of(run(decoder, prompt, limits=Limits(36))) == ids
+
+
+def gap_to(
+    decoder: Decoder, family: str, sampling: SamplingConfig, other: int | None = None
+) -> LogitGap:
+    """How far another token is from the last one that lookahead chose."""
+    prompt = prompt_for(family)
+    config, limits = LookaheadConfig(4, 4, 4), Limits(min(30, decoder.max_context - len(prompt)))
+    events = run(decoder, prompt, "lookahead", config, sampling, limits)
+    *before, last = ids_of(events)
+    other = (last + 1) % 97 if other is None else other
+    width = steps_of(events)[-1].width
+    text = [*prompt, *before]
+    gap = Rescorer(decoder).gap(text, len(prompt), (last, other), width, sampling)
+    assert gap is not None
+    assert decoder.cache.length == 0
+    return gap
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.4])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_forwards_of_all_widths_agree(family: str, penalty: float) -> None:
+    gap = gap_to(decoder_of(family), family, SamplingConfig(repetition_penalty=penalty))
+    assert 0 <= gap.noise < 1e-4
+    assert gap.distance == gap.gap > 1e-3
+    assert not gap.explained
+
+
+def test_a_drawn_token_is_told_from_another() -> None:
+    gap = gap_to(decoder_of("llama"), "llama", DRAWN)
+    assert 0 < gap.noise < 1e-4
+    assert 0 < gap.distance < math.inf
+    assert not gap.explained
+    # A token that top-k removes is as far away as it takes to be left in.
+    narrow = SamplingConfig(temperature=0.8, top_k=1, seed=3)
+    removed = gap_to(decoder_of("llama"), "llama", narrow)
+    assert removed.distance == pytest.approx(removed.gap, rel=2e-3)
+    assert not removed.explained
+
+
+def test_a_token_at_the_edge_of_top_k_is_near() -> None:
+    """Rounding decides which of two nearly equal tokens is left in."""
+    table = torch.tensor([[0.0, 1.2, 1.0, 1.0 - 1e-6]]).expand(4, -1)
+    sampling = SamplingConfig(temperature=2.0, top_k=2, seed=2)
+    prompts = ([0] * length for length in range(1, 50))
+    found = (gap_of(prompt, table, sampling) for prompt in prompts)
+    # Where the noise of the position favours both of them over the best token.
+    gap = next(gap for gap in found if gap is not None)
+    assert gap.distance == pytest.approx(1e-6, rel=0.2)
+    assert gap.explained
+
+
+def gap_of(prompt: list[int], table: Tensor, sampling: SamplingConfig) -> LogitGap | None:
+    """The gap between tokens 2 and 3, if without top-k the noise would choose 3."""
+    decoder = decoder_with(Markov(table))
+    without = SamplingConfig(temperature=sampling.temperature, seed=sampling.seed)
+    if ids_of(run(decoder, prompt, sampling=without, limits=Limits(1))) != [3]:
+        return None
+    if ids_of(run(decoder, prompt, sampling=sampling, limits=Limits(1))) != [2]:
+        return None
+    decoder.runner.model = Noisy(decoder.runner.model, 1e-6, 3)
+    return Rescorer(decoder).gap(prompt, len(prompt), (2, 3), 4, sampling)
+
+
+class Noisy:
+    """A forward whose logits depend on the width of the step."""
+
+    def __init__(self, inner: Forward, noise: float, token: int = 7) -> None:
+        self.inner, self.noise, self.token = inner, noise, token
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def forward(self, step: StepInputs, cache: Any) -> Tensor:
+        """As the inner one, with more for one token in wide steps."""
+        logits = self.inner.forward(step, cache).clone()
+        logits[:, self.token] += self.noise * (len(step.tokens) > 1)
+        return logits
+
+
+def test_rounding_explains_a_near_tie() -> None:
+    """Two tokens a hair apart, and forwards that differ by a hair."""
+    decoder, prompt = decoder_of("llama"), prompt_for("llama")
+    best, second = near_tie(decoder, prompt)
+    rescorer = Rescorer(decoder)
+    sharp = rescorer.gap(prompt, len(prompt), (best, second), 30, GREEDY)
+    assert sharp is not None
+    assert not sharp.explained
+    decoder.runner.model = Noisy(decoder.runner.model, 1e-5, second)
+    noisy = Rescorer(decoder).gap(prompt, len(prompt), (best, second), 30, GREEDY)
+    assert noisy is not None
+    assert noisy.noise == pytest.approx(1e-5, rel=0.5)
+    assert noisy.allowed > sharp.allowed
+
+
+def near_tie(decoder: Decoder, prompt: list[int]) -> tuple[int, int]:
+    """The two most probable tokens after a prompt."""
+    shares = Rescorer(decoder).probabilities(prompt, len(prompt), SamplingConfig(temperature=1.0))
+    assert shares is not None
+    first, second = torch.tensor(shares).topk(2).indices.tolist()
+    return first, second
+
+
+def test_noise_that_no_arithmetic_makes_is_not_believed() -> None:
+    decoder = decoder_of("llama")
+    decoder.runner.model = Noisy(decoder.runner.model, 5.0)
+    text = [*prompt_for("llama"), 9, 10, 11]
+    gap = Rescorer(decoder).gap(text, len(text) - 3, (3, 7), 30, GREEDY)
+    assert gap is not None
+    assert gap.noise > 4.0
+    assert gap.allowed < 1e-2
+    packed = Rescorer(decoder, quantised=True).gap(text, len(text) - 3, (3, 7), 30, GREEDY)
+    assert packed is not None
+    assert packed.allowed > gap.allowed, "kernels of packed weights add noise of their own"
+
+
+def test_without_memory_there_is_no_answer() -> None:
+    prompt = prompt_for("llama")
+
+    def fail(_: StepInputs) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    decoder = watch(decoder_of("llama"), fail)
+    rescorer = Rescorer(decoder)
+    assert rescorer.gap(prompt, len(prompt), (3, 4), 24, GREEDY) is None
+    assert rescorer.probabilities(prompt, len(prompt), DRAWN) is None
+    assert decoder.cache.length == 0

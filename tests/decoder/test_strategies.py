@@ -1,0 +1,295 @@
+"""Strategies replay a known text: what they draft, within which limits, and what that may cost."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ladecli.decoder.config import STRATEGIES, LookaheadConfig
+from ladecli.decoder.drafting import budget
+from ladecli.decoder.drafting.budget import AdaptiveWindow, SpeculationBudget, cell_price
+from ladecli.decoder.drafting.memory import DraftMemory
+from ladecli.decoder.errors import ConfigError
+from ladecli.decoder.events import Token
+from ladecli.decoder.layout import Draft
+from ladecli.decoder.observation import Observation, State
+from ladecli.decoder.step_cost import CostCurve, StepCost
+from ladecli.decoder.strategies import Strategy, make_strategy
+from ladecli.decoder.verify import Verdict, walk
+
+ALL = ("trajectory", "context", "recycled")
+PAPER = ("trajectory",)
+DEAR = StepCost((1, 2), (0,), ((1.0, 3.0),))
+
+
+def text_of(length: int, seed: int = 3) -> list[int]:
+    """Random tokens and phrases that were there before."""
+    rng = random.Random(seed)
+    text = rng.choices(range(40), k=40)
+    while len(text) < length:
+        start = rng.randrange(len(text) - 9)
+        text += rng.choice([text[start : start + 9], rng.choices(range(40), k=3)])
+    return text
+
+
+@dataclass
+class Replay:
+    """The text up to a step, and the step's draft."""
+
+    state: State
+    draft: Draft
+
+    @property
+    def fed(self) -> int:
+        window = self.draft.window
+        return 1 + len(self.draft.tree) + (len(window.tokens) if window else 0)
+
+
+def replay(
+    strategy: Strategy, text: list[int], depth: int = 30, room: int = 30, widest: int = 4096
+) -> list[Replay]:
+    """Drafts along a text; the model's successors favour what follows the same token elsewhere."""
+    state, steps = State(text[:40], 40), list[Replay]()
+    strategy.begin(state)
+    while (start := len(state.tokens)) < len(text) - 40:
+        state.room, state.widest, state.draft_depth = room, widest, min(depth, room, widest - 1)
+        draft = strategy.propose(state)
+        steps.append(Replay(State([*state.tokens], 40), draft))
+        verdict = walk(draft.tree, lambda _, path, start=start: text[start + len(path)])
+        fed = [text[start - 1], *draft.tree.tokens]
+        fed += [token for _, token in draft.window.last_tokens] if draft.window else []
+        best = [text[text.index(token) + 1] for token in fed]
+        rows = [{token: 0.6, token + 1: 0.2} for token in best] if draft.successors else []
+        state.tokens += [token.id for token in verdict.tokens]
+        strategy.observe(state, Observation(draft, state.tokens, verdict, best, rows))
+    return steps
+
+
+def test_an_unknown_strategy_is_refused() -> None:
+    with pytest.raises(ConfigError, match="unknown strategy 'beam'; known strategies: lookahead, "):
+        make_strategy("beam", LookaheadConfig())
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("sources", [PAPER, ALL])
+def test_the_same_text_is_drafted_alike(name: str, sources: tuple[str, ...]) -> None:
+    text, runs = text_of(400), []
+    for _ in range(2):
+        strategy = make_strategy(name, LookaheadConfig(4, 3, 4, 30, sources))
+        drafts = [step.draft.tree for step in replay(strategy, text)]
+        runs.append(([(t.tokens, t.parents, t.sources) for t in drafts], strategy.fingerprint()))
+    assert runs[0] == runs[1]
+    assert strategy.name == name
+    assert (len(runs[0][0]) < len(text) - 80) == (name != "autoregressive")
+    if name == "lookahead":
+        replay(strategy, text[100:300])
+        assert strategy.fingerprint() != runs[0][1]
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(("depth", "room"), [(0, 0), (1, 30), (30, 2), (30, 30)])
+@pytest.mark.parametrize("widest", [1, 7, 4096])
+@pytest.mark.parametrize("widths", [(), (1, 8, 24, 32)])
+def test_drafts_keep_their_limits(
+    name: str, depth: int, room: int, widest: int, widths: tuple[int, ...]
+) -> None:
+    strategy = make_strategy(name, LookaheadConfig(4, 3, 4, 24, widths=widths))
+    for step in replay(strategy, text_of(200), depth, room, widest):
+        draft, window = step.draft, step.draft.window
+        assert max(draft.tree.depths, default=0) <= min(depth, room)
+        assert max(window.offsets if window else [0], default=0) <= room
+        assert draft.outputs <= strategy.max_outputs
+        assert draft.successors <= strategy.max_successors
+        if name == "lookahead":
+            assert max(step.fed, draft.width) <= min(24, widest)
+            assert not widths or draft.width in widths
+
+
+def test_the_papers_pool_proposes_ngrams_of_the_window() -> None:
+    """At most G at once, which start with the current token."""
+    config = LookaheadConfig(5, 4, 3, sources=PAPER, step_cost=DEAR)
+    steps = replay(make_strategy("lookahead", config), text_of(600))
+    assert all(step.draft.window for step in steps), "whatever a step costs"
+    assert all(len(step.draft.tree) <= 3 * 3 for step in steps)
+    assert max(step.fed for step in steps) <= (5 + 3) * 3
+    assert {source for step in steps for source in step.draft.tree.sources} == {"trajectory"}
+
+
+def test_prompt_lookup_proposes_what_followed_before() -> None:
+    strategy = make_strategy("prompt-lookup", LookaheadConfig())
+    for text, drafted in (([7, 1, 2, *range(10, 22), 9, 1, 2], [*range(10, 20)]), ([7, 7], [7])):
+        state = State(text, len(text), draft_depth=30, room=30)
+        strategy.begin(state)
+        assert strategy.propose(state).tree.tokens == drafted
+
+
+@pytest.mark.parametrize(("accepted", "drafted"), [(0, [11, 12, 13]), (2, [13])])
+def test_jacobi_takes_the_corrections_after_what_was_accepted(
+    accepted: int, drafted: list[int]
+) -> None:
+    strategy, state = make_strategy("jacobi", LookaheadConfig(3)), State([1, 2], 2, 9, 9)
+    strategy.begin(state)
+    draft = strategy.propose(state)
+    tokens = tuple(Token(token) for token in range(10, 11 + accepted))
+    verdict = Verdict(tuple(range(accepted)), tokens)
+    state.tokens += [token.id for token in tokens]
+    strategy.observe(state, Observation(draft, state.tokens, verdict, [10, 11, 12, 13]))
+    assert strategy.propose(state).tree.tokens[: len(drafted)] == drafted
+
+
+def test_a_window_that_does_not_pay_is_narrowed_then_dropped() -> None:
+    text = random.Random(0).choices(range(9000), k=200)
+    config = LookaheadConfig(4, 3, 4, 24, step_cost=StepCost((1, 64), (0,), ((1.0, 4.0),)))
+    memory = DraftMemory()
+    memory.budget.balance = 1000.0
+    steps = replay(make_strategy("lookahead", config, memory), text)
+    widths = [len(s.draft.window.last_row) if s.draft.window else 0 for s in steps]
+    assert [*dict.fromkeys(widths)][:4] == [5, 4, 2, 0], "one more column while it fills"
+
+
+def test_ranks_share_the_places_of_a_step() -> None:
+    config = LookaheadConfig(4, 3, 4, 24, ALL)
+    strategy, text = make_strategy("lookahead", config), text_of(200)
+    state = State(text, len(text), 99, 99, missing=(0, 3))
+    strategy.begin(state)
+    draft = strategy.propose(state)
+    assert draft.window is not None
+    # Two tokens in any case, and three that the second rank must feed again.
+    assert len(draft.tree) + len(draft.window.tokens) == 2 * 24 - 2 - 3
+    assert draft.limit == 24
+
+
+def test_where_drafts_do_not_pay_steps_are_plain_and_few_ask_for_successors() -> None:
+    config = LookaheadConfig(4, 3, 4, 24, ("context", "recycled"), DEAR)
+    steps = replay(make_strategy("lookahead", config), random.Random(0).choices(range(9000), k=300))
+    assert sum(step.fed > 1 for step in steps) < 20
+    plain = [step.draft.successors for step in steps if step.fed == 1]
+    assert plain.count(0) == 3 * len(plain) // 4 + (len(plain) % 4 > 0)
+
+
+@pytest.mark.parametrize(
+    ("balance", "window", "candidates"),
+    [(0.0, True, True), (-1.0, True, True), (-1.1, False, True), (-2.1, False, False)],
+)
+def test_a_window_stops_before_candidates_do(
+    balance: float, *, window: bool, candidates: bool
+) -> None:
+    memory, text = DraftMemory(), [5, 6, 7, 8] * 6
+    strategy = make_strategy("lookahead", LookaheadConfig(3, 3, 3, 30), memory)
+    state = State(text, len(text), draft_depth=20, room=100)
+    strategy.begin(state)
+    memory.budget.balance = balance
+    draft = strategy.propose(state)
+    assert (draft.window is not None, len(draft.tree) > 0) == (window, candidates)
+
+
+def test_what_a_memory_holds_helps_the_next_generation() -> None:
+    memory, text = DraftMemory(), text_of(300)
+    counts = []
+    for _ in range(2):
+        strategy = make_strategy("lookahead", LookaheadConfig(4, 3, 4, 24), memory)
+        counts.append(len(replay(strategy, text)))
+    assert counts[1] < counts[0] / 2
+
+
+# The speculation budget.
+
+
+@given(st.lists(st.tuples(st.integers(1, 12), st.floats(1.0, 12.0)), max_size=200))
+def test_drafts_lose_no_more_than_the_budget(steps: list[tuple[int, float]]) -> None:
+    """Also what they are worth at least: drafts that bring what they cost never pause."""
+    spent, fair = SpeculationBudget(), SpeculationBudget()
+    lost = worst = 0.0
+    written = 0
+    for drafted in steps:
+        tokens, cost = drafted if spent.may_draft else (1, 1.0)
+        spent.update(tokens, cost)
+        fair.update(tokens, float(tokens))
+        assert fair.may_explore
+        written += tokens
+        lost, worst = lost + cost - tokens, max(worst, cost - tokens)
+        allowed = budget.INITIAL_BALANCE + budget.MAX_DEFICIT + budget.LOSS_PER_TOKEN * written
+        assert lost <= allowed + worst + 1e-9
+
+
+def test_drafts_become_strict_then_pause_and_plain_steps_pay_for_them() -> None:
+    spent = SpeculationBudget()
+    assert spent.may_explore
+    spent.update(0, budget.INITIAL_BALANCE + 0.1)
+    assert (spent.may_draft, spent.may_open_window, spent.may_explore) == (True, True, False)
+    spent.update(0, budget.MAX_DEFICIT - 0.1 + 9.5 * budget.LOSS_PER_TOKEN)
+    for _ in range(9):
+        spent.update(1, 1.0)
+        assert not spent.may_draft
+    spent.update(1, 1.0)
+    assert spent.may_draft
+
+
+# The adaptive window.
+
+ROWS, COLUMNS = 4, 7
+
+
+def widths(window: AdaptiveWindow, steps: int, price: float, found: int = 0) -> list[int]:
+    """Columns after each step."""
+    after = []
+    for _ in range(steps):
+        window.update(found, ROWS * window.columns, price, ROWS * COLUMNS)
+        after.append(window.columns)
+    return after
+
+
+def dropped() -> AdaptiveWindow:
+    window = AdaptiveWindow(COLUMNS)
+    while window.columns:
+        widths(window, 1, price=0.1)
+    return window
+
+
+@pytest.mark.parametrize("columns", [1, 2, 7])
+def test_a_window_that_is_not_worth_its_place_is_halved_then_dropped(columns: int) -> None:
+    trial, half = budget.TRIAL_STEPS, max(columns // 2, 1)
+    seen = widths(AdaptiveWindow(columns), 2 * trial, price=2.0)
+    assert seen == [*[columns] * (trial - 1), *[half] * trial, 0]
+
+
+@pytest.mark.parametrize(
+    ("price", "found", "columns"), [(0.0, 0, 7), (0.05, 1, 7), (0.05, 0, 0), (0.12, 1, 3)]
+)
+def test_a_window_has_the_columns_that_pay(price: float, found: int, columns: int) -> None:
+    seen = widths(AdaptiveWindow(COLUMNS), 300, price, found)
+    assert columns in seen[100:]
+    assert columns == 0 or set(seen[100:]) == {columns}
+
+
+def test_a_dropped_window_is_tried_again_after_pauses_that_double() -> None:
+    window, pauses = dropped(), list[int]()
+    for _ in range(6):
+        pauses.append(1)
+        while not widths(window, 1, price=0.5)[0]:
+            pauses[-1] += 1
+        assert window.columns == COLUMNS // 2, "it starts narrow where its place is dear"
+        assert widths(window, budget.TRIAL_STEPS, price=0.5)[-1] == 0
+    assert (pauses[0], pauses[-1]) == budget.PAUSES
+    assert pauses[1:] == [min(2 * pause, pauses[-1]) for pause in pauses[:-1]]
+
+
+CURVE = CostCurve((1.0, 1.0, 1.5, 2.5), (0.0, 0.5, 1.0, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("margin", "nodes", "tokens", "price"),
+    [
+        (0.0, 1, 2.0, 1.0),  # what it costs
+        (0.8, 1, 0.1, 0.4),  # what the next nodes are worth: half of the last one on average
+        (0.0, 3, 2.0, 2.0),  # a full tree pays what its last node did
+    ],
+)
+def test_a_cell_costs_what_its_place_is_worth(
+    margin: float, nodes: int, tokens: float, price: float
+) -> None:
+    assert cell_price(margin, CURVE, nodes, tokens) == pytest.approx(price)

@@ -1,0 +1,286 @@
+"""Triton kernels in the interpreter against torch; and through the compiler for GPUs."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ladecli.decoder.attention import triton_available
+
+pytest.importorskip("triton")
+kernels: Any = importlib.import_module("ladecli.decoder.triton_kernels")
+
+CPU = torch.device("cpu")
+pytestmark = pytest.mark.skipif(not triton_available(CPU), reason="needs TRITON_INTERPRET=1")
+# The interpreter cuts numbers off where a GPU rounds to bfloat16.
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def assert_close(found: Tensor, expected: Tensor) -> None:
+    """Equal but for the order of a sum, which may round one number in half precision."""
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+    near = 1e-5 if found.dtype == torch.float32 else 2e-3
+    torch.testing.assert_close(found, expected, atol=near, rtol=near)
+
+
+def normed(x: Tensor, weight: Tensor, eps: float, float_weight: bool) -> Tensor:
+    """As Llama and, with a float weight, Gemma have it in transformers."""
+    value = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps)
+    if float_weight:
+        return (value * weight.float()).to(x.dtype)
+    return weight * value.to(x.dtype)
+
+
+@DTYPES
+@pytest.mark.parametrize("float_weight", [False, True])
+@pytest.mark.parametrize(("count", "width"), [(1, 8), (5, 100), (2, 576)])
+def test_norms(dtype: torch.dtype, float_weight: bool, count: int, width: int) -> None:
+    x, update = randn(2, count, width, dtype=dtype)
+    weight = 1 + 0.1 * randn(width, seed=1)
+    weight = weight if float_weight else weight.to(dtype)
+    expected = normed(x, weight, 1e-3, float_weight)
+    assert_close(kernels.rms_norm(x, weight, 1e-3, float_weight), expected)
+    total = x + update
+    assert_close(
+        kernels.add_rms_norm(x, update, weight, 1e-3, float_weight),
+        normed(total, weight, 1e-3, float_weight),
+    )
+    assert torch.equal(x, total)
+
+
+def test_norms_of_rows_that_are_not_adjacent() -> None:
+    x, weight = randn(3, 40), randn(16, seed=1)
+    expected = normed(x[:, 8:24], weight, 1e-3, False)
+    assert_close(kernels.rms_norm(x[:, 8:24], weight, 1e-3, False), expected)
+
+
+def angles(count: int, rotary: int, interleaved: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and sines by number of a head, the sign of its partner in the sine."""
+    angle = randn(count, rotary // 2, seed=3)
+    cos, sin = angle.cos(), angle.sin()
+    if interleaved:
+        both = cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
+    else:
+        both = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+    return both[0].to(dtype), both[1].to(dtype)
+
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """Rotary embedding of [T, heads, size] by complex numbers, in float64."""
+    count = cos.shape[-1]
+    part, rest = x[..., :count].double(), x[..., count:].double()
+    pairs = part.unflatten(-1, (-1, 2)) if interleaved else part.unflatten(-1, (2, -1)).mT
+    first = cos[:, ::2] if interleaved else cos[:, : count // 2]
+    second = sin[:, 1::2] if interleaved else sin[:, count // 2 :]
+    factor = torch.complex(first.double(), second.double())[:, None]
+    out = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * factor)
+    out = out.flatten(-2) if interleaved else out.mT.flatten(-2)
+    return torch.cat((out, rest), -1).to(x.dtype)
+
+
+@DTYPES
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "size", "rotary", "interleaved", "norm"),
+    [
+        (4, 4, 16, 16, False, False),
+        (6, 2, 64, 64, False, True),
+        (3, 1, 80, 32, False, True),
+        (4, 2, 16, 8, True, False),
+        (2, 1, 128, 128, True, True),
+    ],
+)
+@pytest.mark.parametrize("float_weight", [False, True])
+@pytest.mark.parametrize("start", [1, torch.tensor([5], dtype=torch.int32)], ids=["host", "device"])
+def test_rope_and_write(
+    dtype: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    size: int,
+    rotary: int,
+    interleaved: bool,
+    norm: bool,
+    float_weight: bool,
+    start: int | Tensor,
+) -> None:
+    count, slots, first = 3, 9, int(start)
+    qkv = randn(count, (heads + 2 * kv_heads) * size, dtype=dtype)
+    cos, sin = angles(count, rotary, interleaved, dtype)
+    weights = 1 + 0.1 * randn(2, size, seed=2)
+    weights = weights if float_weight else weights.to(dtype)
+    cache = randn(2, kv_heads, slots, size, dtype=dtype, seed=4)
+    expected = cache.clone()
+    query, key, value = qkv.view(count, -1, size).split([heads, kv_heads, kv_heads], dim=1)
+    if norm:
+        query, key = (
+            normed(x, w, 1e-3, float_weight) for x, w in zip((query, key), weights, strict=True)
+        )
+    expected[0, :, first : first + count] = turned(key, cos, sin, interleaved).transpose(0, 1)
+    expected[1, :, first : first + count] = value.transpose(0, 1)
+    out = kernels.rope_and_write(
+        qkv,
+        # As a table of positions has them.
+        torch.stack((cos, sin), 1)[:, None].unbind(2)[0],
+        torch.stack((cos, sin), 1)[:, None].unbind(2)[1],
+        heads,
+        kv_heads,
+        size,
+        weights[0] if norm else None,
+        weights[1] if norm else None,
+        1e-3,
+        interleaved,
+        *cache,
+        start,
+        float_weight,
+    )
+    assert_close(out, turned(query, cos, sin, interleaved))
+    assert_close(cache, expected)
+    assert torch.equal(cache[1], expected[1])
+
+
+@DTYPES
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize(("count", "width"), [(1, 8), (3, 1500)])
+def test_gate(dtype: torch.dtype, activation: str, count: int, width: int) -> None:
+    both = 5 * randn(count, 2 * width, dtype=dtype)
+    both[0, :4] = torch.tensor([-200.0, 200.0, 0.0, -40.0])
+    gate, up = both.chunk(2, dim=-1)
+    act = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+    assert_close(kernels.gate(both, activation), act * up)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("rows", "vocabulary"), [(1, 7), (3, 512), (2, 9001)])
+@pytest.mark.parametrize("k", [1, 4])
+def test_top_k(dtype: torch.dtype, rows: int, vocabulary: int, k: int) -> None:
+    logits = 3 * randn(rows, vocabulary, dtype=dtype)
+    values, tokens, logsumexp = kernels.top_k(logits, k)
+    # Of equal ones, of which half precision has many, the lowest token is first.
+    expected = logits.float().sort(dim=-1, descending=True, stable=True)
+    assert torch.equal(values, expected.values[:, :k])
+    assert torch.equal(tokens.long(), expected.indices[:, :k])
+    torch.testing.assert_close(logsumexp, logits.float().logsumexp(-1), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_top_k_of_rows_that_are_hardly_numbers() -> None:
+    logits = torch.full((4, 5000), float("-inf"))
+    logits[1, [7, 4500]] = 2.0
+    logits[2] = float("nan")
+    logits[3, 4999] = float("nan")
+    values, tokens, logsumexp = kernels.top_k(logits, 3)
+    assert tokens[:2].tolist() == [[0, 1, 2], [7, 4500, 0]]
+    assert values[1].tolist() == [2.0, 2.0, float("-inf")]
+    assert logsumexp[0] == float("-inf")
+    assert logsumexp[1].item() == pytest.approx(2 + torch.tensor(2.0).log().item())
+    assert logsumexp[2:].isnan().all()
+    assert bool(((tokens >= 0) & (tokens < 5000)).all())
+
+
+@pytest.mark.parametrize(("vocabulary", "k"), [(5, 6), (100, 9), (100, 0), (2**21, 1)])
+def test_top_k_refuses_what_it_cannot_hold(vocabulary: int, k: int) -> None:
+    with pytest.raises(ValueError, match=f"no kernel for the best {k} of"):
+        kernels.top_k(torch.zeros(1, vocabulary), k)
+
+
+def test_tensors_that_are_not_dense_are_refused() -> None:
+    with pytest.raises(ValueError, match="must be dense"):
+        kernels.rms_norm(randn(6, 4).T, torch.ones(6), 1e-3, False)
+    with pytest.raises(ValueError, match="no kernel for the activation 'relu'"):
+        kernels.gate(torch.zeros(1, 4), "relu")
+
+
+@pytest.mark.parametrize("changed", [{}, {"qk_norm": True, "float_weight": True, "softcap": 20.0}])
+def test_a_models_kernels_are_prepared(changed: dict[str, Any]) -> None:
+    shape = {"hidden": 32, "intermediate": 48, "vocabulary": 99, "heads": 4, "kv_heads": 2}
+    more = {"dtype": torch.bfloat16, "head_size": 8, "rotary": 8, "sliding_window": 4}
+    made = kernels.KernelShape(**shape, **more, **changed)
+    # The interpreter knows one thread.
+    kernels.prepare(made, CPU, widths=(1, 2, 16), slots=64, workers=1)
+
+
+COMPILE = """
+import dataclasses, subprocess, sys
+from pathlib import Path
+
+import triton
+from triton.backends import backends
+from triton.backends.compiler import GPUTarget
+
+if "nvidia" not in backends:
+    sys.exit(77)
+from ladecli.decoder import triton_kernels as rows
+from ladecli.decoder.attention import triton_kernel as attention
+
+
+def compiled(kernel, pointers, numbers, constants, warps=4, stages=3, capability=90, fusion=False):
+    names = kernel.arg_names
+    types = dict.fromkeys(names, "i32") | dict.fromkeys(numbers.split(), "fp32")
+    for kind, group in pointers.items():
+        types |= dict.fromkeys(group.split(), kind)
+    types |= dict.fromkeys(constants, "constexpr")
+    fixed = {each.name for each in kernel.params if not each.do_not_specialize}
+    whole = [n for n in names if types[n][0] in "*i" and n in fixed]
+    attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in whole}
+    source = triton.compiler.ASTSource(kernel, types, constants, attributes)
+    options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": fusion}
+    found = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    binary = Path(sys.argv[1]) / "kernel.cubin"
+    binary.write_bytes(found.asm["cubin"])
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    usage = subprocess.run([tool, "-res-usage", binary], capture_output=True, text=True).stdout
+    stack = int(usage.partition("STACK:")[2].split()[0])
+    print(kernel.__name__, found.metadata.shared, stack, "wgmma" in found.asm["ptx"])
+
+
+pointers = {"*bf16": "query key value out", "*fp32": "lse", "*i32": "length positions words"}
+sizes = {"GROUPS": 1, "SIZE": 128, "BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_O": 32, "BLOCK_D": 128}
+flags = {"WINDOWED": True, "CAPPED": True, "DOT": triton.language.bfloat16}
+compiled(attention.attend, pointers, "scaling softcap", sizes | flags, fusion=True)
+pointers = {"*bf16": "part out", "*fp32": "lse"}
+compiled(attention.join, pointers, "", {"SIZE": 128, "BLOCK_D": 128, "BLOCK_S": 8}, fusion=True)
+flags = {"WIDTH": 4096, "BLOCK": 4096, "ADD": True, "FLOAT_WEIGHT": False}
+compiled(rows.norm_kernel, {"*bf16": "x update weight out"}, "eps", flags, warps=16)
+pointers = {"*bf16": "qkv cos sin q_norm k_norm query keys values", "*i32": "start"}
+sizes = {"HEADS": 32, "KV_HEADS": 8, "SIZE": 128, "ROTARY": 128, "BLOCK_H": 4, "BLOCK_D": 128}
+flags = {"INTERLEAVED": False, "NORMED": True, "FLOAT_WEIGHT": False, "ON_DEVICE": True}
+compiled(rows.rope_kernel, pointers, "eps", sizes | flags)
+sizes = {"WIDTH": 11008, "BLOCK": 1024, "GELU": True}
+compiled(rows.gate_kernel, {"*bf16": "both out"}, "", sizes, capability=80)
+pointers = {"*bf16": "logits", "*fp32": "values tops sums", "*i32": "tokens"}
+compiled(rows.block_top_k_kernel, pointers, "", {"COUNT": 4, "BLOCK": 4096}, warps=8)
+pointers = {"*fp32": "values tops sums out_values out_logsumexp", "*i32": "tokens out_tokens"}
+compiled(rows.join_top_k_kernel, pointers, "", {"COUNT": 4, "BLOCKS": 64, "FOUND": 256})
+"""
+
+
+def test_all_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
+    """Without a GPU at hand this much can be known: the compiler takes them, registers suffice,
+    two programs of attention fit on a multiprocessor of an H100, and its matrix unit is used."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_DEFAULT_FP_FUSION": "1"}
+    command = [sys.executable, "-c", COMPILE, str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode == 77:
+        pytest.skip("this triton has no compiler for NVIDIA's GPUs")
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = [line.split() for line in done.stdout.splitlines()]
+    found = {name: (int(shared), int(stack)) for name, shared, stack, _ in lines}
+    assert len(found) == 7
+    assert 2 * (found["attend"][0] + 1024) <= 228 * 1024
+    assert lines[0][3] == "True"
+    # A few registers of attention may be spilled, not tiles.
+    assert found.pop("attend")[1] <= 128
+    assert {stack for _, stack in found.values()} == {0}

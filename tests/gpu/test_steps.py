@@ -1,0 +1,173 @@
+"""Captured steps, kernels and the compiler on a GPU give the text of plain eager steps."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from ladecli.decoder.config import LookaheadConfig, SamplingConfig
+from ladecli.decoder.cuda_graphs import CudaGraphs
+from ladecli.decoder.engine import Decoder, Limits
+from ladecli.decoder.graph_capture import GraphCapture, Work
+from ladecli.decoder.load import load_decoder
+from ladecli.decoder.strategies import make_strategy
+from ladecli.decoder.trial import Trial
+
+from ..decoding import ids_of, run
+from ..families import model_of, new_model, prompt_for
+
+GPU = torch.device("cuda", 0)
+CONFIG = LookaheadConfig(4, 4, 4, 24, widths=(1, 8, 24))
+SAMPLED = SamplingConfig(temperature=0.8, top_k=20, top_p=0.95, seed=5)
+FAMILIES = ("llama", "gemma2", "qwen3", "olmo2", "phi3_long", "glm4", "smollm3", "gpt2")
+
+
+@cache
+def on_gpu(family: str, dtype: torch.dtype = torch.float32) -> Any:
+    return copy.deepcopy(model_of(family)).to(GPU, dtype)
+
+
+def captured(model: Any, **options: Any) -> Decoder:
+    decoder = load_decoder(model, join=False, cuda_graphs=True, **options)
+    assert decoder.runner.captures
+    assert not decoder.runner.notices
+    return decoder
+
+
+def eager(model: Any) -> Decoder:
+    return load_decoder(model, join=False, attention="reference", kernels=False)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_captured_steps_give_the_same_text(family: str) -> None:
+    model, prompt = on_gpu(family), prompt_for(family)
+    decoder = captured(model)
+    for sampling in (None, SAMPLED):
+        expected = ids_of(run(eager(model), prompt, sampling=sampling))
+        for strategy in ("autoregressive", "lookahead"):
+            assert ids_of(run(decoder, prompt, strategy, CONFIG, sampling)) == expected
+    assert decoder.runner.captured
+    assert not decoder.runner.notices
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "triton"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
+def test_captured_steps_in_half_precision(family: str, attention: str) -> None:
+    """The trial at load compares logits; afterwards texts are broken off, and begun anew."""
+    decoder = captured(on_gpu(family, torch.bfloat16), attention=attention)
+    prompt = prompt_for(family)
+    expected = ids_of(run(decoder, prompt))
+    for steps in range(1, 4):
+        events = decoder.generate(prompt, make_strategy("lookahead", CONFIG))
+        for _, _event in zip(range(steps + 1), events, strict=False):
+            pass
+        events.close()
+        decoder.forget(keep_memory=True)  # else the prompt is read in other steps
+        assert ids_of(run(decoder, prompt)) == expected
+
+
+def test_joined_weights_and_chunks() -> None:
+    model, prompt = on_gpu("qwen3"), prompt_for("qwen3", 150)
+    expected = ids_of(run(eager(model), prompt))
+    decoder = load_decoder(copy.deepcopy(model), cuda_graphs=True, prefill_chunk=64)
+    assert ids_of(run(decoder, prompt, "lookahead", CONFIG)) == expected
+    assert not decoder.runner.notices
+
+
+def test_a_cache_may_grow_under_captured_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = new_model("llama", max_position_embeddings=1024).to(GPU)
+    prompt, new = prompt_for("llama", 200), Limits(400)
+    expected = ids_of(run(eager(model), prompt, limits=new))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (0, 0))  # none to take at once
+    decoder = captured(model)
+    assert ids_of(run(decoder, prompt, "lookahead", CONFIG, limits=new)) == expected
+    assert decoder.cache.slots > 512
+    decoder.forget()
+    assert ids_of(run(decoder, prompt, limits=new)) == expected
+
+
+def test_a_capture_that_fails_leaves_the_gpu_usable() -> None:
+    """It asks the device for a number in the middle; afterwards steps run, and graphs of others."""
+    model, prompt = on_gpu("llama"), prompt_for("llama")
+    expected = ids_of(run(eager(model), prompt))
+
+    class Asking(GraphCapture):
+        def __call__(self, work: Work) -> Work:
+            def asks() -> None:
+                work()
+                torch.ones(1, device=GPU).item()
+
+            return super().__call__(asks)
+
+    decoder = load_decoder(model, join=False, cuda_graphs=True, capture=Asking(GPU))
+    (notice,) = decoder.runner.notices
+    assert notice.startswith("steps run without CUDA graphs, and slower: ")
+    assert ids_of(run(decoder, prompt)) == expected
+    torch.rand(3, device=GPU)
+    torch.cuda.empty_cache()
+    assert ids_of(run(captured(model), prompt, "lookahead", CONFIG)) == expected
+
+
+def test_graphs_outlive_other_graphs_and_the_garbage_collector() -> None:
+    """Workspaces, pools and tables belong to the graphs that write to them."""
+    model, prompt = on_gpu("llama", torch.bfloat16), prompt_for("llama")
+    decoder = captured(model)
+    expected = ids_of(run(decoder, prompt, "lookahead", CONFIG))
+    other = captured(on_gpu("qwen3", torch.bfloat16))
+    run(other, prompt_for("qwen3"), "lookahead", CONFIG)
+    del other
+    gc.collect()
+    torch.cuda.empty_cache()
+    decoder.forget(keep_memory=True)
+    filler = [torch.full((1 << 18,), float("nan"), device=GPU) for _ in range(64)]
+    assert ids_of(run(decoder, prompt, "lookahead", CONFIG)) == expected
+    assert len(filler) == 64
+
+
+def test_another_thread_may_use_the_gpu_during_a_capture() -> None:
+    model, prompt = on_gpu("llama"), prompt_for("llama")
+    expected = ids_of(run(eager(model), prompt))
+    done = threading.Event()
+
+    def work() -> None:
+        while not done.is_set():
+            torch.ones(256, 256, device=GPU).square().sum().item()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        assert ids_of(run(captured(model), prompt, "lookahead", CONFIG)) == expected
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_compiled_steps() -> None:
+    pytest.importorskip("triton")
+    model, prompt = on_gpu("llama"), prompt_for("llama")
+    decoder = load_decoder(model, join=False, cuda_graphs=True, compile=True)
+    assert decoder.runner.compiles, decoder.runner.notices
+    config = LookaheadConfig(4, 3, 4, 16, widths=(1, 16))
+    events = run(decoder, prompt, "lookahead", config, limits=Limits(20))
+    assert ids_of(events) == ids_of(run(eager(model), prompt, limits=Limits(20)))
+
+
+def test_the_trial_tells_right_kernels_from_wrong_ones() -> None:
+    model = on_gpu("llama", torch.bfloat16)
+    decoder = captured(model)
+    trial, forward = Trial.of(model, decoder.facts), decoder.runner.model
+    assert forward.kernels
+    runner = CudaGraphs(forward, trial.new_cache(forward), decoder.facts, decoder.max_context)
+    assert trial.failure(runner) is None
+    before = forward.layers[0].before_attention.weight  # type: ignore[attr-defined]
+    kept = before.clone()
+    before.data.mul_(1.5)
+    again = CudaGraphs(forward, trial.new_cache(forward), decoder.facts, decoder.max_context)
+    assert trial.failure(again) is not None
+    before.data.copy_(kept)
