@@ -21,8 +21,8 @@ from common import Run, arguments, conditions, prompts_of, ratio
 from ladecli import models
 from ladecli.decoder.config import SOURCES, LookaheadConfig
 from ladecli.decoder.engine import Decoder, Limits
-from ladecli.decoder.load import load_decoder
 from ladecli.decoder.events import Step
+from ladecli.decoder.load import load_decoder
 from ladecli.decoder.strategies import make_strategy
 
 PAPER = ("trajectory",)

@@ -173,7 +173,10 @@ class Simulation:
         )
 
     def _generate(self, transport: Threads, prompt: list[int], config: LookaheadConfig) -> Rank:
-        strategy, group = make_strategy("lookahead", config, DraftMemory()), LookaheadParallel(transport)
+        strategy, group = (
+            make_strategy("lookahead", config, DraftMemory()),
+            LookaheadParallel(transport),
+        )
         decoder = self._decoders[transport.rank]
         events = decoder.generate(prompt, strategy, None, self._limits, group=group)
         steps = [event for event in events if isinstance(event, Step)]

@@ -125,9 +125,7 @@ def lookahead(
     )
     for event in events:
         if event == Finished("memory"):
-            warnings.warn(
-                f"out of memory after {length} tokens: the text ends there", stacklevel=2
-            )
+            warnings.warn(f"out of memory after {length} tokens: the text ends there", stacklevel=2)
     if lade_streamer is not None:
         lade_streamer.end()
     return text[:, :length].clone()

@@ -215,7 +215,9 @@ def _bars(request: Request) -> bool:
     return not request.quiet and sys.stderr.isatty()
 
 
-def _among(processes: DistributedTransport, request: Request, make: Callable[..., Session]) -> Session:
+def _among(
+    processes: DistributedTransport, request: Request, make: Callable[..., Session]
+) -> Session:
     """A session that decodes with other ranks, which have loaded the same."""
     from .decoder.parallel.groups import LookaheadParallel, TensorParallel
     from .parallel.follow import Crew

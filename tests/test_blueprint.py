@@ -9,7 +9,9 @@ import torch
 import transformers
 
 from ladecli.blueprint import shape_of
+from ladecli.decoder.engine import Limits
 
+from .decoding import decoder_of, run
 from .families import FAMILIES, model_of
 
 
@@ -24,21 +26,11 @@ def test_parameters_and_bytes_are_those_of_the_model(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_cache_bytes_are_those_of_the_cache(family: str) -> None:
-    from ladecli.decoder.config import LookaheadConfig
-    from ladecli.decoder.engine import Decoder, Limits
-    from ladecli.decoder.strategies import make_strategy
-
-    model = model_of(family)
-    decoder = Decoder(model)
-    plain = make_strategy("autoregressive", LookaheadConfig())
-    for _ in decoder.generate([3, 4, 5], plain, None, Limits(2)):
-        pass
-    keys, values = decoder.cache.keys, decoder.cache.values
-    assert keys is not None
-    assert values is not None
-    slots = keys.shape[3]
-    held = keys.nbytes + values.nbytes
-    assert held == slots * shape_of(model.config, torch.float32).cache_bytes
+    decoder = decoder_of(family)
+    run(decoder, [3, 4, 5], limits=Limits(2))
+    held = sum(tensor.nbytes for tensor in decoder.cache.tensors)
+    config = model_of(family).config
+    assert held == decoder.cache.slots * shape_of(config, torch.float32).cache_bytes
 
 
 def mixtral(**changes: Any) -> Any:

@@ -1017,6 +1017,6 @@ def test_what_a_model_left_on_the_disk_is_removed_at_the_end(
 ) -> None:
     from ladecli import offload
 
-    folder = Path(offload.make().name)
+    folder = Path(offload.make())
     assert _ends(monkeypatch, lambda: 0) == [0]
     assert not folder.exists()

@@ -29,6 +29,7 @@ OTHER: dict[str, Any] = {
     **{"dtype": "float16", "device": "cuda:1", "quantize": "4bit", "attention": "sdpa"},
     **{"device_map": "auto", "revision": "main", "offline": True, "trust_remote_code": True},
     **{"parallel": 2, "parallel_mode": "tensor", "cuda_graphs": False, "compile": True},
+    **{"kernels": False},
     **{"markdown": False, "token_colors": False, "editing_mode": "vi", "color": "never"},
     **{"stats": False, "json": True, "quiet": True, "speed": 2.0, "seconds": 5.0},
 }

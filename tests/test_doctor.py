@@ -348,7 +348,7 @@ def test_cuda_graphs() -> None:
     (wrong,) = found("CUDA graphs", cuda_graphs=True)
     assert (wrong.level, wrong.fix) == (PROBLEM, "leave --cuda-graphs out")
     (chosen,) = found("attention", model="demo")
-    assert chosen.value.startswith("sdpa: on a CPU")
+    assert chosen.value.startswith("sdpa: ")
     assert found("attention", model="demo", attention="sdpa")[0].value == "sdpa: as asked for"
 
 
@@ -575,7 +575,7 @@ def test_a_torch_that_cannot_be_imported(
     def without_torch(name: str, *rest: Any) -> Any:
         # Libraries have models of their own, and import them when they are first asked for.
         ours = bool(rest) and (rest[0] or {}).get("__package__") == "ladecli"
-        if ours and (name == "models" or "models" in (rest[2] or ())):
+        if ours and (name == "session" or "session" in (rest[2] or ())):
             raise ImportError("libcudart.so.13: cannot open shared object file", name="torch")
         return real(name, *rest)
 
@@ -584,26 +584,6 @@ def test_a_torch_that_cannot_be_imported(
     out = capsys.readouterr().out
     assert "cannot be imported: ImportError: libcudart.so.13: cannot open shared object" in out
     assert "→ pip install --force-reinstall torch\n" in out
-    assert out.endswith("1 problem.\n")
-
-
-def test_a_numba_that_cannot_be_imported(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    real: Callable[..., Any] = builtins.__import__
-
-    def without_numba(name: str, *rest: Any) -> Any:
-        if rest and rest[2] and "session" in rest[2]:
-            # It says nothing of a name.
-            raise ImportError("Numba needs NumPy 2.5 or less. Got NumPy 3.0.")
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without_numba)
-    assert [finding.level for finding in found("numba")] == [PROBLEM]
-    assert run("never", model="demo") == 1
-    out = capsys.readouterr().out
-    assert "cannot be imported: ImportError: Numba needs NumPy 2.5 or less. Got NumPy 3.0." in out
-    assert "→ pip install --force-reinstall numba\n" in out
     assert out.endswith("1 problem.\n")
 
 

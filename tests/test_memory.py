@@ -6,7 +6,6 @@ import contextlib
 import re
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch

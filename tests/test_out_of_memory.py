@@ -14,9 +14,10 @@ import torch
 from ladecli import models
 from ladecli.chat import loop
 from ladecli.decoder.config import SamplingConfig
-from ladecli.decoder.events import StepNarrowed, Started
+from ladecli.decoder.engine import Decoder
+from ladecli.decoder.events import Started, StepNarrowed
 from ladecli.decoder.layout import StepLayout
-from ladecli.decoder.runner import Runner
+from ladecli.decoder.load import load_decoder
 from ladecli.errors import LadeError
 from ladecli.events import Ended, Piece, TextStep
 from ladecli.inspect.trace import read_trace
@@ -52,15 +53,29 @@ def lade(capsys: pytest.CaptureFixture[str]) -> Lade:
     return call
 
 
-def tighten(monkeypatch: pytest.MonkeyPatch, fails: Callable[[StepLayout], bool]) -> None:
-    forward = Runner.forward
+def starve(
+    monkeypatch: pytest.MonkeyPatch, decoder: Decoder, fails: Callable[[StepLayout], bool]
+) -> None:
+    """Let some forwards of a decoder run out of memory."""
+    run = decoder.runner.run
 
-    def short(runner: Runner, layout: StepLayout) -> Any:
+    def short(layout: StepLayout) -> Any:
         if fails(layout):
             raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2.00 GiB")
-        return forward(runner, layout)
+        return run(layout)
 
-    monkeypatch.setattr(Runner, "forward", short)
+    monkeypatch.setattr(decoder.runner, "run", short)
+
+
+def tighten(monkeypatch: pytest.MonkeyPatch, fails: Callable[[StepLayout], bool]) -> None:
+    """The same for sessions that are made from now on."""
+
+    def load(*args: Any, **options: Any) -> Decoder:
+        decoder = load_decoder(*args, **options)
+        starve(monkeypatch, decoder, fails)
+        return decoder
+
+    monkeypatch.setattr("ladecli.session.load_decoder", load)
 
 
 def after(forwards: int) -> Callable[[StepLayout], bool]:
@@ -169,7 +184,8 @@ def test_a_reply_that_memory_cuts_short_is_kept_and_the_chat_goes_on(
     capsys.readouterr()
     chat = chat_with(QUESTIONS[0], QUESTIONS[1])
     room = len(chat.encode(chat.conversation.asked(QUESTIONS[0]))) + 8
-    tighten(monkeypatch, lambda layout: not said(chat) and max(layout.positions) > room)
+    short = lambda layout: not said(chat) and max(layout.positions) > room  # noqa: E731
+    starve(monkeypatch, chat.session.decoder, short)
     loop(chat)
     first = said(chat)[1]
     assert first
@@ -185,7 +201,7 @@ def test_a_question_that_memory_leaves_unanswered_comes_back(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     chat = chat_with(QUESTIONS[0], "/stats")
-    tighten(monkeypatch, after(0))
+    starve(monkeypatch, chat.session.decoder, after(0))
     loop(chat)
     assert said(chat) == []
     reader: Any = chat.reader

@@ -15,8 +15,8 @@ import transformers
 
 from ladecli import models, placement
 from ladecli.blueprint import shape_of
-from ladecli.decoder.load import load_decoder
 from ladecli.decoder.errors import DecoderError
+from ladecli.decoder.load import load_decoder
 from ladecli.device import Device
 from ladecli.errors import UsageError
 from ladecli.settings import LoadOptions

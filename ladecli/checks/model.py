@@ -15,10 +15,10 @@ from . import parts
 from .findings import NOTE, PROBLEM, WARNING, Finding
 
 if TYPE_CHECKING:
-    from ..ways import Attention
     from ..models import Plan
     from ..profiles import Choice
     from ..settings import Request
+    from ..ways import Attention
 
 _SETTLED = ("strategy", "window", "ngram", "guesses", "budget", "sources")
 """Options that come before what a profile says."""

@@ -90,7 +90,7 @@ FAMILIES = {
     "iquestcoder": Family(),
 }
 
-TESTED_STOCK = frozenset("mixtral phi gpt_neox gpt2 opt starcoder2 cohere".split())
+TESTED_STOCK = frozenset(["mixtral", "phi", "gpt_neox", "gpt2", "opt", "starcoder2", "cohere"])
 """Families on transformers' forward that the tests decode; others are tried at load alone."""
 
 _RECURRENT = "it keeps a recurrent state, which cannot hold several continuations of a text"
@@ -108,12 +108,36 @@ _REFUSED = {
     "doge": _SPARSE,
 }
 _REFUSED |= dict.fromkeys(
-    "bloom mpt falcon gptj codegen gpt_neo gpt_neox_japanese openai-gpt xglm".split(),
+    [
+        "bloom",
+        "mpt",
+        "falcon",
+        "gptj",
+        "codegen",
+        "gpt_neo",
+        "gpt_neox_japanese",
+        "openai-gpt",
+        "xglm",
+    ],
     _NO_INTERFACE,
 )
 _REFUSED |= dict.fromkeys(
-    "mamba mamba2 falcon_mamba jamba bamba zamba zamba2 rwkv recurrent_gemma qwen3_next"
-    " granitemoehybrid falcon_h1 lfm2 xlstm".split(),
+    [
+        "mamba",
+        "mamba2",
+        "falcon_mamba",
+        "jamba",
+        "bamba",
+        "zamba",
+        "zamba2",
+        "rwkv",
+        "recurrent_gemma",
+        "qwen3_next",
+        "granitemoehybrid",
+        "falcon_h1",
+        "lfm2",
+        "xlstm",
+    ],
     _RECURRENT,
 )
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention"}

@@ -34,9 +34,7 @@ class Prefiller:
         self._boundary = facts.rope_boundary
         self._long_keys = False
 
-    def read(
-        self, state: State, backoff: Backoff, group: Group
-    ) -> Generator[Prefill, None, bool]:
+    def read(self, state: State, backoff: Backoff, group: Group) -> Generator[Prefill, None, bool]:
         """Feed what is pending in chunks.
 
         That is the prompt; and the whole text where it grows beyond the boundary at which rotary

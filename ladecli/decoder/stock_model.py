@@ -18,7 +18,7 @@ from transformers import AttentionInterface
 
 from .attention import BACKENDS, Backend, StepMask, choose_backend
 from .errors import UnsupportedModelError
-from .kv_cache import KVCache, LayerShape
+from .kv_cache import LayerShape
 from .step_inputs import StepInputs
 from .transformer import StepCache, TorchOps
 

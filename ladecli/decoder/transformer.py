@@ -379,9 +379,7 @@ def is_linear(module: nn.Module) -> bool:
     return is_plain(module) or isinstance(module, nn.Linear)
 
 
-def _layer(
-    index: int, layer: Any, text: Any, family: Family, *, join: bool, pack: bool
-) -> Layer:
+def _layer(index: int, layer: Any, text: Any, family: Family, *, join: bool, pack: bool) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     size: int = attention.head_dim
     fused = hasattr(attention, "qkv_proj")

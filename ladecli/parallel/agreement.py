@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from ..settings import Request
 
 if TYPE_CHECKING:
-    from ..device import Device
     from ..decoder.parallel.transport import DistributedTransport
+    from ..device import Device
     from ..session import Session
 
 _LEADERS = frozenset(

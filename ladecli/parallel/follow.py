@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ..errors import LadeError, told
 from ..decoder.errors import DecoderError, NoMemoryError, RankError
+from ..errors import LadeError, told
 from ..settings import Request
 from .place import Place, place_of, report_failure
 from .start import connect, placed

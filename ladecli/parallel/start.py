@@ -23,15 +23,15 @@ from typing import IO, TYPE_CHECKING
 
 import psutil
 
-from ..errors import UsageError
 from ..decoder.errors import RankError
+from ..errors import UsageError
 from ..settings import Request
 from .agreement import greet, shared_options
 from .place import Place, place_of
 
 if TYPE_CHECKING:
-    from ..device import Device
     from ..decoder.parallel.transport import DistributedTransport
+    from ..device import Device
 
 FOLLOWER = str(__package__)
 """The module that a follower runs."""

@@ -12,8 +12,8 @@ import math
 from dataclasses import dataclass, replace
 
 from .. import memory, split
-from ..decoder.parallel.messages import MessageFormat
 from ..decoder.drafting.ngram_model import MAX_SUCCESSORS as SUCCESSORS
+from ..decoder.parallel.messages import MessageFormat
 from ..profiles.derive import HOST, Rates, step_seconds
 from ..shape import FULL, ModelShape
 from .growth import Growth

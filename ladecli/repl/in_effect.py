@@ -9,9 +9,9 @@ from ..settings import ChatRequest, default_of
 from .changes import SHOWN
 
 if TYPE_CHECKING:
-    from ..ways import Attention
     from ..profiles import Choice
     from ..session import Settings
+    from ..ways import Attention
 
 _MODELS = ("temperature", "top-k", "top-p", "min-p", "repetition-penalty")
 """What a model's generation config says where nobody else does."""

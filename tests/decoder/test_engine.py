@@ -219,12 +219,13 @@ def test_stops_within_a_multi_token_acceptance(at: int) -> None:
         asked.append(token)
         return len(asked) == at
 
-    decoder = oracle(spells(text))
-    limits = Limits(50, should_stop=should_stop)
-    events = run(decoder, text[:10], "prompt-lookup", limits=limits)
+    decoder, events = oracle(spells(text)), list[Event]()
+    strategy, limits = make_strategy("prompt-lookup", SMALL), Limits(50, should_stop=should_stop)
+    for event in decoder.generate(text[:10], strategy, None, limits):
+        events.append(event)
+        assert cached_ids(decoder) == text[: 9 + len(ids_of(events))] or not asked
     assert ids_of(events) == asked == text[10 : 10 + at], "no token after the stop is seen"
     assert reason_of(events) == "stop"
-    assert cached_ids(decoder) == text[: 10 + at - 1]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -321,11 +322,12 @@ def test_an_interrupt_leaves_a_valid_cache(where: str, call: int, captured: bool
     text = list(PROMPT)
     with pytest.raises(KeyboardInterrupt):
         follow(decoder.generate(PROMPT, strategy, None, limits, processors), text)
-    # A step may be committed and not yet seen.
     whole = [*PROMPT, *ids_of(run(scrambled(), PROMPT, limits=Limits(80)))]
     cached = cached_ids(decoder)
     assert cached == whole[: len(cached)]
     assert len(cached) >= len(text) - 1 or len(text) == len(PROMPT)
+    # Only a step that was committed may be cached and not yet seen.
+    assert len(cached) < len(text) or captured or where == "observe"
     again = ids_of(run(decoder, PROMPT, "lookahead", SMALL, limits=Limits(80)))
     assert [*PROMPT, *again] == whole
 
@@ -379,12 +381,20 @@ def test_the_cache_belongs_to_the_newest_generation() -> None:
     closed_late.close()
     assert ids_of(run(decoder, PROMPT)) == expected
 
-    resumed = started(decoder, PROMPT)
-    newest = started(decoder, second)
-    with pytest.raises(DecoderError, match="another generation has started"):
-        next(resumed)
-    assert len(list(newest)) > 2
+    for events in (1, 4):
+        resumed = started(decoder, PROMPT, events)
+        newest = started(decoder, second)
+        with pytest.raises(DecoderError, match="another generation has started"):
+            next(resumed)
+        assert len(list(newest)) > 2
+        assert ids_of(run(decoder, PROMPT)) == expected
+
+    # Until a generation ends, the next one must not take its keys for those of an earlier text.
+    unfinished = started(decoder, [*PROMPT[:3], *reversed(PROMPT)])
     assert ids_of(run(decoder, PROMPT)) == expected
+    assert cached_ids(decoder) == [*PROMPT, *expected][:-1]
+    unfinished.close()
+    assert cached_ids(decoder) == [*PROMPT, *expected][:-1]
 
 
 def test_threads_never_mix_texts() -> None:

@@ -17,8 +17,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from ladecli.decoder.errors import DecoderError
-from ladecli.errors import LadeError
 from ladecli.decoder.errors import DecoderError as NewDecoderError
+from ladecli.errors import LadeError
 from ladecli.parallel.follow import Crew, as_child, run
 from ladecli.parallel.place import is_follower
 from ladecli.parallel.start import started

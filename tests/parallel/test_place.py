@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from ladecli import device
+from ladecli.decoder.errors import RankError
 from ladecli.device import Device
 from ladecli.errors import UsageError
-from ladecli.decoder.errors import RankError
 from ladecli.parallel.agreement import greet, least_context
 from ladecli.parallel.place import Place, is_follower, place_of, report_failure
 from ladecli.parallel.start import Leader, placed, started

@@ -14,7 +14,7 @@ from .makers import setup_of
 
 ON_TWO = (
     "70b split over 2 × a100 needs 69.5 GB on each: 69 GB of weights in bfloat16, 336 MB of keys"
-    " for 1,024 tokens of context, 122 MB for a step of 64 tokens; one a100 has 38.8 GB that can be"
+    " for 1,024 tokens of context, 120 MB for a step of 64 tokens; one a100 has 38.8 GB that can be"
     " used"
 )
 OTHER = "take a GPU with more memory, or a smaller model"
@@ -36,21 +36,21 @@ def line(gpu: str, size: str, gpus: int, **fields: Any) -> str:
         (
             *("a100", "32b", 1, {}),
             "32b needs 66.2 GB: 65.5 GB of weights in bfloat16, 537 MB of keys for 1,024 tokens of"
-            " context, 185 MB for a step of 64 tokens; one a100 has 38.8 GB that can be used; the"
+            " context, 183 MB for a step of 64 tokens; one a100 has 38.8 GB that can be used; the"
             " smallest number that fits: 2; --quantize 8bit fits on 1",
         ),
         # The keys are the cause: it is said, and a shorter context would help.
         (
             *("a100", "7b", 8, {"context": 10_000_000}),
-            "7b split over 8 × a100 needs 1.08 TB on each: 1.69 GB of weights in bfloat16, 1.05 TB"
-            " of keys for 10,000,000 tokens of context, 25.6 GB for a step of 64 tokens; one a100"
+            "7b split over 8 × a100 needs 1.07 TB on each: 1.69 GB of weights in bfloat16, 1.05 TB"
+            " of keys for 10,000,000 tokens of context, 15.4 GB for a step of 64 tokens; one a100"
             " has 38.8 GB that can be used; even 32, the most that it can be split over, are too"
             " few; --context 340000 fits on 8",
         ),
         (
             *("a100", "7b", 1, {"context": 100_000}),
-            "7b needs 98 GB: 13.5 GB of weights in bfloat16, 84.2 GB of keys for 100,000 tokens of"
-            " context, 329 MB for a step of 64 tokens; one a100 has 38.8 GB that can be used; the"
+            "7b needs 97.9 GB: 13.5 GB of weights in bfloat16, 84.2 GB of keys for 100,000 tokens"
+            " of context, 226 MB for a step of 64 tokens; one a100 has 38.8 GB that can be used; the"
             " smallest number that fits: 4; --context 29000 fits on 1",
         ),
     ],

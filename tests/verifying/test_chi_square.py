@@ -97,7 +97,9 @@ def test_plain_decoding_has_no_keys_of_the_strategys(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(chi_square, "decode", watched)
     session = RandomSession("llama")
-    Sampling(session, settings(2, DRAWN), Rescorer(session.decoder)).trials("a", session.encode("a"), 2)
+    Sampling(session, settings(2, DRAWN), Rescorer(session.decoder)).trials(
+        "a", session.encode("a"), 2
+    )
     assert lengths[0] == 0
 
 
