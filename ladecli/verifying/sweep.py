@@ -101,6 +101,7 @@ class Models:
                 max_context=before.decoder.max_context,
                 graphs=ways.no_graphs(request, loaded.device) is None,
                 compiled=request.compile,
+                kernels=request.kernels,
             )
             self._attention = request.attention
         return self._session

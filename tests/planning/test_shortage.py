@@ -50,8 +50,8 @@ def line(gpu: str, size: str, gpus: int, **fields: Any) -> str:
         (
             *("a100", "7b", 1, {"context": 100_000}),
             "7b needs 97.9 GB: 13.5 GB of weights in bfloat16, 84.2 GB of keys for 100,000 tokens"
-            " of context, 226 MB for a step of 64 tokens; one a100 has 38.8 GB that can be used; the"
-            " smallest number that fits: 4; --context 29000 fits on 1",
+            " of context, 226 MB for a step of 64 tokens; one a100 has 38.8 GB that can be used;"
+            " the smallest number that fits: 4; --context 29000 fits on 1",
         ),
     ],
 )
