@@ -23,7 +23,7 @@ from ladecli.decoder.load import load_decoder
 from ladecli.decoder.strategies import make_strategy
 from ladecli.stretch import stretched
 
-WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
+WIDTHS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 64)
 NEAR = 96
 """Steps behind texts that differ by less count for a context."""
 

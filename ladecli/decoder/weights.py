@@ -92,12 +92,12 @@ class CpuLinear:
 
     A single row reads memory fastest along the longer side of the matrix, so one with more
     outputs than inputs is stored transposed.  For more rows oneDNN's packed form is fastest, and
-    a step of 4 rows costs what one of a single row does; benchmarks/linear.py has the figures.
+    a step of 4 rows costs what one of a single row does.
 
     Args:
         parts: joined.
-        pack: whether there is room for a packed copy.
-        shared: whether the weight is that of the embedding, too: it stays as it is.
+        pack: whether there is room for copies.
+        shared: whether the weight is that of the embedding, too, which stays as it is.
     """
 
     def __init__(self, parts: Sequence[nn.Linear], *, pack: bool, shared: bool) -> None:
@@ -108,10 +108,10 @@ class CpuLinear:
         self._packed: Tensor | None = None
         if pack and weight.numel() >= PACKED_FROM and MKLDNN:
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKING_HINT)
-        self._always_packed = shared and self._packed is not None
-        if weight.shape[0] > weight.shape[1] and not shared:
+        if weight.shape[0] > weight.shape[1] and (pack or not shared):
             columns = weight.t().contiguous()
-            _hand_back(parts, [part.t() for part in torch.split(columns, sizes, dim=1)])
+            if not shared:
+                _hand_back(parts, [part.t() for part in torch.split(columns, sizes, dim=1)])
             weight = columns.t()
         elif len(parts) > 1:
             _hand_back(parts, torch.split(weight, sizes))
@@ -121,7 +121,7 @@ class CpuLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """[T, in] -> [T, out]."""
         rows = x.shape[0]
-        if self._packed is None or (rows == 1 and not self._always_packed):
+        if self._packed is None or rows == 1:
             return F.linear(x, self._weight, self._bias)
         if rows < PACKED_ROWS:
             x = F.pad(x, (0, 0, 0, PACKED_ROWS - rows))
