@@ -28,7 +28,7 @@ LAUNCH = 0.6e-3
 Llama-2-7B makes 41 tokens per second that way on an A100, where reading allows 150: 0.76 ms for
 each of 32 layers; hosts have become faster since."""
 SMALL_KERNELS, SMALL_KERNEL = 5, 2e-6
-"""In a layer of Llama as our own forward computes it, beside its four products and its attention, and
+"""In a layer of Llama by our own forward, beside its four products and its attention, and
 seconds that one takes inside a CUDA graph: the rotary embedding, which writes the cache as well,
 two sums with their normalisations, and the gate (`decoder/triton_kernels.py`); the fifth joins the
 splits of attention.  Their time is an estimate, not measured yet."""
