@@ -220,11 +220,11 @@ def _among(
 ) -> Session:
     """A session that decodes with other ranks, which have loaded the same."""
     from .decoder.parallel.groups import LookaheadParallel, TensorParallel
-    from .parallel.follow import Crew
+    from .parallel.follow import Followers
 
     split = request.parallel_mode == "tensor"
     group = TensorParallel(processes) if split else LookaheadParallel(processes)
-    followers = Crew(processes, group, split=split) if processes.rank == 0 else None
+    followers = Followers(processes, group, split=split) if processes.rank == 0 else None
     session = make(group=group, followers=followers)
     compare_models(processes, session, split=split)
     return session

@@ -184,7 +184,10 @@ def test_a_reply_that_memory_cuts_short_is_kept_and_the_chat_goes_on(
     capsys.readouterr()
     chat = chat_with(QUESTIONS[0], QUESTIONS[1])
     room = len(chat.encode(chat.conversation.asked(QUESTIONS[0]))) + 8
-    short = lambda layout: not said(chat) and max(layout.positions) > room  # noqa: E731
+
+    def short(layout: StepLayout) -> bool:
+        return not said(chat) and max(layout.positions) > room
+
     starve(monkeypatch, chat.session.decoder, short)
     loop(chat)
     first = said(chat)[1]

@@ -13,7 +13,7 @@ A map, in the order in which a step passes through it:
 - `parallel`    several ranks: who computes what of a step, and what they found together
 - `runner`      runs a step (`step_inputs`): one operation after the other, or captured
   (`cuda_graphs`, `graph_capture`)
-- `transformer` our own forward, by `families` and joined `weights`; with fused `triton_ops` and
+- `transformer` our own forward, by `families` and joined `weights`; with fused
   `triton_kernels` on a GPU.  `stock_model`: every other family, by transformers' forward
 - `attention`   backends, and the mask in the form that each of them reads
 - `kv_cache`    keys and values by slot; `ownership` says whose they are

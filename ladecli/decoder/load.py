@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -47,7 +47,7 @@ def load_decoder(
         cuda_graphs: whether steps are captured, where that works.
         compile: whether the forward is compiled before it is captured.
         kernels: whether Triton kernels may be used.
-        join: whether weights may be joined; not for a model that belongs to somebody else.
+        join: whether weights may be joined; not for a model that belongs to the caller.
         pack: whether float32 weights on a CPU may be stored twice, for speed.
         capture: captures work in place of CUDA graphs, on any device.
 
@@ -65,12 +65,14 @@ def load_decoder(
         attention = "sdpa"
     # What the compiler makes of the small operations is as good.
     kernels = kernels and not compile
-    compiling = None
-    if kernels and can_run(model):
-        compiling = compile_kernels(model, device, (*CAPTURED_WIDTHS, prefill_chunk), limit)
-    trial = Trial.of(model, facts)
-    ways: dict[str, Any] = {"kernels": kernels, "trial": trial, "compiling": compiling}
-    forward, notices = make_forward(model, facts, attention, join=join, pack=pack, **ways)
+    trial, widths = Trial.of(model, facts), (*CAPTURED_WIDTHS, prefill_chunk)
+    forward, notices = make_forward(
+        *(model, facts, attention, trial),
+        join=join,
+        pack=pack,
+        kernels=widths if kernels else (),
+        slots=limit + GROWTH,
+    )
     runner: Runner | None = None
     on_one_device = {parameter.device for parameter in model.parameters()} == {device}
     if cuda_graphs and on_one_device and (on_gpu or capture is not None):
@@ -98,44 +100,24 @@ def new_cache(forward: Forward, max_context: int) -> KVCache:
     return KVCache(shapes, slots, first)
 
 
-def compile_kernels(
-    model: Any, device: torch.device, widths: Sequence[int], max_context: int
-) -> Future[None]:
-    """Start to compile the Triton kernels of a model; this takes no time where they are known.
-
-    It looks at the model's shape only, and can be called before its weights are loaded.
-    """
-
-    def prepare() -> None:
-        # It imports triton.
-        from . import triton_ops
-
-        triton_ops.prepare(model, device, widths, max_context + GROWTH)
-
-    pool = ThreadPoolExecutor(1)
-    future = pool.submit(prepare)
-    pool.shutdown(wait=False)
-    return future
-
-
 def make_forward(
     model: Any,
     facts: ModelFacts,
     attention: str,
+    trial: Trial | None = None,
     *,
     join: bool = True,
     pack: bool = True,
-    kernels: bool = False,
-    trial: Trial | None = None,
-    compiling: Future[None] | None = None,
+    kernels: Sequence[int] = (),
+    slots: int = 0,
 ) -> tuple[Forward, list[str]]:
     """Our own forward where trial steps of it are right, else the model's, and notices.
 
     Args:
         model, facts, attention, join, pack: see `load_decoder`.
-        kernels: whether Triton kernels are used.
         trial: where there is one already.
-        compiling: the kernels, where that was started already.
+        kernels: widths of the steps that Triton kernels are compiled for; () to do without them.
+        slots: of the cache that they will see.
 
     Raises:
         UnsupportedModelError: steps through the model's own forward fail or differ, too.
@@ -152,7 +134,9 @@ def make_forward(
             ours.use(attention, _triton_ops() if kernels else None)
             if ours.device.type == "cuda":
                 torch.cuda.empty_cache()  # what the parts of joined weights were
-            why = _failure(ours, trial, notices, compiling)
+            if kernels:
+                _compile_kernels(ours, kernels, slots)
+            why = _failure(ours, trial, notices)
             if why is None:
                 return ours, notices
         notices = [
@@ -173,20 +157,22 @@ def make_forward(
 
 def _triton_ops() -> TorchOps:
     # It imports triton.
-    from .triton_ops import TritonOps
+    from .triton_kernels import TritonOps
 
     return TritonOps()
 
 
-def _failure(
-    forward: Forward, trial: Trial, notices: list[str], compiling: Future[None] | None = None
-) -> str | None:
+def _compile_kernels(model: Transformer, widths: Sequence[int], slots: int) -> None:
+    from .triton_kernels import prepare
+
+    # What cannot be compiled fails in the trial too, or in a step, which goes on without.
+    with suppress(Exception):
+        prepare(model, widths, slots)
+
+
+def _failure(forward: Forward, trial: Trial, notices: list[str]) -> str | None:
     """How trial steps of a forward fail, also without Triton; None if they do not."""
-    error = None if compiling is None else compiling.exception()
-    if error is None:
-        why = trial.failure(Runner(forward, trial.new_cache(forward)))
-    else:
-        why = f"failed: {reason_of(error)}"
+    why = trial.failure(Runner(forward, trial.new_cache(forward)))
     if why is None or not uses_triton(forward):
         return why
     forward.use("sdpa")

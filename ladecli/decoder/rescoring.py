@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from . import layout
-from .config import SamplingConfig
+from .config import PREFILL_CHUNK, SamplingConfig
 from .engine import Decoder
 from .memory import attempt
 from .runner import Runner
@@ -147,7 +147,6 @@ class Rescorer:
         rows = [self._plain(text, prompt_length)]
         try:
             for wide in (width, 2 * width):
-                self._decoder.forget()
                 self._read(text, len(text))
                 rows.append(self._step(text, len(text), wide).float())
         finally:
@@ -155,14 +154,13 @@ class Rescorer:
         return rows
 
     def _read(self, text: Sequence[int], end: int) -> None:
-        """Feed all but the last of the first `end` tokens of a text to an empty cache."""
+        """Feed all but the last of the first `end` tokens of a text to the cache, emptied first."""
         self._decoder.forget()
         cache, boundary = self._decoder.cache, self._decoder.facts.rope_boundary
         is_long = boundary is not None and len(text) > boundary
-        chunk = 512
         while cache.length < end - 1:
             start = cache.length
-            tokens = text[start : min(start + chunk, end - 1)]
+            tokens = text[start : min(start + PREFILL_CHUNK, end - 1)]
             anchor = len(text) - 1 if is_long else None
             self._runner.run(layout.build_chunk(tokens, start, anchor))
             cache.keep(range(len(tokens)))

@@ -31,7 +31,7 @@ class Forward(Protocol):
         """What each layer writes to the cache."""
 
     def use(self, attention: str, ops: TorchOps | None = None) -> None:
-        """Take another attention backend, and operations by Triton (`triton_ops`), or torch's."""
+        """Take another attention backend, and operations: those given, or torch's."""
 
     def forward(self, step: StepInputs, cache: StepCache) -> Tensor:
         """Run one step; logits of its outputs, [outputs, vocabulary]."""

@@ -93,7 +93,7 @@ class StockModel:
 
     Args:
         model: a causal language model of transformers; it may lie on several devices.
-        shapes: what its layers write; see `own_logits`.
+        shapes: what its layers write; see `trial.Trial`.
         attention: name of the attention backend.
 
     Attributes:
@@ -140,7 +140,7 @@ class StockModel:
                 input_ids=step.tokens[None],
                 attention_mask=None,
                 position_ids=step.positions[None],
-                past_key_values=ModelCache(cache, self.layer_shapes, step.length),
+                past_key_values=ModelCache(cache, step.length),
                 use_cache=True,
                 logits_to_keep=rows,
                 **{KEYWORD: call},
@@ -154,25 +154,36 @@ class ModelCache:
     """What transformers' models ask of a cache; masks and positions are ours.
 
     Args:
-        cache: where keys and values go.
-        shapes: of the layers.
+        cache: where keys and values go; None to keep nothing.
         length: committed tokens.
+
+    Attributes:
+        shapes: by layer, of what was written.
     """
 
     is_compileable = False
     is_sliding: tuple[bool, ...] = ()
 
-    def __init__(self, cache: StepCache, shapes: Sequence[LayerShape], length: int) -> None:
+    def __init__(self, cache: StepCache | None = None, length: int = 0) -> None:
+        self.shapes: dict[int, LayerShape] = {}
         self._cache = cache
-        self._shapes = shapes
         self._length = length
 
     def update(
         self, key: Tensor, value: Tensor, layer_idx: int, *_args: Any, **_kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Write one layer's step, [1, K, T, D]; return all slots to attend to, [1, K, S, D]."""
+        shape = key.shape[1], key.shape[-1], value.shape[-1], key.dtype, key.device
+        self.shapes[layer_idx] = LayerShape(*shape)
+        if self._cache is None:
+            return key, value
         keys, values = self._cache.write(layer_idx, key[0], value[0])
         return keys[None], values[None]
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether anything is committed."""
+        return self._length > 0
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Committed tokens."""
@@ -185,41 +196,6 @@ class ModelCache:
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         """Length and offset of the keys that a step of `query_length` tokens sees."""
         return self._length + query_length, 0
-
-
-class ShapeRecorder:
-    """A cache that notes what each layer writes, and keeps nothing."""
-
-    is_compileable = False
-    is_sliding: tuple[bool, ...] = ()
-
-    def __init__(self) -> None:
-        self._shapes: dict[int, LayerShape] = {}
-
-    @property
-    def shapes(self) -> list[LayerShape]:
-        """What was written, by layer."""
-        return [self._shapes[layer] for layer in sorted(self._shapes)]
-
-    def update(
-        self, key: Tensor, value: Tensor, layer_idx: int, *_args: Any, **_kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Note the shape of [1, K, T, D]; return what was given."""
-        shape = key.shape[1], key.shape[-1], value.shape[-1], key.dtype, key.device
-        self._shapes[layer_idx] = LayerShape(*shape)
-        return key, value
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Nothing is cached."""
-        return 0
-
-    def get_query_offset(self, layer_idx: int = 0) -> int:
-        """Nothing is cached."""
-        return 0
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        """A step sees itself."""
-        return query_length, 0
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from .attention import BACKENDS, Backend, choose_backend
 from .families import FAMILIES, Family, ModelFacts, examine
 from .kv_cache import LayerShape, Target
 from .step_inputs import StepInputs
-from .weights import Projection, is_plain, project
+from .weights import Projection, project
 
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 """Activations of a gated MLP by transformers' name; a model with another one is not ours."""
@@ -223,10 +223,11 @@ class RotaryTables:
         table = self._tables.get((kind, is_long))
         if table is None or len(table) <= last_position:
             count = max(1 << last_position.bit_length(), 256)
-            # The module looks at the largest position: it must not be one of longer texts.
-            short = self._boundary is not None and not is_long
-            most = self._boundary if short else max(self._longest, last_position + 1)
-            count = min(count, most or count)
+            most = max(self._longest, last_position + 1)
+            if self._boundary is not None and not is_long:
+                # The module looks at the largest position: it must not be one of longer texts.
+                most = self._boundary
+            count = min(count, most)
             if table is not None:
                 self._outgrown.append(table)
             table = self._tables[kind, is_long] = self._make(kind, count)
@@ -261,6 +262,7 @@ class Transformer:
         keeps_weights: whether the model's own weights lie as transformers loaded them.
         kernels: whether Triton kernels compute the operations between products.
         ops: what computes the operations between products.
+        layers, final_norm, rotary: weights and tables.
     """
 
     def __init__(
@@ -282,7 +284,7 @@ class Transformer:
             _layer(index, layer, text, family, join=join, pack=pack)
             for index, layer in enumerate(body.layers)
         ]
-        self._final_norm = _norm(body.norm, family)
+        self.final_norm = _norm(body.norm, family)
         # The norm after each layer's MLP: that before the next attention, or the final one.
         self._next_norms = [layer.before_attention for layer in self.layers[1:]]
         shared = model.lm_head.weight is body.embed_tokens.weight
@@ -348,7 +350,7 @@ class Transformer:
     def _logits(self, residual: Tensor, outputs: Tensor | None) -> Tensor:
         if outputs is not None:
             residual = residual[outputs]
-        logits = self._head(self.ops.rms_norm(residual, self._final_norm))
+        logits = self._head(self.ops.rms_norm(residual, self.final_norm))
         if self._logit_scale != 1.0:
             logits = logits * self._logit_scale
         if self._logit_softcap is not None:
@@ -367,16 +369,11 @@ def can_run(model: Any) -> bool:
     if family is None or body is None or (getattr(model, "tp_size", None) or 1) > 1:
         return False
     parts = ("embed_tokens", "layers", "norm", "rotary_emb")
-    if not all(hasattr(body, part) for part in parts) or not is_linear(model.lm_head):
+    if not all(hasattr(body, part) for part in parts) or not isinstance(model.lm_head, nn.Linear):
         return False
     devices = {parameter.device for parameter in model.parameters()}
     hooked = any(hasattr(module, "_hf_hook") for module in model.modules())
     return len(devices) == 1 and not hooked and _activation(text) in ACTIVATIONS
-
-
-def is_linear(module: nn.Module) -> bool:
-    """Whether the output layer is a plain linear one, so that rows of it are logits."""
-    return is_plain(module) or isinstance(module, nn.Linear)
 
 
 def _layer(index: int, layer: Any, text: Any, family: Family, *, join: bool, pack: bool) -> Layer:
@@ -390,7 +387,6 @@ def _layer(index: int, layer: Any, text: Any, family: Family, *, join: bool, pac
         "layer": getattr(attention, "sliding_window", None),
         "config": getattr(text, "sliding_window", None),
     }[family.sliding]
-    kind = _kinds(text)[index] if len(set(_kinds(text))) > 1 or _kinds(text)[0] else ""
     norms = {
         name: _norm(getattr(layer, module), family) if module else None
         for name, module in family.norms._asdict().items()
@@ -403,7 +399,7 @@ def _layer(index: int, layer: Any, text: Any, family: Family, *, join: bool, pac
         scaling=float(attention.scaling),
         sliding_window=window,
         softcap=text.attn_logit_softcapping if family.attention_softcap else None,
-        rotary=kind if getattr(attention, "use_rope", True) else None,
+        rotary=_kinds(text)[index] if getattr(attention, "use_rope", True) else None,
         qkv=project(qkv, join=join, pack=pack),
         out=project([attention.o_proj], join=join, pack=pack),
         gate_up=project(gate_up, join=join, pack=pack),

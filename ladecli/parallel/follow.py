@@ -47,7 +47,7 @@ class Task:
     drafts: DraftMemory | None
 
 
-class Crew:
+class Followers:
     """The followers, as the leader sees them.
 
     Args:

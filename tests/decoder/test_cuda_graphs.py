@@ -186,13 +186,14 @@ def test_a_step_is_yielded_before_the_next_width_is_captured() -> None:
 
 def test_long_pending_text_and_very_wide_steps_are_not_captured() -> None:
     capture = Again()
-    decoder = fake_decoder(Oracle(counts), capture, context=2048)
+    model = Oracle(counts)
+    decoder = fake_decoder(model, capture, context=2048)
     prompt = [10 + i % 20 for i in range(300)]
     run(decoder, prompt, limits=Limits(1))
     assert capture.captures == 0
     config = LookaheadConfig(4, 4, 4, 600, ("trajectory", "context"), widths=(1, 600))
     run(decoder, [15], "lookahead", config, limits=Limits(20))
-    assert {len(texts) for texts in decoder.runner.model.steps} >= {600}  # type: ignore[attr-defined]
+    assert {len(texts) for texts in model.steps} >= {600}
 
 
 def test_steps_that_cannot_be_captured_run_one_operation_at_a_time() -> None:
@@ -278,7 +279,7 @@ def triton_ops() -> Any:
     pytest.importorskip("triton")
     if not triton_available(CPU):
         pytest.skip("needs TRITON_INTERPRET=1")
-    return importlib.import_module("ladecli.decoder.triton_ops").TritonOps()
+    return importlib.import_module("ladecli.decoder.triton_kernels").TritonOps()
 
 
 @pytest.mark.parametrize("family", ["gemma2", "olmo2", "glm4", "ministral3", "smollm3"])
@@ -298,11 +299,12 @@ def test_a_kernel_that_fails_is_done_without(monkeypatch: pytest.MonkeyPatch) ->
     def broken(*_: Any) -> Any:
         raise RuntimeError("out of resources\nshared memory")
 
+    ops = triton_ops()
+    monkeypatch.setattr(ops, "gate", broken)
     decoder, prompt = decoder_of("llama"), prompt_for("llama")
     expected = ids_of(run(decoder, prompt))
     decoder.forget()
-    decoder.runner.model.use("sdpa", triton_ops())
-    monkeypatch.setattr(decoder.runner.model.ops, "gate", broken)  # type: ignore[attr-defined]
+    decoder.runner.model.use("sdpa", ops)
     assert ids_of(run(decoder, prompt)) == expected
     (notice,) = decoder.runner.notices
     assert notice == "steps run without Triton kernels, and slower: out of resources"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import importlib
 import random
 import time
+import types
 from typing import Any
 
 import pytest
@@ -20,18 +23,22 @@ from ladecli.decoder.attention import (
     choose_backend,
 )
 from ladecli.decoder.errors import ConfigError
+from ladecli.decoder.kv_cache import Target
 from ladecli.decoder.layout import Draft, StepLayout, build
+from ladecli.decoder.transformer import Norm, Rotary, Transformer
 from ladecli.decoder.tree import TokenTree
+
+from ..families import model_of
 
 GPU, HALF = torch.device("cuda", 0), torch.bfloat16
 # Norm of the error over norm of the result.
 ERROR = {torch.float32: 1e-5, torch.bfloat16: 1.5e-2}
 
 
-def kernels() -> Any:
-    from ladecli.decoder import triton_kernels
+def ops() -> Any:
+    from ladecli.decoder.triton_kernels import TritonOps
 
-    return triton_kernels
+    return TritonOps()
 
 
 def randn(*shape: int, dtype: torch.dtype = HALF, seed: int = 0) -> Tensor:
@@ -96,16 +103,16 @@ def test_a_captured_step_follows_the_text() -> None:
         *(torch.ones(n, dtype=torch.int32, device=GPU) for n in (1, count, (count, 1)))
     )
     cache, qkv = randn(2, heads, slots, size), randn(count, 3 * heads * size, seed=1)
-    cos, sin = torch.ones(count, size, device=GPU), torch.zeros(count, size, device=GPU)
+    cos, sin = torch.ones(count, 1, size, device=GPU), torch.zeros(count, 1, size, device=GPU)
+    rotary = Rotary(cos, sin, interleaved=False)
+    sizes = {"index": 0, "heads": heads, "kv_heads": heads, "head_size": size}
+    layer = types.SimpleNamespace(**sizes, query_norm=None, key_norm=None)
+    target = types.SimpleNamespace(target=lambda *_: Target(*cache, numbers.length, slots))
 
     def step() -> Tensor:
-        rope = kernels().rope_and_write
-        norms = None, None, 1e-6, False
-        query = rope(qkv, cos, sin, heads, heads, size, *norms, *cache, numbers.length)
+        query, keys, values = ops().rope_and_write(qkv, layer, rotary, target)
         mask = CapturedMask(numbers, slots)
-        return BACKENDS["triton"](
-            query.transpose(0, 1)[None], *cache[:, None], mask, 0.1, None, None
-        )
+        return BACKENDS["triton"](query[None], keys[None], values[None], mask, 0.1, None, None)
 
     step()
     torch.cuda.synchronize()
@@ -133,35 +140,24 @@ def test_a_captured_step_follows_the_text() -> None:
 def test_row_kernels_in_bfloat16() -> None:
     x, update, weight = randn(5, 4096), randn(5, 4096, seed=1), 1 + 0.1 * randn(4096, seed=2)
     total = x + update
-    for float_weight in (False, True):
-        found = kernels().add_rms_norm(x.clone(), update, weight, 1e-5, float_weight)
+    for norm in (Norm(weight, 1e-5), Norm(weight.float(), 1e-5)):
+        found = ops().add_rms_norm(x.clone(), update, norm)
         assert error(found, F.rms_norm(total.float(), (4096,), weight.float(), 1e-5)) < 1e-2
     both = 3 * randn(5, 2 * 11008)
     gate, up = both.float().chunk(2, dim=-1)
-    assert error(kernels().gate(both, "silu"), F.silu(gate) * up) < 1e-2
-    assert error(kernels().gate(both, "gelu_tanh"), F.gelu(gate, approximate="tanh") * up) < 1e-2
-
-
-@pytest.mark.parametrize("vocabulary", [259, 32_000, 151_936])
-@torch.inference_mode()
-def test_the_best_logits(vocabulary: int) -> None:
-    for rows, k in ((1, 1), (64, 4)):
-        logits = 3 * randn(rows, vocabulary)
-        values, tokens, logsumexp = kernels().top_k(logits, k)
-        expected = logits.float().sort(dim=-1, descending=True, stable=True)
-        assert torch.equal(values, expected.values[:, :k])
-        assert torch.equal(tokens.long(), expected.indices[:, :k])
-        torch.testing.assert_close(logsumexp, logits.float().logsumexp(-1), rtol=1e-5, atol=1e-5)
+    assert error(ops().gate(both, "silu"), F.silu(gate) * up) < 1e-2
+    assert error(ops().gate(both, "gelu_tanh"), F.gelu(gate, approximate="tanh") * up) < 1e-2
 
 
 def test_a_models_kernels_are_prepared_in_threads(tmp_path: Any, monkeypatch: Any) -> None:
     """Afterwards a step of these widths compiles nothing: it takes no time."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    shape = kernels().KernelShape(HALF, 512, 1408, 32_000, 8, 2, 64, 64, best=(1, 4))
-    kernels().prepare(shape, GPU, (1, 8, 32, 64), slots=1024)
+    model = Transformer(copy.deepcopy(model_of("llama")).to(GPU, HALF))
+    prepare = importlib.import_module("ladecli.decoder.triton_kernels").prepare
+    prepare(model, (1, 8, 32, 64), slots=1024)
     torch.cuda.synchronize()
     start = time.perf_counter()
-    kernels().prepare(shape, GPU, (1, 8, 32, 64), slots=1024)
+    prepare(model, (1, 8, 32, 64), slots=1024)
     torch.cuda.synchronize()
     assert time.perf_counter() - start < 0.5
     assert choose_backend("auto", GPU, HALF) == "triton"

@@ -17,6 +17,7 @@ from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.graph_capture import GraphCapture, Work
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.strategies import make_strategy
+from ladecli.decoder.transformer import Transformer
 from ladecli.decoder.trial import Trial
 
 from ..decoding import ids_of, run
@@ -162,11 +163,13 @@ def test_the_trial_tells_right_kernels_from_wrong_ones() -> None:
     model = on_gpu("llama", torch.bfloat16)
     decoder = captured(model)
     trial, forward = Trial.of(model, decoder.facts), decoder.runner.model
+    assert isinstance(forward, Transformer)
     assert forward.kernels
     runner = CudaGraphs(forward, trial.new_cache(forward), decoder.facts, decoder.max_context)
     assert trial.failure(runner) is None
-    before = forward.layers[0].before_attention.weight  # type: ignore[attr-defined]
-    kept = before.clone()
+    norm = forward.layers[0].before_attention
+    assert norm is not None
+    before, kept = norm.weight, norm.weight.clone()
     before.data.mul_(1.5)
     again = CudaGraphs(forward, trial.new_cache(forward), decoder.facts, decoder.max_context)
     assert trial.failure(again) is not None

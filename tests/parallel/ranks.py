@@ -19,7 +19,7 @@ from typing import Any
 from ladecli.decoder.errors import DecoderError
 from ladecli.decoder.errors import DecoderError as NewDecoderError
 from ladecli.errors import LadeError
-from ladecli.parallel.follow import Crew, as_child, run
+from ladecli.parallel.follow import Followers, as_child, run
 from ladecli.parallel.place import is_follower
 from ladecli.parallel.start import started
 from ladecli.settings import Request
@@ -72,7 +72,7 @@ def lead(request: Request, answers: Sequence[Count]) -> None:
         assert joined is not None
         session = Counting(joined.processes)
         group: Any = SimpleNamespace(begun=0)
-        crew = Crew(joined.processes, group)
+        crew = Followers(joined.processes, group)
         for number, settings in enumerate(answers):
             with crew.answering([number], settings, session.drafts):
                 group.begun += 1

@@ -67,7 +67,10 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let there be two GPUs."""
     found = [Device("cuda", f"cuda:{number}", "H100") for number in range(2)]
     monkeypatch.setattr(device, "present", lambda: [*found, CPU])
-    detect = lambda name: CPU if name == "cpu" else found[int(name.partition(":")[2] or 0)]  # noqa: E731
+
+    def detect(name: str) -> Device:
+        return CPU if name == "cpu" else found[int(name.partition(":")[2] or 0)]
+
     monkeypatch.setattr(device, "detect", detect)
 
 
