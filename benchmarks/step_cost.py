@@ -25,7 +25,7 @@ from ladecli.stretch import stretched
 
 WIDTHS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 64)
 NEAR = 96
-"""Steps behind texts that differ by less count for a context."""
+"""Steps after texts that differ by less count for a context."""
 
 
 def main() -> None:

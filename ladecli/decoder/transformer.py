@@ -43,10 +43,12 @@ class Norm:
     Attributes:
         weight: [n]; in float32 if the product with it is (Gemma), else in the activations' type.
         eps: added to the mean square.
+        mirrored: the weight twice, float32 on a CPU; see `TorchOps.rms_norm`.
     """
 
     weight: Tensor
     eps: float
+    mirrored: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,11 @@ class TorchOps:
         """The norm of [T, n]; `x` itself without one."""
         if norm is None:
             return x
+        if norm.mirrored is not None:
+            # The mean of (x, -x) is 0: its layer norm is the norm of x, in one kernel on a CPU,
+            # where torch takes six for the other.
+            both, size = torch.cat((x, -x), dim=-1), x.shape[-1]
+            return torch.layer_norm(both, (2 * size,), norm.mirrored, None, norm.eps)[..., :size]
         if norm.weight.dtype != x.dtype:
             return torch.rms_norm(x.float(), norm.weight.shape, norm.weight, norm.eps).to(x.dtype)
         return torch.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
@@ -419,7 +426,10 @@ def _activation(text: Any) -> str:
 def _norm(module: Any, family: Family) -> Norm:
     eps = getattr(module, "variance_epsilon", None) or module.eps
     weight = module.weight.detach()
-    return Norm(1.0 + weight.float() if family.unit_offset else weight, float(eps))
+    exact = weight.device.type == "cpu" and weight.dtype == torch.float32
+    if family.unit_offset:
+        weight = 1.0 + weight.float()
+    return Norm(weight, float(eps), torch.cat((weight, weight)) if exact else None)
 
 
 def _kinds(text: Any) -> list[str]:

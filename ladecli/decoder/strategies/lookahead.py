@@ -93,7 +93,9 @@ class ModelDrafter:
     def candidates(self, state: State, curve: CostCurve) -> TokenTree:
         """The most probable prefixes after the text."""
         span = self._memory.context.repeated_span() if self._repeats else None
-        exploration = EXPLORATION if self._memory.budget.may_explore else 1.0
+        # Without recycled successors the logits of a node teach nothing.
+        explores = self.max_successors and self._memory.budget.may_explore
+        exploration = EXPLORATION if explores else 1.0
         return self._model.build_tree(state.tokens, state.draft_depth, curve, span, exploration)
 
     def learn(self, observation: Observation, ngrams: Sequence[Sequence[int]]) -> None:
