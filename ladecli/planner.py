@@ -1,9 +1,9 @@
 """`lade plan`: estimate decoding speed on more GPUs, and where more of them stop paying.
 
 Nothing is measured or loaded.  A step takes as long as the slower of reading and multiplying, plus
-kernel launches (`profiles.derive`), plus exchanges between GPUs (latency and bandwidth, as NCCL's
-own model has them).  It yields the tokens per step that benchmarks/ranks.py measured.  Figures of
-links, models and tokens per step are in planner.toml.
+kernel launches (`profiles.derive`), plus exchanges between GPUs (latency and bandwidth).  It yields
+the tokens per step that benchmarks/ranks.py measured.  Figures of links, models and tokens per step
+are in planner.toml.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from .profiles.schema import Profile
 from .profiles.user import read_all, short
 from .settings import Request
 from .shape import FULL, ModelShape
+from .table import NONE, Column, Table
 from .terminal import Terminal
 from .visualize import counted, printable
 
@@ -56,6 +57,12 @@ FIGURES = (
     *("sent_bytes", "tokens_per_step", "tokens_per_second"),
 )
 """Figures of a possible row, under their names in JSON."""
+
+COLUMNS = (
+    *(Column("mode", number=False), Column("GPUs"), Column("ms/step")),
+    *(Column("tokens/step", weight=2), Column("tokens/s"), Column("speed-up", weight=1)),
+    Column("efficiency", weight=3),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +127,7 @@ def _data() -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Links within and between nodes, as rows of planner.toml; nodes are filled one by one."""
+    """The links within and between nodes: rows of planner.toml with a name."""
 
     gpus_per_node: int
     within: dict[str, Any]
@@ -158,7 +165,6 @@ def links_of(profile: str, request: PlanRequest) -> Links:
     own = _data()["gpus"].get(profile, {})
     last, per_node = request.counts[-1], request.per_node
     several = last > per_node
-
     places = {kind: place for place, rows in _data()["links"].items() for kind in rows}
 
     def known(kind: str) -> dict[str, Any]:
@@ -421,7 +427,9 @@ class Plan:
         indivisible = self.indivisible(gpus) if tensor else None
         why_not = indivisible
         if not indivisible and needed > self.usable:
-            why_not = f"needs {memory.told(needed)} on each GPU, of {memory.told(self.usable)}"
+            why_not = (
+                f"needs {memory.told(needed)} on each GPU, which has {memory.told(self.usable)}"
+            )
         return Row(
             mode,
             gpus,
@@ -474,7 +482,7 @@ class Plan:
     def too_large(self) -> str:
         """Why one GPU cannot hold the model, and what would help, in one line."""
         fewest = self.smallest(TENSOR)
-        more = f"; --gpus {fewest.gpus} holds it, split" if fewest else ""
+        more = f"; or split it: --gpus {fewest.gpus}" if fewest else ""
         asked = memory.Asked(self.context, self.context, self.budget)
         where = f"one {self.gpu.name}"
         try:
@@ -516,7 +524,7 @@ class Plan:
             return f"{pays}; {next(later, 'more were not estimated')}"
         # Rounded down: a gain that is too small must not read like one that pays.
         gain = math.floor(1000 * stops["gain"]) / 10
-        return f"{pays}; a doubling to {stops['beyond']} brings {gain:+.1f}% tokens/s"
+        return f"{pays}; going to {stops['beyond']} brings {gain:+.1f}% tokens/s for each doubling"
 
     def conclusion(self) -> str:
         """The fastest way in one line."""
@@ -608,30 +616,28 @@ class Plan:
         ]
         return {"rows": rows, "stops": self.stops(mode), "verdict": self.verdict(mode)}
 
+    def _cells(self, row: Row) -> tuple[str, ...]:
+        if not row.possible:
+            why = "does not fit" if row.needed_bytes else "indivisible"
+            return (row.mode, str(row.gpus), why, *[NONE] * 4)
+        return (
+            row.mode,
+            str(row.gpus),
+            f"{row.step_seconds * 1e3:.1f}",
+            f"{row.tokens_per_step:.2f}",
+            f"{row.tokens_per_second:.1f}",
+            f"{self.speedup(row):.2f}",
+            f"{self.efficiency(row):.0%}",
+        )
+
     def show(self, console: Console) -> None:
         """Print a table of all modes, the assumptions, and the conclusion last."""
         size = f"{short(self.shape.parameters)} parameters, {memory.told(self.shape.weight_bytes)}"
         heading = f"{self.model} in {self.shape.weights} ({size}) on {self.gpu.description}"
         screen.line(console, printable(f"{heading}: estimated, not measured"), "bold")
         console.print()
-        table = screen.bare_table()
-        table.add_column("mode", no_wrap=True)
-        for title in ("GPUs", "ms/step", "tokens/step", "tokens/s", "speed-up", "per GPU"):
-            table.add_column(title, justify="right")
-        for rows in self.rows.values():
-            for row in rows:
-                figures = ["does not fit" if row.needed_bytes else "indivisible", *4 * "-"]
-                if row.possible:
-                    figures = [
-                        f"{row.step_seconds * 1e3:.1f}",
-                        f"{row.tokens_per_step:.2f}",
-                        f"{row.tokens_per_second:.1f}",
-                        f"{self.speedup(row):.2f}",
-                        f"{self.efficiency(row):.0%}",
-                    ]
-                table.add_row(row.mode, f"{'* ' * (row.gpus == self.asked)}{row.gpus}", *figures)
-            table.add_section()
-        screen.show(table, console)
+        cells = [self._cells(row) for rows in self.rows.values() for row in rows]
+        screen.print_table(Table("Estimates", COLUMNS, tuple(cells)), console)
         console.print()
         screen.line(console, "Assumptions", "bold")
         for text in self.assumptions():

@@ -396,7 +396,7 @@ def test_a_table_ends_with_the_conclusion(lade: Any) -> None:
         assert [cells[-3] for cells in shown] == [
             f"{row['tokens_per_second']:.1f}" for row in found["modes"][mode]["rows"]
         ]
-        assert [cells[1] for cells in shown] == ["1", "2", "*", "8"]
+        assert [cells[1] for cells in shown] == ["1", "2", "4", "8"]
         assert found["modes"][mode]["verdict"] in lines
     assert all(f"- {text}" in lines for text in found["assumptions"])
     assert "lookahead parallelism on 4 GPUs" in lines[-1]
