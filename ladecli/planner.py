@@ -359,28 +359,34 @@ class Row:
 
 @dataclass(frozen=True)
 class Plan:
-    """A model on a kind of GPU, and the estimates for it.
+    """What is asked for, on what it is estimated, and the estimates.
 
     Attributes:
+        measured: tokens per step, see `measurements`.
         memory: bytes of one GPU; None if unknown.
-        budget: the most tokens in a step of each GPU; `origin` says where it is from.
-        counts: numbers of GPUs, ascending; `asked` is one of them, or None.
         notes: what else there is to say of the model.
     """
 
+    request: PlanRequest
+    measured: dict[str, Any]
+    gpu: Profile
+    memory: float | None
+    links: Links
     model: str
     shape: ModelShape
-    gpu: Profile
-    rates: Rates
-    memory: float | None
-    budget: int
-    origin: str
-    context: int
-    links: Links
-    measured: dict[str, Any]
-    counts: list[int]
-    asked: int | None
     notes: tuple[str, ...]
+
+    @cached_property
+    def rates(self) -> Rates:
+        """The rates of one GPU."""
+        assert self.gpu.hardware is not None  # `find_gpu` leaves others out
+        return self.gpu.hardware.rates_for(self.shape.compute)
+
+    @cached_property
+    def budget(self) -> int:
+        """The most tokens in a step of each GPU: as asked for, or of the GPU's profile."""
+        profile = profiles.choose(self.gpu, self.shape).lookahead
+        return self.request.lookahead(profile).step_limit
 
     @property
     def usable(self) -> float:
@@ -423,7 +429,7 @@ class Plan:
             drafting = HOST * width * (gpus - 1)  # every rank grows the tree of all ranks
         # Ranks of a split model wait for one another within a step, which is then no CUDA graph.
         captured = gpus == 1 or not tensor
-        needed = memory.estimate(shape, context=self.context, width=widest).total
+        needed = memory.estimate(shape, context=self.request.context, width=widest).total
         indivisible = self.indivisible(gpus) if tensor else None
         why_not = indivisible
         if not indivisible and needed > self.usable:
@@ -436,7 +442,7 @@ class Plan:
             self.links.nodes(gpus),
             why_not,
             None if indivisible else needed,
-            step_seconds(self.rates, shape, width, self.context, captured=captured),
+            step_seconds(self.rates, shape, width, self.request.context, captured=captured),
             drafting,
             talking,
             sent,
@@ -446,7 +452,7 @@ class Plan:
     @cached_property
     def rows(self) -> dict[str, list[Row]]:
         """The estimates by mode, the fewest GPUs first."""
-        return {mode: [self.row(mode, gpus) for gpus in self.counts] for mode in MODES}
+        return {mode: [self.row(mode, gpus) for gpus in self.request.counts] for mode in MODES}
 
     def possible(self, mode: str) -> list[Row]:
         """The rows of a mode that are possible."""
@@ -473,7 +479,7 @@ class Plan:
         Raises:
             UsageError: none is possible.
         """
-        most = self.asked or MOST_GPUS
+        most = self.request.gpus or MOST_GPUS
         rows = [row for mode in MODES for row in self.possible(mode) if row.gpus <= most]
         if not rows:
             raise UsageError(self.too_large())
@@ -483,7 +489,7 @@ class Plan:
         """Why one GPU cannot hold the model, and what would help, in one line."""
         fewest = self.smallest(TENSOR)
         more = f"; or split it: --gpus {fewest.gpus}" if fewest else ""
-        asked = memory.Asked(self.context, self.context, self.budget)
+        asked = memory.Asked(self.request.context, self.request.context, self.budget)
         where = f"one {self.gpu.name}"
         try:
             memory.room(self.model, self.shape, self.memory or 0.0, asked, where=where, kind="cuda")
@@ -528,7 +534,7 @@ class Plan:
 
     def conclusion(self) -> str:
         """The fastest way in one line."""
-        best, asked = self.best, self.asked
+        best, asked = self.best, self.request.gpus
         name = f"{MODES[best.mode]} on {counted(best.gpus, 'GPU')}"
         if best.gpus == 1:
             plain = "plain decoding on one GPU, since drafts do not pay"
@@ -546,8 +552,11 @@ class Plan:
     def assumptions(self) -> list[str]:
         """What the estimates depend on, a sentence each."""
         shape, rates, links, measured = self.shape, self.rates, self.links, self.measured
+        origin = "as asked for" if self.request.budget else f"profile {self.gpu.name}"
         joined = [("within a node", links.within)] if links.gpus_per_node > 1 else []
-        joined += [("between nodes", links.between)] if links.nodes(self.counts[-1]) > 1 else []
+        joined += (
+            [("between nodes", links.between)] if links.nodes(self.request.counts[-1]) > 1 else []
+        )
         return [
             *self.notes,
             f"a GPU reads {rates.bandwidth / 1e9:.0f} GB/s and multiplies"
@@ -563,12 +572,12 @@ class Plan:
             ),
             f"ranks exchange {memory.told(exchange_bytes(self.budget))} after every step, and a"
             f" split model needs {self.reductions} all-reduces in it; nothing of it overlaps",
-            f"a step feeds {self.budget} tokens on each GPU ({self.origin}), or one where drafts do"
-            " not pay",
+            f"a step feeds {self.budget} tokens on each GPU ({origin}), or one token where drafts"
+            " do not pay",
             f"tokens per step are those of {measured['model']} on the text {measured['text']!r}"
             f" with up to {measured['ranks'][-1]} ranks of {measured['budgets'][-1]} tokens"
             f" ({measured['origin']}); --text takes {', '.join(_data()['texts'])}",
-            f"one text at a time (batch 1), after {self.context:,} tokens of context",
+            f"one text at a time (batch 1), after {self.request.context:,} tokens of context",
             f"more GPUs pay while twice as many bring {PAYS:.0%} more tokens per second",
         ]
 
@@ -591,9 +600,9 @@ class Plan:
             },
             "links": asdict(self.links),
             "budget": self.budget,
-            "context": self.context,
+            "context": self.request.context,
             "text": self.measured["text"],
-            "asked": self.asked,
+            "asked": self.request.gpus,
             "exchange_bytes": exchange_bytes(self.budget),
             "pays_from": PAYS,
             "baseline": chosen(self.baseline),
@@ -669,24 +678,7 @@ def run(request: PlanRequest) -> int:
     gpu, size = find_gpu(request.gpu, terminal)
     links = links_of(gpu.name, request)
     model, shape, notes = find_model(request, gpu, terminal)
-    assert gpu.hardware is not None  # `find_gpu` leaves others out
-    settings = profiles.choose(gpu, shape)
-    origin = f"{settings.origins['budget'].partition(':')[0]}, profile {gpu.name}"
-    plan = Plan(
-        model=model,
-        shape=shape,
-        gpu=gpu,
-        rates=gpu.hardware.rates_for(shape.compute),
-        memory=size,
-        budget=request.lookahead(settings.lookahead).step_limit,
-        origin="as asked for" if request.budget is not None else origin,
-        context=request.context,
-        links=links,
-        measured=measured,
-        counts=request.counts,
-        asked=request.gpus,
-        notes=notes,
-    )
+    plan = Plan(request, measured, gpu, size, links, model, shape, notes)
     _ = plan.best  # refused before anything is printed
     if request.json:
         print(json.dumps(plan.as_object(), ensure_ascii=False))

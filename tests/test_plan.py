@@ -414,7 +414,9 @@ def test_the_default_model_and_the_budget_are_said(lade: Any) -> None:
     found = planned(lade, *A100)
     assert found["model"]["name"] == "llama-2-7b"
     assert "llama-2-7b" in found["assumptions"][0]
-    assert [text for text in found["assumptions"] if "128 tokens on each GPU (derived" in text]
+    assert [
+        text for text in found["assumptions"] if "128 tokens on each GPU (profile a100)" in text
+    ]
     given = planned(lade, *A100, "--budget", "16")["assumptions"]
     assert [text for text in given if "16 tokens on each GPU (as asked for)" in text]
 
