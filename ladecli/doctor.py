@@ -137,7 +137,9 @@ def run(request: ReportRequest, table: OptionTable) -> int:
         counts = [(levels.count(level), level) for level in (PROBLEM, WARNING)]
         summary = " and ".join(counted(number, level) for number, level in counts if number)
         worst = next((level for number, level in counts if number), OK)
-        screen.line(console, f"{summary}." if summary else "Nothing is wrong.", f"bold {_STYLES[worst]}")
+        screen.line(
+            console, f"{summary}." if summary else "Nothing is wrong.", f"bold {_STYLES[worst]}"
+        )
     return int(PROBLEM in levels)
 
 

@@ -235,7 +235,8 @@ def _table(models: list[Model], *, notes: bool) -> Table:
     table.add_column("model", overflow="fold")
     for head in ("size", "params", "type", "dtype", "ctx", "fits", "lookahead"):
         right = head in ("size", "params", "ctx")
-        table.add_column(head, justify="right" if right else "left", no_wrap=True)
+        widest = {"type": 11, "dtype": 8}.get(head)
+        table.add_column(head, justify="right" if right else "left", max_width=widest, no_wrap=True)
     if notes:
         table.add_column("")
     for model in models:
