@@ -267,13 +267,9 @@ def unused_gpu(_subject: Subject) -> Iterator[Finding]:
     build = gpu_build()
     if hiding:
         yield Finding("GPU", f"{hiding[0]} hides it", NOTE, f"unset {hiding[0]} to use it")
-    elif build is None:
-        value = f"an {maker} GPU is here, and this torch is for CPUs"
-        fix = "install torch for this GPU: pytorch.org/get-started has the command"
-        yield Finding("GPU", value, WARNING, fix)
     else:
-        value = f"an {maker} GPU is here, and torch ({build}) cannot use it"
-        fix = f"update its driver, or install a torch for it; this one is for {build}"
+        value = f"an {maker} GPU is here, and this torch (for {build or 'CPUs'}) cannot use it"
+        fix = "install a torch for it, as pytorch.org/get-started says, or update its driver"
         yield Finding("GPU", value, WARNING, fix)
 
 

@@ -55,39 +55,22 @@ _PACKAGES = {
 }
 """Packages that load quantized weights, by method."""
 
-_OFFLINE = "{name} is not on this machine, and the hub cannot be reached"
-_UNKNOWN = (
-    "there is no model {name} on the hub, or it is private: check the name, or log in with"
-    " `hf auth login`"
-)
-_WITH_NAMES = (_OFFLINE, _UNKNOWN)
-"""Lines that end with models of a similar name."""
-_BY_TYPE: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
-    (
-        (
-            hub_errors.OfflineModeIsEnabled,
-            hub_errors.LocalEntryNotFoundError,
-            ConnectionError,
-        ),
-        _OFFLINE,
-    ),
-    (
-        (hub_errors.GatedRepoError,),
-        "{name} is gated: accept its terms on its page, then log in with `hf auth login`",
-    ),
-    ((hub_errors.RevisionNotFoundError,), "{name} has no such revision; check --revision"),
-    ((hub_errors.RepositoryNotFoundError,), _UNKNOWN),
-    (
-        (hub_errors.HFValidationError,),
-        "{name} is no name of a model; use OWNER/NAME or a folder",
-    ),
-    ((hub_errors.EntryNotFoundError,), "{name} holds no model that transformers can load"),
-    ((SafetensorError,), "{name}: the weights are damaged; download or copy them again"),
-    (
-        (pickle.UnpicklingError,),
-        "{name}: its pickled weights are refused, for they may run code; get safetensors instead",
-    ),
-)
+_OFFLINE = "{name} is not on this machine, and the hub cannot be reached{near}"
+_BY_TYPE: dict[type[BaseException], str] = {
+    hub_errors.OfflineModeIsEnabled: _OFFLINE,
+    hub_errors.LocalEntryNotFoundError: _OFFLINE,
+    ConnectionError: _OFFLINE,
+    hub_errors.GatedRepoError: "{name} is gated: accept its terms on its page, then log in with"
+    " `hf auth login`",
+    hub_errors.RevisionNotFoundError: "{name} has no such revision; check --revision",
+    hub_errors.RepositoryNotFoundError: "there is no model {name} on the hub, or it is private:"
+    " check the name, or log in with `hf auth login`{near}",
+    hub_errors.HFValidationError: "{name} is no name of a model; use OWNER/NAME or a folder",
+    hub_errors.EntryNotFoundError: "{name} holds no model that transformers can load",
+    SafetensorError: "{name}: the weights are damaged; download or copy them again",
+    pickle.UnpicklingError: "{name}: its pickled weights are refused, for they may run code; get"
+    " safetensors instead",
+}
 """What the errors of libraries mean; the first that applies counts."""
 _BY_WORDS = {
     "backend tokenizer": "{name} holds no tokenizer; copy tokenizer.json beside the weights",
@@ -352,9 +335,9 @@ def explain(name: str, error: Exception, folder: Path | None, part: str) -> str:
         chain.append(cause)
         cause = cause.__cause__ or cause.__context__
 
-    for kinds, line in _BY_TYPE:
-        if any(isinstance(each, kinds) for each in chain):
-            return line.format(name=name) + (suggest(name) if line in _WITH_NAMES else "")
+    for kind, line in _BY_TYPE.items():
+        if any(isinstance(each, kind) for each in chain):
+            return line.format(name=name, near=suggest(name) if "{near}" in line else "")
     if any(isinstance(each, OSError) and each.errno == errno.ENOSPC for each in chain):
         return f"no space left on disk while downloading {name}; free some and run this again"
     # A damaged file leads libraries to all kinds of errors.

@@ -170,6 +170,9 @@ def damage(planned: Plan) -> str | None:
         return f"{damaged}; download or copy it again"
     if missing := model_files.missing(folder):
         return f"{planned.name} {missing}" if Path(source).is_dir() else None
+    for path in model_files.weight_files(folder):
+        if path.suffix == ".bin" and _code_in(path):
+            return f"{path.name} is refused, for it may run code; get safetensors instead"
     try:
         _tokenizer(planned, source)
     except LoadError as error:
@@ -225,6 +228,14 @@ def load(
         planned.made_for,
         again=lambda: complete()[0],
     )
+
+
+def _code_in(path: Path) -> list[str]:
+    """The names in pickled weights that torch refuses to load; none in those of plain tensors."""
+    try:
+        return torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
+    except (ValueError, RuntimeError, OSError):  # an old format, or damaged: loading tells
+        return []
 
 
 def _tokenizer(planned: Plan, source: str) -> Any:

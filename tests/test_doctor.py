@@ -15,7 +15,9 @@ from typing import Any
 
 import huggingface_hub
 import pytest
+import torch
 from huggingface_hub import constants
+from safetensors.torch import load_file
 
 from ladecli import device, model_files
 from ladecli.device import Device
@@ -169,8 +171,8 @@ def test_warnings_of_torch(monkeypatch: pytest.MonkeyPatch, checked: Any) -> Non
 @pytest.mark.parametrize(
     ("answer", "build", "hidden", "level", "words"),
     [
-        ("echo GPU 0: NVIDIA H100", None, None, "warning", "this torch is for CPUs"),
-        ("echo GPU 0: NVIDIA H100", "CUDA 13.0", None, "warning", "torch (CUDA 13.0) cannot"),
+        ("echo GPU 0: NVIDIA H100", None, None, "warning", "this torch (for CPUs) cannot"),
+        ("echo GPU 0: NVIDIA H100", "CUDA 13.0", None, "warning", "(for CUDA 13.0) cannot"),
         ("echo GPU 0: NVIDIA H100", None, "", "note", "CUDA_VISIBLE_DEVICES hides it"),
         ("exit 9", None, None, None, ""),
         ("echo", None, None, None, ""),
@@ -353,6 +355,30 @@ def test_files_that_are_missing_or_damaged(
     assert problem["name"] == "files"
     assert words in problem["value"]
     done = lade("generate", str(folder), "-p", "x")
+    assert (done.code, done.out, done.err.count("\n")) == (1, "", 1)
+
+
+class Code:
+    """What would run a command if it were unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("exit 1",)
+
+
+@pytest.mark.parametrize("safe", [True, False])
+def test_pickled_weights_with_code(tmp_path: Path, checked: Any, lade: Any, *, safe: bool) -> None:
+    folder = Path(shutil.copytree(DEMO, tmp_path / "copy"))
+    tensors: dict[str, Any] = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(tensors if safe else {"a": Code()}, folder / "pytorch_model.bin")
+    found = problems(checked(str(folder)))
+    done = lade("generate", str(folder), "-p", "x", "-n", "1")
+    if safe:
+        assert (found, done.code) == ([], 0)
+        return
+    assert [problem["name"] for problem in found] == ["files"]
+    for line in (found[0]["value"], done.err):
+        assert "get safetensors instead" in line
     assert (done.code, done.out, done.err.count("\n")) == (1, "", 1)
 
 
