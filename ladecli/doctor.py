@@ -81,16 +81,18 @@ class Subject:
 
 
 Check = Callable[[Subject], Iterator[Finding]]
-
-
 PARTS = (
-    ("flash-attn", "--attention flash, faster than in torch itself", "'ladecli[flash]'"),
+    (
+        "flash-attn",
+        "the newest kernels for --attention flash; torch has others",
+        "'ladecli[flash]'",
+    ),
     ("triton", "one fused kernel for a step's attention (--attention triton)", "triton"),
     ("bitsandbytes", "--quantize 4bit and 8bit", "'ladecli[quant]'"),
     ("accelerate", "--quantize, --device-map, loading straight to a GPU", "'ladecli[quant]'"),
     ("gptqmodel", "checkpoints in GPTQ and AWQ", "gptqmodel optimum accelerate"),
     ("torchao", "checkpoints in torchao", "torchao"),
-    ("compressed-tensors", "checkpoints of this format", "compressed-tensors accelerate"),
+    ("compressed-tensors", "checkpoints in compressed-tensors", "compressed-tensors accelerate"),
 )
 """Optional packages: the name, what it brings, and what to install."""
 _NEED_CUDA = ("flash-attn", "triton")
@@ -137,9 +139,8 @@ def run(request: ReportRequest, table: OptionTable) -> int:
         counts = [(levels.count(level), level) for level in (PROBLEM, WARNING)]
         summary = " and ".join(counted(number, level) for number, level in counts if number)
         worst = next((level for number, level in counts if number), OK)
-        screen.line(
-            console, f"{summary}." if summary else "Nothing is wrong.", f"bold {_STYLES[worst]}"
-        )
+        text = f"{summary}." if summary else "Nothing is wrong."
+        screen.line(console, text, f"bold {_STYLES[worst]}")
     return int(PROBLEM in levels)
 
 
@@ -222,7 +223,7 @@ def devices(_subject: Subject) -> Iterator[Finding]:
     yield Finding("device", f"{first.label} ({first.torch_name}){capability}", data=data)
     if first.kind == "cuda":
         yield Finding("driver", known.driver or "version unknown", data={"version": known.driver})
-        if known.capability in ("6.0", "6.1", "7.0", "7.5"):
+        if known.capability and known.capability.startswith(("6.", "7.")):
             value = "this GPU has no units for it"
             yield Finding("bfloat16", value, NOTE, "--dtype float16 is faster")
     for device in found:
