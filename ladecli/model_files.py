@@ -1,6 +1,6 @@
 """Find a model's files, in a folder or the Hugging Face cache, and say what is wrong with them.
 
-Nothing here imports torch: a wrong name or a damaged file is reported within a second.
+Nothing here imports torch, so that a wrong path is refused at once.
 """
 
 from __future__ import annotations
@@ -54,7 +54,6 @@ _PACKAGES = {
     "int8": ("bitsandbytes", "accelerate"),
 }
 """Packages that load quantized weights, by method."""
-
 _OFFLINE = "{name} is not on this machine, and the hub cannot be reached{near}"
 _BY_TYPE: dict[type[BaseException], str] = {
     hub_errors.OfflineModeIsEnabled: _OFFLINE,

@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import constants
 
 from ladecli.device import Device
-from ladecli.model_files import missing_packages, suggest
+from ladecli.model_files import missing_packages, resolve, suggest
 
 from .hub_files import CPU, LLAMA_7B, SMALL, add_model, use_devices, weights
 
@@ -249,3 +249,7 @@ def test_a_slip_is_answered_with_names_from_the_cache(cache: Path, lade: Any) ->
     done = lade("generate", "./tiny-llama", "-p", "x")
     assert (done.code, done.out, done.err.count("\n")) == (1, "", 1)
     assert "did you mean: owner/tiny-llama" in done.err
+
+
+def test_the_address_of_a_model_on_the_hub_is_its_name() -> None:
+    assert resolve("https://huggingface.co/owner/name/") == "owner/name"
