@@ -32,10 +32,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from ladecli import models, profiles
 from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.events import Ended, Piece, TextEvent, TextStep
+from ladecli.live import LiveView
+from ladecli.markdown import MarkdownRenderer
 from ladecli.models import LoadedModel
 from ladecli.session import Session, Settings
-from ladecli.view.live import LiveView
-from ladecli.view.typeset import Typesetter
 from ladecli.visualize import ViewState
 
 REPLY = """## What it does
@@ -73,7 +73,7 @@ def view_on(stream: TextIO, plain_step: float, clock: Callable[[], float]) -> Li
         file=stream, force_terminal=True, color_system="256", width=100, height=40, highlight=False
     )
     state = ViewState(plain_step, 2048)
-    return LiveView(console, state, Typesetter(markdown=True, colours=True), clock=clock)
+    return LiveView(console, state, MarkdownRenderer(markdown=True, colours=True), clock=clock)
 
 
 def watched(events: Iterator[TextEvent], stream: TextIO, plain_step: float) -> float:

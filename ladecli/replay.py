@@ -52,12 +52,12 @@ def _view(trace: Trace, terminal: Terminal) -> View:
     console = terminal.live_console()
     if console is None:
         return terminal.writer()
-    from .view.live import LiveView
-    from .view.typeset import Typesetter
+    from .live import LiveView
+    from .markdown import MarkdownRenderer
 
     state = ViewState(plain_step=trace.header.plain_step)
     thinking = trace.header.prompt.rstrip().endswith("<think>")
-    return LiveView(console, state, Typesetter(True, True, thinking))
+    return LiveView(console, state, MarkdownRenderer(True, True, thinking))
 
 
 _NAP = 1 / 16

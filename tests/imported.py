@@ -8,10 +8,9 @@ from __future__ import annotations
 import torch
 from transformers.models.llama import modeling_llama  # noqa: F401
 
-from ladecli import bench, chat, generate, models, program, session  # noqa: F401
+from ladecli import bench, chat, generate, live, markdown, models, program, session  # noqa: F401  # noqa: F401
 from ladecli.decoder.ngrams import prepare
 from ladecli.repl import line_editor  # noqa: F401
-from ladecli.view import live, typeset  # noqa: F401
 
 torch.set_num_threads(1)
 prepare()

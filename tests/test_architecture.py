@@ -23,9 +23,10 @@ MODEL_ROOM = (
 """Who may know torch; everything else deals in numbers and text."""
 LIGHT = (
     *("visualize", "events", "metrics", "settings", "options", "prompts", "profiles", "chat"),
-    *("generate", "replay", "export", "view.live", "view.typeset", "repl.completion"),
+    *("generate", "replay", "export", "live", "markdown", "repl.completion"),
     *("inspect.browse", "inspect.trace", "terminal", "records", "views"),
     *("tune", "tuning.report", "profile_list", "memory", "suites", "shape", "planner"),
+    *("model_files", "model_list", "doctor"),
     *("parallel.start", "parallel.follow", "parallel.agreement", "parallel.place"),
     *("bench.command", "bench.report", "bench.comparing.compare", "bench.comparing.command"),
     *("verify", "verifying.report"),

@@ -109,8 +109,8 @@ def test_ctrl_c_in_the_middle_of_a_reply() -> None:
         terminal.enter("/set ignore-eos off")
         terminal.wait("ignore-eos  off")
         terminal.enter("What is the pool?")
-        seen = terminal.wait(lambda text: text.count("tokens per step") == 2)
-        assert "The pool holds the n-grams" in seen
+        # What the demo says depends on where the first reply was stopped.
+        terminal.wait(lambda text: text.count("tokens per step") == 2)
         terminal.send(CTRL_D)
         assert terminal.close() == 0
 

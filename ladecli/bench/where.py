@@ -20,8 +20,8 @@ from .measure import Stopped, Task
 from .result import Failure, TimeSpent
 
 if TYPE_CHECKING:
+    from ..live import LiveView
     from ..session import Session
-    from ..view.live import LiveView
 
 TASKS = 6
 """At most so many, of different categories where there are."""
@@ -136,11 +136,11 @@ def _view() -> LiveView:
     """What a chat shows, on a screen that nobody sees."""
     from rich.console import Console
 
-    from ..view.live import LiveView
-    from ..view.typeset import Typesetter
+    from ..live import LiveView
+    from ..markdown import MarkdownRenderer
     from ..visualize import ViewState
 
     console = Console(
         file=io.StringIO(), force_terminal=True, color_system="256", width=80, height=24
     )
-    return LiveView(console, ViewState(), Typesetter(markdown=True, colours=True))
+    return LiveView(console, ViewState(), MarkdownRenderer(markdown=True, colours=True))

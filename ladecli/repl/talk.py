@@ -13,11 +13,11 @@ from .. import launch, records, ways
 from ..conversation import Conversation
 from ..errors import LadeError, UsageError, told
 from ..events import Ended, TextStep
+from ..live import LiveView
+from ..markdown import MarkdownRenderer
 from ..metrics import Tally
 from ..settings import ChatRequest
 from ..terminal import Terminal, ctrl_c
-from ..view.live import LiveView
-from ..view.typeset import Typesetter
 from ..views import Together, View
 from ..visualize import ViewState, counted, memory_line, printable
 from .in_effect import in_effect
@@ -221,8 +221,8 @@ class Chat:
             return self.terminal.writer(self.request.token_colors)
         state = ViewState(plain_step=self.plain_step, max_context=self.session.decoder.max_context)
         thinking = self.session.opens_thinking(reply.prompt)
-        typesetter = Typesetter(self.request.markdown, self.request.token_colors, thinking)
-        return LiveView(console, state, typesetter)
+        renderer = MarkdownRenderer(self.request.markdown, self.request.token_colors, thinking)
+        return LiveView(console, state, renderer)
 
     def _conclude(self, reply: Reply) -> None:
         """What is to be said under a reply.
@@ -352,7 +352,7 @@ class Chat:
         """Colour tokens by their source, or stop doing so; also in the middle of a reply."""
         self.request = replace(self.request, token_colors=not self.request.token_colors)
         if isinstance(self._view, LiveView):
-            self._view.typesetter.colours = self.request.token_colors
+            self._view.renderer.colours = self.request.token_colors
             self._view.redraw()
 
     @property

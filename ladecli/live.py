@@ -10,9 +10,9 @@ from rich.cells import cell_len
 from rich.control import Control
 from rich.segment import ControlType, Segment
 
-from ..events import Ended, Piece, TextEvent, TextStep
-from ..visualize import ViewState, fold, status_line
-from .typeset import Typesetter
+from .events import Ended, Piece, TextEvent, TextStep
+from .markdown import MarkdownRenderer
+from .visualize import ViewState, fold, status_line
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
@@ -56,23 +56,23 @@ class LiveView:
     Args:
         console: the terminal.
         state: what the figures are of; this view folds all events into it.
-        typesetter: sets the text.
+        renderer: sets the text.
         clock: seconds that never go back.
 
     Attributes:
-        typesetter: to switch Markdown or colours; call `redraw` then.
+        renderer: to switch Markdown or colours; call `redraw` then.
     """
 
     def __init__(
         self,
         console: Console,
         state: ViewState,
-        typesetter: Typesetter,
+        renderer: MarkdownRenderer,
         *,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.state = state
-        self.typesetter = typesetter
+        self.renderer = renderer
         self._console = console
         self._clock = clock
         self._unicode = console.encoding.lower().startswith("utf")
@@ -126,9 +126,9 @@ class LiveView:
         """Bring the screen up to date in one write."""
         width = self._console.size.width
         pieces, self._pieces = self._pieces, []
-        self._rows += self.typesetter.feed(pieces, width)
+        self._rows += self.renderer.feed(pieces, width)
         if self._finished:
-            self._rows += self.typesetter.flush(width)
+            self._rows += self.renderer.flush(width)
         if self._finished and not (self._width or self._rows):
             return
         with self._console:
@@ -160,13 +160,13 @@ class LiveView:
         if self._finished:
             yield _CLEAR_BELOW
             return
-        yield from self._row(self.typesetter.tail(width), width, "\n")
+        yield from self._row(self.renderer.tail(width), width, "\n")
         # One cell less, or it could take two rows by itself.
         status = status_line(
             self.state,
             width - 1,
             unicode=self._unicode,
-            colours=self.typesetter.colours and not self._console.no_color,
+            colours=self.renderer.colours and not self._console.no_color,
         )
         yield from self._row(status, width, "")
         yield _START

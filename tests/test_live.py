@@ -14,8 +14,8 @@ from rich.console import Console
 
 from ladecli.decoder.events import Started
 from ladecli.events import Ended, Piece, PromptRead, TextEvent, TextStep
-from ladecli.view.live import LiveView
-from ladecli.view.typeset import Typesetter
+from ladecli.live import LiveView
+from ladecli.markdown import MarkdownRenderer
 from ladecli.visualize import ViewState
 
 HEIGHT = 6
@@ -76,7 +76,7 @@ class Terminal:
         self.view = LiveView(
             self.console,
             state or ViewState(max_context=2048),
-            Typesetter(markdown, colours, thinking),
+            MarkdownRenderer(markdown, colours, thinking),
             clock=self.clock,
         )
         self._widest = width
@@ -148,8 +148,8 @@ def step(text: str, source: str | None = None, tokens: int = 2) -> TextStep:
 
 
 def rows_of(text: str, width: int, **options: bool) -> list[str]:
-    typesetter = Typesetter(True, False, **options)
-    rows = typesetter.feed([Piece(text)], width) + typesetter.flush(width)
+    renderer = MarkdownRenderer(True, False, **options)
+    rows = renderer.feed([Piece(text)], width) + renderer.flush(width)
     return [row.plain.rstrip() for row in rows]
 
 
@@ -265,7 +265,7 @@ def test_the_cursor_is_restored_after_an_exception(monkeypatch: pytest.MonkeyPat
     def broken(*_args: object) -> None:
         raise RuntimeError
 
-    monkeypatch.setattr(terminal.view.typesetter, "feed", broken)
+    monkeypatch.setattr(terminal.view.renderer, "feed", broken)
     terminal.clock.now += 10
     with pytest.raises(RuntimeError):
         terminal.view.show(step("y"))
@@ -283,7 +283,7 @@ def test_a_switch_in_the_middle_changes_the_row_that_grows() -> None:
     terminal.say("**bold** is\nnow **bold**, ", 50, "context")
     assert terminal.screen.buffer[2][8].bold
     assert terminal.screen.buffer[2][8].fg == "default"
-    terminal.view.typesetter.markdown, terminal.view.typesetter.colours = False, True
+    terminal.view.renderer.markdown, terminal.view.renderer.colours = False, True
     terminal.redraw()
     assert not terminal.screen.buffer[2][8].bold
     assert terminal.screen.buffer[2][8].fg == "cyan"
