@@ -535,14 +535,14 @@ class Plan:
     def conclusion(self) -> str:
         """The fastest way in one line."""
         best, asked = self.best, self.request.gpus
+        limit = f" with up to {counted(asked, 'GPU')}" if asked else ""
         name = f"{MODES[best.mode]} on {counted(best.gpus, 'GPU')}"
         if best.gpus == 1:
             plain = "plain decoding on one GPU, since drafts do not pay"
             name = plain if best.tokens_per_step == 1 else "lookahead on one GPU"
         return (
-            f"fastest{f' with up to {asked}' if asked else ''}: {name},"
-            f" {best.tokens_per_second:.3g} tokens/s, {self.speedup(best):.2f}× plain decoding on"
-            f" {counted(self.baseline.gpus, 'GPU')}"
+            f"fastest{limit}: {name}, {best.tokens_per_second:.3g} tokens/s,"
+            f" {self.speedup(best):.2f}× plain decoding on {counted(self.baseline.gpus, 'GPU')}"
         )
 
     def caveats(self) -> list[str]:
@@ -571,7 +571,7 @@ class Plan:
                 for place, link in joined
             ),
             f"ranks exchange {memory.told(exchange_bytes(self.budget))} after every step, and a"
-            f" split model needs {self.reductions} all-reduces in it; nothing of it overlaps",
+            f" split model needs {self.reductions} all-reduces in it, which nothing hides",
             f"a step feeds {self.budget} tokens on each GPU ({origin}), or one token where drafts"
             " do not pay",
             f"tokens per step are those of {measured['model']} on the text {measured['text']!r}"
