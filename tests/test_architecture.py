@@ -27,7 +27,7 @@ LIGHT = (
     *("inspect.browse", "inspect.trace", "terminal", "records", "views"),
     *("tune", "tuning.report", "profile_list", "memory", "suites", "shape", "plan"),
     *("parallel.start", "parallel.follow", "parallel.agreement", "parallel.place"),
-    *("bench.command", "bench.report", "bench.comparing.compare", "bench.comparing.command"),
+    *("bench.command", "bench.report", "bench.compare"),
     *("verify", "verifying.report"),
 )
 
