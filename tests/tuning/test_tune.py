@@ -17,9 +17,9 @@ from ladecli.decoder.step_cost import StepCost
 from ladecli.errors import LadeError, UsageError
 from ladecli.profiles import Tuned, user
 from ladecli.program import entry
+from ladecli.tune import Report, as_object, show
 from ladecli.tuning.curve import Curve
-from ladecli.tuning.outcome import PLAIN, UNTIL_NOW, Candidate, Outcome, Score
-from ladecli.tuning.report import Report, as_object, show
+from ladecli.tuning.search import CURRENT, PLAIN, Candidate, Outcome, Score
 
 QUICK = ("--seconds", "4")
 
@@ -51,8 +51,8 @@ def test_a_dry_run_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0
     assert user.names() == []
     assert "nothing was written" in err
-    assert "costs, in plain steps" in out
-    assert "behind 128" in out
+    assert "in plain steps" in out
+    assert "after 128" in out
     # How much is tried in so little time depends on the machine.
     assert re.search("What is fastest|no time to compare", out)
     assert "\x1b" not in out
@@ -87,7 +87,7 @@ def test_a_folder_that_cannot_be_written_does_not_lose_the_figures(
     monkeypatch.setattr("ladecli.tune.user.write", fail)
     code, out, err = run(capsys, "tune", "demo", *QUICK)
     assert code == 1
-    assert "costs, in plain steps" in out
+    assert "in plain steps" in out
     assert "the folder x cannot be made" in err
 
 
@@ -176,7 +176,7 @@ def score(speed: float, *repeats: float, name: str = "budget 64") -> Score:
 
 
 @pytest.mark.parametrize(
-    ("given", "verdict", "doubt"),
+    ("given", "verdict", "caveat"),
     [
         (
             report(None),
@@ -194,7 +194,7 @@ def score(speed: float, *repeats: float, name: str = "budget 64") -> Score:
             "there was no time for a repeat",
         ),
         (
-            report(Outcome(score(1.2, 1.2, 1.2, name=UNTIL_NOW), (score(1.2),), 3, 0)),
+            report(Outcome(score(1.2, 1.2, 1.2, name=CURRENT), (score(1.2),), 3, 0)),
             r"\(as before, profile a100\): 1\.20× plain decoding",
             None,
         ),
@@ -210,11 +210,11 @@ def score(speed: float, *repeats: float, name: str = "budget 64") -> Score:
         ),
     ],
 )
-def test_what_it_says(given: Report, verdict: str, doubt: str | None) -> None:
+def test_what_it_says(given: Report, verdict: str, caveat: str | None) -> None:
     assert re.search(verdict, given.verdict)
-    assert bool(given.doubts) == (doubt is not None)
-    if doubt:
-        assert doubt in given.doubts[0]
+    assert bool(given.caveats) == (caveat is not None)
+    if caveat:
+        assert caveat in given.caveats[0]
     json.dumps(as_object(given, None), allow_nan=False)
 
 
