@@ -93,6 +93,15 @@ class Run(BaseModel):
         return _seconds_per_token([self])
 
 
+class Conditions(BaseModel, extra="allow"):
+    """What was asked; the first four change the answers."""
+
+    max_new_tokens: int
+    ignore_eos: bool
+    template: bool
+    sampling: dict[str, float]
+
+
 class Result(BaseModel):
     """What a comparison needs of a file that `lade bench --json` wrote."""
 
@@ -101,7 +110,7 @@ class Result(BaseModel):
     interrupted: bool = False
     machine: dict[str, Any]
     model: dict[str, Any]
-    conditions: dict[str, Any]
+    conditions: Conditions
     contenders: list[Method]
     runs: list[Run]
     failures: list[dict[str, Any]] = []
@@ -216,7 +225,7 @@ def compare(a: Result, b: Result) -> dict[str, Any]:
     if other_work:
         times = {name: replace(change, verdict=UNRELATED) for name, change in times.items()}
         first = {name: replace(change, verdict=UNRELATED) for name, change in first.items()}
-    greedy = not a.conditions.get("sampling", {}).get("temperature")
+    greedy = not a.conditions.sampling.get("temperature")
     found: dict[str, Any] = {
         "verdict": _overall({change.verdict for change in times.values()}),
         "yardstick": baseline and baseline.name,
@@ -270,8 +279,8 @@ def _other_prompts(a: Result, b: Result) -> set[str]:
 def _other_work(a: Result, b: Result) -> list[str]:
     """Why times in A and B cannot be compared: "the model", "max new tokens"."""
     same_model = all(a.model.get(key) == b.model.get(key) for key in ("name", "parameters"))
-    asked = ("max_new_tokens", "ignore_eos", "template", "sampling")
-    other = [key for key in asked if a.conditions.get(key) != b.conditions.get(key)]
+    ours, theirs = (r.conditions.model_dump(include={*Conditions.model_fields}) for r in (a, b))
+    other = [key for key in ours if ours[key] != theirs[key]]
     return [*([] if same_model else ["the model"]), *(key.replace("_", " ") for key in other)]
 
 
@@ -403,9 +412,11 @@ def _differences(a: Result, b: Result) -> Iterator[dict[str, str]]:
     ours, theirs = (dict(_conditions(each, both)) for each in (a, b))
     for what in dict.fromkeys([*ours, *theirs]):
         one, other = ours.get(what), theirs.get(what)
+        if one == other:
+            continue
         # The memory that a system reports varies a little from one start to the next.
-        close = what == "machine: memory" and math.isclose(one or 0, other or 0, rel_tol=0.01)
-        if one != other and not close:
+        numbers = isinstance(one, int) and isinstance(other, int)
+        if not (numbers and what == "machine: memory" and abs(one - other) <= 0.01 * one):
             yield {"what": what, "a": _told(one), "b": _told(other)}
 
 
@@ -413,7 +424,7 @@ def _conditions(result: Result, methods: set[str]) -> Iterator[tuple[str, Any]]:
     groups: dict[str, Mapping[str, Any]] = {
         "machine": result.machine,
         "model": result.model,
-        "asked": {key: value for key, value in result.conditions.items() if key != "command"},
+        "asked": result.conditions.model_dump(exclude={"command"}),
     }
     for method in result.contenders:
         if method.name in methods:
