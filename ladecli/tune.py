@@ -85,7 +85,7 @@ class Report:
             return "plain decoding is fastest here: no draft pays for itself"
         if self.kept:
             shape += f" (as before, profile {self.before.split(',')[0]})"
-        slower = ", which was no slower" if outcome.best.speed < 1.0 else ""
+        slower = ", not clearly slower," if outcome.best.speed < 1.0 else ""
         prompts = counted(outcome.prompts, "sample prompt")
         return f"{shape}: {outcome.best.speed:.2f}× plain decoding{slower} on {prompts}"
 

@@ -412,11 +412,12 @@ def _differences(a: Result, b: Result) -> Iterator[dict[str, str]]:
     ours, theirs = (dict(_conditions(each, both)) for each in (a, b))
     for what in dict.fromkeys([*ours, *theirs]):
         one, other = ours.get(what), theirs.get(what)
-        if one == other:
-            continue
-        # The memory that a system reports varies a little from one start to the next.
-        numbers = isinstance(one, int) and isinstance(other, int)
-        if not (numbers and what == "machine: memory" and abs(one - other) <= 0.01 * one):
+        if what == "machine: memory" and isinstance(one, int) and isinstance(other, int):
+            # What a system reports varies a little from one start to the next.
+            same = abs(one - other) <= 0.01 * one
+        else:
+            same = one == other
+        if not same:
             yield {"what": what, "a": _told(one), "b": _told(other)}
 
 
