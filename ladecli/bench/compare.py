@@ -16,7 +16,6 @@ import json as jsons
 import math
 import statistics
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -210,12 +209,15 @@ def compare(a: Result, b: Result) -> dict[str, Any]:
         UsageError: nothing is in both.
     """
     other_prompts = _other_prompts(a, b)
-    by_method = [_by_method(result, other_prompts) for result in (a, b)]
-    pairs: dict[str, Pairs] = {}
-    for method in a.contenders:
-        ours, theirs = (each.get(method.name, {}) for each in by_method)
-        if both := [(run, theirs[key]) for key, run in ours.items() if key in theirs]:
-            pairs[method.name] = both
+    ours, theirs = (
+        {(run.contender, *run.key): run for run in result.runs if run.row not in other_prompts}
+        for result in (a, b)
+    )
+    pairs: dict[str, list[tuple[Run, Run]]] = {method.name: [] for method in a.contenders}
+    for key, run in ours.items():
+        if key in theirs:
+            pairs.setdefault(run.contender, []).append((run, theirs[key]))
+    pairs = {name: each for name, each in pairs.items() if each}
     if not pairs:
         raise UsageError(_nothing_in_both(a, b))
     baseline = _baseline(a, b, pairs)
@@ -234,7 +236,7 @@ def compare(a: Result, b: Result) -> dict[str, Any]:
         "not_the_same": list(_differences(a, b)),
         "other_work": other_work,
         "other_prompts": sorted(other_prompts),
-        "missing": [m.name for m in a.contenders if m.name in by_method[0] and m.name not in pairs],
+        "missing": list(dict.fromkeys(name for name, *_ in ours if name not in pairs)),
         "contenders": [
             {
                 "contender": name,
@@ -248,14 +250,6 @@ def compare(a: Result, b: Result) -> dict[str, Any]:
         ],
     }
     return {**found, "notes": list(_notes(found)), "findings": list(_findings(found))}
-
-
-def _by_method(result: Result, without: set[str]) -> dict[str, dict[tuple[str, int, int], Run]]:
-    found: dict[str, dict[tuple[str, int, int], Run]] = defaultdict(dict)
-    for run in result.runs:
-        if run.row not in without:
-            found[run.contender][run.key] = run
-    return dict(found)
 
 
 def _nothing_in_both(a: Result, b: Result) -> str:
@@ -479,22 +473,16 @@ def _notes(found: Mapping[str, Any]) -> Iterator[str]:
 def _findings(found: Mapping[str, Any]) -> Iterator[str]:
     """What it comes to, one line for each change and for each method that cannot be judged."""
     if found["other_work"]:
-        yield (
-            f"nothing is called slower or faster: A and B did other work"
-            f" ({', '.join(found['other_work'])})"
-        )
+        work = ", ".join(found["other_work"])
+        yield f"nothing is called slower or faster: A and B did other work ({work})"
     for name in found["missing"]:
         yield f"{name} is missing in B: it has answers in A only"
     for each in found["contenders"]:
-        name, change, first, exact = (
-            each[key] for key in ("contender", "change", "first_token_change", "exact")
-        )
+        name, change, exact = each["contender"], each["change"], each["exact"]
         if change and change["verdict"] in (SLOWER, FASTER):
             yield f"{name} is {change['verdict']}: {_percent(change['ratio'])} time per token"
         if change and change["verdict"] == UNCLEAR:
             yield f"{name} is unclear; measure more prompts, or with a higher --repeat"
-        if first and first["verdict"] in (SLOWER, FASTER):
-            yield f"{name}: the first token is {first['verdict']}"
         if exact and not exact["settled"]:
             yield f"{name}: answers or steps differ between repeats of the same run"
         elif exact and exact["first_other_text"]:

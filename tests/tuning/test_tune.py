@@ -110,12 +110,6 @@ def test_where_no_profile_can_be_written_nothing_is_measured(
     )
 
 
-def test_a_folder_without_permission_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.access", lambda *_: False)
-    with pytest.raises(LadeError, match=r"^nothing can be written to the folder .*profiles$"):
-        user.make_folder()
-
-
 def test_a_dry_run_needs_no_folder(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,40 +172,16 @@ def score(speed: float, *repeats: float, name: str = "budget 64") -> Score:
 @pytest.mark.parametrize(
     ("given", "verdict", "caveat"),
     [
-        (
-            report(None),
-            "budget 64, .*, as before, at the costs measured here: there was no time to compare",
-            "--seconds 42 or more is time to compare settings",
-        ),
-        (
-            report(Outcome(score(1.5, 1.4, 1.6), (score(1.5),), 3, 0)),
-            r"W=5 N=3 G=5, .*: 1\.50× plain decoding on 3 sample prompts",
-            "repeats differ by 14%: something else runs here",
-        ),
-        (
-            report(Outcome(score(1.5, 1.5), (score(1.5),), 3, 0)),
-            "plain decoding on 3 sample prompts",
-            "there was no time for a repeat",
-        ),
-        (
-            report(Outcome(score(1.2, 1.2, 1.2, name=CURRENT), (score(1.2),), 3, 0)),
-            r"\(as before, profile a100\): 1\.20× plain decoding",
-            None,
-        ),
-        (
-            report(Outcome(score(1.0, 1.0, 1.0, name=PLAIN), (score(1.0),), 3, 2)),
-            "plain decoding is fastest here: no draft pays for itself",
-            "2 of 3 answers differed from plain decoding's",
-        ),
-        (
-            report(None, Curve(CURVE.cost, (0.01,), float("inf"), 3)),
-            "as before",
-            "each step was measured once or twice only",
-        ),
+        (report(None), "no time to compare", "--seconds 42"),
+        (report(Outcome(score(1.5, 1.4, 1.6), (score(1.5),), 3, 0)), "1.50×", "14%"),
+        (report(Outcome(score(1.5, 1.5), (score(1.5),), 3, 0)), "1.50×", "repeat"),
+        (report(Outcome(score(1.2, 1.2, 1.2, name=CURRENT), (score(1.2),), 3, 0)), "a100", None),
+        (report(Outcome(score(1.0, 1.0, 1.0, name=PLAIN), (score(1.0),), 3, 2)), "plain", "2 of 3"),
+        (report(None, Curve(CURVE.cost, (0.01,), float("inf"), 3)), "as before", "once or twice"),
     ],
 )
-def test_what_it_says(given: Report, verdict: str, caveat: str | None) -> None:
-    assert re.search(verdict, given.verdict)
+def test_verdict_and_caveats(given: Report, verdict: str, caveat: str | None) -> None:
+    assert verdict in given.verdict
     assert bool(given.caveats) == (caveat is not None)
     if caveat:
         assert caveat in given.caveats[0]
