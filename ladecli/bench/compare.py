@@ -325,11 +325,12 @@ def judge(samples: Mapping[str, Sequence[float]], margin: float) -> dict[str, Ch
         if len(values) < fewest:
             continue
         p_values[name] = float(wilcoxon(values, zero_method="zsplit").pvalue)
-        low, high = bootstrap((values,), np.median, method="percentile", rng=0).confidence_interval
+        interval = bootstrap((values,), np.median, method="percentile", batch=999, rng=0)
+        low, high = interval.confidence_interval
         visible = max(math.expm1(max(high - middle, middle - low)), margin)
         verdict = EQUAL if visible <= VISIBLE else UNCLEAR
-        interval = math.exp(low), math.exp(high)
-        found[name] = Change(verdict, math.exp(middle), *interval, visible, len(values))
+        middle, low, high = math.exp(middle), math.exp(low), math.exp(high)
+        found[name] = Change(verdict, middle, low, high, visible, len(values))
     for tested, name in enumerate(sorted(p_values, key=p_values.__getitem__)):
         if p_values[name] > ALPHA / (len(p_values) - tested):
             break
@@ -538,6 +539,9 @@ def _row(each: Mapping[str, Any], baseline: str | None) -> tuple[str, ...]:
     if change and change["low"] is not None:
         interval = f"{_percent(change['low'])} to {_percent(change['high'])}"
     changed = first and first["verdict"] in (SLOWER, FASTER)
+    memory = each["peak_memory"]
+    if memory and not each["memory_changed"]:
+        memory = _ab(memory["b"], memory["b"])
     return (
         printable(each["contender"]),
         _both(each["seconds_per_token"], lambda seconds: f"{seconds * 1e3:.3g}"),
@@ -547,7 +551,7 @@ def _row(each: Mapping[str, Any], baseline: str | None) -> tuple[str, ...]:
         _both(exact and exact["tokens_per_step"], "{:.3f}".format),
         f"{exact['other_texts']} of {exact['answers']}" if exact else NONE,
         _percent(first["ratio"]) + (f" {first['verdict']}" if changed else "") if first else NONE,
-        _both(each["peak_memory"], lambda size: decimal(int(size), precision=0)),
+        _both(memory, lambda size: decimal(int(size), precision=0)),
     )
 
 
