@@ -5,7 +5,8 @@ alone slowed down, and with all of our own decoding slowed down, transformers' u
 slowdown is planted where the benchmark's clock sees it: each event of an answer comes later by a
 share of the time that it took.  A is then compared with the other three.
 
-The last line is what these tries show of PROCESS, which `comparing/change.py` assumes.
+The last line says how far two runs of the same thing were apart, beside the MARGIN of
+`ladecli/bench/compare.py` within which no change is called one.
 
     python benchmarks/compare_power.py --tries 10 --keep power --json power.json
 """
@@ -21,20 +22,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ladecli.bench import record
-from ladecli.bench.comparing.change import FASTER, PROCESS, SLOWER, UNCLEAR, hodges_lehmann
-from ladecli.bench.comparing.compare import compare
-from ladecli.bench.comparing.pairing import pair_up, per_token
-from ladecli.bench.comparing.values import Comparison
-from ladecli.bench.result import Result
+from ladecli.bench.compare import EQUAL, FASTER, MARGIN, SLOWER, UNCLEAR, compare, read
 
 CASES = {"same": "", "lookahead": "lookahead", "ours": "lookahead,autoregressive"}
-"""Contenders to slow down, by case."""
+"""Strategies to slow down, by case."""
 SLOWED = "slowed"
 """Argument that makes this file the program that is measured."""
 
@@ -54,104 +50,89 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        found: dict[str, list[Comparison]] = {case: [] for case in CASES}
-        same: list[tuple[Result, Result]] = []
+        found: dict[str, list[dict[str, Any]]] = {case: [] for case in CASES}
         for number in range(1, args.tries + 1):
-            before = record.read(measured(args, folder / f"{number}-before.json", ""))
-            for case, whom in CASES.items():
-                after = record.read(measured(args, folder / f"{number}-{case}.json", whom))
-                if case == "same":
-                    same.append((before, after))
+            before = read(measured(args, folder / f"{number}-before.json", ""))
+            for case, slow in CASES.items():
+                after = read(measured(args, folder / f"{number}-{case}.json", slow))
                 found[case].append(compare(before, after))
-                print(f"try {number}, {case}: {found[case][-1].verdict}", file=sys.stderr)
+                print(f"try {number}, {case}: {found[case][-1]['verdict']}", file=sys.stderr)
     figures = [row for case in CASES for row in rows(case, found[case])]
     print_table(figures)
-    equal = sum(each.verdict == "equal" for each in found["same"])
+    equal = sum(each["verdict"] == EQUAL for each in found["same"])
     print(f"\nthe same thing called equal: {equal} of {args.tries}")
-    print(f"PROCESS from these tries: {spread(same):.4f}; assumed: {PROCESS}")
+    changes = [
+        each["change"]["ratio"] - 1.0
+        for one in found["same"]
+        for each in one["contenders"]
+        if each["change"]
+    ]
+    spread = math.sqrt(statistics.mean(change**2 for change in changes))
+    print(f"standard deviation of the same thing: {spread:.1%}; margin: {MARGIN:.0%}")
     if args.json:
         conditions = {
             key: value for key, value in vars(args).items() if key not in ("json", "keep")
         }
         data = {"conditions": conditions, "called_equal": equal, "rows": figures}
-        data["process"] = spread(same)
+        data["same_sd"] = spread
         args.json.write_text(json.dumps(data, indent=1) + "\n")
 
 
-def measured(args: argparse.Namespace, path: Path, whom: str) -> Path:
+def measured(args: argparse.Namespace, path: Path, slow: str) -> Path:
     """Measure in a process of its own, unless that was done."""
     if path.exists():
         return path
     bench = ["bench", args.model, "--prompts", "builtin", "--limit", str(args.limit)]
     bench += ["-n", str(args.new_tokens), "--repeat", str(args.repeat), "--json", "-q"]
     bench += ["--strategies", "autoregressive,lookahead,hf"]
-    command = [sys.executable, __file__, SLOWED, whom, str(args.slowdown), *bench]
+    command = [sys.executable, __file__, SLOWED, slow, str(args.slowdown), *bench]
     env = {**os.environ, "OMP_NUM_THREADS": str(args.threads), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, check=True)
     path.write_bytes(done.stdout)
     return path
 
 
-def rows(case: str, found: list[Comparison]) -> Iterator[dict[str, Any]]:
-    """For each contender how often it was called what, and the changes that were estimated."""
-    for name in [each.name for each in found[0].judged]:
-        changes = [
-            each.change for one in found for each in one.judged if each.name == name and each.change
-        ]
-        verdicts = Counter(change.verdict for change in changes)
-        values = [change.ratio.value - 1.0 for change in changes]
+def rows(case: str, found: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """For each method how often it was called what, and the changes that were estimated."""
+    changes: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for one in found:
+        for each in one["contenders"]:
+            if each["change"]:
+                changes[each["contender"]].append(each["change"])
+    for name, its in changes.items():
+        values = [change["ratio"] - 1.0 for change in its]
         yield {
             "case": case,
             "contender": name,
             "planted": name in CASES[case].split(","),
-            "verdicts": dict(verdicts),
+            "verdicts": dict(Counter(change["verdict"] for change in its)),
             "change_mean": statistics.mean(values),
             "change_sd": statistics.stdev(values) if len(values) > 1 else None,
         }
 
 
 def print_table(figures: list[dict[str, Any]]) -> None:
-    print("| case | contender | planted | slower | equal | unclear | faster | change (mean ± sd) |")
+    print("| case | method | planted | slower | equal | unclear | faster | change (mean ± sd) |")
     print("|---|---|---|---|---|---|---|---|")
     for row in figures:
-        counts = [row["verdicts"].get(word, 0) for word in (SLOWER, "equal", UNCLEAR, FASTER)]
+        counts = [row["verdicts"].get(word, 0) for word in (SLOWER, EQUAL, UNCLEAR, FASTER)]
         sd = "" if row["change_sd"] is None else f" ± {row['change_sd']:.1%}"
         cells = [row["case"], row["contender"], "yes" if row["planted"] else "no", *counts]
         print("|", " | ".join(map(str, cells)), "|", f"{row['change_mean']:+.1%}{sd} |")
 
 
-def spread(same: list[tuple[Result, Result]]) -> float:
-    """How much one contender's speed differs from process to process, beyond what answers show.
-
-    A change is of two contenders in two processes each, so it has twice this spread.
-    """
-    middles = [
-        hodges_lehmann(values)
-        for before, after in same
-        for values in pair_up(before, after).samples(per_token).values()
-    ]
-    beyond = [value**2 - (error or 0.0) ** 2 for value, error in middles]
-    return math.sqrt(max(statistics.mean(beyond), 0.0)) / 2.0
-
-
-def slowed(whom: str, share: float, arguments: list[str]) -> None:
-    """Be `lade`, with the answers of some contenders slowed down."""
+def slowed(slow: str, share: float, arguments: list[str]) -> None:
+    """Be `lade`, with the answers of some strategies slowed down."""
     from ladecli.__main__ import run_and_exit
-    from ladecli.bench.contenders import Own
     from ladecli.session import Session
 
-    names, at_work = whom.split(","), [""]
-    answer, stream = Own.answer, Session.stream
+    stream = Session.stream
 
-    def answers(self: Own, *given: Any) -> Any:
-        at_work[0] = self.contender.name
-        return answer(self, *given)
+    def streams(self: Session, prompt: Any, settings: Any, *rest: Any, **named: Any) -> Any:
+        events = stream(self, prompt, settings, *rest, **named)
+        return later(events, share) if settings.strategy in slow.split(",") else events
 
-    def streams(self: Session, *given: Any, **named: Any) -> Iterator[Any]:
-        events = stream(self, *given, **named)
-        return later(events, share) if at_work[0] in names else events
-
-    Own.answer, Session.stream = answers, streams  # type: ignore[method-assign]
+    Session.stream = streams  # type: ignore[method-assign]
     sys.argv = ["lade", *arguments]
     run_and_exit()
 

@@ -53,7 +53,7 @@ def main() -> None:
         report = tune(session, request, sample_prompts(None))
         agrees = report.outcome is not None and report.outcome.agrees
         print(f"tuning {number}, {report.seconds:.1f} s: {report.verdict}")
-        print("  " + ("; ".join(report.doubts) or "repeats agree"))
+        print("  " + ("; ".join(report.caveats) or "repeats agree"))
         settings[f"tuned {number}"] = ("lookahead", report.setting)
         found.append({"seconds": report.seconds, "verdict": report.verdict, "agrees": agrees})
 

@@ -285,7 +285,7 @@ def compare(
     json: opt.AsObject = False,
 ) -> None:
     """Say what changed between two results of lade bench, and whether it is more than noise."""
-    from .bench.comparing.command import run
+    from .bench.compare import run
 
     _perform(context, lambda: run(a, b, color, json, fail_on_slower=fail_on_slower))
 

@@ -25,10 +25,10 @@ LIGHT = (
     *("visualize", "events", "metrics", "settings", "options", "prompts", "profiles", "chat"),
     *("generate", "replay", "export", "live", "markdown", "repl.completion"),
     *("inspect.browse", "inspect.trace", "terminal", "records", "views"),
-    *("tune", "tuning.report", "profile_list", "memory", "suites", "shape", "planner"),
+    *("tune", "profile_list", "memory", "suites", "shape", "planner"),
     *("model_files", "model_list", "doctor"),
     *("parallel.start", "parallel.follow", "parallel.agreement", "parallel.place"),
-    *("bench.command", "bench.report", "bench.comparing.compare", "bench.comparing.command"),
+    *("bench.command", "bench.report", "bench.compare"),
     *("verify", "verifying.report"),
 )
 

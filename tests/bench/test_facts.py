@@ -9,7 +9,6 @@ import pytest
 
 from ladecli import models
 from ladecli.bench import facts, record
-from ladecli.bench.comparing.differences import differences
 from ladecli.bench.report import conditions
 from ladecli.bench.report.summary import summarise
 from ladecli.decoder.config import SamplingConfig
@@ -71,17 +70,13 @@ def test_sampling_is_told_as_far_as_it_is_none_of_the_defaults() -> None:
 @pytest.mark.parametrize("seed", [7, 20261107, 2**64 - 1])
 def test_a_seed_is_kept_to_the_last_digit(seed: int, tmp_path: Path) -> None:
     sampling = facts.described_sampling(SamplingConfig(temperature=0.7, seed=seed))
-    made, other = (
-        result(conditions=report_results.conditions(sampling={**sampling, "seed": each}))
-        for each in (seed, seed - 1)
-    )
+    made = result(conditions=report_results.conditions(sampling={**sampling, "seed": seed}))
     assert f'"seed": {seed}}}' in record.text(made)
     path = tmp_path / "r.json"
     path.write_text(record.text(made), encoding="utf-8")
     assert record.read(path).conditions.sampling == {"temperature": 0.7, "seed": seed}
     *_, told, _settings = conditions.tables(summarise(made))
     assert dict(told.rows)["sampling"] == f"temperature 0.7, seed {seed}"
-    assert [each.what for each in differences(made, other)] == ["asked: sampling seed"]
 
 
 def test_a_seed_of_an_older_file_is_the_same_one(tmp_path: Path) -> None:
@@ -89,7 +84,6 @@ def test_a_seed_of_an_older_file_is_the_same_one(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     path.write_text(record.text(made).replace('"seed": 7', '"seed": 7.0'), encoding="utf-8")
     found = record.read(path)
-    assert differences(made, found) == ()
     *_, told, _settings = conditions.tables(summarise(found))
     assert dict(told.rows)["sampling"] == "temperature 1, seed 7"
 

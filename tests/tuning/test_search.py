@@ -10,8 +10,19 @@ import pytest
 
 from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.step_cost import StepCost
-from ladecli.tuning.outcome import PLAIN, UNTIL_NOW, Candidate, Outcome, Score, best_of, score
-from ladecli.tuning.search import candidates, enough, search, setting_of
+from ladecli.tuning.search import (
+    CURRENT,
+    PLAIN,
+    Candidate,
+    Outcome,
+    Score,
+    best_of,
+    candidates,
+    min_seconds,
+    score,
+    search,
+    setting_of,
+)
 
 from .fakes import FakeDecoder
 
@@ -48,18 +59,18 @@ def test_the_fastest_wins(on_its_clock: Use) -> None:
     assert decoder.now < 22.0
     names = [s.candidate.name for s in outcome.scores]
     assert PLAIN in names, "the last round has the anchors"
-    assert UNTIL_NOW in names, "the last round has the anchors"
+    assert CURRENT in names, "the last round has the anchors"
     assert setting_of(outcome.best, CONFIG, COST).step_cost == COST
 
 
-def test_what_may_be_noise_does_not_replace_the_setting_until_now(on_its_clock: Use) -> None:
+def test_what_may_be_noise_does_not_replace_the_current_setting(on_its_clock: Use) -> None:
     decoder = on_its_clock(
         FakeDecoder(
             lambda w, n: 4e-3 * (1.0 if w == 1 else 2.0), lambda w: 1 if w == 1 else 3, noise=0.3
         )
     )
     best = run(decoder).best
-    assert best.candidate.name == UNTIL_NOW
+    assert best.candidate.name == CURRENT
     assert setting_of(best, CONFIG, COST) == CONFIG
 
 
@@ -91,7 +102,7 @@ def test_repeats_that_do_not_agree_are_told(on_its_clock: Use) -> None:
 def test_a_slow_model_is_tried_with_what_promises_most(on_its_clock: Use) -> None:
     decoder = on_its_clock(best_at(32, 1.5))
     field = candidates(COST, CONFIG, on_cpu=False)
-    seconds = 1.1 * enough(4e-3)
+    seconds = 1.1 * min_seconds(4e-3)
     outcome = search(decoder, PROMPTS, field, seconds, 4e-3)
     assert outcome is not None
     assert len(outcome.scores) == 3
@@ -149,7 +160,7 @@ def test_candidates_are_no_wider_than_was_measured_or_pays() -> None:
     dear = StepCost((1, 8, 64), (128,), ((1.0, 3.9, 20.0),))
     for cost, most in ((COST, 64), (dear, 8)):
         found = candidates(cost, CONFIG, on_cpu=True)
-        assert [c.name for c in found[:2]] == [PLAIN, UNTIL_NOW]
+        assert [c.name for c in found[:2]] == [PLAIN, CURRENT]
         budgets = [c.config.step_limit for c in found[3:] if c.config]
         assert max(budgets) == most
         assert len({(c.config, c.name) for c in found}) == len(found)
@@ -170,7 +181,7 @@ def finalist(name: str, *speeds: float) -> Score:
 
 
 @pytest.mark.parametrize(
-    ("challenger", "until_now", "replaced"),
+    ("challenger", "current", "replaced"),
     [
         ((15.0, 16.0, 14.0), (12.0, 13.0, 11.0), True),
         ((30.0, 12.0, 12.0), (12.0, 12.5, 12.2), False),  # faster on one prompt only
@@ -179,21 +190,21 @@ def finalist(name: str, *speeds: float) -> Score:
     ],
 )
 def test_other_prompts_decide(
-    challenger: tuple[float, ...], until_now: tuple[float, ...], replaced: bool
+    challenger: tuple[float, ...], current: tuple[float, ...], replaced: bool
 ) -> None:
-    scores = [finalist("new", *challenger), finalist(UNTIL_NOW, *until_now)]
+    scores = [finalist("new", *challenger), finalist(CURRENT, *current)]
     assert (best_of(scores).candidate.name == "new") == replaced
 
 
 @pytest.mark.parametrize("prompts", [3, 5, 8])
-def test_chance_seldom_replaces_the_setting_until_now(prompts: int) -> None:
+def test_chance_seldom_replaces_the_current_setting(prompts: int) -> None:
     rng, replaced = random.Random(prompts), 0
     for _ in range(400):
         noise = [[10.0 * rng.lognormvariate(0, 0.05) for _ in range(prompts)] for _ in range(4)]
-        names = (UNTIL_NOW, "a", "b", "c")
+        names = (CURRENT, "a", "b", "c")
         scores = [finalist(name, *speeds) for name, speeds in zip(names, noise, strict=True)]
         scores.sort(key=lambda s: -s.speed)
-        replaced += best_of(scores).candidate.name != UNTIL_NOW
+        replaced += best_of(scores).candidate.name != CURRENT
     assert replaced < 0.1 * 400
 
 

@@ -17,9 +17,9 @@ from ladecli.decoder.step_cost import StepCost
 from ladecli.errors import LadeError, UsageError
 from ladecli.profiles import Tuned, user
 from ladecli.program import entry
+from ladecli.tune import Report, as_object, show
 from ladecli.tuning.curve import Curve
-from ladecli.tuning.outcome import PLAIN, UNTIL_NOW, Candidate, Outcome, Score
-from ladecli.tuning.report import Report, as_object, show
+from ladecli.tuning.search import CURRENT, PLAIN, Candidate, Outcome, Score
 
 QUICK = ("--seconds", "4")
 
@@ -51,8 +51,8 @@ def test_a_dry_run_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0
     assert user.names() == []
     assert "nothing was written" in err
-    assert "costs, in plain steps" in out
-    assert "behind 128" in out
+    assert "in plain steps" in out
+    assert "after 128" in out
     # How much is tried in so little time depends on the machine.
     assert re.search("What is fastest|no time to compare", out)
     assert "\x1b" not in out
@@ -87,7 +87,7 @@ def test_a_folder_that_cannot_be_written_does_not_lose_the_figures(
     monkeypatch.setattr("ladecli.tune.user.write", fail)
     code, out, err = run(capsys, "tune", "demo", *QUICK)
     assert code == 1
-    assert "costs, in plain steps" in out
+    assert "in plain steps" in out
     assert "the folder x cannot be made" in err
 
 
@@ -108,12 +108,6 @@ def test_where_no_profile_can_be_written_nothing_is_measured(
         r"lade: the folder .*profiles cannot be made: .*; --dry-run measures and writes nothing\n",
         err,
     )
-
-
-def test_a_folder_without_permission_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.access", lambda *_: False)
-    with pytest.raises(LadeError, match=r"^nothing can be written to the folder .*profiles$"):
-        user.make_folder()
 
 
 def test_a_dry_run_needs_no_folder(
@@ -176,45 +170,21 @@ def score(speed: float, *repeats: float, name: str = "budget 64") -> Score:
 
 
 @pytest.mark.parametrize(
-    ("given", "verdict", "doubt"),
+    ("given", "verdict", "caveat"),
     [
-        (
-            report(None),
-            "budget 64, .*, as before, at the costs measured here: there was no time to compare",
-            "--seconds 42 or more is time to compare settings",
-        ),
-        (
-            report(Outcome(score(1.5, 1.4, 1.6), (score(1.5),), 3, 0)),
-            r"W=5 N=3 G=5, .*: 1\.50× plain decoding on 3 sample prompts",
-            "repeats differ by 14%: something else runs here",
-        ),
-        (
-            report(Outcome(score(1.5, 1.5), (score(1.5),), 3, 0)),
-            "plain decoding on 3 sample prompts",
-            "there was no time for a repeat",
-        ),
-        (
-            report(Outcome(score(1.2, 1.2, 1.2, name=UNTIL_NOW), (score(1.2),), 3, 0)),
-            r"\(as before, profile a100\): 1\.20× plain decoding",
-            None,
-        ),
-        (
-            report(Outcome(score(1.0, 1.0, 1.0, name=PLAIN), (score(1.0),), 3, 2)),
-            "plain decoding is fastest here: no draft pays for itself",
-            "2 of 3 answers differed from plain decoding's",
-        ),
-        (
-            report(None, Curve(CURVE.cost, (0.01,), float("inf"), 3)),
-            "as before",
-            "each step was measured once or twice only",
-        ),
+        (report(None), "no time to compare", "--seconds 42"),
+        (report(Outcome(score(1.5, 1.4, 1.6), (score(1.5),), 3, 0)), "1.50×", "14%"),
+        (report(Outcome(score(1.5, 1.5), (score(1.5),), 3, 0)), "1.50×", "repeat"),
+        (report(Outcome(score(1.2, 1.2, 1.2, name=CURRENT), (score(1.2),), 3, 0)), "a100", None),
+        (report(Outcome(score(1.0, 1.0, 1.0, name=PLAIN), (score(1.0),), 3, 2)), "plain", "2 of 3"),
+        (report(None, Curve(CURVE.cost, (0.01,), float("inf"), 3)), "as before", "once or twice"),
     ],
 )
-def test_what_it_says(given: Report, verdict: str, doubt: str | None) -> None:
-    assert re.search(verdict, given.verdict)
-    assert bool(given.doubts) == (doubt is not None)
-    if doubt:
-        assert doubt in given.doubts[0]
+def test_verdict_and_caveats(given: Report, verdict: str, caveat: str | None) -> None:
+    assert verdict in given.verdict
+    assert bool(given.caveats) == (caveat is not None)
+    if caveat:
+        assert caveat in given.caveats[0]
     json.dumps(as_object(given, None), allow_nan=False)
 
 
