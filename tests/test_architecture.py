@@ -28,7 +28,7 @@ LIGHT = (
     *("tune", "tuning.report", "profile_list", "memory", "suites", "shape", "plan"),
     *("parallel.start", "parallel.follow", "parallel.agreement", "parallel.place"),
     *("bench.command", "bench.report", "bench.comparing.compare", "bench.comparing.command"),
-    *("verify", "verifying.report"),
+    *("verify", "chi_square"),
 )
 
 
