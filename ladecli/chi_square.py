@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .bench.result import Skipped
+from .table import Column, Table
+from .visualize import counted
 
 LEVEL = 0.01
 """Share of whole runs that report a difference where there is none."""
@@ -20,6 +24,7 @@ MIN_SAMPLES = 50
 """Samples after a prefix, below which the next token is not tested."""
 MIN_EXPECTED = 5.0
 """Expected samples of a cell, below which the statistic is not distributed as chi-square."""
+_AGAINST = {"model": "the model's probabilities", "plain": "plain decoding's samples"}
 
 Ids: TypeAlias = tuple[int, ...]
 TestResult: TypeAlias = tuple[int, float, float]
@@ -32,12 +37,10 @@ class Trial:
 
     Attributes:
         against: "model" for its probabilities, "plain" for the tokens that plain decoding drew.
-        row: id of the prompt.
         position: of the token in the answer, from 1 on.
         prefix: ids of the answer before it; empty against "plain", which has all prefixes.
         samples: of the strategy.
         cells: tokens, the rare ones pooled.
-        statistic: Pearson's.
         p: p-value of this test alone.
         corrected: p-value for all tests of the run together (Holm, 1979).
     """
@@ -51,6 +54,82 @@ class Trial:
     statistic: float
     p: float
     corrected: float = 1.0
+
+
+@dataclass(slots=True)
+class Sampled:
+    """Answers drawn many times, and the tests of their distribution.
+
+    Attributes:
+        samples: answers that each side was to draw for every prompt.
+        drawn, plain: answers that the strategy and plain decoding drew.
+        rows: ids of the prompts.
+        trials: all tests.
+        sampling: values that are not the default, and the first seed.
+        skipped: prompts that could not be answered, and why.
+        interrupted: whether Ctrl-C ended it early.
+    """
+
+    samples: int
+    drawn: int = 0
+    plain: int = 0
+    rows: list[str] = field(default_factory=list)
+    trials: tuple[Trial, ...] = ()
+    sampling: dict[str, int | float] = field(default_factory=dict)
+    skipped: list[Skipped] = field(default_factory=list)
+    interrupted: bool = False
+
+    @property
+    def failed(self) -> int:
+        """Number of tests that found a difference."""
+        return sum(trial.corrected < LEVEL for trial in self.trials)
+
+    @property
+    def passed(self) -> bool:
+        """Whether something was tested, and no difference was found."""
+        return bool(self.trials) and not self.failed
+
+    @property
+    def verdict(self) -> str:
+        """The result in one line."""
+        if not self.trials:
+            return "nothing could be tested: more samples are needed"
+        tests = counted(len(self.trials), "test")
+        if self.failed:
+            return f"DIFFERENT: {self.failed} of {tests} failed"
+        least = min(trial.corrected for trial in self.trials)
+        return f"no difference found in {tests} (smallest p-value, corrected: {least:.2g})"
+
+    def table(self, title: str) -> Table:
+        """The tests by position, with their smallest p-values."""
+        titles = ("against", "token", "tests", "samples", "least p", "corrected")
+        columns = tuple(Column(title, number=title != "against") for title in titles)
+        groups: dict[tuple[str, int], list[Trial]] = {}
+        for trial in self.trials:
+            groups.setdefault((trial.against, trial.position), []).append(trial)
+        rows = (
+            (
+                _AGAINST[against],
+                str(position),
+                str(len(trials)),
+                f"{sum(trial.samples for trial in trials):,}",
+                f"{min(trial.p for trial in trials):.3g}",
+                f"{min(trial.corrected for trial in trials):.3g}",
+            )
+            for (against, position), trials in sorted(groups.items())
+        )
+        return Table(title, columns, tuple(rows))
+
+    def details(self, strategy: str) -> Iterator[str]:
+        """The number of answers."""
+        yield (
+            f"{self.drawn:,} answers of {strategy} and {self.plain:,} of plain decoding to"
+            f" {counted(len(self.rows), 'prompt')}; level {LEVEL:g} for all tests together"
+        )
+
+    def as_object(self, settings: dict[str, int | str]) -> dict[str, Any]:
+        """Its part of the JSON object; keys are part of the interface."""
+        return {"chi_square": {**asdict(self), "settings": settings, "level": LEVEL}}
 
 
 def against_model(

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,10 +42,9 @@ if TYPE_CHECKING:
 
 SCHEMA = "lade-verify/1"
 SHOWN = 5
-"""Divergences, failed tests and skipped rows that are printed one by one."""
+"""Divergences and skipped rows that are printed one by one."""
 SAMPLED_TOKENS, SAMPLED_ROWS = 3, 3
 """Tokens of an answer and prompts of --chi-square, without -n and --limit."""
-_AGAINST = {"model": "the model's probabilities", "plain": "plain decoding's samples"}
 
 
 def run(request: VerifyRequest) -> int:
@@ -103,8 +103,6 @@ class Answer:
         prompt, ids: tokens of the prompt and of the answer.
         widths: for every token of the answer, the tokens fed in the step that yielded it.
         steps: forward passes that yielded tokens.
-        text: of the answer.
-        reason: why it ended.
     """
 
     prompt: tuple[int, ...]
@@ -128,9 +126,7 @@ class Divergence:
     """The first token at which an answer differs from plain decoding's.
 
     Attributes:
-        row: id of the prompt.
-        turn: of the conversation, from 1 on.
-        position: of the token in the answer, from 1 on.
+        turn, position: of the conversation, and of the token in the answer; from 1 on.
         plain: plain decoding's token; None where its answer ended.
         other: the strategy's token; None where its answer ended.
         width: tokens fed in the step that yielded the strategy's token.
@@ -180,12 +176,8 @@ class Compared:
     """One answer compared with plain decoding's.
 
     Attributes:
-        row, category: of the prompt.
-        turn: of the conversation, from 1 on.
-        prompt_tokens: of its prompt.
         tokens: compared: all, or up to and with the first that differs.
-        steps: of the strategy.
-        reason: why the strategy's answer ended.
+        steps, reason: of the strategy's answer.
         divergence: None where all tokens are equal.
     """
 
@@ -195,7 +187,7 @@ class Compared:
     prompt_tokens: int
     tokens: int
     steps: int
-    reason: str
+    reason: Reason
     divergence: Divergence | None
 
 
@@ -204,7 +196,6 @@ class Comparison:
     """Answers compared token by token.
 
     Attributes:
-        answers: in order.
         skipped: rows, or the rest of them, that could not be answered, and why.
         sampling: values that are not the default, as JSON has them.
         interrupted: whether Ctrl-C ended it early.
@@ -298,91 +289,6 @@ class Comparison:
         }
 
 
-@dataclass(slots=True)
-class Sampled:
-    """Answers drawn many times, and the tests of their distribution.
-
-    Attributes:
-        samples: answers that each side was to draw for every prompt.
-        drawn, plain: answers that the strategy and plain decoding drew.
-        rows: ids of the prompts.
-        trials: all tests.
-        sampling: values that are not the default, and the first seed.
-        skipped: rows that could not be answered, and why.
-        interrupted: whether Ctrl-C ended it early.
-    """
-
-    samples: int
-    drawn: int = 0
-    plain: int = 0
-    rows: list[str] = field(default_factory=list)
-    trials: tuple[chi_square.Trial, ...] = ()
-    sampling: dict[str, int | float] = field(default_factory=dict)
-    skipped: list[Skipped] = field(default_factory=list)
-    interrupted: bool = False
-
-    @property
-    def failed(self) -> list[chi_square.Trial]:
-        """Tests that found a difference."""
-        return [trial for trial in self.trials if trial.corrected < chi_square.LEVEL]
-
-    @property
-    def passed(self) -> bool:
-        """Whether something was tested, and no difference was found."""
-        return bool(self.trials) and not self.failed
-
-    @property
-    def verdict(self) -> str:
-        """The result in one line."""
-        if not self.trials:
-            return "nothing could be tested: more samples are needed"
-        tests = counted(len(self.trials), "test")
-        if self.failed:
-            return f"DIFFERENT: {len(self.failed)} of {tests} failed"
-        least = min(trial.corrected for trial in self.trials)
-        return f"no difference found in {tests} (smallest p-value, corrected: {least:.2g})"
-
-    def table(self, title: str) -> Table:
-        """The tests by position, with their smallest p-values."""
-        columns = (
-            *(Column("against", number=False), Column("token"), Column("tests")),
-            *(Column("samples"), Column("least p"), Column("corrected")),
-        )
-        groups: dict[tuple[str, int], list[chi_square.Trial]] = {}
-        for trial in self.trials:
-            groups.setdefault((trial.against, trial.position), []).append(trial)
-        rows = (
-            (
-                _AGAINST[against],
-                str(position),
-                str(len(trials)),
-                f"{sum(trial.samples for trial in trials):,}",
-                f"{min(trial.p for trial in trials):.3g}",
-                f"{min(trial.corrected for trial in trials):.3g}",
-            )
-            for (against, position), trials in sorted(groups.items())
-        )
-        return Table(title, columns, tuple(rows))
-
-    def details(self, strategy: str) -> Iterator[str]:
-        """The number of answers, and lines about single tests that failed."""
-        yield (
-            f"{self.drawn:,} answers of {strategy} and {self.plain:,} of plain decoding to"
-            f" {counted(len(self.rows), 'prompt')}; level {chi_square.LEVEL:g} for all tests"
-        )
-        for trial in sorted(self.failed, key=lambda trial: trial.p)[:SHOWN]:
-            after = f" after the ids {list(trial.prefix)}" if trial.prefix else ""
-            yield (
-                f"{trial.row}, token {trial.position}{after}, against {_AGAINST[trial.against]}:"
-                f" statistic {trial.statistic:.1f} in {trial.cells} cells, p {trial.corrected:.2g}"
-            )
-
-    def as_object(self, settings: dict[str, int | str]) -> dict[str, Any]:
-        """Its part of the JSON object; keys are part of the interface."""
-        found = {**dataclasses.asdict(self), "settings": settings, "level": chi_square.LEVEL}
-        return {"chi_square": found}
-
-
 class _Interrupted(Exception):
     """Ctrl-C ended an answer early, so that its end cannot be compared."""
 
@@ -417,6 +323,7 @@ class Verifier:
         self._cancelled = cancelled
         self._advance = advance
         self._settings = launch.settings_of(request, choice, greedy)
+        self._plain_settings = replace(self._settings, strategy="autoregressive")
         self._rescorer = Rescorer(session.decoder, quantised=loaded.shape.weights not in FULL)
         self._spell = speller(loaded.tokenizer)
         self.described: dict[str, int | str] = {
@@ -474,8 +381,13 @@ class Verifier:
             found.skipped.append(Skipped(row.id, reason))
 
     def _compare_answer(self, row: suites.Row, turn: int, answer: Answer) -> Compared:
-        plain = self._plain(answer.prompt, self._settings)
+        # Plain decoding must not use keys that the strategy left in the cache.
+        self._session.decoder.forget()
+        plain = self._answer(answer.prompt, self._plain_settings)
         index = _first_difference(answer, plain)
+        divergence = None
+        if index is not None:
+            divergence = self._divergence(row.id, turn, index, answer, plain)
         return Compared(
             row=row.id,
             category=row.category,
@@ -484,9 +396,7 @@ class Verifier:
             tokens=min(len(answer.ids), len(plain.ids)) if index is None else index + 1,
             steps=answer.steps,
             reason="memory" if plain.reason == "memory" else answer.reason,
-            divergence=None
-            if index is None
-            else self._divergence(row.id, turn, index, answer, plain),
+            divergence=divergence,
         )
 
     def _divergence(
@@ -508,7 +418,7 @@ class Verifier:
             return found
         return replace(found, **dataclasses.asdict(gap), explained=gap.explained)
 
-    def sample(self, rows: Sequence[suites.Row], samples: int) -> Sampled:
+    def sample(self, rows: Sequence[suites.Row], samples: int) -> chi_square.Sampled:
         """Draw answers to rows of a suite and test their distribution.
 
         Args:
@@ -519,7 +429,7 @@ class Verifier:
             UsageError: no prompt leaves room for an answer.
             LadeError: out of memory.
         """
-        found = Sampled(samples, sampling=described_sampling(self._settings.sampling))
+        found = chi_square.Sampled(samples, sampling=described_sampling(self._settings.sampling))
         seed, trials = self._settings.sampling.seed, list[chi_square.Trial]()
         self._session.start_over()
         for row in rows:
@@ -530,12 +440,15 @@ class Verifier:
                 continue
             # Every answer has a seed of its own: equal ones would give both sides equal answers.
             first = seed + found.drawn + found.plain
-            drawn = self._draw(prompt, self._answer, first, samples)
-            plain = self._draw(prompt, self._plain, first + samples, samples)
+            seeds = range(first, first + 2 * samples)
+            drawn = self._draw(prompt, self._settings, seeds[:samples])
+            self._session.decoder.forget()
+            plain = self._draw(prompt, self._plain_settings, seeds[samples:])
             found.drawn += len(drawn)
             found.plain += len(plain)
             found.rows.append(row.id)
-            trials += chi_square.against_model(row.id, drawn, self._probabilities_after(prompt))
+            after = partial(self._probabilities, prompt)
+            trials += chi_square.against_model(row.id, drawn, after)
             trials += chi_square.against_plain(row.id, drawn, plain)
             if self._cancelled():
                 found.interrupted = True
@@ -547,19 +460,16 @@ class Verifier:
         return found
 
     def _draw(
-        self,
-        prompt: Sequence[int],
-        answer: Callable[[Sequence[int], Settings], Answer],
-        seed: int,
-        samples: int,
+        self, prompt: Sequence[int], settings: Settings, seeds: range
     ) -> list[chi_square.Ids]:
+        """Answers, one for each seed; fewer after Ctrl-C."""
         found: list[chi_square.Ids] = []
-        for number in range(samples):
-            sampling = replace(self._settings.sampling, seed=(seed + number) % 2**64)
+        for seed in seeds:
             if self._cancelled():
                 break
+            sampling = replace(settings.sampling, seed=seed % 2**64)
             try:
-                drawn = answer(prompt, replace(self._settings, sampling=sampling))
+                drawn = self._answer(prompt, replace(settings, sampling=sampling))
             except _Interrupted:
                 break
             if drawn.reason == "memory":
@@ -567,32 +477,31 @@ class Verifier:
             found.append(drawn.ids)
         return found
 
-    def _probabilities_after(self, prompt: list[int]) -> Callable[[chi_square.Ids], list[float]]:
-        def probabilities(prefix: chi_square.Ids) -> list[float]:
-            text, sampling = [*prompt, *prefix], self._settings.sampling
-            found = self._rescorer.probabilities(text, len(prompt), sampling)
-            if found is None:
-                raise LadeError("out of memory while computing logits; take a smaller model")
-            return found
-
-        return probabilities
-
-    def _plain(self, prompt: Sequence[int], settings: Settings) -> Answer:
-        """An answer of plain decoding, which uses no keys that the strategy left in the cache."""
-        self._session.decoder.forget()
-        return self._answer(prompt, replace(settings, strategy="autoregressive"))
+    def _probabilities(self, prompt: list[int], prefix: chi_square.Ids) -> list[float]:
+        sampling = self._settings.sampling
+        found = self._rescorer.probabilities([*prompt, *prefix], len(prompt), sampling)
+        if found is None:
+            raise LadeError("out of memory while computing logits; take a smaller model")
+        return found
 
     def _answer(self, prompt: Sequence[int], settings: Settings) -> Answer:
+        """Decode a prompt.
+
+        Raises:
+            PromptError: the prompt is empty or too long.
+            _Interrupted: Ctrl-C.
+        """
         ids, widths, text = list[int](), list[int](), list[str]()
         steps, reason, left = 0, None, settings.max_new_tokens or 0
         for event in self._session.stream(prompt, settings, self._cancelled):
             if isinstance(event, TextStep):
+                count = len(event.token_ids)
                 ids += event.token_ids
-                widths += [event.width] * len(event.token_ids)
+                widths += [event.width] * count
                 text += [piece.text for piece in event.pieces]
                 steps += 1
-                self._advance(min(len(event.token_ids), left))
-                left -= min(len(event.token_ids), left)
+                self._advance(count)
+                left -= count
             elif isinstance(event, Ended):
                 text.append(event.rest)
                 reason = event.reason
@@ -637,7 +546,9 @@ def _head(session: Session, request: VerifyRequest, seconds: float) -> dict[str,
     }
 
 
-def _show(result: Comparison | Sampled, title: str, strategy: str, console: Console) -> None:
+def _show(
+    result: Comparison | chi_square.Sampled, title: str, strategy: str, console: Console
+) -> None:
     """Print the table, single findings and the verdict."""
     screen.print_table(result.table(printable(title)), console)
     lines = [*result.details(strategy)]
