@@ -296,7 +296,6 @@ def verify(
     model: opt.ModelName = None,
     prompts: opt.Prompts = "builtin",
     limit: opt.Limit = None,
-    sweep: opt.VerifySweep = None,
     chi_square: opt.ChiSquare = None,
     system: opt.System = None,
     raw: opt.RawPrompts = False,
@@ -334,7 +333,7 @@ def verify(
 ) -> None:
     """Decode prompts a second time, token by token, and report the first difference.
 
-    The exit code is 1 where a difference is larger than the arithmetic explains.
+    The exit code is 1 where a difference is larger than rounding explains.
     """
     given = dict(locals())
     from .settings import VerifyRequest

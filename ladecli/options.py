@@ -419,15 +419,6 @@ Sweep = Annotated[
         help="A grid, such as 'W=5,10,15 N=3,5 G=W'; axes: W, N, G, budget, sources, context.",
     ),
 ]
-VerifySweep = Annotated[
-    list[str] | None,
-    measuring(
-        "--sweep",
-        metavar="AXES",
-        envvar=None,
-        help="A grid, such as 'dtype=float32,bfloat16 attention=reference,sdpa'.",
-    ),
-]
 ChiSquare = Annotated[
     int | None,
     measuring(

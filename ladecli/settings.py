@@ -293,13 +293,11 @@ class MeasureRequest(Request):
         prompts: a suite's name, or a .jsonl file.
         limit: at most so many rows.
         raw: no chat template.
-        sweep: axes with their values, as typed.
     """
 
     prompts: str = "builtin"
     limit: int | None = None
     raw: bool = False
-    sweep: list[str] | None = None
     json: bool = False
 
     @property
@@ -318,12 +316,14 @@ class BenchRequest(MeasureRequest):
     """The options of one call of `lade bench`.
 
     Attributes:
+        sweep: axes with their values, as typed.
         strategies: a comma list of contenders.
         repeat: times that every row is measured.
         report: files to write: .html, .md, .svg or .json.
         resume: go on where the same call was stopped.
     """
 
+    sweep: list[str] | None = None
     strategies: str | None = None
     repeat: int = 3
     report: list[str] | None = None

@@ -1,97 +1,562 @@
-"""`lade verify`: is the text what plain decoding gives, and what explains it where it is not?"""
+"""`lade verify`: compare a strategy's answers with those of plain autoregressive decoding.
+
+Every prompt is decoded twice in one process, and the first divergence is reported with the gap
+of the two logits and with what rounding explains.  `--chi-square` draws many answers instead,
+and tests their distribution.
+"""
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
+import datetime
 import json
+import statistics
 import sys
-from dataclasses import replace
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from . import launch, suites
-from .decoder.errors import DecoderError
+from . import chi_square, launch, screen, suites, ways
+from .bench.dialogue import Dialogue
+from .bench.facts import command_line, described_sampling, machine_of, model_of
+from .bench.lineup import described
+from .bench.result import Skipped
+from .decoder.config import SamplingConfig
+from .decoder.errors import PromptError
 from .errors import INTERRUPTED, LadeError, UsageError
+from .events import Ended, Reason, TextStep
+from .inspect.trace import speller
+from .shape import FULL
+from .table import Column, Table
 from .terminal import Terminal, ctrl_c
-from .verifying import sweep
+from .visualize import counted, printable
 
 if TYPE_CHECKING:
-    from .settings import VerifyRequest
-    from .verifying.outcome import Report
+    from rich.console import Console
 
-DRAWN = 3
-"""Tokens of an answer where the distribution is tested and nobody says how many."""
+    from .session import Session, Settings
+    from .settings import VerifyRequest
+
+SCHEMA = "lade-verify/1"
+SHOWN = 5
+"""Divergences and skipped rows that are printed one by one."""
+SAMPLED_TOKENS, SAMPLED_ROWS = 3, 3
+"""Tokens of an answer and prompts of --chi-square, without -n and --limit."""
 
 
 def run(request: VerifyRequest) -> int:
-    """Compare with plain decoding, and tell what came of it.
+    """Compare with plain decoding and print what was found.
 
     Returns:
-        The exit code: 0 if all is equal, or explained by the arithmetic; 1 if something is not,
-        or nothing could be compared; 130 after Ctrl-C.
+        The exit code: 0 if all answers are equal, or rounding explains every divergence; 1 if it
+        does not, or if nothing could be compared; 130 after Ctrl-C.
 
     Raises:
         LadeError, DecoderError: with a line for the user.
     """
-    from .verifying import report as reports
-
-    draws = request.chi_square is not None
-    new = request.max_new_tokens or (DRAWN if draws else request.new_tokens)
-    request = replace(request, max_new_tokens=new)
+    samples = request.chi_square
+    new_tokens = request.max_new_tokens or (SAMPLED_TOKENS if samples else request.new_tokens)
+    request = replace(request, max_new_tokens=new_tokens)
     launch.check(request)
-    if draws:
-        _check_draws(request)
-    request = _seeded(request)
-    cells = sweep.cells(request)
-    watched = not request.quiet and sys.stderr.isatty()
-    loaded = suites.load(request.prompts, offline=request.offline, progress=watched)
-    rows = suites.some(loaded.rows, request.limit)
-    terminal = Terminal(request.color, request.quiet)
-    report = _verified(request, rows, cells, terminal)
-    if request.json:
-        print(json.dumps(reports.as_object(report), allow_nan=False))
-    else:
-        reports.show(report, terminal.console(sys.stdout))
-    if report.interrupted:
-        return INTERRUPTED
-    return 0 if report.passed else 1
-
-
-def _check_draws(request: VerifyRequest) -> None:
-    if not request.temperature:
+    if samples and not request.temperature:
         raise UsageError(
-            "--chi-square tests what is drawn, and greedy decoding draws nothing; add"
-            " --temperature 1, for example"
+            "--chi-square tests sampling, and greedy decoding draws nothing; add --temperature 1,"
+            " for example"
         )
-    if request.sweep:
-        raise UsageError("--chi-square and --sweep do not go together; run one after the other")
+    began = time.perf_counter()
+    progress = not request.quiet and sys.stderr.isatty()
+    rows = suites.load(request.prompts, offline=request.offline, progress=progress).rows
+    rows = suites.some(rows, request.limit)
+    if samples:
+        rows = rows[: request.limit or SAMPLED_ROWS]
+    terminal = Terminal(request.color, request.quiet)
+    session = launch.open_session(request, terminal)
+    answers = 2 * (samples * len(rows) if samples else sum(len(row.turns) for row in rows))
+    with ctrl_c() as cancelled, terminal.bar("verifying", answers * new_tokens) as advance:
+        verifier = Verifier(session, request, cancelled, advance)
+        result = verifier.sample(rows, samples) if samples else verifier.compare(rows)
+    head = _head(session, request, round(time.perf_counter() - began, 3))
+    strategy = str(verifier.described["strategy"])
+    if request.json:
+        verdict = {"passed": result.passed, "verdict": result.verdict}
+        head |= {"interrupted": result.interrupted, **verdict}
+        print(json.dumps(head | result.as_object(verifier.described), allow_nan=False))
+    else:
+        model, device = head["model"], head["machine"]["device"]
+        title = f"{strategy} against plain decoding: {model['name']}, {model['weights']}"
+        if model["weights"] != model["compute"]:
+            title += f" computed in {model['compute']}"
+        _show(result, f"{title} on {device}", strategy, terminal.console(sys.stdout))
+    if result.interrupted:
+        return INTERRUPTED
+    return 0 if result.passed else LadeError.exit_code
 
 
-def _seeded(request: VerifyRequest) -> VerifyRequest:
-    """The same random numbers in every cell, and for plain decoding."""
-    from .decoder.config import SamplingConfig
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A strategy's answer to a prompt.
 
-    sampling = request.sampling(SamplingConfig())
-    return request if sampling.greedy else replace(request, seed=sampling.seed)
+    Attributes:
+        prompt, ids: tokens of the prompt and of the answer.
+        widths: for every token of the answer, the tokens fed in the step that yielded it.
+        steps: forward passes that yielded tokens.
+    """
+
+    prompt: tuple[int, ...]
+    ids: tuple[int, ...]
+    widths: tuple[int, ...]
+    steps: int
+    text: str
+    reason: Reason
 
 
-def _verified(
-    request: VerifyRequest,
-    rows: tuple[suites.Row, ...],
-    cells: list[sweep.Cell],
-    terminal: Terminal,
-) -> Report:
-    from .verifying.verification import PROMPTS, Progress, Verification
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token; `text` is quoted and has no control characters."""
 
-    models = sweep.Models(terminal)
-    turns = sum(len(row.turns) for row in rows)
-    total = 2 * turns * request.new_tokens * len(cells)
-    if request.chi_square is not None:
-        total = 2 * request.chi_square * min(len(rows), request.limit or PROMPTS)
-    # Loaded before a bar is drawn.  Of several cells, one that cannot be loaded is told later.
-    forgiven = (LadeError, DecoderError) if len(cells) > 1 else ()
-    with contextlib.suppress(*forgiven):
-        models.session(cells[0].request)
-    models.hush()
-    with ctrl_c() as cancelled, terminal.bar("verifying", total) as show:
-        verification = Verification(request, rows, models, Progress(show, cancelled))
-        return verification.draw() if request.chi_square else verification.compare(cells)
+    id: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first token at which an answer differs from plain decoding's.
+
+    Attributes:
+        turn, position: of the conversation, and of the token in the answer; from 1 on.
+        plain: plain decoding's token; None where its answer ended.
+        other: the strategy's token; None where its answer ended.
+        width: tokens fed in the step that yielded the strategy's token.
+        gap: by how many logits plain decoding prefers its token.  None, as all that follows,
+            where an answer ended or memory does not suffice to compute it.
+        distance: how far logits must move for the strategy's token: the gap, if greedy.
+        noise: how far forwards of other widths move the logits here.
+        allowed: how far rounding may move them.
+        explained: whether rounding explains the divergence.
+    """
+
+    row: str
+    turn: int
+    position: int
+    plain: Token | None
+    other: Token | None
+    width: int
+    gap: float | None = None
+    distance: float | None = None
+    noise: float | None = None
+    allowed: float | None = None
+    explained: bool = False
+
+    def lines(self, strategy: str) -> tuple[str, str]:
+        """Where it is, and what explains it."""
+        plain = f"{self.plain.text} ({self.plain.id})" if self.plain else "the end"
+        other = f"{self.other.text} ({self.other.id})" if self.other else "the end"
+        turn = f", turn {self.turn}" if self.turn > 1 else ""
+        where = f"{self.row}{turn}, token {self.position} of the answer"
+        if self.gap is None or self.distance is None:
+            ended = self.plain is None or self.other is None
+            why = "rounding explains no end" if ended else "no memory to compute the logits again"
+        else:
+            why = f"logit gap {self.gap:.3g}"
+            if self.distance != self.gap:
+                why += f", {self.distance:.3g} to the other choice"
+            why += f"; rounding moves {self.allowed:.3g} at most (noise {self.noise:.3g})"
+        return (
+            f"{where}: plain decoding has {plain}, {strategy} has {other}",
+            f"  in a step of {counted(self.width, 'token')}; {why}:"
+            f" {'explained' if self.explained else 'NOT explained'}",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One answer compared with plain decoding's.
+
+    Attributes:
+        tokens: compared: all, or up to and with the first that differs.
+        steps, reason: of the strategy's answer.
+        divergence: None where all tokens are equal.
+    """
+
+    row: str
+    category: str
+    turn: int
+    prompt_tokens: int
+    tokens: int
+    steps: int
+    reason: Reason
+    divergence: Divergence | None
+
+
+@dataclass(slots=True)
+class Comparison:
+    """Answers compared token by token.
+
+    Attributes:
+        skipped: rows, or the rest of them, that could not be answered, and why.
+        sampling: values that are not the default, as JSON has them.
+        interrupted: whether Ctrl-C ended it early.
+    """
+
+    answers: list[Compared] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    sampling: dict[str, int | float] = field(default_factory=dict)
+    interrupted: bool = False
+
+    @property
+    def divergences(self) -> list[Divergence]:
+        """Of all answers, in order."""
+        return [answer.divergence for answer in self.answers if answer.divergence is not None]
+
+    @property
+    def unexplained(self) -> int:
+        """Divergences that rounding does not explain."""
+        return sum(not divergence.explained for divergence in self.divergences)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens compared."""
+        return sum(answer.tokens for answer in self.answers)
+
+    @property
+    def passed(self) -> bool:
+        """Whether tokens were compared, and rounding explains every divergence."""
+        return self.tokens > 0 and not self.unexplained
+
+    @property
+    def verdict(self) -> str:
+        """The result in one line."""
+        if not self.tokens:
+            return "nothing could be compared"
+        if count := self.unexplained:
+            are = "1 divergence is" if count == 1 else f"{count} divergences are"
+            return f"NOT equal: {are} larger than rounding explains"
+        compared = f"{self.tokens:,} tokens of {counted(len(self.answers), 'answer')}"
+        if diverged := len(self.divergences):
+            return (
+                f"equal but for near-ties: {counted(diverged, 'divergence')} in {compared}, none"
+                " larger than rounding explains"
+            )
+        return f"equal: all {compared}"
+
+    def table(self, title: str) -> Table:
+        """The counts."""
+        diverged = len(self.divergences)
+        counts = {
+            "prompts": len({answer.row for answer in self.answers}),
+            "answers": len(self.answers),
+            "tokens": self.tokens,
+            "equal": len(self.answers) - diverged,
+            "diverged": diverged,
+            "explained": diverged - self.unexplained,
+        }
+        cells = tuple(f"{count:,}" for count in counts.values())
+        return Table(title, tuple(map(Column, counts)), (cells,))
+
+    def details(self, strategy: str) -> Iterator[str]:
+        """Lines about single divergences, those first that rounding does not explain."""
+        found = sorted(self.divergences, key=lambda divergence: divergence.explained)
+        for divergence in found[:SHOWN]:
+            yield from divergence.lines(strategy)
+        if len(found) > SHOWN:
+            yield f"… and {len(found) - SHOWN} more; --json has all"
+
+    def as_object(self, settings: dict[str, int | str]) -> dict[str, Any]:
+        """Its part of the JSON object; keys are part of the interface."""
+        found = self.divergences
+        distances = [each.distance for each in found if each.distance is not None]
+        relative = [each.distance / each.noise for each in found if each.distance and each.noise]
+        return {
+            "settings": settings,
+            "sampling": self.sampling,
+            "rows": len({answer.row for answer in self.answers}),
+            "tokens": self.tokens,
+            "answers": [dataclasses.asdict(answer) for answer in self.answers],
+            "skipped": [dataclasses.asdict(each) for each in self.skipped],
+            "divergences": len(found),
+            "unexplained": self.unexplained,
+            "per_thousand_tokens": 1000.0 * len(found) / self.tokens if self.tokens else None,
+            "median_distance": statistics.median(distances) if distances else None,
+            "largest_distance": max(distances, default=None),
+            "largest_over_noise": max(relative, default=None),
+            "noise": max((each.noise for each in found if each.noise is not None), default=None),
+            # Nothing varies within a run, and what fails ends it: kept for readers of the schema.
+            "cell": {},
+            "failure": None,
+        }
+
+
+class _Interrupted(Exception):
+    """Ctrl-C ended an answer early, so that its end cannot be compared."""
+
+
+class Verifier:
+    """Decodes prompts with the strategy of a request and with plain decoding.
+
+    Args:
+        session: the model.
+        request: with a number of new tokens.
+        cancelled: asked after every step; true ends the work.
+        advance: called with the number of tokens that were decoded.
+
+    Attributes:
+        described: strategy, types, attention and settings, as JSON has them.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        request: VerifyRequest,
+        cancelled: Callable[[], bool] = lambda: False,
+        advance: Callable[[int], None] = lambda _tokens: None,
+    ) -> None:
+        from .decoder.rescoring import Rescorer
+
+        loaded = session.loaded
+        greedy = SamplingConfig(repetition_penalty=loaded.repetition_penalty)
+        choice = launch.choose_profile(request, session)
+        self._session = session
+        self._request = request
+        self._cancelled = cancelled
+        self._advance = advance
+        self._settings = launch.settings_of(request, choice, greedy)
+        self._plain_settings = replace(self._settings, strategy="autoregressive")
+        self._rescorer = Rescorer(session.decoder, quantised=loaded.shape.weights not in FULL)
+        self._spell = speller(loaded.tokenizer)
+        self.described: dict[str, int | str] = {
+            "strategy": self._settings.strategy,
+            "weights": loaded.shape.weights,
+            "compute": loaded.shape.compute,
+            "attention": ways.attention_of(request, loaded.device, loaded.part).name,
+        }
+        if self._settings.strategy == "lookahead":
+            self.described |= described(self._settings.lookahead)
+
+    def compare(self, rows: Sequence[suites.Row]) -> Comparison:
+        """Compare the answers to rows of a suite.
+
+        Raises:
+            UsageError: no prompt leaves room for an answer.
+        """
+        found = Comparison(sampling=described_sampling(self._settings.sampling))
+        try:
+            for row in rows:
+                self._compare_row(row, found)
+        except _Interrupted:
+            found.interrupted = True
+        if found.skipped and not found.answers and not found.interrupted:
+            first = found.skipped[0]
+            raise UsageError(f"no prompt can be answered: {first.row}: {first.reason}")
+        return found
+
+    def _compare_row(self, row: suites.Row, found: Comparison) -> None:
+        """Compare a conversation turn by turn, up to the first divergence.
+
+        The strategy holds all of it first, so that its cache is reused from turn to turn as in a
+        chat; plain decoding reads every prompt anew.
+        """
+        self._session.start_over()
+        dialogue = self._dialogue(row)
+        answers: list[Answer] = []
+
+        def reply(_turn: int, prompt: list[int]) -> str:
+            answers.append(self._answer(prompt, self._settings))
+            if answers[-1].reason == "memory":
+                raise PromptError("out of memory during an answer")
+            return answers[-1].text
+
+        try:
+            dialogue.hold(reply)
+            reason = dialogue.cut
+        except PromptError as error:
+            reason = str(error)
+        for turn, answer in enumerate(answers, start=1):
+            found.answers.append(self._compare_answer(row, turn, answer))
+            if found.answers[-1].divergence is not None:
+                return  # the prompts of later turns differ
+        if reason is not None:
+            found.skipped.append(Skipped(row.id, reason))
+
+    def _compare_answer(self, row: suites.Row, turn: int, answer: Answer) -> Compared:
+        # Plain decoding must not use keys that the strategy left in the cache.
+        self._session.decoder.forget()
+        plain = self._answer(answer.prompt, self._plain_settings)
+        index = _first_difference(answer, plain)
+        divergence = None
+        if index is not None:
+            divergence = self._divergence(row.id, turn, index, answer, plain)
+        return Compared(
+            row=row.id,
+            category=row.category,
+            turn=turn,
+            prompt_tokens=len(answer.prompt),
+            tokens=min(len(answer.ids), len(plain.ids)) if index is None else index + 1,
+            steps=answer.steps,
+            reason="memory" if plain.reason == "memory" else answer.reason,
+            divergence=divergence,
+        )
+
+    def _divergence(
+        self, row: str, turn: int, index: int, answer: Answer, plain: Answer
+    ) -> Divergence:
+        plain_token, token = self._token(plain, index), self._token(answer, index)
+        width = answer.widths[min(index, len(answer.widths) - 1)] if answer.widths else 0
+        found = Divergence(row, turn, index + 1, plain_token, token, width)
+        if plain_token is None or token is None:
+            return found
+        gap = self._rescorer.gap(
+            [*answer.prompt, *answer.ids[:index]],
+            len(answer.prompt),
+            (plain_token.id, token.id),
+            width,
+            self._settings.sampling,
+        )
+        if gap is None:
+            return found
+        return replace(found, **dataclasses.asdict(gap), explained=gap.explained)
+
+    def sample(self, rows: Sequence[suites.Row], samples: int) -> chi_square.Sampled:
+        """Draw answers to rows of a suite and test their distribution.
+
+        Args:
+            rows: the first turn of each is the prompt.
+            samples: answers that the strategy and plain decoding draw for every prompt.
+
+        Raises:
+            UsageError: no prompt leaves room for an answer.
+            LadeError: out of memory.
+        """
+        found = chi_square.Sampled(samples, sampling=described_sampling(self._settings.sampling))
+        seed, trials = self._settings.sampling.seed, list[chi_square.Trial]()
+        self._session.start_over()
+        for row in rows:
+            try:
+                prompt = self._dialogue(row).first()
+            except (PromptError, UsageError) as error:
+                found.skipped.append(Skipped(row.id, str(error)))
+                continue
+            # Every answer has a seed of its own: equal ones would give both sides equal answers.
+            first = seed + found.drawn + found.plain
+            seeds = range(first, first + 2 * samples)
+            drawn = self._draw(prompt, self._settings, seeds[:samples])
+            self._session.decoder.forget()
+            plain = self._draw(prompt, self._plain_settings, seeds[samples:])
+            found.drawn += len(drawn)
+            found.plain += len(plain)
+            found.rows.append(row.id)
+            after = partial(self._probabilities, prompt)
+            trials += chi_square.against_model(row.id, drawn, after)
+            trials += chi_square.against_plain(row.id, drawn, plain)
+            if self._cancelled():
+                found.interrupted = True
+                break
+        if not found.rows:
+            skipped = found.skipped[0]
+            raise UsageError(f"no prompt can be answered: {skipped.row}: {skipped.reason}")
+        found.trials = chi_square.holm(trials)
+        return found
+
+    def _draw(
+        self, prompt: Sequence[int], settings: Settings, seeds: range
+    ) -> list[chi_square.Ids]:
+        """Answers, one for each seed; fewer after Ctrl-C."""
+        found: list[chi_square.Ids] = []
+        for seed in seeds:
+            if self._cancelled():
+                break
+            sampling = replace(settings.sampling, seed=seed % 2**64)
+            try:
+                drawn = self._answer(prompt, replace(settings, sampling=sampling))
+            except _Interrupted:
+                break
+            if drawn.reason == "memory":
+                raise LadeError("out of memory during an answer; take a smaller model")
+            found.append(drawn.ids)
+        return found
+
+    def _probabilities(self, prompt: list[int], prefix: chi_square.Ids) -> list[float]:
+        sampling = self._settings.sampling
+        found = self._rescorer.probabilities([*prompt, *prefix], len(prompt), sampling)
+        if found is None:
+            raise LadeError("out of memory while computing logits; take a smaller model")
+        return found
+
+    def _answer(self, prompt: Sequence[int], settings: Settings) -> Answer:
+        """Decode a prompt.
+
+        Raises:
+            PromptError: the prompt is empty or too long.
+            _Interrupted: Ctrl-C.
+        """
+        ids, widths, text = list[int](), list[int](), list[str]()
+        steps, reason, left = 0, None, settings.max_new_tokens or 0
+        for event in self._session.stream(prompt, settings, self._cancelled):
+            if isinstance(event, TextStep):
+                count = len(event.token_ids)
+                ids += event.token_ids
+                widths += [event.width] * count
+                text += [piece.text for piece in event.pieces]
+                steps += 1
+                self._advance(count)
+                left -= count
+            elif isinstance(event, Ended):
+                text.append(event.rest)
+                reason = event.reason
+        if reason is None or reason == "interrupted":
+            raise _Interrupted
+        self._advance(left)  # an answer may end early
+        return Answer(tuple(prompt), tuple(ids), tuple(widths), steps, "".join(text), reason)
+
+    def _dialogue(self, row: suites.Row) -> Dialogue:
+        template = self._session.has_template and not self._request.raw
+        return Dialogue(self._session, row, template, self._request.system)
+
+    def _token(self, answer: Answer, index: int) -> Token | None:
+        if index >= len(answer.ids):
+            return None
+        return Token(answer.ids[index], printable(repr(self._spell(answer.ids[index]))))
+
+
+def _first_difference(answer: Answer, plain: Answer) -> int | None:
+    """Index of the first token that differs; None where there is none."""
+    pairs = zip(answer.ids, plain.ids, strict=False)
+    found = next((i for i, (one, other) in enumerate(pairs) if one != other), None)
+    complete = "memory" not in (answer.reason, plain.reason)
+    if found is None and complete and len(answer.ids) != len(plain.ids):
+        return min(len(answer.ids), len(plain.ids))
+    return found
+
+
+def _head(session: Session, request: VerifyRequest, seconds: float) -> dict[str, Any]:
+    """What the JSON object says of the run, whatever was compared."""
+    now = datetime.datetime.now(datetime.timezone.utc)
+    return {
+        "schema": SCHEMA,
+        "created": now.isoformat(timespec="seconds"),
+        "seconds": seconds,
+        "command": command_line(sys.argv[1:]),
+        "machine": dataclasses.asdict(machine_of(session)),
+        "model": dataclasses.asdict(model_of(session, request)),
+        "prompts": Path(request.prompts).name,
+        "max_new_tokens": request.max_new_tokens,
+        "template": session.has_template and not request.raw,
+    }
+
+
+def _show(
+    result: Comparison | chi_square.Sampled, title: str, strategy: str, console: Console
+) -> None:
+    """Print the table, single findings and the verdict."""
+    screen.print_table(result.table(printable(title)), console)
+    lines = [*result.details(strategy)]
+    lines += [f"skipped {each.row}: {each.reason}" for each in result.skipped[:SHOWN]]
+    if len(result.skipped) > SHOWN:
+        lines.append(f"skipped {len(result.skipped) - SHOWN} more; --json has all")
+    if result.interrupted:
+        lines.append("stopped early: this is what was compared until then")
+    for line in lines:
+        screen.line(console, printable(line))
+    screen.line(console, result.verdict, "bold")

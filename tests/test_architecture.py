@@ -29,7 +29,7 @@ LIGHT = (
     *("model_files", "model_list", "doctor"),
     *("parallel.start", "parallel.follow", "parallel.agreement", "parallel.place"),
     *("bench.command", "bench.report", "bench.compare"),
-    *("verify", "verifying.report"),
+    *("verify", "chi_square"),
 )
 
 

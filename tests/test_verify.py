@@ -1,85 +1,193 @@
-"""`lade verify` as people use it: what it says, what programs read, and its exit codes."""
+"""`lade verify` as people use it: exit codes, what it says, and what programs read."""
 
 from __future__ import annotations
 
 import json
-import re
 import signal
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from ladecli import launch, models, verify
+from ladecli import chi_square, launch
+from ladecli.decoder import engine
 from ladecli.decoder.engine import Decoder
-from ladecli.decoder.errors import ConfigError
+from ladecli.decoder.load import load_decoder
 from ladecli.decoder.runner import Runner
-from ladecli.errors import LadeError, LoadError, UsageError
-from ladecli.settings import VerifyRequest
+from ladecli.decoder.step_inputs import StepInputs
+from ladecli.decoder.transformer import StepCache
+from ladecli.decoder.tree import ROOT, TokenTree
+from ladecli.decoder.verify import Choose, Verdict, walk
+from ladecli.session import Session
 from ladecli.terminal import Terminal
 
-from .verifying.makers import after_loading, plant
-
-QUICK: dict[str, Any] = {"limit": 2, "max_new_tokens": 24, "quiet": True}
-Run = Callable[..., tuple[int, str]]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """One call: its exit code, and what it printed."""
-
-    def call(**options: Any) -> tuple[int, str]:
-        code = verify.run(VerifyRequest(**{**QUICK, **options}))
-        return code, capsys.readouterr().out
-
-    return call
+Lade = Any
+QUICK = ("verify", "-q", "--limit", "2", "-n", "24")
+DIVERGENCE = {
+    *("row", "turn", "position", "plain", "other", "width"),
+    *("gap", "distance", "noise", "allowed", "explained"),
+}
 
 
-def test_equal_answers(run: Run) -> None:
-    code, out = run()
-    assert code == 0
-    assert out.startswith("lookahead against plain decoding: demo, float32 on ")
-    assert "prompts  answers  tokens  equal  diverged  explained" in out
-    assert out.endswith("equal: all 48 tokens of 2 answers\n")
-    assert "\x1b" not in out
+def prompt_file(path: Path, *turns: Sequence[str]) -> str:
+    rows = [{"id": f"row-{n}", "turns": list(each)} for n, each in enumerate(turns, start=1)]
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return str(path)
 
 
-@pytest.mark.parametrize("strategy", ["jacobi", "autoregressive"])
-def test_drawn_answers_under_other_strategies(run: Run, strategy: str) -> None:
-    code, out = run(strategy=strategy, temperature=0.8, repetition_penalty=1.2)
-    assert code == 0
-    assert out.startswith(f"{strategy} against plain decoding")
+def after_loading(patch: pytest.MonkeyPatch, change: Callable[[Decoder], object]) -> None:
+    """Change decoders once the trial steps at load have passed."""
+
+    def load(model: Any, **options: Any) -> Decoder:
+        decoder = load_decoder(model, **options)
+        change(decoder)
+        return decoder
+
+    patch.setattr("ladecli.session.load_decoder", load)
 
 
-def test_a_planted_fault_is_found_and_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, by=2.0)
-    code, out = run(limit=6, max_new_tokens=48)
-    assert code == 1
-    lines = out.splitlines()
-    assert lines[-1].startswith("NOT equal: ")
-    assert "larger than the arithmetic explains" in lines[-1]
-    first = next(line for line in lines if ", token " in line)
-    assert ": plain decoding has '" in first
-    assert ", lookahead has '" in first
-    second = lines[lines.index(first) + 1]
-    assert second.startswith("  in a step of ")
-    assert "logit gap " in second
-    assert second.endswith("NOT explained")
+class Faulty:
+    """A forward whose steps of more than four tokens have wrong logits, off by `by`."""
+
+    def __init__(self, inner: Any, by: float) -> None:
+        self.inner, self.by = inner, by
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def forward(self, step: StepInputs, cache: StepCache) -> Tensor:
+        logits: Tensor = self.inner.forward(step, cache)
+        if len(step.tokens) <= 4:
+            return logits
+        generator = torch.Generator().manual_seed(len(step.tokens))
+        signs = torch.randint(0, 2, (logits.shape[-1],), generator=generator) * 2 - 1
+        return logits + self.by * signs.to(logits.dtype)
 
 
-def test_json_has_everything(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, by=2.0)
-    code, out = run(limit=4, max_new_tokens=32, json=True, sources="context,recycled", budget=16)
-    found = json.loads(out)
-    assert code == 1
-    assert found["schema"] == "lade-verify/1"
-    assert found["machine"]["versions"]["torch"]
-    assert found["model"]["name"] == "demo"
-    assert found["passed"] is False
-    assert found["settings"] == {
+def plant_fault(patch: pytest.MonkeyPatch, by: float = 2.0) -> None:
+    def change(decoder: Decoder) -> None:
+        decoder.runner.model = Faulty(decoder.runner.model, by)  # type: ignore[assignment]
+
+    after_loading(patch, change)
+
+
+def interrupt_after(patch: pytest.MonkeyPatch, forwards: int) -> None:
+    """Press Ctrl-C in a forward pass."""
+    count, forward = 0, Runner.run
+
+    def pressed(*arguments: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == forwards:
+            signal.raise_signal(signal.SIGINT)
+        return forward(*arguments)
+
+    patch.setattr(Runner, "run", pressed)
+
+
+def test_equal_answers(lade: Lade) -> None:
+    found = lade(*QUICK)
+    assert found.code == 0
+    assert "lookahead" in found.out.splitlines()[0]
+    assert found.out.splitlines()[-1] == "equal: all 48 tokens of 2 answers"
+    assert "\x1b" not in found.out
+    assert not found.err
+
+
+@pytest.mark.parametrize("strategy", ["jacobi", "prompt-lookup", "lookahead"])
+def test_sampled_answers_are_equal(lade: Lade, strategy: str) -> None:
+    sampling = ("-t", "0.8", "--top-p", "0.95", "--repetition-penalty", "1.2", "--seed", "7")
+    found = lade(*QUICK, "--strategy", strategy, *sampling, "--json")
+    read = json.loads(found.out)
+    assert found.code == 0
+    assert read["settings"]["strategy"] == strategy
+    assert read["sampling"]["seed"] == 7
+    assert (read["tokens"], read["divergences"]) == (48, 0)
+
+
+def test_half_precision_is_explained(lade: Lade) -> None:
+    found = lade("verify", "-q", "--dtype", "bfloat16", "-n", "40", "--limit", "6", "--json")
+    read = json.loads(found.out)
+    assert (found.code, read["unexplained"]) == (0, 0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_fault_of_wide_steps_is_reported(
+    lade: Lade, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    plant_fault(monkeypatch)
+    options = ("-n", "48", "--sources", "context,recycled", "--budget", "16", "--dtype", dtype)
+    found = lade("verify", "-q", "--limit", "4", *options, "--json")
+    read = json.loads(found.out)
+    assert found.code == 1
+    assert read["passed"] is False
+    faults = [a["divergence"] for a in read["answers"] if a["divergence"] is not None]
+    assert len(faults) == read["divergences"] >= read["unexplained"] > 0
+    fault = next(each for each in faults if not each["explained"])
+    assert set(fault) == DIVERGENCE
+    assert fault["width"] > 4
+    assert fault["plain"]["id"] != fault["other"]["id"]
+    # Two logits are moved against each other by twice as much at most.
+    assert 0 < fault["allowed"] < fault["distance"] <= 4.5  # bfloat16 rounds
+    assert read["noise"] == max(each["noise"] for each in faults)
+    assert read["largest_distance"] == max(each["distance"] for each in faults)
+    # The position is that of the first difference.
+    answer = next(each for each in read["answers"] if each["divergence"] == fault)
+    assert answer["tokens"] == fault["position"]
+
+
+def test_a_fault_is_told_in_words(lade: Lade, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant_fault(monkeypatch)
+    found = lade("verify", "-q", "--limit", "4", "-n", "48")
+    assert found.code == 1
+    *_, where, why, verdict = [line for line in found.out.splitlines() if "skipped" not in line]
+    assert ", token " in where
+    assert "logit gap " in why
+    assert why.endswith("NOT explained")
+    assert verdict.startswith("NOT equal: ")
+
+
+@pytest.mark.parametrize("shorter", ["lookahead", "autoregressive"])
+def test_an_answer_that_ends_early_is_a_fault(
+    lade: Lade, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shorter: str
+) -> None:
+    stream = Session.stream
+
+    def ends_early(session: Session, prompt: Any, settings: Any, *others: Any) -> Any:
+        if settings.strategy == shorter:
+            settings = replace(settings, max_new_tokens=5)
+        return stream(session, prompt, settings, *others)
+
+    monkeypatch.setattr(Session, "stream", ends_early)
+    prompts = prompt_file(tmp_path / "rows.jsonl", ("def ", "more"))
+    found = lade(*QUICK, "--raw", "--ignore-eos", "--prompts", prompts, "--json")
+    (answer,) = json.loads(found.out)["answers"]  # the prompt of turn 2 would differ
+    fault = answer["divergence"]
+    assert found.code == 1
+    assert (fault["position"], fault["gap"], fault["explained"]) == (6, None, False)
+    assert (fault["other"] is None) is (shorter == "lookahead")
+    assert (fault["plain"] is None) is (shorter == "autoregressive")
+
+
+def test_json_has_its_keys(lade: Lade, tmp_path: Path) -> None:
+    prompts = prompt_file(tmp_path / "rows.jsonl", ("def ", "and now?"))
+    options = ("--raw", "--sources", "context,recycled", "--budget", "16")
+    read = json.loads(lade(*QUICK, *options, "--prompts", prompts, "--json").out)
+    assert read["schema"] == "lade-verify/1"
+    assert set(read) == {
+        *("schema", "created", "seconds", "interrupted", "command", "machine", "model", "prompts"),
+        *("max_new_tokens", "template", "passed", "verdict", "settings", "sampling", "rows"),
+        *("tokens", "answers", "skipped", "divergences", "unexplained", "per_thousand_tokens"),
+        *("median_distance", "largest_distance", "largest_over_noise", "noise", "cell", "failure"),
+    }
+    assert read["settings"] == {
         "strategy": "lookahead",
         "weights": "float32",
         "compute": "float32",
@@ -87,128 +195,67 @@ def test_json_has_everything(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         "budget": 16,
         "sources": "context+recycled",
     }
-    divergences = [a["divergence"] for a in found["answers"] if a["divergence"] is not None]
-    assert len(divergences) == found["divergences"] == found["unexplained"] > 0
-    assert found["noise"] == max(d["noise"] for d in divergences)
-    assert set(divergences[0]) == {
-        *("row", "turn", "position", "plain", "other", "width"),
-        *("gap", "distance", "noise", "allowed", "explained"),
-    }
-    assert divergences[0]["plain"].keys() == {"id", "text"}
-    assert found["tokens"] == sum(answer["tokens"] for answer in found["answers"])
+    assert read["model"]["name"] == "demo"
+    assert read["machine"]["versions"]["torch"]
+    assert (read["prompts"], read["template"]) == ("rows.jsonl", False)
+    assert [answer["turn"] for answer in read["answers"]] == [1, 2]
+    assert read["tokens"] == sum(answer["tokens"] for answer in read["answers"])
+    assert (read["passed"], read["interrupted"]) == (True, False)
 
 
-def test_a_sweep_goes_on_behind_what_cannot_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    load = models.load
-
-    def loads(planned: Any, **options: Any) -> Any:
-        if planned.dtype == torch.float16:
-            raise LoadError("this processor has no float16; take another --dtype")
-        return load(planned, **options)
-
-    monkeypatch.setattr(models, "load", loads)
-    sweep = ["dtype=float16,float32,bfloat16 attention=reference,sdpa"]
-    code, out = run(sweep=sweep, limit=1)
-    assert code == 0
-    assert out.count("  failed\n") == 2
-    assert (
-        "dtype=float16 attention=sdpa could not run: this processor has no float16; take another"
-        " --dtype" in out
-    )
-    assert "tokens of 4 answers in 4 cells (2 could not run)" in out
-    code, out = run(sweep=sweep, limit=1, json=True)
-    cells = json.loads(out)["cells"]
-    assert [cell["cell"] for cell in cells[:2]] == [
-        {"dtype": "float16", "attention": "reference"},
-        {"dtype": "float16", "attention": "sdpa"},
-    ]
-    assert [cell["settings"].get("compute") for cell in cells[1:4]] == [None, "float32", "float32"]
-    with pytest.raises(LoadError, match="this processor has no float16"):
-        run(dtype="float16")
-    with pytest.raises(LadeError, match="this processor has no float16"):
-        run(sweep=["dtype=float16 W=1,2"])
-
-
-def test_settings_that_contradict_themselves_are_one_cells_matter(run: Run) -> None:
-    code, out = run(sweep=["W=2,40 N=4 budget=30"], limit=1)
-    assert code == 0
-    assert "W=40 N=4 budget=30 could not run: budget 30 is smaller than the 120 tokens" in out
-
-
-def test_the_distribution(run: Run) -> None:
-    code, out = run(chi_square=120, temperature=1.0, seed=5, limit=1, max_new_tokens=2)
-    assert code == 0
-    assert "against" in out.splitlines()[1]
-    assert "120 answers of each side to 1 prompt; level 0.01 for all tests together" in out
-    assert out.splitlines()[-1].startswith("no difference found in ")
-
-
-def test_the_distribution_for_programs(run: Run) -> None:
-    options: dict[str, Any] = {"chi_square": 60, "temperature": 1.0, "seed": 5, "limit": 1}
-    code, out = run(**options, max_new_tokens=1, json=True)
-    found = json.loads(out)["chi_square"]
-    assert code == 0
-    assert found["level"] == 0.01
-    assert found["sampling"]["seed"] == 5
-    assert {trial["against"] for trial in found["trials"]} == {"model", "plain"}
+SAMPLING = ("--chi-square", "100", "-t", "1")
 
 
 @pytest.mark.parametrize(
-    ("options", "kind", "message"),
+    ("arguments", "named"),
     [
-        (
-            {"chi_square": 100},
-            UsageError,
-            "--chi-square tests what is drawn, and greedy decoding draws nothing; add"
-            " --temperature 1, for example",
-        ),
-        (
-            {"chi_square": 100, "temperature": 1.0, "sweep": ["W=1,2"]},
-            UsageError,
-            "--chi-square and --sweep do not go together; run one after the other",
-        ),
-        ({"chi_square": 0}, UsageError, "chi-square must be at least 1, not 0"),
-        ({"limit": 0}, UsageError, "limit must be at least 1, not 0"),
-        ({"sweep": ["W="]}, UsageError, "--sweep W=: W has no values"),
-        ({"window": 0}, ConfigError, "window must be at least 1, not 0"),
+        (("--chi-square", "100"), "--temperature"),
+        (("--chi-square", "0"), "chi-square"),
+        (("--limit", "0"), "limit"),
+        (("-W", "0"), "window"),
+        (("--prompts", "no-such-suite"), "no-such-suite"),
+        (("--prompts", "missing.jsonl"), "missing.jsonl"),
+        (("--sweep", "W=1,2"), "--sweep"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_loaded(
-    run: Run,
-    monkeypatch: pytest.MonkeyPatch,
-    options: dict[str, Any],
-    kind: type[Exception],
-    message: str,
+def test_mistakes_are_told_before_a_model_is_loaded(
+    lade: Lade, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], named: str
 ) -> None:
     monkeypatch.setattr(launch, "open_session", None)
-    with pytest.raises(kind) as found:
-        run(**options)
-    assert str(found.value) == message
+    found = lade("verify", *arguments)
+    assert (found.code, found.out) == (2, "")
+    assert named in found.err
+    assert found.err.count("\n") == 1
 
 
-def rows(path: Path, *lengths: int) -> str:
-    lines = [
-        json.dumps({"id": f"row-{number}", "prompt": "word " * length})
-        for number, length in enumerate(lengths, start=1)
-    ]
-    path.write_text("\n".join(lines), encoding="utf-8")
-    return str(path)
+def test_prompts_that_are_too_long_are_skipped(lade: Lade, tmp_path: Path) -> None:
+    prompts = prompt_file(
+        tmp_path / "rows.jsonl", ("word " * 500,), ("a word",), ("a", "word " * 500)
+    )
+    options = ("-q", "--raw", "-n", "16", "--max-context", "100", "--prompts", prompts)
+    found = lade("verify", *options, "--json")
+    read = json.loads(found.out)
+    assert found.code == 0
+    assert [each["row"] for each in read["skipped"]] == ["row-1", "row-3"]
+    assert [each["row"] for each in read["answers"]] == ["row-2", "row-3"]
+    assert "skipped row-1: " in lade("verify", *options).out
 
 
-def test_prompts_that_are_too_long_are_counted(run: Run, tmp_path: Path) -> None:
-    prompts = rows(tmp_path / "rows.jsonl", 3, 500)
-    code, out = run(prompts=prompts, max_context=100, raw=True)
-    assert code == 0
-    assert re.search(r"^skipped row-2: .* tokens", out, re.MULTILINE)
-    assert "tokens of 1 answer\n" in out
-    prompts = rows(tmp_path / "long.jsonl", 400, 500)
-    with pytest.raises(UsageError, match=r"no prompt can be answered: row-1: .* tokens"):
-        run(prompts=prompts, max_context=100, raw=True)
-    with pytest.raises(UsageError, match=r"no prompt can be drawn from: row-1: .* tokens"):
-        run(prompts=prompts, max_context=100, raw=True, chi_square=10, temperature=1.0)
+@pytest.mark.parametrize("mode", [(), SAMPLING], ids=["compared", "sampled"])
+def test_without_a_prompt_that_fits_it_is_bad_input(
+    lade: Lade, tmp_path: Path, mode: tuple[str, ...]
+) -> None:
+    prompts = prompt_file(tmp_path / "rows.jsonl", ("word " * 500,))
+    found = lade("verify", "-q", "--raw", "--max-context", "100", "--prompts", prompts, *mode)
+    assert (found.code, found.out) == (2, "")
+    assert "row-1" in found.err
+    assert found.err.count("\n") == 1
 
 
-def test_without_memory_nothing_is_compared(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mode", [(), SAMPLING], ids=["compared", "sampled"])
+def test_without_memory_it_fails(
+    lade: Lade, monkeypatch: pytest.MonkeyPatch, mode: tuple[str, ...]
+) -> None:
     def starve(decoder: Decoder) -> None:
         def full(*_args: Any) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory")
@@ -216,69 +263,133 @@ def test_without_memory_nothing_is_compared(run: Run, monkeypatch: pytest.Monkey
         monkeypatch.setattr(decoder.runner, "run", full)
 
     after_loading(monkeypatch, starve)
-    code, out = run(limit=1)
-    assert code == 1
-    assert "memory did not suffice for an answer" in out
-    assert out.splitlines()[-1] == "nothing could be compared"
+    found = lade(*QUICK, *mode)
+    assert found.code == 1
+    assert "out of memory" in found.out + found.err
 
 
-def test_ctrl_c_keeps_what_was_compared(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    forwards, forward = 0, Runner.run
-
-    def pressed(*arguments: Any) -> Any:
-        nonlocal forwards
-        forwards += 1
-        if forwards == 70:
-            signal.raise_signal(signal.SIGINT)
-        return forward(*arguments)
-
-    monkeypatch.setattr(Runner, "run", pressed)
-    code, out = run(limit=4, strategy="autoregressive", ignore_eos=True)
-    assert code == 130
-    assert "stopped early: this is what was compared until then" in out
-    assert out.splitlines()[-1] == "equal: all 24 tokens of 1 answer"
+def test_ctrl_c_keeps_what_was_compared(lade: Lade, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupt_after(monkeypatch, 70)
+    found = lade(*QUICK, "--strategy", "autoregressive", "--ignore-eos")
+    assert found.code == 130
+    assert found.out.splitlines()[-1] == "equal: all 24 tokens of 1 answer"
 
 
-def test_ctrl_c_counts_the_answers_that_were_drawn(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+def test_ctrl_c_keeps_what_was_sampled(lade: Lade, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupt_after(monkeypatch, 90)
+    found = lade(*QUICK, "--chi-square", "2000", "-t", "1", "-n", "1", "--json")
+    read = json.loads(found.out)
+    assert found.code == 130
+    assert read["interrupted"] is True
+    sampled = read["chi_square"]
+    assert 50 < sampled["drawn"] < 100
+    assert sampled["plain"] == 0
+    assert {trial["against"] for trial in sampled["trials"]} == {"model"}
+
+
+@pytest.mark.parametrize("mode", [(), ("--chi-square", "5", "-t", "1")])
+def test_the_progress_bar_gets_full(
+    lade: Lade, monkeypatch: pytest.MonkeyPatch, mode: tuple[str, ...]
 ) -> None:
-    forwards, forward = 0, Runner.run
-
-    def pressed(*arguments: Any) -> Any:
-        nonlocal forwards
-        forwards += 1
-        if forwards == 30:
-            signal.raise_signal(signal.SIGINT)
-        return forward(*arguments)
-
-    monkeypatch.setattr(Runner, "run", pressed)
-    code, out = run(chi_square=2000, temperature=1.0, limit=1, max_new_tokens=1)
-    assert code == 130
-    assert re.search(
-        r"^answers: \d\d of lookahead and 0 of plain decoding to 1 prompt; 2,000 of each to every"
-        r" prompt were wanted; ",
-        out,
-        re.MULTILINE,
-    )
-    assert out.splitlines()[-1] == "nothing could be tested: more samples are needed"
-
-
-def test_a_bar_says_how_far_it_is(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Any] = []
+    totals, told = [], list[int]()
 
     @contextmanager
-    def bar(_terminal: Any, what: str, total: int) -> Iterator[Any]:
-        told.extend((what, total))
+    def bar(_terminal: Terminal, _what: str, total: int) -> Iterator[Callable[[int], None]]:
+        totals.append(total)
         yield told.append
 
     monkeypatch.setattr(Terminal, "bar", bar)
-    run()
-    what, total, *done = told
-    assert (what, total) == ("verifying", 2 * 2 * 24)
-    assert all(more >= 0 for more in done)
-    assert sum(done) == total
-    told.clear()
-    run(chi_square=60, temperature=1.0, limit=None, max_new_tokens=1)
-    what, total, *done = told
-    assert total == 2 * 60 * 3
-    assert sum(done) == total
+    assert lade(*QUICK, *mode).code in (0, 1)  # five samples are too few for a test
+    assert [sum(told)] == totals
+    assert min(told) >= 0
+
+
+DRAWN = ("verify", "-q", "--chi-square", "250", "-t", "0.8", "--top-k", "20", "--seed", "11")
+
+
+def too_willing(tree: TokenTree, choose: Choose) -> Verdict:
+    """A walk that accepts the first draft whatever was sampled."""
+
+    def chosen(row: int, path: Sequence[int]) -> int:
+        firsts = [t for t, parent in zip(tree.tokens, tree.parents, strict=True) if parent == ROOT]
+        return firsts[0] if row == 0 and firsts else choose(row, path)
+
+    return walk(tree, chosen)
+
+
+@pytest.mark.parametrize("faulty", [False, True])
+def test_the_distribution(lade: Lade, monkeypatch: pytest.MonkeyPatch, faulty: bool) -> None:
+    if faulty:
+        monkeypatch.setattr(engine, "walk", too_willing)
+    sources = ("--sources", "context,recycled", "--budget", "16")
+    found = lade(*DRAWN, "--limit", "1", "-n", "3", *sources, "--json")
+    read = json.loads(found.out)
+    sampled = read["chi_square"]
+    assert found.code == int(faulty)
+    assert read["passed"] is not faulty
+    assert (sampled["drawn"], sampled["plain"], sampled["level"]) == (250, 250, 0.01)
+    assert sampled["sampling"] == {"temperature": 0.8, "top_k": 20, "seed": 11}
+    trials = sampled["trials"]
+    assert any(trial["prefix"] for trial in trials), "no prefix was frequent enough"
+    failed = {trial["against"] for trial in trials if trial["corrected"] < sampled["level"]}
+    assert failed == ({"model", "plain"} if faulty else set())
+    assert set(trials[0]) == {
+        *("against", "row", "position", "prefix", "samples", "cells"),
+        *("statistic", "p", "corrected"),
+    }
+
+
+def test_the_distribution_in_words(lade: Lade) -> None:
+    found = lade("verify", "-q", "--chi-square", "60", "-t", "1", "--seed", "5", "-n", "1")
+    assert found.code == 0
+    assert "3 prompts" in found.out
+    assert found.out.splitlines()[-1].startswith("no difference found in ")
+
+
+def counts_of(numbers: Sequence[int]) -> Counter[int]:
+    return Counter(dict(enumerate(numbers)))
+
+
+@pytest.mark.parametrize(
+    ("counts", "probabilities", "cells", "low"),
+    [
+        ([50, 30, 20], [0.5, 0.3, 0.2], 3, False),
+        ([80, 10, 10], [0.5, 0.3, 0.2], 3, True),
+        # The rare ones together make a cell, or join the rarest of the others.
+        ([50, 30, 8, 8, 4], [0.5, 0.3, 0.1, 0.06, 0.04], 4, False),
+        ([50, 46, 2, 1, 1], [0.5, 0.46, 0.02, 0.01, 0.01], 2, False),
+        # What cannot be drawn counts too.
+        ([50, 10, 0, 40], [0.5, 0.3, 0.2, 0.0], 3, True),
+    ],
+)
+def test_counts_against_probabilities(
+    counts: list[int], probabilities: list[float], cells: int, low: bool
+) -> None:
+    found = chi_square.probability_test(counts_of(counts), np.array(probabilities))
+    assert found is not None
+    assert found[0] == cells
+    assert (found[2] < chi_square.LEVEL) is low
+
+
+@pytest.mark.parametrize(("theirs", "low"), [([48, 33, 19], False), ([20, 30, 50], True)])
+def test_counts_against_counts(theirs: list[int], low: bool) -> None:
+    found = chi_square.count_test(counts_of([50, 30, 20]), counts_of(theirs))
+    assert found is not None
+    assert found[0] == 3
+    assert (found[2] < chi_square.LEVEL) is low
+
+
+def test_few_samples_make_no_test() -> None:
+    assert chi_square.probability_test(counts_of([3, 2]), np.array([0.5, 0.5])) is None
+    assert chi_square.probability_test(counts_of([100]), np.array([1.0, 0.0])) is None
+    assert chi_square.count_test(counts_of([3, 2]), counts_of([2, 3])) is None
+    assert chi_square.count_test(counts_of([50]), Counter()) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [([0.01, 0.04, 0.03], [0.03, 0.06, 0.06]), ([0.5, 0.9], [1.0, 1.0]), ([0.001], [0.001])],
+)
+def test_correction_for_many_tests(given: list[float], expected: list[float]) -> None:
+    trials = [chi_square.Trial("plain", "row", 1, (), 100, 3, 1.0, p) for p in given]
+    assert [trial.corrected for trial in chi_square.holm(trials)] == pytest.approx(expected)

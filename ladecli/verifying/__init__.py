@@ -1,1 +1,0 @@
-"""Is the text the same?  Answers against plain decoding's, and what explains a difference."""
