@@ -16,9 +16,8 @@ from ..errors import INTERRUPTED, LadeError, UsageError, told
 from ..events import Ended
 from ..terminal import Terminal, ctrl_c
 from . import methods, report
-from .dialogue import Dialogue, passages
+from .dialogue import Dialogue, Task, passages
 from .facts import command_line, described_sampling, machine_of, model_of
-from .measure import PROMPT, Measured, Measurement, Stopped, Task
 from .result import PLAIN, Ceiling, Conditions, Result, Skipped, to_json
 from .runners import CompiledStockRunner, runner
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from ..session import Session
     from ..settings import BenchRequest
     from ..suites import Suite
+    from .measure import Measured
 
 PASSAGES = 3
 """Of every length, in a sweep over contexts."""
@@ -140,6 +140,8 @@ class Benchmark:
         Raises:
             LadeError: nothing could be measured.
         """
+        from .measure import PROMPT, Measurement  # and with it torch, which is loaded by now
+
         runners = [
             runner(method, self._session, settings, lambda: max(t.room for t in self._tasks))
             for method, settings in self._methods.chosen
@@ -202,6 +204,8 @@ class Benchmark:
             Stopped: it was cancelled.
             LadeError: there is no memory for it.
         """
+        from .measure import Stopped
+
         settings = self._methods.chosen[0][1]
         plain = dataclasses.replace(settings, strategy=PLAIN, max_new_tokens=1)
         for event in self._session.stream(prompt, plain, cancelled):

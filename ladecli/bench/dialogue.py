@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from ..conversation import Conversation
 from ..decoder.errors import PromptError
@@ -147,6 +147,10 @@ class Passage:
     def hold(self, answer: Callable[[int, list[int]], str]) -> None:
         """The only turn; `answer` as for `Dialogue.hold`."""
         answer(1, self._ids)
+
+
+Task: TypeAlias = Dialogue | Passage
+"""What every method is asked in turn."""
 
 
 def passages(session: Session, lengths: Sequence[int], each: int, new_tokens: int) -> list[Passage]:

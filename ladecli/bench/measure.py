@@ -12,13 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from statistics import fmean
-from typing import TypeAlias
 
 from ..device import Device, peak_memory, watch_peak
 from ..errors import told
 from ..profiles.derive import work
 from ..shape import ModelShape
-from .dialogue import Dialogue, Passage
+from .dialogue import Task
 from .result import Failure, Run, Skipped, TimeSpent
 from .runners import TRIES, Answer, Runner
 
@@ -28,8 +27,6 @@ PROMPT = 256
 """Tokens of a prompt to warm up with."""
 MOST_FAILURES = 2
 """A method that fails on this many rows in succession is not tried again."""
-
-Task: TypeAlias = Dialogue | Passage
 
 
 class Stopped(Exception):

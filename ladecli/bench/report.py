@@ -425,7 +425,8 @@ def _facts(result: Result) -> Iterator[tuple[str, str]]:
     yield "attention", ": ".join(filter(None, (model.attention, result.attention_why)))
     graphs = "CUDA graphs of compiled steps" if model.compiled else "CUDA graphs"
     yield "steps", graphs if model.captured else ""
-    yield "prompts", f"{asked.prompts}: {counted(asked.rows, 'row')}, {asked.repeat} times each"
+    repeats = "once" if asked.repeat == 1 else f"{asked.repeat} times"
+    yield "prompts", f"{asked.prompts}: {counted(asked.rows, 'row')}, each {repeats}"
     ends = ", after end tokens too" if asked.ignore_eos else ""
     template = "with" if asked.template else "without"
     yield (
