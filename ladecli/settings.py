@@ -147,6 +147,8 @@ class Request:
             )
         if self.cuda_graphs and re.match(r"cpu|mps", self.device):
             raise UsageError(f"cuda-graphs need a CUDA GPU, and device is {self.device}")
+        if self.attention == "triton" and not self.kernels:
+            raise UsageError("attention triton is a Triton kernel; leave it or no-kernels out")
         if self.compile and self.cuda_graphs is False:
             raise UsageError("only CUDA graphs are compiled; leave compile or no-cuda-graphs out")
         if self.parallel is not None and self.parallel < 1:

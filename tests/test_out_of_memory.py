@@ -34,6 +34,8 @@ from .test_chat import QUESTIONS, Script, said
 OUT = r"out of memory after \d+ tokens of context; a smaller --max-context, --quantize 4bit or a"
 SQUEEZED = r"out of memory: steps have at most [1-5] tokens? now; a smaller --budget avoids this"
 OPTIONS = ("generate", "-p", "def ", "-n", "40", "--ignore-eos", "--budget", "16", "-W", "2")
+# The window is in every step, whatever that costs.
+OPTIONS += ("--sources", "trajectory")
 
 Lade = Callable[..., tuple[int, str, str]]
 

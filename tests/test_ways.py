@@ -62,6 +62,7 @@ def test_graphs_that_cannot_be_are_refused(origin: str | None, end: str) -> None
     [
         ({"device": "cpu"}, "cuda-graphs need a CUDA GPU, and device is cpu"),
         ({"parallel_mode": "tensor"}, "cuda-graphs do not go together with parallel-mode tensor"),
+        ({"attention": "triton", "kernels": False}, "attention triton is a Triton kernel; leave"),
     ],
 )
 def test_what_is_refused_before_a_device_is_looked_for(options: dict[str, Any], line: str) -> None:

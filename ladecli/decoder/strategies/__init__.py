@@ -1,7 +1,6 @@
 """Strategies propose drafts and observe what became of them.
 
-They never touch the cache, the tokenizer or the screen.  `Autoregressive` proposes nothing: it is
-plain decoding, and what every other strategy is tested against.
+They never touch the cache, the tokenizer or the screen.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 from ..config import STRATEGIES, LookaheadConfig
 from ..drafting.memory import DraftMemory
 from ..errors import ConfigError
-from .autoregressive import Autoregressive
 from .base import Strategy
 from .jacobi import Jacobi
 from .lookahead import Lookahead
@@ -35,7 +33,7 @@ def make_strategy(
         case "lookahead":
             return Lookahead(config, memory)
         case "autoregressive":
-            return Autoregressive()
+            return Strategy()
         case "jacobi":
             return Jacobi(config)
         case "prompt-lookup":

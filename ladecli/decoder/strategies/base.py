@@ -1,30 +1,31 @@
-"""What a strategy must do."""
+"""What a strategy is; the base class is plain decoding."""
 
 from __future__ import annotations
-
-from typing import Protocol
 
 from ..layout import Draft
 from ..observation import Observation, State
 
 
-class Strategy(Protocol):
-    """Proposes a draft for each step and observes what the model made of it."""
+class Strategy:
+    """Proposes a draft for each step and observes what the model made of it.
 
-    @property
-    def name(self) -> str:
-        """As on the command line."""
+    This one proposes nothing: one token per step, the oracle of all other strategies.
 
-    @property
-    def max_outputs(self) -> int:
-        """The most outputs of a step, the current token's included; of one rank, if several."""
+    Attributes:
+        name: as on the command line.
+        max_outputs: the most outputs of a step, the current token's included; of one rank, if
+            there are several.
+        max_successors: the most successors of an output that a draft asks for.
+    """
 
-    @property
-    def max_successors(self) -> int:
-        """The most successors of an output that a draft asks for."""
+    name = "autoregressive"
+    max_outputs = 1
+    max_successors = 0
 
     def fingerprint(self) -> int:
-        """A signed 32-bit integer that differs, in all likelihood, where drafts will differ."""
+        """A signed 32-bit integer that differs, in all likelihood, where drafts will differ
+        although the text is the same."""
+        return 0
 
     def begin(self, state: State) -> None:
         """A generation starts; `state` holds the prompt."""
@@ -35,6 +36,7 @@ class Strategy(Protocol):
         If memory does not suffice for it, this is called again with a smaller `widest`, and the
         first draft is never observed.
         """
+        return Draft()
 
     def observe(self, state: State, observation: Observation) -> None:
         """A step is over; `state` holds the tokens that it committed."""

@@ -12,9 +12,10 @@ from ..config import LookaheadConfig
 from ..layout import Draft
 from ..observation import Observation, State, checksum
 from ..tree import TokenTree
+from .base import Strategy
 
 
-class Jacobi:
+class Jacobi(Strategy):
     """One chain of W guesses after the current token, iterated in parallel.
 
     Args:
@@ -22,7 +23,6 @@ class Jacobi:
     """
 
     name = "jacobi"
-    max_successors = 0
 
     def __init__(self, config: LookaheadConfig) -> None:
         self._length = config.window

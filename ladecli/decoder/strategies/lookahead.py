@@ -23,6 +23,7 @@ from ..observation import Observation, State
 from ..step_cost import CostCurve, StepCost, fitting
 from ..tree import TokenTree
 from ..window import LookaheadWindow, WindowBlock
+from .base import Strategy
 
 PLAIN_STEPS_PER_LOOK = 4
 """One of this many plain steps asks for successors: ranking logits costs time, too."""
@@ -106,7 +107,7 @@ class ModelDrafter:
             source.learn(observation, ngrams)
 
 
-class Lookahead:
+class Lookahead(Strategy):
     """A window, and a drafter that learns from it.
 
     Args:
@@ -132,19 +133,11 @@ class Lookahead:
             self._drafter = ModelDrafter(config, self._memory)
             self._adaptive = AdaptiveWindow(config.window)
             self._step_cost, self._budget = config.step_cost, self._memory.budget
+        # While the window has one row, the current token has two outputs.
+        self.max_outputs = config.step_limit + 1
+        self.max_successors = self._drafter.max_successors
         self._curve = NO_ROOM
         self._plain_steps = 0
-
-    @property
-    def max_outputs(self) -> int:
-        """The most outputs of a step."""
-        # While the window has one row, the current token has two outputs.
-        return self._config.step_limit + 1
-
-    @property
-    def max_successors(self) -> int:
-        """The most successors of an output that a draft asks for."""
-        return self._drafter.max_successors
 
     def fingerprint(self) -> int:
         """Of the memory."""

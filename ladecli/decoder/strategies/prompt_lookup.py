@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from ..config import LookaheadConfig
 from ..layout import Draft
-from ..observation import Observation, State
+from ..observation import State
 from ..tree import TokenTree
+from .base import Strategy
 
 LONGEST_MATCH = 3
 DRAFT_LENGTH = 10
@@ -40,7 +41,7 @@ class SuffixIndex:
         return None
 
 
-class PromptLookup:
+class PromptLookup(Strategy):
     """Drafts the continuation of the longest suffix that occurred before.
 
     Args:
@@ -48,16 +49,11 @@ class PromptLookup:
     """
 
     name = "prompt-lookup"
-    max_successors = 0
 
     def __init__(self, config: LookaheadConfig) -> None:
         self._length = DRAFT_LENGTH if config.budget is None else config.budget - 1
         self._index = SuffixIndex()
         self.max_outputs = 1 + self._length
-
-    def fingerprint(self) -> int:
-        """Drafts depend on the text alone, which is compared itself."""
-        return 0
 
     def begin(self, state: State) -> None:
         """Start with an empty index, which `propose` fills."""
@@ -70,6 +66,3 @@ class PromptLookup:
             limit = min(self._length, state.draft_depth)
             tree.add(state.tokens[end : end + limit], "context", limit)
         return Draft(tree)
-
-    def observe(self, state: State, observation: Observation) -> None:
-        """`propose` reads the text."""
