@@ -225,7 +225,6 @@ def bench(
     repeat: opt.Repeat = 3,
     limit: opt.Limit = None,
     sweep: opt.Sweep = None,
-    resume: opt.Resume = False,
     system: opt.System = None,
     raw: opt.RawPrompts = False,
     max_new_tokens: opt.AnswerTokens = None,

@@ -428,9 +428,6 @@ ChiSquare = Annotated[
         help="Draw so many answers, and test whether they are distributed as plain sampling's.",
     ),
 ]
-Resume = Annotated[
-    bool, measuring("--resume", envvar=None, help="Go on where the same call was stopped.")
-]
 RawPrompts = Annotated[
     bool, prompting("--raw", envvar=None, help="No chat template: prompts as they are.")
 ]
@@ -440,7 +437,7 @@ Report = Annotated[
         "--report",
         metavar="FILE",
         envvar=None,
-        help="Write a page (.html), text (.md), picture (.svg) or figures (.json) there, too.",
+        help="Write a page (.html), text (.md) or figures (.json) there, too.",
     ),
 ]
 FailOnSlower = Annotated[

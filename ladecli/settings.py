@@ -319,15 +319,13 @@ class BenchRequest(MeasureRequest):
         sweep: axes with their values, as typed.
         strategies: a comma list of contenders.
         repeat: times that every row is measured.
-        report: files to write: .html, .md, .svg or .json.
-        resume: go on where the same call was stopped.
+        report: files to write: .html, .md or .json.
     """
 
     sweep: list[str] | None = None
     strategies: str | None = None
     repeat: int = 3
     report: list[str] | None = None
-    resume: bool = False
 
     def _check(self) -> None:
         MeasureRequest._check(self)

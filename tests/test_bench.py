@@ -1,24 +1,20 @@
-"""`lade bench` as people use it: suites, reports, failures, Ctrl-C and --resume, bad input."""
+"""`lade bench` at the command line: methods, sweeps, reports, failures, Ctrl-C, bad input."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ladecli.bench import contenders, record
-from ladecli.bench.contenders import DEFAULT, Own
-from ladecli.bench.result import SCHEMA
+from ladecli.bench.methods import DEFAULT
+from ladecli.bench.result import SCHEMA, read
+from ladecli.bench.runners import OwnRunner
 from ladecli.errors import LadeError
 
-from . import forked
 from .compiling import Compiler
 
 QUICK = ("-n", "12", "--repeat", "1", "--raw", "--ignore-eos")
@@ -61,7 +57,7 @@ def test_all_strategies_side_by_side(lade: Any, model_folder: str, prompts: Path
     assert all(run["steps"] == 12 and run["fed"] == 11 for run in plain)
     spent = {each["contender"]: each["seconds"] for each in found["time_spent"]}
     assert spent.keys() == {"autoregressive", "jacobi", "prompt-lookup", "paper", "lookahead"}
-    assert spent["lookahead"].keys() == {"draft", "forward", "verify", "learn", "view"}
+    assert spent["lookahead"].keys() == {"draft", "forward", "verify", "learn", "text"}
     assert found["ceiling"]["bandwidth"] > 0
 
 
@@ -74,7 +70,7 @@ def test_compiled_steps_of_transformers_beside_ours(
     done = lade("bench", model_folder, "--prompts", str(prompts), *QUICK, *chosen, *reports)
     assert done.code == 0
     assert done.err.startswith("lade: compiling the steps of hf-compiled, which can take minutes")
-    found = record.read(figures)
+    found = read(figures)
     assert [len(found.runs_of(c.name)) for c in found.contenders] == [4, 4, 4, 4]
     for row, turn in {(run.row, run.turn) for run in found.runs}:
         same = {run.digest for run in found.runs if (run.row, run.turn) == (row, turn)}
@@ -87,25 +83,8 @@ def test_compiled_steps_of_transformers_beside_ours(
     assert "for transformers' steps, in no figure" in page.read_text(encoding="utf-8")
 
 
-def test_what_cannot_be_compiled_is_told_before_anything_is_measured(
-    lade: Any, model_folder: str, prompts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("No working C++ compiler found\nat all")
-
-    monkeypatch.setattr("torch.compile", broken)
-    monkeypatch.setattr(Own, "answer", lambda *_: pytest.fail("something was measured"))
-    chosen = ("--strategies", "autoregressive,hf-compiled")
-    done = lade("bench", model_folder, "--prompts", str(prompts), *QUICK, *chosen)
-    assert (done.code, done.out) == (1, "")
-    assert done.err.splitlines()[-1] == (
-        "lade: hf-compiled cannot be measured: RuntimeError: No working C++ compiler found; leave"
-        " it out of --strategies"
-    )
-
-
 def test_a_table_and_reports(lade: Any, model_folder: str, prompts: Path, tmp_path: Path) -> None:
-    files = [tmp_path / f"r.{kind}" for kind in ("html", "md", "svg", "json")]
+    files = [tmp_path / f"r.{kind}" for kind in ("html", "md", "json")]
     flags = [word for file in files for word in ("--report", str(file))]
     chosen = ("--strategies", "autoregressive,lookahead")
     done = lade("bench", model_folder, "--prompts", str(prompts), *QUICK, *chosen, *flags)
@@ -116,10 +95,10 @@ def test_a_table_and_reports(lade: Any, model_folder: str, prompts: Path, tmp_pa
     for file in files:
         assert f"written to {file}" in done.err
         assert file.stat().st_size > 1000
-    assert record.read(files[3]).conditions.rows == 3
+    assert read(files[2]).conditions.rows == 3
 
 
-def test_prompts_that_are_too_long_are_counted(
+def test_prompts_that_are_too_long_are_left_out(
     lade: Any, model_folder: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "mixed.jsonl"
@@ -138,17 +117,17 @@ def test_prompts_that_are_too_long_are_counted(
     assert reasons["later"].startswith("turn 2: the prompt has 1,230 tokens, which ")
 
 
-def test_a_contender_that_breaks_does_not_lose_the_others(
+def test_a_method_that_fails_does_not_cost_the_others(
     lade: Any, model_folder: str, prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = Own.answer
+    whole = OwnRunner.answer
 
-    def broken(self: Own, prompt: list[int], cancelled: Any) -> Any:
-        if self.contender.name == "jacobi":
+    def broken(self: OwnRunner, prompt: list[int], cancelled: Any) -> Any:
+        if self.method.name == "jacobi":
             raise RuntimeError("shape mismatch\nin some kernel")
         return whole(self, prompt, cancelled)
 
-    monkeypatch.setattr(Own, "answer", broken)
+    monkeypatch.setattr(OwnRunner, "answer", broken)
     flags = ("--strategies", "autoregressive,jacobi,lookahead")
     done = lade("bench", model_folder, "--prompts", str(prompts), *QUICK, *flags, "--json")
     assert done.code == 1
@@ -161,13 +140,13 @@ def test_a_contender_that_breaks_does_not_lose_the_others(
     assert "shape mismatch" in done.out
 
 
-def test_where_everything_breaks_it_says_so(
+def test_where_everything_fails_it_says_so(
     lade: Any, model_folder: str, prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any) -> Any:
         raise LadeError("out of memory after 3 tokens of the answer")
 
-    monkeypatch.setattr(Own, "answer", broken)
+    monkeypatch.setattr(OwnRunner, "answer", broken)
     flags = ("--strategies", "autoregressive,lookahead")
     done = lade("bench", model_folder, "--prompts", str(prompts), *QUICK, *flags)
     assert done.code == 1
@@ -189,7 +168,7 @@ def test_a_grid_of_settings(lade: Any, model_folder: str, prompts: Path) -> None
     assert found["conditions"]["sweep"] == {"W": ["3", "5"], "N": ["3", "4"], "G": ["W"]}
 
 
-def test_cells_that_cannot_be_are_told_and_the_others_run(
+def test_invalid_cells_are_reported_and_the_others_run(
     lade: Any, model_folder: str, prompts: Path
 ) -> None:
     sweep = ("--sweep", "budget=8,64 W=15", "-N", "5")
@@ -224,7 +203,7 @@ def test_lengths_can_be_swept_also_beyond_the_models_own(lade: Any, model_folder
     assert len(digests) == 2  # the text means nothing, and is the same for all
 
 
-def test_sampling_is_the_same_for_all_of_ours(lade: Any, model_folder: str, prompts: Path) -> None:
+def test_our_methods_sample_the_same_texts(lade: Any, model_folder: str, prompts: Path) -> None:
     flags = ("--strategies", "autoregressive,lookahead,hf", "-t", "0.9")
     done = lade("bench", model_folder, "--prompts", str(prompts), *QUICK, *flags, "--json")
     found = json.loads(done.out)
@@ -234,177 +213,6 @@ def test_sampling_is_the_same_for_all_of_ours(lade: Any, model_folder: str, prom
         for name in ("autoregressive", "lookahead")
     }
     assert sorted(said["autoregressive"]) == sorted(said["lookahead"])
-
-
-def rounds_kept() -> int:
-    """How many finished rounds lie in the cache."""
-    folder = Path(os.environ["XDG_CACHE_HOME"]) / "lade" / "bench"
-    return sum(f.read_text(encoding="utf-8").count("\n") for f in folder.glob("*.jsonl"))
-
-
-def stopped_after(rounds: int, command: list[str]) -> subprocess.CompletedProcess[str]:
-    """A benchmark that gets Ctrl-C after so many rounds."""
-    program = forked.Program(*command)
-    deadline = time.monotonic() + 60
-    while rounds_kept() < rounds and time.monotonic() < deadline:
-        time.sleep(0.05)
-    os.kill(program.pid, signal.SIGINT)
-    return program.ended()
-
-
-def test_ctrl_c_keeps_what_was_measured(model_folder: str, prompts: Path, tmp_path: Path) -> None:
-    report = tmp_path / "half.json"
-    command = ["bench", model_folder, "--prompts", str(prompts)]
-    command += ["--raw", "--ignore-eos", "-n", "40", "--repeat", "500"]
-    command += ["--strategies", "autoregressive,lookahead", "--report", str(report)]
-    done = stopped_after(4, command)
-    assert done.returncode == 130
-    assert "the same command with --resume goes on" in done.stderr
-    assert "plain decoding" in done.stdout
-    half = record.read(report)
-    assert half.interrupted
-    assert len(half.runs) >= 8
-    kept = rounds_kept()
-    done = stopped_after(kept + 2, [*command, "--resume"])
-    assert done.returncode == 130
-    assert f"lade: going on with round {kept + 1} of " in done.stderr
-    more = record.read(report)
-    assert more.runs[: len(half.runs) // 8 * 8] == half.runs[: len(half.runs) // 8 * 8]
-    assert len(more.runs) > len(half.runs)
-
-
-def journal_of(lade: Any, *arguments: str) -> str:
-    """The name of the journal that a call keeps while it runs."""
-    from ladecli.bench import journal
-
-    folder, kept = journal._folder(), list[str]()
-    whole = journal.Journal.end
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            journal.Journal,
-            "end",
-            lambda self: (kept.extend(f.name for f in folder.glob("*.jsonl")), whole(self)),
-        )
-        assert lade("bench", *arguments).code == 0
-    (name,) = kept
-    return name
-
-
-def test_only_the_same_measurement_goes_on(
-    lade: Any, model_folder: str, prompts: Path, tmp_path: Path
-) -> None:
-    base = (model_folder, *QUICK, "--strategies", "autoregressive")
-    first = journal_of(lade, *base, "--prompts", str(prompts))
-    assert journal_of(lade, *base, "--prompts", str(prompts), "--json", "-q") == first
-    sampled = journal_of(lade, *base, "--prompts", str(prompts), "-t", "0.7")
-    assert journal_of(lade, *base, "--prompts", str(prompts), "-t", "0.7") == sampled
-    edited = tmp_path / "other" / "few.jsonl"
-    edited.parent.mkdir()
-    # Only the second turn of a conversation says something else.
-    edited.write_text(prompts.read_text(encoding="utf-8").replace("Say it again", "And again"))
-    others = [
-        journal_of(lade, *base, "--prompts", str(edited)),
-        journal_of(lade, *base, "--prompts", str(prompts), "--limit", "2"),
-        journal_of(lade, *base, "--prompts", str(prompts), "-n", "11"),
-        journal_of(lade, model_folder, *QUICK, "--strategies", "jacobi", "--prompts", str(prompts)),
-    ]
-    assert len({first, sampled, *others}) == 6
-
-
-def test_a_report_that_cannot_be_made_does_not_cost_the_table(
-    lade: Any, model_folder: str, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from ladecli.bench import report
-
-    def broken(*_: Any) -> Any:
-        raise ZeroDivisionError("no ink")
-
-    monkeypatch.setattr(report, "write", broken)
-    flags = ("--strategies", "autoregressive,lookahead", "--prompts", str(prompts))
-    page = tmp_path / "r.html"
-    done = lade("bench", model_folder, *QUICK, *flags, "--report", str(page), "--json")
-    assert done.code == 1
-    assert json.loads(done.out)["runs"]
-    assert f"--report {page} cannot be made: ZeroDivisionError: no ink" in done.err
-
-
-def stopping_behind(count: int) -> Callable[..., Any]:
-    """What stands for `Own.answer`, and behind so many answers breaks off."""
-    whole, asked = Own.answer, list[object]()
-
-    def answer(own: Own, prompt: list[int], cancelled: Any) -> Any:
-        asked.append(prompt)
-        return whole(own, prompt, (lambda: True) if len(asked) > count else cancelled)
-
-    return answer
-
-
-def test_stopped_before_one_whole_round_it_promises_nothing(
-    lade: Any, model_folder: str, prompts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Own, "answer", stopping_behind(3))
-    flags = ("--strategies", "autoregressive,lookahead", "--prompts", str(prompts))
-    done = lade("bench", model_folder, *QUICK, *flags, "--json")
-    assert done.code == 130
-    assert json.loads(done.out)["interrupted"] is True
-    assert "so --resume would start anew" in done.err
-
-
-def test_what_is_resumed_is_counted_once_and_belongs_to_it(
-    lade: Any, model_folder: str, prompts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flags = ("--strategies", "autoregressive", "--prompts", str(prompts), "--json")
-    with monkeypatch.context() as patch:
-        patch.setattr(Own, "answer", stopping_behind(3))
-        done = lade("bench", model_folder, *QUICK, *flags)
-    assert done.err.endswith("stopped early; the same command with --resume goes on\n")
-    (path,) = (Path(os.environ["XDG_CACHE_HOME"]) / "lade" / "bench").glob("*.jsonl")
-    (*before, last) = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    strange = last.replace('"repeat":1', '"repeat":2')
-    path.write_text("".join((*before, last, last, strange)), encoding="utf-8")
-    done = lade("bench", model_folder, *QUICK, *flags, "--resume")
-    assert done.code == 0
-    assert f"going on with round {len(before) + 2} of 3; the others are kept" in done.err
-    runs = json.loads(done.out)["runs"]
-    assert sorted((run["row"], run["turn"], run["repeat"]) for run in runs) == [
-        ("one", 1, 1), ("talk", 1, 1), ("talk", 2, 1), ("two", 1, 1),
-    ]  # fmt: skip
-
-
-def test_of_two_at_once_the_later_one_promises_nothing(
-    lade: Any, model_folder: str, prompts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flags = ("bench", model_folder, *QUICK, "--strategies", "autoregressive")
-    flags += ("--prompts", str(prompts))
-    whole, inner = Own.answer, list[Any]()
-
-    def meanwhile(self: Own, prompt: list[int], cancelled: Any) -> Any:
-        if not inner:
-            inner.append(None)
-            monkeypatch.setattr(Own, "answer", stopping_behind(3))
-            inner[0] = lade(*flags)
-            monkeypatch.setattr(Own, "answer", whole)
-        return whole(self, prompt, cancelled)
-
-    def stopped(self: Own, prompt: list[int], cancelled: Any) -> Any:
-        inner.append(prompt)
-        return whole(self, prompt, (lambda: True) if len(inner) > 4 else cancelled)
-
-    monkeypatch.setattr(Own, "answer", meanwhile)
-    assert lade(*flags).code == 0
-    later = inner[0]
-    assert later.code == 130
-    assert "kept for --resume: another process is at work on the same benchmark" in later.err
-    assert later.err.endswith("stopped early; nothing of it is kept for --resume\n")
-
-
-def test_a_finished_benchmark_leaves_nothing_to_resume(
-    lade: Any, model_folder: str, prompts: Path
-) -> None:
-    flags = (*QUICK, "--strategies", "autoregressive", "--prompts", str(prompts))
-    assert lade("bench", model_folder, *flags).code == 0
-    done = lade("bench", model_folder, *flags, "--resume")
-    assert "there is nothing to resume; this starts anew" in done.err
 
 
 @pytest.mark.parametrize(
@@ -420,7 +228,7 @@ def test_a_finished_benchmark_leaves_nothing_to_resume(
         (("--limit", "0"), "limit must be at least 1, not 0"),
         (("--prompts", "nowhere.jsonl"), "there is no prompt file nowhere.jsonl"),
         (("--prompts", "mtbench"), "did you mean mt-bench?"),
-        (("--report", "x.pdf"), ".html, .md, .svg"),
+        (("--report", "x.pdf"), ".html, .md or .json"),
         (("--sweep", "W=x"), "--sweep W=x: needs a number from 1 on, or the name of another axis"),
         (("--sweep", "G=W"), "--sweep G=W: the sweep has no other axis W"),
         (("--sweep", "W=G G=W"), "--sweep W=G: G must have numbers then"),
@@ -466,5 +274,25 @@ def test_the_word_compare_is_a_command(lade: Any) -> None:
     assert "nowhere.json cannot be read: No such file or directory" in done.err
 
 
-def test_every_strategy_has_a_place() -> None:
-    assert set(contenders.named(None)) == set(DEFAULT)
+def test_ctrl_c_keeps_what_was_measured(
+    lade: Any, model_folder: str, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, asked = OwnRunner.answer, list[object]()
+
+    def answer(self: OwnRunner, prompt: list[int], cancelled: Any) -> Any:
+        asked.append(prompt)
+        if len(asked) == 6:
+            os.kill(os.getpid(), signal.SIGINT)
+        return whole(self, prompt, cancelled)
+
+    monkeypatch.setattr(OwnRunner, "answer", answer)
+    report = tmp_path / "half.json"
+    flags = ("--strategies", "autoregressive,lookahead", "--report", str(report))
+    done = lade("bench", model_folder, "--prompts", str(prompts), *QUICK, *flags)
+    assert done.code == 130
+    assert "stopped early" in done.err
+    assert "Interrupted" in done.out
+    half = read(report)
+    assert half.interrupted
+    # Two answers were the warm-up, and the last one was broken off.
+    assert len(half.runs) == 3

@@ -1,34 +1,46 @@
-"""`lade bench`: contenders side by side on this machine, and what it means."""
+"""`lade bench`: load, measure, show, write reports."""
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import launch, suites
-from ..errors import INTERRUPTED, LadeError, told
+from .. import launch, suites, ways
+from ..decoder.config import SamplingConfig
+from ..decoder.errors import PromptError
+from ..errors import INTERRUPTED, LadeError, UsageError, told
+from ..events import Ended
 from ..terminal import Terminal, ctrl_c
-from . import lineup, record, report
+from . import methods, report
+from .dialogue import Dialogue, Task, passages
+from .facts import command_line, described_sampling, machine_of, model_of
+from .result import PLAIN, Ceiling, Conditions, Result, Skipped, to_json
+from .runners import CompiledStockRunner, runner
 
 if TYPE_CHECKING:
     from ..session import Session
     from ..settings import BenchRequest
     from ..suites import Suite
-    from .result import Result
+    from .measure import Measured
+
+PASSAGES = 3
+"""Of every length, in a sweep over contexts."""
 
 
 def run(request: BenchRequest) -> int:
     """Measure, show what was found, and write the reports.
 
     Returns:
-        The exit code: 0, 1 if a contender failed, 130 after Ctrl-C.
+        The exit code: 0, 1 if a method failed, 130 after Ctrl-C.
 
     Raises:
         LadeError, DecoderError: with a line for the user.
     """
-    swept = lineup.check(request)
+    swept = methods.check(request)
     paths = [Path(name).expanduser() for name in request.report or []]
     for path in paths:
         report.check(path)
@@ -38,51 +50,222 @@ def run(request: BenchRequest) -> int:
     if "context" not in swept:
         watched = not request.quiet and sys.stderr.isatty()
         suite = suites.load(request.prompts, offline=request.offline, progress=watched)
-    stretch = lineup.longest(swept, request.new_tokens)
+    stretch = methods.longest(swept, request.new_tokens)
     with launch.opened(request, terminal, stretch=stretch) as session:
-        return _measure(request, session, swept, suite, paths, terminal)
-
-
-def _measure(
-    request: BenchRequest,
-    session: Session,
-    swept: Mapping[str, tuple[str, ...]],
-    suite: Suite | None,
-    paths: Sequence[Path],
-    terminal: Terminal,
-) -> int:
-    """Measure with a model that is loaded, show and write what was found; the exit code."""
-    from .benchmark import Benchmark  # and with it torch, which is there by now
-
-    benchmark = Benchmark(request, session, swept, suite, terminal.say)
-    with ctrl_c() as cancelled, terminal.bar("measuring", benchmark.runs) as progress:
-        result = benchmark.measure(cancelled, progress)
-        stopped = cancelled()
-    if result is None:
-        terminal.say("stopped before anything was measured")
-        return INTERRUPTED
-    # Files first: whoever reads the table may have seen enough of it, and closed the pipe.
-    failures = [_written(result, path, terminal) for path in paths]
-    if request.json:
-        print(record.text(result))
-    else:
-        report.show(result, terminal.console(sys.stdout))
-    if failure := next(filter(None, failures), None):
-        raise failure
-    if result.interrupted or stopped:
-        terminal.say(f"stopped early; {benchmark.rest}")
-        return INTERRUPTED
-    benchmark.finish()
-    return LadeError.exit_code if any(failure.row for failure in result.failures) else 0
+        benchmark = Benchmark(request, session, swept, suite)
+        with ctrl_c() as cancelled, terminal.bar("measuring", benchmark.runs) as progress:
+            result = benchmark.measure(cancelled, progress, terminal.say)
+            stopped = cancelled()
+        if result is None:
+            terminal.say("stopped before anything was measured")
+            return INTERRUPTED
+        # Files first: the reader of the table may close the pipe.
+        failures = [_written(result, path, terminal) for path in paths]
+        if request.json:
+            print(to_json(result))
+        else:
+            report.show(result, terminal.console(sys.stdout))
+        if failure := next(filter(None, failures), None):
+            raise failure
+        if result.interrupted or stopped:
+            terminal.say("stopped early; what was measured until then is shown")
+            return INTERRUPTED
+        return LadeError.exit_code if any(failure.row for failure in result.failures) else 0
 
 
 def _written(result: Result, path: Path, terminal: Terminal) -> LadeError | None:
-    """Write a report; a failure waits until the table was shown."""
+    """Write a report; an error is returned, so that the table is shown before it."""
     try:
         report.write(result, path)
     except LadeError as error:
         return error
-    except Exception as error:  # whatever drew it: what was measured is still to be shown
+    except Exception as error:  # what was measured must be shown all the same
         return LadeError(f"--report {path} cannot be made: {told(error)}")
     terminal.say(f"written to {path}")
+    return None
+
+
+class Benchmark:
+    """One benchmark, its model loaded.
+
+    Args:
+        request: what was asked for.
+        session: the model at work.
+        swept: the axes of its sweep.
+        suite: prompts; None where contexts are swept.
+
+    Raises:
+        UsageError: no prompt can be measured, or no cell of the sweep can run.
+        ConfigError: settings contradict themselves.
+    """
+
+    def __init__(
+        self,
+        request: BenchRequest,
+        session: Session,
+        swept: Mapping[str, tuple[str, ...]],
+        suite: Suite | None,
+    ) -> None:
+        self._request = dataclasses.replace(request, max_new_tokens=request.new_tokens)
+        self._session = session
+        self._swept = swept
+        self._suite = suite
+        self._created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        self._choice = launch.choose_profile(request, session)
+        greedy = SamplingConfig(repetition_penalty=session.loaded.repetition_penalty)
+        self._methods = methods.choose(self._request, self._choice, greedy, swept)
+        self._tasks, self._skipped = self._usable()
+
+    @property
+    def runs(self) -> int:
+        """Conversations to be measured, over all methods and repeats."""
+        return len(self._methods.chosen) * len(self._tasks) * self._request.repeat
+
+    def measure(
+        self,
+        cancelled: Callable[[], bool],
+        progress: Callable[[int], None],
+        say: Callable[[str], None],
+    ) -> Result | None:
+        """Measure; after Ctrl-C, what is done makes a result, too.
+
+        Args:
+            cancelled: asked after every step.
+            progress: called with the number of runs that were done since the last call.
+            say: shows a line to the user.
+
+        Returns:
+            None if it was cancelled before anything was measured.
+
+        Raises:
+            LadeError: nothing could be measured.
+        """
+        from .measure import PROMPT, Measurement  # and with it torch, which is loaded by now
+
+        runners = [
+            runner(method, self._session, settings, lambda: max(t.room for t in self._tasks))
+            for method, settings in self._methods.chosen
+        ]
+        compiled = [each for each in runners if isinstance(each, CompiledStockRunner)]
+        for each in compiled:
+            say(
+                f"compiling the steps of {each.method.name}, which can take minutes;"
+                " Ctrl-C twice stops it at once"
+            )
+            each.prepare(self._tasks[0].first()[:PROMPT], cancelled)
+        measurement = Measurement(
+            runners,
+            self._session.loaded.device,
+            cancelled,
+            lambda prompt: self._read(prompt, cancelled),
+            progress,
+        )
+        measured = measurement.run(self._tasks, self._request.repeat)
+        if not measured.runs and measured.interrupted:
+            return None
+        if not measured.runs:
+            raise LadeError(f"nothing could be measured: {measured.failures[0].error}")
+        return self._result(measured, sum(each.steps.seconds for each in compiled))
+
+    def _usable(self) -> tuple[list[Task], list[Skipped]]:
+        """Prompts to be measured, and those that cannot be."""
+        tasks, skipped = list[Task](), list[Skipped]()
+        for task in self._offered():
+            if reason := _obstacle(task):
+                skipped.append(Skipped(task.id, reason))
+            else:
+                tasks.append(task)
+        if not tasks:
+            fix = "lower -n, raise --max-context, or give shorter --prompts"
+            if self._suite is None:
+                fix = "sweep a smaller context"
+            first = skipped[0]
+            raise UsageError(f"no prompt can be measured: {first.row}: {first.reason}; {fix}")
+        return tasks, skipped
+
+    def _offered(self) -> Sequence[Task]:
+        request, session = self._request, self._session
+        if self._suite is None:
+            lengths = [methods.tokens(value) for value in self._swept["context"]]
+            return passages(session, lengths, request.limit or PASSAGES, request.new_tokens)
+        return [
+            Dialogue(session, row, self._template, request.system, request.new_tokens)
+            for row in suites.some(self._suite.rows, request.limit)
+        ]
+
+    @property
+    def _template(self) -> bool:
+        return self._session.has_template and not self._request.raw
+
+    def _read(self, prompt: list[int], cancelled: Callable[[], bool]) -> None:
+        """Read a prompt, so that the keys of its text are in the cache.
+
+        Raises:
+            Stopped: it was cancelled.
+            LadeError: there is no memory for it.
+        """
+        from .measure import Stopped
+
+        settings = self._methods.chosen[0][1]
+        plain = dataclasses.replace(settings, strategy=PLAIN, max_new_tokens=1)
+        for event in self._session.stream(prompt, plain, cancelled):
+            if isinstance(event, Ended) and event.reason == "memory":
+                raise LadeError(f"out of memory in a prompt of {len(prompt):,} tokens")
+        if cancelled():
+            raise Stopped
+
+    def _result(self, measured: Measured, compile_seconds: float) -> Result:
+        from ..decoder.memory import attempt
+        from ..rates import measure_rates
+
+        loaded = self._session.loaded
+        chosen = tuple(method for method, _ in self._methods.chosen)
+        names = [method.name for method in chosen]
+        spent = measured.spent
+        rates = attempt(measure_rates, loaded.device, loaded.shape.compute) if spent else None
+        return Result(
+            created=self._created,
+            seconds=round(measured.seconds, 3),
+            overhead=round(measured.overhead, 5),
+            interrupted=measured.interrupted,
+            reference=PLAIN if PLAIN in names else names[0] if len(names) > 1 else None,
+            machine=machine_of(self._session),
+            model=model_of(self._session, self._request),
+            attention_why=ways.attention_of(self._request, loaded.device, loaded.part).why,
+            conditions=self._conditions(),
+            contenders=chosen,
+            runs=tuple(measured.runs),
+            skipped=(*self._skipped, *measured.skipped.values()),
+            failures=(*self._methods.refused, *measured.failures),
+            time_spent=tuple(
+                spent[name].summary(name, loaded.part) for name in names if name in spent
+            ),
+            ceiling=None if rates is None else Ceiling(rates.bandwidth, rates.arithmetic),
+            compile_seconds=round(compile_seconds, 3),
+        )
+
+    def _conditions(self) -> Conditions:
+        request, ranks = self._request, self._session.ranks
+        return Conditions(
+            prompts="passages" if self._suite is None else Path(self._suite.name).name,
+            rows=len(self._tasks),
+            repeat=request.repeat,
+            max_new_tokens=request.new_tokens,
+            ignore_eos=request.ignore_eos,
+            template=self._template and self._suite is not None,
+            sampling=described_sampling(self._methods.chosen[0][1].sampling),
+            profile=self._choice.profile,
+            sweep={axis: tuple(values) for axis, values in self._swept.items()},
+            command=command_line(sys.argv[1:]),
+            ranks=ranks,
+            parallel_mode=request.parallel_mode if ranks > 1 else None,
+        )
+
+
+def _obstacle(task: Task) -> str | None:
+    """Why the first prompt of a task cannot be measured; None if it can."""
+    try:
+        task.first()
+    except (UsageError, PromptError) as error:
+        return str(error)
     return None

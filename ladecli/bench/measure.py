@@ -1,4 +1,4 @@
-"""Contenders on the same prompts, in turn: whatever disturbs the machine disturbs all alike."""
+"""Methods on the same prompts, in turn: what disturbs the machine disturbs all alike."""
 
 from __future__ import annotations
 
@@ -7,60 +7,26 @@ import gc
 import hashlib
 import random
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from itertools import count
+from statistics import fmean
 
 from ..device import Device, peak_memory, watch_peak
 from ..errors import told
-from .contenders import TRIES, Player
-from .journal import Journal, Round
-from .result import Failure, Run, Skipped
+from ..profiles.derive import work
+from ..shape import ModelShape
+from .dialogue import Task
+from .result import Failure, Run, Skipped, TimeSpent
+from .runners import TRIES, Answer, Runner
 
 WARM_UP = 16
-"""Steps that every contender makes beforehand, for nothing."""
+"""Steps that every method makes before anything is timed."""
 PROMPT = 256
-"""Tokens of a prompt that contenders read to warm up."""
-STRIKES = 2
-"""So many rows on end on which a contender fails, and it is out."""
-
-
-class Task(Protocol):
-    """What every contender is to do: one conversation."""
-
-    @property
-    def id(self) -> str:
-        """Of the row."""
-
-    @property
-    def category(self) -> str:
-        """Of the row."""
-
-    @property
-    def shared(self) -> bool:
-        """Whether contenders find the prompt read already."""
-
-    @property
-    def identity(self) -> object:
-        """What is asked; anything that JSON takes."""
-
-    @property
-    def cut(self) -> str | None:
-        """Why it ended before one of its turns, if it did."""
-
-    @property
-    def room(self) -> int:
-        """As many tokens as its longest prompt and the answer will have, or a few more."""
-
-    def first(self) -> list[int]:
-        """The ids of the first prompt.
-
-        Raises:
-            UsageError, PromptError: it cannot be answered.
-        """
-
-    def hold(self, answer: Callable[[int, list[int]], str]) -> None:
-        """Hold the conversation; `answer` is asked with the number and the ids of every turn."""
+"""Tokens of a prompt to warm up with."""
+MOST_FAILURES = 2
+"""A method that fails on this many rows in succession is not tried again."""
 
 
 class Stopped(Exception):
@@ -68,153 +34,174 @@ class Stopped(Exception):
 
 
 @dataclass(slots=True)
+class Spent:
+    """Where the time of a method goes, added up over its answers.
+
+    Attributes:
+        seconds: by part of a step.
+        loads: width and context of each step.
+    """
+
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    loads: list[tuple[int, int]] = field(default_factory=list)
+
+    def add(self, answer: Answer) -> None:
+        """Add the steps of an answer."""
+        for part, seconds in answer.parts.items():
+            self.seconds[part] += seconds
+        self.loads += answer.loads
+
+    def summary(self, method: str, shape: ModelShape) -> TimeSpent:
+        """Means per step.
+
+        Args:
+            method: its name.
+            shape: of the part of the model that is on this device.
+        """
+        # Step by step: work is no linear function of the width.
+        needed = [work(shape, width, context) for width, context in self.loads]
+        return TimeSpent(
+            contender=method,
+            steps=len(self.loads),
+            seconds={part: total / len(self.loads) for part, total in self.seconds.items()},
+            width=fmean(width for width, _ in self.loads),
+            context=fmean(context for _, context in self.loads),
+            read_bytes=fmean(each.read_bytes for each in needed),
+            operations=fmean(each.operations for each in needed),
+        )
+
+
+@dataclass(slots=True)
 class Measured:
     """What came out.
 
     Attributes:
-        runs: in the order of time.
-        failures: likewise.
-        skipped: turns that could not be had, by row.
-        interrupted: whether there would have been more.
-        before: seconds of the measurement that this one goes on with.
-        seconds: from the first run to the last, of this one.
+        runs, failures: in the order of time.
+        skipped: turns that the context had no room for, by row.
+        spent: where time goes, by method; our own alone.
+        interrupted: whether Ctrl-C ended it.
+        seconds: from the first round to the last.
         busy: of them, those in which prompts were read and answered.
     """
 
     runs: list[Run] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     skipped: dict[str, Skipped] = field(default_factory=dict)
+    spent: dict[str, Spent] = field(default_factory=lambda: defaultdict(Spent))
     interrupted: bool = False
-    before: float = 0.0
     seconds: float = 0.0
     busy: float = 0.0
 
     @property
     def overhead(self) -> float:
-        """Share of the time in which nothing was read or answered: what measuring takes."""
+        """Share of the time in which nothing was read or answered."""
         return 1.0 - self.busy / self.seconds if self.seconds else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """What reading a prompt took that contenders share."""
+    """What reading a prompt took that methods share."""
 
     seconds: float = 0.0
     peak: int | None = None
 
 
 class Measurement:
-    """Lets players take turns on tasks.
+    """Lets runners take turns on tasks.
 
     Args:
-        players: contenders at work.
+        runners: methods at work.
         device: whose memory is watched.
         cancelled: asked after every step; true ends the measurement.
-        read: reads a prompt for all that share it.
-        progress: called with how many more runs are done.
+        read: reads a prompt that methods share.
+        progress: called with the number of runs that were done since the last call.
     """
 
     def __init__(
         self,
-        players: Sequence[Player],
+        runners: Sequence[Runner],
         device: Device,
         cancelled: Callable[[], bool],
         read: Callable[[list[int]], None],
         progress: Callable[[int], None] = lambda _runs: None,
     ) -> None:
-        self._players = list(players)
+        self._runners = list(runners)
         self._device = device
         self._cancelled = cancelled
         self._read = read
         self._progress = progress
-        names = [player.contender.name for player in players]
-        self._failed: dict[str, set[str]] = {name: set() for name in names}
-        self._strikes = dict.fromkeys(names, 0)
+        self._failed: dict[str, set[str]] = defaultdict(set)
+        self._in_succession: Counter[str] = Counter()
         self._measured = Measured()
         self._began = 0.0
 
-    def run(
-        self, tasks: Sequence[Task], repeats: int, journal: Journal, done: Sequence[Round] = ()
-    ) -> Measured:
-        """Measure every task so many times; Ctrl-C ends it, and what is done is kept.
-
-        Args:
-            tasks: what to do.
-            repeats: how many times.
-            journal: where finished rounds are kept.
-            done: rounds of an earlier, unfinished measurement.
-        """
-        measured = self._measured
-        for each in done:
-            self._count(each)
-            self._progress(len(self._players))
-        ends = (run.began + run.first_seconds + run.decode_seconds for run in measured.runs)
-        measured.before = max(ends, default=0.0)
-        finished = {(each.repeat, each.row) for each in done}
-        left = [
-            (repeat, task)
-            for repeat in range(1, repeats + 1)
-            for task in tasks
-            if (repeat, task.id) not in finished
-        ]
-        # What is alive now stays: it need not be looked at again for garbage.
+    def run(self, tasks: Sequence[Task], repeats: int) -> Measured:
+        """Measure every task `repeats` times; after Ctrl-C, what is done is the result."""
+        # What is alive now stays: the garbage collector need not look at it again.
         gc.collect()
         gc.freeze()
         try:
-            self._rounds(left, journal)
+            self._warm_up(tasks[0].first()[:PROMPT])
+            self._began = time.perf_counter()
+            for repeat in range(1, repeats + 1):
+                for task in tasks:
+                    self._round(task, repeat)
         except Stopped:
-            measured.interrupted = True
+            self._measured.interrupted = True
         finally:
             gc.unfreeze()
-        return measured
+        return self._measured
 
-    def _rounds(self, left: Sequence[tuple[int, Task]], journal: Journal) -> None:
-        if left:
-            self._warm_up(left[0][1].first()[:PROMPT])
-        started = time.perf_counter()
-        self._began = started - self._measured.before
-        for repeat, task in left:
-            runs, failures = list[Run](), list[Failure]()
-            whole = False
-            try:
-                self._round(task, repeat, runs, failures)
-                whole = True
-            finally:
-                # Of a round that was broken off, the runs are shown, and not kept to go on with.
-                skipped = (Skipped(task.id, task.cut),) if task.cut else ()
-                each = Round(repeat, task.id, tuple(runs), tuple(failures), skipped)
-                self._count(each)
-                self._measured.seconds = time.perf_counter() - started
-                if whole:
-                    journal.add(each)
+    def _warm_up(self, prompt: list[int]) -> None:
+        """Let every method make a few steps, which are not timed."""
+        for runner in self._runners:
+            runner.begin(keep=False)
+            steps = count(1)
 
-    def _round(self, task: Task, repeat: int, runs: list[Run], failures: list[Failure]) -> None:
-        """One task for all, in an order of its own."""
-        order = [player for player in self._players if self._may(player, task)]
-        # The same order in every run of the program, and another one for every round.
+            def enough(steps: count[int] = steps) -> bool:
+                return next(steps) >= WARM_UP or self._cancelled()
+
+            # A method that cannot run fails again where it counts.
+            with contextlib.suppress(Exception):
+                runner.answer(prompt, enough)
+            if self._cancelled():
+                raise Stopped
+
+    def _round(self, task: Task, repeat: int) -> None:
+        """One task for all methods, in an order of its own."""
+        order = [runner for runner in self._runners if self._may_run(runner, task)]
+        # The same order in every benchmark, and another one in every round.
         random.Random(f"{repeat} {task.id}").shuffle(order)
-        self._progress(len(self._players) - len(order))
+        self._progress(len(self._runners) - len(order))
         reading: _Reading | None = None
-        for place, player in enumerate(order, start=1):
-            try:
-                if task.shared:
-                    reading = self._reading(player, task, reading)
-                self._hold(player, task, (repeat, place), reading or _Reading(), runs)
-            except Stopped:
-                raise
-            except Exception as error:  # one contender's fault must not cost the others' figures
-                failures.append(Failure(player.contender.name, task.id, told(error)))
-            self._progress(1)
+        try:
+            for place, runner in enumerate(order, start=1):
+                name = runner.method.name
+                try:
+                    if task.shared:
+                        reading = self._reading(runner, task, reading)
+                    self._hold(runner, task, (repeat, place), reading or _Reading())
+                    self._in_succession[name] = 0
+                except Stopped:
+                    raise
+                except Exception as error:  # must not cost the figures of the others
+                    self._measured.failures.append(Failure(name, task.id, told(error)))
+                    self._failed[name].add(task.id)
+                    self._in_succession[name] += 1
+                self._progress(1)
+        finally:
+            if task.cut:
+                self._measured.skipped[task.id] = Skipped(task.id, task.cut)
+            self._measured.seconds = time.perf_counter() - self._began
 
-    def _may(self, player: Player, task: Task) -> bool:
-        """Whether a contender is not out, and has not failed on this row before."""
-        name = player.contender.name
-        return self._strikes[name] < STRIKES and task.id not in self._failed[name]
+    def _may_run(self, runner: Runner, task: Task) -> bool:
+        name = runner.method.name
+        return self._in_succession[name] < MOST_FAILURES and task.id not in self._failed[name]
 
-    def _reading(self, player: Player, task: Task, before: _Reading | None) -> _Reading:
-        """Read the prompt of a task that contenders share, where it is not there any more."""
+    def _reading(self, runner: Runner, task: Task, before: _Reading | None) -> _Reading:
+        """Read the prompt of a task that methods share, where it is not in the cache any more."""
         if before is None:
-            player.begin(keep=False)
+            runner.begin(keep=False)
             watch_peak(self._device)
         start = time.perf_counter()
         self._read(task.first())
@@ -222,98 +209,73 @@ class Measurement:
         self._measured.busy += seconds
         return before or _Reading(seconds, peak_memory(self._device))
 
-    def _hold(
-        self,
-        player: Player,
-        task: Task,
-        when: tuple[int, int],
-        reading: _Reading,
-        runs: list[Run],
-    ) -> None:
-        """Let one contender do one task; turns before one that fails count.
+    def _hold(self, runner: Runner, task: Task, when: tuple[int, int], reading: _Reading) -> None:
+        """Let one method do one task; the turns before one that fails count.
 
-        What a step takes to be captured belongs to none of the answers: who captured one does the
-        task again.
+        A task during which steps were captured is done again.
         """
-        repeat, place = when
+        done: list[tuple[Run, Answer]] = []
 
         def answer(turn: int, prompt: list[int]) -> str:
             gc.collect()
             watch_peak(self._device)
             start = time.perf_counter()
-            answered = player.answer(prompt, self._cancelled)
+            answered = runner.answer(prompt, self._cancelled)
             self._measured.busy += time.perf_counter() - start
             if answered.reason == "interrupted":
                 raise Stopped
-            peak = peak_memory(self._device)
-            runs.append(
-                Run(
-                    contender=player.contender.name,
-                    row=task.id,
-                    category=task.category,
-                    turn=turn,
-                    repeat=repeat,
-                    place=place,
-                    began=round(start - self._began, 3),
-                    prompt_tokens=len(prompt),
-                    prompt_digest=digest(prompt),
-                    tokens=len(answered.ids),
-                    first_tokens=answered.lengths[0],
-                    steps=len(answered.marks),
-                    fed=answered.fed,
-                    first_seconds=round(max(answered.marks[0], reading.seconds), 6),
-                    step_seconds=answered.step_seconds,
-                    accepted=dict(sorted(answered.accepted.items())),
-                    peak_memory=None if peak is None else max(peak, reading.peak or 0),
-                    reason=answered.reason,
-                    digest=digest(answered.ids),
-                )
-            )
+            run = self._run_of(runner, task, (*when, turn), start, prompt, answered, reading)
+            done.append((run, answered))
             return answered.text
 
-        first = len(runs)
-        for left in reversed(range(TRIES)):
-            captured = player.captured
-            player.begin(keep=task.shared)
-            task.hold(answer)
-            if player.captured == captured or not left:
-                break
-            del runs[first:]
+        try:
+            for left in reversed(range(TRIES)):
+                captured = runner.captured
+                done.clear()
+                runner.begin(keep=task.shared)
+                task.hold(answer)
+                if runner.captured == captured or not left:
+                    break
+        finally:
+            for run, answered in done:
+                self._measured.runs.append(run)
+                if answered.loads:
+                    self._measured.spent[run.contender].add(answered)
 
-    def _warm_up(self, prompt: list[int]) -> None:
-        """Wake what sleeps: a few tokens of every contender."""
-        for player in self._players:
-            player.begin(keep=False)
-            # Who cannot will say so when it counts.
-            with contextlib.suppress(Exception):
-                player.answer(prompt, _Few(self._cancelled))
-            if self._cancelled():
-                raise Stopped
-
-    def _count(self, finished: Round) -> None:
-        """Take a round in."""
-        for name in {run.contender for run in finished.runs}:
-            self._strikes[name] = 0
-        for failure in finished.failures:
-            self._strikes[failure.contender] += 1
-            self._failed[failure.contender].add(finished.row)
-        self._measured.runs += finished.runs
-        self._measured.failures += finished.failures
-        self._measured.skipped.update({each.row: each for each in finished.skipped})
+    def _run_of(
+        self,
+        runner: Runner,
+        task: Task,
+        when: tuple[int, int, int],
+        start: float,
+        prompt: list[int],
+        answered: Answer,
+        reading: _Reading,
+    ) -> Run:
+        (repeat, place, turn), peak = when, peak_memory(self._device)
+        return Run(
+            contender=runner.method.name,
+            row=task.id,
+            category=task.category,
+            turn=turn,
+            repeat=repeat,
+            place=place,
+            began=round(start - self._began, 3),
+            prompt_tokens=len(prompt),
+            prompt_digest=digest(prompt),
+            tokens=len(answered.ids),
+            first_tokens=answered.lengths[0],
+            steps=len(answered.marks),
+            fed=answered.fed,
+            first_seconds=round(max(answered.marks[0], reading.seconds), 6),
+            step_seconds=answered.step_seconds,
+            accepted=dict(sorted(answered.accepted.items())),
+            peak_memory=None if peak is None else max(peak, reading.peak or 0),
+            reason=answered.reason,
+            digest=digest(answered.ids),
+        )
 
 
 def digest(ids: Sequence[int]) -> str:
-    """A short name of some tokens: equal where they are."""
+    """A short hash of token ids."""
     return hashlib.sha256(",".join(map(str, ids)).encode()).hexdigest()[:16]
-
-
-class _Few:
-    """Ends an answer after a few steps."""
-
-    def __init__(self, cancelled: Callable[[], bool]) -> None:
-        self._cancelled = cancelled
-        self._left = WARM_UP
-
-    def __call__(self) -> bool:
-        self._left -= 1
-        return self._left <= 0 or self._cancelled()

@@ -1,17 +1,24 @@
-"""What a benchmark found, as values: reports, comparisons and resuming all start from it."""
+"""What a benchmark measured, as values, and the JSON that holds them (schema `lade-bench/1`)."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from ..errors import UsageError
 
 SCHEMA = "lade-bench/1"
 PLAIN = "autoregressive"
-"""The contender that others are measured against, where it takes part."""
+"""The baseline of speed-ups and equality, where it takes part."""
 STOCK, STOCK_LOOKUP, STOCK_COMPILED = "hf", "hf-prompt-lookup", "hf-compiled"
 FOREIGN = (STOCK, STOCK_LOOKUP, STOCK_COMPILED)
-"""transformers' own `generate`: plain, with prompt lookup, and with a static cache and compiled
-steps."""
+"""transformers' own `generate`: plain, with prompt lookup, and with compiled steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +26,10 @@ class Machine:
     """Where it was measured.
 
     Attributes:
-        device: its own name: of the GPU, as its driver says it, or of the processor.
+        device: name of the GPU or of the processor.
         kind: "cpu", "cuda" or "mps".
-        memory: bytes of it; 0 if unknown.
-        threads: that torch computes with on a CPU; 0 elsewhere.
+        memory: bytes; 0 if unknown.
+        threads: of torch, on a CPU; 0 elsewhere.
         system: operating system and architecture.
         driver: of the GPU, or None.
         versions: of lade, python, torch and transformers.
@@ -44,14 +51,13 @@ class Model:
     Attributes:
         name: Hugging Face id, or name of the folder.
         parameters: of the whole model.
-        active: of them, those that one token meets.
-        weights: type that they are stored in.
-        compute: type of activations, keys and values.
+        active: parameters that one token uses.
+        weights, compute: types of the weights, and of activations and cache.
         weight_bytes: of all weights.
         cache_bytes: of the keys and values of one token.
-        context: the most tokens of prompt and answer.
-        made_for: as many as the model was made for: behind them, its text means nothing.
-        attention: the backend of our own strategies.
+        context: maximum tokens of prompt and answer.
+        made_for: maximum tokens that the model was trained for.
+        attention: backend of our own strategies.
         captured: whether their steps are CUDA graphs.
         compiled: whether those were compiled by torch first.
     """
@@ -77,16 +83,16 @@ class Conditions:
     Attributes:
         prompts: name of the suite or file.
         rows: conversations measured.
-        repeat: times that each was measured.
+        repeat: measurements of each.
         max_new_tokens: of an answer.
-        ignore_eos: whether answers go on behind end tokens.
+        ignore_eos: whether answers go on after end tokens.
         template: whether prompts went through the model's chat template.
-        sampling: temperature, top_k and so on, and the seed; what is off is left out.
+        sampling: what differs from greedy decoding, and the seed.
         profile: hardware profile of the default settings.
-        sweep: values by axis, where settings or lengths were swept.
-        command: the command line, without paths that lead to files of the user's.
+        sweep: values by axis.
+        command: the command line, without folders of the user's.
         ranks: processes that decode together.
-        parallel_mode: what they share, "lookahead" or "tensor", where there are several.
+        parallel_mode: "lookahead" or "tensor", with several ranks.
     """
 
     prompts: str
@@ -109,15 +115,14 @@ class Conditions:
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
-    """Something that decodes.
+class Method:
+    """One way to decode that is measured; JSON calls it a contender.
 
     Attributes:
-        name: unique in a result: "lookahead", or "lookahead W=5 N=3 G=5" in a sweep.
-        strategy: "autoregressive", "jacobi", "prompt-lookup", "paper", "lookahead", "hf",
-            "hf-prompt-lookup" or "hf-compiled".
+        name: unique in the result.
+        strategy: one of `methods.STRATEGIES`.
         settings: window, ngram, guesses, budget, sources, where it has them.
-        cell: its place in a sweep by axis, as typed; empty outside.
+        cell: its values in a sweep by axis, as typed; empty outside.
     """
 
     name: str
@@ -127,36 +132,34 @@ class Contender:
 
     @property
     def foreign(self) -> bool:
-        """Whether it is transformers' `generate`: none of our code."""
+        """Whether it is transformers' `generate`."""
         return self.strategy in FOREIGN
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One answer of one contender.
+    """One answer of one method.
 
     A step is a forward pass that yields tokens; the first one reads the end of the prompt.
 
     Attributes:
-        contender: its name.
-        row: id of the prompt's row.
-        category: of the row; in a sweep over contexts, the length, "4096" for example.
-        turn: of the conversation, from 1 on.
-        repeat: from 1 on.
-        place: when its turn came among the contenders of the round, from 1 on.
-        began: seconds after the benchmark's start.
+        contender: name of the method.
+        row: id of the prompt.
+        category: of the prompt; in a sweep over contexts, the length, such as "4096".
+        turn, repeat: from 1 on.
+        place: position of the method in this round, from 1 on.
+        began: seconds after the first round's start.
         prompt_tokens: of the prompt.
         prompt_digest: of its token ids; equal where the prompts are.
         tokens: of the answer.
-        first_tokens: of them, those of the first step.
-        steps: how many there were.
-        fed: tokens that those behind the first fed to the model; None where nobody knows
-            (transformers).
-        first_seconds: from the prompt to the first token; where contenders find the prompt read,
-            what reading it took.
-        step_seconds: of every step behind the first, to the microsecond.
+        first_tokens: those of the first step.
+        steps: of the answer.
+        fed: tokens fed to the model after the first step; None if unknown (transformers).
+        first_seconds: time to the first token; where methods share a prompt that is read
+            already, what reading it took.
+        step_seconds: of every step after the first.
         accepted: draft tokens by source.
-        peak_memory: bytes: allocated on the GPU, or resident for the process; None if unknown.
+        peak_memory: bytes allocated on the GPU, or resident for the process; None if unknown.
         reason: why it ended, as in `events.Reason`.
         digest: of the answer's token ids; equal where the answers are.
     """
@@ -183,19 +186,18 @@ class Run:
 
     @property
     def decode_seconds(self) -> float:
-        """Of all steps behind the first."""
+        """Of all steps after the first."""
         return sum(self.step_seconds)
 
     @property
     def decoded(self) -> int:
-        """Tokens behind the first step."""
+        """Tokens after the first step."""
         return self.tokens - self.first_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A row that was not measured, or a conversation that ended early, and why: "longer than the
-    context: 2,100 of 2,048 tokens"."""
+    """A row that was not measured, or a conversation that ended early, and why."""
 
     row: str
     reason: str
@@ -203,7 +205,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A contender that could not go on: where, and the line that says why."""
+    """A method that failed on a row, and the error in one line."""
 
     contender: str
     row: str
@@ -212,17 +214,16 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class TimeSpent:
-    """Where one contender's time goes, from answers of their own beside the timed ones.
+    """Where the time of one method goes, in the steps after the first of each answer.
 
     Attributes:
-        contender: its name.
-        steps: behind the first of each answer, so many.
-        seconds: per step, by part: "draft" (and layout), "forward", "verify" (and the cache, and
-            agreeing with other ranks), "learn" and "view" (drawing the text).
-        width: tokens fed per step, mean.
-        context: tokens that a step stood behind, mean.
+        contender: name of the method.
+        steps: number of these steps.
+        seconds: per step, by part: "draft", "forward", "verify", "learn" and "text".
+        width: mean tokens fed per step.
+        context: mean tokens before a step.
         read_bytes: weights, keys and values that a step must read.
-        operations: that a step must do; a product and a sum are two.
+        operations: of a step; a multiply-add is two.
     """
 
     contender: str
@@ -236,7 +237,7 @@ class TimeSpent:
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """What this machine reached in the same run: bytes and operations per second."""
+    """Bytes and operations per second that this machine reached in the same process."""
 
     bandwidth: float
     arithmetic: float
@@ -244,17 +245,17 @@ class Ceiling:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """All of it; figures are made from the runs, by `figures.py`.
+    """All of it; `statistics.py` makes figures from the runs.
 
     Attributes:
-        created: date and time, ISO 8601 with the zone.
-        seconds: how long it took, loading left out.
-        overhead: share of the time between the first run and the last that no run had.
+        created: ISO 8601 date and time.
+        seconds: duration, loading left out.
+        overhead: share of the time in which no method was running.
         interrupted: whether Ctrl-C ended it early.
-        reference: the contender that speed-ups and equality refer to; None without any.
-        attention_why: what spoke for the attention backend; "" where nobody says.
-        compile_seconds: what compiling transformers' steps took, beside all figures; 0 where
-            nothing was compiled for them.
+        reference: the baseline of speed-ups and equality; None without one.
+        contenders: the methods.
+        attention_why: why this attention backend was chosen.
+        compile_seconds: compiling transformers' steps, which no figure contains.
     """
 
     created: str
@@ -265,7 +266,7 @@ class Result:
     machine: Machine
     model: Model
     conditions: Conditions
-    contenders: tuple[Contender, ...]
+    contenders: tuple[Method, ...]
     runs: tuple[Run, ...]
     skipped: tuple[Skipped, ...] = ()
     failures: tuple[Failure, ...] = ()
@@ -279,10 +280,56 @@ class Result:
         """In the order of the rows."""
         return tuple(dict.fromkeys(run.category for run in self.runs))
 
-    def runs_of(self, contender: str, category: str | None = None) -> list[Run]:
-        """The runs of a contender, of one category or of all."""
+    def runs_of(self, method: str, category: str | None = None) -> list[Run]:
+        """The runs of a method, of one category or of all."""
         return [
-            run
-            for run in self.runs
-            if run.contender == contender and category in (None, run.category)
+            run for run in self.runs if run.contender == method and category in (None, run.category)
         ]
+
+
+@cache
+def _adapter() -> TypeAdapter[Result]:
+    return TypeAdapter(Result)
+
+
+def as_object(result: Result) -> dict[str, Any]:
+    """A result as an object for `json.dumps`; its keys are part of the interface."""
+    return {"schema": SCHEMA, **_adapter().dump_python(result, mode="json")}
+
+
+def to_json(result: Result) -> str:
+    """A result as one line of ASCII, so that no name in it can drive a terminal."""
+    return json.dumps(as_object(result), allow_nan=False)
+
+
+def read(path: Path) -> Result:
+    """The result in a file.
+
+    Raises:
+        UsageError: it cannot be read, or is no result; the message says why.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8-sig"))  # some editors write a BOM
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise UsageError(
+            f"{path} is not UTF-8 (older PowerShells write UTF-16 after >); let --report write it"
+        ) from None
+    except ValueError as error:
+        raise UsageError(
+            f"{path} is no result of lade bench ({error}); give one that --json or --report wrote"
+        ) from None
+    schema = data.pop("schema", None) if isinstance(data, dict) else None
+    if schema != SCHEMA:
+        what = f"has schema {schema!r}" if schema else "has no schema"
+        raise UsageError(f"{path} {what}, and this program reads {SCHEMA}; measure again")
+    try:
+        return _adapter().validate_python(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UsageError(f"{path} is damaged: {where}: {first['msg']}") from None
+
+
+Contender = Method  # the name that `bench compare` imports

@@ -1,4 +1,4 @@
-"""Figures in words: the same in reports, in comparisons and in every format of both."""
+"""Figures as text: the same in reports, in comparisons and in every format of both."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ..memory import told
 from ..table import NONE
 from ..visualize import printable
 from .axes import LONG
-from .figures import Interval
-from .result import PLAIN, STOCK, STOCK_COMPILED, STOCK_LOOKUP, Contender
+from .result import PLAIN, STOCK, STOCK_COMPILED, STOCK_LOOKUP, Method
+from .statistics import Interval
 
 _LABELS = {
     PLAIN: "plain decoding",
@@ -19,26 +19,23 @@ _LABELS = {
     STOCK_LOOKUP: "transformers' prompt lookup",
     STOCK_COMPILED: "transformers' compiled generate",
 }
-# What XML cannot hold, escaped or not, and what would break a cell.
-_FORBIDDEN = re.compile("[\ud800-\udfff\ufffe\uffff]")
-_SPACE = re.compile(r"\s+")
+_NOT_XML = re.compile("[\ud800-\udfff\ufffe\uffff]")
 
 
 def clean(text: str) -> str:
     """Text of the user's or of a model's, on one line and without control characters."""
-    one_line = _SPACE.sub(" ", text)
-    return _FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", printable(one_line)).strip()
+    one_line = " ".join(text.split())
+    return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", printable(one_line)).strip()
 
 
-def label(contender: Contender) -> str:
-    """What a contender is called in a sentence."""
-    if contender.name == contender.strategy:
-        return _LABELS.get(contender.name, clean(contender.name))
-    return clean(contender.name)
+def label(method: Method) -> str:
+    """What a method is called in tables and sentences."""
+    named = _LABELS.get(method.name) if method.name == method.strategy else None
+    return named or clean(method.name)
 
 
 def decimal(value: float | None, digits: int = 3) -> str:
-    """A number with so many significant digits, and never in powers of ten."""
+    """A number with `digits` significant digits, never in powers of ten."""
     if value is None or not math.isfinite(value):
         return NONE
     if value == 0.0:
@@ -53,26 +50,13 @@ def times(value: float | None) -> str:
 
 
 def interval(found: Interval | None) -> str:
-    """Between which bounds a factor is: "1.47 to 1.58"."""
+    """The bounds of a factor: "1.47 to 1.58"."""
     return NONE if found is None else f"{found.low:.2f} to {found.high:.2f}"
-
-
-def factor(found: Interval) -> str:
-    """A factor and its bounds: "1.52× (1.47 to 1.58)"."""
-    return f"{times(found.value)} ({interval(found)})"
 
 
 def milliseconds(seconds: float | None) -> str:
     """A duration in milliseconds, without the unit."""
     return NONE if seconds is None else decimal(seconds * 1e3)
-
-
-def duration(seconds: float) -> str:
-    """A duration for people: "45 s", "12 min", "1 h 5 min"."""
-    if seconds < 60:
-        return f"{decimal(seconds, 2)} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def memory(count: float | None) -> str:
@@ -87,7 +71,7 @@ def share(part: float) -> str:
 
 
 def settings(given: Mapping[str, int | str]) -> str:
-    """Settings of a contender: "W=7 N=5 G=7, budget 60, trajectory"."""
+    """Settings of a method: "W=7 N=5 G=7, budget 60, trajectory"."""
     shape = " ".join(f"{letter}={given[key]}" for key, letter in LONG.items() if key in given)
     rest = [f"{key} {value}" for key, value in given.items() if key not in {*LONG, "sources"}]
     sources = [str(given["sources"])] if "sources" in given else []
@@ -102,7 +86,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def listed_some(names: Sequence[str], most: int) -> str:
-    """The first few names, and how many more there are: "a, b and 3 more"."""
+    """The first names, and the number of the others: "a, b and 3 more"."""
     if len(names) <= most:
         return listed(names)
     return f"{', '.join(names[:most])} and {len(names) - most:,} more"

@@ -99,7 +99,7 @@ def result(
         "time_spent": tuple(
             TimeSpent(
                 name, 200,
-                {"draft": 1.3e-4, "forward": 2.5e-3, "verify": 1.6e-4, "learn": 5e-5, "view": 6e-5},
+                {"draft": 1.3e-4, "forward": 2.5e-3, "verify": 1.6e-4, "learn": 5e-5, "text": 6e-5},
                 1.0 if name == "autoregressive" else 12.0, 100.0, 13e6, 6.3e6,
             )
             for name in speeds if not name.startswith("hf")

@@ -1,29 +1,25 @@
-"""What can be measured: our own strategies, and transformers' `generate`."""
+"""Methods at work: our own strategies, and transformers' `generate`."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
-from ..errors import LadeError, UsageError, told
+from ..errors import LadeError, told
 from ..events import Ended, Reason, TextStep
-from .result import FOREIGN, PLAIN, STOCK_COMPILED, STOCK_LOOKUP, Contender
+from .result import STOCK_COMPILED, STOCK_LOOKUP, Method
 
 if TYPE_CHECKING:
     from ..session import Session, Settings
     from ..stock import CompiledSteps
 
-STRATEGIES = (PLAIN, "jacobi", "prompt-lookup", "paper", "lookahead", *FOREIGN)
-"""All that there are, in the order of reports."""
-DEFAULT = tuple(name for name in STRATEGIES if name != STOCK_COMPILED)
-"""Those that take part where nobody names any: compiling may take longer than measuring."""
 TRIES = 4
-"""What was measured while something was compiled or captured is measured again, up to so many times
-in all."""
+"""An answer during which something was compiled or captured is repeated, up to this many times."""
 
 
 @dataclass(slots=True)
@@ -33,11 +29,13 @@ class Answer:
     Attributes:
         ids: tokens.
         text: their text.
-        marks: seconds behind the start at which steps ended.
-        lengths: tokens of the answer then.
-        fed: tokens fed by the steps behind the first; None where nobody knows.
+        marks: seconds from the start to the end of each step.
+        lengths: tokens of the answer at each mark.
+        fed: tokens fed by the steps after the first; None if unknown.
         accepted: draft tokens by source.
         reason: why it ended.
+        parts: seconds of the steps after the first, by part of a step; empty if unknown.
+        loads: width and context of each of these steps.
     """
 
     ids: list[int] = field(default_factory=list)
@@ -47,51 +45,45 @@ class Answer:
     fed: int | None = 0
     accepted: Counter[str] = field(default_factory=Counter)
     reason: Reason = "interrupted"
+    parts: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    loads: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def step_seconds(self) -> tuple[float, ...]:
-        """Of every step behind the first, to the microsecond."""
-        return tuple(round(after - before, 6) for before, after in pairwise(self.marks))
+        """Of every step after the first, to the microsecond."""
+        return tuple(round(end - start, 6) for start, end in pairwise(self.marks))
 
 
-class Player(Protocol):
-    """A contender at work."""
+class Runner(Protocol):
+    """A method at work."""
 
     @property
-    def contender(self) -> Contender:
-        """What it is called."""
+    def method(self) -> Method:
+        """What it runs."""
 
     def begin(self, *, keep: bool) -> None:
-        """A conversation starts: nothing of those before it may help.
+        """Forget earlier conversations, so that the next one starts cold.
 
         Args:
             keep: whether the keys of the text may stay.
         """
 
     def answer(self, prompt: Sequence[int], cancelled: Callable[[], bool]) -> Answer:
-        """Answer one prompt."""
+        """Answer one prompt; `cancelled` is asked after every step."""
 
     @property
     def captured(self) -> int:
-        """How many steps were captured for it so far, which takes many times as long as a step."""
+        """CUDA graphs captured for it so far, each of which takes many times as long as a step."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Seated:
-    """A contender with what it needs.
-
-    Attributes:
-        contender: what it is called.
-        session: the model at work.
-        settings: how to decode.
-    """
-
-    contender: Contender
+class _Runner:
+    method: Method
     session: Session
     settings: Settings
 
 
-class Own(_Seated):
+class OwnRunner(_Runner):
     """One of our own strategies."""
 
     __slots__ = ()
@@ -106,43 +98,49 @@ class Own(_Seated):
         Raises:
             LadeError: memory did not suffice.
         """
-        answer, texts, fed = Answer(), list[str](), 0
+        answer, texts = Answer(fed=0), list[str]()
         began = time.perf_counter()
         for event in self.session.stream(prompt, self.settings, cancelled):
             if isinstance(event, TextStep):
                 answer.marks.append(time.perf_counter() - began)
+                if len(answer.marks) > 1:
+                    self._account(answer, event, len(prompt))
                 answer.ids += event.token_ids
                 answer.lengths.append(len(answer.ids))
-                fed += event.width if len(answer.marks) > 1 else 0
-                for piece in event.pieces:
-                    texts.append(piece.text)
-                    if piece.source:
-                        answer.accepted[piece.source] += 1
+                texts += (piece.text for piece in event.pieces)
+                answer.accepted.update(piece.source for piece in event.pieces if piece.source)
             elif isinstance(event, Ended):
                 texts.append(event.rest)
                 answer.reason = event.reason
         if answer.reason == "memory":
             raise LadeError(f"out of memory after {len(answer.ids)} tokens of the answer")
-        answer.text, answer.fed = "".join(texts), fed
+        answer.text = "".join(texts)
+        answer.fed = sum(width for width, _ in answer.loads)
         return answer
+
+    def _account(self, answer: Answer, step: TextStep, prompt: int) -> None:
+        """Add up where the time of a step goes; what the decoder did not use went to the text."""
+        answer.loads.append((step.width, prompt + len(answer.ids)))
+        parts = dataclasses.asdict(step.times) if step.times else {}
+        for part, seconds in parts.items():
+            answer.parts[part] += seconds
+        wall = answer.marks[-1] - answer.marks[-2]
+        answer.parts["text"] += max(wall - sum(parts.values()), 0.0)
 
     @property
     def captured(self) -> int:
-        """How many steps were captured so far."""
+        """CUDA graphs captured so far."""
         return self.session.decoder.runner.captured
 
 
-class Stock(_Seated):
+class StockRunner(_Runner):
     """transformers' `generate`, which reads every prompt from its start."""
 
     __slots__ = ()
     captured = 0
 
     def begin(self, *, keep: bool) -> None:
-        """Free what our own decoder holds: it is no use here.
-
-        Where steps are captured it stays: else others would capture all of them again.
-        """
+        """Free the memory of our own decoder; captured steps stay, for they are slow to make."""
         decoder = self.session.decoder
         decoder.forget(keep_memory=decoder.runner.captures)
 
@@ -150,7 +148,7 @@ class Stock(_Seated):
         """Answer one prompt.
 
         Raises:
-            Exception: whatever transformers raises.
+            Exception: any that transformers raises.
         """
         return self._answer(prompt, cancelled, None)
 
@@ -163,7 +161,6 @@ class Stock(_Seated):
         from .. import stock
 
         self.session.decoder.check_prompt(prompt)
-        lookup = self.contender.strategy == STOCK_LOOKUP
         stopped = False
 
         def asked() -> bool:
@@ -176,7 +173,7 @@ class Stock(_Seated):
             self.session,
             prompt,
             self.settings,
-            lookup=lookup,
+            lookup=self.method.strategy == STOCK_LOOKUP,
             compiled=compiled,
             cancelled=asked,
         )
@@ -194,12 +191,8 @@ class Stock(_Seated):
 
 
 @dataclass(frozen=True, slots=True)
-class StockCompiled(Stock):
-    """transformers' `generate` with a static cache and compiled steps.
-
-    Attributes:
-        steps: its cache, and how its steps are compiled.
-    """
+class CompiledStockRunner(StockRunner):
+    """transformers' `generate` with a static cache and compiled steps."""
 
     steps: CompiledSteps
 
@@ -215,26 +208,26 @@ class StockCompiled(Stock):
         """
         from ..models import hushed
 
+        self.begin(keep=False)
         try:
-            with hushed():  # what matters of it is an error
+            with hushed():  # what matters of its output is an error
                 self.steps.prepare(self.session, prompt, self.settings, cancelled)
-        except Exception as error:  # whatever the compiler says
+        except Exception as error:  # the compiler raises anything
             if cancelled():  # Ctrl-C reaches the compiler, too
                 return
-            name = self.contender.name
+            name = self.method.name
             raise LadeError(
                 f"{name} cannot be measured: {told(error)}; leave it out of --strategies"
             ) from error
 
     def answer(self, prompt: Sequence[int], cancelled: Callable[[], bool]) -> Answer:
-        """Answer one prompt, as often as it takes until nothing is compiled meanwhile.
+        """Answer one prompt, again where something was compiled meanwhile.
 
-        Something may be for the first text that is longer than a sliding window, or than what
-        the cache has room for.
+        That happens for the first text that is longer than a sliding window or than the cache.
 
         Raises:
-            LadeError: that takes too often.
-            Exception: whatever transformers raises.
+            LadeError: it happens too often.
+            Exception: any that transformers raises.
         """
         from .. import stock
 
@@ -247,44 +240,22 @@ class StockCompiled(Stock):
         raise LadeError("torch compiles something anew in every answer of transformers")
 
 
-def named(text: str | None) -> tuple[str, ...]:
-    """The strategies of a comma list; those of `DEFAULT` where nothing was said.
-
-    Raises:
-        UsageError: it names one that there is not, or one twice, or none.
-    """
-    if text is None:
-        return DEFAULT
-    names = tuple(name for word in text.split(",") if (name := word.strip()))
-    for name in names:
-        if name not in STRATEGIES:
-            known = ", ".join(STRATEGIES)
-            raise UsageError(f"unknown strategy {name!r} in --strategies; use some of {known}")
-    if len(set(names)) < len(names):
-        raise UsageError(f"--strategies names one twice: {text}")
-    if not names:
-        raise UsageError("--strategies is empty; leave it out to measure the usual ones")
-    return names
-
-
-def player(
-    contender: Contender, session: Session, settings: Settings, room: Callable[[], int]
-) -> Player:
-    """A contender at work.
+def runner(method: Method, session: Session, settings: Settings, room: Callable[[], int]) -> Runner:
+    """A method at work.
 
     Args:
-        contender: what it is.
+        method: what it is.
         session: the model.
-        settings: how to decode, as for our own strategies.
-        room: says how many tokens the longest prompt and its answer have; asked where a cache
-            has to have room for them from the start.
+        settings: how to decode.
+        room: returns the tokens of the longest prompt and its answer; called where a static
+            cache needs them.
     """
-    if contender.strategy == STOCK_COMPILED:
+    if method.strategy == STOCK_COMPILED:
         from ..stock import CompiledSteps
 
         steps = CompiledSteps(session.stock_model, room())
-        return StockCompiled(contender, session, settings, steps)
-    if contender.foreign:
-        return Stock(contender, session, settings)
-    strategy = "lookahead" if contender.strategy == "paper" else contender.strategy
-    return Own(contender, session, replace(settings, strategy=strategy))
+        return CompiledStockRunner(method, session, settings, steps)
+    if method.foreign:
+        return StockRunner(method, session, settings)
+    strategy = "lookahead" if method.strategy == "paper" else method.strategy
+    return OwnRunner(method, session, replace(settings, strategy=strategy))

@@ -1,0 +1,176 @@
+"""A document on the terminal, as Markdown and as a page of HTML."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from ..screen import line, print_table
+from ..table import Table
+from .statistics import Interval
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.console import Console
+
+MOST_ROWS = 24
+"""Methods in a chart."""
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~$!&@])")
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of a document: a title, paragraphs and tables."""
+
+    title: str
+    paragraphs: tuple[str, ...] = ()
+    tables: tuple[Table, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A whole report; nothing in it is escaped.
+
+    Attributes:
+        title: model and machine.
+        headline: the answer, in sentences.
+        caveats: what a reader must know about the figures.
+        sections: the rest.
+    """
+
+    title: str
+    headline: tuple[str, ...]
+    caveats: tuple[str, ...]
+    sections: tuple[Section, ...]
+
+
+def terminal(report: Document, console: Console) -> None:
+    """Print a document, the headline last, where it stays on the screen."""
+    line(console, report.title, "bold")
+    left_out: set[str] = set()
+    for section in report.sections:
+        for text in section.paragraphs:
+            line(console, text)
+        for table in section.tables:
+            console.print()
+            left_out |= print_table(table, console)
+    console.print()
+    if left_out - {""}:
+        names = ", ".join(sorted(left_out - {""}))
+        line(console, f"without room here: {names}; a wider screen or --report has them", "dim")
+    for caveat in report.caveats:
+        line(console, f"note: {caveat}", "yellow")
+    for sentence in report.headline:
+        line(console, sentence, "bold")
+
+
+def markdown(report: Document) -> str:
+    """A document in GitHub's Markdown."""
+    return "\n".join(_markdown(report)) + "\n"
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown shows as it is."""
+    return _SPECIAL.sub(r"\\\1", text)
+
+
+def _markdown(report: Document) -> Iterator[str]:
+    yield f"# {escaped(report.title)}"
+    for sentence in report.headline:
+        yield from ("", f"**{escaped(sentence)}**")
+    for caveat in report.caveats:
+        yield from ("", f"> Note: {escaped(caveat)}")
+    for section in report.sections:
+        yield from ("", f"## {escaped(section.title)}")
+        for text in section.paragraphs:
+            yield from ("", escaped(text))
+        for table in section.tables:
+            if table.title != section.title:
+                yield from ("", f"### {escaped(table.title)}")
+            yield ""
+            yield from _markdown_table(table)
+            for note in table.footnotes:
+                yield from ("", escaped(note))
+
+
+def _markdown_table(table: Table) -> Iterator[str]:
+    yield _row([escaped(column.title) for column in table.columns])
+    yield _row(["---:" if column.number else "---" for column in table.columns])
+    for row in table.rows:
+        yield _row([escaped(cell) for cell in row])
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def html(report: Document, charts: Sequence[tuple[str, str]], footer: str) -> str:
+    """A document as one page without scripts, which loads nothing.
+
+    Args:
+        report: whose texts the template escapes.
+        charts: title and SVG of each.
+        footer: below all of it.
+    """
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+
+    template = files(__package__).joinpath("report.html.j2").read_text(encoding="utf-8")
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    drawn = [(title, Markup(svg)) for title, svg in charts]  # matplotlib escaped it
+    page = environment.from_string(template).render(report=report, charts=drawn, footer=footer)
+    return page + "\n"
+
+
+def speedup_chart(speedups: Sequence[tuple[str, Interval]]) -> str:
+    """Speed-ups with their intervals, a row for each method, as SVG."""
+    kept = sorted(speedups, key=lambda each: -each[1].value)[:MOST_ROWS][::-1]
+    figure = _figure(len(kept))
+    axes = figure.subplots()
+    for y, (_, found) in enumerate(kept):
+        colour = "tab:blue" if found.clear else "tab:gray"
+        axes.plot([found.low, found.high], [y, y], color=colour, lw=2)
+        axes.plot(found.value, y, "o", color=colour)
+    axes.axvline(1.0, color="black", lw=0.8, ls=":")
+    axes.set_yticks(range(len(kept)), [name for name, _ in kept])
+    axes.set_xlim(left=0)
+    return _svg(figure)
+
+
+def time_chart(spent: Sequence[tuple[str, Mapping[str, float]]], parts: Sequence[str]) -> str:
+    """Milliseconds of a step by part, a stacked bar for each method, as SVG."""
+    kept = spent[:MOST_ROWS][::-1]
+    figure = _figure(len(kept))
+    axes = figure.subplots()
+    left = [0.0] * len(kept)
+    for part in parts:
+        widths = [1e3 * seconds.get(part, 0.0) for _, seconds in kept]
+        axes.barh(range(len(kept)), widths, left=left, label=part)
+        left = [before + width for before, width in zip(left, widths, strict=True)]
+    axes.set_yticks(range(len(kept)), [name for name, _ in kept])
+    axes.legend(ncols=len(parts), loc="lower center", bbox_to_anchor=(0.4, 1.0), frameon=False)
+    return _svg(figure)
+
+
+def _figure(rows: int) -> Figure:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(7.5, 1.2 + 0.3 * rows), layout="constrained")
+
+
+def _svg(figure: Figure) -> str:
+    """The element of a figure; the same figure gives the same bytes."""
+    import matplotlib
+
+    for axes in figure.axes:
+        axes.spines[["top", "right"]].set_visible(False)
+    drawn = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": "lade", "svg.fonttype": "none"}):
+        figure.savefig(drawn, format="svg", metadata={"Date": None})
+    return drawn.getvalue()[drawn.getvalue().index("<svg") :]

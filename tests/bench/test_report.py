@@ -1,0 +1,223 @@
+"""What a report says of a result, in every format."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import re
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from ladecli.bench import report
+from ladecli.bench.report import Summary, document
+from ladecli.bench.result import Failure, Result, Skipped, read
+from ladecli.errors import UsageError
+
+from .makers import result, run, sweep
+
+
+class Screen(io.StringIO):
+    """A stream that has a width."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def shown(made: Result, width: int = 200, stream: io.StringIO | None = None) -> str:
+    stream = stream or Screen()
+    report.show(made, Console(file=stream, width=width, color_system=None))
+    return stream.getvalue()
+
+
+def written(made: Result, path: Path) -> str:
+    report.write(made, path)
+    return path.read_text(encoding="utf-8")
+
+
+def titles(made: Result) -> list[str]:
+    return [table.title for part in document(Summary(made)).sections for table in part.tables]
+
+
+def contexts() -> Result:
+    """Three texts of each of two lengths."""
+    runs = tuple(
+        run(name, f"{length}/{row}", length, prompt_tokens=int(length), repeat=repeat)
+        for name in ("autoregressive", "lookahead")
+        for length in ("100", "4000")
+        for row in (1, 2, 3)
+        for repeat in (1, 2)
+    )
+    made = result({"autoregressive": 1.0, "lookahead": 1.5}, runs=runs)
+    asked = dataclasses.replace(made.conditions, sweep={"context": ("100", "4000")})
+    return dataclasses.replace(made, conditions=asked)
+
+
+RESULTS = {
+    "plain": result,
+    "sweep": sweep,
+    "contexts": contexts,
+    "one row": lambda: result(rows=1, repeats=1),
+    "one method": lambda: result({"lookahead": 1.0}),
+    "transformers alone": lambda: result({"hf": 1.0}),
+}
+
+
+def test_the_headline_has_speed_and_equality() -> None:
+    speed, equality = document(Summary(result())).headline
+    assert speed.startswith("lookahead: ")
+    for part in ("1.5", "plain decoding", "transformers' generate", "tokens per step"):
+        assert part in speed
+    assert "162 of 162" in equality
+
+
+def test_a_speed_up_that_may_be_chance_is_marked() -> None:
+    made = result({"autoregressive": 1.0, "lookahead": 1.0})
+    assert "no clear difference" in document(Summary(made)).headline[0]
+    assert "~1." in shown(made) or "~0." in shown(made)
+
+
+def test_answers_that_differ_are_in_the_headline() -> None:
+    made = result({"autoregressive": 1.0, "lookahead": 1.5})
+    runs = [
+        dataclasses.replace(each, digest="other")
+        if (each.contender, each.row) == ("lookahead", "row-0")
+        else each
+        for each in made.runs
+    ]
+    headline = document(Summary(dataclasses.replace(made, runs=tuple(runs)))).headline
+    assert "3 of 27 of lookahead" in headline[1]
+    assert "24/27" in shown(dataclasses.replace(made, runs=tuple(runs)))
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (result(interrupted=True), "Interrupted"),
+        (result(repeats=1), "measured once"),
+        (result(reference=None), "no baseline"),
+        (result(rows=2), "too few for a speed-up"),
+        (result(rows=4), "too narrow"),
+        (result(skipped=(Skipped("long", "longer than the context"),)), "Left out"),
+        (result(failures=(Failure("jacobi", "row-1", "KeyError"),)), "jacobi (1)"),
+        (contexts(), "made for 2,048 tokens"),
+    ],
+)
+def test_caveats(made: Result, words: str) -> None:
+    assert any(words in caveat for caveat in document(Summary(made)).caveats)
+    assert not any(words in caveat for caveat in document(Summary(result())).caveats)
+
+
+def test_tables_are_those_that_the_result_has() -> None:
+    found = titles(result())
+    assert "Tokens per step by category" in found
+    assert "Share of a step's time" in found
+    assert "Accepted draft tokens per step, by source" in found
+    assert "Speed-up by W and N" in titles(sweep())
+    assert "Peak memory by context" in titles(contexts())
+    assert "Share of a step's time" not in titles(result(time_spent=()))
+    assert {"Left out", "Failed"} <= {
+        *titles(result(skipped=(Skipped("a", "b"),), failures=(Failure("a", "b", "c"),)))
+    }
+
+
+def test_a_grid_has_a_cell_for_each_pair() -> None:
+    (grid,) = (
+        table
+        for part in document(Summary(sweep())).sections
+        for table in part.tables
+        if table.title == "Speed-up by W and N"
+    )
+    assert [column.title for column in grid.columns] == ["W \\ N", "3", "5"]
+    assert [row[0] for row in grid.rows] == ["3", "5", "10"]
+    assert all(cell.endswith("×") for row in grid.rows for cell in row[1:])
+
+
+def test_time_and_bandwidth_are_shares() -> None:
+    found = shown(result())
+    assert "86 %" in found  # 2.5 ms of 2.9 are the forward
+    assert "5.20 GB/s (43 %)" in found
+
+
+@pytest.mark.parametrize("name", RESULTS)
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_every_result_fits_the_screen(name: str, width: int) -> None:
+    lines = shown(RESULTS[name](), width).splitlines()
+    assert max(map(len, lines)) <= width
+
+
+def test_the_headline_is_last_on_the_terminal() -> None:
+    assert "answers are equal" in shown(result()).splitlines()[-1]
+
+
+def test_on_a_pipe_every_row_is_one_line() -> None:
+    lines = shown(result(), 40, io.StringIO()).splitlines()
+    (row,) = (line for line in lines if line.startswith("lookahead") and "315 MB" in line)
+    assert len(row) > 80
+
+
+class Page(HTMLParser):
+    """Collects the tags and addresses of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.sources: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.sources += [value or "" for name, value in attrs if name in ("src", "href")]
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_page_stands_alone(name: str, tmp_path: Path) -> None:
+    text = written(RESULTS[name](), tmp_path / "r.html")
+    page = Page(text)
+    assert "script" not in page.tags
+    assert all(source.startswith("#") for source in page.sources)
+    assert page.tags.count("table") == len(titles(RESULTS[name]()))
+    for chart in re.findall("<svg.*?</svg>", text, re.DOTALL):
+        ElementTree.fromstring(chart)
+
+
+def test_a_page_has_two_charts(tmp_path: Path) -> None:
+    assert written(result(), tmp_path / "r.html").count("<svg") == 2
+
+
+def test_names_are_escaped(tmp_path: Path) -> None:
+    model = dataclasses.replace(result().model, name="a|b<script>*\x1b[31m")
+    made = result(model=model)
+    assert "<script>" not in written(made, tmp_path / "r.html")
+    assert "# a\\|b\\<script\\>\\*" in written(made, tmp_path / "r.md")
+    assert "\x1b" not in shown(made, stream=io.StringIO())
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_markdown_has_whole_tables(name: str, tmp_path: Path) -> None:
+    lines = written(RESULTS[name](), tmp_path / "r.md").splitlines()
+    heads = [n for n, line in enumerate(lines) if line.startswith(("| ---", "| ---:"))]
+    assert len(heads) == len(titles(RESULTS[name]()))
+    for head in heads:
+        assert lines[head - 1].count(" | ") == lines[head].count(" | ")
+        assert lines[head + 1].startswith("|")
+
+
+@pytest.mark.parametrize("suffix", report.SUFFIXES)
+def test_the_same_result_gives_the_same_bytes(suffix: str, tmp_path: Path) -> None:
+    first, again = (written(result(), tmp_path / f"{name}{suffix}") for name in "ab")
+    assert first == again
+
+
+def test_json_is_the_result(tmp_path: Path) -> None:
+    report.write(result(), tmp_path / "r.json")
+    assert read(tmp_path / "r.json") == result()
+
+
+@pytest.mark.parametrize("name", ["r.pdf", "r.svg", "r", "nowhere/r.html"])
+def test_a_report_that_cannot_be_written_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--report"):
+        report.check(tmp_path / name)

@@ -1,0 +1,90 @@
+"""Results as JSON and back, and what they say of machine, model and command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ladecli import models
+from ladecli.bench import facts
+from ladecli.bench.result import SCHEMA, read, to_json
+from ladecli.decoder.config import SamplingConfig
+from ladecli.errors import UsageError
+from ladecli.session import Session
+from ladecli.settings import BenchRequest
+
+from .makers import result
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_a_result_goes_to_json_and_back(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "r.json"
+    path.write_text(to_json(result()), encoding=encoding)
+    assert read(path) == result()
+
+
+def test_keys_are_those_of_the_schema() -> None:
+    found = json.loads(to_json(result()))
+    assert found["schema"] == SCHEMA
+    assert found.keys() == {
+        *("schema", "created", "seconds", "overhead", "interrupted", "reference", "machine"),
+        *("model", "attention_why", "conditions", "contenders", "runs", "skipped", "failures"),
+        *("time_spent", "ceiling", "compile_seconds"),
+    }
+    assert found["runs"][0].keys() == {
+        *("contender", "row", "category", "turn", "repeat", "place", "began", "prompt_tokens"),
+        *("prompt_digest", "tokens", "first_tokens", "steps", "fed", "first_seconds"),
+        *("step_seconds", "accepted", "peak_memory", "reason", "digest"),
+    }
+    assert found["contenders"][0].keys() == {"name", "strategy", "settings", "cell"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"{", "is no result of lade bench"),
+        (b"[]", "has no schema, and this program reads lade-bench/1; measure again"),
+        (b'{"schema": "lade-bench/9"}', "has schema 'lade-bench/9'"),
+        (b'{"schema": "lade-bench/1"}', "is damaged: created: Field required"),
+        ("{}".encode("utf-16"), "is not UTF-8"),
+    ],
+)
+def test_other_files_are_refused(content: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    path.write_bytes(content)
+    with pytest.raises(UsageError) as caught:
+        read(path)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("typed", "shown"),
+    [
+        (["bench", "meta-llama/Llama-2-7b-hf"], "lade bench meta-llama/Llama-2-7b-hf"),
+        (["bench", "/home/alice/models/mine"], "lade bench mine"),
+        (["--prompts", "/home/alice/k=v/x.jsonl"], "lade --prompts x.jsonl"),
+        (["--prompts=/home/alice/k=v/x.jsonl"], "lade --prompts=x.jsonl"),
+        (["--report", "client/r.html"], "lade --report r.html"),
+        (["--stop", "/think", "-n", "5"], "lade --stop /think -n 5"),
+        (["--sweep", "W=3,5 G=W"], "lade --sweep 'W=3,5 G=W'"),
+    ],
+)
+def test_the_command_has_no_folders_of_the_users(typed: list[str], shown: str) -> None:
+    assert facts.command_line(typed) == shown
+
+
+def test_a_local_model_has_the_name_of_its_folder(model_folder: str) -> None:
+    model = facts.model_of(Session(models.load(model_folder)), BenchRequest())
+    assert (model.name, model.context, model.made_for) == ("tiny-llama", 256, 256)
+    assert str(Path(model_folder).parent) not in to_json(result(model=model))
+
+
+def test_sampling_is_what_differs_from_the_default() -> None:
+    assert facts.described_sampling(SamplingConfig(seed=7)) == {}
+    assert facts.described_sampling(SamplingConfig(temperature=0.7, seed=2**64 - 1)) == {
+        "temperature": 0.7,
+        "seed": 2**64 - 1,
+    }

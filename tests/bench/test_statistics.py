@@ -1,0 +1,147 @@
+"""Rates, intervals and equality on numbers that can be worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ladecli.bench.result import Result, Run
+from ladecli.bench.statistics import drift, figures_of, rate, speedup
+
+from .makers import digest, result, run
+
+METHODS = result({"autoregressive": 1.0, "jacobi": 1.0}).contenders
+
+
+def runs(method: str, seconds: dict[str, list[float]]) -> list[Run]:
+    """Runs of 20 tokens after the first step, in some seconds by row and repeat."""
+    return [
+        run(method, row, "chat", repeat=repeat, tokens=21, steps=2, step_seconds=(each,))
+        for row, repeats in seconds.items()
+        for repeat, each in enumerate(repeats, start=1)
+    ]
+
+
+def test_the_rate_is_that_of_all_rows_with_the_median_repeat_of_each() -> None:
+    # 40 tokens in 2 + 3 seconds; the repeat of 50 seconds was disturbed.
+    assert rate(runs("x", {"a": [2.0, 50.0, 1.9], "b": [3.0, 3.0, 3.0]})) == pytest.approx(8.0)
+
+
+def test_turns_of_a_conversation_are_added_up() -> None:
+    both = [
+        run("x", "a", "chat", turn=turn, tokens=21, steps=2, step_seconds=(seconds,))
+        for turn, seconds in ((1, 1.0), (2, 3.0))
+    ]
+    assert rate(both) == pytest.approx(10.0)
+
+
+def test_an_answer_of_one_step_has_no_rate() -> None:
+    assert rate([run("x", "a", "chat", tokens=1, steps=1, step_seconds=())]) == 0.0
+
+
+def test_a_speedup_is_the_ratio_of_the_rates_of_all_rows() -> None:
+    """Ten seconds that became five outweigh a second that became two."""
+    ours = runs("x", {"a": [5.0], "b": [2.0], "c": [2.0]})
+    found = speedup(ours, runs("y", {"a": [10.0], "b": [1.0], "c": [1.0]}))
+    assert found is not None
+    assert found.value == pytest.approx(12.0 / 9.0)
+    assert found.low < 1.0 < found.high
+    assert not found.clear
+
+
+def test_the_interval_covers_the_truth() -> None:
+    held = 0
+    for seed in range(60):
+        made = result({"autoregressive": 1.0, "lookahead": 1.5}, rows=18, seed=seed, noise=0.05)
+        found = speedup(made.runs_of("lookahead"), made.runs_of("autoregressive"))
+        assert found is not None
+        assert found.clear
+        assert found.high - found.low < 0.15
+        held += found.low <= 1.5 <= found.high
+    assert held >= 50
+
+
+def test_the_same_runs_give_the_same_interval() -> None:
+    assert figures_of(result()) == figures_of(result())
+
+
+def test_rows_of_one_side_alone_do_not_count() -> None:
+    ours = runs("x", {"a": [1.0], "b": [1.0], "c": [9.0], "d": [1.0]})
+    theirs = runs("y", {"a": [2.0], "b": [2.0], "d": [2.0]})
+    found = speedup(ours, theirs)
+    assert found is not None
+    assert found.value == pytest.approx(2.0)
+    assert speedup(runs("x", {"a": [1.0], "b": [1.0]}), theirs) is None
+
+
+def test_noise_that_affects_both_sides_alike_does_not_count() -> None:
+    noise = {"a": [1.0, 2.0, 5.0], "b": [3.0, 1.0, 1.0], "c": [1.0, 4.0, 2.0]}
+    ours = {row: [each / 2.0 for each in repeats] for row, repeats in noise.items()}
+    found = speedup(runs("x", ours), runs("y", noise))
+    assert found is not None
+    assert (found.value, found.low, found.high) == pytest.approx((2.0, 2.0, 2.0))
+
+
+def differing(changes: dict[tuple[int, int], str]) -> Result:
+    """Two rows of two turns; jacobi's answers of some (row, turn) have other digests."""
+    made = [
+        run(name, f"row-{row}", "chat", turn=turn, digest=other or digest(f"{row} {turn}"))
+        for name in ("autoregressive", "jacobi")
+        for row in (0, 1)
+        for turn in (1, 2)
+        for other in [changes.get((row, turn)) if name == "jacobi" else None]
+    ]
+    return result(runs=tuple(made), contenders=METHODS)
+
+
+def test_equal_answers_are_counted_up_to_the_first_turn_that_differs() -> None:
+    equal = figures_of(differing({}))
+    assert [(each.equal, each.compared) for each in equal] == [(0, 0), (4, 4)]
+    other = figures_of(differing({(0, 1): "other", (0, 2): "other"}))[1]
+    assert (other.equal, other.compared) == (2, 3)
+
+
+def test_answers_with_other_random_numbers_are_not_compared() -> None:
+    made = result({"autoregressive": 1.0, "lookahead": 1.5, "hf": 0.8})
+    sampled = replace(made, conditions=replace(made.conditions, sampling={"temperature": 0.8}))
+    assert [each.compared for each in figures_of(sampled)] == [0, 27, 0]
+    assert [each.compared for each in figures_of(made)] == [0, 27, 27]
+
+
+def test_figures_by_hand() -> None:
+    steps = tuple(float(number) for number in range(1, 11))
+    made = result(
+        runs=(
+            run("autoregressive", "a", "chat"),
+            run("jacobi", "a", "chat", tokens=21, steps=11, fed=40, first_seconds=1.0,
+                step_seconds=steps, peak_memory=100, accepted={"context": 7}),
+            run("jacobi", "b", "chat", tokens=11, steps=11, fed=20, first_seconds=2.0,
+                step_seconds=steps, peak_memory=300, accepted={"context": 1, "recycled": 2}),
+            run("jacobi", "c", "code", tokens=4, steps=2, fed=3, first_seconds=9.0,
+                step_seconds=(100.0,), peak_memory=200),
+        ),
+        contenders=METHODS,
+    )  # fmt: skip
+    found = figures_of(made)[1]
+    assert (found.rows, found.equal, found.compared, found.speedup) == (3, 1, 1, None)
+    assert found.tokens_per_step == pytest.approx(36 / 24)
+    assert found.width == pytest.approx(63 / 21)
+    assert found.tokens_per_second == pytest.approx((20 + 10 + 3) / (55 + 55 + 100))
+    assert (found.first_seconds, found.step_median, found.step_p95) == (2.0, 6.0, 10.0)
+    assert found.peak_memory == 300
+    assert found.accepted == {"context": 8, "recycled": 2}
+    assert [each.rows for each in figures_of(made, "code")] == [1]
+
+
+def test_what_is_unknown_of_one_run_is_not_made_up() -> None:
+    unknown = run("jacobi", "b", "chat", fed=None, peak_memory=None, step_seconds=(), tokens=1)
+    (found,) = figures_of(result(runs=(unknown,), contenders=METHODS, reference=None))
+    assert (found.width, found.step_median, found.step_p95, found.peak_memory) == (None,) * 4
+
+
+def test_drift_is_the_change_from_the_first_repeat_to_the_last() -> None:
+    slower = {row: [1.0, 1.1, 1.2] for row in "abc"}
+    made = result(runs=tuple(runs("autoregressive", slower)))
+    assert drift(made) == pytest.approx(0.2, abs=0.01)
+    assert drift(result(repeats=1)) is None
