@@ -4,7 +4,7 @@
 
 Both arms decode the same prompts in turns.  One lets go of every event, and looks at the clock at
 the first step and at the end; the other is `lade bench`'s own way: marks for every step, text,
-counts, and memory and garbage before and after.  Compared are the seconds behind the first step;
+counts, and memory and garbage before and after.  Compared are the seconds after the first step;
 wanted: less than 2 % more.
 """
 
@@ -18,15 +18,15 @@ import torch
 from common import arguments, conditions, prompts_of, spread
 
 from ladecli import models, profiles
-from ladecli.bench.contenders import Own
-from ladecli.bench.result import Contender
+from ladecli.bench.result import Method
+from ladecli.bench.runners import OwnRunner
 from ladecli.device import peak_memory, watch_peak
 from ladecli.events import TextStep
 from ladecli.session import Session, Settings
 
 
 def bare(session: Session, prompt: list[int], settings: Settings) -> float:
-    """Seconds behind the first step, with two looks at the clock."""
+    """Seconds after the first step, with two looks at the clock."""
     session.start_over()
     began = 0.0
     for event in session.stream(prompt, settings):
@@ -35,7 +35,7 @@ def bare(session: Session, prompt: list[int], settings: Settings) -> float:
     return time.perf_counter() - began
 
 
-def timed(session: Session, prompt: list[int], player: Own) -> float:
+def timed(session: Session, prompt: list[int], player: OwnRunner) -> float:
     """The same as `lade bench` has it."""
     player.begin(keep=False)
     gc.collect()
@@ -63,7 +63,7 @@ def main() -> None:
     gc.freeze()
     for name in ("autoregressive", "lookahead"):
         settings = Settings(name, lookahead, max_new_tokens=args.new_tokens, ignore_eos=True)
-        player = Own(Contender(name, name), session, settings)
+        player = OwnRunner(Method(name, name), session, settings)
         taken: list[tuple[list[float], list[float]]] = [([], []) for _ in prompts]
         bare(session, prompts[0], settings)
         for turn in range(args.rounds):

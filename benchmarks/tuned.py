@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import arguments, conditions, prompts_of, spread
-from speed import lade, ratios
+from common import arguments, conditions, decode, prompts_of, spread
+from speed import ratios
 
 from ladecli import models, profiles
 from ladecli.decoder.config import LookaheadConfig
@@ -67,7 +67,7 @@ def main() -> None:
             said = []
             for name, (strategy, config) in _rotated(settings, turn + number):
                 began = time.perf_counter()
-                said.append(lade(session.decoder, strategy, config, new)(prompt))
+                said.append(decode(session.decoder, prompt, strategy, config, new).ids)
                 seconds[name][number].append(time.perf_counter() - began)
             equal &= all(ids == said[0] for ids in said)
     print(

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import chi_square, launch, screen, suites, ways
 from .bench.dialogue import Dialogue
-from .bench.facts import command_line, described_sampling, machine_of, model_of
-from .bench.lineup import described
+from .bench.facts import command_line, described, described_sampling, machine_of, model_of
 from .bench.result import Skipped
 from .decoder.config import SamplingConfig
 from .decoder.errors import PromptError
