@@ -191,11 +191,9 @@ def profile_of(report: Report) -> Profile:
         name=user.name_for(key),
         description=f"tuned for {user.short(key.parameters)} parameters in {key.weights}",
         settings=(
-            Setting(
-                up_to_parameters=float("inf"),
-                weights=(),
-                lookahead=report.setting,
-                origin=f"measured: {how} by lade tune, {key.date}, {key.device}, {versions}",
+            Setting.of(
+                report.setting,
+                f"measured: {how} by lade tune, {key.date}, {key.device}, {versions}",
             ),
         ),
         tuned=key,

@@ -25,7 +25,7 @@ LIGHT = (
     *("visualize", "events", "metrics", "settings", "options", "prompts", "profiles", "chat"),
     *("generate", "replay", "export", "view.live", "view.typeset", "repl.completion"),
     *("inspect.browse", "inspect.trace", "terminal", "records", "views"),
-    *("tune", "tuning.report", "profile_list", "memory", "suites", "shape", "plan"),
+    *("tune", "tuning.report", "profiles.listing", "memory", "suites", "shape", "plan"),
     *("parallel.start", "parallel.follow", "parallel.agreement", "parallel.place"),
     *("bench.command", "bench.report", "bench.comparing.compare", "bench.comparing.command"),
     *("verify", "verifying.report"),

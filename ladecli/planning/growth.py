@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from .. import toml
 from ..errors import UsageError
-from ..profiles.checked import Table
+from .checked import Table
 
 FILE = "growth.toml"
 BEYOND = 0.5

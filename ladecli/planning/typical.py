@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..errors import UsageError
 from ..memory import smaller_forms
-from ..profiles.sizes import SIZES
+from ..profiles.listing import SIZES
 from ..shape import ModelShape
 
 DEFAULT = "7b"
