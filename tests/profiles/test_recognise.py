@@ -6,7 +6,7 @@ import pytest
 
 from ladecli import profiles
 from ladecli.profiles import Profile
-from ladecli.profiles.recognise import is_part, recognise
+from ladecli.profiles.recognise import recognise
 
 from .makers import Fake
 
@@ -110,6 +110,12 @@ UNKNOWN = [
 ]
 
 
+def profile(name: str, *devices: str, memory: float | None = None) -> Profile:
+    """A profile for devices of these names."""
+    values = {"devices": devices, "memory": (memory,) if memory else ()}
+    return profiles.shipped("l4").model_copy(update={"name": name, "not_devices": (), **values})
+
+
 @pytest.mark.parametrize(("label", "memory", "expected"), DEVICES)
 def test_known_devices(label: str, memory: float, expected: str) -> None:
     found = recognise(Fake("cuda", label, int(memory * 2**30)), SHIPPED)
@@ -148,34 +154,27 @@ def test_names_of_gpus_are_not_for_other_devices(kind: str, label: str, expected
     ],
 )
 def test_the_users_own_come_before_the_shipped(device: Fake, expected: str | None) -> None:
-    mine = [
-        Profile("server", "", ("AMD EPYC", "QEMU")),
-        Profile("mac", "", ("Apple M2",)),
-        Profile("short", "", ("A100",)),
-        Profile("far", "", ("H100",), memory=(40e9,)),
-        Profile("l4", "in the place of the shipped one", ("L40",)),
+    own = [
+        profile("server", "AMD EPYC", "QEMU"),
+        profile("mac", "Apple M2"),
+        profile("short", "A100"),
+        profile("far", "H100", memory=40e9),
+        profile("l4", "L40"),  # replaces the shipped one
     ]
-    found = profiles.usual(device, mine)
+    found = profiles.usual(device, own)
     assert (found and found.name) == expected
 
 
-def test_what_is_a_part() -> None:
-    for label in ("NVIDIA A100-4C", "x Max-Q", "a Mobile GPU", "NVIDIA A16-2B", "GRID K1"):
-        assert is_part(label), label
-    for label in ("NVIDIA T400 4GB", "Quadro RTX 8000", "Migrated", "NVIDIA H100 80GB HBM3"):
-        assert not is_part(label), label
-
-
 def test_the_longest_name_wins_then_the_closest_memory_then_the_first() -> None:
-    short = Profile("short", "", ("X1",), memory=(40e9,))
-    long = Profile("long", "", ("X1 Super",), memory=(40e9,))
-    large = Profile("large", "", ("X1",), memory=(48e9,))
-    twin = Profile("twin", "", ("X1",), memory=(40e9,))
+    short = profile("short", "X1", memory=40e9)
+    long = profile("long", "X1 Super", memory=40e9)
+    large = profile("large", "X1", memory=48e9)
+    twin = profile("twin", "X1", memory=40e9)
     everything = [short, long, large, twin]
 
     def found(label: str, memory: float) -> str:
-        profile = recognise(Fake("cuda", label, int(memory)), everything)
-        return profile.name if profile else "none"
+        match = recognise(Fake("cuda", label, int(memory)), everything)
+        return match.name if match else "none"
 
     assert found("ACME X1 Super", 40e9) == "long"
     assert found("ACME X1 Very Super", 40e9) == "long"
