@@ -401,7 +401,7 @@ def _show_object(
         "not_devices": profile.not_devices,
         "memory_bytes": profile.memory,
         "hardware": profile.hardware.model_dump() if profile.hardware else None,
-        "tuned": profile.tuned.model_dump() if profile.tuned else None,
+        "tuned": asdict(profile.tuned) if profile.tuned else None,
         "paper": [
             {
                 "up_to_parameters": _limit(paper.up_to_parameters),

@@ -17,6 +17,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic.dataclasses import dataclass
 
 from .. import toml
 from ..decoder.config import SOURCES, LookaheadConfig
@@ -187,7 +188,8 @@ class Setting(_Table):
         return typed and other.up_to_parameters <= self.up_to_parameters
 
 
-class Tuned(_Table):
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Tuned:
     """What `lade tune` measured a profile on; the profile holds for this only.
 
     Attributes:
@@ -265,7 +267,7 @@ class Profile(_Table):
 
 
 _EVERY_MODEL = Setting.of(LookaheadConfig(), "derived")
-_SECTIONS: Mapping[str, type[BaseModel]] = {
+_SECTIONS: Mapping[str, type] = {
     "hardware": Hardware,
     "paper": Paper,
     "setting": Setting,
@@ -311,8 +313,8 @@ def _fault(where: str, error: ValidationError) -> str:
     where = ", ".join([where, *tables])
     if fault["type"] == "missing":
         return f"{where} lacks {key!r}"
-    if fault["type"] == "extra_forbidden":
-        return _unknown(where, key, _SECTIONS[tables[0].split()[0]].model_fields)
+    if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return _unknown(where, key, _SECTIONS[tables[0].split()[0]].__annotations__)
     must = fault["msg"].replace("Input should", "must").replace("a valid tuple", "a list")
     if fault["type"] in ("model_type", "dict_type", "mapping_type"):
         must = "must be a table"

@@ -75,6 +75,7 @@ def test_valid_files_are_written_as_they_were_read(text: str) -> None:
         (TOP + HARDWARE + PAPER + "budget = 9", [", paper 1: unknown key 'budget'"]),
         (TOP + HARDWARE + PAPER.replace("ngram = 3", "ngram = 1"), [", paper 1: ngram"]),
         (TOP + SETTING + TUNED.replace("date", "#"), [", tuned lacks 'date'"]),
+        (TOP + SETTING + TUNED + "x = 1", [", tuned: unknown key 'x'", "attention, date"]),
         (TOP + SETTING + TUNED.replace('"2.13.0"', "2.13"), [", tuned, versions: torch", "2.13"]),
         (TOP + SETTING + TUNED.replace("1000", "0"), [", tuned: parameters", "not 0"]),
     ],
