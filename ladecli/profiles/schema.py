@@ -316,7 +316,7 @@ def _fault(where: str, error: ValidationError) -> str:
     if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         return _unknown(where, key, _SECTIONS[tables[0].split()[0]].__annotations__)
     must = fault["msg"].replace("Input should", "must").replace("a valid tuple", "a list")
-    if fault["type"] in ("model_type", "dict_type", "mapping_type"):
+    if fault["type"] in ("model_type", "dataclass_type", "dict_type", "mapping_type"):
         must = "must be a table"
     if fault["type"] == "string_pattern_mismatch":
         must = "must be a text with something in it"

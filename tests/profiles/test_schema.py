@@ -48,6 +48,8 @@ def test_valid_files_are_written_as_they_were_read(text: str) -> None:
         (TOP + "memory = [40e9, -1]\n" + SETTING, ["memory 2", "greater than 0", "-1"]),
         (TOP + "hardware = 1\n", ["hardware must be a table, not 1"]),
         (TOP + "setting = 3\n", ["setting must be a list", "not 3"]),
+        (TOP + SETTING + "[[paper]]\n[tuned]\n", ["paper 1 lacks 'window'"]),
+        (TOP + "tuned = 1\n" + SETTING, ["tuned must be a table, not 1"]),
         (TOP, ["lacks [hardware]", "no setting is for every model"]),
         (TOP + SMALL, ["lacks [hardware]"]),
         (TOP + SETTING + SMALL, ["setting 2 never counts"]),
