@@ -422,7 +422,7 @@ def list_profiles(
     if context.invoked_subcommand is not None:
         _refuse_flags(context)
         return
-    from .profile_list import run_list
+    from .profiles.listing import run_list
     from .settings import ReportRequest
 
     request = _request(ReportRequest, given)
@@ -449,7 +449,7 @@ def show_profile(
 ) -> None:
     """Show a profile: how it is recognised, and every value with its origin."""
     given = dict(locals())
-    from .profile_list import run_show
+    from .profiles.listing import run_show
     from .settings import ReportRequest
 
     request = _request(ReportRequest, given)

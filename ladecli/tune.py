@@ -252,11 +252,7 @@ def profile_of(report: Report) -> Profile:
     return Profile(
         name=user.name_for(key),
         description=f"tuned for {user.short(key.parameters)} parameters in {key.weights}",
-        settings=(
-            Setting(
-                up_to_parameters=float("inf"), weights=(), lookahead=report.setting, origin=origin
-            ),
-        ),
+        settings=(Setting.of(report.setting, origin),),
         tuned=key,
     )
 

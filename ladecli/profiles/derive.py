@@ -1,11 +1,10 @@
-"""Settings from two rates of a device, for what nobody has measured: a roofline.
+"""Settings from a device's bandwidth and arithmetic, where nothing is measured: a roofline.
 
 A step reads the weights and the cached keys and values once, however many tokens it has, and
 multiplies for every token; it takes about as long as the slower of the two.  (Williams et al.,
-"Roofline: an insightful visual performance model", 2009.)  Where the host launches one kernel after
-the other meanwhile, it is a third that can be the slowest; in a captured step the many small
-kernels between the large ones take their time on the device, one after the other.  Drafting takes
-host time on top.
+"Roofline: an insightful visual performance model", 2009.)  In an eager step, launching the kernels
+can be slower than both; in a captured step the small kernels between the products add their own
+time.  Drafting adds host time.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ from ..shape import ModelShape
 
 CONTEXTS = (1024, 4096, 16384)
 SKINNY = 0.75
-"""Of the rate of large matrix products, what products with few rows reach, as far as reading
-reaches its own."""
+"""The share of the rate of large matrix products that products with few rows reach."""
 SHARPNESS = 4
 """How sharp the knee is: the times are joined as a norm of this order; infinity is max."""
 LAUNCH = 0.6e-3
@@ -37,18 +35,18 @@ GRAPH_LAUNCH = SMALL_KERNELS * SMALL_KERNEL
 HOST = 3.5e-6
 """Seconds of drafting per token of a step: benchmarks/host_time.py, on one CPU thread."""
 DEAR = 1.25
-"""A budget ends where a step costs so many of the narrowest steps with a draft."""
+"""The widest step of a budget costs at most this many of the narrowest steps with a draft."""
 WINDOW = (5, 3, 5)
 """W, N, G beside the other sources: within 60 tokens the best of those tried on small models."""
 WINDOW_BUDGET = 32
-"""In narrower steps a window takes more room than it is worth (benchmarks/ablation.py)."""
+"""The narrowest budget in which a window pays (benchmarks/ablation.py)."""
 WINDOW_COST = 1.1
-"""Nor may it make every step dearer than this."""
+"""The most that a window may cost, in plain steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """How fast a device reads and multiplies.
+    """The two rates of a device that settings are derived from.
 
     Attributes:
         bandwidth: bytes per second of its memory.
@@ -76,7 +74,7 @@ class Work:
 
 
 def work(shape: ModelShape, width: int, context: int) -> Work:
-    """What a step of `width` tokens behind `context` tokens must do."""
+    """What a step of `width` tokens after `context` tokens must do."""
     attention = 4.0 * context * shape.layers * shape.heads * shape.head_size
     return Work(
         _weight_bytes(shape, width) + context * shape.cache_bytes,
@@ -87,13 +85,13 @@ def work(shape: ModelShape, width: int, context: int) -> Work:
 def step_seconds(
     rates: Rates, shape: ModelShape, width: int, context: int, *, captured: bool
 ) -> float:
-    """What a step of `width` tokens behind `context` tokens takes at these rates.
+    """Seconds of a step of `width` tokens after `context` tokens.
 
     Args:
         rates: of the device.
         shape: of the model.
         width, context: of the step.
-        captured: whether it is a CUDA graph, or its kernels are launched one by one.
+        captured: whether it is a CUDA graph; else its kernels are launched one by one.
     """
     if shape.weights == "int8":
         captured = False  # bitsandbytes asks the device for outliers in the middle of a step
@@ -134,7 +132,7 @@ def _costs(rates: Rates, shape: ModelShape, context: int, captured: bool) -> tup
     seconds = [
         step_seconds(rates, shape, width, context, captured=captured) for width in CAPTURED_WIDTHS
     ]
-    # To three digits: a profile that is looked at shall not feign more.
+    # To three digits: the estimate is no better.
     return tuple(accumulate((round(s / seconds[0], 3) for s in seconds), max))
 
 

@@ -1,99 +1,184 @@
-"""What the file of a profile holds, and the checks that it is right."""
+"""The schema of a profile's TOML file, as pydantic models."""
 
 from __future__ import annotations
 
 import difflib
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
+from pydantic.dataclasses import dataclass
 
 from .. import toml
 from ..decoder.config import SOURCES, LookaheadConfig
 from ..decoder.step_cost import StepCost
 from ..errors import UsageError
 from ..shape import FULL, ModelShape
-from .checked import Table
 from .derive import Rates
 
 VALUES = ("window", "ngram", "guesses", "budget", "sources", "step_cost", "widths")
 """What a profile settles."""
-_SECTIONS = ("hardware", "paper", "setting", "tuned")
-_ORIGIN = re.compile(r"(measured|published|derived)\b")
+_DEFAULTS = {
+    "budget": "default: (W + G)(N - 1)",
+    "sources": "default: all",
+    "step_cost": "default: all widths cost the same",
+    "widths": "default: any",
+}
 _WEIGHTS = (
     *FULL,
     *("nf4", "int8"),
-    # Methods of checkpoints, as transformers calls them.
+    # Quantisation methods of checkpoints, as transformers calls them.
     *("gptq", "awq", "fp8", "aqlm", "auto-round", "bitnet", "compressed-tensors", "eetq"),
     *("fbgemm_fp8", "fp_quant", "gguf", "higgs", "hqq", "mxfp4", "mxfp8", "nvfp4", "quanto"),
     *("quark", "sinq", "spqr", "torchao", "vptq"),
 )
-_OTHER_WORDS = {
+_SYNONYMS = {
     **{"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"},
     **{"4bit": "nf4", "int4": "nf4", "8bit": "int8", "bitsandbytes": "nf4 or int8"},
 }
-"""What people call types of weights, and what they are called here."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hardware:
+def _known_weights(word: str) -> str:
+    """Refuse a misspelt type of weights; other words may be methods newer than this list."""
+    if word in _WEIGHTS:
+        return word
+    plain = word.strip().lower()
+    near = difflib.get_close_matches(plain, _WEIGHTS, n=1, cutoff=0.75)
+    meant = _SYNONYMS.get(plain) or (near[0] if near else None)
+    if meant is not None:
+        raise ValueError(f"unknown type of weights {word!r}; did you mean {meant}?")
+    return word
+
+
+def _step_cost(value: Any) -> StepCost:
+    """The table of a file; the decoder's own class checks the figures."""
+    if isinstance(value, StepCost):
+        return value
+    if not isinstance(value, dict):
+        raise ValueError(f"step_cost must be a table, not {value!r}")
+    known = ("widths", "contexts", "costs")
+    for key in value:
+        if key not in known:
+            raise ValueError(_unknown("step_cost", key, known))
+    return StepCost(**value)
+
+
+def _origin(text: str) -> str:
+    if not re.match(r"(measured|published|derived)\b", text):
+        raise ValueError(f"origin must begin with measured, published or derived, not {text!r}")
+    return text
+
+
+def _known_rates(rates: Mapping[str, float]) -> Mapping[str, float]:
+    for key in rates:
+        if key not in FULL:
+            raise ValueError(_unknown("rates", key, FULL))
+    if "float32" not in rates:
+        raise ValueError("rates lacks 'float32', the rate of types without units of their own")
+    return rates
+
+
+Text = Annotated[str, Field(pattern=r"\S")]
+Whole = Annotated[int, Field(strict=True)]
+Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_by_name=True)
+
+
+class Hardware(_Table):
     """What a device can do at best.
 
     Attributes:
         bandwidth: bytes per second of its memory.
         rates: dense operations per second by type, float32 at least.
-        source: where the figures are from.
+        source: of the figures.
     """
 
-    bandwidth: float
-    rates: Mapping[str, float]
-    source: str
-
-    def rate(self, compute: str) -> float:
-        """Operations per second in a type; those of float32 where it has no units of its own."""
-        return self.rates.get(compute, self.rates["float32"])
+    bandwidth: Positive
+    rates: Annotated[Mapping[str, Positive], AfterValidator(_known_rates)]
+    source: Text
 
     def rates_for(self, compute: str) -> Rates:
-        """What settings are derived from, for a model that multiplies in this type."""
-        return Rates(self.bandwidth, self.rate(compute), self.source)
+        """The rates of models that multiply in a type; float32's for a type without units."""
+        rate = self.rates.get(compute, self.rates["float32"])
+        return Rates(self.bandwidth, rate, self.source)
 
 
-@dataclass(frozen=True, slots=True)
-class Paper:
-    """W, N and G for the paper's algorithm.
+class Paper(_Table):
+    """W, N and G for the paper's algorithm, with the publication that gives them."""
+
+    up_to_parameters: Positive = math.inf
+    window: Whole
+    ngram: Whole
+    guesses: Whole
+    source: Text
+
+    @model_validator(mode="after")
+    def _is_in_range(self) -> Paper:
+        _ = self.lookahead  # raises ConfigError, a ValueError
+        return self
+
+    @property
+    def lookahead(self) -> LookaheadConfig:
+        """As the decoder takes them: the trajectory is the only source."""
+        return LookaheadConfig(self.window, self.ngram, self.guesses, sources=("trajectory",))
+
+
+class Setting(_Table):
+    """Explicit settings for models up to a size.
 
     Attributes:
-        up_to_parameters: the largest model that this is meant for.
-        lookahead: the values; the trajectory is the only source.
-        source: where they were published.
+        up_to_parameters: the largest model that this is for.
+        weights: types of weights that it is for, as in `ModelShape`; () for any.
+        origin: "measured: ...", "published: ..." or "derived: ...".
     """
 
-    up_to_parameters: float
-    lookahead: LookaheadConfig
-    source: str
+    up_to_parameters: Positive = math.inf
+    weights: tuple[Annotated[str, AfterValidator(_known_weights)], ...] = ()
+    window: Whole
+    ngram: Whole
+    guesses: Whole
+    budget: Whole | None = None
+    sources: tuple[str, ...] = SOURCES
+    widths: tuple[Whole, ...] = ()
+    origin: Annotated[Text, AfterValidator(_origin)]
+    step_cost: Annotated[StepCost, BeforeValidator(_step_cost)] = StepCost()
 
+    @classmethod
+    def of(cls, lookahead: LookaheadConfig, origin: str) -> Setting:
+        """A setting for every model that gives all values."""
+        return cls(origin=origin, **{name: getattr(lookahead, name) for name in VALUES})
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """Settings for models up to a size.
+    @model_validator(mode="after")
+    def _is_in_range(self) -> Setting:
+        _ = self.lookahead  # raises ConfigError, a ValueError
+        return self
 
-    Attributes:
-        up_to_parameters: the largest model that this is meant for.
-        weights: types of weights that it is meant for, as in `ModelShape`; () for any.  The
-            method of a checkpoint may be one that this program has never heard of.
-        lookahead: the values.
-        origin: whether they were measured, published or derived, and where.
-        given: the names of the values that the file gives; the others are defaults.
-    """
+    @property
+    def lookahead(self) -> LookaheadConfig:
+        """The values as the decoder takes them."""
+        return LookaheadConfig(**{name: getattr(self, name) for name in VALUES})
 
-    up_to_parameters: float
-    weights: tuple[str, ...]
-    lookahead: LookaheadConfig
-    origin: str
-    given: frozenset[str] = frozenset(VALUES)
+    @property
+    def origins(self) -> dict[str, str]:
+        """The origin of each value, by the names in `VALUES`."""
+        given = self.model_fields_set
+        return {v: self.origin if v in given else _DEFAULTS[v] for v in VALUES}
 
     def fits(self, shape: ModelShape) -> bool:
-        """Whether it is meant for a model."""
+        """Whether it is for a model."""
         sized = shape.parameters <= self.up_to_parameters
         return sized and (not self.weights or shape.weights in self.weights)
 
@@ -103,12 +188,12 @@ class Setting:
         return typed and other.up_to_parameters <= self.up_to_parameters
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Tuned:
-    """What a profile was tuned on, and holds for.
+    """What `lade tune` measured a profile on; the profile holds for this only.
 
     Attributes:
-        device: what `user.key_of` says of it.
+        device: its `user.key_of`.
         parameters: of the model.
         weights: their type, as in `ModelShape`.
         attention: the backend.
@@ -116,42 +201,61 @@ class Tuned:
         date: YYYY-MM-DD.
     """
 
-    device: str
-    parameters: float
-    weights: str
-    attention: str
-    versions: Mapping[str, str]
-    date: str
+    device: Text
+    parameters: Positive
+    weights: Text
+    attention: Text
+    versions: Mapping[str, Text]
+    date: Text
 
 
-@dataclass(frozen=True, slots=True)
-class Profile:
+class Profile(_Table):
     """Settings for a kind of hardware.
 
     Attributes:
         name: of the file.
         description: one line for people.
-        devices: names of what it is for, as whole words: GPUs, and in the user's own profiles
-            processors too; () for one that is found by the kind of the device, or only forced.
+        place: where it is from: "shipped", "yours", "tuned", or "measured" a moment ago.
+        devices: names of the devices, matched as whole words; () for a profile that is found by
+            the kind of the device, or only by `--profile`.
         not_devices: words that the device's name must not have.
         memory: sizes in bytes that these devices come with; () for any.
         hardware: what settings are derived from; None where `settings` cover every model.
         papers: settings of the paper's algorithm, the smallest models first.
         settings: explicit ones; the first that fits a model counts.
-        tuned: what `lade tune` measured it on; None for profiles that it did not write.
-        place: where it is from: "shipped", "yours", "tuned", or "measured" a moment ago.
+        tuned: None for profiles that `lade tune` did not write.
     """
 
-    name: str
-    description: str
+    name: str = Field(exclude=True)
+    place: str = Field(default="shipped", exclude=True)
+    description: Text
     devices: tuple[str, ...] = ()
     not_devices: tuple[str, ...] = ()
-    memory: tuple[float, ...] = ()
+    memory: tuple[Positive, ...] = ()
     hardware: Hardware | None = None
-    papers: tuple[Paper, ...] = ()
-    settings: tuple[Setting, ...] = ()
+    papers: tuple[Paper, ...] = Field(
+        default=(), validation_alias="paper", serialization_alias="paper"
+    )
+    settings: tuple[Setting, ...] = Field(
+        default=(), validation_alias="setting", serialization_alias="setting"
+    )
     tuned: Tuned | None = None
-    place: str = field(default="shipped", compare=False)
+
+    @model_validator(mode="after")
+    def _settles_every_model(self) -> Profile:
+        if not self.hardware and not any(s.covers(_EVERY_MODEL) for s in self.settings):
+            raise ValueError(
+                "lacks [hardware] to derive from, and no setting is for every model; add either,"
+                " a [[setting]] without up_to_parameters and weights"
+            )
+        for n, setting in enumerate(self.settings):
+            for m, earlier in enumerate(self.settings[:n]):
+                if earlier.covers(setting):
+                    raise ValueError(
+                        f"setting {n + 1} never counts: setting {m + 1} comes first and fits every"
+                        " model that it fits; swap them, or remove one"
+                    )
+        return self
 
     def setting(self, shape: ModelShape) -> Setting | None:
         """The explicit setting for a model, if there is one."""
@@ -162,122 +266,62 @@ class Profile:
         return next((p for p in self.papers if parameters <= p.up_to_parameters), None)
 
 
-def parse(name: str, text: str) -> Profile:
+_EVERY_MODEL = Setting.of(LookaheadConfig(), "derived")
+_SECTIONS: Mapping[str, type] = {
+    "hardware": Hardware,
+    "paper": Paper,
+    "setting": Setting,
+    "tuned": Tuned,
+}
+_KEYS = ("description", "devices", "not_devices", "memory", *_SECTIONS)
+
+
+def parse(name: str, text: str, place: str = "shipped") -> Profile:
     """A profile from the text of its file.
 
     Raises:
-        UsageError: the text is no TOML, has an unknown key, lacks one, has one with a value
-            that it cannot have, or a setting that an earlier one leaves no model; the message
-            names the profile, the place and the key.
+        UsageError: the text is no TOML or breaks the schema; one line names the profile, the
+            place in it and the fix.
     """
     try:
-        top = Table(f"profile {name}", toml.loads(text))
+        data = toml.loads(text)
     except toml.TOMLDecodeError as error:
         raise UsageError(f"profile {name} is no valid TOML: {error}") from error
-    top.only("description", "devices", "not_devices", "memory", *_SECTIONS)
-    profile = Profile(
-        name,
-        top.text("description"),
-        top.texts("devices"),
-        top.texts("not_devices"),
-        top.numbers("memory"),
-        _hardware(top.table("hardware")) if "hardware" in top.data else None,
-        tuple(map(_paper, top.tables("paper"))),
-        tuple(map(_setting, top.tables("setting"))),
-        _tuned(top.table("tuned")) if "tuned" in top.data else None,
-    )
-    whole = any(s.up_to_parameters == math.inf and not s.weights for s in profile.settings)
-    if profile.hardware is None and not whole:
-        raise UsageError(
-            f"profile {name} lacks [hardware] to derive from, and no setting is for every model;"
-            " add either, a [[setting]] without up_to_parameters and weights"
-        )
-    _all_count(profile)
-    return profile
+    for key in data:
+        if key not in _KEYS:
+            raise UsageError(_unknown(f"profile {name}", key, _KEYS))
+    try:
+        return Profile.model_validate({**data, "name": name, "place": place})
+    except ValidationError as error:
+        raise UsageError(_fault(f"profile {name}", error)) from error
 
 
-def _all_count(profile: Profile) -> None:
-    """Refuse a setting that no model gets, since the first that fits counts."""
-    for n, setting in enumerate(profile.settings):
-        for m, earlier in enumerate(profile.settings[:n]):
-            if earlier.covers(setting):
-                raise UsageError(
-                    f"profile {profile.name}, setting {n + 1} never counts: setting {m + 1} comes"
-                    " first and fits every model that it fits; swap them, or remove one"
-                )
+def _fault(where: str, error: ValidationError) -> str:
+    """The first fault that pydantic found, in one line: place, key, what is wrong."""
+    fault = error.errors()[0]
+    # ("setting", 0, "window") -> "setting 1", "window"
+    path: list[str] = []
+    for step in fault["loc"]:
+        if isinstance(step, int):
+            path[-1] += f" {step + 1}"
+        else:
+            path.append(step)
+    if fault["type"] == "value_error":
+        tables = [step for step in path if step.split()[0] in _SECTIONS]
+        return f"{', '.join([where, *tables])}: {fault['ctx']['error']}"
+    *tables, key = path
+    where = ", ".join([where, *tables])
+    if fault["type"] == "missing":
+        return f"{where} lacks {key!r}"
+    if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return _unknown(where, key, _SECTIONS[tables[0].split()[0]].__annotations__)
+    must = fault["msg"].replace("Input should", "must").replace("a valid tuple", "a list")
+    if fault["type"] in ("model_type", "dataclass_type", "dict_type", "mapping_type"):
+        must = "must be a table"
+    if fault["type"] == "string_pattern_mismatch":
+        must = "must be a text with something in it"
+    return f"{where}: {key} {must}, not {fault['input']!r}"
 
 
-def _hardware(table: Table) -> Hardware:
-    table.only("bandwidth", "rates", "source")
-    rates = table.table("rates")
-    rates.only(*FULL)
-    rates.number("float32")  # needed, for types that have no units of their own
-    speeds = {kind: rates.number(kind) for kind in rates.data}
-    return Hardware(table.number("bandwidth"), speeds, table.text("source"))
-
-
-def _paper(table: Table) -> Paper:
-    table.only("up_to_parameters", "window", "ngram", "guesses", "source")
-    window, ngram, guesses = map(table.whole, ("window", "ngram", "guesses"))
-    with table.refusing():
-        lookahead = LookaheadConfig(window, ngram, guesses, sources=("trajectory",))
-    return Paper(table.number("up_to_parameters", math.inf), lookahead, table.text("source"))
-
-
-def _setting(table: Table) -> Setting:
-    table.only("up_to_parameters", "weights", *VALUES, "origin")
-    with table.refusing():
-        lookahead = LookaheadConfig(
-            window=table.whole("window"),
-            ngram=table.whole("ngram"),
-            guesses=table.whole("guesses"),
-            budget=table.whole("budget") if "budget" in table.data else None,
-            sources=table.texts("sources", SOURCES),
-            step_cost=_step_cost(table),
-            widths=table.wholes("widths"),
-        )
-    origin = table.text("origin")
-    if not _ORIGIN.match(origin):
-        raise UsageError(
-            f"{table.where}: origin must begin with measured, published or derived, not {origin!r}"
-        )
-    limit = table.number("up_to_parameters", math.inf)
-    given = frozenset(table.data) & frozenset(VALUES)
-    return Setting(limit, _weights(table), lookahead, origin, given)
-
-
-def _weights(table: Table) -> tuple[str, ...]:
-    """Types of weights; a word that looks like a slip is refused, others may be new methods."""
-    words = table.texts("weights")
-    for word in words:
-        if word in _WEIGHTS:
-            continue
-        plain = word.strip().lower()
-        near = difflib.get_close_matches(plain, _WEIGHTS, n=1, cutoff=0.75)
-        meant = _OTHER_WORDS.get(plain) or (near[0] if near else None)
-        if meant is not None:
-            raise UsageError(
-                f"{table.where}: unknown type of weights {word!r}; did you mean {meant}?"
-            )
-    return words
-
-
-def _step_cost(table: Table) -> StepCost:
-    if "step_cost" not in table.data:
-        return StepCost()
-    cost = table.table("step_cost")
-    cost.only(*(known.name for known in fields(StepCost)))
-    return StepCost(**cost.data)
-
-
-def _tuned(table: Table) -> Tuned:
-    table.only(*(known.name for known in fields(Tuned)))
-    versions = table.table("versions")
-    return Tuned(
-        table.text("device"),
-        table.number("parameters"),
-        table.text("weights"),
-        table.text("attention"),
-        {name: versions.text(name) for name in versions.data},
-        table.text("date"),
-    )
+def _unknown(where: str, key: str, known: Iterable[str]) -> str:
+    return f"{where}: unknown key {key!r}; known: {', '.join(sorted(known))}"

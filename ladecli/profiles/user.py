@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from ..errors import LadeError, UsageError
 from ..outputs import write_whole
 from ..shape import ModelShape
 from .recognise import NamedDevice
-from .schema import Profile, Setting, Tuned, parse
+from .schema import Profile, Tuned, parse
 
 NEAR = 0.1
 """A tuned profile is for models whose size differs by at most this share."""
-_VERSIONS = {"torch": "torch", "transformers": "transformers", "lade": "ladecli"}
+_PACKAGES = {"torch": "torch", "transformers": "transformers", "lade": "ladecli"}
 """What a measurement depends on, and the names of the packages."""
-_LIST = re.compile(r"\[\n(?: +[-+.\w]+,\n)+ *\]")
-"""A list of numbers as `tomli_w` writes it."""
+_NUMBER = r"[-+.\w]+"
+_NUMBERS = re.compile(rf"\[\n(?: +{_NUMBER},\n)+ *\]")
+"""A list of numbers as `tomli_w` writes it, a line for each."""
 
 
 def folder() -> Path:
@@ -34,7 +31,7 @@ def folder() -> Path:
 
 
 def names() -> list[str]:
-    """The profiles that have a file, whole or not."""
+    """The profiles that have a file, valid or not."""
     try:
         return sorted(path.stem for path in folder().iterdir() if path.suffix == ".toml")
     except OSError:
@@ -47,43 +44,71 @@ def path_of(name: str) -> Path:
 
 
 def read(name: str) -> Profile:
-    """One of them.
+    """One of the user's profiles.
 
     Raises:
         UsageError: its file cannot be read or breaks the schema; the message names the file.
     """
     path = path_of(name)
     try:
-        profile = parse(name, path.read_text(encoding="utf-8"))
+        profile = parse(name, path.read_text(encoding="utf-8"), "yours")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"the profile {path} cannot be read: {error}") from error
     except UsageError as error:
         raise UsageError(f"{error} (in {path})") from error
-    return replace(profile, place="tuned" if profile.tuned else "yours")
+    return profile.model_copy(update={"place": "tuned"}) if profile.tuned else profile
 
 
 def read_all() -> tuple[list[Profile], list[str]]:
-    """All that are whole, and a line about each that is not."""
+    """All that are valid, and a line about each that is not."""
     found: list[Profile] = []
     faults: list[str] = []
     for name in names():
-        with _collected(faults):
+        try:
             found.append(read(name))
+        except UsageError as error:  # noqa: PERF203  one broken file must not hide the others
+            faults.append(f"{error}; left out")
     return found, faults
 
 
-@contextlib.contextmanager
-def _collected(faults: list[str]) -> Iterator[None]:
-    """Go on where a profile is broken, with one line more among the faults."""
+def make_folder() -> None:
+    """Make the folder of the files, if it is not there.
+
+    Raises:
+        LadeError: it cannot be made, or nothing can be written to it.
+    """
+    place = folder()
     try:
-        yield
-    except UsageError as error:
-        faults.append(f"{error}; left out")
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LadeError(f"the folder {place} cannot be made: {error.strerror}") from error
+    if not os.access(place, os.W_OK):
+        raise LadeError(f"nothing can be written to the folder {place}")
+
+
+def write(profile: Profile) -> Path:
+    """Write a profile to its file and return the path.
+
+    Raises:
+        LadeError: it cannot be written; an older file is still there.
+    """
+    make_folder()
+    path = path_of(profile.name)
+    write_whole(path, dump(profile), "the profile")
+    return path
+
+
+def dump(profile: Profile) -> str:
+    """The text of a profile's file; `parse` reads it again."""
+    import tomli_w
+
+    text = tomli_w.dumps(profile.model_dump(by_alias=True, exclude_unset=True, exclude_none=True))
+    return _NUMBERS.sub(lambda found: f"[{', '.join(re.findall(_NUMBER, found[0]))}]", text)
 
 
 def versions_here() -> dict[str, str]:
-    """The versions that are installed of what a measurement depends on."""
-    return {name: _version(package) for name, package in _VERSIONS.items()}
+    """The installed versions of what a measurement depends on."""
+    return {name: _version(package) for name, package in _PACKAGES.items()}
 
 
 def key_of(device: NamedDevice) -> str:
@@ -100,27 +125,28 @@ def tuned_for(
     attention: str,
     versions: Mapping[str, str] | None = None,
 ) -> tuple[Profile | None, list[str]]:
-    """The profile that was tuned for a model on this machine, and what to tell the user.
+    """The profile that was tuned for a model on this machine, and notices about outdated ones.
 
     Of several, the one for the nearest size, then the newest.
 
     Args:
-        profiles: the ones to choose from.
+        profiles: the user's.
         device: where the model runs.
         shape: of the model.
         attention: the backend.
         versions: of what a measurement depends on; None for what is installed.
     """
-    fitting = [p for p in profiles if p.tuned and _is_for(p.tuned, device, shape, attention)]
-    fitting.sort(key=lambda p: p.tuned.date if p.tuned else "", reverse=True)
-    fitting.sort(key=lambda p: _gap(p.tuned.parameters if p.tuned else 0.0, shape.parameters))
+    fitting = [
+        (profile, tuned)
+        for profile in profiles
+        if (tuned := profile.tuned) and _is_for(tuned, device, shape, attention)
+    ]
+    fitting.sort(key=lambda pair: pair[1].date, reverse=True)
+    fitting.sort(key=lambda pair: _gap(pair[1], shape))
     notices: list[str] = []
-    if not fitting:
-        return None, notices
-    versions = versions_here() if versions is None else versions
-    for profile in fitting:
-        changes = changed(profile, versions)
-        if not changes:
+    for profile, _ in fitting:
+        versions = versions_here() if versions is None else versions
+        if not (changes := changed(profile, versions)):
             return profile, []
         notices.append(
             f"profile {profile.name} is not used: it was tuned with {', '.join(changes)};"
@@ -140,7 +166,7 @@ def changed(profile: Profile, versions: Mapping[str, str]) -> list[str]:
 
 
 def misfit(profile: Profile, device: NamedDevice, shape: ModelShape, attention: str) -> list[str]:
-    """What to tell someone who forces a profile that was tuned for something else."""
+    """A notice if a profile that the user asks for was tuned for something else."""
     tuned = profile.tuned
     if tuned is None or _is_for(tuned, device, shape, attention):
         return []
@@ -165,83 +191,13 @@ def short(parameters: float) -> str:
     return f"{parameters:.0f}"
 
 
-def make_folder() -> None:
-    """Make the folder of the files, if it is not there.
-
-    Raises:
-        LadeError: it cannot be made, or nothing can be written to it.
-    """
-    place = folder()
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LadeError(f"the folder {place} cannot be made: {error.strerror}") from error
-    if not os.access(place, os.W_OK):
-        raise LadeError(f"nothing can be written to the folder {place}")
-
-
-def write(profile: Profile) -> Path:
-    """Write a profile to its file, whole or not at all, and say where.
-
-    Raises:
-        LadeError: it cannot be written.
-    """
-    make_folder()
-    path = path_of(profile.name)
-    write_whole(path, dump(profile), "the profile")
-    return path
-
-
-def dump(profile: Profile) -> str:
-    """The text of a profile's file; `parse` reads it again."""
-    import tomli_w
-
-    data: dict[str, Any] = {"description": profile.description}
-    for key in ("devices", "not_devices", "memory"):
-        if getattr(profile, key):
-            data[key] = list(getattr(profile, key))
-    if profile.hardware is not None:
-        data["hardware"] = asdict(profile.hardware)
-    if profile.tuned is not None:
-        data["tuned"] = asdict(profile.tuned)
-    for paper in profile.papers:
-        values = {key: getattr(paper.lookahead, key) for key in ("window", "ngram", "guesses")}
-        entry = {**_limit(paper.up_to_parameters), **values, "source": paper.source}
-        data.setdefault("paper", []).append(entry)
-    for setting in profile.settings:
-        data.setdefault("setting", []).append(_entry(setting))
-    text = tomli_w.dumps(data)
-    # One line for each list: the writer gives one to every number.
-    return _LIST.sub(
-        lambda found: " ".join(found[0].split()).replace("[ ", "[").replace(", ]", "]"), text
-    )
-
-
-def _entry(setting: Setting) -> dict[str, Any]:
-    entry: dict[str, Any] = _limit(setting.up_to_parameters)
-    if setting.weights:
-        entry["weights"] = list(setting.weights)
-    values = asdict(setting.lookahead)
-    # TOML has no None: a budget that follows from W, N and G is left out.
-    entry |= {k: v for k, v in values.items() if k in setting.given and v is not None}
-    # A table comes last, or what follows it would belong to it.
-    cost = entry.pop("step_cost", None)
-    entry["origin"] = setting.origin
-    return entry if cost is None else {**entry, "step_cost": cost}
-
-
-def _limit(parameters: float) -> dict[str, float]:
-    return {} if parameters == math.inf else {"up_to_parameters": parameters}
-
-
 def _is_for(tuned: Tuned, device: NamedDevice, shape: ModelShape, attention: str) -> bool:
     same = (tuned.device, tuned.weights, tuned.attention)
-    near = _gap(tuned.parameters, shape.parameters) <= NEAR
-    return near and same == (key_of(device), shape.weights, attention)
+    return _gap(tuned, shape) <= NEAR and same == (key_of(device), shape.weights, attention)
 
 
-def _gap(tuned: float, parameters: float) -> float:
-    return abs(parameters - tuned) / tuned if tuned else math.inf
+def _gap(tuned: Tuned, shape: ModelShape) -> float:
+    return abs(shape.parameters - tuned.parameters) / tuned.parameters
 
 
 def _version(package: str) -> str:

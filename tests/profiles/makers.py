@@ -62,5 +62,11 @@ def tuned(**changes: object) -> Profile:
     record = Tuned(**key)
     cost = StepCost((1, 4, 16), (64, 512), ((1.0, 1.2, 1.6), (1.0, 1.25, 1.7)))
     lookahead = LookaheadConfig(3, 3, 4, 16, ("context",), cost, (1, 4, 8, 16))
-    setting = Setting(float("inf"), (), lookahead, "measured: AMD EPYC, 2026-11-21")
-    return Profile(user.name_for(record), "tuned", settings=(setting,), tuned=record)
+    setting = Setting.of(lookahead, "measured: AMD EPYC, 2026-11-21")
+    return Profile(
+        name=user.name_for(record),
+        place="tuned",
+        description="tuned",
+        settings=(setting,),
+        tuned=record,
+    )

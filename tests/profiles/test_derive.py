@@ -60,7 +60,6 @@ def model(
 DENSE = model()
 EXPERTS = model(8e9, 2e9)  # 16 GB, a quarter of which any one token meets
 PACKED = model(8e9, weights="nf4", weight_bytes=4.5e9)
-PACKED_SINGLE = model(8e9, weights="nf4", weight_bytes=4.5e9, compute="float32")
 EIGHT = model(8e9, weights="int8", weight_bytes=8e9)
 
 
@@ -81,30 +80,20 @@ EIGHT = model(8e9, weights="int8", weight_bytes=8e9)
         pytest.param(
             model(heads=800), 75, 50_000, 26.29 + 74 * 0.0035, id="attention multiplies, too"
         ),
-        # A quarter of the weights, then 1 - 0.75 ** width of them: 43.75 % and 57.8 % of 16 GB.
+        # A quarter of the weights, then 1 - 0.75 ** width of them: 43.75 % of 16 GB.
         pytest.param(EXPERTS, 1, 0, 4.0, id="one token meets its experts"),
         pytest.param(EXPERTS, 2, 0, 7.0 + 0.0035, id="two tokens meet others"),
-        pytest.param(EXPERTS, 3, 0, 9.25 + 2 * 0.0035, id="and three still others"),
         # 4 GFLOP a token, not 16: 53.33 ms; with reading all 16 GB, the norm is 53.44.
         pytest.param(EXPERTS, 1000, 0, 53.44 + 999 * 0.0035, id="only its own multiply a token"),
         # Unpacked weights, 8e9 * 2 bytes, are written and read again.
         pytest.param(PACKED, 1, 0, 4.5, id="packed weights are multiplied by one token"),
         pytest.param(PACKED, 2, 0, 36.5 + 0.0035, id="and are unpacked for two"),
-        pytest.param(PACKED_SINGLE, 2, 0, 68.5 + 0.0035, id="into the type that is multiplied"),
         pytest.param(EIGHT, 2, 0, 8.0 + 0.0035, id="8 bits are not"),
     ],
 )
 def test_step_times(shape: ModelShape, width: int, context: int, milliseconds: float) -> None:
     found = 1e3 * step_seconds(GPU, shape, width, context, captured=False)
     assert found == pytest.approx(milliseconds, rel=3e-4)
-
-
-def test_drafting_takes_host_time_however_fast_the_device() -> None:
-    for captured in (False, True):
-        plain, wide = (
-            step_seconds(BOUNDLESS, DENSE, width, 0, captured=captured) for width in (1, 128)
-        )
-        assert wide - plain == pytest.approx(127 * 3.5e-6)
 
 
 def test_no_step_is_faster_than_the_launch_of_its_kernels() -> None:
@@ -116,11 +105,6 @@ def test_no_step_is_faster_than_the_launch_of_its_kernels() -> None:
     assert step_seconds(both, DENSE, 1, 0, captured=False) == pytest.approx(
         1.1892 * LAUNCH, rel=1e-4
     )
-
-
-def test_while_kernels_are_launched_wide_steps_are_cheap() -> None:
-    few, many = (derive(GPU, model(layers=layers), captured=False).step_cost for layers in (1, 32))
-    assert few.at(64, 1024) > 1.1 > many.at(64, 1024) > 1.0
 
 
 def test_in_a_captured_step_small_kernels_come_on_top() -> None:
@@ -162,9 +146,7 @@ def test_a_derived_curve_is_that_of_its_step_times() -> None:
     [
         pytest.param({1: 1.0, 128: 1.0}, 128, ALL, id="width is free"),
         pytest.param({1: 1.0, 32: 1.0, 64: 1.25, 128: 2.0}, 64, ALL, id="up to the limit"),
-        pytest.param({1: 1.0, 32: 1.0, 64: 1.26, 128: 2.0}, 48, ALL, id="and not beyond it"),
         pytest.param({1: 1.0, 10: 1.1, 32: 1.2, 64: 1.5}, 32, ALL, id="a window that just pays"),
-        pytest.param({1: 1.0, 10: 1.11, 64: 1.2, 128: 2.0}, 64, NO_WINDOW, id="one that does not"),
         pytest.param({1: 1.0, 24: 1.2, 32: 1.3}, 24, NO_WINDOW, id="too narrow for a window"),
         pytest.param({1: 1.0, 128: 128.0}, 2, NO_WINDOW, id="every token costs a step"),
         # A dear first draft does not make the second one dear: 5 * 1.25 = 6.25.
@@ -177,7 +159,7 @@ def test_settings_that_follow(
     costs: dict[int, float], budget: int, sources: tuple[str, ...]
 ) -> None:
     row = tuple(costs.values())
-    # Behind a longer text steps are dearer; the shortest one decides.
+    # After a longer text steps are dearer; the shortest one decides.
     later = tuple(1.0 + 3.0 * (value - 1.0) for value in row)
     cost = StepCost(tuple(costs), (1024, 4096), (row, later))
     found = fitted(cost)

@@ -6,7 +6,7 @@ import pytest
 
 from ladecli import profiles
 from ladecli.profiles import Profile
-from ladecli.profiles.recognise import is_part, recognise
+from ladecli.profiles.recognise import recognise
 
 from .makers import Fake
 
@@ -15,17 +15,13 @@ SHIPPED = [profiles.shipped(name) for name in profiles.shipped_names()]
 # Name as the driver reports it, memory in GiB (0: unknown), profile.
 DEVICES = [
     ("NVIDIA A100-SXM4-40GB", 39.4, "a100"),
-    ("A100-SXM4-40GB", 39.6, "a100"),
-    ("NVIDIA A100-PCIE-40GB", 39.4, "a100"),
     ("NVIDIA A100-SXM4-40GB", 0, "a100"),
     ("NVIDIA A100-SXM4-80GB", 79.2, "a100-80gb"),
     ("NVIDIA A100 80GB PCIe", 79.2, "a100-80gb"),
     ("NVIDIA A100-SXM4-80GB", 0, "a100-80gb"),
     ("NVIDIA A100", 79.2, "a100-80gb"),
-    ("NVIDIA A100", 39.4, "a100"),
     ("NVIDIA A100", 0, "a100"),
     ("NVIDIA H100 80GB HBM3", 79.1, "h100"),
-    ("NVIDIA H100", 79.1, "h100"),
     ("NVIDIA H100 PCIe", 79.1, "h100-pcie"),
     ("NVIDIA H100 80GB HBM2e", 79.1, "h100-pcie"),
     ("NVIDIA H200", 139.8, "h200"),
@@ -34,80 +30,61 @@ DEVICES = [
     ("NVIDIA L40S", 44.4, "l40s"),
     ("NVIDIA A10G", 22.0, "a10g"),
     ("Tesla T4", 14.6, "t4"),
-    ("NVIDIA T4", 14.6, "t4"),
     ("Tesla V100-SXM2-16GB", 15.8, "v100"),
     ("Tesla V100-SXM2-32GB", 31.7, "v100"),
-    ("Tesla V100-PCIE-16GB", 15.8, "v100"),
     ("NVIDIA GeForce RTX 3090", 23.7, "rtx3090"),
-    ("GeForce RTX 3090", 23.7, "rtx3090"),
     ("NVIDIA GeForce RTX 3090 Ti", 23.7, "rtx3090"),
-    ("NVIDIA GeForce RTX 4090", 23.6, "rtx4090"),
     ("nvidia geforce rtx 4090", 23.6, "rtx4090"),
     ("NVIDIA GeForce RTX 5090", 31.4, "rtx5090"),
     ("AMD Instinct MI300X", 191.7, "mi300x"),
-    ("AMD Instinct MI300X VF", 191.7, "mi300x"),
 ]
 
 UNKNOWN = [
     # Names that have a known one inside.
     ("NVIDIA GH200 480GB", 94.5),
-    ("NVIDIA GB200", 184.0),
     ("NVIDIA L40", 44.4),
-    ("NVIDIA L40G", 22.0),
     ("NVIDIA A10", 22.0),
-    ("NVIDIA A100X", 79.2),
-    ("NVIDIA T400", 1.9),
     ("NVIDIA T400 4GB", 3.8),
     ("NVIDIA T4G", 14.6),
     ("Tesla V100S-PCIE-32GB", 31.7),
     ("NVIDIA H20", 95.0),
     ("NVIDIA H800", 79.1),
-    ("NVIDIA A800-SXM4-80GB", 79.2),
     ("AMD Instinct MI300A", 128.0),
-    ("AMD Instinct MI325X", 256.0),
-    ("NVIDIA RTX A4090", 23.6),
     ("NVIDIA GeForce RTX 40900", 23.6),
     # Other versions of known chips.
     ("NVIDIA GeForce RTX 4090 D", 23.6),
-    ("NVIDIA GeForce RTX 5090 D", 31.4),
     ("NVIDIA GeForce RTX 5090 D v2", 23.4),
     ("NVIDIA H100 NVL", 93.1),
     ("NVIDIA H100 64GB HBM2", 63.4),
-    ("NVIDIA H100 96GB HBM3", 94.5),
     ("NVIDIA H200 NVL", 139.8),
     ("NVIDIA A100-SXM-64GB", 63.4),
-    ("Tesla V100-FHHL-16GB", 15.8),
     # Slices and smaller parts.
     ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", 9.5),
-    ("NVIDIA A100-SXM4-40GB MIG 7g.40gb", 39.4),
     ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", 39.3),
-    ("NVIDIA B200 MIG 1g.23gb", 21.6),
     ("GRID A100D-20C", 20.0),
-    ("GRID A100-40C", 40.0),
     ("NVIDIA A100-40C", 40.0),
     ("NVIDIA A100-1-5CME", 5.0),
     ("GRID T4-16Q", 16.0),
-    ("NVIDIA L40S-48Q", 48.0),
     ("NVIDIA GeForce RTX 4090 Laptop GPU", 15.7),
-    ("NVIDIA GeForce RTX 5090 Laptop GPU", 23.4),
     ("NVIDIA GeForce RTX 3090 with Max-Q Design", 23.7),
     # The name of the whole, with the memory of a part or of a rebuilt card.
     ("NVIDIA A100-SXM4-80GB", 39.4),
     ("NVIDIA A100-SXM4-40GB", 9.5),
     ("NVIDIA GeForce RTX 4090", 47.4),
     ("NVIDIA H100 80GB HBM3", 39.1),
-    ("AMD Instinct MI300X", 24.0),
     # No name to speak of.
     ("", 0),
-    ("GPU", 0),
-    ("unknown GPU", 79.1),
     ("gfx942:sramecc+:xnack-", 191.7),
     ("NVIDIA Graphics Device", 79.1),
     ("NVIDIA A\u200b100", 39.4),
     ("\uff34\uff14", 14.6),
-    ("显卡 4090", 23.6),
-    ("-- _ --", 0),
 ]
+
+
+def profile(name: str, *devices: str, memory: float | None = None) -> Profile:
+    """A profile for devices of these names."""
+    values = {"devices": devices, "memory": (memory,) if memory else ()}
+    return profiles.shipped("l4").model_copy(update={"name": name, "not_devices": (), **values})
 
 
 @pytest.mark.parametrize(("label", "memory", "expected"), DEVICES)
@@ -148,34 +125,27 @@ def test_names_of_gpus_are_not_for_other_devices(kind: str, label: str, expected
     ],
 )
 def test_the_users_own_come_before_the_shipped(device: Fake, expected: str | None) -> None:
-    mine = [
-        Profile("server", "", ("AMD EPYC", "QEMU")),
-        Profile("mac", "", ("Apple M2",)),
-        Profile("short", "", ("A100",)),
-        Profile("far", "", ("H100",), memory=(40e9,)),
-        Profile("l4", "in the place of the shipped one", ("L40",)),
+    own = [
+        profile("server", "AMD EPYC", "QEMU"),
+        profile("mac", "Apple M2"),
+        profile("short", "A100"),
+        profile("far", "H100", memory=40e9),
+        profile("l4", "L40"),  # replaces the shipped one
     ]
-    found = profiles.usual(device, mine)
+    found = profiles.usual(device, own)
     assert (found and found.name) == expected
 
 
-def test_what_is_a_part() -> None:
-    for label in ("NVIDIA A100-4C", "x Max-Q", "a Mobile GPU", "NVIDIA A16-2B", "GRID K1"):
-        assert is_part(label), label
-    for label in ("NVIDIA T400 4GB", "Quadro RTX 8000", "Migrated", "NVIDIA H100 80GB HBM3"):
-        assert not is_part(label), label
-
-
 def test_the_longest_name_wins_then_the_closest_memory_then_the_first() -> None:
-    short = Profile("short", "", ("X1",), memory=(40e9,))
-    long = Profile("long", "", ("X1 Super",), memory=(40e9,))
-    large = Profile("large", "", ("X1",), memory=(48e9,))
-    twin = Profile("twin", "", ("X1",), memory=(40e9,))
+    short = profile("short", "X1", memory=40e9)
+    long = profile("long", "X1 Super", memory=40e9)
+    large = profile("large", "X1", memory=48e9)
+    twin = profile("twin", "X1", memory=40e9)
     everything = [short, long, large, twin]
 
     def found(label: str, memory: float) -> str:
-        profile = recognise(Fake("cuda", label, int(memory)), everything)
-        return profile.name if profile else "none"
+        match = recognise(Fake("cuda", label, int(memory)), everything)
+        return match.name if match else "none"
 
     assert found("ACME X1 Super", 40e9) == "long"
     assert found("ACME X1 Very Super", 40e9) == "long"
