@@ -70,15 +70,6 @@ def padded(text: Text, width: int) -> Text:
     return text.append(" " * (width - text.cell_len))
 
 
-def section(name: str, about: str, width: int) -> Text:
-    """The line above a part of the screen."""
-    line = styled(f"{name} ", "bold").append(about, "dim")
-    line = cropped(line, width)
-    if (rest := width - line.cell_len) > 2:
-        line.append(" " + "─" * (rest - 1), "dim")
-    return line
-
-
 def wrapped(text: Text, width: int) -> list[Text]:
     """The lines of `text`, broken between words where there are any; spaces stay.
 

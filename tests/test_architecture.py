@@ -24,7 +24,7 @@ MODEL_ROOM = (
 LIGHT = (
     *("visualize", "events", "metrics", "settings", "options", "prompts", "profiles", "chat"),
     *("generate", "replay", "export", "live", "markdown", "repl.completion"),
-    *("inspect.browse", "inspect.trace", "terminal", "records", "views"),
+    *("inspector", "trace", "terminal", "records", "views"),
     *("tune", "tuning.report", "profile_list", "memory", "suites", "shape", "plan"),
     *("parallel.start", "parallel.follow", "parallel.agreement", "parallel.place"),
     *("bench.command", "bench.report", "bench.comparing.compare", "bench.comparing.command"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..bench.dialogue import Dialogue
 from ..bench.result import Skipped
 from ..decoder.errors import PromptError
-from ..inspect.trace import speller
+from ..trace import speller
 from ..visualize import printable
 from .answer import Answer, Watch, decode
 from .outcome import Compared, Divergence, Spelled
