@@ -868,7 +868,7 @@ def test_replay_refuses_what_is_no_trace(lade: Any, tmp_path: Path) -> None:
     result = lade("replay", str(tmp_path / "x"))
     assert result.code == 2
     assert result.err == (
-        f"lade: {tmp_path}/x is no trace; lade generate --trace FILE records one\n"
+        f"lade: {tmp_path}/x is not a trace; lade generate --trace FILE records one\n"
     )
     assert lade("replay", str(tmp_path / "none")).code == 2
 
