@@ -204,33 +204,19 @@ class StepView:
 
 
 def origins(trace: Trace, number: int) -> list[int | None]:
-    """For each row of a step's window the step whose outputs it is; None for the first row."""
-    made: list[int | None] = []
-    before: Detail | None = None
-    last = 0
+    """For each row of a step's window the step whose outputs it is; None for its first row."""
+    made: list[int] = []
+    rows = columns = 0
     for place, step in enumerate(trace.steps[:number], start=1):
         if step.detail is None or not step.detail.window:
             continue
         detail = step.detail
-        if before is not None and _follows(before, detail):
-            made = [*(made[1:] if before.closed else made), last]
-        else:  # the first window, or a new one after steps without any
-            made = [None] * len(detail.window)
-        before, last = detail, place
-    return made
-
-
-def _follows(before: Detail, detail: Detail) -> bool:
-    """Whether a window is the one before it, one Jacobi iteration on.
-
-    Row r takes row r + 1 and the last one the outputs.  While the window fills, row 0 stays and
-    every row drops its first column instead.  The window may have become narrower.
-    """
-    rows = (*before.window, before.outputs)
-    rows = rows[1:] if before.closed else tuple(row[1:] for row in rows)
-    expected = [cell for row in rows for cell in row[: len(detail.outputs)]]
-    # Cell (0, 0) is the current token, whatever the window had there.
-    return [cell for row in detail.window for cell in row][1:] == expected[1:]
+        if len(detail.window) < rows or len(detail.outputs) > columns:
+            made = []  # a window loses columns only, and rows never: this is a new one
+        rows, columns = len(detail.window), len(detail.outputs)
+        made.append(place)
+    earlier = made[:-1][-rows:] if rows else []
+    return [*[None] * (rows - len(earlier)), *earlier]
 
 
 _Chain = tuple[int, list[int]]

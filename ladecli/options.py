@@ -363,7 +363,9 @@ AsObject = Annotated[
 ]
 Quiet = Annotated[bool, output("-q", "--quiet", help="Nothing on stderr but errors.")]
 
-Speed = Annotated[float, output("--speed", help="Playback speed: 2 is twice as fast, inf is instant.")]
+Speed = Annotated[
+    float, output("--speed", help="Playback speed: 2 is twice as fast, inf is instant.")
+]
 StepByStep = Annotated[
     bool, output("--step", envvar=None, help="Step by step: window, n-grams, candidates.")
 ]

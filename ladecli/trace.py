@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,7 +19,9 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
+    Discriminator,
     Field,
+    Tag,
     TypeAdapter,
     ValidationError,
     model_validator,
@@ -26,7 +29,7 @@ from pydantic import (
 
 from .decoder.events import Detail, Started, StepNarrowed
 from .errors import LadeError, UsageError
-from .events import Ended, Piece, PromptRead, Reason, TextEvent, TextStep
+from .events import Ended, Piece, PromptRead, TextEvent, TextStep
 from .visualize import printable
 
 if TYPE_CHECKING:
@@ -55,11 +58,6 @@ def _checked(detail: Detail) -> Detail:
     return replace(detail, sources=tuple(map(printable, detail.sources)))
 
 
-Count: TypeAlias = Annotated[int, Field(ge=0)]
-Seconds: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Source: TypeAlias = Annotated[str, AfterValidator(printable)]
-
-
 class _Line(BaseModel):
     """One line of a trace."""
 
@@ -86,38 +84,20 @@ class Header(_Line):
 
     model: str
     prompt: str
-    prompt_tokens: Count
+    prompt_tokens: int
     settings: dict[str, Any] = Field(default_factory=dict)
     plain_step: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
 
-class StartedLine(_Line):
-    """A `Started` event."""
-
-    event: Literal["started"] = "started"
-    cached: Count
-    total: Count
-
-
-class PromptReadLine(_Line):
-    """A `PromptRead` event."""
-
-    event: Literal["prompt_read"] = "prompt_read"
-    done: Count
-    total: Count
-    seconds: Seconds
-
-
 class StepLine(_Line):
-    """A `TextStep` event; `spelled` has the text of token ids that are new in the trace."""
+    """A `TextStep` in columns; `spelled` has the text of token ids that are new in the trace."""
 
-    event: Literal["step"] = "step"
     pieces: tuple[str, ...]
-    sources: tuple[Source | None, ...]
-    ids: Annotated[tuple[Count, ...], Field(min_length=1)]
-    width: Count
-    proposed: Count
-    seconds: Seconds
+    sources: tuple[Annotated[str, AfterValidator(printable)] | None, ...]
+    ids: Annotated[tuple[int, ...], Field(min_length=1)]
+    width: int
+    proposed: int
+    seconds: float
     detail: Annotated[Detail, AfterValidator(_checked)] | None = None
     spelled: dict[int, str] = Field(default_factory=dict)
 
@@ -127,42 +107,43 @@ class StepLine(_Line):
             raise ValueError("pieces, sources and ids differ in length")
         return self
 
-
-class StepNarrowedLine(_Line):
-    """A `StepNarrowed` event."""
-
-    event: Literal["squeezed"] = "squeezed"
-    width: Count
-    seconds: Seconds
+    def to_step(self) -> TextStep:
+        """The event of this line."""
+        pieces = tuple(map(Piece, self.pieces, self.sources))
+        return TextStep(pieces, self.ids, self.width, self.proposed, self.seconds, self.detail)
 
 
-class EndedLine(_Line):
-    """An `Ended` event."""
+def _possible(line: EventLine) -> EventLine:
+    """Refuse sizes and times that no event has."""
+    for name in ("cached", "done", "total", "width", "proposed", "seconds"):
+        if not 0 <= getattr(line, name, 0) < math.inf:
+            raise ValueError(f"{name} must be a number from 0 on")
+    return line
 
-    event: Literal["ended"] = "ended"
-    reason: Reason
-    rest: str
 
-
-EventLine: TypeAlias = StartedLine | PromptReadLine | StepLine | StepNarrowedLine | EndedLine
+EventLine: TypeAlias = Started | PromptRead | StepLine | StepNarrowed | Ended
+_NAMES = {
+    Started: "started",
+    PromptRead: "prompt_read",
+    StepNarrowed: "squeezed",
+    Ended: "ended",
+}
+"""Of events that a line holds as they are; "step" is a `StepLine`."""
 _EVENT_LINE: TypeAdapter[EventLine] = TypeAdapter(
-    Annotated[EventLine, Field(discriminator="event")]
+    Annotated[
+        Annotated[Started, Tag("started")]
+        | Annotated[PromptRead, Tag("prompt_read")]
+        | Annotated[StepLine, Tag("step")]
+        | Annotated[StepNarrowed, Tag("squeezed")]
+        | Annotated[Ended, Tag("ended")],
+        Discriminator(
+            lambda line: line.get("event") if isinstance(line, dict) else None,
+            custom_error_type="event",
+            custom_error_message="not an event that this version writes",
+        ),
+        AfterValidator(_possible),
+    ]
 )
-
-
-def _event_of(line: EventLine) -> TextEvent:
-    match line:
-        case StartedLine():
-            return Started(line.cached, line.total)
-        case PromptReadLine():
-            return PromptRead(line.done, line.total, line.seconds)
-        case StepLine():
-            pieces = tuple(map(Piece, line.pieces, line.sources))
-            return TextStep(pieces, line.ids, line.width, line.proposed, line.seconds, line.detail)
-        case StepNarrowedLine():
-            return StepNarrowed(line.width, line.seconds)
-        case EndedLine():
-            return Ended(line.reason, line.rest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,10 +233,13 @@ class TraceWriter:
         """Record one more event, if those before it could be written."""
         if self._failure is not None:
             return
-        values = self._line(event).model_dump()
-        if not values.get("spelled", True):
-            del values["spelled"]
-        self._write(values)
+        if isinstance(event, TextStep):
+            values = self._step_line(event).model_dump()
+            if not values["spelled"]:
+                del values["spelled"]
+            self._write({"event": "step", **values})
+        else:
+            self._write({"event": _NAMES[type(event)], **asdict(event)})
 
     def finish(self) -> None:
         """Close the file.
@@ -270,27 +254,17 @@ class TraceWriter:
         except OSError as error:
             raise self._failed(error) from error
 
-    def _line(self, event: TextEvent) -> EventLine:
-        match event:
-            case Started(cached, total):
-                return StartedLine(cached=cached, total=total)
-            case PromptRead(done, total, seconds):
-                return PromptReadLine(done=done, total=total, seconds=seconds)
-            case TextStep():
-                return StepLine(
-                    pieces=tuple(piece.text for piece in event.pieces),
-                    sources=tuple(piece.source for piece in event.pieces),
-                    ids=event.token_ids,
-                    width=event.width,
-                    proposed=event.proposed,
-                    seconds=event.seconds,
-                    detail=event.detail,
-                    spelled=self._new_spellings(event),
-                )
-            case StepNarrowed(width, seconds):
-                return StepNarrowedLine(width=width, seconds=seconds)
-            case Ended(reason, rest):
-                return EndedLine(reason=reason, rest=rest)
+    def _step_line(self, step: TextStep) -> StepLine:
+        return StepLine(
+            pieces=tuple(piece.text for piece in step.pieces),
+            sources=tuple(piece.source for piece in step.pieces),
+            ids=step.token_ids,
+            width=step.width,
+            proposed=step.proposed,
+            seconds=step.seconds,
+            detail=step.detail,
+            spelled=self._new_spellings(step),
+        )
 
     def _new_spellings(self, step: TextStep) -> dict[int, str]:
         ids = list(step.token_ids)
@@ -360,14 +334,16 @@ def _read_events(path: Path, header: Header, lines: BinaryIO) -> Trace:
         if events and isinstance(events[-1], Ended):
             raise _damaged(path, number, "the trace goes on after its end")
         try:
-            parsed = _EVENT_LINE.validate_json(line)
+            parsed = _EVENT_LINE.validate_json(line, strict=True)
         except ValidationError as error:
             if not line.endswith(b"\n") and error.errors()[0]["type"] == "json_invalid":
                 break  # the program was stopped while it wrote this line
             raise _damaged(path, number, _reason(error)) from None
-        events.append(_event_of(parsed))
         if isinstance(parsed, StepLine):
             spellings |= parsed.spelled
+            events.append(parsed.to_step())
+        else:
+            events.append(parsed)
     cut = not events or not isinstance(events[-1], Ended)
     return Trace(header, tuple(events), spellings, cut)
 

@@ -196,11 +196,12 @@ def test_a_window_that_starts_again_has_rows_of_no_step() -> None:
     detail = found.steps[1].detail
     assert detail is not None
 
-    def with_window(*rows: tuple[int, ...]) -> Trace:
+    def with_another(*rows: tuple[int, ...]) -> Trace:
         changed = replace(detail, window=rows, outputs=(9,) * len(rows[0]))
         step = replace(found.steps[1], detail=changed)
-        return replace(found, events=(found.steps[0], step))
+        return replace(found, events=(*found.steps[:2], step))
 
-    assert origins(found, 2) == [None, 1]
-    assert origins(with_window((2, 7), (8, 9)), 2) == [None, None]
-    assert origins(with_window((2,), (5,)), 2) == [None, 1]  # made narrower
+    assert origins(with_another((2, 5), (5, 6)), 3) == [1, 2]
+    assert origins(with_another((2,), (5,)), 3) == [1, 2]  # made narrower
+    assert origins(with_another((2, 5, 6)), 3) == [None]
+    assert origins(with_another((2, 5, 6), (5, 6, 7)), 3) == [None, None]
