@@ -116,7 +116,8 @@ class StepView:
         """The rows of the lookahead window, and their outputs below."""
         if not detail.window:
             about = "none in this step"
-            if not any(step.detail and step.detail.window for step in self.trace.steps):
+            lookahead = self.trace.header.settings.get("strategy") == "lookahead"
+            if lookahead and not any(s.detail and s.detail.window for s in self.trace.steps):
                 about = "none in this trace; record with --sources trajectory to see one"
             return [_section("window", about)]
         columns = counted(len(detail.outputs), "column")
