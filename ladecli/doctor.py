@@ -1,177 +1,379 @@
-"""`lade doctor`: what is here, what is wrong or missing, and how to mend it."""
+"""`lade doctor`: check the machine, the installation, the settings and a model; name the fixes.
+
+A check is a function that yields findings: what there is, whether that is fine, and the fix.
+`SECTIONS` lists all checks in the order of the report.
+"""
 
 from __future__ import annotations
 
 import json as jsons
 import os
+import platform
+import shutil
+import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import __version__, profiles, ways
-from .checks import findings, hub, machine, model
-from .checks.findings import NOTE, PROBLEM, WARNING, Finding, Section, look
+from . import __version__, device_map, launch, model_files, profiles, screen, ways
 from .config_file import read_config, stray_variables
-from .decoder.errors import ConfigError
-from .errors import UsageError, told
+from .decoder.errors import DecoderError
+from .errors import LadeError, UsageError, told
+from .memory import told as size_of
+from .model_files import version
 from .places import PREFIX, config_path
 from .profiles import user
+from .provision import provide
 from .settings import ReportRequest
 from .terminal import Terminal
-from .visualize import counted
+from .visualize import counted, printable
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from .device import Device
+    from .models import Plan
     from .option_table import OptionTable
-    from .settings import Request
+    from .profiles import Choice
 
 SCHEMA = 1
 """Version of what --json prints."""
+OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
+"""Levels: as it should be; worth knowing; worse than it could be; something cannot work."""
+_MARKS = {OK: ("✓", "+"), NOTE: ("·", "-"), WARNING: ("!", "!"), PROBLEM: ("✗", "x")}
+_STYLES = {OK: "green", NOTE: "dim", WARNING: "yellow", PROBLEM: "bold red"}
+_SCARCE = 0.05
+"""A smaller share of free memory is worth a warning."""
+_HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_SETTLED = ("strategy", "window", "ngram", "guesses", "budget", "sources")
+"""Options that override what a profile says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was checked.
+
+    Attributes:
+        name: what.
+        value: what there is, in words.
+        level: `OK`, `NOTE`, `WARNING` or `PROBLEM`.
+        fix: what to do, a command where there is one; None where there is nothing to do.
+        data: the numbers, for programs.
+    """
+
+    name: str
+    value: str
+    level: str = OK
+    fix: str | None = None
+    data: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is checked: the options of the call, and the table of all options."""
+
+    request: ReportRequest
+    table: OptionTable
+
+
+Check = Callable[[Subject], Iterator[Finding]]
+PARTS = (
+    (
+        "flash-attn",
+        "the newest kernels for --attention flash; torch has others",
+        "'ladecli[flash]'",
+    ),
+    ("triton", "one fused kernel for a step's attention (--attention triton)", "triton"),
+    ("bitsandbytes", "--quantize 4bit and 8bit", "'ladecli[quant]'"),
+    ("accelerate", "--quantize, --device-map, loading straight to a GPU", "'ladecli[quant]'"),
+    ("gptqmodel", "checkpoints in GPTQ and AWQ", "gptqmodel optimum accelerate"),
+    ("torchao", "checkpoints in torchao", "torchao"),
+    ("compressed-tensors", "checkpoints in compressed-tensors", "compressed-tensors accelerate"),
+)
+"""Optional packages: the name, what it brings, and what to install."""
+_NEED_CUDA = ("flash-attn", "triton")
+_SAME = {"triton": ("triton-windows", "triton-rocm", "pytorch-triton-rocm", "pytorch-triton")}
+"""Packages that hold the same for other systems."""
 
 
 def run(request: ReportRequest, table: OptionTable) -> int:
-    """Look at everything, and tell it.
+    """Check everything and print the report.
 
     Args:
-        request: what to look at the machine for; its model is looked at too, if it has one.
-        table: of the options that there are.
+        request: the options to check; its model is checked too, if it has one.
+        table: of all options.
 
     Returns:
         The exit code: 0, or 1 where something cannot work.
 
     Raises:
-        UsageError, ConfigError: what was given with this call is wrong.  What variables and the
-            config file say wrongly is told among the rest.
+        UsageError, ConfigError: a flag of this call is wrong.  A wrong variable or config file is
+            a finding.
     """
-    by_hand = {
+    typed = {
         key: getattr(request, key)
         for key, origin in request.origins.items()
         if origin == "argument" or origin.startswith("flag ")
     }
-    ReportRequest(**by_hand).check()
+    ReportRequest(**typed).check()
     terminal = Terminal(request.color)
     with terminal.progress("looking around"):
-        sections = examine(request, table)
-    failed = findings.count(sections, PROBLEM) > 0
+        report = examine(Subject(request, table))
+    levels = [finding.level for findings in report.values() for finding in findings]
     if request.json:
-        told_all = {"schema": SCHEMA, "lade": __version__, "ok": not failed}
-        told_all["checks"] = findings.as_object(sections)
-        print(jsons.dumps(told_all, ensure_ascii=False))
-        return int(failed)
-    console = terminal.console(sys.stdout)
-    unicode = (sys.stdout.encoding or "").lower().startswith("utf")
-    width = console.width if sys.stdout.isatty() else None
-    for line in findings.lines(sections, width, unicode):
-        console.print(line, soft_wrap=True)
-    console.print(findings.summary(sections), soft_wrap=True)
-    return int(failed)
+        checks = [
+            {"section": title.lower(), **asdict(finding)}
+            for title, findings in report.items()
+            for finding in findings
+        ]
+        found = {"schema": SCHEMA, "lade": __version__, "ok": PROBLEM not in levels}
+        print(jsons.dumps({**found, "checks": checks}, ensure_ascii=False))
+    else:
+        console = terminal.console(sys.stdout)
+        for title, findings in report.items():
+            _print_section(title, findings, console)
+        counts = [(levels.count(level), level) for level in (PROBLEM, WARNING)]
+        summary = " and ".join(counted(number, level) for number, level in counts if number)
+        worst = next((level for number, level in counts if number), OK)
+        text = f"{summary}." if summary else "Nothing is wrong."
+        screen.line(console, text, f"bold {_STYLES[worst]}")
+    return int(PROBLEM in levels)
 
 
-def examine(request: Request, table: OptionTable) -> list[Section]:
-    """Everything that can be found out; nothing raises.
+def examine(subject: Subject) -> dict[str, list[Finding]]:
+    """Run all checks; nothing raises.
 
-    Args:
-        request: what to look at the machine for, and the model, if there is one.
-        table: of the options that there are.
+    Returns:
+        The findings of each section, by its title.
     """
-    broken = _broken_import()
-    hardware: dict[str, Callable[[], Iterable[Finding]]] = {
-        "device": machine.devices,
-        "processor": machine.processor,
-        "GPU": machine.unused_gpu,
-    }
-    versions = {
-        "versions": machine.versions,
-        "torch": machine.torch_version,
-        "requirements": machine.requirements,
-    }
-    settings: dict[str, Callable[[], Iterable[Finding]]] = {
-        "config file": lambda: _config_file(table),
-        "profiles": lambda: _profiles(request),
-        "CUDA graphs": lambda: _graphs(request),
-        "variables": lambda: _variables(table),
-    }
-    if broken is not None:
-        # It is told once, and not for everything that hangs on it.
-        hardware = {broken.name: lambda: [broken]}
-        del versions["torch"], settings["profiles"], settings["CUDA graphs"]
-    wrong = _wrong(request) if broken is None else None
-    if wrong is not None:
-        settings["profiles"] = lambda: [wrong]
-        del settings["CUDA graphs"]
-    offline = request.origins.get("offline", "a program") if request.offline else None
-    sections = [
-        look("Machine", hardware),
-        look("Versions", versions),
-        look("Optional parts", {"parts": lambda: machine.optional_parts(_kind(request))}),
-        look("Settings", settings),
-        look("Hub", {"hub": lambda: hub.reach(offline), "token": hub.token, "cache": hub.cache}),
-    ]
-    if request.model is not None and broken is None and wrong is None:
-        sections.append(look("Model", {"model": lambda: model.model(request)}))
-    return sections
+    report: dict[str, list[Finding]] = {}
+    skipped: frozenset[Check] = frozenset()
+    for title, checks in SECTIONS.items():
+        findings: list[Finding] = []
+        for check in checks:
+            if check in skipped:
+                continue
+            found = list(_guarded(check, subject))
+            if any(finding.level == PROBLEM for finding in found):
+                skipped |= _NEEDED_BY.get(check, frozenset())
+            findings += found
+        if findings:
+            report[title] = findings
+    return report
 
 
-def _wrong(request: Request) -> Finding | None:
-    """What a variable or the config file says that no command can work with, if so."""
+def _guarded(check: Check, subject: Subject) -> Iterator[Finding]:
+    """The findings of a check; a failure becomes a finding itself."""
     try:
-        from .device import detect
-
-        request.check()
-        detect(request.device)
-    except (UsageError, ConfigError) as error:
-        return Finding("options", str(error), PROBLEM)
-    except Exception:  # told by the probe of the devices
-        return None
-    return None
+        yield from check(subject)
+    except Exception as error:  # whatever is wrong with a machine must not end the report
+        name = getattr(check, "__name__", "check").replace("_", " ")
+        yield Finding(name, f"could not be looked at: {told(error)}", WARNING)
 
 
-def _kind(request: Request) -> str:
-    """The kind of device that models run on; "cpu" where none can be found out."""
+def _print_section(title: str, findings: list[Finding], console: Console) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    unicode = (console.encoding or "").lower().startswith("utf")
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for finding in findings:
+        style = _STYLES[finding.level]
+        loud = finding.level in (WARNING, PROBLEM)
+        mark = _MARKS[finding.level][0 if unicode else 1]
+        # The level is a word, too: not every reader sees colours.
+        value = f"{finding.level}: {finding.value}" if loud else finding.value
+        head = Text.assemble("  ", (mark, style), f" {printable(finding.name)}")
+        grid.add_row(head, Text(printable(value), style if loud else ""))
+        if finding.fix:
+            arrow = "→" if unicode else "->"
+            grid.add_row("", Text(printable(f"{arrow} {finding.fix}"), "cyan"))
+    screen.line(console, title, "bold")
+    screen.show(grid, console)
+
+
+def libraries(_subject: Subject) -> Iterator[Finding]:
+    """Whether all that decoding needs can be imported."""
     try:
-        from .device import detect
-
-        return detect(request.device).kind
-    except Exception:  # told by the probe of the devices, or as a wrong option
-        return "cpu"
-
-
-def _broken_import() -> Finding | None:
-    """Why nothing can be computed here, if so."""
-    try:
-        # All that decoding needs hangs on this.
         from . import session  # noqa: F401
     except Exception as error:
         name = getattr(error, "name", None) or "torch"
-        return Finding(
-            name,
-            f"cannot be imported: {told(error)}",
-            PROBLEM,
-            f"pip install --force-reinstall {name.partition('.')[0]}",
+        fix = f"pip install --force-reinstall {name.partition('.')[0]}"
+        yield Finding(name, f"cannot be imported: {told(error)}", PROBLEM, fix)
+
+
+def devices(_subject: Subject) -> Iterator[Finding]:
+    """The devices that torch can use and their memory; the one that models run on first."""
+    from .device import details, free_memory, present
+
+    # Torch warns of a driver that is too old, and of a GPU that it has no code for.
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = present()
+        known = details(found[0])
+    first = found[0]
+    capability = f", compute capability {known.capability}" if known.capability else ""
+    data = {"name": first.torch_name, "label": first.label, "capability": known.capability}
+    yield Finding("device", f"{first.label} ({first.torch_name}){capability}", data=data)
+    if first.kind == "cuda":
+        yield Finding("driver", known.driver or "version unknown", data={"version": known.driver})
+        if known.capability and known.capability.startswith(("6.", "7.")):
+            value = "this GPU has no units for it"
+            yield Finding("bfloat16", value, NOTE, "--dtype float16 is faster")
+    for device in found:
+        name = {"cpu": "main memory", "mps": "memory"}.get(device.kind)
+        free = free_memory(device)
+        scarce = free < _SCARCE * device.memory
+        yield Finding(
+            name or f"memory {device.torch_name}",
+            f"{size_of(free)} free of {size_of(device.memory)}",
+            WARNING if scarce else OK,
+            "end other programs that use it" if scarce else None,
+            {"free_bytes": free, "total_bytes": device.memory},
         )
-    return None
+    for line in dict.fromkeys(str(each.message).strip().splitlines()[0] for each in caught):
+        yield Finding("torch says", line, WARNING, "update the driver, or torch")
 
 
-def _config_file(table: OptionTable) -> Iterator[Finding]:
+def processor(_subject: Subject) -> Iterator[Finding]:
+    """The cores of the processor, and the threads that torch computes with."""
+    from .device import details, detect
+
+    device = detect("cpu")
+    cores = details(device).cores
+    limit = os.environ.get("OMP_NUM_THREADS")
+    known = f"{counted(cores, 'core')}, " if cores else ""
+    why = f" (OMP_NUM_THREADS={limit})" if limit else ""
+    yield Finding(
+        "processor",
+        f"{device.label}: {known}torch uses {counted(device.threads, 'thread')}{why}",
+        data={"label": device.label, "cores": cores, "threads": device.threads},
+    )
+
+
+def unused_gpu(_subject: Subject) -> Iterator[Finding]:
+    """A GPU of the machine that torch cannot use."""
+    from .device import detect, gpu_build
+
+    maker = _gpu_maker() if detect().kind == "cpu" else None
+    if maker is None:
+        return
+    hiding = [name for name in _HIDING if os.environ.get(name) in ("", "-1")]
+    build = gpu_build()
+    if hiding:
+        yield Finding("GPU", f"{hiding[0]} hides it", NOTE, f"unset {hiding[0]} to use it")
+    else:
+        value = f"an {maker} GPU is here, and this torch (for {build or 'CPUs'}) cannot use it"
+        fix = "install a torch for it, as pytorch.org/get-started says, or update its driver"
+        yield Finding("GPU", value, WARNING, fix)
+
+
+def _gpu_maker() -> str | None:
+    """The maker of a GPU that the system knows, whatever torch says."""
+    if Path("/dev/nvidia0").exists():
+        return "NVIDIA"
+    if tool := shutil.which("nvidia-smi"):  # which is also in images for machines without a GPU
+        listed = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=5)
+        if listed.returncode == 0 and "GPU" in listed.stdout:
+            return "NVIDIA"
+    return "AMD" if Path("/dev/kfd").exists() else None
+
+
+def versions(_subject: Subject) -> Iterator[Finding]:
+    """Versions of lade and Python, and of transformers."""
+    yield Finding("lade", __version__)
+    system = f"{platform.system()} {platform.machine()}"
+    yield Finding("Python", f"{platform.python_version()} on {system}")
+    if found := version("transformers"):
+        yield Finding("transformers", found)
+
+
+def torch_build(_subject: Subject) -> Iterator[Finding]:
+    """The version of torch, and the devices that it was built for."""
+    from .device import gpu_build
+
+    usual = "Apple GPUs and CPUs" if sys.platform == "darwin" else "CPUs only"
+    found, build = version("torch"), gpu_build()
+    data = {"version": found, "build": build}
+    yield Finding("torch", f"{found}, for {build or usual}", data=data)
+
+
+def requirements(_subject: Subject) -> Iterator[Finding]:
+    """Required packages that are missing, or installed in another version."""
+    from packaging.requirements import Requirement
+
+    for text in metadata.requires("ladecli") or ():
+        need = Requirement(text)
+        if need.marker is not None and not need.marker.evaluate({"extra": ""}):
+            continue
+        found = version(need.name)
+        if found is None or not need.specifier.contains(found, prereleases=True):
+            there = "is missing" if found is None else f"{found} is installed"
+            value = f"{there}, and {need.specifier or 'any version'} is needed"
+            fix = f"pip install '{need.name}{need.specifier}'"
+            yield Finding(need.name, value, PROBLEM, fix)
+
+
+def optional_parts(_subject: Subject) -> Iterator[Finding]:
+    """Optional packages: their versions, or what they would bring."""
+    from .device import detect
+
+    kind = detect().kind
+    for name, brings, packages in PARTS:
+        # Only metadata is read: importing a broken package can crash.
+        found = next(filter(None, map(version, (name, *_SAME.get(name, ())))), None)
+        data = {"version": found}
+        if found is not None:
+            yield Finding(name, found, data=data)
+        elif name in _NEED_CUDA and kind != "cuda":
+            yield Finding(name, "missing; needs a CUDA GPU", NOTE, data=data)
+        else:
+            value = f"missing; would bring {brings}"
+            yield Finding(name, value, NOTE, f"pip install {packages}", data)
+
+
+def _device(subject: Subject) -> Device:
+    from .device import detect
+
+    return detect(subject.request.device)
+
+
+def options(subject: Subject) -> Iterator[Finding]:
+    """A value from a variable or the config file that no command can work with."""
+    try:
+        subject.request.check()
+        _device(subject)
+    except (LadeError, DecoderError) as error:
+        yield Finding("options", str(error), PROBLEM)
+
+
+def config_file(subject: Subject) -> Iterator[Finding]:
+    """The config file, and whether it can be read."""
     path = config_path()
     data = {"path": str(path), "exists": path.exists()}
     if not path.exists():
         yield Finding("config file", f"none at {path}", NOTE, "lade config init writes one", data)
         return
     try:
-        read_config(table)
+        read_config(subject.table)
     except UsageError as error:
         yield Finding("config file", str(error), PROBLEM, f"correct {path}", data)
         return
     yield Finding("config file", str(path), data=data)
 
 
-def _profiles(request: Request) -> Iterator[Finding]:
+def profile(subject: Subject) -> Iterator[Finding]:
     """The profile that is used here, and the user's own ones."""
-    from .device import detect
-
-    mine, faults = user.read_all()
-    device = detect(request.device)
-    usual = profiles.usual(device, mine)
+    request = subject.request
+    own, faults = user.read_all()
+    device = _device(subject)
+    usual = profiles.usual(device, own)
     if request.profile is not None:
         value = f"{request.profile}, by {request.origins.get('profile', 'a program')}"
         yield Finding("profile", value, data={"name": request.profile})
@@ -182,41 +384,174 @@ def _profiles(request: Request) -> Iterator[Finding]:
         why = "for Apple GPUs" if device.kind == "mps" else "for processors"
         why = f"knows {device.label}" if usual.devices else why
         yield Finding("profile", f"{usual.name}: {why}", data={"name": usual.name})
-    tuned = sum(profile.tuned is not None for profile in mine)
-    own = f"{counted(len(mine), 'profile')}, {tuned} of them tuned, in" if mine else "none in"
-    yield Finding(
-        "your profiles",
-        f"{own} {user.folder()}",
-        data={"folder": str(user.folder()), "names": [profile.name for profile in mine]},
-    )
+    tuned = sum(each.tuned is not None for each in own)
+    count = f"{counted(len(own), 'profile')}, {tuned} of them tuned, in" if own else "none in"
+    data = {"folder": str(user.folder()), "names": [each.name for each in own]}
+    yield Finding("your profiles", f"{count} {user.folder()}", data=data)
     for fault in faults:
         yield Finding("your profiles", fault, WARNING, "correct the file, or remove it")
 
 
-def _graphs(request: Request) -> Iterator[Finding]:
+def cuda_graphs(subject: Subject) -> Iterator[Finding]:
     """Whether steps are captured as CUDA graphs, as far as that is known without a model."""
-    from .device import detect
-
-    why = ways.no_graphs(request, detect(request.device))
+    why = ways.no_graphs(subject.request, _device(subject))
     data = {"on": why is None}
     if why is None:
         yield Finding("CUDA graphs", "on, for every model whose steps can be captured", data=data)
-    elif request.cuda_graphs:
+    elif subject.request.cuda_graphs:
         yield Finding("CUDA graphs", why, PROBLEM, "leave --cuda-graphs out", data)
     else:
         yield Finding("CUDA graphs", f"off: {why}", NOTE, data=data)
 
 
-def _variables(table: OptionTable) -> Iterator[Finding]:
-    """Variables that change what commands do, and those that are misspelt."""
-    strays = stray_variables(table, os.environ)
-    idle = {line.split(" ")[0] for line in strays}
-    given = {
-        name: value
-        for name, value in sorted(os.environ.items())
-        if name.startswith(PREFIX) and name not in idle
-    }
-    words = ", ".join(f"{name}={value}" for name, value in given.items())
-    yield Finding("variables", words or "none is set", data=given)
+def variables(subject: Subject) -> Iterator[Finding]:
+    """The LADE_* variables, and those that are misspelt."""
+    strays = stray_variables(subject.table, os.environ)
+    unknown = {line.split(" ")[0] for line in strays}
+    names = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in unknown)
+    data = {name: os.environ[name] for name in names}
+    words = ", ".join(f"{name}={value}" for name, value in data.items())
+    yield Finding("variables", words or "none is set", data=data)
     for line in strays:
         yield Finding("variables", line, WARNING)
+
+
+def hub(subject: Subject) -> Iterator[Finding]:
+    """Whether models can be downloaded."""
+    from huggingface_hub import constants
+
+    request = subject.request
+    local = "only models on this machine can be used"
+    if constants.HF_HUB_OFFLINE or request.offline:
+        by = f"offline, by {request.origins.get('offline', 'a program')}"
+        said = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else by
+        yield Finding("hub", f"{said}: {local}", NOTE, "unset it to download", {"offline": True})
+    elif model_files.hub_answers():
+        yield Finding("hub", "can be reached", data={"offline": False})
+    else:
+        value = f"cannot be reached: {local}"
+        yield Finding("hub", value, WARNING, "check the network", {"offline": True})
+
+
+def token(_subject: Subject) -> Iterator[Finding]:
+    """Whether there is a token of the hub; it is never shown."""
+    from huggingface_hub import get_token
+
+    if get_token() is not None:
+        yield Finding("token", "there is one", data={"present": True})
+    else:
+        value = "none; gated models need one"
+        yield Finding("token", value, NOTE, "hf auth login", {"present": False})
+
+
+def cache(_subject: Subject) -> Iterator[Finding]:
+    """Where downloads go, and what is there."""
+    folder = model_files.cache_folder()
+    models = model_files.cached_models()
+    size = sum(model.bytes for model in models)
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    data = {"folder": str(folder), "models": len(models), "bytes": size, "free_bytes": free}
+    if not os.access(there, os.W_OK):
+        value = f"{folder} cannot be written to, so nothing can be downloaded"
+        yield Finding("cache", value, WARNING, "set HF_HOME to a folder of yours", data)
+        return
+    held = f"{counted(len(models), 'model')}, {size_of(size)}, in" if models else "no models in"
+    yield Finding("cache", f"{held} {folder}; {size_of(free)} free on its disk", data=data)
+
+
+def model(subject: Subject) -> Iterator[Finding]:
+    """Whether the model can be loaded and decoded, and with which settings."""
+    request = subject.request
+    if request.model is None:
+        return
+    from . import models
+
+    try:
+        planned = models.plan(request.model, request.load_options(), progress=False)
+    except (LadeError, DecoderError) as error:
+        yield Finding("model", str(error), PROBLEM)
+        return
+    if damaged := models.damage(planned):
+        yield Finding("files", damaged, PROBLEM)
+        return
+    facts, shape = planned.facts, planned.shape
+    tested = "tested" if facts.tested else "not tested here: tried before the first answer"
+    yield Finding("family", f"{facts.family}, {tested}", data={"tested": facts.tested})
+    parameters = f"{user.short(shape.parameters)} parameters"
+    yield Finding("weights", f"{parameters}, {size_of(shape.weight_bytes)} as {shape.weights}")
+    yield Finding("exactness", shape.exactness)
+    for notice in planned.notices:
+        yield Finding("notice", notice, NOTE)
+    if lacking := model_files.missing_packages(shape.weights):
+        value = f"{shape.weights} needs {' and '.join(lacking)}"
+        yield Finding("weights", value, PROBLEM, f"pip install {' '.join(lacking)}")
+    yield Finding("context", f"{facts.context} tokens", data={"context": facts.context})
+    try:
+        attention = ways.attention_of(request, planned.device, planned.part)
+        ways.check(request, planned.device, planned.part)
+        data = {"name": attention.name, "why": attention.why}
+        yield Finding("attention", f"{attention.name}: {attention.why}", data=data)
+        choice = launch.choice_for(request, planned.device, planned.part)
+        yield from _settings(request, choice)
+    except (LadeError, DecoderError) as error:
+        yield Finding("settings", str(error), PROBLEM)
+        return
+    yield _memory(request, planned, choice, attention.name)
+
+
+def _settings(request: ReportRequest, choice: Choice) -> Iterator[Finding]:
+    """How the model would be decoded, and where each setting comes from."""
+    used = request.lookahead(choice.base(request.wants_paper))
+    window = f"W={used.window} N={used.ngram} G={used.guesses}, "
+    steps = (
+        f"{window if 'trajectory' in used.sources else ''}steps of up to {used.step_limit} tokens,"
+        f" drafts from {', '.join(used.sources)}"
+    )
+    given = {key: request.origins[key] for key in _SETTLED if key in request.origins}
+    yield Finding(
+        "settings",
+        steps if request.strategy == "lookahead" else f"strategy {request.strategy}",
+        data={"profile": choice.profile, "origins": {**choice.origins, **given}},
+    )
+    origin = choice.paper_origin if request.wants_paper else choice.origin
+    others = [f"{key} from {origin}" for key, origin in given.items()]
+    yield Finding("origin", "; ".join([f"profile {choice.profile}, {origin}", *others]))
+    for notice in choice.notices:
+        yield Finding("notice", notice, NOTE)
+
+
+def _memory(request: ReportRequest, planned: Plan, choice: Choice, attention: str) -> Finding:
+    """Whether the model and its texts fit."""
+    if request.device_map not in (None, *device_map.WORDS):
+        return Finding("memory", "placed by a map of your own, so it is not estimated", NOTE)
+    settings = request.lookahead(choice.base(request.wants_paper))
+    captured = ways.no_graphs(request, planned.device) is None
+    try:
+        provided = provide(request, planned, settings, attention, captured)
+    except (LadeError, DecoderError) as error:
+        return Finding("memory", str(error), PROBLEM)
+    data = {"context": provided.context}
+    if provided.notice:
+        return Finding("memory", provided.notice, WARNING, data=data)
+    limited = request.max_context is not None
+    context = f"{provided.context} tokens of context" if limited else "its whole context"
+    return Finding("memory", f"the model and {context} fit", data=data)
+
+
+SECTIONS: dict[str, tuple[Check, ...]] = {
+    "Machine": (libraries, devices, processor, unused_gpu),
+    "Versions": (versions, torch_build, requirements),
+    "Optional parts": (optional_parts,),
+    "Settings": (config_file, options, profile, cuda_graphs, variables),
+    "Hub": (hub, token, cache),
+    "Model": (model,),
+}
+_NEEDED_BY: dict[Check, frozenset[Check]] = {
+    libraries: frozenset(
+        {devices, processor, unused_gpu, torch_build, optional_parts}
+        | {options, profile, cuda_graphs, model}
+    ),
+    options: frozenset({profile, cuda_graphs, model}),
+}
+"""Checks that are left out where another one has found a problem."""

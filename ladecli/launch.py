@@ -119,7 +119,10 @@ def open_session(request: Request, terminal: Terminal) -> Session:
 
 def _plan(request: Request, terminal: Terminal) -> Plan:
     """Find out how to load the model; arguments as `opened` has them."""
+    from . import model_files
+
     name = request.model or "demo"
+    model_files.resolve(name)  # a wrong path is refused before seconds of imports
     with terminal.progress(f"starting {name}"):
         _import_all()
     from . import models
@@ -203,9 +206,9 @@ def _import_all() -> None:
 @contextlib.contextmanager
 def _loading(terminal: Terminal, name: str) -> Iterator[None]:
     """A spinner; but a download shows bars of its own, which that would spoil."""
-    from .library import hub
+    from . import model_files
 
-    local = hub.on_this_machine(name)
+    local = model_files.on_this_machine(name)
     with terminal.progress(f"loading {name}") if local else contextlib.nullcontext():
         yield
 

@@ -15,19 +15,18 @@ import torch
 import transformers
 from huggingface_hub.utils import enable_progress_bars
 
-from . import generation_config, memory, offload, placement, trial
+from . import generation_config, memory, model_files, offload, placement, trial
 from .blueprint import shape_of
 from .decoder.config import SamplingConfig
 from .decoder.errors import DecoderError
 from .decoder.families import ModelFacts, examine
 from .device import Device, detect, free_memory
 from .errors import LadeError, LoadError
-from .library import checkpoint, hub, json_files, load_errors
 from .settings import LoadOptions
 from .shape import FULL, ModelShape
 from .weight_types import choose_type, folder_of, without_fp8
 
-DEMO = hub.DEMO
+DEMO = model_files.DEMO
 _LAYER = re.compile(r"\b(?:layers|h|blocks)\.(\d+)\.")
 _TOWER = re.compile(r"vision|visual|audio|encoder|mtp")
 """Parts that are for pictures, sounds or drafts, and have layers of their own."""
@@ -136,11 +135,11 @@ def plan(name: str, options: LoadOptions | None = None, *, progress: bool = True
     """
     options = options or LoadOptions()
     device = detect(options.device)
-    source = hub.resolve(name)
+    source = model_files.resolve(name)
     local = Path(source).is_dir()
     asking = {
         "revision": options.revision,
-        "local_files_only": options.offline or not (local or hub.hub_answers()),
+        "local_files_only": options.offline or not (local or model_files.hub_answers()),
         "trust_remote_code": options.trust_remote_code,
     }
     with _explained(name, options, "its configuration"), _quiet(progress):
@@ -163,16 +162,17 @@ def plan(name: str, options: LoadOptions | None = None, *, progress: bool = True
 def damage(planned: Plan) -> str | None:
     """What is missing or broken among a model's files, as far as that shows without reading all of
     them; None where nothing is, or where what is missing is still to be downloaded."""
-    source = hub.resolve(planned.name)
+    source = model_files.resolve(planned.name)
     folder = folder_of(source, planned.options.revision)
     if folder is None:
         return None
-    if damaged := json_files.damage(folder):
+    if damaged := model_files.damage(folder):
         return f"{damaged}; download or copy it again"
-    if damaged := checkpoint.broken(folder):
-        return damaged
-    if lacking := checkpoint.lacking(folder):
-        return f"{planned.name}: {lacking}" if Path(source).is_dir() else None
+    if missing := model_files.missing(folder):
+        return f"{planned.name} {missing}" if Path(source).is_dir() else None
+    for path in model_files.weight_files(folder):
+        if path.suffix == ".bin" and _code_in(path):
+            return f"{path.name} is refused, for it may run code; get safetensors instead"
     try:
         _tokenizer(planned, source)
     except LoadError as error:
@@ -205,7 +205,7 @@ def load(
     """
     began = time.perf_counter()
     planned = plan(what, options, progress=progress) if isinstance(what, str) else what
-    source = hub.resolve(planned.name)
+    source = model_files.resolve(planned.name)
     with _quiet(progress):
         tokenizer = _tokenizer(planned, source)
 
@@ -230,6 +230,14 @@ def load(
     )
 
 
+def _code_in(path: Path) -> list[str]:
+    """The names in pickled weights that torch refuses to load; none in those of plain tensors."""
+    try:
+        return torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
+    except (ValueError, RuntimeError, OSError):  # an old format, or damaged: loading tells
+        return []
+
+
 def _tokenizer(planned: Plan, source: str) -> Any:
     with _explained(planned.name, planned.options, "its tokenizer"):
         return transformers.AutoTokenizer.from_pretrained(source, **planned.hub)
@@ -238,9 +246,15 @@ def _tokenizer(planned: Plan, source: str) -> Any:
 def _check_generation(name: str, folder: Path | None) -> None:
     """Refuse a damaged generation config, without which transformers would go on: end tokens and
     the penalty are in it."""
-    damaged = json_files.damage(folder, (json_files.GENERATION,)) if folder else None
-    if damaged is not None:
-        raise LoadError(f"{name}: {damaged}; download or copy it again, or do without it")
+    if folder is None:
+        return
+    try:
+        model_files.read_object(folder / model_files.GENERATION)
+    except FileNotFoundError:
+        return
+    except LoadError as error:
+        fix = "download or copy it again, or do without it"
+        raise LoadError(f"{name}: {error}; {fix}") from error
 
 
 def _complete(
@@ -348,5 +362,5 @@ def _explained(name: str, options: LoadOptions, part: str = "") -> Iterator[None
     except MemoryError as error:
         raise LoadError(f"{name} does not fit into memory; try --dtype bfloat16") from error
     except Exception as error:
-        folder = folder_of(hub.resolve(name), options.revision)
-        raise LoadError(load_errors.explain(name, error, folder, part)) from error
+        folder = folder_of(model_files.resolve(name), options.revision)
+        raise LoadError(model_files.explain(name, error, folder, part)) from error

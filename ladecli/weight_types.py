@@ -10,11 +10,10 @@ import torch
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
-from . import memory
+from . import memory, model_files
 from .blueprint import shape_of
 from .decoder.families import examine
 from .device import Device
-from .library import checkpoint
 from .settings import LoadOptions
 
 
@@ -72,7 +71,7 @@ def _stored(config: Any, folder: Path | None) -> torch.dtype:
     dtype: torch.dtype | None = config.get_text_config(decoder=True).dtype or config.dtype
     if dtype is not None:
         return dtype
-    name = checkpoint.stored_type(folder) if folder is not None else None
+    name = model_files.stored_type(folder) if folder is not None else None
     # Nobody knows before the download, or with pickled weights: those that do not say it are old,
     # and most of them in float32, which also holds any other type.
     return {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(name or "", torch.float32)

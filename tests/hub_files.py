@@ -1,4 +1,4 @@
-"""A cache of the hub as its own client leaves it, with models that weigh nothing."""
+"""A Hugging Face cache with models that weigh nothing, and machines to run them on."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from ladecli import device, models
+from ladecli.device import Device
+
+CPU = Device("cpu", "cpu", "Some Processor", int(32e9), 2)
 LLAMA_7B: dict[str, Any] = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
@@ -92,3 +98,28 @@ def add_model(
         (snapshot / path).parent.mkdir(parents=True, exist_ok=True)
         (snapshot / path).symlink_to(os.path.relpath(blob, (snapshot / path).parent))
     return snapshot
+
+
+def use_devices(
+    monkeypatch: pytest.MonkeyPatch,
+    *devices: Device,
+    free: float = 16e9,
+    capability: str | None = None,
+) -> None:
+    """Let these be the devices of the machine, the preferred one first.
+
+    Args:
+        monkeypatch: of the test.
+        devices: a processor comes last.
+        free: bytes of memory that are free on each.
+        capability: compute capability of the first one.
+    """
+    driver = "550.54.15" if devices[0].kind == "cuda" else None
+    known = device.Details(driver, capability, 8)
+    monkeypatch.setattr(device, "present", lambda: list(devices))
+    monkeypatch.setattr(device, "details", lambda _: known)
+    for module in (device, models):
+        monkeypatch.setattr(
+            module, "detect", lambda wanted="auto": devices[-1 if wanted == "cpu" else 0]
+        )
+        monkeypatch.setattr(module, "free_memory", lambda _: int(free))

@@ -26,6 +26,7 @@ LIGHT = (
     *("generate", "replay", "export", "live", "markdown", "repl.completion"),
     *("inspector", "trace", "terminal", "records", "views"),
     *("tune", "tuning.report", "profile_list", "memory", "suites", "shape", "plan"),
+    *("model_files", "model_list", "doctor"),
     *("parallel.start", "parallel.follow", "parallel.agreement", "parallel.place"),
     *("bench.command", "bench.report", "bench.comparing.compare", "bench.comparing.command"),
     *("verify", "verifying.report"),

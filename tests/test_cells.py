@@ -1,4 +1,4 @@
-"""Text in terminal cells: made visible, cropped, padded, wrapped."""
+"""Text in terminal cells: made visible, wrapped, split by style."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.text import Text
 
-from ladecli.cells import cropped, padded, runs, styled, visible, wrapped
+from ladecli.cells import runs, styled, visible, wrapped
 
 
 def test_characters_that_cannot_be_seen_are_shown() -> None:
@@ -17,15 +17,6 @@ def test_characters_that_cannot_be_seen_are_shown() -> None:
         "你😀é": "你😀é", "👩\u200d👧": "👩\u200d👧",
     }  # fmt: skip
     assert {text: visible(text) for text in table} == table
-
-
-def test_wide_characters_are_cropped_and_padded_by_cells() -> None:
-    assert cropped(Text("你好世界"), 8).plain == "你好世界"
-    assert cropped(Text("你好世界"), 7).plain == "你好世…"
-    assert cropped(Text("你好世界"), 6).plain == "你好…"
-    assert cropped(Text("ab"), 0).plain == ""
-    assert padded(Text("你"), 5).plain == "你   "
-    assert padded(Text("你好世界"), 6).plain == "你好… "
 
 
 @given(st.text(st.sampled_from("ab  \n你😀é-"), max_size=60), st.integers(2, 12))

@@ -16,13 +16,12 @@ from typing import Any
 
 import pytest
 
-from ladecli import models, reading
+from ladecli import model_files, models, reading
 from ladecli.chat import handle, loop, rescue, rescued
 from ladecli.conversation import Conversation
 from ladecli.decoder.errors import DecoderError
 from ladecli.errors import LadeError, UsageError
 from ladecli.events import TextEvent, TextStep
-from ladecli.library import hub
 from ladecli.metrics import Tally
 from ladecli.repl import chat_file, commands, comparison
 from ladecli.repl.reader import LineReader
@@ -159,7 +158,7 @@ def test_what_changed_is_read_again_and_nothing_else(
 
 def test_a_template_that_rewrites_history(loaded: models.LoadedModel, make: Make) -> None:
     """Reasoning models' templates drop the reasoning of earlier turns."""
-    tokenizer = type(loaded.tokenizer).from_pretrained(hub.resolve("demo"))
+    tokenizer = type(loaded.tokenizer).from_pretrained(model_files.resolve("demo"))
     tokenizer.chat_template = tokenizer.chat_template.replace(
         "message.content", "message.content.replace('language model', 'machine')"
     )
@@ -721,7 +720,7 @@ def test_reset_keeps_the_system_message(make: Make) -> None:
 def test_a_template_may_refuse_a_system_message(
     loaded: models.LoadedModel, make: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tokenizer = type(loaded.tokenizer).from_pretrained(hub.resolve("demo"))
+    tokenizer = type(loaded.tokenizer).from_pretrained(model_files.resolve("demo"))
     tokenizer.chat_template = (
         "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
         + tokenizer.chat_template
@@ -885,7 +884,7 @@ def test_a_change_in_the_chat_beats_where_a_value_was_from(make: Make) -> None:
 
 
 def test_a_model_without_a_template(loaded: models.LoadedModel, make: Make) -> None:
-    tokenizer = type(loaded.tokenizer).from_pretrained(hub.resolve("demo"))
+    tokenizer = type(loaded.tokenizer).from_pretrained(model_files.resolve("demo"))
     tokenizer.chat_template = None
     on = Session(replace(loaded, tokenizer=tokenizer))
     with pytest.raises(UsageError, match=r"^demo has no chat template: it continues texts; use"):
@@ -910,7 +909,7 @@ def test_replies_alone_go_to_stdout(make: Make, capsys: pytest.CaptureFixture[st
 
 def test_reasoning_that_the_template_opens(loaded: models.LoadedModel) -> None:
     """Some templates open the block of reasoning themselves: the reply begins inside it."""
-    tokenizer = type(loaded.tokenizer).from_pretrained(hub.resolve("demo"))
+    tokenizer = type(loaded.tokenizer).from_pretrained(model_files.resolve("demo"))
     tokenizer.chat_template += "{% if add_generation_prompt %}{{ '<think>\n' }}{% endif %}"
     session = Session(replace(loaded, tokenizer=tokenizer))
     question = [{"role": "user", "content": "What is <think>?"}]

@@ -14,12 +14,11 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from ladecli import device, memory, models, placement, trial
+from ladecli import device, memory, model_files, models, placement, trial
 from ladecli.decoder.config import SamplingConfig
 from ladecli.decoder.errors import UnsupportedModelError
 from ladecli.device import Device
 from ladecli.errors import LoadError
-from ladecli.library import checkpoint
 from ladecli.settings import LoadOptions
 
 DEMO = Path(models.__file__).with_name("demo")
@@ -96,7 +95,7 @@ def test_a_gpu_gets_the_type_that_the_weights_have(
         save_file({key: x.to(held) for key, x in load_file(path).items()}, path)
     monkeypatch.setattr(models, "detect", lambda _: GPU)
     assert models.plan(name).dtype == expected
-    assert checkpoint.stored_type(tmp_path / "m") == (str(held)[6:] if held else None)
+    assert model_files.stored_type(tmp_path / "m") == (str(held)[6:] if held else None)
 
 
 @pytest.mark.parametrize("more", [-1e6, 1e6])

@@ -102,7 +102,7 @@ def _path(part: Part, offline: bool) -> Path:
     """Where the file lies, downloaded if it has to be."""
     from huggingface_hub import constants, errors, hf_hub_download
 
-    from ..library.hub import hub_answers
+    from ..model_files import hub_answers
 
     asking = {"repo_id": part.repository, "filename": part.file, "repo_type": part.kind}
     try:

@@ -87,7 +87,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
         },
     )
     monkeypatch.setattr("huggingface_hub.hf_hub_download", hub.download)
-    monkeypatch.setattr("ladecli.library.hub.hub_answers", lambda: True)
+    monkeypatch.setattr("ladecli.model_files.hub_answers", lambda: True)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     return hub
 
@@ -131,7 +131,7 @@ def test_rows_of_the_field(hub: Hub, name: str, count: int, first: Row, last: Ro
 def test_what_was_fetched_once_needs_no_network(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     first = suites.load("spec-bench")
     assert hub.asked == ["data/mt_bench/question.jsonl", *(f"{name}.jsonl" for name in PARTS)]
-    monkeypatch.setattr("ladecli.library.hub.hub_answers", lambda: pytest.fail("asked the hub"))
+    monkeypatch.setattr("ladecli.model_files.hub_answers", lambda: pytest.fail("asked the hub"))
     assert suites.load("spec-bench", offline=True) == suites.load("spec-bench") == first
     assert len(suites.load("mt-bench").rows) == 80
     assert len(hub.asked) == 6
@@ -146,7 +146,7 @@ def test_bars_are_shown_where_they_are_wanted(hub: Hub, progress: bool) -> None:
 
 
 def unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ladecli.library.hub.hub_answers", lambda: False)
+    monkeypatch.setattr("ladecli.model_files.hub_answers", lambda: False)
 
 
 def told_to_be_offline(monkeypatch: pytest.MonkeyPatch) -> None:

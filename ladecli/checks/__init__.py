@@ -1,1 +1,0 @@
-"""What `lade doctor` looks at, and how it says what it found."""
