@@ -402,8 +402,7 @@ def plan(
     By a cost model: nothing is measured or loaded, and the GPUs need not be here.
     """
     given = dict(locals())
-    from .plan import run
-    from .planning.request import PlanRequest
+    from .planner import PlanRequest, run
 
     request = _request(PlanRequest, given)
     _perform(context, lambda: run(request))

@@ -222,7 +222,9 @@ PlannedModel = Annotated[
 ]
 Gpus = Annotated[
     int | None,
-    planning("--gpus", metavar="N", envvar=None, help="How many GPUs you have, or may rent."),
+    planning(
+        "--gpus", metavar="N", envvar=None, help="Number of GPUs (default: a table of 1 to 8)."
+    ),
 ]
 GpuName = Annotated[
     str | None,
@@ -248,16 +250,16 @@ ContextTokens = Annotated[
         "--context",
         metavar="TOKENS",
         envvar=None,
-        help="Tokens of text behind which steps are estimated; 1024 if nobody says.",
+        help="Context length to assume (default 1024).",
     ),
 ]
 Nodes = Annotated[
     int | None,
-    planning("--nodes", metavar="M", envvar=None, help="Machines that the GPUs are spread over."),
+    planning("--nodes", metavar="M", envvar=None, help="Number of nodes."),
 ]
 GpusPerNode = Annotated[
     int | None,
-    planning("--gpus-per-node", metavar="K", envvar=None, help="GPUs of a machine; else 8."),
+    planning("--gpus-per-node", metavar="K", envvar=None, help="GPUs in a node (default 8)."),
 ]
 LinkName = Annotated[
     str | None,
