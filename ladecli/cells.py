@@ -1,4 +1,4 @@
-"""Text measured in terminal cells: made visible, cropped, padded, wrapped; with its styles."""
+"""Text measured in terminal cells: made visible, wrapped, and split into runs of one style."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from rich.cells import cell_len
 from rich.style import Style
 from rich.text import Text
 
-ELLIPSIS = "…"
 _NAMED = {" ": "␣", "\n": "⏎", "\t": "⇥", "\x7f": "␡"}
 _UNSEEN = "·"
 # These have no width of their own, but what they join would fall apart without them.
@@ -47,36 +46,6 @@ def _visible_character(character: str) -> str:
 def styled(text: str, style: str = "") -> Text:
     """`text` in a style that ends with it: what is appended later does not take it on."""
     return Text().append(text, style)
-
-
-def cropped(text: Text, width: int) -> Text:
-    """`text`, or as much of it as fits in `width` cells with an ellipsis behind it."""
-    if text.cell_len <= width:
-        return text
-    if width < 1:
-        return Text()
-    kept, used = 0, 0
-    for character in text.plain:
-        used += cell_len(character)
-        if used > width - 1:
-            break
-        kept += 1
-    return text[:kept].append(ELLIPSIS, "dim")
-
-
-def padded(text: Text, width: int) -> Text:
-    """`text` cropped to `width` cells, or filled up with spaces to them."""
-    text = cropped(text, width).copy()
-    return text.append(" " * (width - text.cell_len))
-
-
-def section(name: str, about: str, width: int) -> Text:
-    """The line above a part of the screen."""
-    line = styled(f"{name} ", "bold").append(about, "dim")
-    line = cropped(line, width)
-    if (rest := width - line.cell_len) > 2:
-        line.append(" " + "─" * (rest - 1), "dim")
-    return line
 
 
 def wrapped(text: Text, width: int) -> list[Text]:

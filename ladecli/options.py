@@ -365,7 +365,9 @@ AsObject = Annotated[
 ]
 Quiet = Annotated[bool, output("-q", "--quiet", help="Nothing on stderr but errors.")]
 
-Speed = Annotated[float, output("--speed", help="So many times as fast; inf does not wait.")]
+Speed = Annotated[
+    float, output("--speed", help="Playback speed: 2 is twice as fast, inf is instant.")
+]
 StepByStep = Annotated[
     bool, output("--step", envvar=None, help="Step by step: window, n-grams, candidates.")
 ]

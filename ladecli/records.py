@@ -83,7 +83,7 @@ def views(
     if not wanted(request):
         return []
     from .export import Exporter
-    from .inspect.trace import Header, TraceWriter, describe, speller
+    from .trace import Header, TraceWriter, describe, speller
 
     tokenizer, name = session.loaded.tokenizer, session.loaded.name
     prompt = tokenizer.decode(list(ids), skip_special_tokens=False)
@@ -93,7 +93,13 @@ def views(
 
     made: list[View] = []
     if trace := path(request.trace):
-        header = Header(name, prompt, len(ids), describe(settings), plain_step)
+        header = Header(
+            model=name,
+            prompt=prompt,
+            prompt_tokens=len(ids),
+            settings=describe(settings),
+            plain_step=plain_step,
+        )
         made.append(TraceWriter(trace, header, speller(tokenizer)))
     svg, html = path(request.svg), path(request.html)
     if svg or html:

@@ -27,10 +27,10 @@ from .decoder.config import SamplingConfig
 from .decoder.errors import PromptError
 from .errors import INTERRUPTED, LadeError, UsageError
 from .events import Ended, Reason, TextStep
-from .inspect.trace import speller
 from .shape import FULL
 from .table import Column, Table
 from .terminal import Terminal, ctrl_c
+from .trace import speller
 from .visualize import counted, printable
 
 if TYPE_CHECKING:

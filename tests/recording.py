@@ -11,8 +11,8 @@ from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.decoder.events import Detail, Started
 from ladecli.events import Ended, Piece, TextEvent, TextStep
-from ladecli.inspect.trace import Header, Trace, TraceWriter, describe, speller
 from ladecli.session import Settings
+from ladecli.trace import Header, Trace, TraceWriter, describe, speller
 
 PROMPT = "def read(path):\n"
 SETTINGS = {
@@ -45,7 +45,13 @@ def events_of(name: str) -> tuple[TextEvent, ...]:
 def record(path: Path, name: str, plain_step: float | None = None) -> Path:
     """Write the trace of one of `SETTINGS`."""
     events = events_of(name)
-    header = Header("demo", PROMPT, 7, describe(SETTINGS[name]), plain_step)
+    header = Header(
+        model="demo",
+        prompt=PROMPT,
+        prompt_tokens=7,
+        settings=describe(SETTINGS[name]),
+        plain_step=plain_step,
+    )
     writer = TraceWriter(path, header, speller(demo().session.loaded.tokenizer))
     for event in events:
         writer.show(event)
@@ -95,6 +101,8 @@ def small_trace(plain_step: float | None = 0.02) -> Trace:
         "guesses": 2,
         "sources": ["trajectory", "context", "recycled"],
     }
-    header = Header("demo", "The", 1, settings, plain_step)
+    header = Header(
+        model="demo", prompt="The", prompt_tokens=1, settings=settings, plain_step=plain_step
+    )
     events = (Started(0, 1), *steps, Ended("length"))
     return Trace(header, events, dict(enumerate(WORDS)))

@@ -22,7 +22,6 @@ from ladecli.conversation import Conversation
 from ladecli.decoder.errors import DecoderError
 from ladecli.errors import LadeError, UsageError
 from ladecli.events import TextEvent, TextStep
-from ladecli.inspect.trace import TraceWriter
 from ladecli.metrics import Tally
 from ladecli.repl import chat_file, commands, comparison
 from ladecli.repl.reader import LineReader
@@ -30,6 +29,7 @@ from ladecli.repl.talk import Chat
 from ladecli.session import Session
 from ladecli.settings import ChatRequest
 from ladecli.terminal import Terminal, ctrl_c, ctrl_c_ignored, ctrl_c_raised
+from ladecli.trace import TraceWriter
 
 QUESTIONS = ("What is lookahead decoding?", "What is the pool?", "How do I read a file in Python?")
 END = 1  # the demo model's end of a turn

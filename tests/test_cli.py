@@ -22,8 +22,8 @@ import pexpect
 import pytest
 
 from ladecli.errors import LadeError
-from ladecli.inspect.trace import read_trace
 from ladecli.program import entry
+from ladecli.trace import read_trace
 
 from . import forked
 
@@ -422,7 +422,7 @@ def test_a_template_that_is_not_there(lade: Any, model_folder: str) -> None:
 def test_a_trace_that_cannot_be_written_to_its_end_costs_no_answer(
     lade: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ladecli.inspect.trace import TraceWriter
+    from ladecli.trace import TraceWriter
 
     finish = TraceWriter.finish
 
@@ -868,7 +868,7 @@ def test_replay_refuses_what_is_no_trace(lade: Any, tmp_path: Path) -> None:
     result = lade("replay", str(tmp_path / "x"))
     assert result.code == 2
     assert result.err == (
-        f"lade: {tmp_path}/x is no trace; lade generate --trace FILE records one\n"
+        f"lade: {tmp_path}/x is not a trace; lade generate --trace FILE records one\n"
     )
     assert lade("replay", str(tmp_path / "none")).code == 2
 

@@ -20,13 +20,13 @@ from ladecli.decoder.layout import StepLayout
 from ladecli.decoder.load import load_decoder
 from ladecli.errors import LadeError
 from ladecli.events import Ended, Piece, TextStep
-from ladecli.inspect.trace import read_trace
 from ladecli.metrics import Tally
 from ladecli.program import entry
 from ladecli.repl.talk import Chat
 from ladecli.session import Session
 from ladecli.settings import ChatRequest
 from ladecli.terminal import Terminal
+from ladecli.trace import read_trace
 from ladecli.visualize import ViewState, fold, memory_line, status_line
 
 from .test_chat import QUESTIONS, Script, said
