@@ -330,6 +330,3 @@ def read(path: Path) -> Result:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise UsageError(f"{path} is damaged: {where}: {first['msg']}") from None
-
-
-Contender = Method  # the name that `bench compare` imports

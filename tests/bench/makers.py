@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from ladecli.bench.result import (
     Ceiling,
     Conditions,
-    Contender,
     Machine,
+    Method,
     Model,
     Result,
     Run,
@@ -94,7 +94,7 @@ def result(
         "conditions": Conditions(
             "builtin", rows, repeats, 32, False, True, {}, "cpu", {}, "lade bench"
         ),
-        "contenders": tuple(Contender(name, name, _settings(name)) for name in speeds),
+        "contenders": tuple(Method(name, name, _settings(name)) for name in speeds),
         "runs": tuple(runs),
         "time_spent": tuple(
             TimeSpent(
@@ -122,7 +122,7 @@ def sweep(
 ) -> Result:
     """A result whose contenders are the cells of a grid of W and N, with G = W."""
     speeds = {"autoregressive": 1.0}
-    contenders = [Contender("autoregressive", "autoregressive")]
+    contenders = [Method("autoregressive", "autoregressive")]
     for window in windows:
         for ngram in ngrams:
             name = f"lookahead W={window} N={ngram}"
@@ -133,7 +133,7 @@ def sweep(
                 "guesses": window,
                 "sources": "trajectory",
             }
-            contenders.append(Contender(name, "lookahead", settings, cell))
+            contenders.append(Method(name, "lookahead", settings, cell))
             speeds[name] = 0.7 + 0.1 * window**0.5 + 0.05 * ngram
     axes = {"W": tuple(map(str, windows)), "N": tuple(map(str, ngrams))}
     conditions = Conditions("builtin", 9, 3, 32, False, True, {}, "cpu", axes, "lade bench --sweep")
