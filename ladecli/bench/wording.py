@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ..memory import told
 from ..table import NONE
@@ -76,3 +76,17 @@ def settings(given: Mapping[str, int | str]) -> str:
     rest = [f"{key} {value}" for key, value in given.items() if key not in {*LONG, "sources"}]
     sources = [str(given["sources"])] if "sources" in given else []
     return clean(", ".join(part for part in (shape, *rest, *sources) if part)) or NONE
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in a sentence: "a, b and c"."""
+    if len(names) < 2:
+        return "".join(names)
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def listed_some(names: Sequence[str], most: int) -> str:
+    """The first names, and the number of the others: "a, b and 3 more"."""
+    if len(names) <= most:
+        return listed(names)
+    return f"{', '.join(names[:most])} and {len(names) - most:,} more"
