@@ -14,7 +14,7 @@ from .decoder.errors import PromptError, RankError
 from .errors import INTERRUPTED, LadeError, UsageError
 from .events import Reason
 from .metrics import Tally
-from .prompts import gather
+from .prompts import Prompt, gather
 from .settings import GenerateRequest
 from .terminal import Terminal, ctrl_c
 from .views import Together, View
@@ -41,13 +41,13 @@ def run(request: GenerateRequest) -> int:
         return _answer_all(request, session, prompts)
 
 
-def _answer_all(request: GenerateRequest, session: Session, prompts: Sequence[str]) -> int:
+def _answer_all(request: GenerateRequest, session: Session, prompts: Sequence[Prompt]) -> int:
     """Answer the prompts one after the other; returns the exit code."""
     choice = launch.choose_profile(request, session)
     greedy = SamplingConfig(repetition_penalty=session.loaded.repetition_penalty)
     settings = launch.settings_of(request, choice, greedy)
     # All prompts are checked before the first is answered: no half of the work is lost.
-    encoded = [_encode(session, request, prompt) for prompt in prompts]
+    encoded = [_encode(session, request, prompt.text) for prompt in prompts]
     for number, ids in enumerate(encoded, start=1):
         _check(session, ids, f"prompt {number} of {len(encoded)}: " if len(encoded) > 1 else "")
     plain_step = None
@@ -60,8 +60,9 @@ def _answer_all(request: GenerateRequest, session: Session, prompts: Sequence[st
             if number and not request.json:
                 print()
             files = records.views(request, session, settings, ids, plain_step, number + 1)
+            name = prompts[number].id
             reason = _answer(
-                request, session, settings, choice.profile, ids, cancelled, files, unwritten
+                request, session, settings, choice.profile, name, ids, cancelled, files, unwritten
             )
             if reason == "interrupted":
                 return INTERRUPTED
@@ -93,6 +94,7 @@ def _answer(
     session: Session,
     settings: Settings,
     profile: str,
+    name: str,
     ids: list[int],
     cancelled: Callable[[], bool],
     files: Sequence[View],
@@ -123,7 +125,10 @@ def _answer(
         except LadeError as error:
             unwritten.append(error)
     if request.json:
-        answer = _as_json(request, session, settings, profile, ids, tally, "".join(text), token_ids)
+        said = "".join(text)
+        answer = {"id": name} | _as_json(
+            request, session, settings, profile, ids, tally, said, token_ids
+        )
         if lost is not None:
             answer["finish_reason"] = "lost"
         utf8 = "utf" in (sys.stdout.encoding or "").lower()

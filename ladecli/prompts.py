@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from .errors import UsageError
 from .suites.files import STDIN, read_rows, read_text, spoken
 
 
-def gather(text: str | None, files: Sequence[str]) -> list[str]:
-    """All prompts that were given, in order.
+class Prompt(NamedTuple):
+    """A prompt, and what its answer is called in JSON."""
+
+    id: str
+    text: str
+
+
+def gather(text: str | None, files: Sequence[str]) -> list[Prompt]:
+    """All prompts that were given, in order; those of a .jsonl have the ids of their rows, others
+    their number.
 
     Args:
         text: of the flag, if there was one.
@@ -20,16 +29,16 @@ def gather(text: str | None, files: Sequence[str]) -> list[str]:
     Raises:
         UsageError: none was given, or one cannot be read; the message names it and the fix.
     """
-    prompts = [] if text is None else [_checked(text, "--prompt")]
+    prompts = [] if text is None else [Prompt("1", _checked(text, "--prompt"))]
     for name in files:
         if name.endswith(".jsonl"):
-            prompts += [row.turns[0] for row in read_rows(name).values()]
+            prompts += [Prompt(row.id, row.turns[0]) for row in read_rows(name).values()]
         else:
-            prompts.append(_whole_file(name))
+            prompts.append(Prompt(str(len(prompts) + 1), _whole_file(name)))
     if not prompts and not files:
         if sys.stdin is None or sys.stdin.isatty():
             raise UsageError("no prompt: give --prompt TEXT or --prompt-file FILE, or pipe one in")
-        prompts.append(_whole_file(STDIN))
+        prompts.append(Prompt("1", _whole_file(STDIN)))
     return prompts
 
 

@@ -86,6 +86,7 @@ def test_json_has_the_documented_shape(lade: Any, model_folder: str) -> None:
     )  # fmt: skip
     answer = json.loads(result.out)
     assert list(answer) == [
+        "id",
         "model", "text", "token_ids", "finish_reason", "usage", "decode", "sampling",
         "seconds", "tokens_per_second", "seed",
     ]  # fmt: skip
