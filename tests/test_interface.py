@@ -1,0 +1,120 @@
+"""The whole interface as a table: commands, their options and keys of JSON, which have fixed names.
+
+What each of them does is tested elsewhere; here nothing may go missing.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Lade = Any
+
+DECODING = "strategy profile window ngram guesses budget sources"
+SAMPLING = "temperature top-k top-p min-p repetition-penalty seed"
+LENGTH = "max-new-tokens stop ignore-eos max-context"
+MODEL = (
+    "dtype device quantize attention cuda-graphs no-cuda-graphs compile no-compile no-kernels"
+    " device-map revision offline trust-remote-code"
+)
+SHARED = f"{DECODING} {SAMPLING} {LENGTH} {MODEL} system raw color quiet help"
+RANKS, FILES = "parallel parallel-mode", "trace svg html stats no-stats pool-file"
+
+OPTIONS = {
+    "chat": f"{SHARED} {RANKS} {FILES} markdown no-markdown token-colors no-token-colors"
+    " editing-mode",
+    "generate": f"{SHARED} {RANKS} {FILES} prompt prompt-file json chat-template",
+    "replay": "speed step color",
+    "bench": f"{SHARED.removeprefix('strategy ')} {RANKS} prompts strategies repeat limit sweep"
+    " json report",
+    "bench compare": "fail-on-slower json",
+    "verify": f"{SHARED} prompts limit chi-square json",
+    "tune": "seconds prompts dry-run json dtype device quantize",
+    "plan": "gpus gpu gpus-per-node nodes link model-size dtype quantize budget context json",
+    "profiles": "json",
+    "profiles show": "model json",
+    "models": "json",
+    "doctor": "json",
+    "config init": "force",
+    "config show": "color",
+    "config path": "help",
+}
+LETTERS = {
+    "generate": "-p -f -t -W -N -G -n -s -q -h",
+    "chat": "-t -W -N -G -n -s -q -h",
+    "bench": "-t -W -N -G -n -q -h",
+}
+SLASH = "system regenerate undo edit paste reset save load set show profile stats compare help exit"
+GENERATE = {
+    "": "id model text token_ids finish_reason usage decode sampling seconds tokens_per_second"
+    " seed",
+    "usage": "prompt_tokens completion_tokens",
+    "decode": "strategy window ngram guesses budget sources profile attention cuda_graphs compiled"
+    " ranks parallel_mode steps tokens_per_step step_width accepted",
+    "sampling": "temperature top_k top_p min_p repetition_penalty",
+    "seconds": "load prefill decode",
+}
+SCHEMAS = {
+    ("bench", "-n", "4", "--limit", "1", "--strategies", "autoregressive"): "lade-bench/1",
+    ("verify", "-n", "4", "--limit", "1"): "lade-verify/1",
+    ("plan", "--gpu", "a100"): "lade-plan/1",
+}
+
+
+@pytest.mark.parametrize("command", OPTIONS)
+def test_every_option_is_there(lade: Lade, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    done = lade(*command.split(), "--help")
+    assert done.code == 0
+    found = {*re.findall(r"(?<![\w-])--?[a-zA-Z][a-z-]*", done.out)}
+    wanted = {f"--{name}" for name in OPTIONS[command].split()}
+    assert wanted | {*LETTERS.get(command, "").split()} <= found
+
+
+def test_every_command_is_there(lade: Lade) -> None:
+    out = lade("--help").out
+    assert {command.split()[0] for command in OPTIONS} <= {*re.findall(r"\w+", out)}
+    assert re.fullmatch(r"lade \d+\.\d+\S*\n", lade("--version").out)
+
+
+def test_every_slash_command_is_there(lade: Lade, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("/help\n"))
+    done = lade("chat")
+    assert done.code == 0
+    assert {f"/{name}" for name in SLASH.split()} <= {*re.findall(r"/\w+", done.out + done.err)}
+
+
+def test_generate_prints_every_key(lade: Lade) -> None:
+    done = lade("generate", "-p", "def ", "-n", "8", "--json")
+    answer = json.loads(done.out)
+    assert answer["id"] == "1"
+    assert done.code == 0
+    for part, keys in GENERATE.items():
+        assert {*keys.split()} <= (answer[part] if part else answer).keys()
+    assert answer["usage"]["completion_tokens"] == len(answer["token_ids"])
+    decode = answer["decode"]
+    assert decode["tokens_per_step"] == pytest.approx(len(answer["token_ids"]) / decode["steps"])
+
+
+@pytest.mark.parametrize("arguments", SCHEMAS, ids=lambda arguments: arguments[0])
+def test_results_name_their_schema(lade: Lade, arguments: tuple[str, ...], tmp_path: Path) -> None:
+    done = lade(*arguments, "--json")
+    assert done.code == 0
+    assert json.loads(done.out)["schema"] == SCHEMAS[arguments]
+    if arguments[0] == "bench":
+        result = tmp_path / "result.json"
+        result.write_text(done.out)
+        done = lade("bench", "compare", str(result), str(result), "--json")
+        assert (done.code, json.loads(done.out)["schema"]) == (0, "lade-compare/1")
+
+
+def test_exit_codes(lade: Lade) -> None:
+    assert lade("generate", "-p", "def ", "-n", "1").code == 0
+    assert lade("generate", "no/such/model/folder", "-p", "x").code == 1
+    assert lade("generate", "-p", "x", "-n", "0").code == 2
+    assert lade("generate", "-p", "x", "--nonsense").code == 2
