@@ -90,7 +90,7 @@ def generate(
     prompt: opt.Prompt = None,
     prompt_file: opt.PromptFile = None,
     system: opt.System = None,
-    chat_template: opt.ChatTemplate = False,
+    chat_template: opt.ChatTemplate = None,
     max_new_tokens: opt.MaxNewTokens = None,
     stop: opt.Stop = None,
     ignore_eos: opt.IgnoreEos = False,

@@ -81,7 +81,7 @@ def _check(session: Session, ids: list[int], which: str) -> None:
 
 
 def _encode(session: Session, request: GenerateRequest, prompt: str) -> list[int]:
-    if not request.templated:
+    if not request.uses_template(session.has_template):
         return session.encode(prompt)
     messages = [{"role": "user", "content": prompt}]
     if request.system is not None:

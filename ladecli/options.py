@@ -306,13 +306,15 @@ PromptFile = Annotated[
 ]
 System = Annotated[
     str | None,
-    prompting("-s", "--system", help="System message; generate uses the chat template with it."),
+    prompting("-s", "--system", help="System message; it needs a chat template."),
 ]
 ChatTemplate = Annotated[
-    bool,
+    bool | None,
     prompting(
         "--chat-template/--raw",
-        help="Put the prompt through the model's chat template, or leave it as it is.",
+        help="Put the prompt through the model's chat template (the default where it has one), or"
+        " complete it as it is.",
+        show_default=False,
     ),
 ]
 

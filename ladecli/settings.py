@@ -232,7 +232,7 @@ class GenerateRequest(Request):
 
     prompt: str | None = None
     prompt_file: list[str] | None = None
-    chat_template: bool = False
+    chat_template: bool | None = None
     json: bool = False
 
     @property
@@ -240,19 +240,22 @@ class GenerateRequest(Request):
         """See `Request`."""
         return [name for name in self.prompt_file or [] if name != "-"]
 
-    @property
-    def templated(self) -> bool:
-        """Whether prompts are put through the chat template, which a system message needs."""
-        return self.chat_template or (
-            self.system is not None and not self._by_flag("chat_template")
-        )
+    def uses_template(self, has_template: bool) -> bool:
+        """Whether prompts are put through the chat template, which a model may not have.
 
-    def _by_flag(self, name: str) -> bool:
-        return self.origins.get(name, "").startswith("flag")
+        A system message that was asked for needs one.
+        """
+        if self.chat_template is not None:
+            return self.chat_template
+        return has_template or self._system_is_typed
+
+    @property
+    def _system_is_typed(self) -> bool:
+        return self.origins.get("system", "").startswith("flag")
 
     def _check(self) -> None:
         Request._check(self)
-        if self._by_flag("system") and not self.templated:
+        if self._system_is_typed and self.chat_template is False:
             raise UsageError("system needs the chat template; leave raw or system out")
 
 

@@ -420,6 +420,17 @@ def test_a_template_that_is_not_there(lade: Any, model_folder: str) -> None:
     assert "this model has no chat template; use --raw, without a system message" in result.err
 
 
+def test_prompts_go_through_the_template_where_there_is_one(lade: Any, model_folder: str) -> None:
+    def ids(*arguments: str) -> list[int]:
+        result = lade("generate", *arguments, "-p", "What is the pool?", "-n", "12", "--json")
+        assert result.code == 0
+        found: list[int] = json.loads(result.out)["token_ids"]
+        return found
+
+    assert ids() == ids("--chat-template") != ids("--raw")
+    assert ids(model_folder) == ids(model_folder, "--raw")
+
+
 def test_a_trace_that_cannot_be_written_to_its_end_costs_no_answer(
     lade: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
