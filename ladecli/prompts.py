@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from .errors import UsageError
 from .suites.files import STDIN, read_rows, read_text, spoken
+from .suites.rows import name_of
 
 
 class Prompt(NamedTuple):
@@ -32,7 +33,10 @@ def gather(text: str | None, files: Sequence[str]) -> list[Prompt]:
     prompts = [] if text is None else [Prompt("1", _checked(text, "--prompt"))]
     for name in files:
         if name.endswith(".jsonl"):
-            prompts += [Prompt(row.id, row.turns[0]) for row in read_rows(name).values()]
+            for line, row in read_rows(name).items():
+                unnamed = row.id == name_of(line)
+                number = str(len(prompts) + 1)
+                prompts.append(Prompt(number if unnamed else row.id, row.turns[0]))
         else:
             prompts.append(Prompt(str(len(prompts) + 1), _whole_file(name)))
     if not prompts and not files:

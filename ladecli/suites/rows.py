@@ -104,7 +104,7 @@ def _row(line: str, number: int, keys: Keys) -> Row:
     if not isinstance(found, dict):
         raise _BrokenError(f"must be an object with {keys.prompt!r} or 'turns'")
     return Row(
-        id=_label(found, keys.id) or f"line-{number}",
+        id=_label(found, keys.id) or name_of(number),
         category=_label(found, "category") or UNNAMED,
         turns=_turns(found, keys),
     )
@@ -150,3 +150,8 @@ def _whole(text: str, what: str) -> str:
         half = f"\\u{ord(text[error.start]):04x}"
         raise _BrokenError(f"{what} holds {half}, half of a character") from None
     return text
+
+
+def name_of(line: int) -> str:
+    """The id of a row that has none of its own."""
+    return f"line-{line}"
