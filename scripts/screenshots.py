@@ -74,7 +74,7 @@ def live(model: str, out: Path) -> None:
     """A reply on its way, played slowly enough to be caught."""
     with tempfile.TemporaryDirectory() as folder:
         trace = f"{folder}/generation.trace"
-        options = ["-p", "import os\n\ndef walk(path):\n", "-n", "120", "--trace", trace]
+        options = ["--raw", "-p", "import os\n\ndef walk(path):\n", "-n", "120", "--trace", trace]
         with Terminal("generate", model, *options) as terminal:
             terminal.close()
         with Terminal("replay", trace, "--speed", "0.1", columns=100, lines=20) as terminal:
@@ -104,7 +104,7 @@ def inspector(model: str, out: Path) -> None:
     """One step as the figures of the paper."""
     with tempfile.TemporaryDirectory() as folder:
         trace = f"{folder}/generation.trace"
-        options = ["-p", "class Queue:", "-n", "120", "--sources", "trajectory"]
+        options = ["--raw", "-p", "class Queue:", "-n", "120", "--sources", "trajectory"]
         options += ["-W", "6", "-N", "4", "-G", "5", "--trace", trace]
         with Terminal("generate", model, *options) as terminal:
             terminal.close()
@@ -129,7 +129,16 @@ def tune(model: str, out: Path) -> None:
         terminal.close()
 
 
-PICTURES = {"live": live, "chat": chat, "inspector": inspector, "tune": tune}
+def bench(model: str, out: Path) -> None:
+    """Methods side by side."""
+    options = ["--color", "always", "--limit", "6", "-n", "64", "--repeat", "2"]
+    with Terminal("bench", model, *options, columns=104, lines=84) as terminal:
+        terminal.wait("are equal to those of")
+        draw(terminal.screen, "lade bench", out / "bench.svg")
+        terminal.close()
+
+
+PICTURES = {"live": live, "chat": chat, "inspector": inspector, "tune": tune, "bench": bench}
 
 
 def draw(screen: pyte.Screen, title: str, path: Path) -> None:
