@@ -13,6 +13,7 @@ import io
 import sys
 import tempfile
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 
 import pyte
@@ -130,20 +131,22 @@ def tune(model: str, out: Path) -> None:
 
 
 def bench(model: str, out: Path) -> None:
-    """Methods side by side."""
+    """Methods side by side: the tables, without the conditions below them."""
     options = ["--color", "always", "--limit", "6", "-n", "64", "--repeat", "2"]
     with Terminal("bench", model, *options, columns=104, lines=84) as terminal:
         terminal.wait("are equal to those of")
-        draw(terminal.screen, "lade bench", out / "bench.svg")
+        draw(terminal.screen, "lade bench", out / "bench.svg", before="Accepted draft tokens")
         terminal.close()
 
 
 PICTURES = {"live": live, "chat": chat, "inspector": inspector, "tune": tune, "bench": bench}
 
 
-def draw(screen: pyte.Screen, title: str, path: Path) -> None:
-    """A screen as an SVG file, without its empty rows at the end."""
+def draw(screen: pyte.Screen, title: str, path: Path, before: str | None = None) -> None:
+    """A screen, or its rows before one that starts with `before`, as an SVG file."""
     rows = [row(screen, line) for line in range(screen.lines)]
+    if before is not None:
+        rows = [*takewhile(lambda row: not row.plain.startswith(before), rows)]
     while rows and not rows[-1].plain.strip():
         rows.pop()
     console = Console(
