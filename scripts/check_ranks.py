@@ -110,7 +110,7 @@ def rank(args: argparse.Namespace) -> int:
                 print(f"rank {transport.rank}: {how}, {config}: another text", file=sys.stderr)
     different = sum(found[0] for found in transport.gather([different]))
     if transport.rank == 0:
-        row = {"model": args.model, "ranks": transport.size, "texts": compared}
+        row = {"model": Path(args.model).name, "ranks": transport.size, "texts": compared}
         row |= {"tokens": tokens, "different": different}
         print(f"{transport.size} ranks: {compared} texts, {tokens} tokens, {different} different")
         args.json.write_text(json.dumps(row))

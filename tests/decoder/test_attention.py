@@ -28,9 +28,10 @@ from ladecli.decoder.tree import TokenTree
 from ladecli.decoder.window import LookaheadWindow
 
 CPU = torch.device("cpu")
+NO_TRITON = "triton is not installed, or TRITON_INTERPRET is not 1"
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 TRITON = pytest.param(
-    "triton", marks=pytest.mark.skipif(not triton_available(CPU), reason="triton is not installed")
+    "triton", marks=pytest.mark.skipif(not triton_available(CPU), reason=NO_TRITON)
 )
 OTHERS = ["sdpa", "flash", TRITON]
 SCALING = 0.3
@@ -184,7 +185,7 @@ def test_captured_steps_are_those_of_the_exact_length(
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.skipif(not triton_available(CPU), reason="triton is not installed")
+@pytest.mark.skipif(not triton_available(CPU), reason=NO_TRITON)
 @pytest.mark.parametrize("window", [None, 20])
 def test_triton_reads_nothing_that_no_token_sees(window: int | None) -> None:
     layout, slots, prefix = tree_step(5, 300), 384, 300
@@ -296,7 +297,7 @@ def test_what_splits_leave_is_never_more_than_the_keys(
     assert launch.splits == 1 or launch.splits * groups * count <= slots
 
 
-@pytest.mark.skipif(not triton_available(CPU), reason="triton is not installed")
+@pytest.mark.skipif(not triton_available(CPU), reason=NO_TRITON)
 def test_torch_compiles_around_the_kernels() -> None:
     mask, (query, key, value) = mask_of(tree_step(5, 17), 17), inputs(4, 2, 5, 22, 8)
     mask.on_device(CPU)
@@ -334,7 +335,7 @@ def test_backends_that_do_not_work_fail_the_check(monkeypatch: pytest.MonkeyPatc
         check_usable("sdpa", CPU, torch.float32, 4, 2, 16)
 
 
-@pytest.mark.skipif(not triton_available(CPU), reason="triton is not installed")
+@pytest.mark.skipif(not triton_available(CPU), reason=NO_TRITON)
 def test_triton_refuses_values_of_another_size() -> None:
     query, key, value = inputs(4, 2, 5, 25, 16)
     with pytest.raises(ConfigError, match="keys and values of one size, not 16 and 8"):

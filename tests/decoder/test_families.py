@@ -86,6 +86,7 @@ def test_an_unknown_family_that_differs_is_refused() -> None:
     model = small("olmo")
     attention = type(model.model.layers[0].self_attn)
 
+    # Its base is known when this runs only.
     class Forgetful(attention):  # type: ignore[misc, valid-type]
         def forward(self, *args: Any, past_key_values: Any = None, **kwargs: Any) -> Any:
             return super().forward(*args, past_key_values=None, **kwargs)
