@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .shape import ModelShape
 
 CONTEXT = 4096
-"""Tokens of context that a model must have room for, if it can have so many."""
+"""Tokens of context that a model must have room for, or its own context where that is shorter."""
 SCHEMA = 1
 """Version of what --json prints."""
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")

@@ -110,7 +110,7 @@ class StepNarrowed:
     """Memory ran out in a step, which is tried again with fewer drafts.
 
     Attributes:
-        width: from now on steps after the prompt feed at most so many tokens.
+        width: the most tokens of steps after the prompt from now on.
         seconds: wall time of the failed try.
     """
 

@@ -28,7 +28,7 @@ class Draft:
     Attributes:
         tree: candidates behind the current token.
         window: cells of the lookahead window.
-        width: the step is padded to so many tokens, if it has fewer.
+        width: tokens that the step is padded to, if it has fewer.
         successors: how many successors of every output the strategy wants to see; 0 for none.
         limit: where several ranks share the draft, the most tokens that one of them feeds,
             pending ones included.

@@ -14,7 +14,7 @@ class Limits:
     """Where a generation ends.
 
     Attributes:
-        max_new_tokens: at most so many tokens; None for as many as the context holds.
+        max_new_tokens: the most tokens; None for as many as the context holds.
         stop_ids: ids that end the text; the id itself is committed.
         should_stop: called with every token at commit, in order; true ends the text with
             that token.  Tokens behind it are never seen by anyone.

@@ -158,7 +158,7 @@ class ModelCache:
         length: committed tokens.
 
     Attributes:
-        shapes: by layer, of what was written.
+        shapes: by layer, of what would have been written, where nothing is kept.
     """
 
     is_compileable = False
@@ -173,9 +173,9 @@ class ModelCache:
         self, key: Tensor, value: Tensor, layer_idx: int, *_args: Any, **_kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Write one layer's step, [1, K, T, D]; return all slots to attend to, [1, K, S, D]."""
-        shape = key.shape[1], key.shape[-1], value.shape[-1], key.dtype, key.device
-        self.shapes[layer_idx] = LayerShape(*shape)
         if self._cache is None:
+            shape = key.shape[1], key.shape[-1], value.shape[-1], key.dtype, key.device
+            self.shapes[layer_idx] = LayerShape(*shape)
             return key, value
         keys, values = self._cache.write(layer_idx, key[0], value[0])
         return keys[None], values[None]

@@ -43,7 +43,7 @@ _BY_KIND = {"cpu": "cpu", "mps": "apple", "cuda": "gpu"}
 _PAPER = LookaheadConfig(7, 5, 7, sources=("trajectory",))
 _PAPER_ORIGIN = "published: arXiv 2402.02057, RTX 3090, 7B: the least of its W=7 to 10"
 DEAR_START = 2.5
-"""Users are told when bitsandbytes makes the first draft token cost more plain steps than this."""
+"""Plain steps that a first draft token may cost with bitsandbytes; beyond, a notice says so."""
 _BETTER = "lade tune finds better ones"
 
 
