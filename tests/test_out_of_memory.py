@@ -13,6 +13,7 @@ import torch
 
 from ladecli import models
 from ladecli.chat import loop
+from ladecli.chat.session import Chat
 from ladecli.decoder.config import SamplingConfig
 from ladecli.decoder.engine import Decoder
 from ladecli.decoder.events import Started, StepNarrowed
@@ -22,7 +23,6 @@ from ladecli.errors import LadeError
 from ladecli.events import Ended, Piece, TextStep
 from ladecli.metrics import Tally
 from ladecli.program import entry
-from ladecli.repl.talk import Chat
 from ladecli.session import Session
 from ladecli.settings import ChatRequest
 from ladecli.terminal import Terminal
@@ -212,7 +212,7 @@ def test_a_question_that_memory_leaves_unanswered_comes_back(
     reader: Any = chat.reader
     assert QUESTIONS[0] in reader.drafts
     err = capsys.readouterr().err
-    assert "the model said nothing" not in err
+    assert "the reply is empty" not in err
     assert re.search(f"lade: {OUT}", err)
 
 

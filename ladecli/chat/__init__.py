@@ -1,0 +1,179 @@
+"""`lade chat`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from types import FrameType
+
+from platformdirs import user_state_path
+
+from .. import launch, outputs
+from ..decoder.errors import DeviceLostError, RankError
+from ..errors import LadeError, UsageError
+from ..settings import ChatRequest
+from ..terminal import Terminal
+from . import commands
+from .reader import LEAVE, Reader, TerminalReader, can_edit, history_path, unechoed, unescaped
+from .session import Chat
+
+
+def run(request: ChatRequest) -> int:
+    """Chat until the user leaves.
+
+    Returns:
+        The exit code: 0.
+
+    Raises:
+        LadeError, DecoderError: with a line for the user.
+    """
+    launch.check(request)
+    terminal = Terminal(request.color, request.quiet)
+    with ended_tidily(), unechoed(), launch.opened(request, terminal) as session:
+        chat = Chat(session, request, terminal, open_reader)
+        with launch.kept_drafts(session, request):
+            greet(chat)
+            with autosaved(chat):
+                loop(chat)
+    return 0
+
+
+def open_reader(chat: Chat) -> Reader:
+    """The reader for what standard input is."""
+    if can_edit():
+        return TerminalReader(
+            commands.CommandCompleter(),
+            history_path(),
+            vi=chat.request.editing_mode == "vi",
+            toolbar=chat.toolbar,
+            on_toggle=chat.toggle_colors,
+        )
+    stdin = sys.stdin or io.StringIO()
+    return Reader(stdin, sys.stderr if stdin.isatty() else None)
+
+
+@contextlib.contextmanager
+def ended_tidily() -> Iterator[None]:
+    """Make exceptions of the signals that end the program, so that it tidies up on its way."""
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    names = ("SIGTERM", "SIGHUP", "SIGQUIT")
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    before = {number: signal.signal(number, on_signal) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def greet(chat: Chat) -> None:
+    """Name the model once, and the way to get help."""
+    if not chat.reader.interactive:
+        return
+    loaded, request, ranks = chat.session.loaded, chat.request, chat.session.ranks
+    parts = [loaded.name, request.strategy]
+    if ranks > 1:
+        parts.append(f"{ranks} ranks{' (tensor)' if request.parallel_mode == 'tensor' else ''}")
+    parts.append(f"profile {chat.choice.profile}")
+    parts.append(f"{chat.session.decoder.max_context} tokens of context")
+    chat.note(" · ".join([*parts, "/help"]))
+    if loaded.name == "demo":
+        chat.note(
+            "demo is a toy; for a small real model: lade chat HuggingFaceTB/SmolLM2-135M-Instruct"
+        )
+
+
+@contextlib.contextmanager
+def autosaved(chat: Chat) -> Iterator[None]:
+    """Save the conversation where anything but the user's wish ends the chat."""
+    try:
+        yield
+    except BaseException as error:
+        # A pipe can send its messages again, unless the machine failed.
+        if chat.reader.interactive or isinstance(error, DeviceLostError | RankError):
+            with contextlib.suppress(OSError, LadeError):  # the reason of the end is what counts
+                autosave(chat)
+        raise
+
+
+def autosave(chat: Chat) -> None:
+    """Write messages that no file has to a new one of the user's state, and name it.
+
+    Raises:
+        LadeError, OSError: it cannot be written.
+    """
+    if not chat.unsaved:
+        return
+    folder = user_state_path("lade", appauthor=False) / "chats"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # Two chats may end at the same moment.
+    path = folder / f"{time.strftime('%Y-%m-%d-%H%M%S')}-{os.getpid()}.json"
+    outputs.write_whole(path, chat.conversation.as_json(chat.session.loaded.name), "autosave")
+    # Also with --quiet: it would be lost to a user who does not know of it.
+    Terminal().say(f"the conversation was saved to {path}; /load {path} goes on")
+
+
+def loop(chat: Chat) -> None:
+    """Read and answer until the user leaves.
+
+    Raises:
+        LadeError, DecoderError: on a pipe, where nobody can mend what was wrong.
+    """
+    while not chat.leaving:
+        with mended(chat) if chat.reader.interactive else contextlib.nullcontext():
+            take(chat)
+
+
+@contextlib.contextmanager
+def mended(chat: Chat) -> Iterator[None]:
+    """Let the chat go on after Ctrl-C and after errors, with a line about them."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        chat.base = None
+        chat.note("(Ctrl-D or /exit leaves)")
+    except (BrokenPipeError, DeviceLostError, RankError):
+        raise  # nothing more can be shown, or answered
+    except Exception as error:
+        chat.complain(error)
+
+
+def take(chat: Chat) -> None:
+    """Read one input and act on it: a command, or a message to the model.
+
+    Raises:
+        LadeError, DecoderError: with a line for the user.
+        KeyboardInterrupt: Ctrl-C, but in a reply, which it stops.
+    """
+    draft, chat.draft = chat.draft, ""
+    try:
+        text = chat.reader.read(draft)
+        text.encode()  # some terminals and locales let any byte through
+    except EOFError:
+        chat.leaving = True
+        return
+    except UnicodeError:
+        raise UsageError(
+            "the input is not UTF-8; convert it, for example with iconv -f latin1 -t utf-8"
+        ) from None
+    handle(chat, text)
+
+
+def handle(chat: Chat, text: str) -> None:
+    """Act on one input; errors as `take` has them."""
+    command = commands.parse(text)
+    if command is not None:
+        chat.base = None
+        commands.perform(chat, *command)
+    elif text in LEAVE:
+        chat.leaving = True
+    else:
+        chat.say(unescaped(text))
