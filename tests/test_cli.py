@@ -21,8 +21,8 @@ from unittest import mock
 import pexpect
 import pytest
 
+from ladecli.cli import entry
 from ladecli.errors import LadeError
-from ladecli.program import entry
 from ladecli.trace import read_trace
 
 from . import forked
@@ -726,7 +726,7 @@ def test_help_is_light() -> None:
     asked = [["--help"], *helps, ["--version"], [], ["config", "show"]]
     code = f"""
 import sys
-from ladecli.program import entry
+from ladecli.cli import entry
 for arguments in {asked}:
     entry(arguments)
     heavy = {{"torch", "transformers", "numpy"}} & sys.modules.keys()
@@ -902,7 +902,7 @@ def with_free_memory(monkeypatch: pytest.MonkeyPatch, size: float) -> str:
 def between(*contexts: int) -> float:
     """Free memory that has room for the demo model with texts between two lengths."""
     from ladecli import memory, models
-    from ladecli.settings import LoadOptions
+    from ladecli.options import LoadOptions
 
     shape = models.plan("demo", LoadOptions(dtype="float32")).shape
     needed = [memory.estimate(shape, context=c, width=24).total for c in contexts]

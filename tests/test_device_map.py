@@ -22,7 +22,7 @@ from ladecli.decoder.load import load_decoder
 from ladecli.decoder.runner import Runner
 from ladecli.decoder.stock_model import StockModel, input_device
 from ladecli.errors import LadeError, UsageError
-from ladecli.settings import LoadOptions
+from ladecli.options import LoadOptions
 
 from .families import model_of
 from .split_texts import texts

@@ -14,8 +14,8 @@ from ladecli.bench.methods import STRATEGIES
 from ladecli.bench.result import FOREIGN
 from ladecli.decoder.config import LookaheadConfig, SamplingConfig
 from ladecli.errors import UsageError
+from ladecli.options import ANSWER, BenchRequest
 from ladecli.profiles import Choice
-from ladecli.settings import ANSWER, BenchRequest
 
 DEFAULT = LookaheadConfig(5, 3, 5, 24, ("context",), widths=(1, 8, 24))
 PAPER = LookaheadConfig(7, 5, 7, sources=("trajectory",))
