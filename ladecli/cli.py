@@ -129,15 +129,15 @@ def _command(
     """
 
     def decorated(run: Callable[[Kind], int]) -> Callable[[Kind], int]:
-        def call(context: typer.Context, **given: Any) -> None:
-            if context.invoked_subcommand is None:
+        def call(parser: typer.Context, **given: Any) -> None:
+            if parser.invoked_subcommand is None:
                 raise typer.Exit(
-                    _perform(context, kind(**given, origins=config.origins(context)), run)
+                    _perform(parser, kind(**given, origins=config.origins(parser)), run)
                 )
-            _refuse_flags(context)
+            _refuse_flags(parser)
 
         first = inspect.Parameter(
-            "context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context
+            "parser", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context
         )
         parameters = [first, *map(_parameter, settings_of(kind).values())]
         call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

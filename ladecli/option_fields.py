@@ -27,7 +27,7 @@ class Option:
         pair: whether `--no-…` switches it off.
         metavar: what stands for the value in the help.
         choices: the values there are; () for any.
-        least: the smallest number allowed.
+        least, most: the smallest and the largest number allowed.
         argument: whether it is given by position.
         lasting: whether the config file can hold it, and not a single call alone.
         variable: whether a `LADE_` variable can hold it, too.
@@ -40,6 +40,7 @@ class Option:
     metavar: str | None = None
     choices: tuple[str, ...] = ()
     least: int | None = None
+    most: int | None = None
     argument: bool = False
     lasting: bool = True
     variable: bool = True
@@ -84,7 +85,7 @@ class Setting:
     @property
     def name(self) -> str:
         """Its name in the config file and in messages."""
-        return self.key.replace("_", "-")
+        return self.flags[-1].split("/")[0].removeprefix("--")
 
     @property
     def kind(self) -> type:
@@ -96,9 +97,10 @@ class Setting:
     @property
     def flags(self) -> tuple[str, ...]:
         """Its flags; the last one is the long one."""
-        flag, long = self.option.flag, f"--{self.name}"
+        flag, name = self.option.flag, self.key.replace("_", "-")
+        long = f"--{name}"
         if self.option.pair:
-            return (f"{long}/--no-{self.name}",)
+            return (f"{long}/--no-{name}",)
         if flag.startswith("--"):
             return (flag,)
         return (flag, long) if flag else (long,)
@@ -107,20 +109,20 @@ class Setting:
     def variable(self) -> str | None:
         """The environment variable that sets it; None where there is none."""
         named = self.option.lasting and self.option.variable
-        long = self.name if self.option.argument else self.flags[-1].split("/")[0].lstrip("-")
-        return PREFIX + long.replace("-", "_").upper() if named else None
+        return PREFIX + self.name.replace("-", "_").upper() if named else None
 
     def check(self, value: Any) -> None:
-        """Refuse a value that is not one of the choices, or too small.
+        """Refuse a value that is not one of the choices, or out of range.
 
         Raises:
             UsageError: the message says what it may be.
         """
-        choices, least = self.option.choices, self.option.least
+        choices, least, most = self.option.choices, self.option.least, self.option.most
         if value is not None and choices and value not in choices:
             raise UsageError(f"unknown {self.name} {value!r}; use one of {', '.join(choices)}")
-        if value is not None and least is not None and value < least:
-            raise UsageError(f"{self.name} must be at least {least}, not {value}")
+        if value is not None and least is not None and not least <= value <= (most or value):
+            allowed = f"at least {least}" if most is None else f"from {least} to {most}"
+            raise UsageError(f"{self.name} must be {allowed}, not {value}")
 
 
 def config_path() -> Path:

@@ -23,9 +23,6 @@ MEASURED_TOKENS = 128
 """Default length of an answer that is measured."""
 GENERATED_TOKENS = 512
 """Default length of an answer of `lade generate`."""
-MOST_GPUS = 1024
-MOST_CONTEXT = 10_000_000
-"""Tokens of context that a plan may assume."""
 
 _prompt = partial(option, "Prompt")
 _measure = partial(option, "Measuring", lasting=False)
@@ -412,7 +409,9 @@ class PlanRequest(Request):
     model: str | None = _model_name(
         "Hugging Face id or local folder, of which the configuration is read; default: Llama-2-7B."
     )
-    gpus: int | None = _plan("Number of GPUs; default: a table of 1 to 8.", metavar="N", least=1)
+    gpus: int | None = _plan(
+        "Number of GPUs; default: a table of 1 to 8.", metavar="N", least=1, most=1024
+    )
     gpu: str | None = _plan(
         "Kind of GPU, such as a100 (lade profiles lists them); default: the one here.",
         metavar="NAME",
@@ -420,11 +419,13 @@ class PlanRequest(Request):
     model_size: str | None = _plan(
         "7b, 70b, llama-3-8b and the like, in place of MODEL.", metavar="SIZE"
     )
-    context_tokens: int | None = _plan(
-        "Context length to assume; default: 1024.", "--context", metavar="TOKENS"
+    context: int = _plan(
+        "Context length to assume.", default=1024, metavar="TOKENS", least=1, most=10_000_000
     )
-    nodes: int | None = _plan("Number of nodes.", metavar="M", least=1)
-    gpus_per_node: int | None = _plan("GPUs in a node; default: 8.", metavar="K", least=1)
+    nodes: int | None = _plan("Number of nodes.", metavar="M", least=1, most=1024)
+    gpus_per_node: int | None = _plan(
+        "GPUs in a node; default: 8.", metavar="K", least=1, most=1024
+    )
     link: str | None = _plan(
         "What joins GPUs: nvlink, pcie, ethernet, infiniband or GB/s; two with a"
         " comma: within a node, between nodes.",
@@ -439,12 +440,6 @@ class PlanRequest(Request):
 
     def _check(self) -> None:
         Request._check(self)
-        for name in ("gpus", "nodes", "gpus_per_node"):
-            if (getattr(self, name) or 1) > MOST_GPUS:
-                flag = name.replace("_", "-")
-                raise UsageError(f"{flag} must be from 1 to {MOST_GPUS}, not {getattr(self, name)}")
-        if not 1 <= self.context <= MOST_CONTEXT:
-            raise UsageError(f"context must be from 1 to {MOST_CONTEXT} tokens, not {self.context}")
         if self.budget == 1:
             raise UsageError("budget 1 is plain decoding, which is estimated anyway; use 2 or more")
         if self.model_size is not None and self.origins.get("model") == "argument":
@@ -454,11 +449,6 @@ class PlanRequest(Request):
                 f"{self.gpus} GPUs cannot be spread over {self.nodes} nodes; change --nodes or"
                 " --gpus-per-node"
             )
-
-    @property
-    def context(self) -> int:
-        """Tokens of text before a step."""
-        return 1024 if self.context_tokens is None else self.context_tokens
 
     @property
     def per_node(self) -> int:

@@ -973,10 +973,10 @@ def test_a_revision_means_nothing_to_a_folder(lade: Any, model_folder: str) -> N
 
 def _ends(monkeypatch: pytest.MonkeyPatch, entry: Callable[[], int]) -> list[int]:
     """The exit codes with which a program ends that does this."""
-    from ladecli import __main__, program
+    from ladecli import __main__, cli
 
     codes: list[int] = []
-    monkeypatch.setattr(program, "entry", entry)
+    monkeypatch.setattr(cli, "entry", entry)
     monkeypatch.setattr(os, "_exit", codes.append)  # without taking torch apart
     __main__.run_and_exit()
     return codes

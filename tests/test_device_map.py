@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from ladecli import __main__, device, device_map, memory, models, offload, placement, program
+from ladecli import __main__, cli, device, device_map, memory, models, offload, placement
 from ladecli.decoder import layout
 from ladecli.decoder.attention import StepMask
 from ladecli.decoder.config import GROWTH
@@ -278,7 +278,7 @@ def test_weights_on_the_disk_do_not_outlive_a_program_that_ends_at_once(
         raise SystemExit(code)
 
     monkeypatch.setattr(os, "_exit", ended)
-    monkeypatch.setattr(program, "entry", lambda: 130)
+    monkeypatch.setattr(cli, "entry", lambda: 130)
     assert folder.is_dir()
     with pytest.raises(SystemExit):
         __main__.run_and_exit()
