@@ -108,6 +108,8 @@ def _parameter(setting: Setting) -> inspect.Parameter:
     if option.argument:
         info = typer.Argument(**described)
     else:
+        if setting.kind is bool:
+            described["metavar"] = " "  # else the help shows a type, and switches have no value
         info = typer.Option(*setting.flags, rich_help_panel=option.panel, **described)
     return inspect.Parameter(
         setting.key,

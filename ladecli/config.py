@@ -60,7 +60,7 @@ def read() -> dict[str, dict[str, Any]]:
     where = f"the config file {path}"
     try:
         content = toml.loads(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # HOME=/dev/null is a way to have none
         return {}
     except (OSError, UnicodeDecodeError, toml.TOMLDecodeError) as error:
         reason = getattr(error, "strerror", None) or error

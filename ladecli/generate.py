@@ -137,6 +137,8 @@ def _answer(
         terminal.say(news)
     if tally.reason == "context":
         terminal.say(f"the context of {session.decoder.max_context} tokens is full")
+    if tally.reason == "length" and "max_new_tokens" not in request.origins:
+        terminal.say(f"stopped at {request.max_new_tokens} tokens; -n sets another limit")
     if line := memory_line(tally):
         # An answer that is cut short is an error, which is told in any case.
         quiet = request.quiet and tally.reason != "memory"

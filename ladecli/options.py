@@ -167,6 +167,8 @@ class Request(Options):
 
     def _check(self) -> None:
         Options._check(self)
+        if self.model == "":
+            raise UsageError("MODEL is empty; name a model, or leave it out for the demo")
         if self.cuda_graphs and self.parallel_mode == "tensor":
             raise UsageError(
                 "cuda-graphs do not go together with parallel-mode tensor, whose ranks wait for one"

@@ -44,6 +44,21 @@ def test_the_answer_goes_to_stdout_and_the_statistics_to_stderr(
     assert "tokens per step" in result.err
 
 
+def test_without_a_limit_an_answer_ends_at_512_tokens_and_says_so(
+    lade: Any, model_folder: str
+) -> None:
+    roomy = ("--max-context", "600", "--ignore-eos", "--no-stats")
+    result = lade("generate", "-p", "def ", "--raw", *roomy)
+    assert result.err == "lade: stopped at 512 tokens; -n sets another limit\n"
+    result = lade("generate", "-p", "def ", "--raw", *roomy, "-n", "5")
+    assert (result.code, result.err) == (0, "")
+
+
+def test_options_have_the_names_of_other_programs_too(lade: Any) -> None:
+    named = lade("generate", "-p", "def ", "--max-tokens", "5", "--temp", "0", "--json")
+    assert json.loads(named.out)["usage"]["completion_tokens"] == 5
+
+
 def test_quiet_says_nothing_else(lade: Any, model_folder: str) -> None:
     result = lade("generate", model_folder, "-p", "the cat", "-n", "5", "--quiet")
     assert result.code == 0
@@ -303,6 +318,7 @@ BAD: dict[str, tuple[tuple[str, ...], int, str]] = {
     "device": (("-p", "a", "--device", "tpu"), 2, "unknown device 'tpu'"),
     "length": (("-p", "a", "-n", "0"), 2, "max-new-tokens must be at least 1, not 0"),
     "context": (("-p", "a", "--max-context", "1"), 2, "max-context must be at least 2, not 1"),
+    "no model": (("", "-p", "a"), 2, "MODEL is empty; name a model"),
     "option": (("--nonsense",), 2, "No such option: --nonsense"),
     "argument": (("-p", "a", "x", "y"), 2, "unexpected extra argument"),
 }  # fmt: skip

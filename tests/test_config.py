@@ -193,6 +193,14 @@ def test_mistakes_in_the_file(text: str, message: str, command: str, refused: An
     assert refused(command).startswith(f"lade: the config file {path}{message}")
 
 
+def test_a_home_that_is_no_folder_holds_no_file(
+    requested: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
+    assert requested("chat").origins == {}
+
+
 def test_files_that_cannot_be_read(refused: Any) -> None:
     path = write("")
     path.write_bytes(b'model = "caf\xe9"')
