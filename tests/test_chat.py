@@ -21,8 +21,8 @@ from ladecli.chat.session import Chat
 from ladecli.conversation import Conversation, from_json
 from ladecli.decoder.errors import DecoderError
 from ladecli.errors import LadeError, UsageError
+from ladecli.options import ChatRequest
 from ladecli.session import Session
-from ladecli.settings import ChatRequest
 from ladecli.terminal import Terminal
 
 QUESTIONS = ("What is lookahead decoding?", "What is the pool?", "How do I read a file in Python?")

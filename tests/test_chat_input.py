@@ -60,7 +60,6 @@ def make(keyboard: PipeInput, tmp_path: Path) -> Make:
         (PASTE.format("word " * 2000) + ENTER, "word " * 2000),
         ("你好 👩‍💻 é" + ENTER, "你好 👩‍💻 é"),
         ("if x:" + ALT_ENTER + TAB + "y" + ENTER, "if x:\n    y"),
-        ("/und" + TAB + ENTER, "/undo"),
         (f"a{RED}b{CLICK}c" + ENTER, "abc"),
         ("ab" + CTRL_T + "c" + ENTER, "abc"),
     ],

@@ -58,7 +58,9 @@ def test_a_conversation(tmp_path: Path) -> None:
         terminal.wait(lambda text: text.count("tokens per step") == 3)
 
         # Completion of a command, and a misspelt one.
-        terminal.send("/und" + TAB)
+        terminal.send("/und")
+        terminal.wait("Take back the last message", "menu")
+        terminal.send(TAB)
         terminal.wait("> /undo")
         terminal.enter("")
         terminal.wait("taken back: def f(): return 1")

@@ -16,7 +16,7 @@ from platformdirs import user_state_path
 from .. import launch, outputs
 from ..decoder.errors import DeviceLostError, RankError
 from ..errors import LadeError, UsageError
-from ..settings import ChatRequest
+from ..options import ChatRequest
 from ..terminal import Terminal
 from . import commands
 from .reader import LEAVE, Reader, TerminalReader, can_edit, history_path, unechoed, unescaped

@@ -15,15 +15,14 @@ from prompt_toolkit.completion import CompleteEvent, Completer, Completion, Path
 from prompt_toolkit.document import Document
 from rich.table import Table
 
-from .. import outputs, profiles
+from .. import outputs
 from ..conversation import Conversation, from_json
-from ..decoder.config import SOURCES, STRATEGIES
 from ..errors import UsageError
 from ..events import TextStep
 from ..metrics import ratio, total
 from ..terminal import ctrl_c
 from ..visualize import SOURCE_STYLES, counted, legend, printable
-from .options import LIVE, SWITCHES, TUNED, change, in_effect, known, suggestion
+from .options import LIVE, TUNED, change, in_effect, known, suggestion, values_of
 from .reader import escaped
 from .session import Chat, Reply
 
@@ -126,14 +125,10 @@ def _words(name: str, *before: str) -> Iterable[str]:
             return COMMANDS
         case ["set" | "show"]:
             return LIVE
-        case ["profile"] | ["set", "profile"]:
-            return profiles.names()
-        case ["set", "strategy"]:
-            return STRATEGIES
-        case ["set", "sources"]:
-            return SOURCES
-        case ["set", option] if option in SWITCHES:
-            return ("on", "off")
+        case ["profile"]:
+            return values_of("profile")
+        case ["set", option]:
+            return values_of(option)
     return ()
 
 
@@ -273,7 +268,7 @@ def set_option(chat: Chat, argument: str) -> None:
     if not value:
         show(chat, name)
         return
-    before, name = in_effect(chat), known(name)
+    before, name = in_effect(chat), known(name).name
     chat.change(change(chat.request, name, value.strip()))
     # Also the options that changed because of it.
     after = in_effect(chat).items()
@@ -286,7 +281,7 @@ def show(chat: Chat, name: str) -> None:
     rows = in_effect(chat)
     if name:
         key = name.lstrip("-").replace("_", "-").lower()
-        rows = {key: rows[key if key in rows else known(key)]}
+        rows = {key: rows[key if key in rows else known(key).name]}
     _show(chat, rows)
 
 

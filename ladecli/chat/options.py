@@ -5,13 +5,16 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
-from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from .. import profiles
+from ..decoder.config import SOURCES
 from ..errors import UsageError
-from ..settings import ChatRequest, default_of
+from ..option_fields import Setting, default_of, settings_of
+from ..options import ChatRequest
 
 if TYPE_CHECKING:
     from .session import Chat
@@ -20,13 +23,11 @@ _MODELS = ("temperature", "top-k", "top-p", "min-p", "repetition-penalty")
 """Options whose default is in the model's generation config."""
 TUNED = ("window", "ngram", "guesses", "budget", "sources")
 """Options whose default is in the profile."""
-SWITCHES = ("ignore-eos", "markdown", "token-colors", "stats")
-"""Options that are on or off."""
 LIVE = (
     *("strategy", "profile", *TUNED, *_MODELS, "seed"),
-    *("max-new-tokens", "stop", *SWITCHES),
+    *("max-new-tokens", "stop", "ignore-eos", "markdown", "token-colors", "stats"),
 )
-"""Options that a chat can change, by their flags' names."""
+"""Options that a chat can change, by their names."""
 AT_START = ("parallel", "parallel-mode", "attention", "cuda-graphs", "compile")
 """Options that a chat shows and cannot change."""
 SET_HERE = "set in this chat"
@@ -48,38 +49,47 @@ def change(request: ChatRequest, name: str, text: str) -> ChatRequest:
         UsageError, ConfigError: there is no such option, it can only be set at start, or it
             cannot have this value; the message says what it may be.
     """
-    name = known(name)
-    key = name.replace("-", "_")
-    origins = {**request.origins, key: SET_HERE}
+    setting, word = known(name), text.lower()
+    origins = {**request.origins, setting.key: SET_HERE}
     value: Any
-    if text.lower() == "off" and name in _OFF:
-        value = _OFF[name]
-    elif text.lower() == "default" or (name not in SWITCHES and text.lower() in ("none", "off")):
-        value = default_of(ChatRequest, key)
-        del origins[key]
+    if word == "off" and setting.name in _OFF:
+        value = _OFF[setting.name]
+    elif word == "default" or (setting.kind is not bool and word in ("none", "off")):
+        value = setting.default
+        del origins[setting.key]
     else:
-        value = _typed(name, text)
-    changed = replace(request, **{key: value}, origins=origins)
+        value = _typed(setting, text)
+    changed = replace(request, **{setting.key: value}, origins=origins)
     changed.check()
     return changed
 
 
-def known(name: str) -> str:
-    """The name of an option that a chat can change, as the tables here spell it.
+def known(name: str) -> Setting:
+    """The option of this name, which a chat can change.
 
     Raises:
         UsageError: there is none.
     """
     name = name.lstrip("-").replace("_", "-").lower()
+    found = {setting.name: setting for setting in settings_of(ChatRequest).values()}
     if name in LIVE:
-        return name
-    if name in {field.name.replace("_", "-") for field in fields(ChatRequest)} - {"origins"}:
+        return found[name]
+    if name in found:
         raise UsageError(
             f"{name} can only be set at start: leave, and restart with lade chat --{name}"
         )
-    raise UsageError(
-        f"there is no option {name!r}; {suggestion(name, LIVE) or 'one of ' + ', '.join(LIVE)}"
-    )
+    hint = suggestion(name, LIVE) or f"one of {', '.join(LIVE)}"
+    raise UsageError(f"there is no option {name!r}; {hint}")
+
+
+def values_of(name: str) -> Iterable[str]:
+    """The values of an option where they are few words; for completion."""
+    setting = {each.name: each for each in settings_of(ChatRequest).values()}.get(name)
+    if name in ("profile", "sources"):
+        return profiles.names() if name == "profile" else SOURCES
+    if setting is None:
+        return ()
+    return ("on", "off") if setting.kind is bool else setting.option.choices
 
 
 def suggestion(word: str, names: Iterable[str], mark: str = "") -> str:
@@ -90,16 +100,14 @@ def suggestion(word: str, names: Iterable[str], mark: str = "") -> str:
     return f"did you mean {mark}{near[0]}?" if near else ""
 
 
-def _typed(name: str, text: str) -> Any:
+def _typed(setting: Setting, text: str) -> Any:
     """A value of the type that an option has."""
-    hint = get_type_hints(ChatRequest)[name.replace("-", "_")]
-    kind = next(each for each in (get_args(hint) or (hint,)) if each is not type(None))
-    if kind not in _KINDS:  # a list of texts: quotes keep blanks, and a line cannot hold a break
+    if setting.kind is list:  # quotes keep blanks, and a line cannot hold a break
         return [text.strip("\"'").replace("\\n", "\n").replace("\\t", "\t")]
     try:
-        return TypeAdapter(kind).validate_strings(text)
+        return TypeAdapter(setting.kind).validate_strings(text)
     except ValidationError:
-        raise UsageError(f"{name} must be {_KINDS[kind]}, not {text!r}") from None
+        raise UsageError(f"{setting.name} must be {_KINDS[setting.kind]}, not {text!r}") from None
 
 
 def in_effect(chat: Chat) -> dict[str, tuple[str, str]]:
@@ -141,8 +149,8 @@ def _origin(name: str, chat: Chat) -> str:
         return "given"  # by a program, which does not say how
     if name in TUNED:
         paper = request.wants_paper
-        used, profiles = chat.settings().lookahead, chat.choice.base(paper)
-        if getattr(used, key) != getattr(profiles, key):
+        used, base = chat.settings().lookahead, chat.choice.base(paper)
+        if getattr(used, key) != getattr(base, key):
             return "follows from what you set"
         # "measured: AMD EPYC, 2026-11, torch 2.13": what, and the first thing about it.
         origin = chat.choice.paper_origin if paper else chat.choice.origins[key]

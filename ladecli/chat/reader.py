@@ -14,7 +14,7 @@ from typing import TextIO
 from platformdirs import user_state_path
 from prompt_toolkit import PromptSession
 from prompt_toolkit.auto_suggest import AutoSuggestFromHistory
-from prompt_toolkit.completion import CompleteEvent, Completer
+from prompt_toolkit.completion import Completer
 from prompt_toolkit.cursor_shapes import ModalCursorShapeConfig
 from prompt_toolkit.filters import Condition
 from prompt_toolkit.formatted_text import StyleAndTextTuples
@@ -22,7 +22,6 @@ from prompt_toolkit.history import FileHistory, InMemoryHistory
 from prompt_toolkit.input import Input, create_input
 from prompt_toolkit.input.typeahead import clear_typeahead, store_typeahead
 from prompt_toolkit.key_binding import KeyBindings
-from prompt_toolkit.key_binding.bindings.completion import generate_completions
 from prompt_toolkit.key_binding.key_processor import KeyPressEvent
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import Output, create_output
@@ -156,7 +155,7 @@ class TerminalReader(Reader):
             complete_while_typing=Condition(self._is_command),
             enable_open_in_editor=True,
             tempfile_suffix=".md",
-            key_bindings=self._bindings(completer),
+            key_bindings=self._bindings(),
             bottom_toolbar=self._bar,
             enable_suspend=True,
             style=Style.from_dict(
@@ -207,7 +206,7 @@ class TerminalReader(Reader):
         text = f"{QUOTES} is open: close it to send" if unclosed else self._toolbar()
         return [("class:bar", text)]
 
-    def _bindings(self, completer: Completer) -> KeyBindings:
+    def _bindings(self) -> KeyBindings:
         """Where keys differ from prompt-toolkit's own for inputs of several lines."""
         keys = KeyBindings()
         # It takes codes of colors that are typed or pasted for a mouse, and fails.
@@ -225,16 +224,9 @@ class TerminalReader(Reader):
         def _(event: KeyPressEvent) -> None:
             event.current_buffer.insert_text("\n")
 
-        @keys.add("tab")
+        @keys.add("tab", filter=~Condition(self._is_command))
         def _(event: KeyPressEvent) -> None:
-            buffer = event.current_buffer
-            found = [*completer.get_completions(buffer.document, CompleteEvent())]
-            if not found:  # prose, and code in it
-                buffer.insert_text(INDENT)
-            elif len(found) == 1:  # at once: the menu may not be open yet
-                buffer.apply_completion(found[0])
-            else:
-                generate_completions(event)
+            event.current_buffer.insert_text(INDENT)
 
         @keys.add("c-x", "c-e")
         def _(event: KeyPressEvent) -> None:
