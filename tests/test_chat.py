@@ -258,13 +258,6 @@ def test_errors_cost_neither_the_conversation_nor_the_chat(
     assert said(chat)[0::2] == [QUESTIONS[0], "more"]
 
 
-def test_ctrl_c_at_the_prompt_says_how_to_leave(
-    make: Make, capsys: pytest.CaptureFixture[str]
-) -> None:
-    loop(make(KeyboardInterrupt, KeyboardInterrupt))
-    assert capsys.readouterr().err.count("/exit") == 2
-
-
 def test_a_hostile_chat_cannot_drive_the_terminal(
     make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -362,14 +355,6 @@ def test_a_message_that_does_not_fit_by_itself(
     assert said(chat)[0] == "What is this?"
 
 
-def test_undo_after_turns_were_dropped(make: Make, loaded: models.LoadedModel) -> None:
-    on = Session(loaded, max_context=150)
-    chat = make(*QUESTIONS, "one more", "d", *["/undo"] * 4, on=on)
-    loop(chat)
-    assert chat.conversation == Conversation()
-    assert chat.used == 0
-
-
 def test_a_reply_that_fills_the_context_says_so(
     make: Make, loaded: models.LoadedModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -387,10 +372,10 @@ def test_a_reply_that_fills_the_context_says_so(
     [
         ("/sytem x", "did you mean /system?"),
         ("/xyzzy", "/help lists all"),
-        ("/undo", "no message to take back"),
+        ("/undo", "no message yet"),
         ("/undo 2", "/undo takes no arguments"),
-        ("/regenerate", "no message to answer again"),
-        ("/edit", "no message to edit"),
+        ("/regenerate", "no message yet"),
+        ("/edit", "no message yet"),
         ("/stats", "no figures yet"),
         ("/compare", "no reply to compare"),
         ("/save", "name a file: /save FILE"),

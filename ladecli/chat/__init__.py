@@ -22,12 +22,11 @@ from . import commands
 from .reader import LEAVE, Reader, TerminalReader, can_edit, history_path, unechoed, unescaped
 from .session import Chat
 
+SMALL_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
 
 def run(request: ChatRequest) -> int:
-    """Chat until the user leaves.
-
-    Returns:
-        The exit code: 0.
+    """Chat until the user leaves; returns the exit code 0.
 
     Raises:
         LadeError, DecoderError: with a line for the user.
@@ -64,31 +63,27 @@ def ended_tidily() -> Iterator[None]:
     def on_signal(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    names = ("SIGTERM", "SIGHUP", "SIGQUIT")
-    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    before = {number: signal.signal(number, on_signal) for number in numbers}
+    ends = {"SIGTERM", "SIGHUP", "SIGQUIT"} & {each.name for each in signal.Signals}
+    before = {name: signal.signal(signal.Signals[name], on_signal) for name in ends}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for name, handler in before.items():
+            signal.signal(signal.Signals[name], handler)
 
 
 def greet(chat: Chat) -> None:
     """Name the model once, and the way to get help."""
     if not chat.reader.interactive:
         return
-    loaded, request, ranks = chat.session.loaded, chat.request, chat.session.ranks
-    parts = [loaded.name, request.strategy]
-    if ranks > 1:
-        parts.append(f"{ranks} ranks{' (tensor)' if request.parallel_mode == 'tensor' else ''}")
-    parts.append(f"profile {chat.choice.profile}")
-    parts.append(f"{chat.session.decoder.max_context} tokens of context")
+    session, mode = chat.session, chat.request.parallel_mode
+    parts = [session.loaded.name, chat.request.strategy]
+    if session.ranks > 1:
+        parts.append(f"{session.ranks} ranks{' (tensor)' if mode == 'tensor' else ''}")
+    parts += [f"profile {chat.choice.profile}", f"{session.decoder.max_context} tokens of context"]
     chat.note(" · ".join([*parts, "/help"]))
-    if loaded.name == "demo":
-        chat.note(
-            "demo is a toy; for a small real model: lade chat HuggingFaceTB/SmolLM2-135M-Instruct"
-        )
+    if session.loaded.name == "demo":
+        chat.note(f"demo is a toy; a small real model: lade chat {SMALL_MODEL}")
 
 
 @contextlib.contextmanager

@@ -154,22 +154,18 @@ def system(chat: Chat, text: str) -> None:
 @command("/regenerate")
 def regenerate(chat: Chat, _: str) -> None:
     """Answer the last message again."""
-    asked = chat.conversation.without_reply()
-    if not asked.messages:
-        raise UsageError("there is no message to answer again; send one first")
+    _last_question(chat)
     if chat.settings().sampling.greedy:
         chat.note("greedy decoding gives the same reply again: /set temperature 0.8")
     elif chat.request.seed is not None:
         chat.note("the seed is fixed, and gives the same reply again: /set seed default")
-    chat.answer(asked)
+    chat.answer(chat.conversation.without_reply())
 
 
 @command("/undo")
 def undo(chat: Chat, _: str) -> None:
     """Take back the last message and its reply."""
-    question = chat.conversation.last_question
-    if question is None:
-        raise UsageError("there is no message to take back")
+    question = _last_question(chat)
     chat.conversation = chat.conversation.without_exchange()
     chat.note(f"taken back: {shorten(question, LINE)}")
 
@@ -177,9 +173,7 @@ def undo(chat: Chat, _: str) -> None:
 @command("/edit [TEXT]")
 def edit(chat: Chat, text: str) -> None:
     """Change the last message, and have it answered again."""
-    question = chat.conversation.last_question
-    if question is None:
-        raise UsageError("there is no message to edit; send one first")
+    question = _last_question(chat)
     if not text and not chat.reader.interactive:
         raise UsageError("give the new text: /edit TEXT")
     chat.base = chat.conversation.without_exchange()
@@ -239,11 +233,10 @@ def save(chat: Chat, name: str) -> None:
 @command("/load FILE")
 def load(chat: Chat, name: str) -> None:
     """Go on with a saved conversation."""
-    path = _path(name)
     try:
         loaded = from_json(_read_text(name))
     except ValueError as error:
-        raise UsageError(f"{path} is not a saved chat ({error}); choose another file") from None
+        raise UsageError(f"{name} is not a saved chat ({error}); choose another file") from None
     chat.encode(loaded.asked("?"))  # a template may refuse what another one took
     if chat.unsaved and chat.reader.interactive:
         count = counted(len(chat.conversation.messages), "message")
@@ -251,7 +244,7 @@ def load(chat: Chat, name: str) -> None:
         if chat.choose(question, "kr") == "k":
             return
     chat.conversation = chat.saved = loaded
-    chat.file = path
+    chat.file = _path(name)
     chat.note(f"loaded {counted(len(loaded.messages), 'message')}")
     if loaded.messages:
         last = loaded.messages[-1]
@@ -373,8 +366,7 @@ def show_help(chat: Chat, name: str) -> None:
         found = _find(name.lstrip("/"))
         if found is None:
             raise UsageError(f"there is no command /{name.lstrip('/')}; /help lists all")
-        chat.console.print(f"/{found.name} {found.arguments}", style="cyan")
-        chat.console.print(f"{found.help}.")
+        chat.console.print(f"/{found.name} {found.arguments}: {found.help}.")
         if found.name in ("set", "show"):
             chat.note(f"Names: {', '.join(LIVE)}.")
             chat.note('The value "default" takes a change back, and "off" switches off.')
@@ -403,6 +395,18 @@ def _table() -> Table:
     table.add_column()
     table.add_column(style="dim")
     return table
+
+
+def _last_question(chat: Chat) -> str:
+    """The user's last message.
+
+    Raises:
+        UsageError: there is none.
+    """
+    question = chat.conversation.last_question
+    if question is None:
+        raise UsageError("there is no message yet; send one first")
+    return question
 
 
 def _path(name: str) -> Path:

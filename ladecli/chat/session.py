@@ -59,13 +59,8 @@ class Reply:
 class Chat:
     """A conversation with a model, at a terminal or over a pipe.
 
-    Args:
-        session: the loaded model.
-        request: the options, which `/set` changes.
-        terminal: for notices and figures.
-        open_reader: makes the reader of this chat's messages.
-
     Attributes:
+        request: the options, which `/set` changes.
         choice: what the hardware profile says.
         replies: all replies since the start, the newest last.
         file: where the conversation was saved to or loaded from last.
@@ -107,7 +102,7 @@ class Chat:
         self.console = terminal.console(sys.stderr)  # only replies go to stdout
         self.reader = open_reader(self)
         self._view: View | None = None
-        self._memory: str | None = None  # the last line about it: repeated only when it changes
+        self._memory: str | None = None  # the last line about it, which is not repeated
         self._counted: tuple[Conversation | None, int] = (None, 0)
         self.plain_step: float | None = None
         if self.reader.interactive and not request.quiet:
@@ -117,10 +112,9 @@ class Chat:
     @property
     def last_reply(self) -> Reply | None:
         """The newest reply, if it still ends the conversation."""
-        messages = self.conversation.messages
-        if not self.replies or not messages or messages[-1].role != "assistant":
-            return None
-        return self.replies[-1] if messages[-1].content == self.replies[-1].text else None
+        last = self.conversation.messages[-1:]
+        stands = self.replies and last and last[0].content == self.replies[-1].text
+        return self.replies[-1] if stands else None
 
     @property
     def unsaved(self) -> bool:
@@ -153,11 +147,7 @@ class Chat:
     # Replies.
 
     def say(self, text: str) -> None:
-        """Send a message to the model, with the files that go with it.
-
-        Raises:
-            LadeError, DecoderError: with a line for the user.
-        """
+        """Send a message to the model, with the files that go with it; errors as `answer`."""
         if not text.strip() and not self.attached:
             self.base = None
             return
@@ -194,11 +184,11 @@ class Chat:
 
     def _show(self, reply: Reply) -> None:
         """Decode a reply, on the screen and into the files of --trace, --svg and --html."""
-        self._view = self._make_view(reply)
-        files = records.views(
-            self.request, self.session, reply.settings, reply.prompt, self.plain_step
-        )
-        view, detailed = Together(self._view, *files), self.request.trace is not None
+        shown = self._make_view(reply)
+        given = (self.request, self.session, reply.settings, reply.prompt, self.plain_step)
+        view = Together(shown, *records.views(*given))
+        detailed = self.request.trace is not None
+        self._view = shown
         try:
             with self.reader.watched() as look, ctrl_c() as cancelled:
                 for event in self.session.stream(
@@ -231,20 +221,19 @@ class Chat:
         tally, memory = reply.tally, memory_line(reply.tally)
         limit = self.session.decoder.max_context
         remarks = {
-            "context": f"(cut: the context of {limit} tokens is full; ask to continue, and the"
-            " oldest messages can be dropped)",
-            "length": "(cut at max-new-tokens)",
-            "interrupted": "(stopped)",
+            "context": f"cut: the context of {limit} tokens is full; ask it to go on, and the"
+            " oldest messages can be dropped",
+            "length": "cut at max-new-tokens",
+            "interrupted": "stopped",
+            "memory": "",
         }
-        if not reply.text.strip() and tally.reason != "memory":
-            self.note("(the reply is empty)")
-        if tally.reason in remarks:
-            self.note(remarks[tally.reason])
-        for line in self.session.news():
-            self.note(f"({line})")
-        if memory and tally.reason != "memory" and memory != self._memory:
+        empty = "" if reply.text.strip() else "the reply is empty"
+        lines = [remarks.get(tally.reason or "", empty), *self.session.news()]
+        if tally.reason != "memory" and memory != self._memory:
             self._memory = memory
-            self.note(f"({memory})")
+            lines.append(memory or "")
+        for line in filter(None, lines):
+            self.note(f"({line})")
         if self.shows_stats:
             self.terminal.statistics(tally, self.plain_step)
         if self.reader.interactive and not self.request.quiet:
@@ -266,11 +255,10 @@ class Chat:
         limit = self.session.decoder.max_context
         fitted = asked.with_room(lambda c: len(self.encode(c)), limit)
         if fitted is None:
-            files = counted(len(self.attached), "file")
-            with_files = f" (/paste none drops the {files} with it)" if self.attached else ""
+            files = " (/paste none detaches the files)" if self.attached else ""
             raise UsageError(
                 f"the message does not fit into the context of {limit} tokens with room for a"
-                f" reply; shorten it{with_files}"
+                f" reply; shorten it{files}"
             )
         if fitted is asked:
             return asked
@@ -312,11 +300,7 @@ class Chat:
     # The context.
 
     def encode(self, conversation: Conversation, *, reply: bool = True) -> list[int]:
-        """Token ids of a conversation.
-
-        Args:
-            conversation: its messages.
-            reply: whether it waits for a reply.
+        """Token ids of a conversation, which may wait for a reply.
 
         Raises:
             UsageError: the model's template refuses it.
@@ -328,21 +312,19 @@ class Chat:
     @property
     def used(self) -> int:
         """Tokens of the context that the conversation takes; 0 where a template refuses it."""
-        if self._counted[0] is not self.conversation:  # the toolbar asks at every key
-            count = 0
+        conversation, count = self.conversation, 0
+        if self._counted[0] is not conversation:  # the toolbar asks at every key
             with contextlib.suppress(LadeError):
-                if self.conversation.seen or self.conversation.system is not None:
-                    count = len(self.encode(self.conversation, reply=False))
-            self._counted = (self.conversation, count)
+                if conversation.for_template():
+                    count = len(self.encode(conversation, reply=False))
+            self._counted = conversation, count
         return self._counted[1]
 
     def toolbar(self) -> str:
         """The line below the input, the most important first."""
         limit = self.session.decoder.max_context
-        parts = [self.session.loaded.name, f"{min(self.used, limit)}/{limit} tokens"]
-        if self.attached:
-            parts.append(f"{len(self.attached)} attached")
-        parts.append("/help")
-        if not self.console.no_color:
-            parts.append(f"Ctrl-T token colors {'on' if self.request.token_colors else 'off'}")
-        return " · ".join(parts)
+        attached = f"{len(self.attached)} attached" if self.attached else ""
+        switch = f"Ctrl-T token colors {'on' if self.request.token_colors else 'off'}"
+        colors = "" if self.console.no_color else switch
+        parts = (f"{min(self.used, limit)}/{limit} tokens", attached, "/help", colors)
+        return " · ".join(filter(None, (self.session.loaded.name, *parts)))
