@@ -43,6 +43,11 @@ class Command(NamedTuple):
     help: str
     action: Action
 
+    @property
+    def usage(self) -> str:
+        """How to type it."""
+        return f"/{self.name} {self.arguments}".strip()
+
 
 COMMANDS: dict[str, Command] = {}
 ALIASES = {
@@ -89,7 +94,7 @@ def perform(chat: Chat, name: str, argument: str) -> None:
     if argument and not found.arguments:
         raise UsageError(f"/{found.name} takes no arguments")
     if not argument and found.arguments == "FILE":
-        raise UsageError(f"name a file: /{found.name} FILE")
+        raise UsageError(f"name a file: {found.usage}")
     found.action(chat, argument)
 
 
@@ -212,7 +217,7 @@ def reset(chat: Chat, _: str) -> None:
 
 @command("/save [FILE]")
 def save(chat: Chat, name: str) -> None:
-    """Save the conversation; as a page to read where FILE ends in .md."""
+    """Save the conversation; a FILE.md is for reading alone."""
     path = _path(name) if name else chat.file
     if path is None:
         raise UsageError("name a file: /save FILE")
@@ -317,7 +322,7 @@ def stats(chat: Chat, _: str) -> None:
 
 @command("/compare")
 def compare(chat: Chat, _: str) -> None:
-    """Decode the last reply again without drafts: same text, both speeds."""
+    """Decode the last reply again without drafts, and compare."""
     reply = chat.last_reply
     if reply is None or not reply.token_ids:
         raise UsageError("there is no reply to compare; send a message first")
@@ -366,20 +371,20 @@ def show_help(chat: Chat, name: str) -> None:
         found = _find(name.lstrip("/"))
         if found is None:
             raise UsageError(f"there is no command /{name.lstrip('/')}; /help lists all")
-        chat.console.print(f"/{found.name} {found.arguments}: {found.help}.")
+        chat.console.print(f"{found.usage}: {found.help}.")
         if found.name in ("set", "show"):
             chat.note(f"Names: {', '.join(LIVE)}.")
             chat.note('The value "default" takes a change back, and "off" switches off.')
         return
     table = _table()
     for each in COMMANDS.values():
-        table.add_row(f"/{each.name} {each.arguments}", each.help)
+        table.add_row(each.usage, each.help)
     table.add_row("Enter, Alt-Enter", 'send; a new line (or put several between """ and """)')
     table.add_row("Ctrl-X Ctrl-E", "edit in $EDITOR")
     table.add_row("Ctrl-C", "stop the reply, keeping its text")
-    table.add_row("Ctrl-T", "turn token colors on or off (code is highlighted when they are off)")
+    table.add_row("Ctrl-T", "turn token colors on or off; code is highlighted when off")
     colors = legend(source for source in SOURCE_STYLES if source != "jacobi")
-    table.add_row("Colors", colors.append(" drafted text, by source; plain text came one by one"))
+    table.add_row("Colors", colors.append(": sources of drafted tokens"))
     chat.console.print(table)
 
 

@@ -266,7 +266,7 @@ class Chat:
         if not self.reader.interactive:
             raise LadeError(f"{full}; start a new chat, or a shorter one")
         dropped = counted(fitted.forgotten - asked.forgotten, "message")
-        question = f"{full.capitalize()}: [s]top, or [d]rop the oldest {dropped} and go on? "
+        question = f"{full.capitalize()}: [s]top, or [d]rop the oldest {dropped}? "
         return fitted if self.choose(question, "sd") == "d" else None
 
     # Options.
