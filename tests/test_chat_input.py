@@ -35,14 +35,15 @@ def keyboard() -> Iterator[PipeInput]:
 def make(keyboard: PipeInput, tmp_path: Path) -> Make:
     """A line editor whose keys come from the keyboard of the test."""
 
-    def made(on_toggle: Callable[[], None] = lambda: None, **options: Any) -> TerminalReader:
+    def made(**options: Any) -> TerminalReader:
+        usual: dict[str, Any] = {
+            "history": tmp_path / "history",
+            "vi": False,
+            "toolbar": lambda: "bar",
+            "on_toggle": lambda: None,
+        }
         return TerminalReader(
-            CommandCompleter(),
-            tmp_path / "history",
-            **{"vi": False, "toolbar": lambda: "bar", **options},
-            on_toggle=on_toggle,
-            source=keyboard,
-            screen=DummyOutput(),
+            CommandCompleter(), **{**usual, **options}, source=keyboard, screen=DummyOutput()
         )
 
     return made
@@ -89,7 +90,7 @@ def test_a_draft_stands_in_the_input(keyboard: PipeInput, make: Make) -> None:
 
 def test_what_is_typed_during_a_reply_waits(keyboard: PipeInput, make: Make) -> None:
     toggled: list[bool] = []
-    reader = make(lambda: toggled.append(True))
+    reader = make(on_toggle=lambda: toggled.append(True))
     keyboard.send_text("next" + CTRL_T + PASTE.format("a\nb") + ENTER)
     with reader.watched() as look:
         look()
@@ -110,6 +111,17 @@ def test_history_outlives_the_program(keyboard: PipeInput, make: Make) -> None:
     make().read()
     keyboard.send_text(UP + ENTER)
     assert make().read() == "one\ntwo"
+
+
+def test_a_history_that_vanishes_costs_nothing(
+    keyboard: PipeInput, make: Make, tmp_path: Path
+) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    reader = make(history=folder / "history")
+    folder.rmdir()
+    keyboard.send_text("one" + ENTER)
+    assert reader.read() == "one"
 
 
 def test_the_history_file_is_private_or_there_is_none(

@@ -112,6 +112,14 @@ class Reader:
         return contextlib.nullcontext(lambda: None)
 
 
+class _History(FileHistory):
+    """A file that may vanish, on a disk that may be full: then this session alone remembers."""
+
+    def store_string(self, string: str) -> None:
+        with contextlib.suppress(OSError):
+            super().store_string(string)
+
+
 class TerminalReader(Reader):
     """A line editor at a terminal, with history, completion, pasting and an external editor.
 
@@ -149,7 +157,7 @@ class TerminalReader(Reader):
             multiline=True,
             vi_mode=vi,
             cursor=ModalCursorShapeConfig() if vi else None,
-            history=FileHistory(str(history)) if history else InMemoryHistory(),
+            history=_History(str(history)) if history else InMemoryHistory(),
             auto_suggest=AutoSuggestFromHistory(),
             completer=completer,
             complete_while_typing=Condition(self._is_command),
