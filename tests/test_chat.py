@@ -16,12 +16,12 @@ import pytest
 
 from ladecli import model_files, models
 from ladecli.chat import autosaved, handle, loop
-from ladecli.chat.reader import Reader
-from ladecli.chat.session import Chat
 from ladecli.conversation import Conversation, from_json
 from ladecli.decoder.errors import DecoderError
 from ladecli.errors import LadeError, UsageError
 from ladecli.options import ChatRequest
+from ladecli.repl.reader import Reader
+from ladecli.repl.session import Chat
 from ladecli.session import Session
 from ladecli.terminal import Terminal
 

@@ -13,9 +13,9 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.input import PipeInput, create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from ladecli.chat.commands import CommandCompleter
-from ladecli.chat.reader import Reader, TerminalReader, history_path, unquoted
 from ladecli.errors import UsageError
+from ladecli.repl.commands import CommandCompleter
+from ladecli.repl.reader import Reader, TerminalReader, history_path, unquoted
 
 PASTE = "\x1b[200~{}\x1b[201~"
 ENTER, ALT_ENTER, CTRL_C, CTRL_D, CTRL_T, TAB = "\r", "\x1b\r", "\x03", "\x04", "\x14", "\t"

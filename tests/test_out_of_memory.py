@@ -13,7 +13,6 @@ import torch
 
 from ladecli import models
 from ladecli.chat import loop
-from ladecli.chat.session import Chat
 from ladecli.cli import entry
 from ladecli.decoder.config import SamplingConfig
 from ladecli.decoder.engine import Decoder
@@ -24,6 +23,7 @@ from ladecli.errors import LadeError
 from ladecli.events import Ended, Piece, TextStep
 from ladecli.metrics import Tally
 from ladecli.options import ChatRequest
+from ladecli.repl.session import Chat
 from ladecli.session import Session
 from ladecli.terminal import Terminal
 from ladecli.trace import read_trace

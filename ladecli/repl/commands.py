@@ -22,9 +22,9 @@ from ..events import TextStep
 from ..metrics import ratio, total
 from ..terminal import ctrl_c
 from ..visualize import SOURCE_STYLES, counted, legend, printable
-from .options import LIVE, TUNED, change, in_effect, known, suggestion, values_of
 from .reader import escaped
 from .session import Chat, Reply
+from .settings import LIVE, TUNED, change, in_effect, known, suggestion, values_of
 
 Action = Callable[[Chat, str], None]
 _COMMAND = re.compile(r"/([a-z-]*|\?)(?:\s+(.*))?", re.DOTALL | re.IGNORECASE)

@@ -13,14 +13,14 @@ from types import FrameType
 
 from platformdirs import user_state_path
 
-from .. import launch, outputs
-from ..decoder.errors import DeviceLostError, RankError
-from ..errors import LadeError, UsageError
-from ..options import ChatRequest
-from ..terminal import Terminal
-from . import commands
-from .reader import LEAVE, Reader, TerminalReader, can_edit, history_path, unechoed, unescaped
-from .session import Chat
+from . import launch, outputs
+from .decoder.errors import DeviceLostError, RankError
+from .errors import LadeError, UsageError
+from .options import ChatRequest
+from .repl import commands
+from .repl.reader import LEAVE, Reader, TerminalReader, can_edit, history_path, unechoed, unescaped
+from .repl.session import Chat
+from .terminal import Terminal
 
 SMALL_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
