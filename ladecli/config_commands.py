@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import outputs
+from . import files
 from .config_file import defaults, origins
 from .errors import LadeError, UsageError
 from .option_table import Option, OptionTable, table_of
@@ -69,7 +69,7 @@ def init(table: OptionTable, *, force: bool) -> int:
         raise LadeError(
             f"the config file {target} cannot be written: {error.strerror or error}"
         ) from error
-    outputs.write_whole(target, template(table), "config init")
+    files.write(target, template(table), "config init")
     print(target)
     if kept is not None:
         Terminal().say(f"the old one is {kept.name} now, in the same folder")

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .. import outputs, reading
+from .. import files
 from ..conversation import Conversation, Message
 from ..errors import UsageError
 
@@ -38,7 +38,7 @@ def save(path: Path, conversation: Conversation, model: str) -> None:
         "forgotten": conversation.forgotten,
         "messages": [_as_row(message) for message in conversation.messages],
     }
-    outputs.write_whole(path, json.dumps(data, ensure_ascii=False, indent=1) + "\n", "/save")
+    files.write(path, json.dumps(data, ensure_ascii=False, indent=1) + "\n", "/save")
 
 
 def save_lost(conversation: Conversation, model: str) -> Path:
@@ -65,7 +65,7 @@ def load(path: Path) -> Conversation:
             file is left as it is.
     """
     try:
-        data = json.loads(reading.read(path).decode("utf-8"))
+        data = json.loads(files.read(path).decode("utf-8"))
     except FileNotFoundError:
         raise UsageError(f"there is no file {path}; check the path") from None
     except IsADirectoryError:

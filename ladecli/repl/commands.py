@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import reading
+from .. import files
 from ..conversation import Conversation
 from ..errors import UsageError
 from ..metrics import ratio, total
@@ -107,7 +107,7 @@ def paste(chat: Chat, name: str) -> None:
     path = _path(name)
     try:
         with ctrl_c_raised():  # nothing may ever come from a named pipe
-            text = reading.read(path).decode("utf-8-sig")
+            text = files.read(path).decode("utf-8-sig")
     except FileNotFoundError:
         raise UsageError(f"there is no file {name}; check the path") from None
     except IsADirectoryError:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import launch, records, ways
+from .. import export, launch, ways
 from ..conversation import Conversation
 from ..errors import LadeError, UsageError, told
 from ..events import Ended, TextStep
@@ -181,7 +181,7 @@ class Chat:
             Why its files are not what they should be; None if they are.
         """
         unwritten = None
-        files = records.views(
+        files = export.views(
             self.request,
             self.session,
             reply.settings,
