@@ -48,27 +48,35 @@ def check(request: Request, answers: int = 1) -> None:
     Raises:
         UsageError: the message names the option and the fix.
     """
-    taken = {Path(name).expanduser().resolve(): "--prompt-file" for name in request.read_files}
+    written = [
+        (f"--{name}", path)
+        for number in range(1, answers + 1)
+        for name in OPTIONS
+        if (path := _path(request, name, number))
+    ]
     if request.pool_file:
-        taken[Path(request.pool_file).expanduser().resolve()] = "--pool-file"
-    for number in range(1, answers + 1):
-        for name in OPTIONS:
-            path = _path(request, name, number)
-            if path is None or files.is_device(path):
-                continue
-            files.check(path, f"--{name}")
-            first = taken.setdefault(path.resolve(), f"--{name}")
-            if first != f"--{name}":
-                raise UsageError(f"{first} and --{name} are the same file, {path}; name another")
+        written.append(("--pool-file", Path(request.pool_file).expanduser()))
+    taken = {Path(name).expanduser().resolve(): "--prompt-file" for name in request.read_files}
+    for option, path in written:
+        files.check(path, option)
+        if files.is_device(path):
+            continue
+        first = taken.setdefault(path.resolve(), option)
+        if first != option:
+            raise UsageError(f"{first} and {option} are the same file, {path}; name another")
 
 
 def _path(request: Request, name: str, number: int) -> Path | None:
-    """The file of answer `number`: x.svg, x-2.svg, x-3.svg."""
+    """The file of answer `number`: x.svg, x-2.svg, x-3.svg; a device takes all of them."""
     value = getattr(request, name)
     if not value:
         return None
     path = Path(value).expanduser()
-    return path if number == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
+    return (
+        path
+        if number == 1 or files.is_device(path)
+        else path.with_name(f"{path.stem}-{number}{path.suffix}")
+    )
 
 
 def views(

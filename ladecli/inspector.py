@@ -146,8 +146,7 @@ class StepView:
             about = "none in this step"
             lookahead = self.trace.header.settings.get("strategy") == "lookahead"
             if lookahead and not any(s.detail and s.detail.window for s in self.trace.steps):
-                about = f"unused: drafts are from {self._sources() or 'elsewhere'}; "
-                about += "--sources trajectory records one"
+                about = "none in this trace; record with --sources trajectory to see one"
             return [_heading("window", about)]
         columns = counted(len(detail.outputs), "column")
         state = f"{columns}; the outputs are the last row of the next step"
@@ -180,9 +179,9 @@ class StepView:
         if detail.tree:
             about = f"{len(detail.tree)} proposed, {len(detail.accepted)} accepted"
         elif self._sources() == "trajectory":
-            about += ": the pool has no n-gram that begins with this token"
+            about += ": no n-gram in the pool begins with this token"
         elif self._sources():
-            about += ": no candidate was likely enough to pay for a wider step"
+            about += ": none was likely enough to pay for a wider step"
         end = detail.accepted[-1] if detail.accepted else ROOT
         style = f"bold {style_of(step.pieces[-1].source)}"
         choice = Text.assemble((" → ", "dim"), (self._word(step.token_ids[-1]), style))

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ladecli import model_files, models, reading
+from ladecli import files, model_files, models
 from ladecli.chat import handle, loop, rescue, rescued
 from ladecli.conversation import Conversation
 from ladecli.decoder.errors import DecoderError
@@ -634,7 +634,7 @@ def test_lines_of_a_pasted_file_end_in_one_way(make: Make, tmp_path: Path) -> No
 def test_what_is_too_large_for_a_text_is_refused(
     make: Make, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "LIMIT", 2_000_000)
+    monkeypatch.setattr(files, "LIMIT", 2_000_000)
     path = tmp_path / "large"
     path.write_bytes(b"x" * 2_000_001)
     with pytest.raises(UsageError, match=r"/large cannot be read: it holds more than 2 MB$"):

@@ -1,70 +1,90 @@
-"""Files that a user asked for: where they may go, and that they are written whole."""
+"""Files that the user names: where they may be, and that they are written whole."""
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ladecli import outputs
+from ladecli import export, files
 from ladecli.errors import LadeError, UsageError
+from ladecli.settings import GenerateRequest
 
 
 def test_places_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"^--trace .* is a folder; name a file in it$"):
-        outputs.check(tmp_path, "--trace")
+        files.check(tmp_path, "--trace")
     with pytest.raises(UsageError, match=r"^--svg .*: the folder .*no does not exist$"):
-        outputs.check(tmp_path / "no" / "x", "--svg")
-    outputs.check(tmp_path / "x", "--html")
+        files.check(tmp_path / "no" / "x", "--svg")
+    files.check(tmp_path / "x", "--html")
     assert not (tmp_path / "x").exists()
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(UsageError, match=r"nothing can be written to .*; choose another$"):
-        outputs.check(tmp_path / "x", "--html")
+        files.check(tmp_path / "x", "--html")
 
 
-def test_two_things_do_not_go_to_one_file(tmp_path: Path) -> None:
-    one, two, link = tmp_path / "one", tmp_path / "two", tmp_path / "link"
-    outputs.check_apart([("--svg", one), ("--html", two)], [("--prompt-file", link)])
-    with pytest.raises(UsageError, match=r"^--svg and --html are the same file, .*one; name"):
-        outputs.check_apart([("--svg", one), ("--html", tmp_path / "x" / ".." / "one")])
-    two.write_text("a prompt")
-    link.symlink_to(two)
-    with pytest.raises(UsageError, match=r"^--prompt-file and --trace are the same file"):
-        outputs.check_apart([("--trace", link)], [("--prompt-file", two)])
-    (tmp_path / "hard").hardlink_to(two)
-    with pytest.raises(UsageError, match=r"^--prompt-file and --trace are the same file"):
-        outputs.check_apart([("--trace", tmp_path / "hard")], [("--prompt-file", two)])
-    # What is read twice is nobody's loss, and devices hold nothing.
-    outputs.check_apart([("--svg", one)], [("--prompt-file", two), ("--prompt-file", two)])
-    outputs.check_apart([("--svg", Path("/dev/null")), ("--html", Path("/dev/null"))])
-
-
-def test_a_file_keeps_its_mode_and_its_old_text_until_the_new_one_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"svg": "one", "html": "two"}, None),
+        ({"svg": "one", "html": "folder/../one"}, "--svg and --html are the same file"),
+        ({"trace": "link", "prompt_file": ["prompt"]}, "--prompt-file and --trace are the same"),
+        ({"trace": "pool", "pool_file": "pool"}, "--trace and --pool-file are the same"),
+        ({"svg": "x.svg", "html": "x-2.svg"}, "--html and --svg are the same file, .*x-2.svg"),
+        ({"svg": "/dev/null", "html": "/dev/null"}, None),
+    ],
+)
+def test_two_things_do_not_go_to_one_file(
+    given: dict[str, Any], message: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "x"
-    outputs.write_whole(path, "old", "--html")
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    Path("prompt").write_text("a prompt")
+    Path("link").symlink_to("prompt")
+    request = GenerateRequest(**given)
+    if message is None:
+        export.check(request, answers=3)
+    else:
+        with pytest.raises(UsageError, match=f"^{message}"):
+            export.check(request, answers=3)
+
+
+def test_a_file_is_replaced_through_links_and_keeps_its_mode(tmp_path: Path) -> None:
+    path, link = tmp_path / "x", tmp_path / "link"
+    files.write(path, "old", "--html")
     path.chmod(0o600)
-    outputs.write_whole(path, "new", "--html")
+    link.symlink_to(path)
+    files.write(link, "new", "--html")
+    assert link.is_symlink()
     assert path.read_text() == "new"
     assert path.stat().st_mode & 0o777 == 0o600
 
+
+def test_what_was_there_stays_until_the_new_file_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x"
+    path.write_text("old")
+
     def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", full)
     with pytest.raises(LadeError, match=r"^--html .*x cannot be written: No space left on device$"):
-        outputs.write_whole(path, "newer", "--html")
-    assert path.read_text() == "new"
+        files.write(path, "newer", "--html")
+    assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["x"]
 
 
 def test_devices_are_written_to_and_not_replaced() -> None:
-    outputs.write_whole(Path("/dev/null"), "text", "--svg")
+    files.write(Path("/dev/null"), "text", "--svg")
     assert Path("/dev/null").is_char_device()
 
 
-def test_files_of_several_answers_are_numbered() -> None:
-    names = [outputs.numbered(Path("a/x.b.svg"), number).name for number in (1, 2, 10)]
-    assert names == ["x.b.svg", "x.b-2.svg", "x.b-10.svg"]
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs an endless device")
+def test_a_device_without_an_end_is_refused() -> None:
+    with pytest.raises(OSError, match="it holds more than 100 MB"):
+        files.read(Path("/dev/zero"))
