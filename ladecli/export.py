@@ -25,8 +25,8 @@ from .views import View
 from .visualize import printable, statistics_line, style_of
 
 if TYPE_CHECKING:
+    from .options import Request
     from .session import Session, Settings
-    from .settings import Request
 
 OPTIONS = ("trace", "svg", "html")
 COLUMNS = 88

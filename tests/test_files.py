@@ -11,7 +11,7 @@ import pytest
 
 from ladecli import export, files
 from ladecli.errors import LadeError, UsageError
-from ladecli.settings import GenerateRequest
+from ladecli.options import GenerateRequest
 
 
 def test_places_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
