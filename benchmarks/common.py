@@ -18,7 +18,9 @@ from ladecli import models
 from ladecli.decoder.config import LookaheadConfig, SamplingConfig
 from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.events import Step
+from ladecli.decoder.load import load_decoder
 from ladecli.decoder.strategies import make_strategy
+from ladecli.models import LoadedModel
 from ladecli.text import apply_chat_template
 
 DEMO_PROMPTS = (
@@ -48,7 +50,7 @@ def arguments(description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--prompts", type=Path, help="JSONL with `prompt`; the demo's own if absent"
     )
-    parser.add_argument("--limit", type=int, default=16, help="at most so many prompts")
+    parser.add_argument("--limit", type=int, default=16, help="at most N prompts")
     parser.add_argument("-n", "--new-tokens", type=int, default=200)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, help="write the figures here too")
@@ -59,12 +61,47 @@ def prompts_of(path: Path | None, tokenizer: Any, limit: int) -> list[list[int]]
     """Token ids of the prompts; through the chat template, where the tokenizer has one."""
     if path is None:
         return [list(tokenizer(text)["input_ids"]) for text in DEMO_PROMPTS[:limit]]
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
-    texts = [row["prompt"] if "prompt" in row else row["turns"][0] for row in rows[:limit]]
+    texts = [row["prompt"] if "prompt" in row else row["turns"][0] for row in rows_of(path, limit)]
     if not tokenizer.chat_template:
         return [list(tokenizer(text)["input_ids"]) for text in texts]
     chats = ([{"role": "user", "content": text}] for text in texts)
     return [apply_chat_template(tokenizer, chat) for chat in chats]
+
+
+def rows_of(path: Path, limit: int) -> list[dict[str, Any]]:
+    """The first rows of a JSONL file."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines if line][:limit]
+
+
+def opened(args: argparse.Namespace) -> tuple[LoadedModel, Decoder, list[list[int]]]:
+    """The model, a decoder of it, and prompts that leave room for the answers."""
+    torch.set_num_threads(args.threads)
+    loaded = models.load(args.model)
+    decoder = load_decoder(loaded.model)
+    room = decoder.max_context - args.new_tokens
+    prompts = [p[-room:] for p in prompts_of(args.prompts, loaded.tokenizer, args.limit)]
+    print(f"{Path(args.model).name}, {len(prompts)} prompts, {args.new_tokens} tokens;")
+    print(f"{conditions(args.threads)}\n")
+    return loaded, decoder, prompts
+
+
+def print_row(*cells: object) -> None:
+    """A row of a Markdown table; a float has two decimals."""
+    shown = [f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in cells]
+    print(f"| {' | '.join(shown)} |", flush=True)
+
+
+def print_head(*names: str) -> None:
+    """The head of a Markdown table."""
+    print_row(*names)
+    print("|---" * len(names) + "|")
+
+
+def save(args: argparse.Namespace, figures: object) -> None:
+    """Write the figures to --json, where it was given."""
+    if args.json:
+        args.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
 def decode(

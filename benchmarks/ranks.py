@@ -9,7 +9,6 @@ compared with plain decoding's.
 
 from __future__ import annotations
 
-import json
 import random
 import threading
 from collections.abc import Callable
@@ -17,10 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import torch
-from common import arguments, conditions, decode, prompts_of
+from common import arguments, decode, opened, print_head, print_row, save
 
-from ladecli import models
 from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.decoder.engine import Decoder, Limits
@@ -188,14 +185,9 @@ def main() -> None:
     parser = arguments(__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="settings whose names hold this")
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    loaded = models.load(args.model)
-    prompts = prompts_of(args.prompts, loaded.tokenizer, args.limit)
+    loaded, _, prompts = opened(args)
     simulation = Simulation(loaded.model, prompts, args.new_tokens)
-    print(f"{args.model}, {len(prompts)} prompts, {args.new_tokens} tokens")
-    print(f"{conditions(args.threads)}\n")
-    print("| drafts | ranks | W | tokens per step | gain | widest rank | bytes sent |")
-    print("|---|---|---|---|---|---|---|")
+    print_head("drafts", "ranks", "W", "tokens per step", "gain", "widest rank", "bytes", "output")
     figures: list[Measured] = []
     for name, config in SETTINGS.items():
         if args.only not in name:
@@ -205,14 +197,10 @@ def main() -> None:
             found = simulation.measure(name, shared, size)
             figures.append(found)
             alone = next(each for each in figures if each.drafts == name)
-            rate, output = found.tokens_per_step, "" if found.equal else " (another text!)"
-            print(
-                f"| {name} | {size} | {found.window} | {rate:.2f}{output} |"
-                f" {rate / alone.tokens_per_step:.2f} | {found.widest:.1f} | {found.bytes:.0f} |",
-                flush=True,
-            )
-    if args.json:
-        args.json.write_text(json.dumps([asdict(each) for each in figures], indent=1) + "\n")
+            rate, output = found.tokens_per_step, "equal" if found.equal else "DIFFERS"
+            gain = rate / alone.tokens_per_step
+            print_row(name, size, found.window, rate, gain, found.widest, found.bytes, output)
+    save(args, [asdict(each) for each in figures])
 
 
 if __name__ == "__main__":

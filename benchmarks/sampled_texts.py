@@ -8,47 +8,32 @@ with that seed.  The exit code is 1 if any text differs.
 
 from __future__ import annotations
 
-import json
 import sys
 
-import torch
-from common import arguments, conditions, decode, prompts_of
+from common import arguments, decode, opened, print_head, print_row, save
 
-from ladecli import models
 from ladecli.decoder.config import LookaheadConfig, SamplingConfig
-from ladecli.decoder.load import load_decoder
 
 BUDGETS = {
     "budget 8, context": LookaheadConfig(3, 3, 4, 8, ("context",)),
     "budget 24, context and recycled": LookaheadConfig(3, 3, 4, 24, ("context", "recycled")),
     "budget 60, all sources": LookaheadConfig(5, 3, 5, 60),
 }
-SAMPLINGS = {
-    "temperature 0.7": {"temperature": 0.7},
-    "temperature 1.0": {"temperature": 1.0},
-}
+TEMPERATURES = (0.7, 1.0)
 
 
 def main() -> None:
     parser = arguments(__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="samplings whose names hold this")
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    loaded = models.load(args.model)
-    decoder = load_decoder(loaded.model)
-    prompts = prompts_of(args.prompts, loaded.tokenizer, args.limit)
+    loaded, decoder, prompts = opened(args)
     texts = [prompts[number % len(prompts)] for number in range(args.limit)]
-    print(f"{args.model}, {len(texts)} texts of {args.new_tokens} tokens")
-    print(f"{conditions(args.threads)}\n\n| sampling | drafts | texts | differ | tokens per step |")
-    print("|---|---|---|---|---|")
+    print_head("temperature", "drafts", "texts", "differ", "tokens per step")
     figures = []
-    for name, options in SAMPLINGS.items():
-        if args.only not in name:
-            continue
+    for temperature in TEMPERATURES:
         different = dict.fromkeys(BUDGETS, 0)
         tokens, steps = dict.fromkeys(BUDGETS, 0), dict.fromkeys(BUDGETS, 0)
         for seed, prompt in enumerate(texts):
-            sampling = SamplingConfig(**options, seed=seed)
+            sampling = SamplingConfig(temperature, seed=seed)
             asked = args.new_tokens, sampling, loaded.stop_ids
             plain = decode(decoder, prompt, "autoregressive", LookaheadConfig(), *asked)
             for budget, config in BUDGETS.items():
@@ -59,11 +44,9 @@ def main() -> None:
                 steps[budget] += run.steps
         for budget in BUDGETS:
             rate = tokens[budget] / steps[budget]
-            row = name, budget, len(texts), different[budget], round(rate, 3)
-            print("| " + " | ".join(map(str, row)) + " |", flush=True)
-            figures.append(row)
-    if args.json:
-        args.json.write_text(json.dumps(figures, indent=1) + "\n")
+            figures.append((temperature, budget, len(texts), different[budget], rate))
+            print_row(*figures[-1])
+    save(args, figures)
     sys.exit(any(row[3] for row in figures))
 
 

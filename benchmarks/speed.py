@@ -12,7 +12,6 @@ step by width, and how near a plain step is to what the machine reads per second
 from __future__ import annotations
 
 import gc
-import json
 import random
 import statistics
 import time
@@ -21,12 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import arguments, conditions, decode, prompts_of, spread
+from common import arguments, conditions, decode, opened, print_head, print_row, save, spread
 
 from ladecli import models, profiles
 from ladecli.decoder import layout
 from ladecli.decoder.engine import Decoder
-from ladecli.decoder.load import load_decoder
 from ladecli.decoder.tree import TokenTree
 
 WIDTHS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -96,11 +94,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--end-tokens", action="store_true", help="let end tokens end texts")
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    stock, loaded = models.load(args.model), models.load(args.model)
-    decoder = load_decoder(loaded.model)
-    room = decoder.max_context - args.new_tokens
-    prompts = [p[-room:] for p in prompts_of(args.prompts, loaded.tokenizer, args.limit)]
+    stock = models.load(args.model)
+    loaded, decoder, prompts = opened(args)
     default = profiles.select("cpu", loaded.device, loaded.shape).lookahead
     ends = loaded.stop_ids if args.end_tokens else frozenset()
     new = args.new_tokens
@@ -113,7 +108,6 @@ def main() -> None:
         "plain": own("autoregressive"),
         "lookahead": own("lookahead"),
     }
-    print(f"{args.model}, {len(prompts)} prompts, {new} tokens; {conditions(args.threads)}\n")
     seconds: dict[str, list[list[float]]] = {name: [[] for _ in prompts] for name in methods}
     equal = dict.fromkeys(methods, True)
     for method in methods.values():
@@ -132,8 +126,7 @@ def main() -> None:
             for name, ids in found.items():
                 equal[name] &= ids == found["generate"]
 
-    print("| method | over generate | over plain | lowest prompt over plain | output |")
-    print("|---|---|---|---|---|")
+    print_head("method", "over generate", "in all", "over plain", "lowest prompt", "output")
     figures: dict[str, Any] = {
         "conditions": conditions(args.threads),
         "model": Path(args.model).name,
@@ -145,8 +138,7 @@ def main() -> None:
         whole = sum(map(statistics.median, seconds["generate"]))
         total = whole / sum(map(statistics.median, seconds[name]))
         same = "equal" if equal[name] else "DIFFERS"
-        over_plain = f"{spread(plain)} | {min(plain):.2f}"
-        print(f"| {name} | {spread(over)}, in all {total:.2f} | {over_plain} | {same} |")
+        print_row(name, spread(over), total, spread(plain), min(plain), same)
         figures[name] = {
             "over_generate": statistics.median(over),
             "over_generate_in_all": total,
@@ -156,8 +148,8 @@ def main() -> None:
         }
     costs = step_costs(decoder, 128)
     print("\nCost of a forward by width, after 128 tokens, in plain steps:")
-    print("| " + " | ".join(map(str, WIDTHS)) + " |\n" + "|---" * len(WIDTHS) + "|")
-    print("| " + " | ".join(f"{cost / costs[0]:.2f}" for cost in costs) + " |")
+    print_head(*map(str, WIDTHS))
+    print_row(*(cost / costs[0] for cost in costs))
     size, bandwidth = 4.0 * loaded.shape.active, read_bandwidth()
     share = size / costs[0] / bandwidth
     print(
@@ -167,8 +159,7 @@ def main() -> None:
     )
     figures["forward_cost"] = dict(zip(WIDTHS, (c / costs[0] for c in costs), strict=True))
     figures["share_of_bandwidth"] = share
-    if args.json:
-        args.json.write_text(json.dumps(figures, indent=1) + "\n")
+    save(args, figures)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from itertools import pairwise
 
 import torch
 from common import arguments, conditions, prompts_of
@@ -52,13 +51,9 @@ def main() -> None:
     print(f"widths = {list(WIDTHS)}\ncontexts = {contexts}\ncosts = [")
     for context in contexts:
         times = [statistics.median(seconds[context, width]) for width in WIDTHS]
-        costs = [time / times[0] for time in times]
-        for left, right in pairwise(range(len(costs))):
-            costs[right] = max(costs[left], costs[right])
+        costs = [round(max(times[: end + 1]) / times[0], 2) for end in range(len(WIDTHS))]
         counts = [len(seconds[context, width]) for width in WIDTHS]
-        print(
-            f"  {[round(cost, 2) for cost in costs]},  # plain {times[0] * 1e3:.2f} ms, n {counts}"
-        )
+        print(f"  {costs},  # plain {times[0] * 1e3:.2f} ms, n {counts}")
     print("]")
 
 
@@ -70,7 +65,7 @@ def collect(
     context: int,
     seconds: dict[tuple[int, int], list[float]],
 ) -> None:
-    """Times of the steps of exactly `width` tokens behind about `context` tokens."""
+    """Times of the steps of exactly `width` tokens after about `context` tokens."""
     name = "autoregressive" if width == 1 else "lookahead"
     strategy = make_strategy(name, LookaheadConfig(budget=width, sources=sources))
     length, steps = len(prompt), 0

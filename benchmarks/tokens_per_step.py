@@ -1,72 +1,90 @@
-"""Tokens per step of the paper's algorithm and of all sources, against one another.
+"""Tokens per step of the paper's algorithm and of all sources, and what each source is worth.
 
-    python benchmarks/tokens_per_step.py --model MODEL --prompts FILE.jsonl
+    python benchmarks/tokens_per_step.py --model MODEL --prompts FILE.jsonl --ablation
 
-Greedy, or as -t and its like say, end tokens ignored; every output is compared with plain
-decoding's.
+Greedy, end tokens ignored; every output is compared with plain decoding's.  With --ablation each
+source is also used alone and left out, and prompts of several categories have a column for each.
 """
 
 from __future__ import annotations
 
-import json
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
 
-import torch
-from common import Run, arguments, conditions, decode, prompts_of, ratio
+from common import (
+    Run,
+    arguments,
+    conditions,
+    decode,
+    opened,
+    print_head,
+    print_row,
+    ratio,
+    rows_of,
+    save,
+)
 
-from ladecli import models
-from ladecli.decoder.config import LookaheadConfig, SamplingConfig
-from ladecli.decoder.load import load_decoder
+from ladecli.decoder.config import SOURCES, LookaheadConfig
 
 PAPER = ("trajectory",)
 SETTINGS = {
-    "paper 5,3,5": LookaheadConfig(5, 3, 5, sources=PAPER),
-    "paper 7,5,7": LookaheadConfig(7, 5, 7, sources=PAPER),
-    "paper 15,5,15": LookaheadConfig(15, 5, 15, sources=PAPER),
-    "paper 20,7,20": LookaheadConfig(20, 7, 20, sources=PAPER),
-    "all sources, budget 60": LookaheadConfig(5, 3, 5, 60),
-    "all sources, budget 16": LookaheadConfig(2, 3, 2, 16),
+    f"paper {w},{n},{w}": LookaheadConfig(w, n, w, sources=PAPER)
+    for w, n in ((5, 3), (7, 5), (15, 5), (20, 7))
 }
-# What a prototype of the paper's algorithm had on stories260K with 16 story prompts.
-TARGETS = {"paper 5,3,5": 1.55, "paper 7,5,7": 1.87, "paper 15,5,15": 2.20, "paper 20,7,20": 2.48}
+
+
+def within(budget: int, names: Mapping[str, tuple[str, ...]]) -> dict[str, LookaheadConfig]:
+    """Settings with these sources, within a budget; a narrow one has a narrow window."""
+    window = (5, 3, 5) if budget > 16 else (2, 3, 2)
+    return {
+        f"{name}, budget {budget}": LookaheadConfig(*window, budget, sources)
+        for name, sources in names.items()
+    }
+
+
+# The trajectory alone is the paper's algorithm.
+ALONE = {f"{source} alone": (source,) for source in SOURCES if source != "trajectory"}
+WITHOUT = {f"without {s}": tuple(t for t in SOURCES if t != s) for s in SOURCES}
+
+
+def settings(*, ablation: bool) -> dict[str, LookaheadConfig]:
+    """The settings to compare, by name."""
+    names = {"all sources": SOURCES} | (ALONE | WITHOUT if ablation else {})
+    return SETTINGS | within(16, names) | within(60, names)
+
+
+def categories(args: Any) -> dict[str, list[int]]:
+    """Numbers of the prompts by category; none where there are less than two."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for number, row in enumerate(rows_of(args.prompts, args.limit) if args.prompts else []):
+        found[row.get("category", "all")].append(number)
+    return found if args.ablation and len(found) > 1 else {}
 
 
 def main() -> None:
     parser = arguments(__doc__.splitlines()[0])
-    parser.add_argument("--targets", action="store_true", help="compare with the prototype's")
-    parser.add_argument("-t", "--temperature", type=float, default=0.0)
-    parser.add_argument("--top-k", type=int, default=0)
-    parser.add_argument("--top-p", type=float, default=1.0)
-    parser.add_argument("--repetition-penalty", type=float, default=1.0)
+    parser.add_argument("--ablation", action="store_true", help="each source alone and left out")
     args = parser.parse_args()
-    sampling = SamplingConfig(
-        args.temperature,
-        args.top_k,
-        args.top_p,
-        repetition_penalty=args.repetition_penalty,
-        seed=1,
-    )
-    torch.set_num_threads(args.threads)
-    loaded = models.load(args.model)
-    decoder = load_decoder(loaded.model)
-    prompts = prompts_of(args.prompts, loaded.tokenizer, args.limit)
+    _, decoder, prompts = opened(args)
+    groups = categories(args)
 
     def decoded(strategy: str, config: LookaheadConfig) -> list[Run]:
-        return [decode(decoder, p, strategy, config, args.new_tokens, sampling) for p in prompts]
+        return [decode(decoder, p, strategy, config, args.new_tokens) for p in prompts]
 
     expected = [run.ids for run in decoded("autoregressive", LookaheadConfig())]
-    print(f"{args.model}, {len(prompts)} prompts, {args.new_tokens} tokens, {sampling}")
-    print(f"{conditions(args.threads)}\n")
-    print("| drafts | tokens per step | width | output | target |\n|---|---|---|---|---|")
-    figures = {}
-    for name, config in SETTINGS.items():
+    print_head("drafts", "tokens per step", "width", "output", *groups)
+    figures: dict[str, Any] = {"conditions": conditions(args.threads)}
+    for name, config in settings(ablation=args.ablation).items():
         runs = decoded("lookahead", config)
         rate, width = ratio(runs)
         equal = "equal" if [run.ids for run in runs] == expected else "DIFFERS"
-        target = f"{TARGETS[name]:.2f}" if args.targets and name in TARGETS else ""
-        print(f"| {name} | {rate:.2f} | {width:.1f} | {equal} | {target} |", flush=True)
-        figures[name] = {"tokens_per_step": rate, "width": width, "output": equal}
-    if args.json:
-        args.json.write_text(json.dumps(figures, indent=1) + "\n")
+        by_group = {
+            group: ratio([runs[n] for n in numbers])[0] for group, numbers in groups.items()
+        }
+        print_row(name, rate, f"{width:.1f}", equal, *by_group.values())
+        figures[name] = {"tokens_per_step": rate, "width": width, "output": equal} | by_group
+    save(args, figures)
 
 
 if __name__ == "__main__":

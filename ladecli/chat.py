@@ -13,7 +13,7 @@ from types import FrameType
 
 from platformdirs import user_state_path
 
-from . import launch, outputs
+from . import files, launch
 from .decoder.errors import DeviceLostError, RankError
 from .errors import LadeError, UsageError
 from .options import ChatRequest
@@ -111,7 +111,7 @@ def autosave(chat: Chat) -> None:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     # Two chats may end at the same moment.
     path = folder / f"{time.strftime('%Y-%m-%d-%H%M%S')}-{os.getpid()}.json"
-    outputs.write_whole(path, chat.conversation.as_json(chat.session.loaded.name), "autosave")
+    files.write(path, chat.conversation.as_json(chat.session.loaded.name), "autosave")
     # Also with --quiet: it would be lost to a user who does not know of it.
     Terminal().say(f"the conversation was saved to {path}; /load {path} goes on")
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from . import outputs, toml
+from . import files, toml
 from .errors import LadeError, UsageError
 from .option_fields import CONFIG_FILE, PANELS, PREFIX, Setting, config_path, settings_of
 from .options import COMMANDS
@@ -229,7 +229,7 @@ def run_init(*, force: bool) -> int:
     except OSError as error:
         reason = error.strerror or error
         raise LadeError(f"the config file {target} cannot be written: {reason}") from error
-    outputs.write_whole(target, template(), "config init")
+    files.write(target, template(), "config init")
     print(target)
     if kept is not None:
         Terminal().say(f"the old one is {kept.name} now, in the same folder")

@@ -1,52 +1,118 @@
-"""An answer in its colours as a file: SVG for a page or a talk, HTML for a browser or a phone.
-
-Both stand alone: no fonts, scripts or styles from elsewhere, and light or dark as the reader's
-system has it.
-"""
+"""The files beside an answer: --trace, and --svg and --html with the answer in its colours."""
 
 from __future__ import annotations
 
+import io
 import re
-from collections.abc import Iterator
-from html import escape
+import sys
+from collections.abc import Sequence
+from html import escape, unescape
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.cells import cell_len
-from rich.style import Style
+from rich.console import Console
+from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
-from . import outputs
-from .cells import runs, styled, wrapped
+from . import files
+from .errors import UsageError
 from .events import Ended, TextEvent, TextStep
 from .metrics import Tally
+from .trace import Header, TraceWriter, describe, speller
+from .views import View
 from .visualize import printable, statistics_line, style_of
 
+if TYPE_CHECKING:
+    from .options import Request
+    from .session import Session, Settings
+
+OPTIONS = ("trace", "svg", "html")
 COLUMNS = 88
 """Cells of a line in the SVG."""
 
-# What XML cannot hold, escaped or not.
-_FORBIDDEN = re.compile("[\ud800-\udfff\ufffe\uffff]")
-_LIGHT = {
-    "page": "#ffffff",
-    "text": "#1f2328",
-    "faint": "#656d76",
-    "green": "#1a7f37",
-    "cyan": "#0b7a8a",
-    "blue": "#0550ae",
-    "magenta": "#a0309a",
-    "yellow": "#8a6100",
-}
-_DARK = {
-    "page": "#0d1117",
-    "text": "#e6edf3",
-    "faint": "#8d96a0",
-    "green": "#4ac26b",
-    "cyan": "#56d4dd",
-    "blue": "#79b8ff",
-    "magenta": "#e685e0",
-    "yellow": "#e3b341",
-}
-_MONO = "ui-monospace,'SF Mono',Menlo,Consolas,'DejaVu Sans Mono','Noto Sans Mono',monospace"
+
+def wanted(request: Request) -> bool:
+    """Whether an answer has files beside it."""
+    return any(getattr(request, name) for name in OPTIONS)
+
+
+def check(request: Request, answers: int = 1) -> None:
+    """Refuse files that cannot be written, or would replace each other or a prompt.
+
+    Args:
+        request: names them.
+        answers: each has files of its own.
+
+    Raises:
+        UsageError: the message names the option and the fix.
+    """
+    written = [
+        (f"--{name}", path)
+        for number in range(1, answers + 1)
+        for name in OPTIONS
+        if (path := _path(request, name, number))
+    ]
+    if request.pool_file:
+        written.append(("--pool-file", Path(request.pool_file).expanduser()))
+    taken = {Path(name).expanduser().resolve(): "--prompt-file" for name in request.read_files}
+    for option, path in written:
+        files.check(path, option)
+        if files.is_device(path):
+            continue
+        first = taken.setdefault(path.resolve(), option)
+        if first != option:
+            raise UsageError(f"{first} and {option} are the same file, {path}; name another")
+
+
+def _path(request: Request, name: str, number: int) -> Path | None:
+    """The file of answer `number`: x.svg, x-2.svg, x-3.svg; a device takes all of them."""
+    value = getattr(request, name)
+    if not value:
+        return None
+    path = Path(value).expanduser()
+    return (
+        path
+        if number == 1 or files.is_device(path)
+        else path.with_name(f"{path.stem}-{number}{path.suffix}")
+    )
+
+
+def views(
+    request: Request,
+    session: Session,
+    settings: Settings,
+    ids: Sequence[int],
+    plain_step: float | None,
+    number: int = 1,
+) -> list[View]:
+    """The writers of an answer's files.
+
+    Args:
+        request: names them.
+        session: the model at work.
+        settings: how the answer is decoded.
+        ids: the prompt.
+        plain_step: seconds of a plain step, if it was measured.
+        number: of the answer, from 1 on; each has files of its own.
+    """
+    made: list[View] = []
+    tokenizer, name = session.loaded.tokenizer, session.loaded.name
+    trace, svg, html = (_path(request, option, number) for option in OPTIONS)
+    if trace:
+        header = Header(
+            model=name,
+            prompt=tokenizer.decode(list(ids), skip_special_tokens=False),
+            prompt_tokens=len(ids),
+            settings=describe(settings),
+            plain_step=plain_step,
+        )
+        made.append(TraceWriter(trace, header, speller(tokenizer)))
+    if svg or html:
+        prompt = tokenizer.decode(list(ids), skip_special_tokens=True)
+        made.append(Exporter(svg, html, name, prompt, plain_step))
+    return made
 
 
 class Exporter:
@@ -68,10 +134,8 @@ class Exporter:
         prompt: str,
         plain_step: float | None = None,
     ) -> None:
-        self._svg = svg
-        self._html = html
-        self._title = _clean(title)
-        self._text = styled(_clean(prompt), "dim")
+        self._svg, self._html, self._title = svg, html, _clean(title)
+        self._text = Text.assemble((_clean(prompt), "dim"))
         self._tally = Tally()
         self._plain_step = plain_step
 
@@ -92,146 +156,87 @@ class Exporter:
             LadeError: one of them cannot be written.
         """
         if self._svg:
-            figures = statistics_line(self._tally, COLUMNS, self._plain_step)
-            outputs.write_whole(self._svg, as_svg(self._title, self._text, figures), "--svg")
+            files.write(self._svg, as_svg(self._printed(COLUMNS), self._title), "--svg")
         if self._html:
-            figures = statistics_line(self._tally, 10**6, self._plain_step)
-            outputs.write_whole(self._html, as_html(self._title, self._text, figures), "--html")
+            files.write(self._html, as_html(self._printed(None), self._title), "--html")
+
+    def _printed(self, columns: int | None) -> Console:
+        """A console that has recorded the answer and its figures; without columns, unwrapped."""
+        console = recording_console(columns or COLUMNS)
+        figures = statistics_line(self._tally, columns or sys.maxsize, self._plain_step)
+        for part in (self._text, Text(), figures):
+            console.print(part, soft_wrap=columns is None)
+        return console
 
 
 def _clean(text: str) -> str:
-    return _FORBIDDEN.sub("\N{REPLACEMENT CHARACTER}", printable(text))
+    """`text` without what could drive a terminal, or what XML cannot hold, escaped or not."""
+    return re.sub("[\ud800-\udfff\ufffe\uffff]", "\N{REPLACEMENT CHARACTER}", printable(text))
 
 
-def _classes(style: Style) -> str:
-    """The names of a style in the style sheets below; empty for plain text."""
-    names = [style.color.name] if style.color else []
-    return " ".join(names + ["faint"] * bool(style.dim) + ["bold"] * bool(style.bold))
-
-
-def _sheet(rule: str, page: str) -> str:
-    """Colours in light and in dark.
-
-    Args:
-        rule: the property that colours text.
-        page: the start of the rule that colours the page.
-    """
-
-    def rules(colours: dict[str, str]) -> str:
-        names = "".join(f".{name}{{{rule}:{value}}}" for name, value in colours.items())
-        return f"{page}:{colours['page']}}}{names}"
-
-    return f"{rules(_LIGHT)}\n@media(prefers-color-scheme:dark){{{rules(_DARK)}}}"
-
-
-def as_html(title: str, text: Text, figures: Text) -> str:
-    """A page with an answer and its figures.
-
-    Args:
-        title: plain text.
-        text: the answer, its colours as styles.
-        figures: below it, with the legend of its colours.
-    """
-    return f"""<!DOCTYPE html>
+# The page, its text, and ANSI's black, red, green, yellow, blue, magenta, cyan and white.
+THEME = TerminalTheme(
+    (13, 17, 23),
+    (230, 237, 243),
+    [
+        *((72, 79, 88), (255, 123, 114), (74, 194, 107), (227, 179, 65)),
+        *((121, 184, 255), (230, 133, 224), (86, 212, 221), (177, 186, 196)),
+    ],
+    [
+        *((110, 118, 129), (255, 161, 152), (86, 211, 100), (227, 179, 65)),
+        *((121, 192, 255), (210, 168, 255), (86, 212, 221), (240, 246, 252)),
+    ],
+)
+_MONO = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
+# Rich's, without its web fonts: a file must not ask another host for anything.
+_SVG = re.sub(r"<!--.*?-->|@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
+_SVG = _SVG.replace("Fira Code, monospace", _MONO).replace("arial", "sans-serif")
+_HTML = """\
+<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{escape(title)}</title>
+<title>TITLE</title>
 <style>
-body{{margin:0 auto;padding:1rem;max-width:52rem;font:1rem/1.55 {_MONO}}}
-h1{{font-size:1rem;margin:0 0 1rem}}
-pre{{font:inherit;margin:0;white-space:pre-wrap;overflow-wrap:anywhere;tab-size:8}}
-footer{{margin-top:1.5rem;font-size:.875rem}}
-.bold{{font-weight:bold}}
-{_sheet("color", "body{background")}
+body {{ color: {foreground}; background: {background}; font: 1rem/1.55 FONT; }}
+body {{ margin: 0 auto; padding: 1rem; max-width: 52rem; }}
+pre {{ font: inherit; white-space: pre-wrap; overflow-wrap: anywhere; }}
+{stylesheet}
 </style>
 </head>
-<body class="text">
-<h1>{escape(title)}</h1>
+<body>
 <pre>
-{"".join(_spans(text))}</pre>
-<footer>{"".join(_spans(figures))}</footer>
+{code}</pre>
 </body>
 </html>
-"""
+""".replace("FONT", _MONO)
 
 
-def _spans(text: Text) -> Iterator[str]:
-    for part, style in runs(text):
-        names = _classes(style)
-        yield f'<span class="{names}">{escape(part)}</span>' if names else escape(part)
-
-
-_SIZE = 14
-_ADVANCE = 8.4
-"""Width of a cell: 0.6 of the size in nearly all monospaced fonts, and stretched to it in others"""
-_LEADING = 20
-_MARGIN = 20
-
-
-def as_svg(title: str, text: Text, figures: Text) -> str:
-    """A picture of an answer and its figures.
-
-    Every run of one colour stands where its cells are, so that fonts with other widths, and
-    characters that come from other fonts, move nothing behind them.
-
-    Args:
-        title: plain text.
-        text: the answer, its colours as styles.
-        figures: below it, with the legend of its colours.
-    """
-    text = text.copy()
-    text.expand_tabs(8)
-    text.rstrip()
-    body = wrapped(text, COLUMNS)
-    lines = [Text(title, "bold"), Text(), *body, Text(), *figures.split("\n")]
-    width = round(COLUMNS * _ADVANCE + 2 * _MARGIN)
-    height = len(lines) * _LEADING + 2 * _MARGIN
-    drawn = "\n".join(
-        mark
-        for number, line in enumerate(lines)
-        for mark in _line(line, _MARGIN + number * _LEADING + _SIZE)
+def recording_console(columns: int) -> Console:
+    """A console that prints nothing and records all, for `as_svg` and `as_html`."""
+    return Console(
+        width=columns,
+        record=True,
+        file=io.StringIO(),
+        force_terminal=True,
+        legacy_windows=False,
+        highlight=False,
     )
-    return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" \
-width="{width}" height="{height}" role="img">
-<style>
-text{{font:{_SIZE}px {_MONO};white-space:pre}}
-.bold{{font-weight:bold}}
-{_sheet("fill", "rect{fill")}
-</style>
-<rect width="{width}" height="{height}" rx="8"/>
-{drawn}
-</svg>
-"""
 
 
-def _line(line: Text, y: int) -> Iterator[str]:
-    cells = 0
-    for part, style in _of_one_width(line):
-        width = cell_len(part)
-        bare = part.strip(" ")
-        if bare and width:
-            # Spaces at the ends of an element are not drawn everywhere: begin behind them.
-            x = _MARGIN + (cells + len(part) - len(part.lstrip(" "))) * _ADVANCE
-            yield (
-                f'<text class="{_classes(style) or "text"}" x="{x:.1f}" y="{y}"'
-                f' textLength="{cell_len(bare) * _ADVANCE:.1f}" xml:space="preserve">'
-                f"{escape(bare)}</text>"
-            )
-        cells += width
+def as_svg(console: Console, title: str) -> str:
+    """What a console has recorded, as a picture of a terminal."""
+    svg = console.export_svg(title=title, theme=THEME, code_format=_SVG, unique_id="lade")
+
+    def in_cells(run: re.Match[str]) -> str:
+        # Rich counts characters: wide ones, which take two cells, would be pressed together.
+        length = 12.2 * cell_len(unescape(run["text"]))
+        return f'textLength="{length:g}"{run["rest"]}>{run["text"]}<'
+
+    return re.sub(r'textLength="[^"]*"(?P<rest>[^>]*)>(?P<text>[^<]+)<', in_cells, svg)
 
 
-def _of_one_width(line: Text) -> Iterator[tuple[str, Style]]:
-    """Runs of one style, and of characters that are all as wide: stretched, they stay even."""
-    for part, style in runs(line):
-        start = 0
-        for at in range(1, len(part)):
-            widths = cell_len(part[at - 1]), cell_len(part[at])
-            # What has no width belongs to the character before it, or joins two of them.
-            if 0 not in widths and widths[0] != widths[1]:
-                yield part[start:at], style
-                start = at
-        if part:
-            yield part[start:], style
+def as_html(console: Console, title: str) -> str:
+    """What a console has recorded, as a page whose lines the browser wraps."""
+    return console.export_html(theme=THEME, code_format=_HTML).replace("TITLE", escape(title), 1)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import launch, records
+from . import export, launch
 from .decoder.config import SamplingConfig
 from .decoder.errors import PromptError, RankError
 from .errors import INTERRUPTED, LadeError, UsageError
@@ -35,7 +35,7 @@ def run(request: GenerateRequest) -> int:
     """
     launch.check(request)
     prompts = gather(request.prompt or [], request.prompt_file or [])
-    records.check_apart(request, len(prompts))
+    export.check(request, len(prompts))
     terminal = Terminal(request.color, request.quiet)
     with launch.opened(request, terminal) as session:
         return _answer_all(request, session, prompts)
@@ -51,7 +51,7 @@ def _answer_all(request: GenerateRequest, session: Session, prompts: Sequence[Pr
     for number, ids in enumerate(encoded, start=1):
         _check(session, ids, f"prompt {number} of {len(encoded)}: " if len(encoded) > 1 else "")
     plain_step = None
-    if records.wanted(request):
+    if export.wanted(request):
         plain_step = session.measure_plain_step(settings.sampling)
     code = 0
     unwritten: list[LadeError] = []
@@ -59,7 +59,7 @@ def _answer_all(request: GenerateRequest, session: Session, prompts: Sequence[Pr
         for number, ids in enumerate(encoded):
             if number and not request.json:
                 print()
-            files = records.views(request, session, settings, ids, plain_step, number + 1)
+            files = export.views(request, session, settings, ids, plain_step, number + 1)
             name = prompts[number].id
             reason = _answer(
                 request, session, settings, choice.profile, name, ids, cancelled, files, unwritten

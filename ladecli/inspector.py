@@ -1,15 +1,16 @@
-"""Steps of a recorded generation on the screen: text, window, n-grams, candidates, figures."""
+"""Steps of a recorded generation on the screen: figures, text, window, n-grams, candidates."""
 
 from __future__ import annotations
 
 import io
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from prompt_toolkit.application import Application
-from prompt_toolkit.formatted_text import ANSI, StyleAndTextTuples
+from prompt_toolkit.formatted_text import ANSI
 from prompt_toolkit.key_binding import KeyBindings
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.layout import FormattedTextControl, HSplit, Layout, Window
@@ -21,7 +22,6 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from .cells import styled, visible
 from .decoder.events import Detail
 from .metrics import Tally
 from .trace import Trace
@@ -29,19 +29,31 @@ from .visualize import counted, printable, style_of
 
 ROOT = -1
 """The parent of the tree's first level: the current token."""
-_TEXT_LINES = 5
-"""The most lines of the text so far; a step changes the last one."""
+_CELL = 12
+"""Columns of the screen that a token of the window takes at most."""
 _NGRAM_LINES = 2
-_CELLS = 14
-"""The most cells of a token in the window; where columns are many, at least half of it."""
 _NGRAM_STYLE = style_of("trajectory")
+_NAMED = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥"})
+_JOINERS = "\u200c\u200d\ufe0e\ufe0f"
+"""They have no width of their own, but what they join would fall apart without them."""
+
+
+def visible(spelling: str) -> str:
+    """One token's text with every character in sight: ␣ for a space, ⏎ for a line break.
+
+    Nothing of it can drive a terminal or change the direction of the text around it.
+    """
+    characters = spelling.translate(_NAMED)
+    shown = (c if c.isprintable() or c in _JOINERS else "·" for c in characters)
+    return "".join(shown) or "∅"
 
 
 @dataclass(frozen=True, slots=True)
 class StepView:
     """What a step saw, tried and yielded, to be printed by Rich.
 
-    With a height (`console.print(view, height=23)`) text, tree and window are cut to fit.
+    Where the console's height is given, as in `console.print(view, height=23)`, what does not fit
+    is cut at the end.
 
     Attributes:
         trace: the recorded generation.
@@ -53,136 +65,48 @@ class StepView:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The lines of the screen, none wider than it."""
-        width, height = options.max_width, options.height or 1000
+        height = options.height or 1000
+        options = options.update(height=None)
 
         def lines_of(*parts: RenderableType) -> list[list[Segment]]:
-            plain = options.update(height=None, width=width)
-            made = [line for part in parts for line in console.render_lines(part, plain, pad=False)]
-            return [Segment.adjust_line_length(line, width, pad=False) for line in made]
+            return [line for p in parts for line in console.render_lines(p, options, pad=False)]
 
-        figures = lines_of(self._figures())[: max(height // 3, 1)]
-        room = height - 1 - len(figures)
+        lines = lines_of(self._title(), self._figures())
+        lines += lines_of(self._text(options.max_width))[-max(1, min(5, height // 6)) :]
         detail = self.trace.steps[self.number - 1].detail
-        middle: list[list[Segment]] = []
         if detail is None:
-            middle = lines_of(Text("this trace does not say what the step tried", "dim"))
+            lines += lines_of(Text("this trace does not have what the step tried", "dim"))
         else:
-            middle = lines_of(*self._window(detail, width))
-            if detail.window:
-                head, *ngrams = self._ngrams(detail)
-                middle += lines_of(head) + lines_of(*ngrams)[:_NGRAM_LINES]
-        # On a low screen the text gets a third, so that some of the tree is in sight.
-        text = lines_of(self._text(width))
-        text = text[-max(1, min(_TEXT_LINES, (room - len(middle)) // 3)) :]
-        body = text + middle
-        if detail is not None:
-            body += lines_of(*self._draft(detail, max(room - len(body) - 1, 2)))
-        for line in [*lines_of(self._title()), *body[: max(room, 1)], *figures]:
-            yield from line
+            lines += lines_of(*self._window(detail, options.max_width))
+            if detail.closed:
+                heading, ngrams = self._ngrams(detail)
+                lines += lines_of(heading) + lines_of(ngrams)[:_NGRAM_LINES]
+            lines += lines_of(*self._draft(detail))
+        if len(lines) > height:
+            more = Text(f"… {len(lines) - height + 1} more lines", "dim")
+            lines[max(height - 1, 1) :] = lines_of(more)
+        for line in lines[:height]:
+            yield from Segment.adjust_line_length(line, options.max_width, pad=False)
             yield Segment.line()
+
+    def _word(self, token: int) -> str:
+        return visible(self.trace.spell(token))
 
     def _title(self) -> Text:
         header = self.trace.header
-        settings = header.settings
-        parts = [header.model, str(settings.get("strategy", ""))]
-        if "window" in settings:
+        about = [header.model, str(header.settings.get("strategy", ""))]
+        if "window" in header.settings:
             names = {"W": "window", "N": "ngram", "G": "guesses"}
-            parts.append(" ".join(f"{letter}={settings.get(names[letter])}" for letter in names))
-            sources = settings.get("sources")
-            parts.append("+".join(map(str, sources)) if isinstance(sources, list) else "")
+            about.append(" ".join(f"{key}={header.settings.get(names[key])}" for key in names))
+            about.append(self._sources())
         # On one line, and without control characters.
-        about = visible(" · ".join(filter(None, parts))).replace("␣", " ")
+        words = visible(" · ".join(filter(None, about))).replace("␣", " ")
         line = _line(f" step {self.number} of {len(self.trace.steps)} ", "reverse bold")
-        return line.append(f" {about}", "dim")
+        return line.append(f" {words}", "dim")
 
-    def _text(self, width: int) -> Text:
-        """The end of the text so far, with this step's tokens marked."""
-        *before, step = self.trace.steps[: self.number]
-        known = styled(printable(self.trace.header.prompt), "dim")
-        known.append("".join(printable(p.text) for earlier in before for p in earlier.pieces))
-        # Wrapping a book for every key would take its time: keep whole lines at its end.
-        start = known.plain.rfind("\n", 0, max(len(known) - width * (_TEXT_LINES + 1), 0)) + 1
-        known = known[start:] if start else known
-        known.append("▸", "bold")
-        for piece in step.pieces:
-            style = style_of(piece.source)
-            for number, part in enumerate(piece.text.split("\n")):
-                known.append("⏎\n" if number else "", f"bold {style}")
-                known.append(visible(part) if part else "", f"bold underline {style}")
-        known.tab_size, known.overflow = 4, "fold"
-        return known
-
-    def _window(self, detail: Detail, width: int) -> list[RenderableType]:
-        """The rows of the lookahead window, and their outputs below."""
-        if not detail.window:
-            about = "none in this step"
-            lookahead = self.trace.header.settings.get("strategy") == "lookahead"
-            if lookahead and not any(s.detail and s.detail.window for s in self.trace.steps):
-                about = "none in this trace; record with --sources trajectory to see one"
-            return [_section("window", about)]
-        columns = counted(len(detail.outputs), "column")
-        about = f"{columns}; every row is what a step put out, and moves up"
-        if not detail.closed:
-            about = (
-                f"filling: {counted(len(detail.window), 'row')} so far, one more with every step"
-            )
-        labels = [
-            f"↑ step {made}" if made else "↑ start" for made in origins(self.trace, self.number)
-        ]
-        labels.append(f"= step {self.number}")
-        rows = [[visible(self.trace.spell(token)) for token in row] for row in detail.window]
-        rows.append([visible(self.trace.spell(token)) for token in detail.outputs])
-        # As many columns as have room at half of the full width; Rich shrinks the widest.
-        left = width - max(map(len, labels)) - 2
-        shown = 0
-        for column in zip(*rows, strict=True):
-            left -= min(max(map(cell_len, column)), _CELLS // 2) + 2
-            if shown and left < 0:
-                break
-            shown += 1
-        table = Table.grid(padding=(0, 2, 0, 0))
-        table.add_column(style="dim", no_wrap=True)
-        for _ in range(shown):
-            table.add_column(max_width=_CELLS, overflow="ellipsis")
-        for label, row in zip(labels, rows, strict=True):
-            style = _NGRAM_STYLE if row is rows[-1] else ""
-            cells = [Text(cell, style) for cell in row[:shown]]
-            if row is rows[0]:
-                cells[0].stylize("bold reverse")
-            table.add_row(label, *cells, *["…"][: len(row) - shown])
-        return [_section("window", about), table]
-
-    def _ngrams(self, detail: Detail) -> list[RenderableType]:
-        """The n-grams that the step closed, under their heading."""
-        if not detail.closed:
-            return [_section("n-grams", "none yet: the window is not full")]
-        words = [" ".join(visible(self.trace.spell(token)) for token in n) for n in detail.ngrams]
-        ngrams = Text(" · ", "dim").join(styled(each, _NGRAM_STYLE) for each in words)
-        return [_section("n-grams", f"{len(words)} closed, the window's columns"), ngrams]
-
-    def _draft(self, detail: Detail, height: int) -> list[RenderableType]:
-        """The candidate tree in at most `height` lines below its heading."""
-        step, spell = self.trace.steps[self.number - 1], self.trace.spell
-        about = "none in this step"
-        if detail.tree:
-            about = f"{len(detail.tree)} proposed, {len(detail.accepted)} accepted"
-        end = detail.accepted[-1] if detail.accepted else ROOT
-        choice = styled(" → ", "dim").append(
-            visible(spell(step.token_ids[-1])), f"bold {style_of(step.pieces[-1].source)}"
-        )
-        root = _line(visible(spell(detail.current)), "bold")
-        tree = Tree(root.append_text(choice) if end == ROOT else root, guide_style="dim")
-        chains, left_out = _fitting(detail, height - 1)
-        branches = {ROOT: tree}
-        for parent, nodes in chains:
-            label = _chain_label(detail, nodes, spell)
-            if nodes[-1] == end:
-                label.append_text(choice)
-            names = ", ".join(dict.fromkeys(detail.sources[node] for node in nodes))
-            label.append(f"  {names}", f"dim {style_of(detail.sources[nodes[0]])}")
-            branches[nodes[-1]] = branches[parent].add(label)
-        more = [Text(f"… and {left_out} more", "dim")] if left_out else []
-        return [_section("draft", about), tree, *more]
+    def _sources(self) -> str:
+        sources = self.trace.header.settings.get("sources")
+        return "+".join(map(str, sources)) if isinstance(sources, list) else ""
 
     def _figures(self) -> Text:
         """What the step yielded and cost, and the whole answer so far."""
@@ -192,90 +116,120 @@ class StepView:
             tally.add(event)
             if event is step:
                 break
-        parts = [
-            styled(counted(len(step.token_ids), "token"), "bold"),
-            Text(f"width {step.width}"),
-            Text(f"{step.seconds * 1000:.1f} ms"),
-            Text(f"{tally.tokens_per_step:.2f} tokens per step so far"),
-        ]
+        line = _line(counted(len(step.token_ids), "token"), "bold")
+        line.append(f" · width {step.width} · {step.seconds * 1000:.1f} ms")
+        line.append(f" · {tally.tokens_per_step:.2f} tokens per step so far")
         plain = self.trace.header.plain_step
         if plain and (speedup := tally.speedup(plain)):
-            parts.append(Text(f"{speedup:.1f}× plain"))
-        return Text(" · ", "dim").join(parts)
+            line.append(f" · {speedup:.1f}× plain")
+        return line
+
+    def _text(self, width: int) -> Text:
+        """The end of the text so far, with this step's tokens marked."""
+        *before, step = self.trace.steps[: self.number]
+        earlier = "".join(printable(piece.text) for step in before for piece in step.pieces)
+        text = Text(tab_size=4, overflow="fold")
+        text.append(printable(self.trace.header.prompt), "dim").append(earlier)
+        # Wrapping a book for every key would take its time: keep whole lines at its end.
+        text = text[text.plain.rfind("\n", 0, max(len(text) - 6 * width, 0)) + 1 :]
+        text.append("▸", "bold")
+        for piece in step.pieces:
+            style = style_of(piece.source)
+            for number, part in enumerate(piece.text.split("\n")):
+                text.append("⏎\n" if number else "", f"bold {style}")
+                text.append(visible(part) if part else "", f"bold underline {style}")
+        return text
+
+    def _window(self, detail: Detail, width: int) -> list[RenderableType]:
+        """The rows of the lookahead window, and the outputs after its last row."""
+        if not detail.window:
+            about = "none in this step"
+            lookahead = self.trace.header.settings.get("strategy") == "lookahead"
+            if lookahead and not any(s.detail and s.detail.window for s in self.trace.steps):
+                about = "none in this trace; record with --sources trajectory to see one"
+            return [_heading("window", about)]
+        columns = counted(len(detail.outputs), "column")
+        state = f"{columns}; the outputs are the last row of the next step"
+        if not detail.closed:
+            state = f"{columns}; filling, {counted(len(detail.window), 'row')} so far"
+        rows = [list(map(self._word, row)) for row in (*detail.window, detail.outputs)]
+        labels = [f"row {number}" for number in range(len(detail.window))] + ["outputs"]
+        widths = [min(max(map(cell_len, column)), _CELL) + 2 for column in zip(*rows, strict=True)]
+        shown = max(1, bisect_right(list(accumulate(widths)), width - len("outputs  …")))
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(style="dim", no_wrap=True)
+        for _ in range(shown):
+            table.add_column(max_width=_CELL, overflow="ellipsis", no_wrap=True)
+        for label, row in zip(labels, rows, strict=True):
+            cells = [Text(word, _NGRAM_STYLE if label == "outputs" else "") for word in row[:shown]]
+            if row is rows[0]:
+                cells[0].stylize("bold reverse")
+            table.add_row(label, *cells, *["…"][: len(row) - shown])
+        return [_heading("window", state), table]
+
+    def _ngrams(self, detail: Detail) -> tuple[RenderableType, RenderableType]:
+        words = [" ".join(map(self._word, ngram)) for ngram in detail.ngrams]
+        ngrams = Text(" · ", "dim").join(Text.assemble((each, _NGRAM_STYLE)) for each in words)
+        return _heading("n-grams", f"{len(words)} closed, the window's columns"), ngrams
+
+    def _draft(self, detail: Detail) -> list[RenderableType]:
+        """The candidate tree below its heading."""
+        step = self.trace.steps[self.number - 1]
+        about = "none in this step"
+        if detail.tree:
+            about = f"{len(detail.tree)} proposed, {len(detail.accepted)} accepted"
+        elif self._sources() == "trajectory":
+            about += ": no n-gram in the pool begins with this token"
+        elif self._sources():
+            about += ": none was likely enough to pay for a wider step"
+        end = detail.accepted[-1] if detail.accepted else ROOT
+        style = f"bold {style_of(step.pieces[-1].source)}"
+        choice = Text.assemble((" → ", "dim"), (self._word(step.token_ids[-1]), style))
+        root = _line(self._word(detail.current), "bold")
+        tree = Tree(root.append_text(choice) if end == ROOT else root, guide_style="dim")
+        branches = {ROOT: tree}
+        for parent, nodes in _chains(detail):
+            label = self._chain(detail, nodes)
+            if nodes[-1] == end:
+                label.append_text(choice)
+            names = ", ".join(dict.fromkeys(detail.sources[node] for node in nodes))
+            label.append(f"  {names}", f"dim {style_of(detail.sources[nodes[0]])}")
+            branches[nodes[-1]] = branches[parent].add(label)
+        return [_heading("draft", about), tree]
+
+    def _chain(self, detail: Detail, nodes: list[int]) -> Text:
+        """The tokens of a line of the tree; accepted ones have a check mark."""
+        label = _line()
+        for node in nodes:
+            word, style = self._word(detail.tree[node]), style_of(detail.sources[node])
+            label.append(" " if len(label) else "")
+            if node in detail.accepted:
+                label.append(f"{word} ✓", f"bold {style}")
+            else:
+                label.append(word, f"dim {style}")
+        return label
 
 
-def origins(trace: Trace, number: int) -> list[int | None]:
-    """For each row of a step's window the step whose outputs it is; None for its first row."""
-    made: list[int] = []
-    rows = columns = 0
-    for place, step in enumerate(trace.steps[:number], start=1):
-        if step.detail is None or not step.detail.window:
-            continue
-        detail = step.detail
-        if len(detail.window) < rows or len(detail.outputs) > columns:
-            made = []  # a window loses columns only, and rows never: this is a new one
-        rows, columns = len(detail.window), len(detail.outputs)
-        made.append(place)
-    earlier = made[:-1][-rows:] if rows else []
-    return [*[None] * (rows - len(earlier)), *earlier]
+def _chains(detail: Detail) -> Iterator[tuple[int, list[int]]]:
+    """Nodes that share a line, each the only child of the one before, after the first's parent.
 
-
-_Chain = tuple[int, list[int]]
-"""Nodes that share a line, each the only child of the one before, and the first one's parent."""
-
-
-def _chains(detail: Detail, count: int) -> list[_Chain]:
-    """The tree's first `count` nodes and the accepted ones, accepted siblings first."""
+    Parents are before their children, and accepted nodes before their siblings.
+    """
     accepted = set(detail.accepted)
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(detail.parents):
-        if node < count or node in accepted:
-            children.setdefault(parent, []).append(node)
-    chains = []
+        children.setdefault(parent, []).append(node)
     parents = [ROOT]
     while parents:
         parent = parents.pop()
         for node in sorted(children.get(parent, []), key=lambda node: node not in accepted):
             nodes = [node]
-            while len(below := children.get(nodes[-1], [])) == 1 and (
-                (below[0] in accepted) == (node in accepted)
+            while len(following := children.get(nodes[-1], [])) == 1 and (
+                (following[0] in accepted) == (node in accepted)
             ):
-                nodes.append(below[0])
-            chains.append((parent, nodes))
+                nodes += following
+            yield parent, nodes
             parents.append(nodes[-1])
-    return chains
-
-
-def _fitting(detail: Detail, height: int) -> tuple[list[_Chain], int]:
-    """The nodes that fit in `height` lines, those first that were proposed first.
-
-    Accepted nodes are always there.
-
-    Returns:
-        The lines, and how many nodes are left out; their count takes one of the lines.
-    """
-    total = len(detail.tree)
-    chains = _chains(detail, total)
-    if len(chains) <= height:
-        return chains, 0
-    counts = range(total + 1)
-    fits = bisect_right(counts, height - 1, key=lambda count: len(_chains(detail, count))) - 1
-    chains = _chains(detail, max(fits, 0))
-    return chains, total - sum(len(nodes) for _, nodes in chains)
-
-
-def _chain_label(detail: Detail, nodes: list[int], spell: Callable[[int], str]) -> Text:
-    """The tokens of a line of the tree; accepted ones have a check mark."""
-    label = _line()
-    for node in nodes:
-        style = style_of(detail.sources[node])
-        label.append(" " if len(label) else "")
-        word = visible(spell(detail.tree[node]))
-        if node in detail.accepted:
-            label.append(f"{word} ✓", f"bold {style}")
-        else:
-            label.append(word, f"dim {style}")
-    return label
 
 
 def _line(text: str = "", style: str = "") -> Text:
@@ -283,9 +237,10 @@ def _line(text: str = "", style: str = "") -> Text:
     return Text(no_wrap=True, overflow="ellipsis").append(text, style)
 
 
-def _section(name: str, about: str) -> Rule:
+def _heading(name: str, about: str) -> Rule:
     """The line above a part of the screen."""
-    return Rule(styled(f"{name} ", "bold").append(about, "dim"), align="left", style="dim")
+    title = Text.assemble((f"{name} ", "bold"), (about, "dim"))
+    return Rule(title, align="left", style="dim")
 
 
 HELP = """\
@@ -296,13 +251,14 @@ Home  g   End  G     the first step, the last
 ?                    this help, and back
 q  Esc  Ctrl-C       leave
 
-The tokens of a step stand after ▸ in the text, in the color of
-the source that proposed them; those of the model itself are plain.
-window   cell (0, 0) is the current token; every row is what an
-         earlier step put out, and moves up with each step
-n-grams  the columns of the window, closed by the newest row
+The tokens of a step are after ▸ in the text, in the color of
+the source that proposed them; the model's own are plain.
+window   row 0 begins with the current token; with each step the
+         rows move up, and the outputs become the last row
+n-grams  the columns of the window with their outputs
 draft    what was verified: ✓ is accepted, → is the model's choice"""
-_KEYS = (" ← → step · PgUp PgDn ten · g G ends · ? help · q leave", " ← → · ? help · q leave", "")
+
+KEYS = " ← → step · ? help · q leave · PgUp PgDn ten steps · g G first, last"
 
 
 class Browser:
@@ -319,7 +275,7 @@ class Browser:
         self._number = 1
         self._helping = False
         body = Window(FormattedTextControl(self._body, show_cursor=False))
-        footer = Window(FormattedTextControl(self._footer), height=1, style="reverse")
+        footer = Window(FormattedTextControl(KEYS), height=1, style="reverse")
         self._app: Application[None] = Application(
             Layout(HSplit([body, footer])), key_bindings=self._bindings(), full_screen=True
         )
@@ -349,12 +305,6 @@ class Browser:
             view = StepView(self._trace, self._number)
             console.print(view, height=max(size.rows - 1, 1), end="")
         return ANSI(capture.get())
-
-    def _footer(self) -> StyleAndTextTuples:
-        width = self._app.output.get_size().columns
-        place = f"step {self._number} of {len(self._trace.steps)} "
-        keys = next(keys for keys in _KEYS if not keys or len(keys) + len(place) < width)
-        return [("", keys + place.rjust(width - len(keys)))]
 
     def _go(self, number: int) -> None:
         self._number = min(max(number, 1), len(self._trace.steps))

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from . import profiles, records, ways
+from . import export, profiles, ways
 from .errors import LadeError
 from .parallel.agreement import compare_models, leaders_word, least_context
 from .parallel.start import started
@@ -41,7 +41,7 @@ def check(request: Request) -> None:
         UsageError, ConfigError: the message names the option and the fix.
     """
     request.check()
-    records.check(request)
+    export.check(request)
     if request.pool_file:
         from . import pool_file
 

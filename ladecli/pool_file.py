@@ -1,7 +1,7 @@
-"""Drafts on disk: what one session learned about drafting, for the next one.
+"""`--pool-file`: what a session learned about drafting, kept as JSON for the next one.
 
-The file is JSON, bound to the tokenizer whose ids it is made of.  Reading or losing it changes the
-speed of an answer and never its text.
+The file is bound to the tokenizer whose ids it holds.  Reading or losing it changes the speed of
+an answer and never its text.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-from . import outputs
+from . import files
 from .decoder.drafting.memory import DraftMemory
 from .decoder.errors import DraftStateError
 from .errors import UsageError
 
 FORMAT = "lade-pool/2"
+OPTION = "--pool-file"
 
 
 def fingerprint(tokenizer: Any) -> str:
-    """What tells tokenizers apart: a digest of the vocabulary, ids included."""
+    """A digest of a tokenizer's vocabulary, ids included."""
     vocabulary = sorted(tokenizer.get_vocab().items())
     return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
 
@@ -29,11 +30,10 @@ def check(path: Path) -> None:
     """Refuse what can be refused before a model is loaded.
 
     Raises:
-        UsageError: the file is no pool, or there is nowhere to write one.
+        UsageError: the file is not a pool, or cannot be written.
     """
-    if path.exists():
-        _read(path)
-    outputs.check(path, "--pool-file")
+    _read(path)
+    files.check(path, OPTION)
 
 
 def load(path: Path, tokenizer: str, vocabulary: int) -> DraftMemory:
@@ -42,17 +42,17 @@ def load(path: Path, tokenizer: str, vocabulary: int) -> DraftMemory:
     Args:
         path: the file.
         tokenizer: the `fingerprint` of the tokenizer in use.
-        vocabulary: how many ids the model knows.
+        vocabulary: token ids are below this.
 
     Raises:
-        UsageError: the file is damaged, no pool, or of another tokenizer.
+        UsageError: the file is damaged, not a pool, or of another tokenizer.
     """
-    if not path.exists():
-        return DraftMemory()
     pool = _read(path)
+    if pool is None:
+        return DraftMemory()
     if pool.get("tokenizer") != tokenizer:
         raise UsageError(
-            f"--pool-file {path} was made with another tokenizer; use one file for each model"
+            f"{OPTION} {path} was made with another tokenizer; use one file for each model"
         )
     try:
         return DraftMemory.from_dict(pool["drafts"], vocabulary)
@@ -67,20 +67,22 @@ def save_drafts(path: Path, drafts: DraftMemory, tokenizer: str) -> None:
         LadeError: it cannot be written; what was there before is still there.
     """
     pool = {"format": FORMAT, "tokenizer": tokenizer, "drafts": drafts.to_dict()}
-    outputs.write_whole(path, json.dumps(pool, separators=(",", ":")).encode(), "--pool-file")
+    files.write(path, json.dumps(pool, separators=(",", ":")), OPTION)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """The content of a file that is a pool of this format."""
+def _read(path: Path) -> dict[str, Any] | None:
+    """The content of a pool of this format; None where there is no file yet."""
     try:
         pool = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
     except (OSError, ValueError, RecursionError) as error:
         raise _damaged(path, error) from error
     if not isinstance(pool, dict) or pool.get("format") != FORMAT:
-        raise UsageError(f"--pool-file {path} is not a pool of this version; choose another file")
+        raise UsageError(f"{OPTION} {path} is not a pool of this version; choose another file")
     return pool
 
 
 def _damaged(path: Path, error: Exception) -> UsageError:
     reason = " ".join(str(error).split()) or type(error).__name__
-    return UsageError(f"--pool-file {path} cannot be read ({reason}); choose another or delete it")
+    return UsageError(f"{OPTION} {path} cannot be read ({reason}); choose another or delete it")

@@ -9,7 +9,6 @@ measured while they were made, so the figures differ from run to run.
 from __future__ import annotations
 
 import argparse
-import io
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -18,45 +17,13 @@ from pathlib import Path
 
 import pyte
 from rich.color import Color
-from rich.console import Console
 from rich.style import Style
-from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from ladecli.export import as_svg, recording_console
 from tests.screens import Terminal
-
-# Without Rich's web fonts: a picture must not ask another host for anything.
-PICTURE = """\
-<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
-<style>
-.{unique_id}-matrix {{ font-family: ui-monospace, SFMono-Regular, Menlo, Consolas,
-  "DejaVu Sans Mono", monospace; font-size: {char_height}px; line-height: {line_height}px; }}
-.{unique_id}-title {{ font-size: 18px; font-weight: bold; font-family: sans-serif; }}
-{styles}
-</style>
-<defs>
-<clipPath id="{unique_id}-clip-terminal">
-<rect x="0" y="0" width="{terminal_width}" height="{terminal_height}" />
-</clipPath>
-{lines}
-</defs>
-{chrome}
-<g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
-{backgrounds}
-<g class="{unique_id}-matrix">
-{matrix}
-</g>
-</g>
-</svg>
-"""
-# Black, red, green, yellow, blue, magenta, cyan, white: on a dark page.
-PLAIN = [(72, 79, 88), (255, 123, 114), (74, 194, 107), (227, 179, 65)]
-PLAIN += [(121, 184, 255), (230, 133, 224), (86, 212, 221), (177, 186, 196)]
-BRIGHT = [(110, 118, 129), (255, 161, 152), (86, 211, 100), (227, 179, 65)]
-BRIGHT += [(121, 192, 255), (210, 168, 255), (86, 212, 221), (240, 246, 252)]
-THEME = TerminalTheme((13, 17, 23), (230, 237, 243), PLAIN, BRIGHT)
 
 
 def main() -> None:
@@ -149,15 +116,9 @@ def draw(screen: pyte.Screen, title: str, path: Path, before: str | None = None)
         rows = [*takewhile(lambda row: not row.plain.startswith(before), rows)]
     while rows and not rows[-1].plain.strip():
         rows.pop()
-    console = Console(
-        width=screen.columns,
-        record=True,
-        file=io.StringIO(),
-        force_terminal=True,
-        legacy_windows=False,
-    )
+    console = recording_console(screen.columns)
     console.print(Text("\n").join(rows), no_wrap=True, crop=True)
-    console.save_svg(str(path), title=title, theme=THEME, code_format=PICTURE, unique_id=path.stem)
+    path.write_text(as_svg(console, title), encoding="utf-8")
     print(path)
 
 
@@ -166,7 +127,6 @@ def row(screen: pyte.Screen, line: int) -> Text:
     text = Text()
     for cell in cells(screen, line):
         text.append(cell.data, style_of(cell))
-    text.rstrip()
     return text
 
 

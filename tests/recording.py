@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
@@ -52,8 +53,13 @@ def record(path: Path, name: str, plain_step: float | None = None) -> Path:
         settings=describe(SETTINGS[name]),
         plain_step=plain_step,
     )
-    writer = TraceWriter(path, header, speller(demo().session.loaded.tokenizer))
-    for event in events:
+    return write(path, Trace(header, events, {}), speller(demo().session.loaded.tokenizer))
+
+
+def write(path: Path, trace: Trace, spell: Callable[[int], str] | None = None) -> Path:
+    """Write a trace, with its own spellings unless others are given."""
+    writer = TraceWriter(path, trace.header, spell or trace.spell)
+    for event in trace.events:
         writer.show(event)
     writer.finish()
     return path

@@ -24,7 +24,7 @@ MODEL_ROOM = (
 LIGHT = (
     *("visualize", "events", "metrics", "option_fields", "options", "prompts", "profiles", "chat"),
     *("generate", "replay", "export", "live", "markdown", "repl.commands"),
-    *("inspector", "trace", "terminal", "records", "views"),
+    *("inspector", "trace", "terminal", "files", "views"),
     *("tune", "profiles.listing", "memory", "suites", "shape", "planner"),
     *("model_files", "model_list", "doctor"),
     *("parallel.start", "parallel.follow", "parallel.agreement", "parallel.place"),

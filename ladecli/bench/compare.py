@@ -41,7 +41,7 @@ ALPHA = 0.05
 """Probability that any method of an unchanged program is called slower or faster."""
 MARGIN = 0.04
 """Relative change of a time that two processes of the same program can show: five times its
-standard deviation on a quiet machine (`benchmarks/compare_power.py`)."""
+standard deviation on a quiet machine."""
 MACHINE_MARGIN = 0.15
 """The same without a baseline: clock rates, temperature and other load add to it."""
 VISIBLE = 0.10

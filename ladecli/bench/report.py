@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import outputs
+from .. import files
 from ..errors import UsageError
 from ..metrics import ratio
 from ..table import NONE, Column, Table
@@ -121,7 +121,7 @@ def check(path: Path) -> None:
     if path.suffix.lower() not in SUFFIXES:
         known = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
         raise UsageError(f"{OPTION} {path}: the name of a report ends in {known}")
-    outputs.check(path, OPTION)
+    files.check(path, OPTION)
 
 
 def write(result: Result, path: Path) -> None:
@@ -139,7 +139,7 @@ def write(result: Result, path: Path) -> None:
         version = result.machine.versions.get("lade", "")
         footer = f"Measured by lade bench {version}, {result.created}."
         content = render.html(document(summary), _charts(summary), footer)
-    outputs.write_whole(path, content, OPTION)
+    files.write(path, content, OPTION)
 
 
 def show(result: Result, console: Console) -> None:

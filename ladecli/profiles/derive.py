@@ -39,7 +39,7 @@ DEAR = 1.25
 WINDOW = (5, 3, 5)
 """W, N, G beside the other sources: within 60 tokens the best of those tried on small models."""
 WINDOW_BUDGET = 32
-"""The narrowest budget in which a window pays (benchmarks/ablation.py)."""
+"""The narrowest budget in which a window pays (benchmarks/tokens_per_step.py)."""
 WINDOW_COST = 1.1
 """The most that a window may cost, in plain steps."""
 

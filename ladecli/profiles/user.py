@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
 
+from .. import files
 from ..errors import LadeError, UsageError
-from ..outputs import write_whole
 from ..shape import ModelShape
 from .recognise import NamedDevice
 from .schema import Profile, Tuned, parse
@@ -94,7 +94,7 @@ def write(profile: Profile) -> Path:
     """
     make_folder()
     path = path_of(profile.name)
-    write_whole(path, dump(profile), "the profile")
+    files.write(path, dump(profile), "the profile")
     return path
 
 

@@ -15,7 +15,7 @@ from prompt_toolkit.completion import CompleteEvent, Completer, Completion, Path
 from prompt_toolkit.document import Document
 from rich.table import Table
 
-from .. import outputs
+from .. import files
 from ..conversation import Conversation, from_json
 from ..errors import UsageError
 from ..events import TextStep
@@ -227,9 +227,9 @@ def save(chat: Chat, name: str) -> None:
             raise UsageError(f"{path} was kept; name another file")
     model = chat.session.loaded.name
     if path.suffix == ".md":
-        outputs.write_whole(path, printable(chat.conversation.as_markdown(model)), "/save")
+        files.write(path, printable(chat.conversation.as_markdown(model)), "/save")
     else:
-        outputs.write_whole(path, chat.conversation.as_json(model), "/save")
+        files.write(path, chat.conversation.as_json(model), "/save")
         chat.saved = chat.conversation
     chat.file = path
     chat.note(f"saved to {path}")

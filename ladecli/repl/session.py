@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import launch, records
+from .. import export, launch
 from ..conversation import Conversation
 from ..errors import LadeError, UsageError, told
 from ..events import Ended, TextEvent, TextStep
@@ -186,7 +186,7 @@ class Chat:
         """Decode a reply, on the screen and into the files of --trace, --svg and --html."""
         shown = self._make_view(reply)
         given = (self.request, self.session, reply.settings, reply.prompt, self.plain_step)
-        view = Together(shown, *records.views(*given))
+        view = Together(shown, *export.views(*given))
         detailed = self.request.trace is not None
         self._view = shown
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from .. import reading
+from .. import files
 from ..errors import UsageError
 from .rows import Row, parse
 
@@ -60,8 +60,8 @@ def _bytes(name: str) -> bytes:
         raise UsageError("standard input is closed; name a file in place of -")
     try:
         if name == STDIN:
-            return reading.whole(sys.stdin.buffer)
-        return reading.read(Path(name).expanduser())
+            return files.read_stream(sys.stdin.buffer)
+        return files.read(Path(name).expanduser())
     except FileNotFoundError:
         raise UsageError(f"there is no prompt file {name}; check the path") from None
     except IsADirectoryError:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ladecli import prompts, reading, suites
+from ladecli import files, prompts, suites
 from ladecli.errors import UsageError
 from ladecli.suites import Row
 
@@ -133,7 +133,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_what_is_too_large_for_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "LIMIT", 2_000_000)
+    monkeypatch.setattr(files, "LIMIT", 2_000_000)
     path = tmp_path / "x.jsonl"
     path.write_bytes(b" " * 2_000_001)
     problem = "cannot be read: it holds more than 2 MB"

@@ -1,0 +1,95 @@
+"""Files that the user names: read whole, checked before the work starts, written whole."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from pathlib import Path
+from typing import BinaryIO
+
+from .errors import LadeError, UsageError
+
+LIMIT = 100_000_000
+"""Bytes of the largest file that is read; a device without an end is refused after them."""
+
+
+def read(path: Path) -> bytes:
+    """All that a file, or a named pipe, holds.
+
+    Raises:
+        OSError: it cannot be read, or is too large; `strerror` has the reason.
+        ValueError: the path is not the name of a file.
+    """
+    with path.open("rb") as file:
+        return read_stream(file)
+
+
+def read_stream(file: BinaryIO) -> bytes:
+    """All that an open file holds.
+
+    Raises:
+        OSError: it is too large; `strerror` says so.
+    """
+    data = file.read(LIMIT + 1)
+    if len(data) > LIMIT:
+        raise OSError(errno.EFBIG, f"it holds more than {LIMIT // 1_000_000} MB")
+    return data
+
+
+def check(path: Path, option: str) -> None:
+    """Refuse a file that could not be written, before a model is loaded.
+
+    Args:
+        path: where to write.
+        option: the flag that named it, for the message.
+
+    Raises:
+        UsageError: it is a folder, or its folder does not exist or cannot be written to.
+    """
+    if path.is_dir():
+        raise UsageError(f"{option} {path} is a folder; name a file in it")
+    folder = path.resolve().parent
+    if not folder.is_dir():
+        raise UsageError(f"{option} {path}: the folder {folder} does not exist")
+    # Files are replaced, which takes rights to the folder; devices and pipes are written to.
+    place = path if is_device(path) else folder
+    if not os.access(place, os.W_OK):
+        raise UsageError(f"{option} {path}: nothing can be written to {place}; choose another")
+
+
+def is_device(path: Path) -> bool:
+    """Whether a path is a device or a pipe, which must not be replaced by a file."""
+    return path.exists() and not path.is_file()
+
+
+def write(path: Path, content: str | bytes, option: str) -> None:
+    """Write a file, whole or not at all; its permissions stay as they were.
+
+    Args:
+        path: the file.
+        content: bytes, or a text that becomes UTF-8.
+        option: the flag or command that named it, for the message.
+
+    Raises:
+        LadeError: it cannot be written; what was there before is still there.
+    """
+    try:
+        data = content.encode() if isinstance(content, str) else content
+        if is_device(path):
+            path.write_bytes(data)
+            return
+        target = path.resolve()
+        temporary = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            temporary.write_bytes(data)
+            if target.exists():
+                shutil.copymode(target, temporary)
+            temporary.replace(target)
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise LadeError(f"{option} {path} cannot be written: {reason}") from error

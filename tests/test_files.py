@@ -1,0 +1,90 @@
+"""Files that the user names: where they may be, and that they are written whole."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ladecli import export, files
+from ladecli.errors import LadeError, UsageError
+from ladecli.options import GenerateRequest
+
+
+def test_places_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match=r"^--trace .* is a folder; name a file in it$"):
+        files.check(tmp_path, "--trace")
+    with pytest.raises(UsageError, match=r"^--svg .*: the folder .*no does not exist$"):
+        files.check(tmp_path / "no" / "x", "--svg")
+    files.check(tmp_path / "x", "--html")
+    assert not (tmp_path / "x").exists()
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(UsageError, match=r"nothing can be written to .*; choose another$"):
+        files.check(tmp_path / "x", "--html")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"svg": "one", "html": "two"}, None),
+        ({"svg": "one", "html": "folder/../one"}, "--svg and --html are the same file"),
+        ({"trace": "link", "prompt_file": ["prompt"]}, "--prompt-file and --trace are the same"),
+        ({"trace": "pool", "pool_file": "pool"}, "--trace and --pool-file are the same"),
+        ({"svg": "x.svg", "html": "x-2.svg"}, "--html and --svg are the same file, .*x-2.svg"),
+        ({"svg": "/dev/null", "html": "/dev/null"}, None),
+    ],
+)
+def test_two_things_do_not_go_to_one_file(
+    given: dict[str, Any], message: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    Path("prompt").write_text("a prompt")
+    Path("link").symlink_to("prompt")
+    request = GenerateRequest(**given)
+    if message is None:
+        export.check(request, answers=3)
+    else:
+        with pytest.raises(UsageError, match=f"^{message}"):
+            export.check(request, answers=3)
+
+
+def test_a_file_is_replaced_through_links_and_keeps_its_mode(tmp_path: Path) -> None:
+    path, link = tmp_path / "x", tmp_path / "link"
+    files.write(path, "old", "--html")
+    path.chmod(0o600)
+    link.symlink_to(path)
+    files.write(link, "new", "--html")
+    assert link.is_symlink()
+    assert path.read_text() == "new"
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_what_was_there_stays_until_the_new_file_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x"
+    path.write_text("old")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(LadeError, match=r"^--html .*x cannot be written: No space left on device$"):
+        files.write(path, "newer", "--html")
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["x"]
+
+
+def test_devices_are_written_to_and_not_replaced() -> None:
+    files.write(Path("/dev/null"), "text", "--svg")
+    assert Path("/dev/null").is_char_device()
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs an endless device")
+def test_a_device_without_an_end_is_refused() -> None:
+    with pytest.raises(OSError, match="it holds more than 100 MB"):
+        files.read(Path("/dev/zero"))
