@@ -14,7 +14,7 @@ from . import offload
 from .cli import app
 from .decoder.errors import ConfigError, DecoderError, PromptError
 from .errors import INTERRUPTED, LadeError, UsageError, told
-from .parallel.place import is_follower, report_failure
+from .parallel.place import is_follower
 from .visualize import printable
 
 
@@ -75,7 +75,6 @@ def _failed(message: str, code: int) -> int:
     # Help that was asked for by saying nothing is shown.
     if not message:
         return code
-    report_failure(message)
     if is_follower():  # one rank speaks for all
         return code
     # File names and templates have their say in messages, and must not drive the terminal.
