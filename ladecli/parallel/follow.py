@@ -14,13 +14,13 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from multiprocessing.connection import Connection
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..decoder.errors import DecoderError, NoMemoryError, RankError
 from ..errors import LadeError, told
-from ..settings import Request
+from ..options import Request
 from .place import Place, place_of, placed
 
 if TYPE_CHECKING:
@@ -73,7 +73,11 @@ def run(request: Request, open_session: Opener) -> int:
 
 
 def run_child(
-    place: Place, request: Request, open_session: Opener, meeting: Path, last_words: Connection
+    place: Place,
+    request: Request,
+    open_session: Opener,
+    meeting: Path,
+    last_words: SimpleQueue[tuple[int, str]],
 ) -> None:
     """Be a follower that the leader started, and end the process; a failure goes to the leader."""
     silence = os.open(os.devnull, os.O_WRONLY)
@@ -92,7 +96,7 @@ def run_child(
     try:
         _follow(place, request, open_session, meeting.as_uri())
     except BaseException as error:
-        last_words.send(told(error))
+        last_words.put((place.rank, told(error)))
         os._exit(1)
     os._exit(0)  # torch's own end would take a second
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import psutil
 
 from ..errors import UsageError
-from ..places import CONFIG_FILE, PREFIX
-from ..settings import Request
+from ..option_fields import CONFIG_FILE, PREFIX
+from ..options import Request
 
 
 @dataclass(frozen=True, slots=True)

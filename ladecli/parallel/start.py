@@ -16,15 +16,15 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from ..decoder.errors import RankError
 from ..errors import UsageError
-from ..settings import Request
+from ..options import Request
 from .follow import Opener, Task, connect, run_child
 from .place import Place, cores, place_of, placed
 
@@ -169,33 +169,33 @@ def _followers(
         What tells how the first one that ended did; it gives None while all run.
     """
     spawn = multiprocessing.get_context("spawn")
-    followers: list[tuple[SpawnProcess, Connection]] = []
+    last_words: SimpleQueue[tuple[int, str]] = spawn.SimpleQueue()
+    followers: list[SpawnProcess] = []
 
     def failure() -> str | None:
-        for rank, (process, last_words) in enumerate(followers, start=1):
-            if last_words.poll():
-                return f"rank {rank} failed: {last_words.recv()}"
-            if (code := process.exitcode) is not None and code < 0:
+        codes = [process.exitcode for process in followers]
+        for rank, code in enumerate(codes, start=1):
+            if code is not None and code < 0:
                 name = signal.Signals(-code).name
                 why = "; the system does so when memory runs out" if name == "SIGKILL" else ""
                 return f"rank {rank} was killed ({name}{why})"
-            if code is not None:
-                return f"rank {rank} ended with exit code {code}"
-        return None
+        if not last_words.empty():
+            return "rank {} failed: {}".format(*last_words.get())
+        ended = (rank for rank, code in enumerate(codes, start=1) if code is not None)
+        return next((f"rank {rank} ended" for rank in ended), None)
 
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # followers inherit that
     try:
         for rank in range(1, place.size):
-            last_words, theirs = spawn.Pipe(duplex=False)
             own = replace(place, rank=rank, local_rank=rank)
-            arguments = own, request, open_session, meeting, theirs
+            arguments = own, request, open_session, meeting, last_words
             process = spawn.Process(target=run_child, args=arguments, daemon=True)
             process.start()
-            followers.append((process, last_words))
+            followers.append(process)
         signal.signal(signal.SIGINT, before)
         yield failure
     finally:
-        for process, _ in followers:  # they have nothing to save
+        for process in followers:  # they have nothing to save
             process.kill()
             process.join()
 

@@ -265,9 +265,7 @@ class TensorParallel(_ManyRanks):
         """See `Group.leave`; ranks that wait within a forward cannot be reached."""
         if self._in_forward and not isinstance(why, GeneratorExit):
             self._awaited = False
-            self._transport.lose(
-                "a step was broken off, and the others wait in it; start the ranks again"
-            )
+            self._transport.lose("a step of all ranks was broken off; start the ranks again")
         super().leave(why)
 
     def _exchange(self, mine: NDArray[Any], problem: str) -> NDArray[Any]:
