@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from multiprocessing.queues import SimpleQueue
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,11 +73,7 @@ def run(request: Request, open_session: Opener) -> int:
 
 
 def run_child(
-    place: Place,
-    request: Request,
-    open_session: Opener,
-    meeting: Path,
-    last_words: SimpleQueue[tuple[int, str]],
+    place: Place, request: Request, open_session: Opener, meeting: Path, last_words: Connection
 ) -> None:
     """Be a follower that the leader started, and end the process; a failure goes to the leader."""
     silence = os.open(os.devnull, os.O_WRONLY)
@@ -96,7 +92,7 @@ def run_child(
     try:
         _follow(place, request, open_session, meeting.as_uri())
     except BaseException as error:
-        last_words.put((place.rank, told(error)))
+        last_words.send((place.rank, told(error)))
         os._exit(1)
     os._exit(0)  # torch's own end would take a second
 

@@ -17,7 +17,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.context import SpawnProcess
-from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -169,7 +168,7 @@ def _followers(
         What tells how the first one that ended did; it gives None while all run.
     """
     spawn = multiprocessing.get_context("spawn")
-    last_words: SimpleQueue[tuple[int, str]] = spawn.SimpleQueue()
+    last_words, theirs = spawn.Pipe(duplex=False)
     followers: list[SpawnProcess] = []
 
     def failure() -> str | None:
@@ -179,8 +178,8 @@ def _followers(
                 name = signal.Signals(-code).name
                 why = "; the system does so when memory runs out" if name == "SIGKILL" else ""
                 return f"rank {rank} was killed ({name}{why})"
-        if not last_words.empty():
-            return "rank {} failed: {}".format(*last_words.get())
+        if last_words.poll():
+            return "rank {} failed: {}".format(*last_words.recv())
         ended = (rank for rank, code in enumerate(codes, start=1) if code is not None)
         return next((f"rank {rank} ended" for rank in ended), None)
 
@@ -188,7 +187,7 @@ def _followers(
     try:
         for rank in range(1, place.size):
             own = replace(place, rank=rank, local_rank=rank)
-            arguments = own, request, open_session, meeting, last_words
+            arguments = own, request, open_session, meeting, theirs
             process = spawn.Process(target=run_child, args=arguments, daemon=True)
             process.start()
             followers.append(process)
