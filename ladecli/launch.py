@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from . import profiles, records, ways
 from .errors import LadeError
-from .parallel.follow import compare_models
+from .parallel.follow import compare_models, connect
 from .parallel.start import started
 from .provision import provide
 from .terminal import Terminal
@@ -90,7 +90,7 @@ def opened(request: Request, terminal: Terminal, *, stretch: int = 0) -> Iterato
             terminal.say(leader.notice)
         if leader.ranks is not None:
             with terminal.progress("starting the other ranks"):
-                leader.join()
+                connect(leader.ranks, leader.request)
         yield _load(planned, leader.request, terminal, leader.ranks, stretch)
 
 

@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..decoder.errors import DecoderError, NoMemoryError, RankError
@@ -73,9 +72,23 @@ def run(request: Request, open_session: Opener) -> int:
 
 
 def run_child(
-    place: Place, request: Request, open_session: Opener, meeting: Path, last_words: Connection
+    place: Place,
+    request: Request,
+    open_session: Opener,
+    meeting: str,
+    folder: str,
+    last_words: Connection,
 ) -> None:
-    """Be a follower that the leader started, and end the process; a failure goes to the leader."""
+    """Be a follower that the leader started, and end the process.
+
+    Args:
+        place: of this process.
+        request: of the user.
+        open_session: opens the session.
+        meeting: where the ranks find each other.
+        folder: the leader's; deleted should the leader be killed.
+        last_words: takes this rank's number and why it failed.
+    """
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, 1)
     os.dup2(silence, 2)
@@ -84,24 +97,24 @@ def run_child(
         leader = multiprocessing.parent_process()
         assert leader is not None
         leader.join()
-        shutil.rmtree(meeting.parent, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
         os._exit(1)
 
     threading.Thread(target=end_with_leader, daemon=True).start()
     os.environ |= {"RANK": str(place.rank), "LOCAL_RANK": str(place.local_rank)}
     try:
-        _follow(place, request, open_session, meeting.as_uri())
+        _follow(place, request, open_session, meeting)
     except BaseException as error:
-        last_words.send((place.rank, told(error)))
-        os._exit(1)
-    os._exit(0)  # torch's own end would take a second
+        if not isinstance(error, RankError):
+            last_words.send((place.rank, told(error)))
+    os._exit(1)  # the leader ends this process, unless it failed
 
 
 def connect(ranks: DistributedTransport, request: Request) -> None:
     """Connect with the other ranks, and compare versions, options and devices with theirs.
 
     Args:
-        ranks: not connected yet.
+        ranks: not connected before.
         request: on this rank's device.
 
     Raises:

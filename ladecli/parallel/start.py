@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from ..decoder.errors import RankError
 from ..errors import UsageError
 from ..options import Request
-from .follow import Opener, Task, connect, run_child
+from .follow import Opener, Task, run_child
 from .place import Place, cores, place_of, placed
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Leader:
 
     Attributes:
         request: on this rank's device.
-        ranks: not connected before `join`; None where this process is alone.
+        ranks: to be connected; None where this process is alone.
         notice: what the user should know before the ranks start, or None.
     """
 
@@ -52,21 +52,12 @@ class Leader:
     ranks: DistributedTransport | None = None
     notice: str | None = None
 
-    def join(self) -> None:
-        """Connect with the other ranks, if there are any.
-
-        Raises:
-            RankError: a rank failed, or differs.
-        """
-        if self.ranks is not None:
-            connect(self.ranks, self.request)
-
 
 @contextlib.contextmanager
 def started(request: Request, open_session: Opener) -> Iterator[Leader]:
     """Lead as many ranks as the request asks for, or as torchrun started.
 
-    They start while the caller prepares, and `Leader.join` waits for them.  However the block
+    They start while the caller prepares, and `follow.connect` waits for them.  However the block
     ends, the followers end with it.
 
     Args:
@@ -85,11 +76,11 @@ def started(request: Request, open_session: Opener) -> Iterator[Leader]:
         meeting, failure = "env://", None
         if not place.launched:
             _check_number(request, place)
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lade-")))
-            file = folder / "ranks"
-            meeting = file.as_uri()
             os.environ |= _variables(place)
-            failure = stack.enter_context(_followers(request, place, open_session, file))
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="lade-"))
+            meeting = (Path(folder) / "ranks").as_uri()
+            followers = _followers(place, (request, open_session, meeting, folder))
+            failure = stack.enter_context(followers)
         from ..decoder.parallel.transport import DistributedTransport
 
         ranks = DistributedTransport(place.rank, place.size, meeting, failure)
@@ -160,9 +151,13 @@ class Followers:
 
 @contextlib.contextmanager
 def _followers(
-    request: Request, place: Place, open_session: Opener, meeting: Path
+    place: Place, task: tuple[Request, Opener, str, str]
 ) -> Iterator[Callable[[], str | None]]:
     """The processes of ranks 1 to K - 1, which end with the block, or when the leader is killed.
+
+    Args:
+        place: of the leader.
+        task: what each of them is given, see `follow.run_child`.
 
     Yields:
         What tells how the first one that ended did; it gives None while all run.
@@ -186,8 +181,7 @@ def _followers(
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # followers inherit that
     try:
         for rank in range(1, place.size):
-            own = replace(place, rank=rank, local_rank=rank)
-            arguments = own, request, open_session, meeting, theirs
+            arguments = replace(place, rank=rank, local_rank=rank), *task, theirs
             process = spawn.Process(target=run_child, args=arguments, daemon=True)
             process.start()
             followers.append(process)
@@ -218,10 +212,8 @@ def _notice(request: Request, place: Place) -> str | None:
     kind = device.detect(request.device).kind
     if kind == "cuda" or place.local_size == 1:
         return None
-    what = "one GPU"
-    if kind == "cpu":
-        what = f"the {cores()} cores of this machine" if cores() > 1 else "one core"
-    return f"{place.local_size} ranks share {what}: good for trying it out, not for speed"
+    shared = "the processor" if kind == "cpu" else "one GPU"
+    return f"{place.local_size} ranks share {shared}: good for trying it out, not for speed"
 
 
 def _variables(place: Place) -> dict[str, str]:
