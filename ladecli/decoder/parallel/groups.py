@@ -67,14 +67,12 @@ class Group:
 
     Attributes:
         size: number of ranks.
-        rank: this rank's number, from 0.
         shares: number of shares of a draft.
         share: the one that this rank computes.
         forwards_alone: whether a forward needs no other rank, so that a smaller one may be tried.
     """
 
     size = 1
-    rank = 0
     shares = 1
     share = 0
     forwards_alone = True
@@ -135,7 +133,6 @@ class _ManyRanks(Group):
 
     def __init__(self, transport: DistributedTransport) -> None:
         self.begun = 0
-        self.rank = transport.rank
         self.size = transport.size
         self._transport = transport
         self._dtype = message_type(1, 0)
