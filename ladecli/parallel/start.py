@@ -13,7 +13,6 @@ import os
 import signal
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.context import SpawnProcess
@@ -238,5 +237,4 @@ def _end_by_error(ranks: DistributedTransport) -> None:
         if ranks.lost is None:
             raise ranks.lose("another rank ended; torchrun's summary names it")
 
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGTERM, on_signal)
