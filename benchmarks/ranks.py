@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
 from common import arguments, decode, opened, print_head, print_row, save
 
 from ladecli.decoder.config import LookaheadConfig
@@ -101,25 +102,25 @@ class Threads:
     """A transport between threads of this process.
 
     Attributes:
-        sent: numbers that this rank sent.
+        sent: bytes that this rank sent.
     """
 
-    def __init__(self, rank: int, table: list[list[int]], barrier: threading.Barrier) -> None:
+    def __init__(self, rank: int, table: list[Any], barrier: threading.Barrier) -> None:
         self.rank, self.size, self.sent = rank, len(table), 0
         self._table, self._barrier = table, barrier
 
-    def gather(self, numbers: list[int]) -> list[list[int]]:
-        self.sent += len(numbers)
-        self._table[self.rank] = numbers
+    def gather(self, message: Any) -> Any:
+        self.sent += message.nbytes
+        self._table[self.rank] = message
         self._barrier.wait(60)
-        found = [*self._table]
+        found = np.stack(self._table)
         self._barrier.wait(60)  # all have read before one writes again
         return found
 
 
 def simulate(size: int, work: Callable[[Threads], Rank]) -> list[Rank]:
     """What `work` returns on every rank."""
-    table: list[list[int]] = [[] for _ in range(size)]
+    table: list[Any] = [None] * size
     barrier = threading.Barrier(size)
     with ThreadPoolExecutor(size) as pool:
         ranks = [pool.submit(work, Threads(rank, table, barrier)) for rank in range(size)]
@@ -165,7 +166,7 @@ class Simulation:
             config.window,
             tokens / steps,
             fed / (steps - len(self._tasks)),
-            4 * sent / steps if size > 1 else 0.0,
+            sent / steps if size > 1 else 0.0,
             equal,
         )
 

@@ -400,7 +400,6 @@ def _failed(message: str, code: int) -> int:
     # Help that was asked for by saying nothing is shown.
     if not message:
         return code
-    place.report_failure(message)
     if not place.is_follower():  # one rank speaks for all
         # File names and templates occur in messages, and must not drive the terminal.
         print(f"lade: {printable(message)}", file=sys.stderr)

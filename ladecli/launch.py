@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from . import export, profiles, ways
 from .errors import LadeError
-from .parallel.agreement import compare_models, leaders_word, least_context
+from .parallel.follow import compare_models, connect
 from .parallel.start import started
 from .provision import provide
 from .terminal import Terminal
@@ -83,19 +83,15 @@ def opened(request: Request, terminal: Terminal, *, stretch: int = 0) -> Iterato
     """
     with contextlib.ExitStack() as stack:
         with terminal.progress(f"starting {request.model or 'demo'}"):
-            leader = stack.enter_context(started(request))
+            leader = stack.enter_context(started(request, open_follower))
         # What is wrong with the request is told before anybody waits for other ranks.
         planned = _plan(leader.request, terminal)
         if leader.notice:
             terminal.say(leader.notice)
-        joined = None
-        if not leader.alone:
+        if leader.ranks is not None:
             with terminal.progress("starting the other ranks"):
-                joined = leader.join()
-        if joined is not None and joined.notice:
-            terminal.say(joined.notice)
-        processes = joined.processes if joined is not None else None
-        yield _load(planned, leader.request, terminal, processes, stretch)
+                connect(leader.ranks, leader.request)
+        yield _load(planned, leader.request, terminal, leader.ranks, stretch)
 
 
 def open_follower(request: Request) -> Callable[[DistributedTransport], Session]:
@@ -149,7 +145,7 @@ def _load(
         processes: the ranks, where there are several, each of which calls this.
     """
     if processes is not None:
-        stretch = int(leaders_word(processes, str(stretch)))
+        stretch = processes.broadcast(stretch)
     if stretch:
         from .stretch import stretched
 
@@ -161,14 +157,14 @@ def _load(
         attention = ways.attention_of(request, planned.device, planned.part).name
         if processes is not None:
             # Each rank may have found another one a little faster.
-            attention = leaders_word(processes, attention)
+            attention = processes.broadcast(attention)
         choice = choice_for(request, planned.device, planned.part)
         settings = request.lookahead(choice.base(request.wants_paper))
         captured = ways.no_graphs(request, planned.device) is None
         provided = provide(request, planned, settings, attention, captured)
         if processes is not None:
-            least = least_context(processes, provided.context, planned.dtype_name)
-            provided = provided.among(least)
+            contexts = processes.gather_objects(provided.context or sys.maxsize)
+            provided = provided.among(min(contexts))
         loaded = models.load(planned, beside=provided.beside, progress=_bars(request))
         make = partial(
             Session,
@@ -223,7 +219,7 @@ def _among(
 ) -> Session:
     """A session that decodes with other ranks, which have loaded the same."""
     from .decoder.parallel.groups import LookaheadParallel, TensorParallel
-    from .parallel.follow import Followers
+    from .parallel.start import Followers
 
     split = request.parallel_mode == "tensor"
     group = TensorParallel(processes) if split else LookaheadParallel(processes)

@@ -23,7 +23,7 @@ import numpy as np
 
 from . import memory, profiles, screen, split, toml
 from .decoder.drafting.ngram_model import MAX_SUCCESSORS
-from .decoder.parallel.messages import MessageFormat
+from .decoder.parallel.messages import message_type
 from .errors import LoadError, UsageError
 from .options import PlanRequest
 from .profiles.derive import GRAPH_LAUNCH, HOST, LAUNCH, Rates, step_seconds
@@ -607,9 +607,8 @@ class Plan:
 
 def exchange_bytes(width: int) -> int:
     """Bytes of the message of a rank after a step; the size of the model does not matter."""
-    # Numbers of 4 bytes; plain decoding remembers no successors.
-    form = MessageFormat(width + 1, MAX_SUCCESSORS) if width > 1 else MessageFormat(1, 0)
-    return 4 * form.length
+    # Plain decoding remembers no successors.
+    return (message_type(width + 1, MAX_SUCCESSORS) if width > 1 else message_type(1, 0)).itemsize
 
 
 def run(request: PlanRequest) -> int:

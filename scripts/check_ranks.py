@@ -18,6 +18,8 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import torch
+
 from ladecli import models
 from ladecli.decoder.config import SOURCES, LookaheadConfig, SamplingConfig
 from ladecli.decoder.drafting.memory import DraftMemory
@@ -80,7 +82,8 @@ def main() -> int:
 def rank(args: argparse.Namespace) -> int:
     """One rank's part of the grid."""
     transport = DistributedTransport(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
-    transport.connect(threads=1)
+    torch.set_num_threads(1)
+    transport.connect()
     loaded = models.load(args.model)
     decoder = load_decoder(loaded.model)
     texts: Sequence[str] = PROMPTS
@@ -108,7 +111,7 @@ def rank(args: argparse.Namespace) -> int:
             if found != expected:
                 different += 1
                 print(f"rank {transport.rank}: {how}, {config}: another text", file=sys.stderr)
-    different = sum(found[0] for found in transport.gather([different]))
+    different = sum(transport.gather_objects(different))
     if transport.rank == 0:
         row = {"model": Path(args.model).name, "ranks": transport.size, "texts": compared}
         row |= {"tokens": tokens, "different": different}

@@ -25,8 +25,8 @@ from typing import Any
 import pexpect
 import ptyprocess
 
-from .processes import SECONDS
-
+SECONDS = 120.0
+"""To wait for the end of a program, on a machine that is busy."""
 _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(["tests.imported"])
 Stream = int | None

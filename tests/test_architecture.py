@@ -27,7 +27,7 @@ LIGHT = (
     *("inspector", "trace", "terminal", "files", "views"),
     *("tune", "profiles.listing", "memory", "suites", "shape", "planner"),
     *("model_files", "model_list", "doctor"),
-    *("parallel.start", "parallel.follow", "parallel.agreement", "parallel.place"),
+    *("parallel.start", "parallel.follow", "parallel.place"),
     *("bench.command", "bench.report", "bench.compare"),
     *("verify", "chi_square"),
 )

@@ -242,7 +242,7 @@ class Decoder:
                 if held is not None:
                     yield held
                     held = None
-                found = self._verify(step, state, task)
+                found = self._verify(step, task)
                 computed = clock()
                 if isinstance(found, OutOfMemory):
                     if not backoff.shrink(found.pending, found.width):
@@ -294,7 +294,7 @@ class Decoder:
             partition, laid_out, try_forward(task.group.forwards_alone, start, laid_out)
         )
 
-    def _verify(self, step: Launched, state: State, task: Task) -> StepResult | OutOfMemory:
+    def _verify(self, step: Launched, task: Task) -> StepResult | OutOfMemory:
         """What all ranks found in a step, or that memory ran out on one."""
         group, fed = task.group, step.layout
         found: StepResult | OutOfMemory | None = None
@@ -302,7 +302,7 @@ class Decoder:
             found = try_forward(group.forwards_alone, self._walk, step.pending, step, task)
         if found is None:
             found = OutOfMemory(fed.pending, len(fed.tokens) - fed.pending + 1)
-        return group.agree(step.partition, found, len(state.tokens), task.strategy.fingerprint)
+        return group.agree(step.partition, found)
 
     def _walk(self, pending: Pending, step: Launched, task: Task) -> StepResult:
         """Wait for a step, and walk down its tree as far as the model agrees."""

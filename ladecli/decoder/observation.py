@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -15,12 +14,6 @@ from .verify import Verdict
 Successors: TypeAlias = Sequence[dict[int, float]]
 """For each output of a step its most probable next tokens with their probabilities, best first;
 empty where the draft asked for none."""
-
-
-def checksum(parts: Iterable[object]) -> int:
-    """CRC-32 of numbers and strings as a signed 32-bit integer; floats count to the last bit."""
-    value = zlib.crc32(repr(list(parts)).encode())
-    return value - (1 << 32) if value >= 1 << 31 else value
 
 
 @dataclass(slots=True)

@@ -1,35 +1,39 @@
-"""The tasks that the leader sends, and what a follower does with them."""
+"""A follower, which decodes what the leader decodes; and what all ranks compare before that."""
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
+import importlib.metadata
 import json
+import multiprocessing
 import os
+import platform
+import shutil
 import signal
 import sys
 import threading
-import time
-import traceback
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
 from ..decoder.errors import DecoderError, NoMemoryError, RankError
 from ..errors import LadeError, told
 from ..options import Request
-from .place import Place, place_of, report_failure
-from .start import connect, placed
+from .place import Place, place_of, placed
 
 if TYPE_CHECKING:
     from ..decoder.drafting.memory import DraftMemory
-    from ..decoder.parallel.groups import LookaheadParallel, TensorParallel
     from ..decoder.parallel.transport import DistributedTransport
     from ..session import Session, Settings
 
 Opener = Callable[[Request], Callable[["DistributedTransport"], "Session"]]
 """Plans how to load a request's model; what it returns loads it, for one rank of several."""
-_LINGER = 5.0
-"""Seconds that a failed follower of torchrun waits, so that the leader speaks before all end."""
+_MAY_DIFFER = {
+    *("system", "pool_file", "color", "stats", "trace", "svg", "html", "quiet", "offline"),
+    *("origins", "parallel", "device"),
+}
+"""Options that only the leader acts on, and those that are made each rank's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,62 +51,6 @@ class Task:
     drafts: DraftMemory | None
 
 
-class Followers:
-    """The followers, as the leader sees them.
-
-    Args:
-        ranks: how to reach them.
-        group: the same ranks, as they decode.
-        split: whether each holds a part of the model, so that every answer needs all of them.
-    """
-
-    def __init__(
-        self,
-        ranks: DistributedTransport,
-        group: LookaheadParallel | TensorParallel,
-        *,
-        split: bool = False,
-    ) -> None:
-        self._ranks = ranks
-        self._group = group
-        self._split = split
-        self._known: DraftMemory | None = None
-
-    def takes_part(self, settings: Settings) -> bool:
-        """Whether an answer is decoded by all ranks, or by the leader alone."""
-        return self._split or settings.strategy == "lookahead"
-
-    @contextlib.contextmanager
-    def answering(
-        self, prompt: Sequence[int], settings: Settings, drafts: DraftMemory
-    ) -> Iterator[None]:
-        """Let the followers decode an answer while the leader does, if they take part.
-
-        Raises:
-            RankError: a rank is gone.
-        """
-        if not self.takes_part(settings):
-            yield
-            return
-        unknown = None if drafts is self._known else drafts
-        self._known = None
-        begun = self._group.begun
-        try:
-            self._ranks.broadcast(Task(tuple(prompt), settings, unknown))
-            yield
-        except GeneratorExit:
-            self._known = drafts
-            raise
-        except RankError as error:
-            raise self._ranks.explain(str(error)) from error
-        except BaseException as error:
-            if self._group.begun == begun:  # followers wait for an answer that does not begin
-                lost = "an answer was interrupted before it began; start the ranks again"
-                raise self._ranks.lose(lost) from error
-            raise
-        self._known = drafts
-
-
 def run(request: Request, open_session: Opener) -> int:
     """Be a follower that the user's own torchrun started.
 
@@ -113,56 +61,134 @@ def run(request: Request, open_session: Opener) -> int:
         LadeError: the request cannot be followed; the leader says the same.
     """
     request.check()
-    return _follow(place_of(request), request, open_session)
-
-
-def as_child(open_session: Opener) -> int:
-    """Be a follower of `--parallel K`, which gets its request by standard input.
-
-    Returns:
-        The exit code.
-    """
-    request = Request(**json.loads(sys.stdin.readline()))
-
-    def end_with_leader() -> None:
-        sys.stdin.read()  # until the leader is gone
-        os._exit(1)
-
-    threading.Thread(target=end_with_leader, daemon=True).start()
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    return _follow(Place(rank, size, rank, size), request, open_session)
-
-
-def _follow(place: Place, request: Request, open_session: Opener) -> int:
-    """Decode what the leader decodes until it ends; returns the exit code."""
-    # torchrun passes Ctrl-C on to all ranks, and the leader decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from ..decoder.parallel.transport import DistributedTransport
-
-    ranks = None
+    place = place_of(request)
     try:
-        ranks = DistributedTransport(place.rank, place.size)
-        here, device = placed(request, place)
-        load = open_session(replace(here, parallel=place.size))
-        connect(ranks, place, request, device)
-        _serve(ranks, load(ranks))
-        ranks.close()
+        _follow(place, request, open_session, "env://")
     except BaseException as error:
-        if not isinstance(error, LadeError | DecoderError):
-            traceback.print_exc()
-        if ranks is not None and not isinstance(error, RankError):
-            ranks.fail(told(error))
-        report_failure(f"rank {place.rank}: {told(error)}")
-        if place.launched:
-            time.sleep(_LINGER)
+        if not isinstance(error, RankError):  # those are the leader's to report
+            print(f"lade: rank {place.rank} failed: {told(error)}", file=sys.stderr)
         return LadeError.exit_code
     return 0
 
 
-def _serve(ranks: DistributedTransport, session: Session) -> None:
-    """Decode every answer that the leader decodes."""
-    while (task := ranks.broadcast()) is not None:
+def run_child(
+    place: Place,
+    request: Request,
+    open_session: Opener,
+    meeting: str,
+    folder: str,
+    last_words: Connection,
+) -> None:
+    """Be a follower that the leader started, and end the process.
+
+    Args:
+        place: of this process.
+        request: of the user.
+        open_session: opens the session.
+        meeting: where the ranks find each other.
+        folder: the leader's; deleted should the leader be killed.
+        last_words: takes this rank's number and why it failed.
+    """
+    silence = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, 1)
+    os.dup2(silence, 2)
+
+    def end_with_leader() -> None:
+        leader = multiprocessing.parent_process()
+        assert leader is not None
+        leader.join()
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(1)
+
+    threading.Thread(target=end_with_leader, daemon=True).start()
+    os.environ |= {"RANK": str(place.rank), "LOCAL_RANK": str(place.local_rank)}
+    try:
+        _follow(place, request, open_session, meeting)
+    except BaseException as error:
+        if not isinstance(error, RankError):
+            last_words.send((place.rank, told(error)))
+    os._exit(1)  # the leader ends this process, unless it failed
+
+
+def connect(ranks: DistributedTransport, request: Request) -> None:
+    """Connect with the other ranks, and compare versions, options and devices with theirs.
+
+    Args:
+        ranks: not connected before.
+        request: on this rank's device.
+
+    Raises:
+        RankError: a rank failed, or differs.
+    """
+    from .. import device
+
+    here = device.detect(request.device)
+    ranks.connect(here.torch_name, split=request.parallel_mode == "tensor")
+    packages = {"lade": "ladecli", "torch": "torch", "transformers": "transformers"}
+    mine = {name: importlib.metadata.version(package) for name, package in packages.items()}
+    mine |= {"Python": platform.python_version(), "device": here.kind}
+    for name in sorted({each.name for each in fields(Request)} - _MAY_DIFFER):
+        mine[name.replace("_", "-")] = getattr(request, name)
+    _compare(ranks, mine)
+
+
+def compare_models(ranks: DistributedTransport, session: Session, *, split: bool) -> None:
+    """Make sure that all ranks have loaded the same model; each of them calls this.
+
+    Args:
+        ranks: connected.
+        session: with the model.
+        split: whether each rank holds another part of the weights.
+
+    Raises:
+        RankError: they have not.
+    """
+    from .. import pool_file
+    from ..decoder.parallel.transport import weights_digest
+
+    loaded = session.loaded
+    config = loaded.model.config.to_dict()
+    for name in ("_name_or_path", "transformers_version"):  # the same model in another folder
+        config.pop(name, None)
+    text = json.dumps(config, sort_keys=True, default=str)
+    mine = {
+        "dtype": str(loaded.model.dtype),
+        "a model configuration": hashlib.sha256(text.encode()).hexdigest()[:8],
+        "a tokenizer": pool_file.fingerprint(loaded.tokenizer)[:8],
+        "weights": "" if split else weights_digest(loaded.model)[:8],
+        "max-context": session.decoder.max_context,
+    }
+    _compare(ranks, mine)
+
+
+def _compare(ranks: DistributedTransport, mine: Mapping[str, object]) -> None:
+    """Gather every rank's fingerprint; a `RankError` names the first difference."""
+    found = ranks.gather_objects(dict(mine))
+    for rank, other in enumerate(found):
+        for name, value in found[0].items():
+            if other.get(name) != value:
+                raise ranks.lose(
+                    f"rank {rank} has {name} {other.get(name)} and rank 0 has {value}; all ranks"
+                    " need the same"
+                )
+
+
+def _follow(place: Place, request: Request, open_session: Opener, meeting: str) -> None:
+    """Decode what the leader decodes until it ends."""
+    # The terminal and torchrun send Ctrl-C to all ranks, and the leader decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    from ..decoder.parallel.transport import DistributedTransport
+
+    ranks = DistributedTransport(place.rank, place.size, meeting)
+    request = placed(request, place)
+    load = open_session(request)
+    connect(ranks, request)
+    session = load(ranks)
+    while True:
+        try:
+            task: Task = ranks.broadcast()
+        except RankError:  # the leader has ended, and its exit code tells how
+            return
         if task.drafts is not None:
             session.drafts = task.drafts
         try:
@@ -170,6 +196,5 @@ def _serve(ranks: DistributedTransport, session: Session) -> None:
                 pass
         except (RankError, NoMemoryError):
             raise
-        except (DecoderError, LadeError) as error:
-            # The leader usually fails alike and goes on; where it waits, it finds this.
-            ranks.fail(told(error))
+        except (DecoderError, LadeError):
+            pass  # the leader fails alike, or has been told

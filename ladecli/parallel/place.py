@@ -1,14 +1,12 @@
-"""Which rank this process is: alone, what `--parallel K` makes it, or what torchrun says."""
+"""Which rank this process is (alone, one of `--parallel K`, or torchrun's), and its device."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+
+import psutil
 
 from ..errors import UsageError
 from ..option_fields import CONFIG_FILE, PREFIX
@@ -81,11 +79,28 @@ def place_of(request: Request, environment: Mapping[str, str] = os.environ) -> P
     return place
 
 
-def report_failure(message: str) -> None:
-    """Leave one line for torchrun's summary, where torchrun started this process."""
-    name = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if not name or Path(name).exists():  # the first counts
-        return
-    extra = {"py_callstack": message, "timestamp": str(int(time.time()))}
-    with contextlib.suppress(OSError):
-        Path(name).write_text(json.dumps({"message": {"message": message, "extraInfo": extra}}))
+def placed(request: Request, place: Place) -> Request:
+    """The request of this rank: on a device of its own, with the number of ranks.
+
+    Raises:
+        UsageError: there are not enough GPUs.
+    """
+    from .. import device
+
+    request = replace(request, parallel=place.size)
+    if device.detect(request.device).kind != "cuda":
+        return request
+    gpus = sum(each.kind == "cuda" for each in device.present())
+    if place.local_size > gpus:
+        asked = f"--parallel {place.size} needs {place.size} GPUs"
+        if place.launched:
+            asked = f"{place.local_size} ranks on one machine need {place.local_size} GPUs"
+        raise UsageError(f"{asked} and {gpus} {'is' if gpus == 1 else 'are'} visible; use fewer")
+    return replace(request, device=f"cuda:{place.local_rank}")
+
+
+def cores() -> int:
+    """Cores of the processor that this process may use."""
+    physical = psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else physical
+    return min(physical, allowed)

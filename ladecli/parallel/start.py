@@ -1,51 +1,40 @@
-"""From a request to ranks that are connected, and their end, however that comes about.
+"""The leader: from a request to ranks that decode, and their end, however that comes about.
 
-Followers of `--parallel K` are started like torchrun's: their environment has the rendezvous.
-torch's own launchers do not fit a program whose rank 0 is there already and has the terminal: they
-replace its signal handlers, log to its stderr, and start only when torch is imported.
+Followers of `--parallel K` are processes of their own.  torch's launchers do not fit a program
+whose rank 0 is there already and has the terminal: they give every rank a session of its own, log
+to its stderr, and start only when torch is imported.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import multiprocessing
 import os
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
 from types import FrameType
-from typing import IO, TYPE_CHECKING
-
-import psutil
+from typing import TYPE_CHECKING
 
 from ..decoder.errors import RankError
 from ..errors import UsageError
 from ..options import Request
-from .agreement import greet, shared_options
-from .place import Place, place_of
+from .follow import Opener, Task, run_child
+from .place import Place, cores, place_of, placed
 
 if TYPE_CHECKING:
+    from ..decoder.drafting.memory import DraftMemory
+    from ..decoder.parallel.groups import LookaheadParallel, TensorParallel
     from ..decoder.parallel.transport import DistributedTransport
-    from ..device import Device
+    from ..session import Settings
 
-FOLLOWER = str(__package__)
-"""The module that a follower runs."""
 _TRIAL_RANKS = 8
 """Ranks that may share fewer cores, to try out what a machine with GPUs does."""
 _LOOPBACK = {"linux": "lo", "darwin": "lo0"}
-
-
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """The connected ranks, and a line for the user or None."""
-
-    processes: DistributedTransport
-    notice: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,201 +42,185 @@ class Leader:
     """Rank 0, with other ranks on their way; or a process that is alone.
 
     Attributes:
-        request: on this rank's device, with the number of ranks.
-        asked: the request as the user made it.
-        place: of this process.
-        device: of this rank; None where it is alone.
-        ranks: None where there are no others.
+        request: on this rank's device.
+        ranks: to be connected; None where this process is alone.
+        notice: what the user should know before the ranks start, or None.
     """
 
     request: Request
-    asked: Request
-    place: Place
-    device: Device | None = None
     ranks: DistributedTransport | None = None
-
-    @property
-    def alone(self) -> bool:
-        """Whether there are no other ranks."""
-        return self.ranks is None
-
-    @property
-    def notice(self) -> str | None:
-        """What the user should know before the ranks start, or None."""
-        if self.device is None or self.device.kind == "cuda" or self.place.local_size == 1:
-            return None
-        what = "one GPU"
-        if self.device.kind == "cpu":
-            what = f"the {cores()} cores of this machine" if cores() > 1 else "one core"
-        return f"{self.place.local_size} ranks share {what}: good for trying it out, not for speed"
-
-    def join(self) -> Joined | None:
-        """Connect with the other ranks; None where there are none.
-
-        Raises:
-            RankError: a rank failed, or disagrees.
-        """
-        if self.ranks is None or self.device is None:
-            return None
-        notice = connect(self.ranks, self.place, self.asked, self.device)
-        return Joined(self.ranks, notice)
+    notice: str | None = None
 
 
 @contextlib.contextmanager
-def started(request: Request, *, module: str = FOLLOWER) -> Iterator[Leader]:
+def started(request: Request, open_session: Opener) -> Iterator[Leader]:
     """Lead as many ranks as the request asks for, or as torchrun started.
 
-    They start while the caller prepares, and `Leader.join` waits for them.  However the block
+    They start while the caller prepares, and `follow.connect` waits for them.  However the block
     ends, the followers end with it.
 
     Args:
         request: of the user, checked.
-        module: what followers run that are started here.
+        open_session: how followers open theirs; a function of a module, which they import.
 
     Raises:
-        UsageError: there cannot be so many ranks here.
+        UsageError: this machine has no room for that many ranks.
         RankError: a rank failed.
     """
     place = place_of(request)
     if place.size == 1:
-        yield Leader(request, request, place)
+        yield Leader(request)
         return
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     with contextlib.ExitStack() as stack:
-        listener, failure = None, _unknown
+        meeting, failure = "env://", None
         if not place.launched:
             _check_number(request, place)
-            listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=128))
-            address = listener.getsockname()[:2]
-            os.environ.update(_variables(place, *address))
-            followers = stack.enter_context(_Followers(request, place, address, module))
-            failure = followers.failure
+            os.environ |= _variables(place)
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="lade-"))
+            meeting = (Path(folder) / "ranks").as_uri()
+            followers = _followers(place, (request, open_session, meeting, folder))
+            failure = stack.enter_context(followers)
         from ..decoder.parallel.transport import DistributedTransport
 
-        ranks = DistributedTransport(place.rank, place.size, listener, failure)
+        ranks = DistributedTransport(place.rank, place.size, meeting, failure)
+        stack.callback(ranks.close)
         if place.launched:
             _end_by_error(ranks)
-        here, device = placed(request, place)
-        yield Leader(replace(here, parallel=place.size), request, place, device, ranks)
-        with contextlib.suppress(RankError):
-            if place.launched:  # its followers must end by themselves
-                ranks.broadcast(None, patience=3.0)
-            ranks.close()
+        yield Leader(placed(request, place), ranks, _notice(request, place))
 
 
-def connect(
-    ranks: DistributedTransport, place: Place, request: Request, device: Device
-) -> str | None:
-    """Connect a rank with the others, and compare what must be equal.
+class Followers:
+    """The followers of a leader that has joined them.
 
-    Returns:
-        A line for the user, or None.
-
-    Raises:
-        RankError: a rank failed, or disagrees.
-    """
-    # torchrun sets the variable.
-    threads = None if "OMP_NUM_THREADS" in os.environ else max(cores() // place.local_size, 1)
-    ranks.connect(device.torch_name if device.kind == "cuda" else "cpu", threads)
-    return greet(ranks, request, device)
-
-
-def placed(request: Request, place: Place) -> tuple[Request, Device]:
-    """The request on this rank's own device, and that device.
-
-    Raises:
-        UsageError: there are not enough GPUs.
-    """
-    from .. import device
-
-    found = device.detect(request.device)
-    if found.kind != "cuda":
-        return request, found
-    gpus = sum(each.kind == "cuda" for each in device.present())
-    if place.local_size > gpus:
-        asked = f"--parallel {place.size} needs {place.size} GPUs"
-        if place.launched:
-            asked = f"{place.local_size} ranks on one machine need {place.local_size} GPUs"
-        raise UsageError(f"{asked} and {gpus} {'is' if gpus == 1 else 'are'} visible; use fewer")
-    here = replace(request, device=f"cuda:{place.local_rank}")
-    return here, device.detect(here.device)
-
-
-def cores() -> int:
-    """Cores of the processor that this process may use."""
-    physical = psutil.cpu_count(logical=False) or os.cpu_count() or 1
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else physical
-    return min(physical, allowed)
-
-
-class _Followers:
-    """The processes of ranks 1 to K - 1, which end with the block.
-
-    Each is in a session of its own, so that Ctrl-C reaches the leader alone, and ends when its
-    standard input does: with the leader, even if that is killed.
+    Args:
+        ranks: how to reach them.
+        group: the same ranks, as they decode.
+        split: whether each holds a part of the model, so that every answer needs all of them.
     """
 
     def __init__(
-        self, request: Request, place: Place, address: tuple[str, int], module: str
+        self,
+        ranks: DistributedTransport,
+        group: LookaheadParallel | TensorParallel,
+        *,
+        split: bool = False,
     ) -> None:
-        self._processes: list[tuple[subprocess.Popen[bytes], IO[bytes]]] = []
-        text = json.dumps(shared_options(request)).encode() + b"\n"
-        threads = {"OMP_NUM_THREADS": str(max(cores() // place.size, 1))}
-        for rank in range(1, place.size):
-            log = tempfile.TemporaryFile()  # noqa: SIM115  (read when the process has ended)
-            process = subprocess.Popen(
-                [sys.executable, "-m", module],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env=threads | os.environ | _variables(replace(place, rank=rank), *address),
-                start_new_session=True,
-            )
-            self._processes.append((process, log))
-            assert process.stdin is not None
-            process.stdin.write(text)
-            process.stdin.flush()
+        self._ranks = ranks
+        self._group = group
+        self._split = split
+        self._known: DraftMemory | None = None
 
-    def __enter__(self) -> _Followers:
-        return self
+    def takes_part(self, settings: Settings) -> bool:
+        """Whether an answer is decoded by all ranks, or by the leader alone."""
+        return self._split or settings.strategy == "lookahead"
 
-    def __exit__(self, *_: object) -> None:
-        for process, log in self._processes:  # they have nothing to save
-            process.kill()
-            process.communicate()
-            log.close()
+    @contextlib.contextmanager
+    def answering(
+        self, prompt: Sequence[int], settings: Settings, drafts: DraftMemory
+    ) -> Iterator[None]:
+        """Let the followers decode an answer while the leader does, if they take part.
 
-    def failure(self) -> str | None:
-        """How the first one that ended did, or None while all run."""
-        for rank, (process, log) in enumerate(self._processes, start=1):
-            if (code := process.poll()) is None:
-                continue
-            if code < 0:
+        Raises:
+            RankError: a rank is gone.
+        """
+        if not self.takes_part(settings):
+            yield
+            return
+        unknown = None if drafts is self._known else drafts
+        self._known = None
+        begun = self._group.begun
+        try:
+            self._ranks.broadcast(Task(tuple(prompt), settings, unknown))
+            yield
+        except GeneratorExit:
+            self._known = drafts
+            raise
+        except RankError as error:
+            raise self._ranks.lose(str(error)) from error
+        except BaseException as error:
+            if self._group.begun == begun:  # followers wait for an answer that does not begin
+                lost = "an answer was interrupted before it began; start the ranks again"
+                raise self._ranks.lose(lost) from error
+            # A sum that ranks of a split model compute together breaks off where one has ended.
+            if isinstance(error, RuntimeError) and (rank_error := self._ranks.explain()):
+                raise rank_error from error
+            raise
+        self._known = drafts
+
+
+@contextlib.contextmanager
+def _followers(
+    place: Place, task: tuple[Request, Opener, str, str]
+) -> Iterator[Callable[[], str | None]]:
+    """The processes of ranks 1 to K - 1, which end with the block, or when the leader is killed.
+
+    Args:
+        place: of the leader.
+        task: what each of them is given, see `follow.run_child`.
+
+    Yields:
+        What tells how the first one that ended did; it gives None while all run.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    last_words, theirs = spawn.Pipe(duplex=False)
+    followers: list[SpawnProcess] = []
+
+    def failure() -> str | None:
+        codes = [process.exitcode for process in followers]
+        for rank, code in enumerate(codes, start=1):
+            if code is not None and code < 0:
                 name = signal.Signals(-code).name
                 why = "; the system does so when memory runs out" if name == "SIGKILL" else ""
                 return f"rank {rank} was killed ({name}{why})"
-            log.seek(0)
-            lines = log.read().decode(errors="replace").split("\n")
-            last = next((line for line in reversed(lines) if line.strip()), f"exit code {code}")
-            return f"rank {rank} ended: {last}"
-        return None
+        if last_words.poll():
+            return "rank {} failed: {}".format(*last_words.recv())
+        ended = (rank for rank, code in enumerate(codes, start=1) if code is not None)
+        return next((f"rank {rank} ended" for rank in ended), None)
+
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # followers inherit that
+    try:
+        for rank in range(1, place.size):
+            arguments = replace(place, rank=rank, local_rank=rank), *task, theirs
+            process = spawn.Process(target=run_child, args=arguments, daemon=True)
+            process.start()
+            followers.append(process)
+        signal.signal(signal.SIGINT, before)
+        yield failure
+    finally:
+        for process in followers:  # they have nothing to save
+            process.kill()
+            process.join()
 
 
 def _check_number(request: Request, place: Place) -> None:
     """Refuse more ranks than this machine can run at a useful speed."""
+    from .. import device
+
     most = max(_TRIAL_RANKS, cores())
-    if place.size > most and placed(request, place)[1].kind != "cuda":
+    if place.size > most and device.detect(request.device).kind != "cuda":
         raise UsageError(
             f"--parallel {place.size} asks for {place.size} processes, and this machine has"
             f" {cores()} core{'s' if cores() > 1 else ''} and not as many GPUs; use at most {most}"
         )
 
 
-def _variables(place: Place, host: str, port: int) -> dict[str, str]:
-    """The environment of a rank on this machine, as torchrun would set it."""
-    rank, size = str(place.rank), str(place.size)
-    found = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
-    found |= {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
+def _notice(request: Request, place: Place) -> str | None:
+    """What ranks that share a device are good for."""
+    from .. import device
+
+    kind = device.detect(request.device).kind
+    if kind == "cuda" or place.local_size == 1:
+        return None
+    shared = "the processor" if kind == "cpu" else "one GPU"
+    return f"{place.local_size} ranks share {shared}: good for trying it out, not for speed"
+
+
+def _variables(place: Place) -> dict[str, str]:
+    """What torchrun would set for rank 0, and followers inherit."""
+    size = str(place.size)
+    found = {"RANK": "0", "WORLD_SIZE": size, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": size}
+    threads = str(max(cores() // place.size, 1))
+    found["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", threads)
     # Otherwise gloo asks for the machine's name, which may lead elsewhere.
     if loopback := os.environ.get("GLOO_SOCKET_IFNAME") or _LOOPBACK.get(sys.platform):
         found["GLOO_SOCKET_IFNAME"] = loopback
@@ -262,12 +235,6 @@ def _end_by_error(ranks: DistributedTransport) -> None:
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
         if ranks.lost is None:
-            raise ranks.lose(ranks.failure() or "another rank ended; torchrun's summary names it")
+            raise ranks.lose("another rank ended; torchrun's summary names it")
 
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, on_signal)
-
-
-def _unknown() -> str | None:
-    """How torchrun's ranks ended is for torchrun to say."""
-    return None
+    signal.signal(signal.SIGTERM, on_signal)

@@ -558,10 +558,3 @@ def test_an_interrupted_update_is_noticed() -> None:
     with pytest.raises(KeyboardInterrupt), memory.updating():
         raise KeyboardInterrupt
     assert memory.broken
-
-
-def test_fingerprints_tell_memories_apart(remembered: DraftMemory) -> None:
-    prints = {DraftMemory().fingerprint(), learned(1, 2).fingerprint(), remembered.fingerprint()}
-    assert len(prints) == 3
-    assert all(-(1 << 31) <= value < 1 << 31 for value in prints)
-    assert learned(1, 2).fingerprint() == learned(1, 2).fingerprint()

@@ -7,15 +7,12 @@ import copy
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ladecli.decoder.config import SOURCES, LookaheadConfig, SamplingConfig
 from ladecli.decoder.drafting.memory import DraftMemory
@@ -32,7 +29,6 @@ from ladecli.decoder.parallel.groups import (
     StepResult,
     TensorParallel,
 )
-from ladecli.decoder.parallel.messages import Kind, Message, MessageFormat
 from ladecli.decoder.strategies import make_strategy
 from ladecli.decoder.tree import ROOT, TokenTree
 from ladecli.decoder.verify import Verdict
@@ -56,17 +52,21 @@ KINDS = pytest.mark.parametrize("kind", [LookaheadParallel, TensorParallel])
 class Threads:
     """A transport between threads of this process."""
 
-    def __init__(self, rank: int, table: list[list[int]], barrier: threading.Barrier) -> None:
+    def __init__(self, rank: int, table: list[Any], barrier: threading.Barrier) -> None:
         self.rank, self.size = rank, len(table)
-        self.sent = 0
+        self.lost: RankError | None = None
+        self.sent: list[int] = []
         self._table, self._barrier = table, barrier
 
-    def end(self) -> None:
+    def lose(self, reason: str) -> RankError:
+        self.lost = self.lost or RankError(reason)
         self._barrier.abort()
+        return self.lost
 
-    def gather(self, numbers: list[int]) -> list[list[int]]:
-        self.sent += len(numbers)
-        self._table[self.rank] = numbers
+    def gather_objects(self, mine: Any) -> list[Any]:
+        if self.lost:
+            raise self.lost
+        self._table[self.rank] = mine
         try:
             self._barrier.wait(20)
         except threading.BrokenBarrierError:
@@ -76,10 +76,14 @@ class Threads:
             self._barrier.wait(20)  # all have read before anyone writes again
         return found
 
+    def gather(self, message: Any) -> Any:
+        self.sent.append(message.nbytes)
+        return np.stack(self.gather_objects(message))
+
 
 def simulate(size: int, work: Callable[[Threads], Any]) -> list[Any]:
     """What `work` returns on every rank; or its error, if it is not merely the loss of another."""
-    table: list[list[int]] = [[] for _ in range(size)]
+    table: list[Any] = [None] * size
     barrier = threading.Barrier(size)
 
     def one(rank: int) -> Any:
@@ -137,7 +141,7 @@ def joined(decoder: Decoder, transport: Threads) -> Decoder:
     run = decoder.runner.run
 
     def together(step: StepLayout) -> Any:
-        assert len({*map(tuple, transport.gather([len(step.tokens), step.pending]))}) == 1
+        assert len({*map(tuple, transport.gather_objects([len(step.tokens), step.pending]))}) == 1
         return run(step)
 
     decoder.runner.run = together
@@ -164,27 +168,30 @@ def failing(
     return decoder
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize(
+    ("size", "config", "sampling", "family"),
+    [
+        (3, "paper", GREEDY, "llama"),
+        (2, "paper", SAMPLED, "llama"),
+        (2, "two rows", SAMPLED, "llama"),
+        (4, "all", GREEDY, "llama"),
+        (3, "all", SAMPLED, "llama"),
+        (2, "narrow", SAMPLED, "llama"),
+        (3, "static", GREEDY, "llama"),
+        (2, "all", GREEDY, "gemma3"),  # sliding windows
+        (2, "all", GREEDY, "phi3_long"),  # rotary frequencies that change with the length
+        (2, "all", GREEDY, "gpt2"),  # the model's own forward
+    ],
+)
 def test_lookahead_parallel_ranks_yield_the_text_of_one(
-    config: str, sampling: SamplingConfig
+    size: int, config: str, sampling: SamplingConfig, family: str
 ) -> None:
-    size = 3 if sampling is GREEDY else 2
-
     def one(transport: Threads) -> list[int]:
-        group = LookaheadParallel(transport)
-        return ids([*generate(decoder_of(), group, config=CONFIGS[config], sampling=sampling)])
+        group, prompt = LookaheadParallel(transport), prompt_for(family)
+        chosen = {"config": CONFIGS[config], "sampling": sampling, "prompt": prompt}
+        return ids([*generate(decoder_of(family), group, **chosen)])
 
-    assert simulate(size, one) == [expected(sampling=sampling)] * size
-
-
-@pytest.mark.parametrize("family", ["gemma3", "phi3_long", "gpt2"])
-def test_families_with_windows_boundaries_and_their_own_forward(family: str) -> None:
-    def one(transport: Threads) -> list[int]:
-        group = LookaheadParallel(transport)
-        return ids([*generate(decoder_of(family), group, prompt=prompt_for(family))])
-
-    assert simulate(2, one) == [expected(family)] * 2
+    assert simulate(size, one) == [expected(family, sampling)] * size
 
 
 @pytest.mark.parametrize("strategy", ["autoregressive", "lookahead", "jacobi", "prompt-lookup"])
@@ -199,7 +206,7 @@ def test_tensor_parallel_ranks_yield_the_text_of_one(strategy: str) -> None:
 def test_more_ranks_have_narrower_steps_and_send_messages_of_one_length() -> None:
     """The paper's drafts do not depend on the ranks."""
 
-    def one(transport: Threads) -> tuple[list[Event], int]:
+    def one(transport: Threads) -> tuple[list[Event], list[int]]:
         events = generate(
             decoder_of(),
             LookaheadParallel(transport),
@@ -215,7 +222,7 @@ def test_more_ranks_have_narrower_steps_and_send_messages_of_one_length() -> Non
         assert [e.tokens for e in steps] == tokens
         assert max(e.width for e in steps[1:]) <= whole / 4 + 9
         # One message for the start and one for each step.
-        assert sent % (1 + len(steps)) == 0
+        assert sent == sent[:1] * (1 + len(steps))
 
 
 def test_an_output_of_two_ranks_is_that_of_the_first() -> None:
@@ -228,7 +235,7 @@ def test_an_output_of_two_ranks_is_that_of_the_first() -> None:
         best = [10 * rank + output for output in range(3)]
         accepted = (Token(5), Token(6), Token(9)) if rank == 0 else (Token(5), Token(8))
         mine = StepResult(Verdict((), accepted), best, [{token: 0.5} for token in best])
-        return group.agree(divided, mine, 1, lambda: 0), [each.nodes for each in divided.shares]
+        return group.agree(divided, mine), [each.nodes for each in divided.shares]
 
     for found, nodes in simulate(2, one):
         assert nodes == [[0, 1], [0, 2]]
@@ -241,7 +248,7 @@ def test_an_output_of_two_ranks_is_that_of_the_first() -> None:
 
 
 @KINDS
-@pytest.mark.parametrize("after", [1, 2, 4, 6, 9])
+@pytest.mark.parametrize("after", [1, 4, 9])
 def test_closing_on_one_rank_ends_all_and_the_next_answer_is_right(kind: Any, after: int) -> None:
     """Wherever it is closed: at the start, while the prompt is read in chunks, between steps."""
     prompt = PROMPT * 2
@@ -273,14 +280,12 @@ def test_an_interrupt_within_a_step(kind: Any) -> None:
                 [*generate(decoder, group)]
             return ids([*generate(decoder, group)])
         except RankError as error:
-            transport.end()
             return str(error)
 
     if kind is LookaheadParallel:
         assert simulate(2, one) == [expected()] * 2
     else:
-        line = "the last answer was interrupted within a step; start the ranks again"
-        assert simulate(2, one)[0] == line
+        assert "start the ranks again" in simulate(2, one)[0]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -291,46 +296,29 @@ def test_a_rank_that_fails_is_named_on_the_others(rank: int) -> None:
             [*generate(decoder, LookaheadParallel(transport))]
         return str(error.value)
 
-    others = [f"rank {rank} failed"] * 3
+    others = [f"rank {rank} failed: ValueError: no cable"] * 3
     assert simulate(3, one) == [*others[:rank], "no cable", *others[rank + 1 :]]
 
 
-OTHER = {
-    "prompt": ({"prompt": [1, 2, 3]}, "rank 2 was given another prompt or other settings"),
-    "seed": ({"sampling": SAMPLED}, "rank 2 was given another prompt or other settings"),
-    "window": (
-        {"config": replace(CONFIGS["paper"], window=4, guesses=5, budget=None)},
-        "rank 2 ",
-    ),
-}
-
-
-@pytest.mark.parametrize("what", OTHER)
-def test_a_rank_that_does_something_else_is_named(what: str) -> None:
-    other, message = OTHER[what]
-
+@pytest.mark.parametrize(
+    ("other", "problem"),
+    [
+        ({"prompt": [1, 2, 3]}, "another prompt or other settings"),
+        ({"sampling": SAMPLED}, "another prompt or other settings"),
+        ({"config": LookaheadConfig(4, 4, 5, 30, sources=PAPER)}, "drafted other tokens"),
+    ],
+)
+def test_a_rank_that_does_something_else_is_named(other: dict[str, Any], problem: str) -> None:
     def one(transport: Threads) -> None:
-        given = {"config": CONFIGS["paper"], **(other if transport.rank == 2 else {})}
-        if what == "window":  # of equal messages
-            given["config"] = replace(given["config"], budget=30)
+        given = {"config": LookaheadConfig(5, 4, 5, 30, sources=PAPER)}
+        given |= other if transport.rank == 2 else {}
         [*generate(decoder_of(), LookaheadParallel(transport), **given)]
 
-    with pytest.raises(RankError, match=message):
+    with pytest.raises(RankError, match=f"rank 2 .*{problem}"):
         simulate(3, one)
 
 
-def test_another_draft_memory_is_noticed_before_drafts_differ() -> None:
-    def one(transport: Threads) -> None:
-        memory = DraftMemory()
-        if transport.rank == 1:
-            memory.context.load([95, 96, 95, 96, 94])
-        [*generate(decoder_of(), LookaheadParallel(transport), memory=memory)]
-
-    with pytest.raises(RankError, match="rank 1 has another draft memory than rank 0 in step 1"):
-        simulate(2, one)
-
-
-@pytest.mark.parametrize("bad", [[0], [1], [0, 1]])
+@pytest.mark.parametrize("bad", [[1], [0, 1]])
 def test_memory_that_runs_out_on_one_rank_narrows_the_steps_of_all(bad: list[int]) -> None:
     def one(transport: Threads) -> list[Event]:
         small = transport.rank in bad
@@ -366,23 +354,3 @@ def test_parts_of_a_model_cannot_retry_a_smaller_step() -> None:
 
     with pytest.raises(NoMemoryError, match="out of memory in a step of all ranks"):
         simulate(2, one)
-
-
-TOKENS = st.integers(0, 2**31 - 1)
-CHECKS = st.integers(-(2**31), 2**31 - 1)
-ROWS = st.lists(st.dictionaries(TOKENS, st.floats(0, 1, width=32), max_size=3), max_size=9)
-
-
-@given(st.lists(TOKENS, max_size=9), st.lists(TOKENS, max_size=9), ROWS, CHECKS, CHECKS)
-def test_a_message_arrives_as_it_was_sent(
-    tokens: list[int], best: list[int], rows: list[dict[int, float]], draft: int, memory: int
-) -> None:
-    shape = MessageFormat(9, 3)
-    message = Message(Kind.RESULT, (draft, memory), (7, 30), tokens, best, rows)
-    packed = shape.pack(message)
-    assert len(packed) == shape.length == 8 + 2 * 9 * 4
-    assert np.array(packed, dtype=np.int32).tolist() == packed
-    found = shape.unpack(packed)
-    assert found == message
-    # The best comes first, and not only in some order.
-    assert [[*row] for row in found.successors] == [[*row] for row in rows]

@@ -81,13 +81,10 @@ def test_the_same_text_is_drafted_alike(name: str, sources: tuple[str, ...]) -> 
     for _ in range(2):
         strategy = make_strategy(name, LookaheadConfig(4, 3, 4, 30, sources))
         drafts = [step.draft.tree for step in replay(strategy, text)]
-        runs.append(([(t.tokens, t.parents, t.sources) for t in drafts], strategy.fingerprint()))
+        runs.append([(t.tokens, t.parents, t.sources) for t in drafts])
     assert runs[0] == runs[1]
     assert strategy.name == name
-    assert (len(runs[0][0]) < len(text) - 80) == (name != "autoregressive")
-    if name == "lookahead":
-        replay(strategy, text[100:300])
-        assert strategy.fingerprint() != runs[0][1]
+    assert (len(runs[0]) < len(text) - 80) == (name != "autoregressive")
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..errors import DraftStateError
-from ..observation import checksum
 from ..pool import NgramPool
 from ..tree import TokenTree
 from .budget import SpeculationBudget
@@ -50,17 +49,6 @@ class DraftMemory:
         except BaseException:
             self.broken = True
             raise
-
-    def fingerprint(self) -> int:
-        """A signed 32-bit integer that differs, in all likelihood, where two memories do.
-
-        It covers sizes and what changes with every step, not all that was learned.
-        """
-        model, context = self.model, self.context
-        sizes = [len(table) for table in (*model.counts, *model.answers, *model.guesses)]
-        records = [*model.promised, *model.hits, *context.hits, *context.trials]
-        text = [len(context.corpus), *context.corpus.tokens[-ORDER:]]
-        return checksum([*sizes, *records, *text, len(self.pool), self.budget.balance])
 
     def to_dict(self) -> dict[str, Any]:
         """The newest part of it as lists of numbers, for JSON; at most about 60,000 of them.

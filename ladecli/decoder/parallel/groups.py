@@ -7,24 +7,24 @@ step.  The loop does not know how many ranks there are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ..errors import RankError
+from numpy.typing import NDArray
+
+from ..errors import DecoderError, RankError
 from ..events import Token
 from ..layout import Draft
-from ..observation import Successors, checksum
+from ..observation import Successors
 from ..tree import ROOT
 from ..verify import Verdict
-from .messages import Kind, Message, MessageFormat
+from .messages import NO_TOKEN, Kind, message_type, new_message
 from .partition import Partition, partition, undivided
 
 if TYPE_CHECKING:
     from .transport import DistributedTransport
-
-CHECK_INTERVAL = 16
-"""Steps from one comparison of the ranks' draft memories to the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +67,12 @@ class Group:
 
     Attributes:
         size: number of ranks.
-        rank: this rank's number, from 0.
         shares: number of shares of a draft.
         share: the one that this rank computes.
         forwards_alone: whether a forward needs no other rank, so that a smaller one may be tried.
     """
 
     size = 1
-    rank = 0
     shares = 1
     share = 0
     forwards_alone = True
@@ -103,19 +101,13 @@ class Group:
         return undivided(draft)
 
     def agree(
-        self,
-        partition: Partition,
-        found: StepResult | OutOfMemory,
-        length: int,
-        fingerprint: Callable[[], int],
+        self, partition: Partition, found: StepResult | OutOfMemory
     ) -> StepResult | OutOfMemory:
         """What all ranks together found in the whole draft, or that memory ran out on one.
 
         Args:
             partition: of the step.
             found: in this rank's share.
-            length: tokens of the text.
-            fingerprint: of the draft memory, 32 bits.
         """
         return found
 
@@ -132,11 +124,8 @@ ALONE = Group()
 class _ManyRanks(Group):
     """What groups of several ranks have in common.
 
-    From `begin` to `end` all messages have one length, so that a rank that gives up can say so in
+    From `begin` to `end` all messages have one size, so that a rank that gives up can send that in
     place of whatever message the others wait for.
-
-    Args:
-        transport: of which groups need `rank`, `size` and `gather`.
 
     Attributes:
         begun: generations begun so far.
@@ -144,52 +133,49 @@ class _ManyRanks(Group):
 
     def __init__(self, transport: DistributedTransport) -> None:
         self.begun = 0
-        self.rank = transport.rank
         self.size = transport.size
         self._transport = transport
-        self._format = MessageFormat(1, 0)
-        self._steps = 0
+        self._dtype = message_type(1, 0)
         self._awaited = False
 
     def begin(
         self, cached: int, max_outputs: int, max_successors: int, request: Sequence[object]
     ) -> int:
         """See `Group.begin`."""
-        self._format, self._steps = MessageFormat(max_outputs, max_successors), 0
+        self._dtype = message_type(max_outputs, max_successors)
         self._awaited = True
         self.begun += 1
-        checks = checksum([max_outputs, max_successors, *request]), 0
-        messages = self._exchange(Message(Kind.BEGIN, checks, (cached, 0)))
-        self._compare(messages, 0, "was given another prompt or other settings than rank 0")
-        return min(message.numbers[0] for message in messages)
+        mine = new_message(self._dtype, Kind.BEGIN)
+        mine["checksum"] = _checksum([max_outputs, max_successors, *request])
+        mine["numbers"] = cached, 0
+        messages = self._exchange(mine, "was given another prompt or other settings than rank 0")
+        return int(messages["numbers"][:, 0].min())
 
     def sync(self) -> None:
         """See `Group.sync`."""
-        self._exchange(Message(Kind.READY))
+        self._exchange(new_message(self._dtype, Kind.READY), "is not where rank 0 is")
 
     def agree(
-        self,
-        partition: Partition,
-        found: StepResult | OutOfMemory,
-        length: int,
-        fingerprint: Callable[[], int],
+        self, partition: Partition, found: StepResult | OutOfMemory
     ) -> StepResult | OutOfMemory:
         """See `Group.agree`."""
-        draft, compares = partition.draft, self._steps % CHECK_INTERVAL == 0
-        self._steps += 1
-        checks = _draft_checksum(draft, length), fingerprint() if compares else 0
         if isinstance(found, OutOfMemory):
-            mine = Message(Kind.OUT_OF_MEMORY, checks, (found.pending, found.width))
+            mine = new_message(self._dtype, Kind.OUT_OF_MEMORY)
+            mine["numbers"] = found.pending, found.width
         else:
+            mine = new_message(self._dtype, Kind.RESULT)
             tokens = [token.id for token in found.verdict.tokens]
-            mine = Message(Kind.RESULT, checks, (0, 0), tokens, found.best, found.successors)
-        messages = self._exchange(mine)
-        self._compare(messages, 0, f"drafted other tokens than rank 0 in step {self._steps}")
-        self._compare(messages, 1, f"has another draft memory than rank 0 in step {self._steps}")
+            mine["tokens"][: len(tokens)] = tokens
+            mine["best"][: len(found.best)] = found.best
+            for output, row in enumerate(found.successors):
+                mine["successors"][output, : len(row)] = [*row]
+                mine["probabilities"][output, : len(row)] = [*row.values()]
+        mine["checksum"] = _draft_checksum(partition.draft)
+        messages = self._exchange(mine, "drafted other tokens than rank 0")
         for message in messages:
-            if message.kind is Kind.OUT_OF_MEMORY:
-                return OutOfMemory(*message.numbers)
-        return self._merge(partition, messages)
+            if message["kind"] == Kind.OUT_OF_MEMORY:
+                return OutOfMemory(*message["numbers"].tolist())
+        return _merged(partition, messages)
 
     def end(self) -> None:
         """See `Group.end`."""
@@ -197,45 +183,38 @@ class _ManyRanks(Group):
 
     def leave(self, why: BaseException) -> None:
         """See `Group.leave`."""
-        if self._awaited:
-            self._awaited = False
-            stopped = isinstance(why, GeneratorExit | KeyboardInterrupt)
-            message = Message(Kind.STOPPED if stopped else Kind.FAILED)
-            self._transport.gather(self._format.pack(message))
+        if not self._awaited:
+            return
+        self._awaited = False
+        stopped = isinstance(why, GeneratorExit | KeyboardInterrupt)
+        mine = new_message(self._dtype, Kind.STOPPED if stopped else Kind.FAILED)
+        if Kind.FAILED in self._transport.gather(mine)["kind"]:
+            known = isinstance(why, DecoderError)
+            self._transport.gather_objects(str(why) if known else f"{type(why).__name__}: {why}")
 
-    def _merge(self, partition: Partition, messages: Sequence[Message]) -> StepResult:
-        """The result of the whole draft, from every rank's result of its share."""
-        raise NotImplementedError
+    def _exchange(self, mine: NDArray[Any], problem: str) -> NDArray[Any]:
+        """Every rank's message, while all of them go on.
 
-    def _exchange(self, mine: Message) -> list[Message]:
-        """Every rank's message, while all of them go on."""
+        Raises:
+            RankError: a rank is gone or has failed, or its checksum is not rank 0's: `problem`
+                is what that means.
+        """
         try:
-            packed = self._transport.gather(self._format.pack(mine))
-        except RankError:
+            messages = self._transport.gather(mine)
+            failed = messages["kind"] == Kind.FAILED
+            if failed.any():
+                rank = int(failed.argmax())
+                reason = self._transport.gather_objects("")[rank]
+                raise RankError(f"rank {rank} failed: {reason}")
+            if Kind.STOPPED in messages["kind"]:
+                raise GenerationStopped
+            differ = messages["checksum"] != messages["checksum"][0]
+            if differ.any():  # all ranks have the same messages, so all of them end here
+                raise RankError(f"rank {differ.argmax()} {problem}")
+        except (RankError, GenerationStopped):
             self._awaited = False
             raise
-        messages = [self._format.unpack(each) for each in packed]
-        kinds = [message.kind for message in messages]
-        if Kind.FAILED in kinds:
-            self._fail(f"rank {kinds.index(Kind.FAILED)} failed")
-        if Kind.STOPPED in kinds:
-            self._awaited = False
-            raise GenerationStopped
-        results = {Kind.RESULT, Kind.OUT_OF_MEMORY}
-        for rank, kind in enumerate(kinds):
-            if kind is not kinds[0] and not {kind, kinds[0]} <= results:
-                self._fail(f"rank {rank} sent {kind.name}, and rank 0 {kinds[0].name}")
         return messages
-
-    def _compare(self, messages: Sequence[Message], check: int, problem: str) -> None:
-        for rank, message in enumerate(messages):
-            if message.checks[check] != messages[0].checks[check]:
-                self._fail(f"rank {rank} {problem}")
-
-    def _fail(self, problem: str) -> None:
-        """End the generation: all ranks have the same messages, so all of them do."""
-        self._awaited = False
-        raise RankError(problem)
 
 
 class LookaheadParallel(_ManyRanks):
@@ -254,28 +233,13 @@ class LookaheadParallel(_ManyRanks):
         """See `partition.partition`."""
         return partition(draft, missing)
 
-    def _merge(self, partition: Partition, messages: Sequence[Message]) -> StepResult:
-        """The longest accepted path; each output from the first rank that has it."""
-        draft = partition.draft
-        # A path ends early on a rank without its branch; the one that has it goes furthest.
-        tokens = max((message.tokens for message in messages), key=len)
-        best = [0] * draft.outputs
-        successors: list[dict[int, float]] = [{} for _ in best] if draft.successors else []
-        for message, share in reversed([*zip(messages, partition.shares, strict=True)]):
-            outputs = [0, *[1 + node for node in share.nodes]]
-            outputs += [1 + len(draft.tree) + column for column in share.columns]
-            for output, token in zip(outputs, message.best, strict=True):
-                best[output] = token
-            if message.successors:
-                for output, row in zip(outputs, message.successors, strict=True):
-                    successors[output] = row
-        return StepResult(_verdict(draft, tokens), best, successors)
-
 
 class TensorParallel(_ManyRanks):
     """Tensor parallelism: each rank holds a part of the model, and all feed the same tokens.
 
-    Within a forward the ranks wait for one another, so every forward begins with a message.
+    Within a forward the ranks wait for one another, so every forward begins with a message.  A
+    draft has one share, whose result is rank 0's: others may differ in the last bits of a sum, and
+    so in a token.
     """
 
     forwards_alone = False
@@ -283,11 +247,10 @@ class TensorParallel(_ManyRanks):
     def __init__(self, transport: DistributedTransport) -> None:
         super().__init__(transport)
         self._in_forward = False
-        self._broken = False
 
     def sync(self) -> None:
         """See `Group.sync`."""
-        self._exchange(Message(Kind.READY))
+        super().sync()
         self._in_forward = True
 
     def partition(self, draft: Draft, missing: Sequence[int]) -> Partition:
@@ -296,22 +259,41 @@ class TensorParallel(_ManyRanks):
         return undivided(draft)
 
     def leave(self, why: BaseException) -> None:
-        """See `Group.leave`; ranks that wait within a forward hear nothing."""
+        """See `Group.leave`; ranks that wait within a forward cannot be reached."""
         if self._in_forward and not isinstance(why, GeneratorExit):
-            self._broken = True
             self._awaited = False
+            self._transport.lose("a step of all ranks was broken off; start the ranks again")
         super().leave(why)
 
-    def _merge(self, partition: Partition, messages: Sequence[Message]) -> StepResult:
-        """Rank 0's result: others may differ in the last bits of a sum, and so in a token."""
-        first = messages[0]
-        return StepResult(_verdict(partition.draft, first.tokens), first.best, first.successors)
-
-    def _exchange(self, mine: Message) -> list[Message]:
-        if self._broken:
-            self._fail("the last answer was interrupted within a step; start the ranks again")
+    def _exchange(self, mine: NDArray[Any], problem: str) -> NDArray[Any]:
         self._in_forward = False
-        return super()._exchange(mine)
+        return super()._exchange(mine, problem)
+
+
+def _merged(partition: Partition, messages: NDArray[Any]) -> StepResult:
+    """The result of the whole draft, from the results of its shares."""
+    draft, columns = partition.draft, 1 + len(partition.draft.tree)
+    ranks = list(zip(messages, partition.shares, strict=False))  # one share: that of rank 0
+    # A path ends early on a rank without its branch; the one that has it goes furthest.
+    path = max((_tokens(message) for message, _ in ranks), key=len)
+    best = [0] * draft.outputs
+    successors: list[dict[int, float]] = [{} for _ in best] if draft.successors else []
+    for message, share in reversed(ranks):  # what several have is the first one's
+        outputs = [0, *[1 + node for node in share.nodes]]
+        outputs += [columns + column for column in share.columns]
+        for output, token in zip(outputs, message["best"].tolist(), strict=False):
+            best[output] = token
+        if successors:
+            ids, probabilities = message["successors"].tolist(), message["probabilities"].tolist()
+            for output, *row in zip(outputs, ids, probabilities, strict=False):
+                pairs = zip(*row, strict=True)
+                successors[output] = {token: p for token, p in pairs if token != NO_TOKEN}
+    return StepResult(_verdict(draft, path), best, successors)
+
+
+def _tokens(message: Any) -> list[int]:
+    """Of the path that a rank accepted."""
+    return [token for token in message["tokens"].tolist() if token != NO_TOKEN]
 
 
 def _verdict(draft: Draft, tokens: Sequence[int]) -> Verdict:
@@ -326,7 +308,12 @@ def _verdict(draft: Draft, tokens: Sequence[int]) -> Verdict:
     return Verdict(tuple(nodes), (*accepted, Token(tokens[-1])))
 
 
-def _draft_checksum(draft: Draft, length: int) -> int:
-    """A checksum of a draft and the length of the text that it continues."""
+def _draft_checksum(draft: Draft) -> int:
     tree, window = draft.tree, draft.window.tokens if draft.window else []
-    return checksum([length, draft.successors, len(tree), *tree.tokens, *tree.parents, *window])
+    return _checksum([draft.successors, len(tree), *tree.tokens, *tree.parents, *window])
+
+
+def _checksum(parts: Sequence[object]) -> int:
+    """CRC-32 of what `repr` makes of them, as a signed 32-bit integer."""
+    value = zlib.crc32(repr(parts).encode())
+    return value - (1 << 32) if value >= 1 << 31 else value

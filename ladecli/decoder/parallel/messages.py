@@ -1,20 +1,19 @@
-"""Messages between ranks: in every step one list of int32 numbers, of a fixed length.
+"""Messages between ranks: in every step one record, of a fixed size.
 
-The length depends on the widest step and on the successors asked for, not on the model: ranks send
+The size depends on the widest step and on the successors asked for, not on the model: ranks send
 tokens, never logits or keys.
 """
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
-from ..observation import Successors
+import numpy as np
+from numpy.typing import NDArray
 
-_HEAD = 8
-_NO_TOKEN = -1
+NO_TOKEN = -1
+"""Fills up tokens and successors."""
 
 
 class Kind(IntEnum):
@@ -25,87 +24,33 @@ class Kind(IntEnum):
     RESULT = 3  # the step's result
     OUT_OF_MEMORY = 4  # `numbers` has the step's pending tokens, and its other tokens plus one
     STOPPED = 5  # the caller closed the generation on this rank
-    FAILED = 6  # an error ended the generation on this rank
+    FAILED = 6  # an error ended the generation on this rank; its text follows as an object
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One rank's message.
+def message_type(max_outputs: int, max_successors: int) -> np.dtype[Any]:
+    """The type of all messages of a generation.
 
-    Attributes:
-        kind: what it reports.
-        checks: checksums that must be equal on all ranks: of the request or the draft, and of the
-            draft memory.
-        numbers: depend on `kind`.
-        tokens: of the accepted path through the rank's tree, the bonus token last.
-        best, successors: after each of the rank's outputs; see `groups.StepResult`.
-    """
-
-    kind: Kind
-    checks: tuple[int, int] = (0, 0)
-    numbers: tuple[int, int] = (0, 0)
-    tokens: Sequence[int] = ()
-    best: Sequence[int] = ()
-    successors: Successors = ()
-
-
-@dataclass(frozen=True, slots=True)
-class MessageFormat:
-    """The format of all messages of a generation.
-
-    Attributes:
+    Args:
         max_outputs: the most outputs of one rank's step.
         max_successors: the most successors of one output.
     """
-
-    max_outputs: int
-    max_successors: int
-
-    @property
-    def length(self) -> int:
-        """Numbers, of 4 bytes each, in a message."""
-        return _HEAD + 2 * self.max_outputs * (1 + self.max_successors)
-
-    def pack(self, message: Message) -> list[int]:
-        """A message as int32 numbers; probabilities go as the bits of a float32."""
-        rows, columns = self.max_outputs, self.max_successors
-        ids: list[int] = []
-        shares: list[float] = []
-        for row in message.successors:
-            ids += _padded(row, columns)
-            shares += [*row.values(), *[0.0] * (columns - len(row))]
-        sizes = len(message.tokens), len(message.best), len(message.successors)
-        bits = array("i", array("f", shares).tobytes())
-        return [
-            *(message.kind, *message.checks, *message.numbers, *sizes),
-            *_padded(message.tokens, rows),
-            *_padded(message.best, rows),
-            *_padded(ids, rows * columns),
-            *_padded(bits, rows * columns),
+    each = (max_outputs, max_successors)
+    return np.dtype(
+        [
+            ("kind", np.int32),
+            ("checksum", np.int32),  # of the request or the draft: equal on all ranks
+            ("numbers", np.int32, 2),
+            ("tokens", np.int32, max_outputs),  # of the accepted path, the bonus token last
+            ("best", np.int32, max_outputs),
+            ("successors", np.int32, each),
+            ("probabilities", np.float32, each),
         ]
-
-    def unpack(self, packed: Sequence[int]) -> Message:
-        """The message that `pack` was given."""
-        rows, columns = self.max_outputs, self.max_successors
-        kind, first, second, pending, others, tokens, best, count = packed[:_HEAD]
-        start = _HEAD + 2 * rows
-        ids = packed[start : start + rows * columns]
-        shares = array("f", array("i", packed[start + rows * columns :]).tobytes())
-        successors = []
-        for row in range(count):
-            part = slice(row * columns, (row + 1) * columns)
-            pairs = zip(ids[part], shares[part], strict=True)
-            successors.append({token: share for token, share in pairs if token != _NO_TOKEN})
-        return Message(
-            Kind(kind),
-            (first, second),
-            (pending, others),
-            packed[_HEAD : _HEAD + tokens],
-            packed[_HEAD + rows : _HEAD + rows + best],
-            successors,
-        )
+    )
 
 
-def _padded(numbers: Iterable[int], length: int) -> list[int]:
-    found = list(numbers)
-    return found + [_NO_TOKEN] * (length - len(found))
+def new_message(dtype: np.dtype[Any], kind: Kind) -> NDArray[Any]:
+    """A message of this kind, shape [], without tokens."""
+    message = np.zeros((), dtype)
+    message["kind"] = kind
+    message["tokens"] = message["successors"] = NO_TOKEN
+    return message

@@ -1,49 +1,48 @@
-"""How ranks exchange messages: over torch.distributed, NCCL between GPUs and gloo between CPUs."""
+"""How ranks exchange messages: torch.distributed over gloo.
+
+Messages are made and read on the host, so gloo carries them between GPUs too: a process that ends
+closes its connections, and the others notice at once.  NCCL carries the sums of a split model.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import threading
+import hashlib
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, TimeoutError
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import timedelta
-from queue import SimpleQueue
+from itertools import chain
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
-
-# They are public, and torch's own annotations do not say so.
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
-from torch.distributed.rendezvous import rendezvous
+from numpy.typing import NDArray
+from torch import nn
 
 from ..errors import RankError
 
 T = TypeVar("T")
 
-PATIENCE = 600.0
-"""Seconds that rank 0 waits for other ranks; those wait for it as long as it lives."""
-_LOOK = 0.25
-"""Seconds between looks for ranks that failed."""
-_REASON = 1.0
+_POLL = 0.25
+"""Seconds between looks for processes that ended."""
+_LAST_WORDS = 1.0
 """Seconds to find out why a connection broke."""
 _FOREVER = timedelta(days=365)
-"""Between two messages of a chat; torch's own timeout would end the process."""
+"""A chat may pause between two messages for as long as it likes."""
 
 
 class DistributedTransport:
     """Ranks that are processes; `connect` comes first.
 
-    All calls of torch that wait for other ranks are made in a thread, so that Ctrl-C is handled
-    meanwhile; a call that it breaks off is finished before the next one begins.
+    Calls of torch that wait for other ranks are made in a thread, so that Ctrl-C is handled
+    meanwhile; one that it breaks off is finished before the next begins.
 
     Args:
         rank, size: this rank's number, and how many there are.
-        listener: where rank 0 lets others find it; None for what the environment says, see
-            `torch.distributed.rendezvous`.
-        failure: says which rank's process has ended and how; None while all run.
+        meeting: where they find each other, see `torch.distributed.init_process_group`.
+        failure: tells which rank's process has ended and how, and gives None while all run; None
+            where that cannot be known.
 
     Attributes:
         rank, size: as given.
@@ -54,157 +53,117 @@ class DistributedTransport:
         self,
         rank: int,
         size: int,
-        listener: socket.socket | None = None,
-        failure: Callable[[], str | None] = lambda: None,
+        meeting: str = "env://",
+        failure: Callable[[], str | None] | None = None,
     ) -> None:
         self.rank, self.size = rank, size
         self.lost: RankError | None = None
+        self._meeting = meeting
         self._failure = failure
-        self._device = torch.device("cpu")
-        self._control: dist.ProcessGroup | None = None
-        self._round = 0
-        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
-        threading.Thread(target=self._work, daemon=True).start()
-        self._store: Any = None
-        self._store = self._call(lambda: _open_store(listener))
+        self._group: dist.ProcessGroup | None = None
+        self._thread = ThreadPoolExecutor(1)
 
-    def connect(self, device: str = "cpu", threads: int | None = None) -> None:
+    def connect(self, device: str = "cpu", *, split: bool = False) -> None:
         """Wait for all ranks, and connect with them.
 
         Args:
             device: of this rank's model: "cpu", or "cuda:N" with a GPU for each rank.
-            threads: of torch's operations on the CPU; None for torch's choice.
+            split: whether each rank holds a part of one model.
 
         Raises:
-            RankError: a rank failed, or did not come.
+            RankError: a rank failed.
         """
-        self._device = torch.device(device)
-        gpu = self._device.type == "cuda"
-        if threads is not None:
-            torch.set_num_threads(threads)
+        gpu = device.startswith("cuda")
 
         def connect() -> None:
             if gpu:
-                torch.cuda.set_device(self._device)
+                torch.cuda.set_device(device)
             dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if gpu else "gloo",
-                store=PrefixStore("ranks", self._store.clone()),
+                "cpu:gloo,cuda:nccl" if gpu and split else "gloo",
+                init_method=self._meeting,
                 rank=self.rank,
                 world_size=self.size,
                 timeout=_FOREVER,
             )
-            self._control = dist.new_group(backend="gloo", timeout=_FOREVER)
+            # Messages must not meet what a broken forward of a split model left unread.
+            self._group = dist.new_group(backend="gloo", timeout=_FOREVER)
 
         if gpu:
-            torch.cuda.set_device(self._device)
-        self._call(connect)
+            torch.cuda.set_device(device)
+        self._wait(connect)
 
-    def gather(self, numbers: list[int]) -> list[list[int]]:
-        """Every rank's int32 numbers, equally many of each, by rank.
+    def gather(self, message: NDArray[Any]) -> NDArray[Any]:
+        """Every rank's message, shape [ranks], from this rank's, shape [].
 
         Raises:
-            RankError: a rank is gone, or did not answer.
+            RankError: a rank is gone.
         """
 
-        def exchange() -> list[list[int]]:
-            sent = torch.tensor(numbers, dtype=torch.int32, device=self._device)
+        def exchange() -> NDArray[Any]:
+            sent = torch.from_numpy(message.reshape(1).view(np.uint8))
             received = [torch.empty_like(sent) for _ in range(self.size)]
-            dist.all_gather(received, sent)
-            gathered: list[list[int]] = torch.stack(received).tolist()
-            return gathered
+            dist.all_gather(received, sent, group=self._group)
+            return torch.cat(received).numpy().view(message.dtype)
 
-        return self._call(exchange)
+        return self._wait(exchange)
 
     def gather_objects(self, mine: Any) -> list[Any]:
         """Every rank's object, which can be pickled, by rank; errors as in `gather`."""
         objects: list[Any] = [None] * self.size
-        self._call(lambda: dist.all_gather_object(objects, mine, group=self._control))
+        self._wait(lambda: dist.all_gather_object(objects, mine, group=self._group))
         return objects
 
-    def broadcast(self, task: Any = None, patience: float | None = None) -> Any:
-        """Rank 0's object, which can be pickled, on all ranks.
-
-        Raises:
-            RankError: a rank is gone, or did not answer.
-        """
-        box = [task]
-        self._call(lambda: dist.broadcast_object_list(box, src=0, group=self._control), patience)
-        self._round += 1
+    def broadcast(self, mine: Any = None) -> Any:
+        """Rank 0's object, which can be pickled, on all ranks; errors as in `gather`."""
+        box = [mine]
+        self._wait(lambda: dist.broadcast_object_list(box, src=0, group=self._group))
         return box[0]
-
-    def fail(self, reason: str) -> None:
-        """Leave the reason why this rank cannot do what rank 0 broadcast last; the first counts."""
-        with contextlib.suppress(RuntimeError):  # the others are gone
-            self._store.compare_set(self._key(), "", f"rank {self.rank} failed: {reason}")
 
     def lose(self, reason: str) -> RankError:
         """Note that the ranks cannot go on, and why: the first reason counts."""
         self.lost = self.lost or RankError(reason)
         return self.lost
 
-    def explain(self, problem: str) -> RankError:
-        """Note a problem with another rank, with the rank's own reason where it leaves one."""
-        if self.lost is None:
-            self.lost = RankError(problem)
-            deadline = time.monotonic() + (_REASON if self.rank == 0 else 0.0)
-            while (reason := self.failure()) is None and time.monotonic() < deadline:
-                time.sleep(0.01)
-            self.lost = RankError(reason or problem)
+    def explain(self) -> RankError | None:
+        """Why the ranks cannot go on after an error; None where they can, as far as is known."""
+        deadline = time.monotonic() + _LAST_WORDS
+        while self._failure is not None and time.monotonic() < deadline:
+            if reason := self._failure():
+                self.lost = RankError(reason)
+                break
+            time.sleep(0.01)
         return self.lost
 
-    def failure(self) -> str | None:
-        """Why a rank is known to have failed, or None; only rank 0 finds out."""
-        if self.rank > 0 or self._store is None:
-            return None
-        with contextlib.suppress(RuntimeError):  # the store is gone: so is torchrun
-            if self._store.check([self._key()]):
-                return str(self._store.get(self._key()).decode())
-        return self._failure()
-
     def close(self) -> None:
-        """Leave the group."""
-        if self.lost is None and self._control is not None:
-            with contextlib.suppress(RankError):
-                self._call(dist.destroy_process_group, patience=2.0)
+        """Leave the group; ranks that still wait for this one lose it."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
-    def _key(self) -> str:
-        return f"failed/{self._round}"
-
-    def _work(self) -> None:
-        while True:
-            future, call = self._calls.get()
-            try:
-                future.set_result(call())
-            except Exception as error:
-                future.set_exception(error)
-
-    def _call(self, call: Callable[[], T], patience: float | None = None) -> T:
+    def _wait(self, call: Callable[[], T]) -> T:
         """What `call` returns, which waits for other ranks."""
         if self.lost is not None:
             raise self.lost
-        if patience is None:
-            patience = float("inf") if self.rank > 0 else PATIENCE
-        other = f"rank {1 - self.rank}" if self.size == 2 else "another rank"
-        future: Future[T] = Future()
-        self._calls.put((future, call))
-        waited = 0.0
-        while waited < patience:
-            try:
-                return future.result(_LOOK)
-            except TimeoutError:
-                waited += _LOOK  # not by the clock: a process that is suspended does not wait
-            except RuntimeError as error:
-                raise self.explain(f"{other} ended") from error
-            if reason := self.failure():
+        future = self._thread.submit(call)
+        while not wait([future], _POLL).done:
+            if self._failure is not None and (reason := self._failure()):
                 raise self.lose(reason)
-        raise self.lose(f"{other} did not answer for {patience:.0f} s")
+        try:
+            return future.result()
+        except RuntimeError as error:
+            other = f"rank {1 - self.rank}" if self.size == 2 else "another rank"
+            raise self.explain() or self.lose(f"{other} ended") from error
 
 
-def _open_store(listener: socket.socket | None) -> Any:
-    """The store in which ranks find each other, and leave why they failed."""
-    if listener is None:
-        store, _, _ = next(rendezvous("env://"))
-        return store
-    host, port = listener.getsockname()[:2]
-    descriptor = listener.detach()
-    return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor)
+def weights_digest(model: nn.Module) -> str:
+    """A digest of some bytes of every parameter and buffer in memory; equal for equal models."""
+    digest = hashlib.sha256()
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        if tensor.numel() and tensor.device.type != "meta":
+            part = tensor.detach().as_subclass(torch.Tensor)
+            while not part.is_contiguous():
+                part = part[0]
+            raw = part.reshape(-1).view(torch.uint8)
+            # An odd distance meets every byte of an element.
+            digest.update(bytes(raw[:: (raw.numel() // 64) | 1].tolist()))
+    return digest.hexdigest()

@@ -22,11 +22,6 @@ class Strategy:
     max_outputs = 1
     max_successors = 0
 
-    def fingerprint(self) -> int:
-        """A signed 32-bit integer that differs, in all likelihood, where drafts will differ
-        although the text is the same."""
-        return 0
-
     def begin(self, state: State) -> None:
         """A generation starts; `state` holds the prompt."""
 

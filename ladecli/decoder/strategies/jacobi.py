@@ -10,7 +10,7 @@ import random
 
 from ..config import LookaheadConfig
 from ..layout import Draft
-from ..observation import Observation, State, checksum
+from ..observation import Observation, State
 from ..tree import TokenTree
 from .base import Strategy
 
@@ -29,10 +29,6 @@ class Jacobi(Strategy):
         self.max_outputs = 1 + config.window
         self._guess: list[int] = []
         self._rng = random.Random(0)
-
-    def fingerprint(self) -> int:
-        """Of the guess."""
-        return checksum(self._guess)
 
     def begin(self, state: State) -> None:
         """Guess tokens of the prompt."""

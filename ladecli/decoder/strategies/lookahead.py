@@ -139,10 +139,6 @@ class Lookahead(Strategy):
         self._curve = NO_ROOM
         self._plain_steps = 0
 
-    def fingerprint(self) -> int:
-        """Of the memory."""
-        return self._memory.fingerprint()
-
     def begin(self, state: State) -> None:
         """Start the window with tokens of the prompt, and learn the prompt."""
         self._open_window(state.tokens)
