@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ladecli.decoder.graph_capture import Work
+from ladecli.decoder.cuda_graphs import Work
 
 
 class Again:

@@ -19,8 +19,7 @@ from transformers import AttentionInterface
 from .attention import BACKENDS, Backend, StepMask, choose_backend
 from .errors import UnsupportedModelError
 from .kv_cache import LayerShape
-from .step_inputs import StepInputs
-from .transformer import StepCache, TorchOps
+from .runner import StepCache, StepInputs
 
 NAME = "ladecli"
 KEYWORD = "lade_step"
@@ -118,7 +117,7 @@ class StockModel:
         self._configurations = _configurations(model)
         self.use(name)
 
-    def use(self, attention: str, ops: TorchOps | None = None) -> None:
+    def use(self, attention: str, ops: Any = None) -> None:
         """See `runner.Forward`; there are no small operations of ours here."""
         self.attention = choose_backend(attention, self.device, self._model.dtype)
         self.attend: Backend = BACKENDS[self.attention]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -28,6 +30,35 @@ from ladecli.decoder.tree import TokenTree
 from ladecli.decoder.window import LookaheadWindow
 
 CPU = torch.device("cpu")
+
+
+class FlashAttn(types.ModuleType):
+    """Stands for the package flash-attn, which runs on GPUs only."""
+
+    @staticmethod
+    def flash_attn_with_kvcache(
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        *,
+        cache_seqlens: Tensor,
+        softmax_scale: float,
+        return_softmax_lse: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """Out [1, T, H, D], and the log-sum-exp of scores [1, H, T]."""
+        assert return_softmax_lse
+        end = int(cache_seqlens)
+        query, keys, values = (x.transpose(1, 2).float() for x in (query, keys, values))
+        scores = query @ keys[:, :, :end].mT * softmax_scale
+        out = scores.softmax(-1) @ values[:, :, :end]
+        return out.transpose(1, 2), scores.logsumexp(-1)
+
+
+@pytest.fixture(autouse=True)
+def flash_attn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flash_attn", FlashAttn("flash_attn"))
+
+
 NO_TRITON = "triton is not installed, or TRITON_INTERPRET is not 1"
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 TRITON = pytest.param(
@@ -333,6 +364,12 @@ def test_backends_that_do_not_work_fail_the_check(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(BACKENDS, "sdpa", lambda query, *_: query)
     with pytest.raises(ConfigError, match="'sdpa' is wrong here"):
         check_usable("sdpa", CPU, torch.float32, 4, 2, 16)
+
+
+def test_flash_names_the_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flash_attn", None)
+    with pytest.raises(ConfigError, match="needs the package flash-attn"):
+        check_usable("flash", CPU, torch.float32, 4, 2, 16)
 
 
 @pytest.mark.skipif(not triton_available(CPU), reason=NO_TRITON)

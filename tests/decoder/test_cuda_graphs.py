@@ -16,11 +16,10 @@ import torch
 
 from ladecli.decoder.attention import triton_available
 from ladecli.decoder.config import LookaheadConfig, SamplingConfig
-from ladecli.decoder.cuda_graphs import CudaGraphs
+from ladecli.decoder.cuda_graphs import CudaGraphs, Work
 from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.events import Started, Step
 from ladecli.decoder.families import ModelFacts
-from ladecli.decoder.graph_capture import Work
 from ladecli.decoder.kv_cache import KVCache
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.runner import Runner
@@ -74,7 +73,7 @@ def test_captured_steps_give_the_same_text(family: str) -> None:
     expected = transformers_ids(model_of(family), prompt, 60)
     decoder, eager = captured(family, capture), decoder_of(family)
     assert decoder.runner.captures
-    for attention in ("sdpa", "reference", "flash") if family == "llama" else ("sdpa",):
+    for attention in ("sdpa", "reference") if family == "llama" else ("sdpa",):
         decoder.runner.model.use(attention)
         decoder.runner.forget()
         for strategy in ("autoregressive", "lookahead"):
@@ -226,17 +225,14 @@ def test_captured_steps_that_are_wrong_are_found_at_load() -> None:
     assert notice.startswith("steps run without CUDA graphs, and slower: a trial step was off by")
 
 
-def test_a_width_without_memory_runs_one_operation_at_a_time() -> None:
-    capture = Again()
+def test_without_memory_for_a_capture_steps_run_one_operation_at_a_time() -> None:
+    capture = Again(torch.OutOfMemoryError("CUDA out of memory"))
     decoder = fake_decoder(Oracle(counts), capture)
-    capture.errors = [torch.OutOfMemoryError("CUDA out of memory")]
     expected = [10 + (17 + i - 9) % 20 for i in range(40)]
     for _ in range(2):
         assert ids_of(run(decoder, [15, 16, 17], "lookahead", CONFIG)) == expected
-    assert decoder.runner.captures
-    assert not decoder.runner.notices
-    # Nothing else is captured twice.
-    assert capture.captures - 1 == decoder.runner.captured
+    assert capture.captures == 1
+    assert len(decoder.runner.notices) == 1
 
 
 def test_a_compiler_that_fails_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,8 @@ from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.events import Event, Prefill, Step, StepNarrowed
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.memory import Backoff, attempt, is_out_of_memory
+from ladecli.decoder.runner import StepInputs
 from ladecli.decoder.step_cost import StepCost
-from ladecli.decoder.step_inputs import StepInputs
 from ladecli.decoder.strategies import make_strategy
 
 from ..decoding import PAPER, decoder_of, ids_of, reason_of, run, steps_of

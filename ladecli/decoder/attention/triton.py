@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
-from ..mask_bits import WORD
+from ..layout import WORD
 from .mask import StepMask
 
 _MOST_SPLITS = 128
