@@ -137,7 +137,7 @@ class TorchOps:
 
 
 class Transformer:
-    """Runs steps of a loaded model.
+    """Runs steps of a loaded model; a `runner.Forward`.
 
     Args:
         model: a causal language model of a family in `FAMILIES`, on one device.
@@ -147,10 +147,6 @@ class Transformer:
         pack: whether float32 weights on a CPU may be stored twice.
 
     Attributes:
-        attention: name of the backend.
-        device, dtype: of the model.
-        keeps_weights: whether the model's own weights lie as transformers loaded them.
-        kernels: whether Triton kernels compute the operations between products.
         ops: what computes the operations between products.
         layers, final_norm, rotary: weights and tables.
     """

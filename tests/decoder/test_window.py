@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ladecli.decoder.pool import NgramPool
-from ladecli.decoder.window import LookaheadWindow, WindowBlock
+from ladecli.decoder.window import LookaheadWindow, NgramPool, WindowBlock
 
 
 def window_of(window: int, ngram: int, start: list[int] | None = None) -> LookaheadWindow:
