@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.drafting.memory import SAVED_ROWS, SAVED_TEXT, DraftMemory
 from ladecli.decoder.drafting.ngram_model import (
     CONTEXTS,
@@ -30,8 +31,9 @@ from ladecli.decoder.drafting.suffix_automaton import SuffixAutomaton
 from ladecli.decoder.errors import DraftStateError
 from ladecli.decoder.events import Token
 from ladecli.decoder.layout import Draft
-from ladecli.decoder.observation import Observation
+from ladecli.decoder.observation import Observation, State
 from ladecli.decoder.step_cost import CostCurve, StepCost
+from ladecli.decoder.strategies.lookahead import Lookahead
 from ladecli.decoder.tree import ROOT, TokenTree
 from ladecli.decoder.verify import Verdict
 from ladecli.decoder.window import LookaheadWindow, WindowBlock
@@ -552,11 +554,16 @@ def test_saved_drafts_are_checked(remembered: DraftMemory, wrong: dict[str, Any]
 
 def test_an_interrupted_update_is_noticed() -> None:
     memory = DraftMemory()
-    with memory.updating():
-        memory.context.begin([1, 2])
+    strategy = Lookahead(LookaheadConfig(sources=("context",)), memory)
+    strategy.begin(State([1, 2], 2))
     assert not memory.broken
-    with pytest.raises(KeyboardInterrupt), memory.updating():
-        raise KeyboardInterrupt
+
+    class Interrupting(list[int]):
+        def __getitem__(self, index: Any) -> Any:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        strategy.begin(State(Interrupting([1, 2]), 2))
     assert memory.broken
 
 

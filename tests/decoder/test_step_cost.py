@@ -159,9 +159,8 @@ def test_a_step_takes_the_narrowest_bucket_that_holds_it(width: int, fits: int) 
         {"costs": [1.0]},
         {"widths": [1, 2], "costs": [[1.0, "x"]]},
         {"widths": [1, 2.5], "costs": [[1.0, 2.0]]},
-        {"contexts": [True]},
     ],
 )
 def test_what_is_no_table_of_numbers_is_named(table: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"step_cost: (widths|contexts|costs) must"):
+    with pytest.raises(ConfigError, match="step_cost must hold lists of numbers"):
         StepCost(**table)
