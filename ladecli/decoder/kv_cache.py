@@ -30,12 +30,9 @@ class LayerShape:
 
 
 class Target(NamedTuple):
-    """Where a kernel writes one layer's step itself.
-
-    Attributes:
-        keys, values: all slots of the layer, [heads, slots, size].
-        start: the first slot to write, on the host or as int32 [1] on the device.
-        end: slots that are attended to then, from the first one on.
+    """Where a kernel writes one layer's step itself: all slots of the layer, [heads, slots, size];
+    the first slot to write, on the host or as int32 [1] on the device; and the end of what is
+    attended to then.
     """
 
     keys: Tensor
@@ -81,11 +78,7 @@ class KVCache:
         return self._layers[index]
 
     def write(self, index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write one layer's step after the committed slots.
-
-        Args:
-            index: the layer.
-            keys, values: [heads, T, size].
+        """Write one layer's step, [heads, T, size] each, after the committed slots.
 
         Returns:
             The layer's committed and new keys and values, [heads, length + T, size] each.
@@ -143,14 +136,7 @@ class KVCache:
         return made
 
     def keep(self, kept: Sequence[int]) -> int:
-        """Commit the tokens of the last step at the indices `kept`.
-
-        Args:
-            kept: ascending indices into the step's T tokens.
-
-        Returns:
-            The new length.
-        """
+        """Commit the tokens of the last step at some indices, ascending; returns the new length."""
         start, in_place = self.length, 0
         while in_place < len(kept) and kept[in_place] == in_place:
             in_place += 1

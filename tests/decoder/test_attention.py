@@ -16,14 +16,13 @@ from torch import Tensor
 from ladecli.decoder.attention import (
     BACKENDS,
     CapturedMask,
-    DeviceMask,
     StepMask,
     check_usable,
     choose_backend,
     register_for_compile,
     triton_available,
 )
-from ladecli.decoder.attention.triton import Gpu, Launch, plan
+from ladecli.decoder.attention.triton import Gpu, plan
 from ladecli.decoder.errors import ConfigError
 from ladecli.decoder.layout import Draft, StepLayout, build, build_chunk
 from ladecli.decoder.tree import TokenTree
@@ -266,56 +265,7 @@ def test_masks_follow_from_bits_and_positions(
             assert torch.equal(added, hidden.repeat(2, 1))
 
 
-def test_a_single_token_needs_no_mask() -> None:
-    mask = mask_of(tree_step(1, 30), 30)
-    assert mask.additive_mask(None, 2, torch.float32, CPU) is None
-    assert mask.first_slot(31) == 0
-    assert mask.additive_mask(30, 2, torch.float32, CPU) is None
-    assert mask.first_slot(30) == 1
-
-
-def test_layers_share_a_mask() -> None:
-    mask = mask_of(tree_step(5, 30), 30)
-    for window in (None, 4):
-        first = mask.additive_mask(window, 2, torch.float32, CPU)
-        assert first is mask.additive_mask(window, 2, torch.float32, CPU)
-
-
-def test_a_captured_mask_reads_what_its_tensors_hold_now() -> None:
-    tensors = DeviceMask(*(torch.zeros(shape, dtype=torch.int32) for shape in (1, 5, (5, 1))))
-    for prefix in (7, 2):
-        for fixed, new in zip(
-            tensors, mask_of(tree_step(5, prefix), prefix).on_device(CPU), strict=True
-        ):
-            fixed.copy_(new)
-        added = CapturedMask(tensors, 16).additive_mask(None, 1, torch.float32, CPU)
-        assert added is not None
-        assert (added == 0).sum(dim=1).tolist() == [
-            prefix + row.bit_count() for row in tree_step(5, prefix).rows
-        ]
-
-
 H100 = Gpu(132, 228 * 1024)
-
-
-@pytest.mark.parametrize(
-    ("shape", "expected"),
-    [
-        # Llama 2 7B in bfloat16: a plain step, one of 64 tokens, one after a short text.
-        ((1, 1, 32, 128, 4096, 2), Launch(16, 64, 8, 4, 3)),
-        ((64, 1, 32, 128, 4096, 2), Launch(64, 64, 8, 4, 3)),
-        ((64, 1, 32, 128, 164, 2), Launch(64, 64, 1, 4, 3)),
-        # Llama 3 8B: four query heads per key head.
-        ((1, 4, 8, 128, 16384, 2), Launch(16, 64, 33, 4, 3)),
-        ((64, 4, 8, 128, 16384, 2), Launch(128, 64, 8, 8, 3)),
-        ((64, 4, 8, 128, 1024, 2), Launch(128, 64, 4, 8, 3)),
-        # One key head, wide heads, float32.
-        ((1, 8, 1, 256, 100000, 2), Launch(16, 32, 128, 4, 3)),
-        ((64, 1, 32, 128, 4096, 4), Launch(32, 32, 4, 8, 3)),
-    ],
-)
-def test_how_a_step_is_cut(shape: tuple[int, int, int, int, int, int], expected: Launch) -> None:
-    assert plan(*shape, H100) == expected
 
 
 @given(st.integers(1, 512), st.sampled_from([1, 2, 4, 8]), st.integers(1, 32), st.integers(1, 512))

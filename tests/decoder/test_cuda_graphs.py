@@ -5,7 +5,6 @@ What is captured here is done again in replays, Python and all, on a CPU.
 
 from __future__ import annotations
 
-import copy
 import importlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +24,7 @@ from ladecli.decoder.load import load_decoder
 from ladecli.decoder.runner import Runner
 from ladecli.decoder.strategies import make_strategy
 
+from ..capturing import Again
 from ..decoding import decoder_of, ids_of, run, steps_of, transformers_ids
 from ..families import model_of, new_model, prompt_for
 from ..oracle import Oracle, counts
@@ -33,34 +33,6 @@ CPU = torch.device("cpu")
 FAMILIES = ("llama", "gemma2", "qwen3", "olmo2", "phi3_long", "glm4", "smollm3", "gpt2")
 CONFIG = LookaheadConfig(4, 4, 4, 24)
 SAMPLED = SamplingConfig(temperature=0.8, top_k=20, top_p=0.95, seed=5)
-
-
-class Again:
-    """Captures work by doing it again.
-
-    Args:
-        errors: raised by the next captures; None for none.
-
-    Attributes:
-        captures, replays: how many.
-    """
-
-    def __init__(self, *errors: Exception | None) -> None:
-        self.errors = list(errors)
-        self.captures = self.replays = 0
-
-    def __call__(self, work: Work) -> Work:
-        self.captures += 1
-        if self.errors and (error := self.errors.pop(0)) is not None:
-            raise error
-        work()
-
-        @torch.inference_mode()
-        def replay() -> None:
-            self.replays += 1
-            work()
-
-        return replay
 
 
 def captured(family: str, capture: Again | None = None, **options: Any) -> Decoder:
@@ -250,7 +222,7 @@ def test_a_compiler_that_fails_is_done_without(monkeypatch: pytest.MonkeyPatch) 
     assert ids_of(run(decoder, prompt)) == ids_of(run(decoder_of("llama"), prompt))
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "glm4"])
+@pytest.mark.parametrize("family", ["gemma2", "glm4"])
 def test_a_captured_forward_is_one_graph_for_the_compiler(family: str) -> None:
     """Traced, not compiled: that takes most of a minute."""
     from torch import _dynamo
@@ -278,7 +250,7 @@ def triton_ops() -> Any:
     return importlib.import_module("ladecli.decoder.triton_kernels").TritonOps()
 
 
-@pytest.mark.parametrize("family", ["gemma2", "olmo2", "glm4", "ministral3", "smollm3"])
+@pytest.mark.parametrize("family", ["gemma2", "glm4", "ministral3"])
 def test_kernels_give_the_same_text(family: str) -> None:
     prompt, few = prompt_for(family, 6), Limits(3)
     eager, decoder = decoder_of(family), captured(family)
@@ -304,10 +276,3 @@ def test_a_kernel_that_fails_is_done_without(monkeypatch: pytest.MonkeyPatch) ->
     assert ids_of(run(decoder, prompt)) == expected
     (notice,) = decoder.runner.notices
     assert notice == "steps run without Triton kernels, and slower: out of resources"
-
-
-def test_the_weights_of_a_captured_model_may_be_joined() -> None:
-    prompt = prompt_for("qwen3")
-    decoder = load_decoder(copy.deepcopy(model_of("qwen3")), cuda_graphs=True, capture=Again())
-    expected = ids_of(run(decoder_of("qwen3"), prompt))
-    assert ids_of(run(decoder, prompt, "lookahead", CONFIG)) == expected

@@ -212,6 +212,7 @@ class Lookahead(Strategy):
             self._window = LookaheadWindow(columns, config.ngram, start, self._rng)
 
     def _resize_window(self, before: int, columns: int, text: Sequence[int]) -> None:
+        """Give the window the columns that pay now."""
         if columns == 0:
             self._window = None
         elif columns > before:
