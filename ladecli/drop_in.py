@@ -107,7 +107,7 @@ def lookahead(
         sampling = SamplingConfig(temperature=1.0, seed=lade_seed)
     known = _known(model)
     # The model belongs to the caller: it stays as it is, and its weights may be others by now.
-    ours = Transformer(model, join=False) if known.ours else None
+    ours = Transformer(model, facts, join=False) if known.ours else None
     forward = ours or StockModel(model, known.shapes)
     decoder = Decoder(Runner(forward, new_cache(forward, text.shape[1])), facts)
     if text.shape[1] > decoder.max_context:

@@ -17,9 +17,7 @@ from ladecli.decoder.engine import Decoder
 from ladecli.decoder.families import ModelFacts
 from ladecli.decoder.kv_cache import LayerShape
 from ladecli.decoder.load import new_cache
-from ladecli.decoder.runner import Forward, Runner
-from ladecli.decoder.step_inputs import StepInputs
-from ladecli.decoder.transformer import StepCache
+from ladecli.decoder.runner import Forward, Runner, StepCache, StepInputs
 
 CPU = torch.device("cpu")
 

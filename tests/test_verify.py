@@ -20,8 +20,7 @@ from ladecli import chi_square, launch
 from ladecli.decoder import engine
 from ladecli.decoder.engine import Decoder
 from ladecli.decoder.load import load_decoder
-from ladecli.decoder.runner import Runner
-from ladecli.decoder.step_inputs import StepInputs
+from ladecli.decoder.runner import Runner, StepInputs
 from ladecli.decoder.transformer import StepCache
 from ladecli.decoder.tree import ROOT, TokenTree
 from ladecli.decoder.verify import Choose, Verdict, walk

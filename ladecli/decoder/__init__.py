@@ -4,19 +4,18 @@ A map, in the order in which a step passes through it:
 
 - `load`        which forward runs a model, and whether a trial step agrees (`trial`)
 - `engine`      the only loop: propose, lay out, forward, verify, commit, observe
-- `prefill`     the prompt in chunks; `limits` says where a text ends; `memory` backs off
+- `prefill`     the prompt in chunks; `limits`: where a text ends; `memory`: back-off
 - `strategies`  what to try next: autoregressive, jacobi, prompt lookup, lookahead
-- `window`, `pool`   the paper's 2-D window of Jacobi iterations, and its n-grams
+- `window`      the paper's 2-D window of Jacobi iterations, and the pool of its n-grams
 - `drafting`    the online n-gram model, the sources that feed it, and the speculation budget
 - `step_cost`   what a step costs by its width: how large a tree pays
-- `tree`, `layout`, `mask_bits`   candidates; token order, positions and the attention mask
+- `tree`, `layout`   candidates; token order, positions and the attention mask
 - `parallel`    several ranks: who computes what of a step, and what they found together
-- `runner`      runs a step (`step_inputs`): one operation after the other, or captured
-  (`cuda_graphs`, `graph_capture`)
-- `transformer` our own forward, by `families` and joined `weights`; with fused
+- `runner`      runs a step: one operation after the other, or captured (`cuda_graphs`)
+- `transformer` our own forward, by `families`, joined `weights` and `rotary` tables; with fused
   `triton_kernels` on a GPU.  `stock_model`: every other family, by transformers' forward
 - `attention`   backends, and the mask in the form that each of them reads
-- `kv_cache`    keys and values by slot; `ownership` says whose they are
+- `kv_cache`    keys and values by slot
 - `sampling`    logits to tokens, one way for all; `verify` is the walk that accepts
 - `rescoring`   logits of a text again: rounding, or a fault?
 - `observation` what strategies see before a step and after it

@@ -69,22 +69,17 @@ class LookaheadConfig:
     widths: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.window < 1:
-            raise ConfigError(f"window must be at least 1, not {self.window}")
-        if self.ngram < 2:
-            raise ConfigError(f"ngram must be at least 2, not {self.ngram}")
-        if self.guesses < 0:
-            raise ConfigError(f"guesses must be at least 0, not {self.guesses}")
-        if self.budget is not None and self.budget < 1:
-            raise ConfigError(f"budget must be at least 1, not {self.budget}")
+        for name, least in (("window", 1), ("ngram", 2), ("guesses", 0), ("budget", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{name} must be at least {least}, not {value}")
         if self.widths and (self.widths[0] != 1 or any(a >= b for a, b in pairwise(self.widths))):
             raise ConfigError(f"widths must ascend from 1, the plain step, not {self.widths}")
+        known = ", ".join(SOURCES)
         if not self.sources:
-            raise ConfigError(f"sources must name at least one of {', '.join(SOURCES)}")
-        for source in self.sources:
-            if source not in SOURCES:
-                known = ", ".join(SOURCES)
-                raise ConfigError(f"unknown source {source!r}; known sources: {known}")
+            raise ConfigError(f"sources must name at least one of {known}")
+        if unknown := [source for source in self.sources if source not in SOURCES]:
+            raise ConfigError(f"unknown source {unknown[0]!r}; known sources: {known}")
         if len(set(self.sources)) < len(self.sources):
             raise ConfigError(f"a source is named twice: {', '.join(self.sources)}")
         if self.budget is not None and self.budget < self.window_cells:

@@ -4,33 +4,45 @@ A small step is hundreds of kernels, which the host takes longer to launch one b
 GPU to run.  So a step is padded to one of a few widths, and the whole forward of that width is
 captured when it is first needed.  Addresses, shapes and what Python decided on the way are fixed
 then; tokens, positions, mask and the length of the text are read from one buffer on the device.
-Prompt chunks and very wide steps run as those of `Runner`.
+Prompt chunks and very wide steps run as those of `Runner`; so does everything once a capture has
+failed.
 """
 
 from __future__ import annotations
 
+import gc
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
+from torch.nn.attention import sdpa_kernel
 
-from . import mask_bits
 from .attention import READS_LENGTH, CapturedMask, DeviceMask, register_for_compile
 from .config import CAPTURED_WIDTHS, COMPILED_WIDTHS, PREFILL_CHUNK, captured_width
 from .families import ModelFacts
-from .graph_capture import Capture, GraphCapture, Work
 from .kv_cache import KVCache, Target
-from .layout import StepLayout
-from .memory import attempt
-from .runner import Forward, Pending, Runner, check_device, reason_of, without_cudnn
-from .step_inputs import StepInputs
-from .transformer import StepCache
+from .layout import StepLayout, packed, words_for
+from .runner import (
+    SDPA,
+    Forward,
+    Pending,
+    Runner,
+    StepCache,
+    StepInputs,
+    check_device,
+    reason_of,
+)
 
+WARM_UP = 2
+"""Runs before a capture: libraries make their handles in the first ones."""
 MOST_PENDING = 32
 """A step with more pending tokens ends a prompt: there will be no other like it."""
 LEAST_SLOTS = 512
@@ -39,6 +51,97 @@ MOST_GRAPHS = 32
 """Captured steps that are kept; each takes a few MB of the driver's memory."""
 MOST_COMPILED = 256
 """Kinds of steps that are compiled; torch would stop after a few."""
+
+Work = Callable[[], None]
+"""Reads and writes tensors whose addresses stay."""
+Capture = Callable[[Work], Work]
+"""Captures work, after a few runs of it; what it returns does the work again."""
+
+
+class GraphCapture:
+    """Captures work on a CUDA device; all graphs compute in one pool of memory, one at a time.
+
+    Args:
+        device: of the work.
+    """
+
+    # torch allows one capture at a time in a process.
+    _one: ClassVar[threading.Lock] = threading.Lock()
+    _broken: ClassVar[list[torch.cuda.CUDAGraph]] = []
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._alive: WeakSet[torch.cuda.CUDAGraph] = WeakSet()
+        self._pool: Any = None
+
+    def __call__(self, work: Work) -> Work:
+        """Capture work; see `Capture`.
+
+        Raises:
+            RuntimeError: it does what cannot be captured, such as asking the device for a number.
+        """
+        with self._one, torch.cuda.device(self._device):
+            current = torch.cuda.current_stream()
+            self._stream.wait_stream(current)
+            try:
+                with torch.cuda.stream(self._stream):
+                    for _ in range(WARM_UP):
+                        work()
+            finally:
+                # What was launched may write to the cache, even if a run broke off.
+                current.wait_stream(self._stream)
+            # torch captures no more into a pool whose last graph is gone.
+            if self._pool is None or not self._alive:
+                self._pool = torch.cuda.graph_pool_handle()
+            graph = torch.cuda.CUDAGraph()
+            # Garbage may hold graphs and streams, which must not be destroyed during a capture.
+            collects = gc.isenabled()
+            gc.disable()
+            # cuBLAS keeps a workspace for every stream, to which captured products go on writing;
+            # torch frees them whenever some graph of the stream ends (its issue 193402).  So each
+            # capture takes one from the pool of its graph.
+            clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
+            clear()
+            try:
+                # A capture that cannot be ended leaves its stream the current one: the outer
+                # context takes that back.  Other threads may use the GPU meanwhile.
+                with (
+                    torch.cuda.stream(current),
+                    torch.cuda.graph(
+                        graph,
+                        pool=self._pool,
+                        stream=self._stream,
+                        capture_error_mode="thread_local",
+                    ),
+                ):
+                    work()
+            except BaseException as error:
+                self._abandon(graph)
+                # That the capture could not be ended says less than what went wrong before.
+                raise (error.__context__ or error) from None
+            finally:
+                clear()
+                if collects:
+                    gc.enable()
+        self._alive.add(graph)
+        return graph.replay
+
+    def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Let the allocator and random numbers go on after a capture that could not be ended."""
+        with suppress(RuntimeError):
+            graph.pool()
+            return  # It did end.
+        # torch may yet ask it whether it is being captured.
+        self._broken.append(graph)
+        index = torch.cuda.current_device()
+        with suppress(Exception):
+            torch._C._cuda_endAllocateToPool(index, self._pool)
+            torch._C._cuda_releasePool(index, self._pool)
+        with suppress(Exception):
+            generator = torch.cuda.default_generators[index]
+            generator.graphsafe_set_state(generator.clone_state())
+        self._pool = None
 
 
 class Kind(NamedTuple):
@@ -69,7 +172,7 @@ class StaticInputs:
 
     def __init__(self, width: int, device: torch.device) -> None:
         self._width = width
-        self._words = mask_bits.words_for(width)
+        self._words = words_for(width)
         sizes = [2 * width, 2 * width, 1, width, width * self._words]
         on_gpu = device.type == "cuda"
         # Pinned: the copy needs no detour, and the host need not wait for it.
@@ -81,7 +184,7 @@ class StaticInputs:
         self._memory = self._host.numpy().data.cast("B")
         self._format = Struct(f"={2 * width}q{1 + width}i{4 * width * self._words}s")
         # A row of padding sees itself, so that no softmax is over nothing.
-        self._alone = mask_bits.packed([1 << row for row in range(width)], self._words)
+        self._alone = packed([1 << row for row in range(width)], self._words)
         self._copied: Any = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
 
     def send(self, layout: StepLayout, length: int) -> None:
@@ -93,8 +196,7 @@ class StaticInputs:
         padding = self._width - count
         tokens = *layout.tokens, *layout.tokens[:1] * padding
         positions = *layout.positions, *layout.positions[:1] * padding
-        rows = mask_bits.packed(layout.rows, self._words)
-        rows += self._alone[4 * count * self._words :]
+        rows = packed(layout.rows, self._words) + self._alone[4 * count * self._words :]
         self._format.pack_into(self._memory, 0, *tokens, *positions, length, *positions, rows)
         self._device.copy_(self._host, non_blocking=True)
         if self._copied is not None:
@@ -148,7 +250,7 @@ class CapturedStep:
 
 
 class CudaGraphs(Runner):
-    """Runs steps as CUDA graphs; where one cannot be captured, steps run as those of `Runner`.
+    """Runs steps as CUDA graphs; once one cannot be captured, as those of `Runner`.
 
     Args:
         model: on one device.
@@ -182,7 +284,6 @@ class CudaGraphs(Runner):
         self._forward = compiled(model) if compile else model.forward
         self._widths = COMPILED_WIDTHS if compile else CAPTURED_WIDTHS
         self._steps: OrderedDict[Kind, CapturedStep] = OrderedDict()
-        self._no_memory: set[Kind] = set()
         self._inputs: dict[int, StaticInputs] = {}
         # By rows: each is read before the next step is launched, so that steps can share it.
         self._logits: dict[int, Tensor] = {}
@@ -201,9 +302,10 @@ class CudaGraphs(Runner):
         A step that is captured already is launched; else it is captured when its result is asked
         for, since that takes a moment.
         """
-        kind = self._kind(layout)
-        if kind is None:
+        width = captured_width(len(layout.tokens), self._widths)
+        if not self.captures or layout.pending > MOST_PENDING or width > PREFILL_CHUNK:
             return super().start(layout)
+        kind = self._kind(layout, width)
         step = self._steps.get(kind)
         if step is None:
             return partial(self._capture_and_run, kind, layout)
@@ -217,13 +319,9 @@ class CudaGraphs(Runner):
         self._steps.clear()
         self._inputs.clear()
         self._logits.clear()
-        self._no_memory.clear()
 
-    def _kind(self, layout: StepLayout) -> Kind | None:
-        """The captured step that a layout fits in, with room for it in the cache; None for none."""
-        width = captured_width(len(layout.tokens), self._widths)
-        if not self.captures or layout.pending > MOST_PENDING or width > PREFILL_CHUNK:
-            return None
+    def _kind(self, layout: StepLayout, width: int) -> Kind:
+        """The captured step that a layout fits in, with room for it in the cache."""
         cache = self.cache
         cache.reserve(cache.length + width)
         if cache.generation != self._generation:
@@ -238,8 +336,7 @@ class CudaGraphs(Runner):
         boundary = self._facts.rope_boundary
         if boundary is not None and max(layout.positions) < boundary:
             last = min(last, boundary - 1)
-        kind = Kind(width, slots, last)
-        return None if kind in self._no_memory else kind
+        return Kind(width, slots, last)
 
     def _launch(self, step: CapturedStep, layout: StepLayout) -> Pending:
         step.inputs.send(layout, self.cache.length)
@@ -249,29 +346,19 @@ class CudaGraphs(Runner):
     @torch.inference_mode()
     def _capture_and_run(self, kind: Kind, layout: StepLayout) -> Tensor:
         try:
-            step = attempt(self._make, kind, layout)
+            self._steps[kind] = self._make(kind, layout)
         except Exception as error:
             check_device(self.device, error)
-            self._give_up(reason_of(error))
-            return self.start(layout)()
-        if step is None:
-            self._no_memory.add(kind)
+            self.captures, self.given_up = False, reason_of(error)
+        if self.given_up is not None:
+            # Without the error, which holds tensors.
+            self.forget()
+            self.notices.append(f"steps run without CUDA graphs, and slower: {self.given_up}")
             return self.run(layout)
         self.captured += 1
-        self._steps[kind] = step
         while len(self._steps) > MOST_GRAPHS:
             self._steps.popitem(last=False)
-        return self._launch(step, layout)()
-
-    def _give_up(self, reason: str) -> None:
-        """Do without the compiler from now on, or else without graphs."""
-        if self.compiles:
-            # It may be the compiler's fault, or the lack of one.
-            self.compiles, self._forward = False, self.model.forward
-            self.notices.append(f"steps are not compiled, and slower: {reason}")
-            return
-        self.captures, self.given_up = False, reason
-        self.notices.append(f"steps run without CUDA graphs, and slower: {reason}")
+        return self._launch(self._steps[kind], layout)()
 
     def _make(self, kind: Kind, layout: StepLayout) -> CapturedStep:
         if kind.width not in self._inputs:
@@ -291,7 +378,7 @@ class CudaGraphs(Runner):
         cache = CapturedCache(self.cache, inputs.mask.length, kind.width, kind.slots)
         numbers = inputs.tokens, inputs.positions
         step = StepInputs(*numbers, mask, None, kind.slots, kind.last_position)
-        with without_cudnn(self.device):
+        with sdpa_kernel(SDPA):
             found = self._forward(step, cache)
         rows = self._rows_for(kind)
         if rows not in self._logits:

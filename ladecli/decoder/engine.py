@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import takewhile
 
 from . import layout
 from .config import PREFILL_CHUNK, SamplingConfig
-from .errors import ConfigError, PromptError
+from .errors import ConfigError, DecoderError, NoMemoryError, PromptError
 from .events import (
     Event,
     Finished,
@@ -24,9 +26,8 @@ from .families import ModelFacts
 from .kv_cache import KVCache
 from .layout import StepLayout
 from .limits import Limits, cut
-from .memory import Backoff, attempt, try_forward
+from .memory import Backoff, attempt
 from .observation import Observation, State
-from .ownership import CacheOwner
 from .parallel.groups import ALONE, GenerationStopped, Group, OutOfMemory, StepResult
 from .parallel.partition import Partition
 from .prefill import Prefiller
@@ -47,11 +48,8 @@ class Task:
     limits: Limits
     detailed: bool
     group: Group
-
-    def end(self, prompt_length: int, context: int) -> int:
-        """The length at which the text ends at the latest."""
-        new = self.limits.max_new_tokens
-        return context if new is None else min(context, prompt_length + new)
+    end: int
+    """Length of the text at which it ends at the latest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +98,11 @@ class Decoder:
         self.facts = facts
         self.max_context = min(max_context or facts.context, facts.context)
         self.cache: KVCache = runner.cache
-        self._owner = CacheOwner(self.cache)
-        self._prefiller = Prefiller(runner, self.cache, facts, prefill_chunk)
+        # One generation at a time owns the cache, whose keys are those of `_text` when it is over.
+        self._lock = threading.Lock()
+        self._owner = 0
+        self._text: list[int] = []
+        self._prefiller = Prefiller(runner, facts, prefill_chunk)
 
     def forget(self, *, keep_memory: bool = False) -> None:
         """Drop the cached text; a generation under way is over.
@@ -110,8 +111,10 @@ class Decoder:
             keep_memory: whether the cache's memory is kept for the next text, and with it the
                 steps that were captured for its addresses.
         """
-        with self._owner.lock:
-            self._owner.forget()
+        with self._lock:
+            self._owner += 1
+            self._text = []
+            self.cache.truncate(0)
             if not keep_memory:
                 self.cache.release()
                 self.runner.forget()
@@ -162,14 +165,12 @@ class Decoder:
         self.check_prompt(prompt)
         if self.runner.captures and not group.forwards_alone:
             raise ConfigError("tensor parallelism needs a decoder without CUDA graphs")
-        task = Task(
-            strategy,
-            Sampler(sampling or SamplingConfig(), processors),
-            limits or Limits(),
-            detailed,
-            group,
-        )
-        return self._owner.exclusive(self._decode(list(prompt), task))
+        limits = limits or Limits()
+        sampler, end = Sampler(sampling or SamplingConfig(), processors), self.max_context
+        if limits.max_new_tokens is not None:
+            end = min(end, len(prompt) + limits.max_new_tokens)
+        task = Task(strategy, sampler, limits, detailed, group, end)
+        return self._exclusive(self._decode(list(prompt), task))
 
     def check_prompt(self, prompt: Sequence[int]) -> None:
         """Refuse a prompt that `generate` could not decode.
@@ -191,22 +192,41 @@ class Decoder:
                 f" {self.facts.vocabulary - 1}; the tokenizer belongs to another model"
             )
 
+    def _exclusive(self, events: Generator[Event]) -> Generator[Event]:
+        """Let one thread at a time into a generation."""
+        try:
+            while True:
+                with self._lock:
+                    event = next(events, None)
+                if event is None:
+                    return
+                yield event
+        finally:
+            with self._lock:
+                events.close()
+
     def _decode(self, tokens: list[int], task: Task) -> Generator[Event]:
         state = State(tokens, len(tokens), missing=(0,) * task.group.shares)
-        if len(tokens) >= task.end(len(tokens), self.max_context):
+        if len(tokens) >= task.end:
             yield Finished("length")
             return
-        mine = self._owner.begin(tokens)
+        # The cache is taken over as far as it is of this text, of which one token at least is fed.
+        pairs = zip(tokens[:-1], self._text, strict=False)
+        self.cache.truncate(sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        self._text = []
+        self._owner += 1
+        mine = self._owner
         try:
             self._begin(tokens, task)
             task.sampler.commit(tokens)
             task.strategy.begin(state)
-            yield Started(self.cache.length, len(tokens))
-            self._owner.check(mine)
             with closing(self._steps(state, task)) as events:
                 for event in events:
                     yield event
-                    self._owner.check(mine)
+                    if mine != self._owner:
+                        raise DecoderError(
+                            "another generation has started on this decoder; this one is over"
+                        )
         except GenerationStopped:
             pass
         except BaseException as error:
@@ -214,8 +234,10 @@ class Decoder:
             check_device(self.runner.device, error)
             raise
         finally:
-            # Ctrl-C can land between any two lines.
-            self._owner.end(mine, tokens)
+            # Ctrl-C can land between any two lines.  The last token has no keys yet.
+            if mine == self._owner:
+                self.cache.truncate(len(tokens) - 1)
+                self._text = tokens[: self.cache.length]
 
     def _begin(self, tokens: list[int], task: Task) -> None:
         """Agree with other ranks on the task and on what all of them have cached."""
@@ -230,6 +252,7 @@ class Decoder:
         backoff, clock = Backoff(self._prefiller.chunk), time.perf_counter
         held: Step | None = None
         reason: FinishReason | None = None
+        yield Started(self.cache.length, len(state.tokens))
         try:
             while reason is None:
                 if held is not None and not self.runner.captures:
@@ -252,12 +275,20 @@ class Decoder:
                     continue
                 committed, reason = self._commit(step, found, state, task)
                 verified = clock()
-                seen = self._observe(step, found, committed, state, task)
+                draft, nodes = step.partition.draft, found.verdict.nodes
+                verdict = Verdict(nodes[: len(committed) - 1], committed)
+                seen = Observation(draft, state.tokens, verdict, found.best, found.successors)
+                task.strategy.observe(state, seen)
                 done = clock()
                 parts = drafted - began, computed - drafted, verified - computed, done - verified
-                width, proposed = len(step.layout.tokens), len(step.partition.draft.tree)
-                detail = seen.detail() if task.detailed else None
-                held = Step(committed, width, proposed, done - began, StepTimes(*parts), detail)
+                held = Step(
+                    tokens=committed,
+                    width=len(step.layout.tokens),
+                    proposed=len(draft.tree),
+                    seconds=done - began,
+                    times=StepTimes(*parts),
+                    detail=seen.detail() if task.detailed else None,
+                )
         except Exception:
             # Its tokens are committed, whatever went wrong since.
             if held is not None:
@@ -280,7 +311,14 @@ class Decoder:
             widest: tokens of a step that memory suffices for.
             fits: whether the text before the step is in the cache.
         """
-        self._limit_drafts(state, task, widest)
+        length, last = len(state.tokens), self.max_context - 1
+        boundary = self.facts.rope_boundary
+        if boundary is not None and length <= boundary:
+            # A draft must not reach to where positions change their meaning.
+            last = min(last, boundary - 1)
+        state.room, state.widest = last - (length - 1), widest
+        # A path of more tokens than that would be wider, too.
+        state.draft_depth = min(state.room, task.end - length - 1, widest - 1)
         draft = task.strategy.propose(state)
         if max(draft.tree.tokens, default=0) >= self.facts.vocabulary:
             raise ConfigError("the drafts were learned from a model with more token ids")
@@ -289,18 +327,17 @@ class Decoder:
             return Launched(partition, layout.NOTHING, None)
         share = partition.shares[task.group.share].draft
         laid_out = layout.build(state.tokens[self.cache.length :], self.cache.length, share)
-        start = self.runner.start
-        return Launched(
-            partition, laid_out, try_forward(task.group.forwards_alone, start, laid_out)
-        )
+        return Launched(partition, laid_out, attempt(self.runner.start, laid_out))
 
     def _verify(self, step: Launched, task: Task) -> StepResult | OutOfMemory:
         """What all ranks found in a step, or that memory ran out on one."""
         group, fed = task.group, step.layout
         found: StepResult | OutOfMemory | None = None
         if step.pending is not None:
-            found = try_forward(group.forwards_alone, self._walk, step.pending, step, task)
+            found = attempt(self._walk, step.pending, step, task)
         if found is None:
+            if not group.forwards_alone:
+                raise NoMemoryError
             found = OutOfMemory(fed.pending, len(fed.tokens) - fed.pending + 1)
         return group.agree(step.partition, found)
 
@@ -313,10 +350,20 @@ class Decoder:
     def _commit(
         self, step: Launched, found: StepResult, state: State, task: Task
     ) -> tuple[tuple[Token, ...], FinishReason | None]:
-        """Commit the tokens of a step up to the one that ends the text; why it ended, if so."""
-        self._keep(step.layout, step.partition, found.verdict.nodes, state, task.group.share)
-        tokens, end = state.tokens, task.end(state.prompt_length, self.max_context)
-        committed, reason = cut(found.verdict.tokens, len(tokens), end, task.limits)
+        """Commit the tokens of a step up to the one that ends the text; why it ended, if so.
+
+        Keys of accepted tokens are kept as far as they were computed here; the others are fed
+        again, as pending tokens of the next step.
+        """
+        nodes, fed = found.verdict.nodes, step.layout.pending
+        held = [share.held(nodes) for share in step.partition.shares]
+        state.missing = tuple([len(nodes) - len(each) for each in held])
+        kept = [*range(fed), *[fed + node for node in held[task.group.share]]]
+        if attempt(self.cache.keep, kept) is None:
+            # Pending tokens stand where they belong: to keep them takes no memory.
+            self.cache.keep(range(fed))
+        tokens = state.tokens
+        committed, reason = cut(found.verdict.tokens, len(tokens), task.end, task.limits)
         if reason is not None:
             task.group.end()
         # The last committed token is the next current token: its keys come then.
@@ -325,49 +372,3 @@ class Decoder:
         tokens += ids
         task.sampler.commit(ids)
         return committed, reason
-
-    def _observe(
-        self,
-        step: Launched,
-        found: StepResult,
-        committed: tuple[Token, ...],
-        state: State,
-        task: Task,
-    ) -> Observation:
-        """Let the strategy learn from a step."""
-        verdict = Verdict(found.verdict.nodes[: len(committed) - 1], committed)
-        draft = step.partition.draft
-        seen = Observation(draft, state.tokens, verdict, found.best, found.successors)
-        task.strategy.observe(state, seen)
-        return seen
-
-    def _keep(
-        self,
-        step: StepLayout,
-        partition: Partition,
-        nodes: Sequence[int],
-        state: State,
-        own: int,
-    ) -> None:
-        """Keep the keys of what was accepted, as far as they were computed here.
-
-        The rest is fed again, as pending tokens of the next step.
-        """
-        held = [share.held(nodes) for share in partition.shares]
-        state.missing = tuple([len(nodes) - len(each) for each in held])
-        pending = range(step.pending)
-        kept = [*pending, *[step.pending + node for node in held[own]]]
-        if attempt(self.cache.keep, kept) is None:
-            # Pending tokens stand where they belong: to keep them takes no memory.
-            self.cache.keep(pending)
-
-    def _limit_drafts(self, state: State, task: Task, widest: int) -> None:
-        """Say how far a draft may reach: not to where positions change their meaning."""
-        length, boundary = len(state.tokens), self.facts.rope_boundary
-        end = task.end(state.prompt_length, self.max_context)
-        last = self.max_context - 1
-        if boundary is not None and length <= boundary:
-            last = min(last, boundary - 1)
-        state.room, state.widest = last - (length - 1), widest
-        # A path of more tokens than that would be wider, too.
-        state.draft_depth = min(state.room, end - length - 1, widest - 1)

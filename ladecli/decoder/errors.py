@@ -43,3 +43,8 @@ class DeviceLostError(DecoderError):
 
 class NoMemoryError(DecoderError):
     """No memory for a forward that cannot be tried again: other ranks are in the middle of it."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "out of memory in a step of all ranks; a smaller --budget or --max-context needs less"
+        )

@@ -44,10 +44,10 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class Detail:
-    """What a step tried, for those who want to watch it; made only where it was asked for.
+    """What a step tried, for display; made only where it was asked for.
 
     Attributes:
-        current: the token that the draft was tried behind.
+        current: the token that the draft continued.
         tree: tokens of the candidate tree; parents stand before their children.
         parents: for each node its parent's index, or -1 for the current token.
         sources: for each node the draft source that proposed it.

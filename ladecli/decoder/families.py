@@ -24,20 +24,15 @@ class NormNames(NamedTuple):
     after_mlp: str
 
 
-_PRE = NormNames("input_layernorm", "", "post_attention_layernorm", "")
-_POST = NormNames("", "post_attention_layernorm", "", "post_feedforward_layernorm")
-_SANDWICH = NormNames(
+_INPUT, _ATTENTION, _MLP = (
     "input_layernorm",
     "post_attention_layernorm",
-    "pre_feedforward_layernorm",
     "post_feedforward_layernorm",
 )
-_GLM4 = NormNames(
-    "input_layernorm",
-    "post_self_attn_layernorm",
-    "post_attention_layernorm",
-    "post_mlp_layernorm",
-)
+_PRE = NormNames(_INPUT, "", _ATTENTION, "")
+_POST = NormNames("", _ATTENTION, "", _MLP)
+_SANDWICH = NormNames(_INPUT, _ATTENTION, "pre_feedforward_layernorm", _MLP)
+_GLM4 = NormNames(_INPUT, "post_self_attn_layernorm", _ATTENTION, "post_mlp_layernorm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,47 +94,16 @@ _NO_INTERFACE = "it does not use transformers' attention interface"
 _SINKS = "it has attention sinks, which are not implemented"
 _CHUNKS = "it attends in chunks, which is not implemented"
 _SPARSE = "it drops keys by their content, which is not implemented"
-_REFUSED = {
-    "llama4": _CHUNKS,
-    "llama4_text": _CHUNKS,
-    "stablelm": _NO_KEYWORDS,
-    "nemotron": _NO_KEYWORDS,
-    "gpt_oss": _SINKS,
-    "doge": _SPARSE,
+_BY_REASON = {
+    _CHUNKS: "llama4 llama4_text",
+    _NO_KEYWORDS: "stablelm nemotron",
+    _SINKS: "gpt_oss",
+    _SPARSE: "doge",
+    _NO_INTERFACE: "bloom mpt falcon gptj codegen gpt_neo gpt_neox_japanese openai-gpt xglm",
+    _RECURRENT: "mamba mamba2 falcon_mamba jamba bamba zamba zamba2 rwkv recurrent_gemma"
+    " qwen3_next granitemoehybrid falcon_h1 lfm2 xlstm",
 }
-_REFUSED |= dict.fromkeys(
-    [
-        "bloom",
-        "mpt",
-        "falcon",
-        "gptj",
-        "codegen",
-        "gpt_neo",
-        "gpt_neox_japanese",
-        "openai-gpt",
-        "xglm",
-    ],
-    _NO_INTERFACE,
-)
-_REFUSED |= dict.fromkeys(
-    [
-        "mamba",
-        "mamba2",
-        "falcon_mamba",
-        "jamba",
-        "bamba",
-        "zamba",
-        "zamba2",
-        "rwkv",
-        "recurrent_gemma",
-        "qwen3_next",
-        "granitemoehybrid",
-        "falcon_h1",
-        "lfm2",
-        "xlstm",
-    ],
-    _RECURRENT,
-)
+_REFUSED = {family: why for why, families in _BY_REASON.items() for family in families.split()}
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention"}
 _RECURRENT_LAYERS = {"linear_attention", "mamba", "conv", "recurrent"}
 """Kinds of layers in a configuration's `layer_types`; no others are known here."""

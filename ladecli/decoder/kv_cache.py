@@ -20,7 +20,7 @@ from .memory import attempt
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one layer writes per token: `heads` keys of `key_size` and values of `value_size`."""
+    """What one layer writes per token."""
 
     heads: int
     key_size: int
@@ -30,12 +30,9 @@ class LayerShape:
 
 
 class Target(NamedTuple):
-    """Where a kernel writes one layer's step itself.
-
-    Attributes:
-        keys, values: all slots of the layer, [heads, slots, size].
-        start: the first slot to write, on the host or as int32 [1] on the device.
-        end: slots that are attended to then, from the first one on.
+    """Where a kernel writes one layer's step itself: all slots of the layer, [heads, slots, size];
+    the first slot to write, on the host or as int32 [1] on the device; and the end of what is
+    attended to then.
     """
 
     keys: Tensor
@@ -57,6 +54,8 @@ class KVCache:
 
     Attributes:
         length: committed slots; slot i holds the token at position i.
+        slots: allocated ones.
+        tensors: one per shape of layer; none before `reserve`.
         generation: changes whenever tensors are allocated anew, and with them their addresses.
     """
 
@@ -65,36 +64,21 @@ class KVCache:
     ) -> None:
         self.length = 0
         self.generation = 0
-        self._shapes = list(shapes)
         self._max_slots = max_slots
         self._first_slots = first_slots
-        self._slots = 0
+        self.slots = 0
+        self.tensors: list[Tensor] = []
         self._groups: dict[LayerShape, list[int]] = {}
-        for layer, shape in enumerate(self._shapes):
+        for layer, shape in enumerate(shapes):
             self._groups.setdefault(shape, []).append(layer)
-        self._tensors: list[Tensor] = []
-        self._layers: list[tuple[Tensor, Tensor]] = []
-
-    @property
-    def slots(self) -> int:
-        """Allocated slots."""
-        return self._slots
-
-    @property
-    def tensors(self) -> Sequence[Tensor]:
-        """One [layers, 2, heads, slots, head size] per shape of layer; empty before `reserve`."""
-        return self._tensors
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """All slots of one layer: keys and values, [heads, slots, size] each."""
         return self._layers[index]
 
     def write(self, index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write one layer's step after the committed slots.
-
-        Args:
-            index: the layer.
-            keys, values: [heads, T, size].
+        """Write one layer's step, [heads, T, size] each, after the committed slots.
 
         Returns:
             The layer's committed and new keys and values, [heads, length + T, size] each.
@@ -114,7 +98,7 @@ class KVCache:
 
         Where memory runs out, nothing has changed.
         """
-        if slots > self._slots:
+        if slots > self.slots:
             self._reserve(slots)
 
     @torch.inference_mode()
@@ -122,18 +106,17 @@ class KVCache:
         least = _whole(slots)
         limit = _whole(self._max_slots) if self._max_slots is not None else None
         # At least double, so that growing costs no more than one copy in all.
-        wanted = max(2 * self._slots, least, self._first_slots)
+        wanted = max(2 * self.slots, least, self._first_slots)
         if limit is not None:
             # Old and new tensors exist together while growing: the last step is a large one.
             wanted = max(wanted if wanted <= NEARLY_ALL * limit else limit, least)
-            if not self._slots:
+            if not self.slots:
                 wanted = max(min(wanted, limit), least)
         grown = attempt(self._grown, wanted) if wanted > least else None
         if grown is None:
             wanted, grown = least, self._grown(least)
-        self._tensors, self._slots = grown, wanted
+        self.tensors, self.slots = grown, wanted
         self.generation += 1
-        self._layers = [None] * len(self._shapes)  # type: ignore[list-item]
         for tensor, (shape, layers) in zip(grown, self._groups.items(), strict=True):
             for row, layer in enumerate(layers):
                 keys, values = tensor[row]
@@ -147,25 +130,17 @@ class KVCache:
             new = torch.zeros(
                 (len(layers), 2, shape.heads, slots, size), dtype=shape.dtype, device=shape.device
             )
-            if self._tensors:
-                new[..., : self.length, :] = self._tensors[number][..., : self.length, :]
+            if self.tensors:
+                new[..., : self.length, :] = self.tensors[number][..., : self.length, :]
             made.append(new)
         return made
 
     def keep(self, kept: Sequence[int]) -> int:
-        """Commit the tokens of the last step at the indices `kept`.
-
-        Args:
-            kept: ascending indices into the step's T tokens.
-
-        Returns:
-            The new length.
-        """
+        """Commit the tokens of the last step at some indices, ascending; returns the new length."""
         start, in_place = self.length, 0
         while in_place < len(kept) and kept[in_place] == in_place:
             in_place += 1
-        moved = [start + index for index in kept[in_place:]]
-        if moved:
+        if moved := [start + index for index in kept[in_place:]]:
             self._move(moved, start + in_place)
         self.length = start + len(kept)
         return self.length
@@ -173,10 +148,9 @@ class KVCache:
     @torch.inference_mode()
     def _move(self, slots: Sequence[int], first: int) -> None:
         """Bring slots to those from `first` on: one gather over all layers of a kind."""
-        last = first + len(slots)
-        for tensor in self._tensors:
+        for tensor in self.tensors:
             sources = torch.tensor(slots, device=tensor.device)
-            tensor[..., first:last, :] = tensor.index_select(3, sources)
+            tensor[..., first : first + len(slots), :] = tensor.index_select(3, sources)
 
     def truncate(self, length: int) -> None:
         """Forget all but the first `length` tokens."""
@@ -184,9 +158,10 @@ class KVCache:
 
     def release(self) -> None:
         """Forget everything and give the memory back."""
-        self.length = self._slots = 0
+        self.length = self.slots = 0
         self.generation += 1
-        self._tensors, self._layers = [], []
+        self.tensors = []
+        self._layers.clear()
 
 
 def _whole(slots: int) -> int:

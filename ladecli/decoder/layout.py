@@ -1,24 +1,31 @@
-"""The only author of a step's token order, positions and visibility.
+"""The only author of a step's token order, positions and attention mask.
 
 A step feeds, in this order: the pending tokens, the candidate tree, the window, padding.
 Everything sees the committed text before the step; within the step, pending tokens see their
 predecessors, a tree node sees the pending tokens and its ancestors, a window cell sees the
 pending tokens and what the window says, and padding sees itself.  Nothing else is seen.
+
+Masks within a step are rows of bits: bit j of row i means that token i sees token j.  A row is one
+Python integer, so that the union of two rows is one operation however wide the step.
 """
 
 from __future__ import annotations
 
+import struct
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from . import mask_bits
 from .tree import TokenTree
 from .window import WindowBlock
+
+WORD = 32
+"""Bits of the words in which rows are packed for kernels."""
+_FORMATS = {1: "I", 2: "Q"}
+"""`struct` formats of rows of one and two words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +33,7 @@ class Draft:
     """What a strategy wants to try in one step.
 
     Attributes:
-        tree: candidates behind the current token.
+        tree: candidates after the current token.
         window: cells of the lookahead window.
         width: tokens that the step is padded to, if it has fewer.
         successors: how many successors of every output the strategy wants to see; 0 for none.
@@ -49,14 +56,14 @@ class Draft:
         return 1 + len(self.tree) + (len(self.window.last_row) if self.window else 0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class StepLayout:
     """The inputs of one forward pass of T tokens.
 
     Attributes:
         tokens: ids, length T.
         positions: their positions in the text, length T.
-        rows: for each token, whom of the step it sees, as a set of bits (see `mask_bits`).
+        rows: the mask, length T.
         outputs: the rows whose logits are wanted: the current token, then every tree node,
             then the window's last row.
         pending: how many of the tokens are committed already; they come first.
@@ -68,42 +75,52 @@ class StepLayout:
     outputs: list[int]
     pending: int
 
-    # Made when somebody asks: steps of fixed shapes read the rows as they are.
-    @cached_property
-    def visible(self) -> NDArray[np.bool_] | None:
-        """Bool [T, T], which token (row) sees which token of the step (column).
-
-        None where T is 1 and there is nothing to hide.
-        """
-        return mask_bits.dense(self.rows) if len(self.rows) > 1 else None
-
     def paths(self) -> NDArray[np.int64]:
-        """What each output sees of the step, [outputs, T]: its own token wherever it sees none."""
+        """The tokens that each output sees, [outputs, T]: its own where it does not see one."""
         tokens = np.array(self.tokens)
-        own = tokens[self.outputs][:, None]
-        return own if self.visible is None else np.where(self.visible[self.outputs], tokens, own)
+        return np.where(dense(self.rows)[self.outputs], tokens, tokens[self.outputs][:, None])
 
 
 NOTHING = StepLayout([], [], [], [], 0)
 """What is fed where memory does not even suffice to read the text."""
 
 
+def words_for(count: int) -> int:
+    """Words that hold `count` bits."""
+    return -(-count // WORD)
+
+
+def packed(rows: Sequence[int], words: int) -> bytes:
+    """Rows as little-endian int32 [len(rows), words]: bit j % 32 of word j // 32 is bit j."""
+    if words in _FORMATS:
+        # In one call: it is made in every step.
+        return struct.pack(f"<{len(rows)}{_FORMATS[words]}", *rows)
+    return b"".join([row.to_bytes(4 * words, "little") for row in rows])
+
+
+def dense(rows: Sequence[int]) -> NDArray[np.bool_]:
+    """The rows of T tokens as bool [T, T]."""
+    count = len(rows)
+    words = words_for(count)
+    each = np.frombuffer(packed(rows, words), dtype=np.uint8).reshape(count, 4 * words)
+    return np.unpackbits(each, axis=1, count=count, bitorder="little").view(np.bool_)
+
+
 def build_chunk(tokens: Sequence[int], position: int, anchor: int | None = None) -> StepLayout:
-    """Lay out a chunk of the prompt, whose logits nobody reads.
+    """Lay out a chunk of the prompt, without outputs.
 
     Args:
         tokens: the chunk.
         position: the position of its first token.
-        anchor: where given, one more token stands at this position, seen by nobody but
-            itself: for models that look at the largest position of a step.
+        anchor: where given, one more token stands at this position, seen by itself only: for
+            models that look at the largest position of a step.
     """
     count = len(tokens)
     positions = list(range(position, position + count))
-    rows = mask_bits.causal(count)
+    rows = [(2 << place) - 1 for place in range(count)]
     if anchor is None:
         return StepLayout(list(tokens), positions, rows, [], count)
-    rows.append(1 << count)
-    return StepLayout([*tokens, tokens[-1]], [*positions, anchor], rows, [], count)
+    return StepLayout([*tokens, tokens[-1]], [*positions, anchor], [*rows, 1 << count], [], count)
 
 
 def build(pending: Sequence[int], position: int, draft: Draft) -> StepLayout:
@@ -114,31 +131,22 @@ def build(pending: Sequence[int], position: int, draft: Draft) -> StepLayout:
         position: the position of the first of them.
         draft: what to try beside them.
     """
-    count = len(pending)
-    tokens = list(pending)
-    current = position + count - 1
-    positions = list(range(position, position + count))
-    rows = mask_bits.causal(count)
-    # Whoever stands behind them sees all pending tokens.
-    before = (1 << count) - 1
-    tree, window = draft.tree, draft.window
-    cells = count + len(tree)
-    tokens += tree.tokens
-    positions += [current + depth for depth in tree.depths]
+    count, tree, window = len(pending), draft.tree, draft.window
+    current, cells = position + count - 1, count + len(tree)
+    tokens = [*pending, *tree.tokens]
+    positions = [*range(position, position + count), *[current + depth for depth in tree.depths]]
     outputs = list(range(count - 1, cells))
-    # Shifted by one: the root's row comes first.
-    paths = [before]
-    bit = before + 1
+    rows = [(2 << place) - 1 for place in range(count)]
+    bit = 1 << count
     for parent in tree.parents:
-        paths.append(paths[parent + 1] | bit)
+        rows.append(rows[count + parent] | bit)  # the root is -1, and so the current token
         bit <<= 1
-    rows += paths[1:]
     if window is not None:
         tokens += window.tokens
         positions += [current + offset for offset in window.offsets]
         outputs += [count - 1 if i < 0 else cells + i for i in window.last_row]
+        before = rows[count - 1]
         rows += [before | row << cells for row in window.seen]
-
     end = len(tokens)
     if end < draft.width:
         padding = draft.width - end

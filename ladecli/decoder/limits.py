@@ -17,7 +17,7 @@ class Limits:
         max_new_tokens: the most tokens; None for as many as the context holds.
         stop_ids: ids that end the text; the id itself is committed.
         should_stop: called with every token at commit, in order; true ends the text with
-            that token.  Tokens behind it are never seen by anyone.
+            that token, and tokens after it are dropped.
     """
 
     max_new_tokens: int | None = None
@@ -38,7 +38,7 @@ def cut(
         tokens: what a step yielded.
         length: of the text before them.
         end: of the text at the latest.
-        limits: `should_stop` is told of every token that is left.
+        limits: where to end; `should_stop` is called with every token that stays.
     """
     for count, token in enumerate(tokens, start=1):
         stop = limits.should_stop is not None and limits.should_stop(token.id)

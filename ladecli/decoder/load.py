@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
-from .attention import triton_available
+from .attention import CapturedMask, DeviceMask, triton_available
+from .attention.triton import gpu_of, plan, power_of_two, triton_attention
 from .config import CAPTURED_WIDTHS, GROWTH, PREFILL_CHUNK
-from .cuda_graphs import CudaGraphs
+from .cuda_graphs import Capture, CudaGraphs
 from .engine import Decoder
 from .families import ModelFacts, examine
-from .graph_capture import Capture
 from .kv_cache import KVCache
+from .layout import words_for
 from .runner import Forward, Runner, reason_of, uses_triton
 from .stock_model import StockModel, input_device
 from .transformer import TorchOps, Transformer, can_run
@@ -116,7 +120,7 @@ def make_forward(
     Args:
         model, facts, attention, join, pack: see `load_decoder`.
         trial: where there is one already.
-        kernels: widths of the steps that Triton kernels are compiled for; () to do without them.
+        kernels: widths of the steps that Triton kernels are for; () to do without them.
         slots: of the cache that they will see.
 
     Raises:
@@ -127,15 +131,18 @@ def make_forward(
     notices: list[str] = []
     if can_run(model):
         try:
-            ours = Transformer(model, attention, join=join, pack=pack)
+            ours = Transformer(model, facts, attention, join=join, pack=pack)
         except AttributeError as error:  # a layer lacks a part that the family has
             why: str | None = f"failed: {reason_of(error)}"
         else:
             ours.use(attention, _triton_ops() if kernels else None)
             if ours.device.type == "cuda":
                 torch.cuda.empty_cache()  # what the parts of joined weights were
-            if kernels:
-                _compile_kernels(ours, kernels, slots)
+            if ours.attention == "triton":
+                # What cannot be compiled fails in the trial too, or in a step, which goes on
+                # without.
+                with suppress(Exception):
+                    compile_attention(ours, kernels, slots)
             why = _failure(ours, trial, notices)
             if why is None:
                 return ours, notices
@@ -155,19 +162,51 @@ def make_forward(
     return stock, notices
 
 
+@torch.inference_mode()
+def compile_attention(
+    model: Transformer, widths: Sequence[int], slots: int, workers: int | None = None
+) -> None:
+    """Compile Triton attention for all widths of steps at once, in threads.
+
+    Args:
+        model: on a GPU that Triton knows.
+        widths: tokens of the steps.
+        slots: of the cache.
+        workers: threads; None for as many as there are cores.
+
+    Raises:
+        Exception: whatever Triton raises.
+    """
+    layer, device = model.layers[0], model.device
+    size, groups = layer.head_size, layer.heads // layer.kv_heads
+    # As many slots as the cache has, all in the place of one.
+    key = torch.ones((1, layer.kv_heads, 1, size), dtype=model.dtype, device=device)
+    keys = key.expand(-1, -1, slots, -1)
+    # By what is compiled for it, one of the widths.
+    launches = {}
+    for width in widths:
+        cut = plan(width, groups, layer.kv_heads, size, slots, key.element_size(), gpu_of(device))
+        launches[replace(cut, splits=power_of_two(cut.splits))] = width
+    calls = []
+    for width in launches.values():
+        query = key.new_ones((1, width, layer.heads, size)).transpose(1, 2)
+        sizes = (1, width, (width, words_for(width)))
+        numbers = [torch.ones(each, dtype=torch.int32, device=device) for each in sizes]
+        mask = CapturedMask(DeviceMask(*numbers), slots)
+        calls += [
+            partial(triton_attention, query, keys, keys, mask, 1.0, window, softcap)
+            for window, softcap in {(each.sliding_window, each.softcap) for each in model.layers}
+        ]
+    with ThreadPoolExecutor(workers) as pool:
+        for done in [pool.submit(call) for call in calls]:
+            done.result()
+
+
 def _triton_ops() -> TorchOps:
     # It imports triton.
     from .triton_kernels import TritonOps
 
     return TritonOps()
-
-
-def _compile_kernels(model: Transformer, widths: Sequence[int], slots: int) -> None:
-    from .triton_kernels import prepare
-
-    # What cannot be compiled fails in the trial too, or in a step, which goes on without.
-    with suppress(Exception):
-        prepare(model, widths, slots)
 
 
 def _failure(forward: Forward, trial: Trial, notices: list[str]) -> str | None:
@@ -187,23 +226,25 @@ def _captured(
 ) -> tuple[Runner | None, list[str]]:
     """A runner of captured steps, if trial steps of one are right, and notices.
 
-    Where they fail with Triton kernels, they are tried without.
+    Where they fail, they are tried without the compiler, then without Triton kernels.
     """
     attention, kernels = forward.attention, forward.kernels
     options: dict[str, Any] = {"facts": trial.facts, "max_context": max_context, "capture": capture}
-    reasons: list[str] = []
+    notices: list[str] = []
     while True:
         tried = CudaGraphs(forward, trial.new_cache(forward), compile=compile, **options)
         why = trial.failure(tried)
-        if why is None and tried.captures:
-            break
-        reasons.append(tried.given_up or f"a trial step {why}")
-        if not uses_triton(forward):
+        why = tried.given_up or (why and f"a trial step {why}")
+        if why is None:
+            cache = new_cache(forward, max_context)
+            return CudaGraphs(forward, cache, compile=compile, **options), notices
+        if compile:
+            compile = False
+            notices.append(f"steps are not compiled, and slower: {why}")
+        elif uses_triton(forward):
+            forward.use("sdpa")
+            notices.append(f"steps run without Triton kernels, and slower: {why}")
+        else:
             # They were not to blame.
             forward.use(attention, _triton_ops() if kernels else None)
-            return None, [f"steps run without CUDA graphs, and slower: {reasons[0]}"]
-        forward.use("sdpa")
-    notices = [f"steps run without Triton kernels, and slower: {why}" for why in reasons]
-    cache = new_cache(forward, max_context)
-    runner = CudaGraphs(forward, cache, compile=tried.compiles, **options)
-    return runner, notices + tried.notices
+            return None, [f"steps run without CUDA graphs, and slower: {why}"]

@@ -8,8 +8,6 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-from .errors import NoMemoryError
-
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -74,25 +72,3 @@ class Backoff:
         elif width > 1:
             self.width = width // 2
         return max(pending, width) > 1
-
-
-def try_forward(alone: bool, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-    """What a forward returns; None if memory ran out and a smaller one may be tried.
-
-    Args:
-        alone: whether the forward is this rank's own affair.
-        work: runs it; args and kwargs are for it.
-
-    Raises:
-        NoMemoryError: memory ran out, and other ranks are in the middle of this forward.
-    """
-    if alone:
-        return attempt(work, *args, **kwargs)
-    try:
-        return work(*args, **kwargs)
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise NoMemoryError(
-            "out of memory in a step of all ranks; a smaller --budget or --max-context needs less"
-        ) from error

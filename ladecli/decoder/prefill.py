@@ -7,30 +7,22 @@ from collections import deque
 from collections.abc import Generator
 
 from . import layout
+from .errors import NoMemoryError
 from .events import Prefill
 from .families import ModelFacts
-from .kv_cache import KVCache
-from .layout import StepLayout
-from .memory import Backoff, try_forward
+from .memory import Backoff, attempt
 from .observation import State
 from .parallel.groups import Group
 from .runner import Runner
 
 
 class Prefiller:
-    """Reads text into the cache.
+    """Reads text into the cache of a runner, `chunk` tokens per forward."""
 
-    Args:
-        runner: feeds the model.
-        cache: where keys and values go.
-        facts: of the model.
-        chunk: tokens per forward.
-    """
-
-    def __init__(self, runner: Runner, cache: KVCache, facts: ModelFacts, chunk: int) -> None:
+    def __init__(self, runner: Runner, facts: ModelFacts, chunk: int) -> None:
         self.chunk = chunk
         self._runner = runner
-        self._cache = cache
+        self._cache = runner.cache
         self._boundary = facts.rope_boundary
         self._long_keys = False
 
@@ -58,21 +50,21 @@ class Prefiller:
                 starts.popleft()
             end = min(start + backoff.chunk, starts[0] if starts else total)
             chunk = layout.build_chunk(state.tokens[start:end], start, anchor)
-            if not self._feed(chunk, group):
+            if attempt(self._runner.run, chunk) is None:
+                if not group.forwards_alone:
+                    raise NoMemoryError
                 if not backoff.shrink(end - start):
                     for _ in starts:
                         group.sync()
                     return False
                 continue
+            self._cache.keep(range(chunk.pending))
             yield Prefill(self._cache.length, total, time.perf_counter() - began)
             began = time.perf_counter()
         return True
 
     def invalidate_on_rope_change(self, total: int) -> bool:
-        """Forget keys whose rotary frequencies belong to texts of another length.
-
-        Args:
-            total: tokens of the text.
+        """Forget keys whose rotary frequencies are not those of texts of `total` tokens.
 
         Returns:
             Whether they were forgotten.
@@ -83,10 +75,3 @@ class Prefiller:
             self._cache.truncate(0)
             self._long_keys = is_long
         return changed
-
-    def _feed(self, chunk: StepLayout, group: Group) -> bool:
-        """Put a chunk into the cache; whether memory sufficed."""
-        if try_forward(group.forwards_alone, self._runner.run, chunk) is None:
-            return False
-        self._cache.keep(range(chunk.pending))
-        return True

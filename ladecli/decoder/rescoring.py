@@ -19,8 +19,7 @@ from .engine import Decoder
 from .memory import attempt
 from .runner import Runner
 from .sampling import choose, gumbel_noise, penalize_, restricted
-from .tree import TokenTree
-from .trial import tolerance
+from .trial import TOLERANCE
 
 SAFETY = 4.0
 """Times the difference seen between a few forwards that one more may differ: it is looked at
@@ -78,7 +77,7 @@ class Rescorer:
 
         Args:
             text: prompt and answer, up to the token in question.
-            prompt_length: how much of it is the prompt.
+            prompt_length: tokens of the prompt.
             tokens: that of plain decoding, and the other one.
             width: of the step that chose the other one.
             sampling: how tokens were chosen.
@@ -86,12 +85,14 @@ class Rescorer:
         Returns:
             None where memory does not suffice to read the text again.
         """
-        rows = attempt(self._rows, text, prompt_length, width)
-        if rows is None:
+        plain_row = attempt(self._plain, text, prompt_length)
+        wide_rows = [attempt(self._wide, text, each) for each in (width, 2 * width)]
+        rows = [row for row in (plain_row, *wide_rows) if row is not None]
+        if len(rows) < 3:
             return None
         raw = rows[0][rows[0].isfinite()]
         dtype = self._decoder.runner.model.dtype
-        most = tolerance(torch.bfloat16 if self._quantised else dtype) * float(raw.std())
+        most = TOLERANCE[torch.bfloat16 if self._quantised else dtype] * float(raw.std())
         rounding = torch.finfo(dtype).eps * float(raw.abs().max())
         scores = [penalized(row, text, sampling) for row in rows]
         plain, other = tokens
@@ -117,11 +118,8 @@ class Rescorer:
     def probabilities(
         self, text: Sequence[int], prompt_length: int, sampling: SamplingConfig
     ) -> list[float] | None:
-        """The distribution that plain decoding draws the token after a text from.
-
-        Returns:
-            One number for each token id, 1 in all; None where memory does not suffice.
-        """
+        """By token id, how probable plain decoding draws it after a text; None where memory does
+        not suffice."""
         logits = attempt(self._plain, text, prompt_length)
         if logits is None:
             return None
@@ -138,51 +136,43 @@ class Rescorer:
             self._read(text, start)
             for end in range(start, len(text) + 1):
                 logits = self._step(text, end, 1)
-            return logits.float()
+            return logits
         finally:
             self._decoder.forget()
 
-    def _rows(self, text: Sequence[int], prompt_length: int, width: int) -> list[Tensor]:
-        """Logits after the text by several forwards, [vocabulary] each, plain decoding's first."""
-        rows = [self._plain(text, prompt_length)]
+    def _wide(self, text: Sequence[int], width: int) -> Tensor:
+        """Logits after the text, all of which but the last token is read at once."""
         try:
-            for wide in (width, 2 * width):
-                self._read(text, len(text))
-                rows.append(self._step(text, len(text), wide).float())
+            self._read(text, len(text))
+            return self._step(text, len(text), width)
         finally:
             self._decoder.forget()
-        return rows
 
     def _read(self, text: Sequence[int], end: int) -> None:
         """Feed all but the last of the first `end` tokens of a text to the cache, emptied first."""
         self._decoder.forget()
         cache, boundary = self._decoder.cache, self._decoder.facts.rope_boundary
-        is_long = boundary is not None and len(text) > boundary
-        while cache.length < end - 1:
-            start = cache.length
+        anchor = len(text) - 1 if boundary is not None and len(text) > boundary else None
+        while (start := cache.length) < end - 1:
             tokens = text[start : min(start + PREFILL_CHUNK, end - 1)]
-            anchor = len(text) - 1 if is_long else None
             self._runner.run(layout.build_chunk(tokens, start, anchor))
             cache.keep(range(len(tokens)))
 
     def _step(self, text: Sequence[int], end: int, width: int) -> Tensor:
-        """Logits after the first `end` tokens, by a step of some width, which is kept."""
-        start = self._decoder.cache.length
-        draft = layout.Draft(TokenTree(), width=width)
-        logits = self._runner.run(layout.build(text[start:end], start, draft))
-        self._decoder.cache.keep(range(end - start))
-        return logits[0]
+        """Float32 logits after the first `end` tokens, by a step of some width, which is kept."""
+        cache = self._decoder.cache
+        start = cache.length
+        logits = self._runner.run(layout.build(text[start:end], start, layout.Draft(width=width)))
+        cache.keep(range(end - start))
+        return logits[0].float()
 
 
 def _distance(logits: Tensor, token: int, sampling: SamplingConfig, noise: Tensor | None) -> float:
-    """How far the logit of one token must rise for it to be chosen.
-
-    That is to pass the best one, and to be left in by top-k, top-p and min-p.
+    """How far the logit of one token must rise for it to be chosen: to pass the best one, and to
+    be left in by top-k, top-p and min-p.
 
     Args:
         logits: float32 [vocabulary], after the repetition penalty.
-        token: which.
-        sampling: how tokens are chosen.
         noise: Gumbel noise of the position; None for greedy.
     """
     if noise is None:

@@ -2,23 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from .attention import StepMask
 from .errors import DeviceLostError
-from .kv_cache import KVCache, LayerShape
+from .kv_cache import KVCache, LayerShape, Target
 from .layout import StepLayout
 from .memory import is_out_of_memory
-from .step_inputs import StepInputs, step_inputs
-from .transformer import StepCache, TorchOps
+
+SDPA = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Kernels of PyTorch's attention but cuDNN's, which plans anew for every length of the text."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """The inputs of a forward of T tokens, on the device of the model.
+
+    Attributes:
+        tokens, positions: int64 [T].
+        mask: which keys each token sees.
+        outputs: int64, rows whose logits are wanted; None for all.
+        length: committed tokens before the step.
+        last_position: the largest position.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    mask: StepMask
+    outputs: Tensor | None
+    length: int
+    last_position: int
+
+
+class StepCache(Protocol):
+    """Where a step's keys and values go."""
+
+    def write(self, index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Write one layer's step, [heads, T, size] each; return all slots to attend to."""
+
+    def target(self, index: int, count: int) -> Target:
+        """Where a step of `count` tokens goes, for a kernel that writes it there itself."""
 
 
 class Forward(Protocol):
-    """A model's forward: ours (`transformer`) or transformers' (`stock_model`)."""
+    """A model's forward: ours (`transformer`) or transformers' (`stock_model`).
+
+    Attributes:
+        attention: name of the backend.
+        device, dtype: of the model's input, and of its weights.
+        keeps_weights: whether the model's own weights lie as transformers loaded them.
+        kernels: whether Triton kernels compute the operations between products.
+    """
 
     attention: str
     device: torch.device
@@ -30,8 +71,8 @@ class Forward(Protocol):
     def layer_shapes(self) -> list[LayerShape]:
         """What each layer writes to the cache."""
 
-    def use(self, attention: str, ops: TorchOps | None = None) -> None:
-        """Take another attention backend, and operations: those given, or torch's."""
+    def use(self, attention: str, ops: Any = None) -> None:
+        """Take another attention backend, and operations between products: None for torch's."""
 
     def forward(self, step: StepInputs, cache: StepCache) -> Tensor:
         """Run one step; logits of its outputs, [outputs, vocabulary]."""
@@ -85,18 +126,29 @@ class Runner:
     @torch.inference_mode()
     def run(self, layout: StepLayout) -> Tensor:
         """Run one step; logits of its outputs, [outputs, vocabulary]."""
-        self.cache.reserve(self.cache.length + len(layout.tokens))
-        step = step_inputs(layout, self.cache.length, self.device)
+        model, cache = self.model, self.cache
+        cache.reserve(cache.length + len(layout.tokens))
+        outputs: Tensor | None = None
+        if layout.outputs != [*range(len(layout.tokens))]:
+            outputs = torch.tensor(layout.outputs, dtype=torch.int64, device=model.device)
+        step = StepInputs(
+            tokens=torch.tensor(layout.tokens, device=model.device),
+            positions=torch.tensor(layout.positions, device=model.device),
+            mask=StepMask(layout.rows, layout.positions, cache.length),
+            outputs=outputs,
+            length=cache.length,
+            last_position=max(layout.positions),
+        )
         try:
-            with without_cudnn(self.device):
-                return self.model.forward(step, self.cache)
+            with sdpa_kernel(SDPA) if model.device.type == "cuda" else nullcontext():
+                return model.forward(step, cache)
         except Exception as error:
-            if is_out_of_memory(error) or not uses_triton(self.model):
+            if is_out_of_memory(error) or not uses_triton(model):
                 raise
-            check_device(self.device, error)
+            check_device(model.device, error)
             why = reason_of(error)
         # A kernel can fail at a size that nothing has tried before.
-        self.model.use("sdpa")
+        model.use("sdpa")
         self.notices.append(f"steps run without Triton kernels, and slower: {why}")
         return self.run(layout)
 
@@ -134,17 +186,3 @@ def check_device(device: torch.device, error: BaseException) -> None:
 def reason_of(error: BaseException) -> str:
     """An error in one line."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-@contextmanager
-def without_cudnn(device: torch.device) -> Iterator[None]:
-    """Keep torch from cuDNN's attention, which plans anew for every length of the text."""
-    if device.type != "cuda":
-        yield
-        return
-    before: bool = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(before)

@@ -13,7 +13,7 @@ Source: Gumbel, "Statistical theory of extreme values", 1954; Maddison, Tarlow a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,55 +64,21 @@ def _signed(number: int) -> int:
     return number - (1 << 64) if number >= 1 << 63 else number
 
 
-class PositionNoise:
-    """Gumbel noise by position, kept for the steps that may need it again.
-
-    Args:
-        seed: of the text.
-    """
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-        self._kept: dict[int, Tensor] = {}
-
-    def at(self, positions: Iterable[int], count: int, device: torch.device) -> Tensor:
-        """Noise of positions, float32 [positions, count]."""
-        rows = []
-        for position in positions:
-            if position not in self._kept:
-                self._kept[position] = gumbel_noise(self._seed, position, count, device)
-            rows.append(self._kept[position])
-        return torch.stack(rows)
-
-    def forget(self, before: int) -> None:
-        """Positions before this one are not asked for again."""
-        self._kept = {p: noise for p, noise in self._kept.items() if p >= before}
-
-
 def choose(logits: Tensor, config: SamplingConfig, noise: Tensor | None) -> Tensor:
-    """The token chosen in each row.
+    """The token chosen in each row, int64 [rows].
 
     Args:
         logits: [rows, vocabulary], penalties applied.
         config: temperature, top-k, top-p and min-p.
         noise: Gumbel noise, float32 [rows, vocabulary]; None for greedy.
-
-    Returns:
-        int64 [rows].
     """
     scores = logits if noise is None else restricted(logits, config).add_(noise)
     return top_tokens(scores, 1)[1][:, 0]
 
 
 def top_tokens(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The best tokens of each row, as `torch.topk` has them; of equally good ones the first.
-
-    Args:
-        scores: [rows, vocabulary].
-        count: at most the vocabulary.
-
-    Returns:
-        Scores and tokens, [rows, count], the best first.
+    """Scores and ids of the best `count` tokens of each row, as `torch.topk` has them; of equally
+    good ones the first.
     """
     if scores.device.type != "cpu" or scores.dtype != torch.float32:
         return scores.max(dim=-1, keepdim=True) if count == 1 else scores.topk(count)
@@ -130,13 +96,8 @@ def top_tokens(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def restricted(logits: Tensor, config: SamplingConfig) -> Tensor:
     """Logits over the temperature, minus infinity where top-k, top-p or min-p remove a token.
 
-    Filters apply in transformers' order, and tokens as probable as the last one kept stay.
-
-    Args:
-        logits: [rows, vocabulary]; the temperature must be above 0.
-
-    Returns:
-        float32 [rows, vocabulary], the largest of each row 0.
+    Filters apply in transformers' order, and tokens as probable as the last one kept stay.  The
+    temperature must be above 0; the largest score of each row is 0.
     """
     scores = logits.float()
     scores = scores - scores.amax(dim=-1, keepdim=True)
@@ -175,7 +136,7 @@ def penalize_(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
 
     Args:
         logits: [rows, vocabulary].
-        seen: int64 [rows, n], tokens before each row; a token may stand there more than once.
+        seen: int64 [rows, n], tokens before each row, repeated ones too.
         penalty: above 1 to make repetitions less probable.
     """
     scores = logits.gather(1, seen)
@@ -200,16 +161,14 @@ class StepOutput:
 class Sampler:
     """Chooses the model's token at any node of a step, given the path that leads there.
 
-    Args:
-        config: how to choose.
-        processors: functions of text and scores to apply first, each as in transformers.  They
-            are called per node of the tree, with the path as part of the text.
+    Logits processors are called per node of the tree, with the path as part of the text.
     """
 
     def __init__(self, config: SamplingConfig, processors: Sequence[LogitsProcessor] = ()) -> None:
         self.config = config
         self._processors = tuple(processors)
-        self._noise = PositionNoise(config.seed)
+        # Gumbel noise by position, kept for the steps that may need it again.
+        self._noise: dict[int, Tensor] = {}
         self._text: list[int] = []
         self._seen: dict[int, None] = {}
 
@@ -217,7 +176,8 @@ class Sampler:
         """Note tokens that joined the text."""
         self._text += tokens
         self._seen.update(dict.fromkeys(tokens))
-        self._noise.forget(len(self._text))
+        if not self.config.greedy:
+            self._noise = {p: noise for p, noise in self._noise.items() if p >= len(self._text)}
 
     @torch.inference_mode()
     def read(self, logits: Tensor, layout: StepLayout, nodes: int, successors: int) -> StepOutput:
@@ -226,8 +186,8 @@ class Sampler:
         Args:
             logits: [outputs, vocabulary]; a repetition penalty changes them.
             layout: of the step.
-            nodes: of its tree.
-            successors: how many of each output are wanted.
+            nodes: in its tree.
+            successors: of each output.
 
         Raises:
             NaNLogitsError: the logits are NaN or infinite.
@@ -275,9 +235,16 @@ class Sampler:
         return tokens
 
     def _noise_at(self, positions: Sequence[int], like: Tensor) -> Tensor | None:
+        """Noise of positions, float32 [positions, vocabulary]; None for greedy."""
         if self.config.greedy:
             return None
-        return self._noise.at(positions, like.shape[-1], like.device)
+        rows = []
+        for position in positions:
+            if position not in self._noise:
+                noise = gumbel_noise(self.config.seed, position, like.shape[-1], like.device)
+                self._noise[position] = noise
+            rows.append(self._noise[position])
+        return torch.stack(rows)
 
 
 def _successors(logits: Tensor, values: Tensor, tokens: Tensor) -> Successors:

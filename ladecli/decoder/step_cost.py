@@ -1,8 +1,7 @@
-"""What a step costs by its width, relative to a plain step.
+"""What a step costs by its width, relative to a plain step, which feeds one token.
 
-A plain step feeds one token.  On a GPU a wider step is nearly free until its arithmetic catches
-up with reading the weights; on a CPU every token counts, the first one after the plain step's
-most.  Attention makes each token dearer the longer the text is.
+On a GPU a wider step is nearly free until its arithmetic catches up with reading the weights; on a
+CPU every token counts.  Attention makes each token dearer the longer the text is.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from typing import Any
+from operator import index
 
 from .errors import ConfigError
 
@@ -40,15 +39,18 @@ class StepCost:
     costs: tuple[tuple[float, ...], ...] = ((1.0,),)
 
     def __post_init__(self) -> None:
-        # TOML has lists; frozen fields are set by hand.
-        for name, kind in (("widths", int), ("contexts", int), ("costs", float)):
-            object.__setattr__(self, name, _tuples(name, getattr(self, name), kind))
+        # TOML and JSON have lists; frozen fields are set by hand.
+        try:
+            widths, contexts = (tuple(map(index, each)) for each in (self.widths, self.contexts))
+            costs = tuple(tuple(map(float, row)) for row in self.costs)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"step_cost must hold lists of numbers: {error}") from error
+        for name, value in (("widths", widths), ("contexts", contexts), ("costs", costs)):
+            object.__setattr__(self, name, value)
         if not self.widths or self.widths[0] != 1 or not _ascending(self.widths):
             raise ConfigError(f"step_cost: widths must ascend from 1, not {self.widths}")
         if not self.contexts or self.contexts[0] < 0 or not _ascending(self.contexts):
             raise ConfigError(f"step_cost: contexts must ascend from 0 or more: {self.contexts}")
-        if not all(isinstance(row, tuple) for row in self.costs):
-            raise ConfigError("step_cost: costs must hold a row for each context")
         if len(self.costs) != len(self.contexts):
             raise ConfigError(
                 f"step_cost: {len(self.costs)} rows of costs for {len(self.contexts)} contexts"
@@ -103,14 +105,14 @@ class CostCurve:
 
     @property
     def max_nodes(self) -> int:
-        """The most nodes."""
+        """The n of the last."""
         return len(self.cost) - 1
 
 
 def fitting(width: int, buckets: tuple[int, ...]) -> int:
     """The narrowest of `buckets` that holds `width` tokens; `width` itself if none does."""
-    index = bisect_left(buckets, width)
-    return buckets[index] if index < len(buckets) else width
+    place = bisect_left(buckets, width)
+    return buckets[place] if place < len(buckets) else width
 
 
 @lru_cache(maxsize=4096)
@@ -161,18 +163,3 @@ def _interpolate(xs: Sequence[int], ys: Sequence[float], x: int) -> float:
 
 def _ascending(values: tuple[int, ...]) -> bool:
     return all(a < b for a, b in pairwise(values))
-
-
-def _tuples(name: str, value: Any, kind: type[float]) -> Any:
-    """A list of numbers, or of lists of numbers, as tuples."""
-    if not isinstance(value, (list, tuple)):
-        raise ConfigError(f"step_cost: {name} must be a list, not {value!r}")
-    items = []
-    for item in value:
-        if kind is float and isinstance(item, (list, tuple)):
-            items.append(_tuples(name, item, kind))
-        elif isinstance(item, (int, kind)) and not isinstance(item, bool):
-            items.append(kind(item))
-        else:
-            raise ConfigError(f"step_cost: {name} must hold numbers, not {item!r}")
-    return tuple(items)

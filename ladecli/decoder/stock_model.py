@@ -7,10 +7,8 @@ function, and the step's mask and cache come as keywords.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +17,7 @@ from transformers import AttentionInterface
 from .attention import BACKENDS, Backend, StepMask, choose_backend
 from .errors import UnsupportedModelError
 from .kv_cache import LayerShape
-from .step_inputs import StepInputs
-from .transformer import StepCache, TorchOps
+from .runner import StepCache, StepInputs
 
 NAME = "ladecli"
 KEYWORD = "lade_step"
@@ -33,19 +30,12 @@ _HARMLESS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionCall:
-    """What a step hands to every attention layer.
-
-    Attributes:
-        backend: computes it.
-        mask: of the step.
-        windows: sliding windows that layers asked for are added to it.
-    """
+class AttentionCall(NamedTuple):
+    """What a step hands to every attention layer, which adds its sliding window to `windows`."""
 
     backend: Backend
     mask: StepMask
-    windows: set[int] = field(default_factory=set)
+    windows: set[int]
 
 
 def attention_forward(
@@ -89,7 +79,7 @@ AttentionInterface.register(NAME, attention_forward)
 
 
 class StockModel:
-    """Runs steps of a model through its own forward.
+    """Runs steps of a model through its own forward; a `runner.Forward`.
 
     Args:
         model: a causal language model of transformers; it may lie on several devices.
@@ -97,10 +87,7 @@ class StockModel:
         attention: name of the attention backend.
 
     Attributes:
-        attention: name of the backend.
-        device, dtype: where the model takes its input, and its type.
         sliding_windows: those that layers asked for in the last step.
-        keeps_weights: the model stays as transformers loaded it.
     """
 
     keeps_weights = True
@@ -115,10 +102,13 @@ class StockModel:
         self.sliding_windows: set[int] = set()
         self._spread = len({shape.device for shape in shapes}) > 1
         self._model = model
-        self._configurations = _configurations(model)
+        configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None))}
+        self._configurations = [
+            config for config in configs.values() if hasattr(config, "_attn_implementation")
+        ]
         self.use(name)
 
-    def use(self, attention: str, ops: TorchOps | None = None) -> None:
+    def use(self, attention: str, ops: Any = None) -> None:
         """See `runner.Forward`; there are no small operations of ours here."""
         self.attention = choose_backend(attention, self.device, self._model.dtype)
         self.attend: Backend = BACKENDS[self.attention]
@@ -129,13 +119,16 @@ class StockModel:
         Returns:
             Logits of `step.outputs`, [outputs, vocabulary].
         """
-        call = AttentionCall(self.attend, step.mask)
+        call = AttentionCall(self.attend, step.mask, set())
         rows: Any = 0 if step.outputs is None else step.outputs
-        if self._spread and step.outputs is not None:
-            rows = step.outputs.cpu()  # selects on any device: the last layer may be on another
-        if isinstance(rows, Tensor) and not len(rows):
+        if step.outputs is not None and not len(step.outputs):
             rows = 1  # transformers computes one row at least
-        with _naming_ours(self._configurations):
+        elif step.outputs is not None and self._spread:
+            rows = step.outputs.cpu()  # selects on any device: the last layer may be on another
+        before = [(config, config._attn_implementation) for config in self._configurations]
+        try:
+            for config, _ in before:
+                config._attn_implementation = NAME
             result = self._model(
                 input_ids=step.tokens[None],
                 attention_mask=None,
@@ -145,20 +138,19 @@ class StockModel:
                 logits_to_keep=rows,
                 **{KEYWORD: call},
             )
+        finally:
+            for config, name in before:
+                config._attn_implementation = name
         self.sliding_windows = call.windows
         logits: Tensor = result.logits[0]
         return logits
 
 
 class ModelCache:
-    """What transformers' models ask of a cache; masks and positions are ours.
-
-    Args:
-        cache: where keys and values go; None to keep nothing.
-        length: committed tokens.
+    """What transformers' models ask of a cache of `length` tokens; masks and positions are ours.
 
     Attributes:
-        shapes: by layer, of what would have been written, where nothing is kept.
+        shapes: by layer, of what would have been written, where there is no cache to write to.
     """
 
     is_compileable = False
@@ -196,25 +188,6 @@ class ModelCache:
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
         """Length and offset of the keys that a step of `query_length` tokens sees."""
         return self._length + query_length, 0
-
-
-@contextmanager
-def _naming_ours(configurations: Sequence[Any]) -> Iterator[None]:
-    """Let configurations name our attention meanwhile."""
-    before = [(config, config._attn_implementation) for config in configurations]
-    for config, _ in before:
-        config._attn_implementation = NAME
-    try:
-        yield
-    finally:
-        for config, name in before:
-            config._attn_implementation = name
-
-
-def _configurations(model: nn.Module) -> list[Any]:
-    """Every distinct configuration in the model that names an attention function."""
-    found = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
-    return [c for c in found.values() if hasattr(c, "_attn_implementation")]
 
 
 def input_device(model: nn.Module) -> torch.device:

@@ -8,32 +8,24 @@ are those of the loaded model; activations have no batch dimension.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attention import BACKENDS, Backend, choose_backend
-from .families import FAMILIES, Family, ModelFacts, examine
-from .kv_cache import LayerShape, Target
-from .step_inputs import StepInputs
+from .families import FAMILIES, Family, ModelFacts
+from .kv_cache import LayerShape
+from .rotary import Rotary, RotaryTables, rotate
+from .runner import StepCache, StepInputs
 from .weights import Projection, project
 
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 """Activations of a gated MLP by transformers' name; a model with another one is not ours."""
-
-
-class StepCache(Protocol):
-    """Where a step's keys and values go."""
-
-    def write(self, index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write one layer's step, [heads, T, size] each; return all slots to attend to."""
-
-    def target(self, index: int, count: int) -> Target:
-        """Where a step of `count` tokens goes, for a kernel that writes it there itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +41,6 @@ class Norm:
     weight: Tensor
     eps: float
     mirrored: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Rotary:
-    """Rotary embeddings of the tokens of a step.
-
-    Attributes:
-        cos, sin: [T, 1, n]: what the first n numbers of a head, and their partners, are
-            multiplied with; the sign of a partner is in `sin`.
-        interleaved: partners are neighbours, not n / 2 apart.
-        query_scale: [T, 1, 1], or None.
-    """
-
-    cos: Tensor
-    sin: Tensor
-    interleaved: bool
-    query_scale: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +103,8 @@ class TorchOps:
             Queries [heads, T, head_size], and all keys and values to attend to.
         """
         size, turned = layer.head_size, layer.heads + layer.kv_heads
-        qkv = self._normed(qkv, layer)
+        if layer.query_norm is not None:
+            qkv = self._normed(qkv, layer)
         heads = qkv.view(len(qkv), -1, size)
         both = heads[:, :turned]
         if rotary is not None:
@@ -142,8 +118,8 @@ class TorchOps:
 
     def _normed(self, qkv: Tensor, layer: Layer) -> Tensor:
         """With normalised queries and keys: by head, or over all heads at once (OLMo)."""
-        if layer.query_norm is None or layer.key_norm is None:
-            return qkv
+        assert layer.query_norm is not None
+        assert layer.key_norm is not None
         sizes = [layer.heads * layer.head_size] + 2 * [layer.kv_heads * layer.head_size]
         query, key, value = torch.split(qkv, sizes, dim=-1)
         query, key = (
@@ -160,120 +136,29 @@ class TorchOps:
         return F.gelu(gate, approximate="tanh").mul_(up)
 
 
-def rotate(heads: Tensor, rotary: Rotary) -> Tensor:
-    """Rotary embedding of [T, heads, head_size]."""
-    count = rotary.cos.shape[-1]
-    part = heads if count == heads.shape[-1] else heads[..., :count]
-    if rotary.interleaved:
-        partners = part.reshape(*part.shape[:-1], -1, 2).flip(-1).flatten(-2)
-    else:
-        partners = torch.roll(part, count // 2, -1)
-    # Some families turn in float32, whatever the type of activations.
-    turned = torch.addcmul(part * rotary.cos, partners, rotary.sin).to(heads.dtype)
-    return turned if part is heads else torch.cat((turned, heads[..., count:]), dim=-1)
-
-
-class RotaryTables:
-    """Cosines and sines by position, from the model's own rotary module, grown as needed.
-
-    Args:
-        module: transformers' rotary embedding of the model.
-        interleaved: see `Family`.
-        kinds: kinds of layers that have frequencies of their own; ("",) if all share one.
-        facts: about the model: how long texts may be, and where frequencies change.
-        scale: (beta, original length) of queries that grow with their position, or None.
-        like: a tensor of the type and on the device of activations.
-    """
-
-    def __init__(
-        self,
-        module: nn.Module,
-        *,
-        interleaved: bool,
-        kinds: Sequence[str],
-        facts: ModelFacts,
-        scale: tuple[float, int] | None,
-        like: Tensor,
-    ) -> None:
-        self._module = module
-        self._interleaved = interleaved
-        self._kinds = kinds
-        self._boundary = facts.rope_boundary
-        self._longest = facts.context
-        self._scale = scale
-        self._like = like.new_empty(0)
-        # By kind and whether frequencies are those of long texts: [positions, 2, 1, n].
-        self._tables: dict[tuple[str, bool], Tensor] = {}
-        # Captured steps go on reading the tables of their time.
-        self._outgrown: list[Tensor] = []
-
-    def at(self, positions: Tensor, last_position: int) -> dict[str, Rotary]:
-        """The embeddings of a step, by kind of layer.
-
-        Args:
-            positions: int64 [T].
-            last_position: the largest of them, or any beyond on the same side of the boundary.
-        """
-        scale = None
-        if self._scale is not None:
-            beta, original = self._scale
-            growth = torch.log1p(torch.floor(positions / original)) * beta + 1
-            scale = growth.to(self._like.dtype)[:, None, None]
-        found = {}
-        for kind in self._kinds:
-            cos, sin = self._table(kind, last_position)[positions].unbind(1)
-            found[kind] = Rotary(cos, sin, self._interleaved, scale)
-        return found
-
-    def _table(self, kind: str, last_position: int) -> Tensor:
-        is_long = self._boundary is not None and last_position >= self._boundary
-        table = self._tables.get((kind, is_long))
-        if table is None or len(table) <= last_position:
-            count = max(1 << last_position.bit_length(), 256)
-            most = max(self._longest, last_position + 1)
-            if self._boundary is not None and not is_long:
-                # The module looks at the largest position: it must not be one of longer texts.
-                most = self._boundary
-            count = min(count, most)
-            if table is not None:
-                self._outgrown.append(table)
-            table = self._tables[kind, is_long] = self._make(kind, count)
-        return table
-
-    @torch.inference_mode()
-    def _make(self, kind: str, count: int) -> Tensor:
-        positions = torch.arange(count, device=self._like.device)[None]
-        cos, sin = self._module(self._like, positions, *([kind] if kind else []))
-        half = cos.shape[-1] // 2
-        cos, sin = cos[0, :, :half], sin[0, :, :half]
-        if self._interleaved:
-            cos = cos.repeat_interleave(2, dim=-1)
-            sin = torch.stack((-sin, sin), dim=-1).flatten(-2)
-        else:
-            cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
-        return torch.stack((cos, sin), dim=1)[:, :, None].contiguous()
-
-
 class Transformer:
-    """Runs steps of a loaded model.
+    """Runs steps of a loaded model; a `runner.Forward`.
 
     Args:
         model: a causal language model of a family in `FAMILIES`, on one device.
+        facts: about it.
         attention: name of the attention backend.
         join: whether weights may be joined; see `weights.project`.
         pack: whether float32 weights on a CPU may be stored twice.
 
     Attributes:
-        attention: name of the backend.
-        device, dtype: of the model.
-        keeps_weights: whether the model's own weights lie as transformers loaded them.
-        kernels: whether Triton kernels compute the operations between products.
         ops: what computes the operations between products.
         layers, final_norm, rotary: weights and tables.
     """
 
     def __init__(
-        self, model: Any, attention: str = "auto", *, join: bool = True, pack: bool = True
+        self,
+        model: Any,
+        facts: ModelFacts,
+        attention: str = "auto",
+        *,
+        join: bool = True,
+        pack: bool = True,
     ) -> None:
         text = model.config.get_text_config(decoder=True)
         family = FAMILIES[text.model_type]
@@ -287,17 +172,17 @@ class Transformer:
         self._residual_scale = float(getattr(text, "residual_multiplier", 1.0))
         self._logit_scale = 1.0 / float(getattr(text, "logits_scaling", 1.0))
         self._logit_softcap: float | None = getattr(text, "final_logit_softcapping", None)
+        projection = partial(project, join=join, pack=pack)
+        self.rotary = RotaryTables(body.rotary_emb, text, family, facts, body.norm.weight)
         self.layers = [
-            _layer(index, layer, text, family, join=join, pack=pack)
+            _layer(index, layer, text, family, self.rotary.kinds[index], projection)
             for index, layer in enumerate(body.layers)
         ]
         self.final_norm = _norm(body.norm, family)
-        # The norm after each layer's MLP: that before the next attention, or the final one.
-        self._next_norms = [layer.before_attention for layer in self.layers[1:]]
+        # What follows each layer's MLP: the norm before the next attention; `forward` has the last.
+        self._next_norms = [*[layer.before_attention for layer in self.layers[1:]], None]
         shared = model.lm_head.weight is body.embed_tokens.weight
-        self._head = project([model.lm_head], join=join, pack=pack, shared=shared)
-        like = body.norm.weight
-        self.rotary = _rotary_tables(body.rotary_emb, model.config, family, like)
+        self._head = projection([model.lm_head], shared=shared)
         self.use(attention)
 
     def use(self, attention: str, ops: TorchOps | None = None) -> None:
@@ -326,7 +211,7 @@ class Transformer:
         if self._embedding_scale != 1.0:
             residual = residual * self._embedding_scale
         x = ops.rms_norm(residual, self.layers[0].before_attention)
-        for layer, next_norm in zip(self.layers, [*self._next_norms, None], strict=True):
+        for layer, next_norm in zip(self.layers, self._next_norms, strict=True):
             positions = None if layer.rotary is None else rotary[layer.rotary]
             query, keys, values = ops.rope_and_write(layer.qkv(x), layer, positions, cache)
             x = self.attend(
@@ -342,7 +227,14 @@ class Transformer:
             x = self._add(residual, update, layer.after_attention, layer.before_mlp)
             update = layer.down(ops.gate(layer.gate_up(x), layer.activation))
             x = self._add(residual, update, layer.after_mlp, next_norm)
-        return self._logits(residual, step.outputs)
+        if step.outputs is not None:
+            residual = residual[step.outputs]
+        logits = self._head(ops.rms_norm(residual, self.final_norm))
+        if self._logit_scale != 1.0:
+            logits = logits * self._logit_scale
+        if self._logit_softcap is not None:
+            logits = torch.tanh(logits / self._logit_softcap) * self._logit_softcap
+        return logits
 
     def _add(
         self, residual: Tensor, update: Tensor, own: Norm | None, following: Norm | None
@@ -353,16 +245,6 @@ class Transformer:
         if self._residual_scale != 1.0:
             update = update * self._residual_scale
         return self.ops.add_rms_norm(residual, update, following)
-
-    def _logits(self, residual: Tensor, outputs: Tensor | None) -> Tensor:
-        if outputs is not None:
-            residual = residual[outputs]
-        logits = self._head(self.ops.rms_norm(residual, self.final_norm))
-        if self._logit_scale != 1.0:
-            logits = logits * self._logit_scale
-        if self._logit_softcap is not None:
-            logits = torch.tanh(logits / self._logit_softcap) * self._logit_softcap
-        return logits
 
 
 def can_run(model: Any) -> bool:
@@ -383,7 +265,14 @@ def can_run(model: Any) -> bool:
     return len(devices) == 1 and not hooked and _activation(text) in ACTIVATIONS
 
 
-def _layer(index: int, layer: Any, text: Any, family: Family, *, join: bool, pack: bool) -> Layer:
+def _layer(
+    index: int,
+    layer: Any,
+    text: Any,
+    family: Family,
+    rotary: str,
+    projection: Callable[[Sequence[nn.Module]], Projection],
+) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     size: int = attention.head_dim
     fused = hasattr(attention, "qkv_proj")
@@ -406,11 +295,11 @@ def _layer(index: int, layer: Any, text: Any, family: Family, *, join: bool, pac
         scaling=float(attention.scaling),
         sliding_window=window,
         softcap=text.attn_logit_softcapping if family.attention_softcap else None,
-        rotary=_kinds(text)[index] if getattr(attention, "use_rope", True) else None,
-        qkv=project(qkv, join=join, pack=pack),
-        out=project([attention.o_proj], join=join, pack=pack),
-        gate_up=project(gate_up, join=join, pack=pack),
-        down=project([mlp.down_proj], join=join, pack=pack),
+        rotary=rotary if getattr(attention, "use_rope", True) else None,
+        qkv=projection(qkv),
+        out=projection([attention.o_proj]),
+        gate_up=projection(gate_up),
+        down=projection([mlp.down_proj]),
         activation=ACTIVATIONS[_activation(text)],
         query_norm=_norm(attention.q_norm, family) if hasattr(attention, "q_norm") else None,
         key_norm=_norm(attention.k_norm, family) if hasattr(attention, "k_norm") else None,
@@ -430,26 +319,3 @@ def _norm(module: Any, family: Family) -> Norm:
     if family.unit_offset:
         weight = 1.0 + weight.float()
     return Norm(weight, float(eps), torch.cat((weight, weight)) if exact else None)
-
-
-def _kinds(text: Any) -> list[str]:
-    """By layer, the kind under which the rotary module keeps its frequencies; "" for all."""
-    parameters = getattr(text, "rope_parameters", None) or {}
-    kinds = getattr(text, "layer_types", None)
-    nested = kinds and all(isinstance(parameters.get(kind), dict) for kind in kinds)
-    return list(kinds) if kinds and nested else [""] * text.num_hidden_layers
-
-
-def _rotary_tables(module: nn.Module, config: Any, family: Family, like: Tensor) -> RotaryTables:
-    text = config.get_text_config(decoder=True)
-    parameters = getattr(text, "rope_parameters", None) or {}
-    original = parameters.get("original_max_position_embeddings") or text.max_position_embeddings
-    beta = parameters.get("llama_4_scaling_beta")
-    return RotaryTables(
-        module,
-        interleaved=family.interleaved,
-        kinds=sorted(set(_kinds(text))),
-        facts=examine(config),
-        scale=(beta, original) if family.query_scale and beta else None,
-        like=like,
-    )

@@ -36,7 +36,7 @@ class TokenTree:
         child = node
         try:
             while True:
-                # Children stand behind their parents.
+                # Children come after their parents.
                 child = self.tokens.index(token, child + 1)
                 if self.parents[child] == node:
                     return child

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,18 +19,13 @@ from .runner import Forward, Runner, check_device, reason_of
 from .stock_model import ModelCache, input_device
 from .tree import TokenTree
 
-TOLERANCE = {torch.float32: 1e-4, torch.float16: 3e-2, torch.bfloat16: 1e-1}
+TOLERANCE = defaultdict(lambda: 1e-1, {torch.float32: 1e-4, torch.float16: 3e-2})
 """Difference of logits that counts as rounding, relative to their spread: the largest one in
 float32, else the largest root mean square of a row."""
 LENGTH = 12
 """Tokens of the trial text."""
 GPU_LENGTH, GPU_WIDTH = 80, 24
 """The same on a GPU, and tokens of the trial's wide step: kernels differ by the rows of a tile."""
-
-
-def tolerance(dtype: torch.dtype) -> float:
-    """Difference of logits that counts as rounding, relative to their spread."""
-    return TOLERANCE.get(dtype, TOLERANCE[torch.bfloat16])
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +95,7 @@ class Trial:
             check_device(runner.device, error)
             return f"failed: {reason_of(error)}"
         # Also if it is NaN.
-        if not off <= tolerance(self.dtype):
+        if not off <= TOLERANCE[self.dtype]:
             return f"was off by {off:.1g} of the logits' spread"
         return None
 

@@ -12,23 +12,15 @@ heads at once, and queries that grow with their position.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from functools import partial
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .attention import CapturedMask, DeviceMask
-from .attention.triton import gpu_of, plan, power_of_two, triton_attention
-from .cuda_graphs import CapturedCache
-from .kv_cache import KVCache
-from .mask_bits import words_for
-from .transformer import Layer, Norm, Rotary, StepCache, TorchOps, Transformer
+from .attention.triton import power_of_two
+from .rotary import Rotary
+from .runner import StepCache
+from .transformer import Layer, Norm, TorchOps
 
 
 @triton.jit
@@ -208,62 +200,3 @@ def _norm(x: Tensor, update: Tensor | None, norm: Norm) -> Tensor:
 def _require_dense(*tensors: Tensor) -> None:
     if any(tensor.stride(-1) != 1 for tensor in tensors):
         raise ValueError("the last dimension must be dense")
-
-
-@torch.inference_mode()
-def prepare(
-    model: Transformer, widths: Sequence[int], slots: int, workers: int | None = None
-) -> None:
-    """Compile what steps of a model launch, in parallel threads.
-
-    Every kernel runs once, as a layer with positions has it; what is known already takes no
-    time.
-
-    Args:
-        model: on a GPU that Triton knows.
-        widths: tokens of the steps.
-        slots: of the cache.
-        workers: threads; None for as many as there are cores.
-
-    Raises:
-        Exception: whatever Triton raises.
-    """
-    ops, device = TritonOps(), model.device
-    layer = next(each for each in model.layers if each.rotary is not None)
-    whole = partial(torch.ones, dtype=torch.int32, device=device)
-    norm = model.final_norm
-    x = norm.weight.new_ones((1, norm.weight.numel()), dtype=model.dtype)
-    qkv, gate_up = layer.qkv(x), layer.gate_up(x)
-    rotary = model.rotary.at(whole(1).long(), 1)[str(layer.rotary)]
-    cache = KVCache(model.layer_shapes[: layer.index + 1])
-    cache.reserve(1)
-    calls: list[Callable[[], object]] = [
-        lambda: ops.rms_norm(x, norm),
-        lambda: ops.add_rms_norm(x.clone(), x, norm),
-        lambda: ops.gate(gate_up, layer.activation),
-    ]
-    calls += [
-        partial(ops.rope_and_write, qkv, layer, rotary, each)
-        for each in (cache, CapturedCache(cache, whole(1), 1, 2))
-    ]
-    # Attention by Triton is for half precision.
-    half = model.dtype in (torch.float16, torch.bfloat16)
-    # As many slots as the cache has, all in the place of one.
-    keys = cache.layer(layer.index)[0][None, :, :1].expand(-1, -1, slots, -1)
-    size, groups = layer.head_size, layer.heads // layer.kv_heads
-    # By what is compiled for it, one of the widths.
-    launches = {}
-    for width in widths if half else ():
-        cut = plan(width, groups, layer.kv_heads, size, slots, x.element_size(), gpu_of(device))
-        launches[replace(cut, splits=power_of_two(cut.splits))] = width
-    for width in launches.values():
-        numbers = DeviceMask(whole(1), whole(width), whole(width, words_for(width)))
-        mask = CapturedMask(numbers, slots)
-        query = x.new_ones((1, width, layer.heads, size)).transpose(1, 2)
-        calls += [
-            partial(triton_attention, query, keys, keys, mask, 1.0, window, softcap)
-            for window, softcap in {(each.sliding_window, each.softcap) for each in model.layers}
-        ]
-    with ThreadPoolExecutor(workers or os.cpu_count()) as pool:
-        for done in [pool.submit(call) for call in calls]:
-            done.result()

@@ -80,7 +80,7 @@ class JoinedLinear:
         if len(parts) > 1:
             self._weight = torch.cat([part.weight.detach() for part in parts])
             _hand_back(parts, torch.split(self._weight, [part.out_features for part in parts]))
-        self._bias = joined_bias(parts)
+        self._bias = _joined_bias(parts)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, in] -> [T, out]."""
@@ -116,7 +116,7 @@ class CpuLinear:
         elif len(parts) > 1:
             _hand_back(parts, torch.split(weight, sizes))
         self._weight = weight
-        self._bias = joined_bias(parts)
+        self._bias = _joined_bias(parts)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, in] -> [T, out]."""
@@ -129,7 +129,7 @@ class CpuLinear:
         return product[:rows]  # type: ignore[no-any-return]
 
 
-def joined_bias(parts: Sequence[nn.Linear]) -> Tensor | None:
+def _joined_bias(parts: Sequence[nn.Linear]) -> Tensor | None:
     """The biases side by side, zeros for parts without one; None where no part has one."""
     if all(part.bias is None for part in parts):
         return None

@@ -1,4 +1,4 @@
-"""The 2-D lookahead window of Jacobi iterations (Fu et al., 2024, section 3.1).
+"""The paper's 2-D window of Jacobi iterations, and the pool of its n-grams (Fu et al., 2024).
 
 With the current token at position p, row r and column j stand at position p + r + j.  Row 0,
 column 0 is the current token itself.  A cell (r, j) sees row 0 up to column j and rows 1 to r
@@ -8,7 +8,7 @@ of its own column: a diagonal of guesses from successive iterations, which reads
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -20,7 +20,7 @@ class WindowBlock:
     Attributes:
         tokens: the cells' tokens, length n.
         offsets: the cells' positions relative to the current token, length n.
-        seen: for each cell its row of the mask: bit j says that it sees cell j (see `mask_bits`).
+        seen: for each cell its row of the mask: bit j says that it sees cell j (see `layout`).
             All cells see the current token and the text before it, which have no bits.
         last_row: indices of the cells in the last row; -1 stands for the current token,
             which is in the last row when there is only one.
@@ -41,27 +41,26 @@ class WindowBlock:
         return tuple(tuple(cells[i : i + columns]) for i in range(0, len(cells), columns))
 
     def part(self, columns: range) -> WindowBlock:
-        """What one rank computes: the cells of some neighbouring columns, and row 0 up to them.
-
-        Args:
-            columns: at least one; the last row is left with these.
-        """
+        """The cells of some neighbouring columns, at least one, and row 0 up to them: what one of
+        several ranks computes."""
         whole = len(self.last_row)
-        kept, seen, last_row = _part(self.seen, whole, columns)
-        return WindowBlock(
-            [self.tokens[cell] for cell in kept],
-            [self.offsets[cell] for cell in kept],
-            seen,
-            last_row,
-            [self.last_tokens[column] for column in columns],
-            self.filled,
-        )
+        kept, offsets, seen, last_row = _shape((len(self.tokens) + 1) // whole, whole, columns)
+        tokens = [self.tokens[cell] for cell in kept]
+        last_tokens = [self.last_tokens[column] for column in columns]
+        return WindowBlock(tokens, offsets, seen, last_row, last_tokens, self.filled)
 
 
-@lru_cache(maxsize=64)
-def _shape(rows: int, columns: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Offsets, mask and last row of a block, which depend on the window's size alone."""
-    cells = [(r, j) for r in range(rows) for j in range(columns)][1:]
+@lru_cache(maxsize=256)
+def _shape(rows: int, columns: int, part: range) -> tuple[tuple[int, ...], ...]:
+    """What depends on the size of a block alone, of the cells that some of its columns need: their
+    indices, offsets and mask, and the indices among them of the last row."""
+    # Cell (0, 0) is the current token and has no place in the block.
+    cells = [
+        (r, j)
+        for r in range(rows)
+        for j in range(columns)
+        if (r or j) and (j in part or (r == 0 and j < part.stop))
+    ]
     seen = tuple(
         sum(
             1 << key
@@ -70,28 +69,10 @@ def _shape(rows: int, columns: int) -> tuple[tuple[int, ...], tuple[int, ...], t
         )
         for r, j in cells
     )
-    last_row = tuple((rows - 1) * columns + j - 1 for j in range(columns))
-    return tuple(r + j for r, j in cells), seen, last_row
-
-
-@lru_cache(maxsize=256)
-def _part(
-    seen: tuple[int, ...], whole: int, columns: range
-) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Cells of a block that some columns need, their mask, and the indices of the last row."""
-    cells = len(seen)
-    kept = tuple(
-        cell
-        for cell in range(cells)
-        # Cell (0, 0) is the current token and has no place in the block.
-        if (column := (cell + 1) % whole) in columns or (cell + 1 < whole and column < columns.stop)
-    )
-    place = {cell: index for index, cell in enumerate(kept)}
-    first = cells - whole
-    left = tuple(
-        sum(1 << index for index, key in enumerate(kept) if seen[cell] >> key & 1) for cell in kept
-    )
-    return kept, left, tuple(place.get(first + column, -1) for column in columns)
+    place = {cell: index for index, cell in enumerate(cells)}
+    last_row = tuple(place.get((rows - 1, j), -1) for j in part)
+    kept = tuple(r * columns + j - 1 for r, j in cells)
+    return kept, tuple(r + j for r, j in cells), seen, last_row
 
 
 class LookaheadWindow:
@@ -125,7 +106,8 @@ class LookaheadWindow:
     def block(self, current: int) -> WindowBlock:
         """The cells to feed in the next step, beside the current token."""
         rows = [[current, *self.rows[0][1:]], *self.rows[1:]]
-        offsets, seen, last_row = _shape(len(rows), len(rows[0]))
+        columns = len(rows[0])
+        _, offsets, seen, last_row = _shape(len(rows), columns, range(columns))
         # A cell of the last row continues the cell above it, or in a single row the one before.
         above = rows[-2] if len(rows) > 1 else [current, *rows[0][:-1]]
         last_tokens = list(zip(above, rows[-1], strict=True))
@@ -133,12 +115,8 @@ class LookaheadWindow:
         return WindowBlock(tokens[1:], offsets, seen, last_row, last_tokens, self.filled)
 
     def ngrams(self, current: int, outputs: Sequence[int]) -> list[tuple[int, ...]]:
-        """The W n-grams that the last row's `outputs` close; none while the window fills.
-
-        Args:
-            current: the current token of the step that made the outputs.
-            outputs: the model's token after each cell of the last row.
-        """
+        """The W n-grams that the model's tokens after the last row's cells close, in a step after
+        `current`; none while the window fills."""
         if not self.filled:
             return []
         columns = zip(*self.rows, outputs, strict=True)
@@ -162,3 +140,35 @@ class LookaheadWindow:
         """Drop the columns furthest ahead, down to a window of `columns`."""
         spare = self._full_rows - len(self.rows)
         self.rows = [row[: columns + spare] for row in self.rows]
+
+
+class NgramPool:
+    """N-grams under their first token: the oldest goes first, a repeated one is renewed."""
+
+    def __init__(self) -> None:
+        # A dict keeps the order of insertion: the first continuation is the oldest.
+        self._continuations: dict[int, dict[tuple[int, ...], None]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._continuations.values()))
+
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
+        """All n-grams, under each first token the oldest first."""
+        for token, continuations in self._continuations.items():
+            for continuation in continuations:
+                yield token, *continuation
+
+    def add(self, ngram: Sequence[int], guesses: int) -> None:
+        """Add or renew one n-gram of two tokens or more; at most G stay under its first token."""
+        if guesses == 0:
+            return
+        continuations = self._continuations.setdefault(ngram[0], {})
+        continuation = tuple(ngram[1:])
+        continuations.pop(continuation, None)
+        while len(continuations) >= guesses:
+            del continuations[next(iter(continuations))]
+        continuations[continuation] = None
+
+    def candidates(self, token: int) -> Iterator[tuple[int, ...]]:
+        """The continuations of `token`, the newest first."""
+        return reversed(self._continuations.get(token, {}))

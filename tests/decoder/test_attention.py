@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -14,20 +16,48 @@ from torch import Tensor
 from ladecli.decoder.attention import (
     BACKENDS,
     CapturedMask,
-    DeviceMask,
     StepMask,
     check_usable,
     choose_backend,
     register_for_compile,
     triton_available,
 )
-from ladecli.decoder.attention.triton import Gpu, Launch, plan
+from ladecli.decoder.attention.triton import Gpu, plan
 from ladecli.decoder.errors import ConfigError
 from ladecli.decoder.layout import Draft, StepLayout, build, build_chunk
 from ladecli.decoder.tree import TokenTree
 from ladecli.decoder.window import LookaheadWindow
 
 CPU = torch.device("cpu")
+
+
+class FlashAttn(types.ModuleType):
+    """Stands for the package flash-attn, which runs on GPUs only."""
+
+    @staticmethod
+    def flash_attn_with_kvcache(
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        *,
+        cache_seqlens: Tensor,
+        softmax_scale: float,
+        return_softmax_lse: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """Out [1, T, H, D], and the log-sum-exp of scores [1, H, T]."""
+        assert return_softmax_lse
+        end = int(cache_seqlens)
+        query, keys, values = (x.transpose(1, 2).float() for x in (query, keys, values))
+        scores = query @ keys[:, :, :end].mT * softmax_scale
+        out = scores.softmax(-1) @ values[:, :, :end]
+        return out.transpose(1, 2), scores.logsumexp(-1)
+
+
+@pytest.fixture(autouse=True)
+def flash_attn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flash_attn", FlashAttn("flash_attn"))
+
+
 NO_TRITON = "triton is not installed, or TRITON_INTERPRET is not 1"
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 TRITON = pytest.param(
@@ -235,56 +265,7 @@ def test_masks_follow_from_bits_and_positions(
             assert torch.equal(added, hidden.repeat(2, 1))
 
 
-def test_a_single_token_needs_no_mask() -> None:
-    mask = mask_of(tree_step(1, 30), 30)
-    assert mask.additive_mask(None, 2, torch.float32, CPU) is None
-    assert mask.first_slot(31) == 0
-    assert mask.additive_mask(30, 2, torch.float32, CPU) is None
-    assert mask.first_slot(30) == 1
-
-
-def test_layers_share_a_mask() -> None:
-    mask = mask_of(tree_step(5, 30), 30)
-    for window in (None, 4):
-        first = mask.additive_mask(window, 2, torch.float32, CPU)
-        assert first is mask.additive_mask(window, 2, torch.float32, CPU)
-
-
-def test_a_captured_mask_reads_what_its_tensors_hold_now() -> None:
-    tensors = DeviceMask(*(torch.zeros(shape, dtype=torch.int32) for shape in (1, 5, (5, 1))))
-    for prefix in (7, 2):
-        for fixed, new in zip(
-            tensors, mask_of(tree_step(5, prefix), prefix).on_device(CPU), strict=True
-        ):
-            fixed.copy_(new)
-        added = CapturedMask(tensors, 16).additive_mask(None, 1, torch.float32, CPU)
-        assert added is not None
-        assert (added == 0).sum(dim=1).tolist() == [
-            prefix + row.bit_count() for row in tree_step(5, prefix).rows
-        ]
-
-
 H100 = Gpu(132, 228 * 1024)
-
-
-@pytest.mark.parametrize(
-    ("shape", "expected"),
-    [
-        # Llama 2 7B in bfloat16: a plain step, one of 64 tokens, one after a short text.
-        ((1, 1, 32, 128, 4096, 2), Launch(16, 64, 8, 4, 3)),
-        ((64, 1, 32, 128, 4096, 2), Launch(64, 64, 8, 4, 3)),
-        ((64, 1, 32, 128, 164, 2), Launch(64, 64, 1, 4, 3)),
-        # Llama 3 8B: four query heads per key head.
-        ((1, 4, 8, 128, 16384, 2), Launch(16, 64, 33, 4, 3)),
-        ((64, 4, 8, 128, 16384, 2), Launch(128, 64, 8, 8, 3)),
-        ((64, 4, 8, 128, 1024, 2), Launch(128, 64, 4, 8, 3)),
-        # One key head, wide heads, float32.
-        ((1, 8, 1, 256, 100000, 2), Launch(16, 32, 128, 4, 3)),
-        ((64, 1, 32, 128, 4096, 4), Launch(32, 32, 4, 8, 3)),
-    ],
-)
-def test_how_a_step_is_cut(shape: tuple[int, int, int, int, int, int], expected: Launch) -> None:
-    assert plan(*shape, H100) == expected
 
 
 @given(st.integers(1, 512), st.sampled_from([1, 2, 4, 8]), st.integers(1, 32), st.integers(1, 512))
@@ -333,6 +314,12 @@ def test_backends_that_do_not_work_fail_the_check(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(BACKENDS, "sdpa", lambda query, *_: query)
     with pytest.raises(ConfigError, match="'sdpa' is wrong here"):
         check_usable("sdpa", CPU, torch.float32, 4, 2, 16)
+
+
+def test_flash_names_the_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "flash_attn", None)
+    with pytest.raises(ConfigError, match="needs the package flash-attn"):
+        check_usable("flash", CPU, torch.float32, 4, 2, 16)
 
 
 @pytest.mark.skipif(not triton_available(CPU), reason=NO_TRITON)

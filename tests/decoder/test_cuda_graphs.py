@@ -5,7 +5,6 @@ What is captured here is done again in replays, Python and all, on a CPU.
 
 from __future__ import annotations
 
-import copy
 import importlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,16 +15,16 @@ import torch
 
 from ladecli.decoder.attention import triton_available
 from ladecli.decoder.config import LookaheadConfig, SamplingConfig
-from ladecli.decoder.cuda_graphs import CudaGraphs
+from ladecli.decoder.cuda_graphs import CudaGraphs, Work
 from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.events import Started, Step
 from ladecli.decoder.families import ModelFacts
-from ladecli.decoder.graph_capture import Work
 from ladecli.decoder.kv_cache import KVCache
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.runner import Runner
 from ladecli.decoder.strategies import make_strategy
 
+from ..capturing import Again
 from ..decoding import decoder_of, ids_of, run, steps_of, transformers_ids
 from ..families import model_of, new_model, prompt_for
 from ..oracle import Oracle, counts
@@ -34,34 +33,6 @@ CPU = torch.device("cpu")
 FAMILIES = ("llama", "gemma2", "qwen3", "olmo2", "phi3_long", "glm4", "smollm3", "gpt2")
 CONFIG = LookaheadConfig(4, 4, 4, 24)
 SAMPLED = SamplingConfig(temperature=0.8, top_k=20, top_p=0.95, seed=5)
-
-
-class Again:
-    """Captures work by doing it again.
-
-    Args:
-        errors: raised by the next captures; None for none.
-
-    Attributes:
-        captures, replays: how many.
-    """
-
-    def __init__(self, *errors: Exception | None) -> None:
-        self.errors = list(errors)
-        self.captures = self.replays = 0
-
-    def __call__(self, work: Work) -> Work:
-        self.captures += 1
-        if self.errors and (error := self.errors.pop(0)) is not None:
-            raise error
-        work()
-
-        @torch.inference_mode()
-        def replay() -> None:
-            self.replays += 1
-            work()
-
-        return replay
 
 
 def captured(family: str, capture: Again | None = None, **options: Any) -> Decoder:
@@ -74,7 +45,7 @@ def test_captured_steps_give_the_same_text(family: str) -> None:
     expected = transformers_ids(model_of(family), prompt, 60)
     decoder, eager = captured(family, capture), decoder_of(family)
     assert decoder.runner.captures
-    for attention in ("sdpa", "reference", "flash") if family == "llama" else ("sdpa",):
+    for attention in ("sdpa", "reference") if family == "llama" else ("sdpa",):
         decoder.runner.model.use(attention)
         decoder.runner.forget()
         for strategy in ("autoregressive", "lookahead"):
@@ -226,17 +197,14 @@ def test_captured_steps_that_are_wrong_are_found_at_load() -> None:
     assert notice.startswith("steps run without CUDA graphs, and slower: a trial step was off by")
 
 
-def test_a_width_without_memory_runs_one_operation_at_a_time() -> None:
-    capture = Again()
+def test_without_memory_for_a_capture_steps_run_one_operation_at_a_time() -> None:
+    capture = Again(torch.OutOfMemoryError("CUDA out of memory"))
     decoder = fake_decoder(Oracle(counts), capture)
-    capture.errors = [torch.OutOfMemoryError("CUDA out of memory")]
     expected = [10 + (17 + i - 9) % 20 for i in range(40)]
     for _ in range(2):
         assert ids_of(run(decoder, [15, 16, 17], "lookahead", CONFIG)) == expected
-    assert decoder.runner.captures
-    assert not decoder.runner.notices
-    # Nothing else is captured twice.
-    assert capture.captures - 1 == decoder.runner.captured
+    assert capture.captures == 1
+    assert len(decoder.runner.notices) == 1
 
 
 def test_a_compiler_that_fails_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +222,7 @@ def test_a_compiler_that_fails_is_done_without(monkeypatch: pytest.MonkeyPatch) 
     assert ids_of(run(decoder, prompt)) == ids_of(run(decoder_of("llama"), prompt))
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "glm4"])
+@pytest.mark.parametrize("family", ["gemma2", "glm4"])
 def test_a_captured_forward_is_one_graph_for_the_compiler(family: str) -> None:
     """Traced, not compiled: that takes most of a minute."""
     from torch import _dynamo
@@ -282,7 +250,7 @@ def triton_ops() -> Any:
     return importlib.import_module("ladecli.decoder.triton_kernels").TritonOps()
 
 
-@pytest.mark.parametrize("family", ["gemma2", "olmo2", "glm4", "ministral3", "smollm3"])
+@pytest.mark.parametrize("family", ["gemma2", "glm4", "ministral3"])
 def test_kernels_give_the_same_text(family: str) -> None:
     prompt, few = prompt_for(family, 6), Limits(3)
     eager, decoder = decoder_of(family), captured(family)
@@ -308,10 +276,3 @@ def test_a_kernel_that_fails_is_done_without(monkeypatch: pytest.MonkeyPatch) ->
     assert ids_of(run(decoder, prompt)) == expected
     (notice,) = decoder.runner.notices
     assert notice == "steps run without Triton kernels, and slower: out of resources"
-
-
-def test_the_weights_of_a_captured_model_may_be_joined() -> None:
-    prompt = prompt_for("qwen3")
-    decoder = load_decoder(copy.deepcopy(model_of("qwen3")), cuda_graphs=True, capture=Again())
-    expected = ids_of(run(decoder_of("qwen3"), prompt))
-    assert ids_of(run(decoder, prompt, "lookahead", CONFIG)) == expected

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.drafting.memory import SAVED_ROWS, SAVED_TEXT, DraftMemory
 from ladecli.decoder.drafting.ngram_model import (
     CONTEXTS,
@@ -30,8 +31,9 @@ from ladecli.decoder.drafting.suffix_automaton import SuffixAutomaton
 from ladecli.decoder.errors import DraftStateError
 from ladecli.decoder.events import Token
 from ladecli.decoder.layout import Draft
-from ladecli.decoder.observation import Observation
+from ladecli.decoder.observation import Observation, State
 from ladecli.decoder.step_cost import CostCurve, StepCost
+from ladecli.decoder.strategies.lookahead import Lookahead
 from ladecli.decoder.tree import ROOT, TokenTree
 from ladecli.decoder.verify import Verdict
 from ladecli.decoder.window import LookaheadWindow, WindowBlock
@@ -144,14 +146,6 @@ def test_guesses_of_the_window_give_way_to_answers() -> None:
     assert best(model, 1, 2)[0] == 9, "a pair has a row of its own"
 
 
-def test_what_both_sources_saw_is_counted_once() -> None:
-    model = taught([1, 2], flag=WINDOW)
-    model.learn([[1, 2]], 1, 1.0)
-    (share, token, kind), *rest = model.successors([1])
-    assert (token, SOURCE_OF_KIND[kind], rest) == (2, "context", [])
-    assert share == pytest.approx(taught([1, 2], [1, 2]).successors([1])[0][0])
-
-
 def test_contexts_that_differ_in_any_token_are_told_apart() -> None:
     model, last = NgramModel(), (1 << 20) - 1
     contexts = [[a, b, c, d] for a in (0, last) for b in (0, 9) for c in (1, 9) for d in (1, last)]
@@ -219,17 +213,6 @@ def test_a_dearer_tree_is_a_prefix(seed: int, price: float, other: float) -> Non
         paths(model.build_tree(text[:20], 30, priced(40, each))) for each in sorted((price, other))
     ]
     assert trees[1] == trees[0][: len(trees[1])]
-
-
-def test_a_smaller_tree_is_the_beginning_of_a_larger_one() -> None:
-    """Nearly: shorter contexts are left out where they would add what has no room anyway."""
-    text = random.Random(1).choices(range(12), k=400)
-    model = taught(text)
-    for start in range(0, 90, 9):
-        context = text[start : start + ORDER]
-        small, large = (paths(model.build_tree(context, 99, free(n))) for n in (30, 60))
-        assert len(small) == 30
-        assert len({*small} & {*large[:30]}) >= 28
 
 
 def test_a_repeated_span_is_followed_to_its_end() -> None:
@@ -358,21 +341,6 @@ def test_a_repeated_span_is_longer_than_a_context(length: int, prior: float) -> 
         assert span is not None
         assert span.tokens[span.start :][:9] == PASSAGE[length : length + 9]
         assert span.probability == pytest.approx(prior)
-
-
-def test_repeats_are_calibrated_by_what_became_of_them() -> None:
-    text = [*PASSAGE, *PASSAGE[:5]]
-    kept, broken = learned(*text), learned(*text)
-    before = probability(kept)
-    kept.context.learn(step([*text, *PASSAGE[5:7]], 2), [])
-    assert before < probability(kept) < 1.0
-    broken.context.learn(step([*text, 9, *PASSAGE[20:25]], 6), [])
-    assert 0.0 < probability(broken) < before
-    assert broken.context.trials == [1.0, 0.0, 0.0, 0.0], "the span was left at once"
-    # A passage of 6 that goes on by three tokens: two trials of one class, one of the next.
-    memory = learned(*PASSAGE, *PASSAGE[:6])
-    memory.context.learn(step([*PASSAGE, *PASSAGE[:9]], 3), [])
-    assert memory.context.trials == memory.context.hits == pytest.approx([1.98, 1.0, 0.0, 0.0])
 
 
 def test_a_fork_repeats_the_end_of_what_is_common() -> None:
@@ -552,9 +520,14 @@ def test_saved_drafts_are_checked(remembered: DraftMemory, wrong: dict[str, Any]
 
 def test_an_interrupted_update_is_noticed() -> None:
     memory = DraftMemory()
-    with memory.updating():
-        memory.context.begin([1, 2])
+    strategy = Lookahead(LookaheadConfig(sources=("context",)), memory)
+    strategy.begin(State([1, 2], 2))
     assert not memory.broken
-    with pytest.raises(KeyboardInterrupt), memory.updating():
-        raise KeyboardInterrupt
+
+    class Interrupting(list[int]):
+        def __getitem__(self, index: Any) -> Any:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        strategy.begin(State(Interrupting([1, 2]), 2))
     assert memory.broken

@@ -81,24 +81,11 @@ def test_every_token_has_its_source() -> None:
     assert {len(step.tokens) for step in steps_of(events)} == {1, 4}
 
 
-def test_the_window_fills_before_it_finds() -> None:
-    """N - 2 steps fill the window; the n-grams of the next one serve from then on."""
-    config = LookaheadConfig(window=3, ngram=5, guesses=2, sources=("trajectory",))
-    steps = steps_of(run(oracle(spells([10] * 300)), [10, 10], "lookahead", config))
-    assert [step.proposed for step in steps[:5]] == [0, 0, 0, 0, 4]
-
-
 def test_ngrams_of_the_prompt_serve_from_the_first_step() -> None:
     decoder = oracle(spells([*range(10, 20)] * 20))
     config = LookaheadConfig(window=2, ngram=4, guesses=2, sources=("context",))
     events = run(decoder, [*range(10, 20), 10], "lookahead", config, limits=Limits(8))
     assert [token.source for token in steps_of(events)[0].tokens] == ["context"] * 6 + [None]
-
-
-def test_prompt_lookup_copies_ten_tokens() -> None:
-    decoder = oracle(spells([*range(10, 40)] * 9))
-    events = run(decoder, [*range(10, 40), 10, 11, 12], "prompt-lookup", limits=Limits(22))
-    assert [len(step.tokens) for step in steps_of(events)] == [11, 11]
 
 
 def test_jacobi_converges_with_an_oracle_by_position() -> None:

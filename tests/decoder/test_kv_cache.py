@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -126,11 +125,6 @@ def slots_along(cache: KVCache, most: int, step: int = 64) -> list[int]:
         if cache.slots != ([0, *sizes])[-1]:
             sizes.append(cache.slots)
     return sizes
-
-
-def test_growth_doubles_so_that_it_copies_seldom() -> None:
-    sizes = slots_along(KVCache(ALIKE[:1]), 20 * GROWTH)
-    assert all(2 * a == b for a, b in pairwise(sizes))
 
 
 def test_the_last_growth_starts_from_less_than_two_thirds() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ladecli.decoder import mask_bits
+from ladecli.decoder import layout as layouts
 from ladecli.decoder.events import Token
 from ladecli.decoder.layout import Draft, StepLayout, build, build_chunk
 from ladecli.decoder.tree import ROOT, TokenTree
@@ -73,7 +73,7 @@ def test_a_full_tree_takes_known_prefixes_only() -> None:
 
 def dense(step: StepLayout) -> list[set[int]]:
     """Which tokens of the step each token sees."""
-    return [{*np.flatnonzero(row).tolist()} for row in mask_bits.dense(step.rows)]
+    return [{*np.flatnonzero(row).tolist()} for row in layouts.dense(step.rows)]
 
 
 @given(
@@ -125,10 +125,9 @@ def test_a_step_against_its_definition(
 def test_a_plain_step_has_nothing_to_hide() -> None:
     step = build([42], 10, Draft())
     assert (step.tokens, step.positions, step.outputs) == ([42], [10], [0])
-    assert step.visible is None
     # Nor has a window of one cell, which is the current token.
     step = build([7], 0, Draft(window=LookaheadWindow(1, 2, [1], random.Random(0)).block(7)))
-    assert (step.tokens, step.outputs, step.visible) == ([7], [0, 0], None)
+    assert (step.tokens, step.outputs) == ([7], [0, 0])
 
 
 @pytest.mark.parametrize("anchor", [None, 90])
@@ -137,7 +136,6 @@ def test_a_chunk_is_causal_and_an_anchor_is_seen_by_no_other(anchor: int | None)
     assert (step.outputs, step.pending) == ([], 3)
     assert step.positions == [4, 5, 6, *([90] if anchor else [])]
     assert dense(step) == [{0}, {0, 1}, {0, 1, 2}, *([{3}] if anchor else [])]
-    assert step.visible is not None
 
 
 @given(st.lists(st.integers(0, 2**130 - 1), min_size=1, max_size=130), st.integers(0, 3))
@@ -145,14 +143,14 @@ def test_packed_rows_hold_the_bits(rows: list[int], spare: int) -> None:
     """Words end within rows of every width, and the highest bit of a word is a sign."""
     count = len(rows)
     rows = [row % (1 << count) for row in rows]
-    words = mask_bits.words_for(count) + spare
-    packed = np.frombuffer(mask_bits.packed(rows, words), np.int32).reshape(count, words)
+    words = layouts.words_for(count) + spare
+    packed = np.frombuffer(layouts.packed(rows, words), np.int32).reshape(count, words)
     found = [
         sum((int(word) & 0xFFFFFFFF) << 32 * index for index, word in enumerate(row))
         for row in packed
     ]
     assert found == rows
-    assert mask_bits.dense(rows).tolist() == [
+    assert layouts.dense(rows).tolist() == [
         [bool(row >> bit & 1) for bit in range(count)] for row in rows
     ]
 

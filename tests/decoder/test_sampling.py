@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -22,7 +23,6 @@ from ladecli.decoder.engine import Limits
 from ladecli.decoder.errors import NaNLogitsError
 from ladecli.decoder.layout import Draft, StepLayout, build
 from ladecli.decoder.sampling import (
-    PositionNoise,
     Sampler,
     choose,
     gumbel_noise,
@@ -37,6 +37,10 @@ from ..decoding import ids_of, run, tokens_of
 from ..oracle import Markov, decoder_with
 
 CPU = torch.device("cpu")
+
+
+def noise_at(seed: int, positions: Iterable[int], count: int) -> Tensor:
+    return torch.stack([gumbel_noise(seed, position, count, CPU) for position in positions])
 
 
 def random_logits(*shape: int, seed: int = 1, scale: float = 3.0) -> Tensor:
@@ -131,14 +135,6 @@ def test_noise_depends_on_seed_and_position_only() -> None:
 PINNED = [1.9016414, -1.2652518, 1.1223969]
 
 
-def test_noise_of_positions_is_kept_until_they_are_past() -> None:
-    noise = PositionNoise(5)
-    rows = noise.at([4, 2, 4], 10, CPU)
-    assert torch.equal(rows, torch.stack([gumbel_noise(5, p, 10, CPU) for p in (4, 2, 4)]))
-    noise.forget(4)
-    assert torch.equal(noise.at([2, 4], 10, CPU), rows[[1, 0]])
-
-
 @pytest.mark.parametrize("across", ["tokens", "positions", "seeds"])
 def test_noise_follows_gumbels_distribution(across: str) -> None:
     """Whether one position is looked at, one token at many positions, or one at many seeds."""
@@ -164,8 +160,7 @@ def test_rare_tokens_are_drawn_as_often_as_they_should() -> None:
 def test_tokens_are_drawn_with_their_probabilities() -> None:
     """8,000 draws at consecutive positions of one seed, as a long text takes them."""
     probabilities = torch.tensor([0.5, 0.25, 0.125, 0.1, 0.025])
-    config, noise = SamplingConfig(temperature=1.0, seed=3), PositionNoise(3)
-    draws = noise.at(range(8_000), 5, CPU)
+    config, draws = SamplingConfig(temperature=1.0, seed=3), noise_at(3, range(8_000), 5)
     tokens = choose(probabilities.log().expand(8_000, -1), config, draws)
     counts = torch.bincount(tokens, minlength=5)
     assert stats.chisquare(counts.numpy(), 8_000 * probabilities.numpy()).pvalue > 1e-3
@@ -173,7 +168,7 @@ def test_tokens_are_drawn_with_their_probabilities() -> None:
 
 def test_a_batch_of_rows_is_chosen_as_row_by_row() -> None:
     logits = random_logits(7, 300)
-    noise = PositionNoise(2).at(range(7), 300, CPU)
+    noise = noise_at(2, range(7), 300)
     settings: list[dict[str, Any]] = [
         {},
         {"top_k": 5},

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ladecli.decoder.errors import ConfigError
-from ladecli.decoder.step_cost import GRAIN, StepCost, fitting
+from ladecli.decoder.step_cost import StepCost, fitting
 
 TABLE = StepCost((1, 2, 4), (0, 1000), ((1.0, 1.5, 2.5), (1.0, 2.0, 4.0)))
 
@@ -58,13 +58,6 @@ def test_lists_as_toml_has_them_are_accepted() -> None:
     assert from_lists.curve(9, 1, 3, ()) is from_tuples.curve(9, 1, 3, ())
 
 
-@given(tables())
-def test_measured_points_are_met(table: StepCost) -> None:
-    for context, row in zip(table.contexts, table.costs, strict=True):
-        for width, cost in zip(table.widths, row, strict=True):
-            assert table.at(width, context) == pytest.approx(cost)
-
-
 @pytest.mark.parametrize(
     ("width", "context", "cost"),
     [
@@ -86,19 +79,6 @@ def test_costs_lie_on_lines_through_the_points(width: int, context: int, cost: f
 def test_no_step_costs_less_than_a_plain_one(table: StepCost, width: int, context: int) -> None:
     assert table.at(width, context) >= 1.0
     assert table.at(1, context) == 1.0
-
-
-def test_a_curve_goes_from_the_step_without_nodes_to_the_one_with_most() -> None:
-    curve = TABLE.curve(0, 2, 4, ())
-    assert curve.cost == pytest.approx((1.5, 2.0, 2.5, 3.0, 3.5))
-    assert curve.slope == pytest.approx((0.5, 0.5, 0.5, 0.5, 0.0))
-    assert curve.max_nodes == 4
-
-
-@pytest.mark.parametrize("nodes", [0, -3])
-def test_a_curve_without_room_has_the_step_without_nodes(nodes: int) -> None:
-    curve = TABLE.curve(0, 2, nodes, ())
-    assert (curve.cost, curve.slope, curve.max_nodes) == ((1.5,), (0.0,), 0)
 
 
 def test_buckets_make_steps_of_the_curve() -> None:
@@ -137,15 +117,6 @@ def test_ranks_wait_for_the_widest_part() -> None:
     assert costs == tuple(TABLE.at(width, 0) for width in (2, 2, 3, 3, 4))
 
 
-def test_texts_of_about_one_length_share_a_curve() -> None:
-    curve = TABLE.curve(3 * GRAIN, 1, 5, ())
-    assert curve.cost[3] == pytest.approx(TABLE.at(4, 3 * GRAIN))
-    near, far = GRAIN // 2 - 1, GRAIN // 2
-    assert TABLE.curve(3 * GRAIN + near, 1, 5, ()) is curve
-    assert TABLE.curve(3 * GRAIN - near, 1, 5, ()) is curve
-    assert TABLE.curve(3 * GRAIN + far, 1, 5, ()).cost[3] > curve.cost[3]
-
-
 @pytest.mark.parametrize(("width", "fits"), [(1, 2), (2, 2), (3, 8), (8, 8), (9, 9)])
 def test_a_step_takes_the_narrowest_bucket_that_holds_it(width: int, fits: int) -> None:
     assert fitting(width, (2, 8)) == fits
@@ -159,9 +130,8 @@ def test_a_step_takes_the_narrowest_bucket_that_holds_it(width: int, fits: int) 
         {"costs": [1.0]},
         {"widths": [1, 2], "costs": [[1.0, "x"]]},
         {"widths": [1, 2.5], "costs": [[1.0, 2.0]]},
-        {"contexts": [True]},
     ],
 )
 def test_what_is_no_table_of_numbers_is_named(table: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"step_cost: (widths|contexts|costs) must"):
+    with pytest.raises(ConfigError, match="step_cost must hold lists of numbers"):
         StepCost(**table)

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from ladecli.decoder.config import STRATEGIES, LookaheadConfig
 from ladecli.decoder.drafting import budget
-from ladecli.decoder.drafting.budget import AdaptiveWindow, SpeculationBudget, cell_price
+from ladecli.decoder.drafting.budget import AdaptiveWindow, SpeculationBudget
 from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.decoder.errors import ConfigError
 from ladecli.decoder.events import Token
 from ladecli.decoder.layout import Draft
 from ladecli.decoder.observation import Observation, State
-from ladecli.decoder.step_cost import CostCurve, StepCost
+from ladecli.decoder.step_cost import StepCost
 from ladecli.decoder.strategies import Strategy, make_strategy
 from ladecli.decoder.verify import Verdict, walk
 
@@ -213,19 +213,6 @@ def test_drafts_lose_no_more_than_the_budget(steps: list[tuple[int, float]]) -> 
         assert lost <= allowed + worst + 1e-9
 
 
-def test_drafts_become_strict_then_pause_and_plain_steps_pay_for_them() -> None:
-    spent = SpeculationBudget()
-    assert spent.may_explore
-    spent.update(0, budget.INITIAL_BALANCE + 0.1)
-    assert (spent.may_draft, spent.may_open_window, spent.may_explore) == (True, True, False)
-    spent.update(0, budget.MAX_DEFICIT - 0.1 + 9.5 * budget.LOSS_PER_TOKEN)
-    for _ in range(9):
-        spent.update(1, 1.0)
-        assert not spent.may_draft
-    spent.update(1, 1.0)
-    assert spent.may_draft
-
-
 # The adaptive window.
 
 ROWS, COLUMNS = 4, 7
@@ -254,15 +241,6 @@ def test_a_window_that_is_not_worth_its_place_is_halved_then_dropped(columns: in
     assert seen == [*[columns] * (trial - 1), *[half] * trial, 0]
 
 
-@pytest.mark.parametrize(
-    ("price", "found", "columns"), [(0.0, 0, 7), (0.05, 1, 7), (0.05, 0, 0), (0.12, 1, 3)]
-)
-def test_a_window_has_the_columns_that_pay(price: float, found: int, columns: int) -> None:
-    seen = widths(AdaptiveWindow(COLUMNS), 300, price, found)
-    assert columns in seen[100:]
-    assert columns == 0 or set(seen[100:]) == {columns}
-
-
 def test_a_dropped_window_is_tried_again_after_pauses_that_double() -> None:
     window, pauses = dropped(), list[int]()
     for _ in range(6):
@@ -273,20 +251,3 @@ def test_a_dropped_window_is_tried_again_after_pauses_that_double() -> None:
         assert widths(window, budget.TRIAL_STEPS, price=0.5)[-1] == 0
     assert (pauses[0], pauses[-1]) == budget.PAUSES
     assert pauses[1:] == [min(2 * pause, pauses[-1]) for pause in pauses[:-1]]
-
-
-CURVE = CostCurve((1.0, 1.0, 1.5, 2.5), (0.0, 0.5, 1.0, 0.0))
-
-
-@pytest.mark.parametrize(
-    ("margin", "nodes", "tokens", "price"),
-    [
-        (0.0, 1, 2.0, 1.0),  # what it costs
-        (0.8, 1, 0.1, 0.4),  # what the next nodes are worth: half of the last one on average
-        (0.0, 3, 2.0, 2.0),  # a full tree pays what its last node did
-    ],
-)
-def test_a_cell_costs_what_its_place_is_worth(
-    margin: float, nodes: int, tokens: float, price: float
-) -> None:
-    assert cell_price(margin, CURVE, nodes, tokens) == pytest.approx(price)

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ladecli.decoder.pool import NgramPool
-from ladecli.decoder.window import LookaheadWindow, WindowBlock
+from ladecli.decoder.window import LookaheadWindow, NgramPool, WindowBlock
 
 
 def window_of(window: int, ngram: int, start: list[int] | None = None) -> LookaheadWindow:
@@ -74,16 +73,6 @@ def test_a_part_holds_what_its_columns_see(window: int, ngram: int, data: st.Dat
     assert part.last_tokens == block.last_tokens[some.start : some.stop]
 
 
-def test_the_token_before_a_cell_of_the_last_row() -> None:
-    lookahead = window_of(3, 4)
-    lookahead.rows = [[0, 11, 12], [20, 21, 22], [30, 31, 32]]
-    assert lookahead.block(9).last_tokens == [(20, 30), (21, 31), (22, 32)]
-    lookahead.rows = [[0, 11, 12], [20, 21, 22]]
-    assert lookahead.block(9).last_tokens == [(9, 20), (11, 21), (12, 22)]
-    lookahead.rows = [[0, 11, 12]]
-    assert lookahead.block(9).last_tokens == [(9, 9), (9, 11), (11, 12)]
-
-
 def test_ngrams_are_columns_closed_by_the_outputs() -> None:
     lookahead = window_of(3, 4)
     lookahead.rows = [[0, 11, 12], [20, 21, 22], [30, 31, 32]]
@@ -140,9 +129,3 @@ def test_the_oldest_goes_and_a_repeated_one_is_renewed() -> None:
     pool = pool_of(2, (1, 2), (1, 3), (1, 2), (1, 4))
     assert list(pool.candidates(1)) == [(4,), (2,)]
     assert len(pool) == 2
-
-
-def test_fewer_guesses_than_before_make_room() -> None:
-    pool = pool_of(3, (1, 2), (1, 3), (1, 4))
-    pool.add((1, 5), 2)
-    assert list(pool.candidates(1)) == [(5,), (4,)]

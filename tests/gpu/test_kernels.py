@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import random
 import time
 import types
@@ -23,8 +22,10 @@ from ladecli.decoder.attention import (
     choose_backend,
 )
 from ladecli.decoder.errors import ConfigError
+from ladecli.decoder.families import examine
 from ladecli.decoder.kv_cache import Target
 from ladecli.decoder.layout import Draft, StepLayout, build
+from ladecli.decoder.load import compile_attention
 from ladecli.decoder.transformer import Norm, Rotary, Transformer
 from ladecli.decoder.tree import TokenTree
 
@@ -149,15 +150,15 @@ def test_row_kernels_in_bfloat16() -> None:
     assert error(ops().gate(both, "gelu_tanh"), F.gelu(gate, approximate="tanh") * up) < 1e-2
 
 
-def test_a_models_kernels_are_prepared_in_threads(tmp_path: Any, monkeypatch: Any) -> None:
+def test_attention_is_compiled_in_threads(tmp_path: Any, monkeypatch: Any) -> None:
     """Afterwards a step of these widths compiles nothing: it takes no time."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    model = Transformer(copy.deepcopy(model_of("llama")).to(GPU, HALF))
-    prepare = importlib.import_module("ladecli.decoder.triton_kernels").prepare
-    prepare(model, (1, 8, 32, 64), slots=1024)
+    stock = copy.deepcopy(model_of("llama")).to(GPU, HALF)
+    model = Transformer(stock, examine(stock.config), "triton")
+    compile_attention(model, (1, 8, 32, 64), slots=1024)
     torch.cuda.synchronize()
     start = time.perf_counter()
-    prepare(model, (1, 8, 32, 64), slots=1024)
+    compile_attention(model, (1, 8, 32, 64), slots=1024)
     torch.cuda.synchronize()
     assert time.perf_counter() - start < 0.5
     assert choose_backend("auto", GPU, HALF) == "triton"

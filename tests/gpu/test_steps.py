@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from ladecli.decoder.config import LookaheadConfig, SamplingConfig
-from ladecli.decoder.cuda_graphs import CudaGraphs
+from ladecli.decoder.cuda_graphs import CudaGraphs, GraphCapture, Work
 from ladecli.decoder.engine import Decoder, Limits
-from ladecli.decoder.graph_capture import GraphCapture, Work
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.strategies import make_strategy
 from ladecli.decoder.transformer import Transformer

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
+from .dense import reference_attention, sdpa_attention
 from .flash import flash_attention
 from .mask import CapturedMask, DeviceMask, StepMask
-from .reference import reference_attention
-from .sdpa import sdpa_attention
 from .triton import register_for_compile, triton_attention, triton_available
 
 __all__ = [

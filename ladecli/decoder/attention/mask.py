@@ -9,17 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import mask_bits
-from ..mask_bits import WORD
-
-
-class Parts(NamedTuple):
-    """Keys and values of one layer, told apart: [1, K, S', D] cached and [1, K, T, D] own ones."""
-
-    keys: Tensor
-    values: Tensor
-    own_keys: Tensor
-    own_values: Tensor
+from ..layout import WORD, dense, packed, words_for
 
 
 class DeviceMask(NamedTuple):
@@ -79,9 +69,9 @@ class StepMask:
         found = self._on_device.get(device)
         if found is None:
             count = len(self._rows)
-            words = mask_bits.words_for(count)
+            words = words_for(count)
             head = np.array([self.prefix, *self._positions], dtype=np.int32).tobytes()
-            buffer = bytearray(head + mask_bits.packed(self._rows, words))
+            buffer = bytearray(head + packed(self._rows, words))
             whole = torch.frombuffer(buffer, dtype=torch.int32).to(device)
             length, positions, bits = torch.split(whole, [1, count, count * words])
             found = self._on_device[device] = DeviceMask(length, positions, bits.view(count, words))
@@ -111,17 +101,12 @@ class StepMask:
             found = self._additive[key] = self._make_additive(*key)
         return found
 
-    def split(self, keys: Tensor, values: Tensor) -> Parts:
-        """Cached and own keys and values, of [1, K, S, D] each.
-
-        Where only the device knows the prefix, the cached ones are all slots, of which the first
-        `on_device(...).length` count.
-        """
-        end = self.prefix
-        return Parts(keys[:, :, :end], values[:, :, :end], keys[:, :, end:], values[:, :, end:])
+    def own(self, keys: Tensor) -> Tensor:
+        """The step's own keys, [1, K, T, D], of those in the cache, [1, K, S, D]; or values."""
+        return keys[:, :, self.prefix :]
 
     def _make_visible(self, device: torch.device) -> Tensor:
-        return torch.from_numpy(mask_bits.dense(self._rows)).to(device)
+        return torch.from_numpy(dense(self._rows)).to(device)
 
     def _make_additive(
         self, window: int | None, groups: int, dtype: torch.dtype, device: torch.device
@@ -130,7 +115,7 @@ class StepMask:
         first = self.first_slot(window)
         cached, count = self.prefix - first, len(self._rows)
         added = torch.zeros((groups, count, cached + count), dtype=dtype, device=device)
-        hidden = ~mask_bits.dense(self._rows)
+        hidden = ~dense(self._rows)
         if window is not None:
             positions = np.array(self._positions)
             last_hidden = (positions - window)[:, None]
@@ -164,11 +149,10 @@ class CapturedMask(StepMask):
         """The tensors of fixed address; `device` is theirs."""
         return self._captured
 
-    def split(self, keys: Tensor, values: Tensor) -> Parts:
-        """All slots; and the step's own, gathered from the cache."""
+    def own(self, keys: Tensor) -> Tensor:
+        """See `StepMask.own`."""
         length, positions, _ = self._captured
-        own = length + torch.arange(len(positions), device=length.device)
-        return Parts(keys, values, keys.index_select(2, own), values.index_select(2, own))
+        return keys.index_select(2, length + torch.arange(len(positions), device=length.device))
 
     def _make_visible(self, device: torch.device) -> Tensor:
         words = self._captured.words

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
-from ..mask_bits import WORD
+from ..layout import WORD
 from .mask import StepMask
 
 _MOST_SPLITS = 128
@@ -55,15 +55,8 @@ class Launch:
 def plan(
     count: int, groups: int, kv_heads: int, head_size: int, slots: int, itemsize: int, gpu: Gpu
 ) -> Launch:
-    """The launch for a step; nothing in it depends on how many of the slots are filled.
-
-    Args:
-        count: tokens of the step.
-        groups: query heads per key head.
-        kv_heads, head_size: of keys and values.
-        slots: S, cached and own.
-        itemsize: bytes of a number.
-        gpu: where it runs.
+    """The launch for a step of `count` tokens and S slots, cached and own, with `groups` query
+    heads per key head; nothing in it depends on how many of the slots are filled.
     """
     depth = max(16, power_of_two(head_size))
     # Float32 is multiplied without tensor cores, and its tiles are held in registers.

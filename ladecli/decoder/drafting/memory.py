@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ..errors import DraftStateError
-from ..pool import NgramPool
 from ..tree import TokenTree
+from ..window import NgramPool
 from .budget import SpeculationBudget
 from .ngram_model import MAX_SUCCESSORS, ORDER, NgramModel, pack
 from .sources import BOUNDARY, ContextSource, RecycledSource, TrajectorySource
@@ -29,7 +28,7 @@ class DraftMemory:
         context, trajectory, recycled: the sources that feed it.
         pool: the n-grams of the paper's algorithm, which uses nothing else.
         budget: what drafts may lose.
-        broken: an update was interrupted, by Ctrl-C say: start a new memory.
+        broken: an update is under way, or was interrupted, by Ctrl-C say: start a new memory.
     """
 
     def __init__(self) -> None:
@@ -40,15 +39,6 @@ class DraftMemory:
         self.pool = NgramPool()
         self.budget = SpeculationBudget()
         self.broken = False
-
-    @contextlib.contextmanager
-    def updating(self) -> Iterator[None]:
-        """Change the memory inside this, so that an interrupted change is noticed."""
-        try:
-            yield
-        except BaseException:
-            self.broken = True
-            raise
 
     def to_dict(self) -> dict[str, Any]:
         """The newest part of it as lists of numbers, for JSON; at most about 60,000 of them.

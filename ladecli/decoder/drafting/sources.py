@@ -145,11 +145,8 @@ class RecycledSource(Source):
 
     def learn(self, observation: Observation, ngrams: Sequence[Sequence[int]]) -> None:
         """Remember the successors under the contexts of the step's tokens."""
-        tree, window, rows = (
-            observation.draft.tree,
-            observation.draft.window,
-            observation.successors,
-        )
+        tree, window = observation.draft.tree, observation.draft.window
+        rows = observation.successors
         if not rows:
             return
         nodes, before = 1 + len(tree), observation.before

@@ -38,7 +38,7 @@ class PoolDrafter:
 
     Attributes:
         max_successors: of each output that it learns from.
-        margin: about how probable one more candidate would have been; 0 if there was room for it.
+        margin: about how probable one more candidate would be; 0 if there was room for it.
     """
 
     max_successors = 0
@@ -108,12 +108,7 @@ class ModelDrafter:
 
 
 class Lookahead(Strategy):
-    """A window, and a drafter that learns from it.
-
-    Args:
-        config: window, n-gram length, guesses, budget, sources and costs.
-        memory: what earlier generations learned, and this one adds to; None for nothing.
-    """
+    """A window, and a drafter that learns from it and from what earlier generations remembered."""
 
     name = "lookahead"
 
@@ -134,7 +129,8 @@ class Lookahead(Strategy):
             self._adaptive = AdaptiveWindow(config.window)
             self._step_cost, self._budget = config.step_cost, self._memory.budget
         # While the window has one row, the current token has two outputs.
-        self.max_outputs = config.step_limit + 1
+        self._limit = config.step_limit
+        self.max_outputs = self._limit + 1
         self.max_successors = self._drafter.max_successors
         self._curve = NO_ROOM
         self._plain_steps = 0
@@ -142,13 +138,16 @@ class Lookahead(Strategy):
     def begin(self, state: State) -> None:
         """Start the window with tokens of the prompt, and learn the prompt."""
         self._open_window(state.tokens)
-        with self._memory.updating():
-            self._drafter.begin(state.tokens)
+        self._memory.broken = True
+        self._drafter.begin(state.tokens)
+        self._memory.broken = False
 
     def propose(self, state: State) -> Draft:
         """Candidates after the current token, and the window where it fits."""
         widths = self._config.widths
-        limit = self._step_limit(state.widest)
+        limit = self._limit
+        if limit > state.widest:
+            limit = max((width for width in widths if width <= state.widest), default=state.widest)
         # What each rank feeds in any case, and the places that are left.
         loads = [1 + count for count in state.missing]
         places = sum(max(limit - load, 0) for load in loads)
@@ -186,15 +185,9 @@ class Lookahead(Strategy):
             before = self._adaptive.columns
             self._adaptive.update(found, cells, price, self._config.window_cells - 1)
             self._resize_window(before, self._adaptive.columns, state.tokens)
-        with self._memory.updating():
-            self._drafter.learn(observation, ngrams)
-
-    def _step_limit(self, widest: int) -> int:
-        """The most tokens of a step, given what fits in memory."""
-        config = self._config
-        if config.step_limit <= widest:
-            return config.step_limit
-        return max((width for width in config.widths if width <= widest), default=widest)
+        self._memory.broken = True
+        self._drafter.learn(observation, ngrams)
+        self._memory.broken = False
 
     def _window_block(self, state: State, places: int) -> WindowBlock | None:
         """The window's cells, if it is open, pays, and fits."""
@@ -207,6 +200,7 @@ class Lookahead(Strategy):
         return block if len(block.tokens) + candidates <= places else None
 
     def _open_window(self, text: Sequence[int]) -> None:
+        """Start a window of as many columns as pay, with tokens of the end of the text."""
         config = self._config
         columns = self._adaptive.columns if self._adaptive else config.window
         if "trajectory" in config.sources and columns:
@@ -214,6 +208,7 @@ class Lookahead(Strategy):
             self._window = LookaheadWindow(columns, config.ngram, start, self._rng)
 
     def _resize_window(self, before: int, columns: int, text: Sequence[int]) -> None:
+        """Give the window the columns that pay now."""
         if columns == 0:
             self._window = None
         elif columns > before:

@@ -1,8 +1,9 @@
-"""Attention written out: what the other backends are tested against."""
+"""Attention under an explicit mask: written out, and by PyTorch's own kernel."""
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .mask import StepMask
@@ -17,7 +18,7 @@ def reference_attention(
     sliding_window: int | None,
     softcap: float | None,
 ) -> Tensor:
-    """Dense attention with scores and softmax in float32.
+    """Scores and softmax in float32: what the other backends are tested against.
 
     Args:
         query: [1, H, T, D].
@@ -45,3 +46,30 @@ def reference_attention(
         scores = scores + added
     out = torch.softmax(scores, dim=-1) @ value
     return out.to(query.dtype).reshape(1, heads, count, value.shape[-1])
+
+
+def sdpa_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: StepMask,
+    scaling: float,
+    sliding_window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """`scaled_dot_product_attention`; arguments as in `reference_attention`.
+
+    Soft caps are left to the reference: PyTorch's function has none.
+    """
+    if softcap is not None:
+        return reference_attention(query, key, value, mask, scaling, sliding_window, softcap)
+    heads, kv_heads = query.shape[1], key.shape[1]
+    added = mask.additive_mask(sliding_window, heads // kv_heads, query.dtype, query.device)
+    if first := mask.first_slot(sliding_window):
+        key, value = key[:, :, first:], value[:, :, first:]
+    if heads == kv_heads:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=added, scale=scaling)
+    # Keys are read once for all query heads that share them.
+    folded = query.reshape(1, kv_heads, -1, query.shape[-1])
+    out = F.scaled_dot_product_attention(folded, key, value, attn_mask=added, scale=scaling)
+    return out.reshape(1, heads, -1, value.shape[-1])

@@ -1,0 +1,124 @@
+"""Rotary position embeddings (Su et al., 2021), by tables from the model's own rotary module."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .families import Family, ModelFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    """Rotary embeddings of the tokens of a step.
+
+    Attributes:
+        cos, sin: [T, 1, n]: what the first n numbers of a head, and their partners, are
+            multiplied with; the sign of a partner is in `sin`.
+        interleaved: partners are neighbours, not n / 2 apart.
+        query_scale: [T, 1, 1], or None.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    interleaved: bool
+    query_scale: Tensor | None = None
+
+
+def rotate(heads: Tensor, rotary: Rotary) -> Tensor:
+    """Rotary embedding of [T, heads, head_size]."""
+    count = rotary.cos.shape[-1]
+    part = heads if count == heads.shape[-1] else heads[..., :count]
+    if rotary.interleaved:
+        partners = part.reshape(*part.shape[:-1], -1, 2).flip(-1).flatten(-2)
+    else:
+        partners = torch.roll(part, count // 2, -1)
+    # Some families turn in float32, whatever the type of activations.
+    turned = torch.addcmul(part * rotary.cos, partners, rotary.sin).to(heads.dtype)
+    return turned if part is heads else torch.cat((turned, heads[..., count:]), dim=-1)
+
+
+class RotaryTables:
+    """Cosines and sines by position, grown as needed.
+
+    Args:
+        module: transformers' rotary embedding of the model.
+        text: the model's configuration.
+        family: of the model.
+        facts: how long texts may be, and where frequencies change.
+        like: a tensor of the type and on the device of activations.
+
+    Attributes:
+        kinds: by layer, the kind under which the module keeps its frequencies; "" for all.
+    """
+
+    def __init__(
+        self, module: nn.Module, text: Any, family: Family, facts: ModelFacts, like: Tensor
+    ) -> None:
+        parameters = getattr(text, "rope_parameters", None) or {}
+        kinds = getattr(text, "layer_types", None)
+        nested = kinds and all(isinstance(parameters.get(kind), dict) for kind in kinds)
+        self.kinds: list[str] = list(kinds) if kinds and nested else [""] * facts.layers
+        self._distinct = sorted({*self.kinds})
+        self._module = module
+        self._interleaved = family.interleaved
+        self._facts = facts
+        self._like = like.new_empty(0)
+        # Growth of queries, and the position from which on they grow.
+        self._beta = parameters.get("llama_4_scaling_beta") if family.query_scale else None
+        original = parameters.get("original_max_position_embeddings")
+        self._original = original or text.max_position_embeddings
+        # By kind and whether frequencies are those of long texts: [positions, 2, 1, n].
+        self._tables: dict[tuple[str, bool], Tensor] = {}
+        # Captured steps go on reading the tables of their time.
+        self._outgrown: list[Tensor] = []
+
+    def at(self, positions: Tensor, last_position: int) -> dict[str, Rotary]:
+        """The embeddings of a step, by kind of layer.
+
+        Args:
+            positions: int64 [T].
+            last_position: the largest of them, or a larger one on the same side of the boundary
+                at which frequencies change.
+        """
+        scale = None
+        if self._beta:
+            growth = torch.log1p(torch.floor(positions / self._original)) * self._beta + 1
+            scale = growth.to(self._like.dtype)[:, None, None]
+        boundary = self._facts.rope_boundary
+        is_long = boundary is not None and last_position >= boundary
+        found = {}
+        for kind in self._distinct:
+            table = self._tables.get((kind, is_long))
+            if table is None or len(table) <= last_position:
+                table = self._grow(kind, is_long, last_position)
+            cos, sin = table[positions].unbind(1)
+            found[kind] = Rotary(cos, sin, self._interleaved, scale)
+        return found
+
+    @torch.inference_mode()
+    def _grow(self, kind: str, is_long: bool, last_position: int) -> Tensor:
+        """The table of a kind with room for a position."""
+        boundary = self._facts.rope_boundary
+        most = max(self._facts.context, last_position + 1)
+        if boundary is not None and not is_long:
+            # The module looks at the largest position: it must not be one of longer texts.
+            most = boundary
+        count = min(max(1 << last_position.bit_length(), 256), most)
+        positions = torch.arange(count, device=self._like.device)[None]
+        cos, sin = self._module(self._like, positions, *([kind] if kind else []))
+        half = cos.shape[-1] // 2
+        cos, sin = cos[0, :, :half], sin[0, :, :half]
+        if self._interleaved:
+            cos = cos.repeat_interleave(2, dim=-1)
+            sin = torch.stack((-sin, sin), dim=-1).flatten(-2)
+        else:
+            cos, sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+        if (kind, is_long) in self._tables:
+            self._outgrown.append(self._tables[kind, is_long])
+        table = torch.stack((cos, sin), dim=1)[:, :, None].contiguous()
+        self._tables[kind, is_long] = table
+        return table
