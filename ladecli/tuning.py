@@ -1,24 +1,40 @@
-"""Which settings decode fastest here: candidates take turns on the same prompts."""
+"""What steps cost here, and which settings decode fastest: the measurements of `lade tune`."""
 
 from __future__ import annotations
 
 import math
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, islice
 from typing import TYPE_CHECKING
 
-from ..decoder.config import SOURCES, LookaheadConfig, SamplingConfig
-from ..decoder.engine import Limits
-from ..decoder.errors import ConfigError
-from ..decoder.events import Step
-from ..decoder.step_cost import StepCost
-from ..decoder.strategies import make_strategy
-from ..profiles.derive import fitted
+from .decoder.config import SOURCES, LookaheadConfig, SamplingConfig
+from .decoder.drafting.memory import DraftMemory
+from .decoder.engine import Limits
+from .decoder.errors import ConfigError
+from .decoder.events import Step
+from .decoder.step_cost import StepCost
+from .decoder.strategies import make_strategy
+from .profiles.derive import fitted
 
 if TYPE_CHECKING:
-    from ..decoder.engine import Decoder
+    from .decoder.engine import Decoder
+
+WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+CONTEXTS = (128, 1024, 4096, 16384)
+DEAREST = 7.0
+"""Widths that cost more plain steps in the first round are not measured again."""
+VISIT = 4
+"""Steps of one width in a row; the first one, which finds the caches of another, does not count."""
+SLOW, SLOW_WIDTHS = 0.05, (1, 2, 8, 32)
+"""Seconds of a plain step from which on each width gets one step in turn, and only these do."""
+LATEST = 2.0
+"""A slow model may take this many times the seconds that are given."""
+ROOM = 128
+"""Tokens that a visit may add to its text."""
 
 PLAIN, CURRENT = "plain decoding", "the current profile"
 """Names of the two candidates that all others are compared with."""
@@ -35,7 +51,7 @@ ROUNDS = (0.3, 0.15)
 """Shares of the time for the rounds before the last; half of the candidates leave after each."""
 FINALISTS, REPEATS = 3, 2
 MIN_PROMPTS, MANY_PROMPTS = 3, 6
-"""Of the last round: as many at least, and as many as answers are shortened for."""
+"""Of the last round: at least 3, and 6 before answers become longer than they must be."""
 DISTURBED = 5.0
 """No step counts for more than this many of its setting's median step."""
 AGREE = 0.05
@@ -44,14 +60,134 @@ CHANCE = 1 / 60
 """P-value below which a challenger replaces the current profile; 5 % with three challengers."""
 
 
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Measured costs.
+
+    Attributes:
+        cost: in plain steps.
+        plain: seconds of a plain step for each of the cost's contexts.
+        steps: number of measured steps.
+    """
+
+    cost: StepCost
+    plain: tuple[float, ...]
+    steps: int
+
+
+def measure_curve(
+    decoder: Decoder,
+    text: Sequence[int],
+    seconds: float,
+    *,
+    widths: Sequence[int] = WIDTHS,
+    contexts: Sequence[int] = CONTEXTS,
+    progress: Callable[[], None] = lambda: None,
+) -> Curve:
+    """Measure steps of real generations, all widths taking turns.
+
+    Args:
+        decoder: the model.
+        text: token ids to continue; it is repeated as often as a context needs.
+        seconds: how long this may take, the first context at least once.
+        widths: ascending from 1.
+        contexts: lengths of text; those that the model cannot hold, or that would take too
+            long, are left out.
+        progress: called now and then.
+
+    Returns:
+        Medians, raised where noise made a wider step seem cheaper than a narrower one.
+    """
+    began = time.perf_counter()
+    usable = [c for c in contexts if c <= decoder.max_context - ROOM]
+    usable = usable or [min(contexts[0], decoder.max_context // 3)]
+    timer = _Timer(decoder, text, progress)
+    # The first steps load and compile, and do not count, nor does the first round.
+    slow = all(min(timer.visit(usable[0], 1, 2)) > SLOW for _ in range(2))
+    steps, latest = (1, began + LATEST * seconds) if slow else (VISIT, math.inf)
+    if slow:
+        widths = [width for width in widths if width in SLOW_WIDTHS]
+    else:
+        for width in widths:
+            timer.visit(usable[0], width, steps)
+    measured: list[int] = []
+    for context in usable:
+        now, end = time.perf_counter(), began + seconds
+        if measured:
+            reading = context * timer.median(measured[-1], widths[-1]) / widths[-1]
+            if reading > (end - now) / 2:
+                break
+            end = now + (end - now) / (len(usable) - len(measured))
+        elif len(usable) > 1:
+            end = (now + end) / 2  # most texts are short
+        timer.take_turns(context, widths, steps, end, latest)
+        widths = [width for width in widths if timer.times[context, width]]
+        measured.append(context)
+    return timer.curve(measured, widths)
+
+
+class _Timer:
+    """Seconds of steps by context and width."""
+
+    def __init__(self, decoder: Decoder, text: Sequence[int], progress: Callable[[], None]) -> None:
+        self._decoder, self._text, self._progress = decoder, list(text), progress
+        self._drafts: dict[int, DraftMemory] = defaultdict(DraftMemory)
+        self.times: dict[tuple[int, int], list[float]] = defaultdict(list)
+
+    def median(self, context: int, width: int) -> float:
+        """Seconds of a step."""
+        return statistics.median(self.times[context, width])
+
+    def take_turns(
+        self, context: int, widths: Sequence[int], steps: int, end: float, latest: float
+    ) -> None:
+        """Visit all widths in turn until `end`; the first round ends at `latest`, if need be."""
+        limit = latest
+        while True:
+            for width in widths:
+                seconds = self.visit(context, width, steps)
+                self.times[context, width] += seconds[1:] if steps > 1 else seconds
+                if time.perf_counter() > limit:
+                    return
+            limit = end
+            if time.perf_counter() > limit:
+                return
+
+    def visit(self, context: int, width: int, steps: int) -> list[float]:
+        """Seconds of some steps of this width after a text of this length; none: no memory."""
+        self._progress()
+        config = LookaheadConfig(
+            budget=width, sources=("context", "recycled"), widths=(1, width) if width > 1 else (1,)
+        )
+        name = "lookahead" if width > 1 else "autoregressive"
+        strategy = make_strategy(name, config, self._drafts[width])
+        text = (self._text * (context // len(self._text) + 1))[:context]
+        events = self._decoder.generate(text, strategy, SamplingConfig())
+        made = islice((event for event in events if isinstance(event, Step)), 2 * steps + 1)
+        seconds = list(islice((s.seconds for s in made if s.width == width), steps))
+        events.close()
+        return seconds
+
+    def curve(self, contexts: Sequence[int], widths: Sequence[int]) -> Curve:
+        """What was measured of these contexts and widths."""
+        rows = []
+        for context in contexts:
+            costs = (self.median(context, w) / self.median(context, 1) for w in widths)
+            rows.append(tuple(round(cost, 3) for cost in accumulate(costs, max)))
+        return Curve(
+            StepCost(tuple(widths), tuple(contexts), tuple(rows)),
+            tuple(self.median(context, 1) for context in contexts),
+            sum(len(self.times[context, width]) for context in contexts for width in widths),
+        )
+
+
 @dataclass(slots=True)
 class Candidate:
-    """A setting (None: plain decoding), its tokens per second and its answer by prompt."""
+    """A setting (None: plain decoding), and its tokens per second by prompt."""
 
     name: str
     config: LookaheadConfig | None
     speeds: dict[int, list[float]] = field(default_factory=dict)
-    ids: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +207,11 @@ class Outcome:
         best: the setting to use.
         scores: those of the last round, the fastest first.
         prompts: number of prompts in the last round.
-        differing: prompts with an answer other than plain decoding's.
     """
 
     best: Score
     scores: tuple[Score, ...]
     prompts: int
-    differing: int
 
     @property
     def disagreement(self) -> float:
@@ -91,7 +225,7 @@ class Outcome:
 
 
 def candidates(cost: StepCost, current: LookaheadConfig, on_cpu: bool) -> list[Candidate]:
-    """What to try: plain decoding, the current setting, and what the measured costs suggest.
+    """Plain decoding, the current setting, and others in the order in which costs suggest them.
 
     Args:
         cost: measured here.
@@ -154,44 +288,34 @@ def search(
     """
     if seconds < min_seconds(plain_step):
         return None
-
-    def new_tokens(per_answer: float) -> int:
-        return min(max(int(per_answer / plain_step), MIN_NEW), MAX_NEW)
-
     began = time.perf_counter()
     anchors, others = list(field[:2]), list(field[2:])
     race = _Race(decoder, prompts, stop_ids, progress)
-    affordable = int(ROUNDS[0] * seconds / (MIN_NEW * plain_step)) - len(anchors)
-    if affordable <= FINALISTS:
-        others = others[:FINALISTS]  # no time to find out which are worth a try
-    else:
-        others, end = others[:affordable], began
-        for share in ROUNDS:
-            end += share * seconds
-            race.new = new_tokens(share * seconds / (2 * (len(others) + 2)))
-            race.run([*anchors, *others], end)
-            others = [other for other in others if other.speeds]  # the rest is too wide for memory
-            others.sort(key=lambda other: -score(other, anchors[0]).speed)
-            others = others[: max(len(others) // 2, FINALISTS)]
-            for each in (*anchors, *others):
-                each.speeds, each.ids = {}, {}  # the next answers have another length
+    for share in ROUNDS:
+        affordable = int(share * seconds / (MIN_NEW * plain_step)) - len(anchors)
+        if affordable <= FINALISTS:
+            break  # no time to find out which are worth a try
+        others = others[:affordable]
+        new = int(share * seconds / (2 * (len(others) + 2) * plain_step))
+        race.run([*anchors, *others], new, share * seconds)
+        others = [other for other in others if other.speeds]  # the rest is too wide for memory
+        others.sort(key=lambda other: -score(other, anchors[0]).speed)
+        others = others[: max(len(others) // 2, FINALISTS)]
+        for each in (*anchors, *others):
+            each.speeds = {}  # the next answers have another length
     left = max(began + seconds - time.perf_counter(), 0.0)
     most = int(left / (MIN_PROMPTS * REPEATS * MIN_NEW * plain_step)) - len(anchors)
     finalists = [*anchors, *others[: min(max(most, 1), FINALISTS)]]
-    race.new = new_tokens(left / (REPEATS * MANY_PROMPTS * len(finalists)))
-    count = race.run_repeatedly(finalists, began + seconds)
+    new = int(left / (REPEATS * MANY_PROMPTS * len(finalists) * plain_step))
+    count = race.run(finalists, new, left, REPEATS)
     if count == 0 or len(finalists) < 2 or finalists[0] is not anchors[0]:
         return None
     scores = tuple(sorted((score(c, anchors[0]) for c in finalists), key=lambda s: -s.speed))
-    differing = sum(
-        any(other.ids[number] != ids for other in finalists)
-        for number, ids in anchors[0].ids.items()
-    )
-    return Outcome(best_of(scores), scores, count, differing)
+    return Outcome(best_of(scores), scores, count)
 
 
 class _Race:
-    """Decodes prompts with candidates in turn; `new` is the number of tokens of an answer."""
+    """Decodes prompts with candidates in turn."""
 
     def __init__(
         self,
@@ -203,51 +327,47 @@ class _Race:
         self._decoder, self._prompts = decoder, prompts
         self._stop_ids, self._progress = stop_ids, progress
         self._turns = 0
-        self.new = MIN_NEW
 
-    def run(self, runners: list[Candidate], end: float) -> None:
-        """One prompt after the other, until the time is over."""
-        for number in range(len(self._prompts)):
-            if self._turn(runners, number) and time.perf_counter() > end:
-                break
+    def run(self, runners: list[Candidate], new: int, seconds: float, repeats: int = 1) -> int:
+        """Time answers of about `new` tokens to as many prompts as `seconds` suffice for.
 
-    def run_repeatedly(self, runners: list[Candidate], end: float) -> int:
-        """As many prompts as can be repeated in time, then all of them again; returns how many."""
-        began = time.perf_counter()
+        Where there are repeats, all prompts come again, and as often as time allows: a later
+        repeat sees another state of the machine, so that repeats that agree mean something.
+
+        Returns:
+            The number of prompts.
+        """
+        new = min(max(new, MIN_NEW), MAX_NEW)
+        began, once = time.perf_counter(), 0.0
         done: list[int] = []
         for number in range(len(self._prompts)):
-            if not self._turn(runners, number):
+            if not self._turn(runners, number, new):
                 continue
             done.append(number)
-            again = time.perf_counter() - began
-            each = again / len(done)
-            # A few prompts come before any repeat; the next may have a longer answer than most.
-            needed = each if len(done) < MIN_PROMPTS else again + 3.0 * each
-            if began + again + needed > end:
+            once = time.perf_counter() - began
+            passes = repeats if len(done) >= MIN_PROMPTS else 1
+            if passes * once * (1 + 1 / len(done)) > seconds:
                 break
-        once = time.perf_counter() - began
-        # A later repeat sees another state of the machine: repeats that agree mean something.
-        while done and time.perf_counter() + 0.9 * once < end:
+        while repeats > 1 and done and time.perf_counter() + 0.9 * once < began + seconds:
             for number in done:
-                self._turn(runners, number)
+                self._turn(runners, number, new)
         return len(done)
 
-    def _turn(self, runners: list[Candidate], number: int) -> bool:
+    def _turn(self, runners: list[Candidate], number: int, new: int) -> bool:
         """Every runner on one prompt, in turn the first; false if its answer is too short.
 
         A runner whose steps do not fit in memory is removed.
         """
         # The prompt is read before, or the first runner would pay for all.
-        if len(self._decode(None, self._prompts[number], MIN_ANSWER)[1]) < MIN_ANSWER:
+        if self._decode(None, self._prompts[number], MIN_ANSWER)[0] < MIN_ANSWER:
             return False
         first = self._turns % len(runners)
         self._turns += 1
         for runner in (*runners[first:], *runners[:first]):
             self._progress()
-            speed, ids = self._decode(runner.config, self._prompts[number], self.new)
-            if ids:
-                runner.speeds.setdefault(number, []).append(speed)
-                runner.ids[number] = ids
+            tokens, seconds = self._decode(runner.config, self._prompts[number], new)
+            if tokens:
+                runner.speeds.setdefault(number, []).append(tokens / seconds)
             else:
                 runner.speeds = {}
                 runners.remove(runner)
@@ -255,20 +375,17 @@ class _Race:
 
     def _decode(
         self, config: LookaheadConfig | None, prompt: Sequence[int], new: int
-    ) -> tuple[float, tuple[int, ...]]:
-        """Tokens per second of an answer after the prompt, and its tokens; none: no memory."""
+    ) -> tuple[int, float]:
+        """Tokens of an answer after the prompt, none without memory, and the seconds they took."""
         name = "autoregressive" if config is None else "lookahead"
         strategy = make_strategy(name, config or LookaheadConfig())
         limits = Limits(new, self._stop_ids)
         events = self._decoder.generate(prompt, strategy, SamplingConfig(), limits)
         steps = [event for event in events if isinstance(event, Step)]
-        if not steps:
-            return 0.0, ()
         seconds = [step.seconds for step in steps]
         # Widths make steps differ, but not by this much: something else ran on this machine.
-        most = DISTURBED * statistics.median(seconds)
-        ids = tuple(token.id for step in steps for token in step.tokens)
-        return len(ids) / sum(min(s, most) for s in seconds), ids
+        most = DISTURBED * statistics.median(seconds) if seconds else 0.0
+        return sum(len(step.tokens) for step in steps), sum(min(s, most) for s in seconds)
 
 
 def score(candidate: Candidate, plain: Candidate) -> Score:
