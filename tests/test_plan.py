@@ -331,7 +331,7 @@ def test_a_page_begins_with_the_verdict_and_fits(lade: Any, monkeypatch: Any) ->
 
 def test_planning_imports_no_torch() -> None:
     code = (
-        "import sys; from ladecli.program import entry;"
+        "import sys; from ladecli.cli import entry;"
         f" assert not entry(['plan', *{ON_7B!r}]); sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..device import Device
-    from ..settings import ReportRequest
+    from ..options import ListRequest, ProfileRequest
 
 SCHEMA = 1
 """Version of the JSON objects."""
@@ -44,7 +44,7 @@ _KINDS = {
 """How the profiles without names of devices are found."""
 
 
-def run_list(request: ReportRequest) -> int:
+def run_list(request: ListRequest) -> int:
     """List all profiles; returns the exit code, 0.
 
     Raises:
@@ -81,7 +81,7 @@ def run_list(request: ReportRequest) -> int:
     return 0
 
 
-def run_show(request: ReportRequest) -> int:
+def run_show(request: ProfileRequest) -> int:
     """Show one profile; returns the exit code, 0.
 
     Args:
@@ -138,7 +138,7 @@ def _usual(terminal: Terminal, wanted: str) -> tuple[Profile, list[str]]:
     return profiles.measured(rates, "bfloat16"), [*notices, _used(device, None)]
 
 
-def _chosen(request: ReportRequest, model: str, terminal: Terminal) -> tuple[Profile, Choice]:
+def _chosen(request: ProfileRequest, model: str, terminal: Terminal) -> tuple[Profile, Choice]:
     """The settings for a model, and their profile."""
     with terminal.progress(f"looking at {model}"):
         from .. import models
