@@ -21,7 +21,7 @@ from common import arguments, conditions, prompts_of
 from ladecli import models
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.step_cost import StepCost
-from ladecli.tuning import WIDTHS, Curve, measure_curve
+from ladecli.tuning import WIDTHS, Curve, Tuner
 
 HELD_OUT = (3, 6, 12, 20, 28, 40, 56)
 CONTEXTS = (128, 512, 1024)
@@ -39,7 +39,7 @@ def main() -> None:
     prompts = prompts_of(args.prompts, loaded.tokenizer, args.limit)
     text = [token for prompt in prompts for token in prompt]
     widths = sorted({*WIDTHS, *HELD_OUT})
-    curve = measure_curve(decoder, text, args.seconds, widths=widths, contexts=CONTEXTS)
+    curve = Tuner(decoder).measure_curve(text, args.seconds, widths, CONTEXTS)
     table, constants = table_of(curve), constants_of(curve)
     print(f"{Path(args.model).name}; {conditions(args.threads)}; {curve.steps} steps\n")
     print("| text | width | measured | table | error | four constants | error |")

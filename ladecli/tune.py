@@ -186,29 +186,23 @@ def tune(
         UsageError: no prompt leaves room for an answer.
         LadeError: the model is too slow to measure anything in the time.
     """
-    from .tuning import candidates, measure_curve, min_seconds, search, setting_of
+    from .tuning import Tuner, candidates, min_seconds, setting_of
 
     began = time.perf_counter()
-    decoder, loaded, seconds = session.decoder, session.loaded, request.seconds
+    loaded, seconds = session.loaded, request.seconds
     samples = _encoded(session, texts)
     choice = launch.choose_profile(request, session)
     text = [token for sample in samples for token in sample]
-    curve = measure_curve(decoder, text, CURVE_SHARE * seconds, progress=progress)
+    tuner = Tuner(session.decoder, loaded.stop_ids, progress)
+    curve = tuner.measure_curve(text, CURVE_SHARE * seconds)
     plain = curve.plain[0]
     if len(curve.cost.widths) < MIN_WIDTHS:
         raise LadeError(
             f"{seconds:g} s are too few to measure steps, of which a plain one takes"
             f" {plain:.2g} s; give --seconds {advised(max(10, 400 * plain), seconds)}"
         )
-    outcome = search(
-        decoder,
-        samples,
-        candidates(curve.cost, choice.lookahead, loaded.device.kind == "cpu"),
-        began + MOST * seconds - time.perf_counter(),
-        plain,
-        stop_ids=loaded.stop_ids,
-        progress=progress,
-    )
+    field = candidates(curve.cost, choice.lookahead, loaded.device.kind == "cpu")
+    outcome = tuner.search(samples, field, began + MOST * seconds - time.perf_counter(), plain)
     return Report(
         model=loaded.name,
         key=Tuned(

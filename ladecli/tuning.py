@@ -25,14 +25,12 @@ if TYPE_CHECKING:
 
 WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 CONTEXTS = (128, 1024, 4096, 16384)
-DEAREST = 7.0
-"""Widths that cost more plain steps in the first round are not measured again."""
 VISIT = 4
 """Steps of one width in a row; the first one, which finds the caches of another, does not count."""
 SLOW, SLOW_WIDTHS = 0.05, (1, 2, 8, 32)
 """Seconds of a plain step from which on each width gets one step in turn, and only these do."""
 LATEST = 2.0
-"""A slow model may take this many times the seconds that are given."""
+"""The first round of a slow model may take this many times the seconds that are given."""
 ROOM = 128
 """Tokens that a visit may add to its text."""
 
@@ -62,123 +60,11 @@ CHANCE = 1 / 60
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Measured costs.
-
-    Attributes:
-        cost: in plain steps.
-        plain: seconds of a plain step for each of the cost's contexts.
-        steps: number of measured steps.
-    """
+    """Measured costs of steps, seconds of a plain step for each context, and the steps in all."""
 
     cost: StepCost
     plain: tuple[float, ...]
     steps: int
-
-
-def measure_curve(
-    decoder: Decoder,
-    text: Sequence[int],
-    seconds: float,
-    *,
-    widths: Sequence[int] = WIDTHS,
-    contexts: Sequence[int] = CONTEXTS,
-    progress: Callable[[], None] = lambda: None,
-) -> Curve:
-    """Measure steps of real generations, all widths taking turns.
-
-    Args:
-        decoder: the model.
-        text: token ids to continue; it is repeated as often as a context needs.
-        seconds: how long this may take, the first context at least once.
-        widths: ascending from 1.
-        contexts: lengths of text; those that the model cannot hold, or that would take too
-            long, are left out.
-        progress: called now and then.
-
-    Returns:
-        Medians, raised where noise made a wider step seem cheaper than a narrower one.
-    """
-    began = time.perf_counter()
-    usable = [c for c in contexts if c <= decoder.max_context - ROOM]
-    usable = usable or [min(contexts[0], decoder.max_context // 3)]
-    timer = _Timer(decoder, text, progress)
-    # The first steps load and compile, and do not count, nor does the first round.
-    slow = all(min(timer.visit(usable[0], 1, 2)) > SLOW for _ in range(2))
-    steps, latest = (1, began + LATEST * seconds) if slow else (VISIT, math.inf)
-    if slow:
-        widths = [width for width in widths if width in SLOW_WIDTHS]
-    else:
-        for width in widths:
-            timer.visit(usable[0], width, steps)
-    measured: list[int] = []
-    for context in usable:
-        now, end = time.perf_counter(), began + seconds
-        if measured:
-            reading = context * timer.median(measured[-1], widths[-1]) / widths[-1]
-            if reading > (end - now) / 2:
-                break
-            end = now + (end - now) / (len(usable) - len(measured))
-        elif len(usable) > 1:
-            end = (now + end) / 2  # most texts are short
-        timer.take_turns(context, widths, steps, end, latest)
-        widths = [width for width in widths if timer.times[context, width]]
-        measured.append(context)
-    return timer.curve(measured, widths)
-
-
-class _Timer:
-    """Seconds of steps by context and width."""
-
-    def __init__(self, decoder: Decoder, text: Sequence[int], progress: Callable[[], None]) -> None:
-        self._decoder, self._text, self._progress = decoder, list(text), progress
-        self._drafts: dict[int, DraftMemory] = defaultdict(DraftMemory)
-        self.times: dict[tuple[int, int], list[float]] = defaultdict(list)
-
-    def median(self, context: int, width: int) -> float:
-        """Seconds of a step."""
-        return statistics.median(self.times[context, width])
-
-    def take_turns(
-        self, context: int, widths: Sequence[int], steps: int, end: float, latest: float
-    ) -> None:
-        """Visit all widths in turn until `end`; the first round ends at `latest`, if need be."""
-        limit = latest
-        while True:
-            for width in widths:
-                seconds = self.visit(context, width, steps)
-                self.times[context, width] += seconds[1:] if steps > 1 else seconds
-                if time.perf_counter() > limit:
-                    return
-            limit = end
-            if time.perf_counter() > limit:
-                return
-
-    def visit(self, context: int, width: int, steps: int) -> list[float]:
-        """Seconds of some steps of this width after a text of this length; none: no memory."""
-        self._progress()
-        config = LookaheadConfig(
-            budget=width, sources=("context", "recycled"), widths=(1, width) if width > 1 else (1,)
-        )
-        name = "lookahead" if width > 1 else "autoregressive"
-        strategy = make_strategy(name, config, self._drafts[width])
-        text = (self._text * (context // len(self._text) + 1))[:context]
-        events = self._decoder.generate(text, strategy, SamplingConfig())
-        made = islice((event for event in events if isinstance(event, Step)), 2 * steps + 1)
-        seconds = list(islice((s.seconds for s in made if s.width == width), steps))
-        events.close()
-        return seconds
-
-    def curve(self, contexts: Sequence[int], widths: Sequence[int]) -> Curve:
-        """What was measured of these contexts and widths."""
-        rows = []
-        for context in contexts:
-            costs = (self.median(context, w) / self.median(context, 1) for w in widths)
-            rows.append(tuple(round(cost, 3) for cost in accumulate(costs, max)))
-        return Curve(
-            StepCost(tuple(widths), tuple(contexts), tuple(rows)),
-            tuple(self.median(context, 1) for context in contexts),
-            sum(len(self.times[context, width]) for context in contexts for width in widths),
-        )
 
 
 @dataclass(slots=True)
@@ -201,13 +87,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a search found.
-
-    Attributes:
-        best: the setting to use.
-        scores: those of the last round, the fastest first.
-        prompts: number of prompts in the last round.
-    """
+    """What a search found: the setting to use, the last round's scores, and its prompts."""
 
     best: Score
     scores: tuple[Score, ...]
@@ -222,6 +102,228 @@ class Outcome:
     def agrees(self) -> bool | None:
         """Whether the repeats agree; None if there was time for one only."""
         return None if len(self.best.repeats) < 2 else self.disagreement <= AGREE
+
+
+class Tuner:
+    """Measures a decoder.
+
+    Args:
+        decoder: the model.
+        stop_ids: where answers end.
+        progress: called now and then.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        stop_ids: frozenset[int] = frozenset(),
+        progress: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._decoder, self._stop_ids = decoder, stop_ids
+        self._progress, self._now = progress, clock
+        self._drafts: dict[int, DraftMemory] = defaultdict(DraftMemory)
+        self._turns = 0
+
+    def measure_curve(
+        self,
+        text: Sequence[int],
+        seconds: float,
+        widths: Sequence[int] = WIDTHS,
+        contexts: Sequence[int] = CONTEXTS,
+    ) -> Curve:
+        """Measure steps of real generations, all widths taking turns.
+
+        Args:
+            text: token ids to continue; it is repeated as often as a context needs.
+            seconds: how long this may take, the first context at least once.
+            widths: ascending from 1.
+            contexts: lengths of text; those that the model cannot hold, or that would take too
+                long, are left out.
+
+        Returns:
+            Medians, raised where noise made a wider step seem cheaper than a narrower one.
+        """
+        limit = self._now() + seconds
+        usable = [c for c in contexts if c <= self._decoder.max_context - ROOM]
+        usable = usable or [min(contexts[0], self._decoder.max_context // 3)]
+        texts = {c: (list(text) * (c // len(text) + 1))[:c] for c in usable}
+        times: dict[int, dict[int, list[float]]] = {}
+        # The first steps load and compile, and do not count, nor does the first round.
+        plain = min(min(self._steps(texts[usable[0]], 1, 2)) for _ in range(2))
+        if slow := plain > SLOW:
+            widths = [width for width in widths if width in SLOW_WIDTHS]
+        else:
+            for width in widths:
+                found = self._steps(texts[usable[0]], width, 3)
+                if width > widths[:3][-1] and found and min(found) > MAX_COST * plain:
+                    widths = [each for each in widths if each <= width]  # wider ones never pay
+                    break
+        for context in usable:
+            now, end = self._now(), limit
+            if times:
+                seen = times[usable[0]]
+                reading = context * statistics.median(seen[widths[-1]]) / widths[-1]
+                if reading > (limit - now) / 2:
+                    break
+                end = now + (limit - now) / (len(usable) - len(times))
+            elif len(usable) > 1:
+                end = (now + limit) / 2  # most texts are short
+            latest = limit + (LATEST - 1) * seconds if slow else math.inf
+            times[context] = self._take_turns(texts[context], widths, end, latest)
+            widths = [width for width in widths if times[context][width]]
+        medians = [[statistics.median(each[width]) for width in widths] for each in times.values()]
+        rows = (
+            tuple(round(cost, 3) for cost in accumulate((each / row[0] for each in row), max))
+            for row in medians
+        )
+        return Curve(
+            StepCost(tuple(widths), tuple(times), tuple(rows)),
+            tuple(row[0] for row in medians),
+            sum(len(each[width]) for each in times.values() for width in widths),
+        )
+
+    def _take_turns(
+        self, text: list[int], widths: Sequence[int], end: float, latest: float
+    ) -> dict[int, list[float]]:
+        """Seconds of steps of all widths in turn until `end`; the first round ends at `latest`."""
+        times: dict[int, list[float]] = {width: [] for width in widths}
+        limit = latest
+        while True:
+            for width in widths:
+                if latest < math.inf:
+                    times[width] += self._steps(text, width, 1)
+                else:
+                    times[width] += self._steps(text, width, VISIT)[1:]
+                if self._now() > limit:
+                    return times
+            limit = end
+            if self._now() > limit:
+                return times
+
+    def _steps(self, text: list[int], width: int, count: int) -> list[float]:
+        """Seconds of some steps of one width after a text; none where memory does not suffice."""
+        self._progress()
+        config = LookaheadConfig(
+            budget=width, sources=("context", "recycled"), widths=(1, width) if width > 1 else (1,)
+        )
+        name = "lookahead" if width > 1 else "autoregressive"
+        strategy = make_strategy(name, config, self._drafts[width])
+        events = self._decoder.generate(text, strategy, SamplingConfig())
+        made = islice((event for event in events if isinstance(event, Step)), 2 * count + 1)
+        seconds = list(islice((s.seconds for s in made if s.width == width), count))
+        events.close()
+        return seconds
+
+    def search(
+        self,
+        prompts: Sequence[Sequence[int]],
+        field: Sequence[Candidate],
+        seconds: float,
+        plain_step: float,
+    ) -> Outcome | None:
+        """Drop the slower half of the candidates after each round.
+
+        This is successive halving (Karnin et al., 2013).  Plain decoding and the current setting
+        stay to the end, to be compared on the same prompts.
+
+        Args:
+            prompts: token ids.
+            field: from `candidates`: those two, then the others, the most promising first.
+            seconds: how long it may take.
+            plain_step: seconds of a plain step.
+
+        Returns:
+            None if there is too little time to compare anything.
+        """
+        if seconds < min_seconds(plain_step):
+            return None
+        end = self._now() + seconds
+        anchors, others = list(field[:2]), list(field[2:])
+        for share in (share * seconds for share in ROUNDS):
+            affordable = int(share / (MIN_NEW * plain_step)) - len(anchors)
+            if affordable <= FINALISTS:
+                break  # no time to find out which are worth a try
+            others = others[:affordable]
+            new = int(share / (2 * (len(others) + 2) * plain_step))
+            self._race(prompts, [*anchors, *others], new, share)
+            others = [other for other in others if other.speeds]  # the rest is too wide for memory
+            others.sort(key=lambda other: -score(other, anchors[0]).speed)
+            others = others[: max(len(others) // 2, FINALISTS)]
+            for each in (*anchors, *others):
+                each.speeds = {}  # the next answers have another length
+        left = max(end - self._now(), 0.0)
+        most = int(left / (MIN_PROMPTS * REPEATS * MIN_NEW * plain_step)) - len(anchors)
+        finalists = [*anchors, *others[: min(max(most, 1), FINALISTS)]]
+        new = int(left / (REPEATS * MANY_PROMPTS * len(finalists) * plain_step))
+        count = self._race(prompts, finalists, new, left, REPEATS)
+        if count == 0 or len(finalists) < 2 or finalists[0] is not anchors[0]:
+            return None
+        scores = sorted((score(each, anchors[0]) for each in finalists), key=lambda s: -s.speed)
+        return Outcome(best_of(scores), tuple(scores), count)
+
+    def _race(
+        self,
+        prompts: Sequence[Sequence[int]],
+        runners: list[Candidate],
+        new: int,
+        seconds: float,
+        repeats: int = 1,
+    ) -> int:
+        """Time answers of about `new` tokens to as many prompts as `seconds` suffice for.
+
+        Where there are repeats, all prompts come again, and as often as time allows: a later
+        repeat sees another state of the machine, so that repeats that agree mean something.
+
+        Returns:
+            The number of prompts.
+        """
+        new = min(max(new, MIN_NEW), MAX_NEW)
+        began, once = self._now(), 0.0
+        done: list[int] = []
+        for number, prompt in enumerate(prompts):
+            # It is read before, or the first runner would pay for all.
+            if self._decode(None, prompt, MIN_ANSWER)[0] < MIN_ANSWER:
+                continue
+            self._turn(runners, number, prompt, new)
+            done.append(number)
+            once = self._now() - began
+            passes = repeats if len(done) >= MIN_PROMPTS else 1
+            if passes * once * (1 + 1 / len(done)) > seconds:
+                break
+        while repeats > 1 and done and self._now() + 0.9 * once < began + seconds:
+            for number in done:
+                self._decode(None, prompts[number], 1)
+                self._turn(runners, number, prompts[number], new)
+        return len(done)
+
+    def _turn(self, runners: list[Candidate], number: int, prompt: Sequence[int], new: int) -> None:
+        """Every runner on one prompt, in turn the first; those without memory leave."""
+        first = self._turns % len(runners)
+        self._turns += 1
+        for runner in (*runners[first:], *runners[:first]):
+            self._progress()
+            tokens, seconds = self._decode(runner.config, prompt, new)
+            if tokens:
+                runner.speeds.setdefault(number, []).append(tokens / seconds)
+            else:
+                runner.speeds = {}
+                runners.remove(runner)
+
+    def _decode(
+        self, config: LookaheadConfig | None, prompt: Sequence[int], new: int
+    ) -> tuple[int, float]:
+        """Tokens of an answer after the prompt, none without memory, and the seconds they took."""
+        name = "autoregressive" if config is None else "lookahead"
+        strategy = make_strategy(name, config or LookaheadConfig())
+        limits = Limits(new, self._stop_ids)
+        events = self._decoder.generate(prompt, strategy, SamplingConfig(), limits)
+        steps = [event for event in events if isinstance(event, Step)]
+        seconds = [step.seconds for step in steps]
+        # Widths make steps differ, but not by this much: something else ran on this machine.
+        most = DISTURBED * statistics.median(seconds) if seconds else 0.0
+        return sum(len(step.tokens) for step in steps), sum(min(s, most) for s in seconds)
 
 
 def candidates(cost: StepCost, current: LookaheadConfig, on_cpu: bool) -> list[Candidate]:
@@ -258,134 +360,6 @@ def min_seconds(plain_step: float) -> float:
     """Seconds in which one challenger can be compared; plain_step: seconds of a plain step."""
     # Three candidates run, and reading the prompts takes about as long as a fourth.
     return 4 * MIN_PROMPTS * MIN_NEW * plain_step
-
-
-def search(
-    decoder: Decoder,
-    prompts: Sequence[Sequence[int]],
-    field: Sequence[Candidate],
-    seconds: float,
-    plain_step: float,
-    *,
-    stop_ids: frozenset[int] = frozenset(),
-    progress: Callable[[], None] = lambda: None,
-) -> Outcome | None:
-    """Drop the slower half of the candidates after each round (successive halving, Karnin 2013).
-
-    Plain decoding and the current setting stay to the end, to be compared on the same prompts.
-
-    Args:
-        decoder: the model.
-        prompts: token ids.
-        field: from `candidates`: those two, then the others, the most promising first.
-        seconds: how long it may take.
-        plain_step: seconds of a plain step.
-        stop_ids: where answers end.
-        progress: called now and then.
-
-    Returns:
-        None if there is too little time to compare anything.
-    """
-    if seconds < min_seconds(plain_step):
-        return None
-    began = time.perf_counter()
-    anchors, others = list(field[:2]), list(field[2:])
-    race = _Race(decoder, prompts, stop_ids, progress)
-    for share in ROUNDS:
-        affordable = int(share * seconds / (MIN_NEW * plain_step)) - len(anchors)
-        if affordable <= FINALISTS:
-            break  # no time to find out which are worth a try
-        others = others[:affordable]
-        new = int(share * seconds / (2 * (len(others) + 2) * plain_step))
-        race.run([*anchors, *others], new, share * seconds)
-        others = [other for other in others if other.speeds]  # the rest is too wide for memory
-        others.sort(key=lambda other: -score(other, anchors[0]).speed)
-        others = others[: max(len(others) // 2, FINALISTS)]
-        for each in (*anchors, *others):
-            each.speeds = {}  # the next answers have another length
-    left = max(began + seconds - time.perf_counter(), 0.0)
-    most = int(left / (MIN_PROMPTS * REPEATS * MIN_NEW * plain_step)) - len(anchors)
-    finalists = [*anchors, *others[: min(max(most, 1), FINALISTS)]]
-    new = int(left / (REPEATS * MANY_PROMPTS * len(finalists) * plain_step))
-    count = race.run(finalists, new, left, REPEATS)
-    if count == 0 or len(finalists) < 2 or finalists[0] is not anchors[0]:
-        return None
-    scores = tuple(sorted((score(c, anchors[0]) for c in finalists), key=lambda s: -s.speed))
-    return Outcome(best_of(scores), scores, count)
-
-
-class _Race:
-    """Decodes prompts with candidates in turn."""
-
-    def __init__(
-        self,
-        decoder: Decoder,
-        prompts: Sequence[Sequence[int]],
-        stop_ids: frozenset[int],
-        progress: Callable[[], None],
-    ) -> None:
-        self._decoder, self._prompts = decoder, prompts
-        self._stop_ids, self._progress = stop_ids, progress
-        self._turns = 0
-
-    def run(self, runners: list[Candidate], new: int, seconds: float, repeats: int = 1) -> int:
-        """Time answers of about `new` tokens to as many prompts as `seconds` suffice for.
-
-        Where there are repeats, all prompts come again, and as often as time allows: a later
-        repeat sees another state of the machine, so that repeats that agree mean something.
-
-        Returns:
-            The number of prompts.
-        """
-        new = min(max(new, MIN_NEW), MAX_NEW)
-        began, once = time.perf_counter(), 0.0
-        done: list[int] = []
-        for number in range(len(self._prompts)):
-            if not self._turn(runners, number, new):
-                continue
-            done.append(number)
-            once = time.perf_counter() - began
-            passes = repeats if len(done) >= MIN_PROMPTS else 1
-            if passes * once * (1 + 1 / len(done)) > seconds:
-                break
-        while repeats > 1 and done and time.perf_counter() + 0.9 * once < began + seconds:
-            for number in done:
-                self._turn(runners, number, new)
-        return len(done)
-
-    def _turn(self, runners: list[Candidate], number: int, new: int) -> bool:
-        """Every runner on one prompt, in turn the first; false if its answer is too short.
-
-        A runner whose steps do not fit in memory is removed.
-        """
-        # The prompt is read before, or the first runner would pay for all.
-        if self._decode(None, self._prompts[number], MIN_ANSWER)[0] < MIN_ANSWER:
-            return False
-        first = self._turns % len(runners)
-        self._turns += 1
-        for runner in (*runners[first:], *runners[:first]):
-            self._progress()
-            tokens, seconds = self._decode(runner.config, self._prompts[number], new)
-            if tokens:
-                runner.speeds.setdefault(number, []).append(tokens / seconds)
-            else:
-                runner.speeds = {}
-                runners.remove(runner)
-        return True
-
-    def _decode(
-        self, config: LookaheadConfig | None, prompt: Sequence[int], new: int
-    ) -> tuple[int, float]:
-        """Tokens of an answer after the prompt, none without memory, and the seconds they took."""
-        name = "autoregressive" if config is None else "lookahead"
-        strategy = make_strategy(name, config or LookaheadConfig())
-        limits = Limits(new, self._stop_ids)
-        events = self._decoder.generate(prompt, strategy, SamplingConfig(), limits)
-        steps = [event for event in events if isinstance(event, Step)]
-        seconds = [step.seconds for step in steps]
-        # Widths make steps differ, but not by this much: something else ran on this machine.
-        most = DISTURBED * statistics.median(seconds) if seconds else 0.0
-        return sum(len(step.tokens) for step in steps), sum(min(s, most) for s in seconds)
 
 
 def score(candidate: Candidate, plain: Candidate) -> Score:

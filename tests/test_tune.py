@@ -88,7 +88,7 @@ def test_interrupted_it_writes_nothing(lade: Any, monkeypatch: pytest.MonkeyPatc
     def interrupted(*_args: Any, **_kwargs: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ladecli.tuning.search", interrupted)
+    monkeypatch.setattr("ladecli.tuning.Tuner.search", interrupted)
     result = lade(*QUICK)
     assert (result.code, result.out) == (130, "")
     assert user.names() == []

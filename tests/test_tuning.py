@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from ladecli import tuning
 from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.events import Event, Finished, Step, StepTimes, Token
 from ladecli.decoder.step_cost import StepCost
@@ -23,12 +22,11 @@ from ladecli.tuning import (
     Curve,
     Outcome,
     Score,
+    Tuner,
     best_of,
     candidates,
-    measure_curve,
     min_seconds,
     score,
-    search,
     setting_of,
 )
 
@@ -89,31 +87,17 @@ class FakeDecoder:
             left, length = left - count, length + count
         yield Finished("length")
 
-    def perf_counter(self) -> float:
-        return self.now
+
+def curve_of(decoder: FakeDecoder, seconds: float) -> Curve:
+    return Tuner(decoder, clock=lambda: decoder.now).measure_curve(TEXT, seconds)
 
 
-@pytest.fixture
-def curve_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Curve]:
-    def measure(decoder: FakeDecoder, seconds: float) -> Curve:
-        monkeypatch.setattr(tuning, "time", decoder)
-        return measure_curve(decoder, TEXT, seconds)
-
-    return measure
+def found_by(decoder: FakeDecoder, seconds: float = 20.0, plain: float = 4e-3) -> Outcome | None:
+    tuner = Tuner(decoder, frozenset({9}), clock=lambda: decoder.now)
+    return tuner.search(PROMPTS * 3, candidates(COST, CONFIG, on_cpu=False), seconds, plain)
 
 
-@pytest.fixture
-def found_by(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome | None]:
-    def find(decoder: FakeDecoder, seconds: float = 20.0, plain: float = 4e-3) -> Outcome | None:
-        monkeypatch.setattr(tuning, "time", decoder)
-        field = candidates(COST, CONFIG, on_cpu=False)
-        stop_ids = frozenset({9})
-        return search(decoder, PROMPTS * 3, field, seconds, plain, stop_ids=stop_ids)
-
-    return find
-
-
-def test_costs_are_in_plain_steps_of_the_same_context(curve_of: Any) -> None:
+def test_costs_are_in_plain_steps_of_the_same_context() -> None:
     decoder = FakeDecoder(lambda w, n, _: (3e-3 + 1e-6 * n) * (1 + 0.05 * (w - 1)), noise=0.01)
     curve = curve_of(decoder, 10.0)
     assert curve.cost.contexts == (128, 1024)
@@ -125,13 +109,13 @@ def test_costs_are_in_plain_steps_of_the_same_context(curve_of: Any) -> None:
     assert decoder.now < 11.0
 
 
-def test_noise_never_makes_a_wider_step_cheaper(curve_of: Any) -> None:
+def test_noise_never_makes_a_wider_step_cheaper() -> None:
     row = curve_of(FakeDecoder(lambda w, n, _: 1e-2, noise=0.8), 5.0).cost.costs[0]
     assert all(a <= b for a, b in pairwise(row))
 
 
 @pytest.mark.parametrize("plain", [0.06, 0.2, 1.0, 4.0])
-def test_a_slow_model_is_measured_roughly_and_in_time(curve_of: Any, plain: float) -> None:
+def test_a_slow_model_is_measured_roughly_and_in_time(plain: float) -> None:
     decoder = FakeDecoder(lambda w, n, _: plain * (1.0 + 0.02 * (w - 1)))
     curve = curve_of(decoder, 10.0)
     assert set(curve.cost.widths) <= {1, 2, 8, 32}
@@ -140,7 +124,7 @@ def test_a_slow_model_is_measured_roughly_and_in_time(curve_of: Any, plain: floa
         assert curve.cost.at(32, 128) == pytest.approx(1.62, rel=0.02)
 
 
-def test_what_cannot_be_measured_is_left_out(curve_of: Any) -> None:
+def test_what_cannot_be_measured_is_left_out() -> None:
     small = FakeDecoder(lambda w, n, _: 4e-3)
     small.widest = 40
     assert curve_of(small, 5.0).cost.widths == (1, 2, 4, 8, 16, 24, 32), "by memory"
@@ -159,7 +143,7 @@ def best_at(budget: int, gain: float) -> FakeDecoder:
     )
 
 
-def test_the_fastest_wins(found_by: Any) -> None:
+def test_the_fastest_wins() -> None:
     decoder = best_at(32, 1.5)
     outcome = found_by(decoder)
     assert outcome.best.candidate.config.step_limit == 32
@@ -178,7 +162,7 @@ def test_the_fastest_wins(found_by: Any) -> None:
     ],
 )
 def test_what_is_kept(
-    found_by: Any, wide: float, tokens: int, noise: float, best: str, setting: LookaheadConfig
+    wide: float, tokens: int, noise: float, best: str, setting: LookaheadConfig
 ) -> None:
     decoder = FakeDecoder(
         lambda w, n, _: 4e-3 * (1.0 if w == 1 else wide), lambda w: 1 if w == 1 else tokens, noise
@@ -189,7 +173,7 @@ def test_what_is_kept(
     assert replace(chosen, step_cost=StepCost()) == setting
 
 
-def test_repeats_that_do_not_agree_are_told(found_by: Any) -> None:
+def test_repeats_that_do_not_agree_are_told() -> None:
     # Drafts become three times as slow somewhere in the last round.
     decoder = FakeDecoder(
         lambda w, n, now: 4e-3 * (1.0 if w == 1 else 2.0 if now < 15.0 else 6.0),
@@ -200,7 +184,7 @@ def test_repeats_that_do_not_agree_are_told(found_by: Any) -> None:
     assert outcome.disagreement > 0.3
 
 
-def test_a_slow_model_is_tried_with_what_promises_most(found_by: Any) -> None:
+def test_a_slow_model_is_tried_with_what_promises_most() -> None:
     outcome = found_by(best_at(32, 1.5), 1.1 * min_seconds(4e-3))
     assert (len(outcome.scores), outcome.prompts) == (3, 3)
     assert outcome.agrees is None, "there is no time for a repeat"
@@ -208,7 +192,7 @@ def test_a_slow_model_is_tried_with_what_promises_most(found_by: Any) -> None:
     assert setting_of(None, CONFIG, COST) == replace(CONFIG, step_cost=COST)
 
 
-def test_prompts_and_settings_that_say_nothing_are_left_out(found_by: Any) -> None:
+def test_prompts_and_settings_that_say_nothing_are_left_out() -> None:
     decoder = best_at(32, 1.5)
     decoder.answer = lambda prompt: 3 if prompt[0] == 6 else 1000
     assert found_by(decoder).prompts % 2 == 0
@@ -221,7 +205,7 @@ def test_prompts_and_settings_that_say_nothing_are_left_out(found_by: Any) -> No
     assert max(config.step_limit for config in configs if config) < 32
 
 
-def test_no_moment_of_the_machine_counts_for_an_answer(found_by: Any) -> None:
+def test_no_moment_of_the_machine_counts_for_an_answer() -> None:
     steps = iter(range(10**9))
     decoder = FakeDecoder(
         lambda w, n, _: 0.2 if next(steps) % 97 == 0 else 4e-3 * (1.0 if w == 1 else 2.0),
@@ -232,7 +216,7 @@ def test_no_moment_of_the_machine_counts_for_an_answer(found_by: Any) -> None:
 
 @pytest.mark.parametrize("seconds", [1.0, 10.0, 30.0])
 @pytest.mark.parametrize("plain", [1e-3, 2e-2, 0.3, 2.0])
-def test_it_ends_in_time(found_by: Any, seconds: float, plain: float) -> None:
+def test_it_ends_in_time(seconds: float, plain: float) -> None:
     decoder = FakeDecoder(lambda w, n, _: plain * (1 + 0.05 * w), lambda w: 1 if w == 1 else 2, 0.2)
     found_by(decoder, seconds, plain)
     assert decoder.now < 1.15 * seconds
