@@ -21,7 +21,7 @@ from common import arguments, conditions, prompts_of
 from ladecli import models
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.step_cost import StepCost
-from ladecli.tuning import WIDTHS, Curve, Tuner
+from ladecli.tune.measure import WIDTHS, Curve, Tuner
 
 HELD_OUT = (3, 6, 12, 20, 28, 40, 56)
 CONTEXTS = (128, 512, 1024)

@@ -13,7 +13,7 @@ from ladecli import suites, toml
 from ladecli.errors import LadeError, UsageError
 from ladecli.profiles import Tuned, user
 from ladecli.tune import Report, as_object, profile_of, sample_prompts
-from ladecli.tuning import CURRENT, PLAIN, Candidate, Curve, Outcome, Score
+from ladecli.tune.measure import CURRENT, PLAIN, Candidate, Curve, Outcome, Score
 
 from .test_tuning import CONFIG, COST
 
@@ -88,7 +88,7 @@ def test_interrupted_it_writes_nothing(lade: Any, monkeypatch: pytest.MonkeyPatc
     def interrupted(*_args: Any, **_kwargs: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ladecli.tuning.Tuner.search", interrupted)
+    monkeypatch.setattr("ladecli.tune.measure.Tuner.search", interrupted)
     result = lade(*QUICK)
     assert (result.code, result.out) == (130, "")
     assert user.names() == []

@@ -15,7 +15,7 @@ from ladecli.decoder.events import Event, Finished, Step, StepTimes, Token
 from ladecli.decoder.step_cost import StepCost
 from ladecli.decoder.strategies import Strategy
 from ladecli.decoder.strategies.lookahead import Lookahead
-from ladecli.tuning import (
+from ladecli.tune.measure import (
     CURRENT,
     PLAIN,
     Candidate,

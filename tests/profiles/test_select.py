@@ -9,8 +9,8 @@ import pytest
 from ladecli import profiles
 from ladecli.device import Device
 from ladecli.errors import LadeError, UsageError
+from ladecli.profile_list import shapes_for
 from ladecli.profiles import Rates, user
-from ladecli.profiles.listing import shapes_for
 from ladecli.profiles.schema import VALUES
 from ladecli.shape import ModelShape
 

@@ -12,19 +12,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import launch, screen, suites, ways
-from .errors import LadeError, UsageError
-from .profiles import Profile, Setting, Tuned, user
-from .terminal import Terminal
-from .visualize import counted
+from .. import launch, screen, suites, ways
+from ..errors import LadeError, UsageError
+from ..profiles import Profile, Setting, Tuned, user
+from ..terminal import Terminal
+from ..visualize import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from .decoder.config import LookaheadConfig
-    from .options import TuneRequest
-    from .session import Session
-    from .tuning import Curve, Outcome
+    from ..decoder.config import LookaheadConfig
+    from ..options import TuneRequest
+    from ..session import Session
+    from .measure import Curve, Outcome
 
 SCHEMA = 1
 CURVE_SHARE, MOST = 0.25, 0.93
@@ -64,7 +64,7 @@ class Report:
     @property
     def kept(self) -> bool:
         """Whether the search kept the settings that were in use."""
-        from .tuning import CURRENT
+        from .measure import CURRENT
 
         return self.outcome is not None and self.outcome.best.candidate.name == CURRENT
 
@@ -186,7 +186,7 @@ def tune(
         UsageError: no prompt leaves room for an answer.
         LadeError: the model is too slow to measure anything in the time.
     """
-    from .tuning import Tuner, candidates, min_seconds, setting_of
+    from .measure import Tuner, candidates, min_seconds, setting_of
 
     began = time.perf_counter()
     loaded, seconds = session.loaded, request.seconds

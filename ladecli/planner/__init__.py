@@ -16,20 +16,20 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from . import memory, profiles, screen
+from .. import memory, profiles, screen
+from ..decoder.drafting.ngram_model import MAX_SUCCESSORS
+from ..decoder.parallel.messages import MessageFormat
+from ..errors import UsageError
+from ..options import PlanRequest
+from ..profiles import user
+from ..profiles.derive import GRAPH_LAUNCH, HOST, LAUNCH, Rates, step_seconds
+from ..profiles.recognise import recognise
+from ..profiles.schema import Profile
+from ..shape import FULL, ModelShape
+from ..split import evenly
+from ..terminal import Terminal
+from ..visualize import counted, printable
 from .cluster import STAGING, Links, known_model, links_of, measurements, tokens_per_step
-from .decoder.drafting.ngram_model import MAX_SUCCESSORS
-from .decoder.parallel.messages import MessageFormat
-from .errors import UsageError
-from .options import PlanRequest
-from .profiles import user
-from .profiles.derive import GRAPH_LAUNCH, HOST, LAUNCH, Rates, step_seconds
-from .profiles.recognise import recognise
-from .profiles.schema import Profile
-from .shape import FULL, ModelShape
-from .split import evenly
-from .terminal import Terminal
-from .visualize import counted, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,7 +66,7 @@ def find_gpu(name: str | None, terminal: Terminal) -> tuple[Profile, float | Non
         size = float(given[1]) * 1e9 if given else 0.0
     else:
         with terminal.progress("looking at this machine"):
-            from .device import detect
+            from ..device import detect
 
             device = detect()
         if device.kind != "cuda":
@@ -89,7 +89,7 @@ def find_model(
         usual = f"no model was named: {name} stands for one of {DEFAULT_SIZE}"
         return name, shape, (() if request.model_size else (usual,))
     with terminal.progress(f"looking at {request.model}"):
-        from . import models
+        from .. import models
 
         # By itself a CPU would take float32, and a GPU takes the type that is stored.
         auto = request.dtype == "auto"

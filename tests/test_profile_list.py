@@ -16,7 +16,7 @@ from ladecli.option_fields import config_path
 from ladecli.profiles import Rates, user
 from ladecli.profiles.schema import VALUES
 
-from .makers import A100, ACME, CPU, OWN, put, tuned
+from .profiles.makers import A100, ACME, CPU, OWN, put, tuned
 
 
 @pytest.fixture

@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from .. import launch, profiles, screen
-from ..cluster import known_model
-from ..decoder.config import SOURCES, LookaheadConfig
-from ..memory import told
-from ..shape import ModelShape
-from ..terminal import Terminal
-from ..visualize import printable
-from . import Choice, Profile, user
-from .recognise import TOLERANCE
-from .schema import VALUES
+from . import launch, profiles, screen
+from .decoder.config import SOURCES, LookaheadConfig
+from .memory import told
+from .planner.cluster import known_model
+from .profiles import Choice, Profile, user
+from .profiles.recognise import TOLERANCE
+from .profiles.schema import VALUES
+from .shape import ModelShape
+from .terminal import Terminal
+from .visualize import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..device import Device
-    from ..options import ListRequest, ProfileRequest
+    from .device import Device
+    from .options import ListRequest, ProfileRequest
 
 SCHEMA = 1
 """Version of the JSON objects."""
@@ -120,7 +120,7 @@ def shapes_for(profile: Profile) -> Iterator[tuple[str, ModelShape]]:
 def _machine(terminal: Terminal, wanted: str) -> tuple[Device, list[Profile], list[str]]:
     """The device, the user's profiles, and a notice about each broken file."""
     with terminal.progress("looking at this machine"):
-        from ..device import detect
+        from .device import detect
 
         return detect(wanted), *user.read_all()
 
@@ -132,7 +132,7 @@ def _usual(terminal: Terminal, wanted: str) -> tuple[Profile, list[str]]:
     if usual is not None:
         return usual, notices
     with terminal.progress(f"measuring {device.label}"):
-        from ..rates import measure_rates
+        from .rates import measure_rates
 
         rates = measure_rates(device, "bfloat16")
     return profiles.measured(rates, "bfloat16"), [*notices, _used(device, None)]
@@ -141,8 +141,8 @@ def _usual(terminal: Terminal, wanted: str) -> tuple[Profile, list[str]]:
 def _chosen(request: ProfileRequest, model: str, terminal: Terminal) -> tuple[Profile, Choice]:
     """The settings for a model, and their profile."""
     with terminal.progress(f"looking at {model}"):
-        from .. import models
-        from ..rates import measure_rates
+        from . import models
+        from .rates import measure_rates
 
         planned = models.plan(model, request.load_options())
         choice = launch.choice_for(request, planned.device, planned.part)

@@ -11,17 +11,17 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, islice
 from typing import TYPE_CHECKING
 
-from .decoder.config import SOURCES, LookaheadConfig, SamplingConfig
-from .decoder.drafting.memory import DraftMemory
-from .decoder.engine import Limits
-from .decoder.errors import ConfigError
-from .decoder.events import Step
-from .decoder.step_cost import StepCost
-from .decoder.strategies import make_strategy
-from .profiles.derive import fitted
+from ..decoder.config import SOURCES, LookaheadConfig, SamplingConfig
+from ..decoder.drafting.memory import DraftMemory
+from ..decoder.engine import Limits
+from ..decoder.errors import ConfigError
+from ..decoder.events import Step
+from ..decoder.step_cost import StepCost
+from ..decoder.strategies import make_strategy
+from ..profiles.derive import fitted
 
 if TYPE_CHECKING:
-    from .decoder.engine import Decoder
+    from ..decoder.engine import Decoder
 
 WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 CONTEXTS = (128, 1024, 4096, 16384)

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from . import memory, toml
-from .errors import UsageError
-from .shape import ModelShape
+from .. import memory, toml
+from ..errors import UsageError
+from ..shape import ModelShape
 
 # An exchange takes a start, the hops on its way, and its bytes at a share of the bandwidth.  Hops
 # lie between those of NCCL's protocols for few bytes and for many (its src/graph/tuning.cc).
