@@ -298,8 +298,9 @@ class Plan:
         if best.gpus == 1:
             plain = "plain decoding on one GPU, since drafts do not pay"
             name = plain if best.tokens_per_step == 1 else "lookahead on one GPU"
+        speed = best.tokens_per_second
         return (
-            f"fastest{limit}: {name}, {best.tokens_per_second:.3g} tokens/s,"
+            f"fastest{limit}: {name}, {speed:{',.0f' if speed >= 100 else '.1f'}} tokens/s,"
             f" {self.speedup(best):.2f}× plain decoding on {counted(self.baseline.gpus, 'GPU')}"
         )
 
@@ -345,10 +346,9 @@ class Plan:
             return {key: getattr(row, key) for key in keys}
 
         def full(row: Row) -> dict[str, Any]:
-            values = asdict(row).items()
-            found = {key: None if value != value else value for key, value in values}  # NaN
             possible = not row.why_not
-            return found | {
+            return {
+                **{key: _or_none(value) for key, value in asdict(row).items()},
                 "possible": possible,
                 "speedup": self.speedup(row) if possible else None,
                 "efficiency": self.efficiency(row) if possible else None,
@@ -415,6 +415,11 @@ class Plan:
         screen.line(console, "Assumptions", "bold")
         for text in self.assumptions():
             screen.line(console, printable(f"- {text}"))
+
+
+def _or_none(value: Any) -> Any:
+    """None in place of NaN, which JSON does not have."""
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def exchange_bytes(width: int) -> int:
