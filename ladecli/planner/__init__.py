@@ -387,10 +387,12 @@ class Plan:
 
     def show(self, console: Console) -> None:
         """Print the conclusion, then the table of all modes and the assumptions."""
-        size = f"{user.short(self.shape.parameters)} parameters"
-        heading = f"{self.model} in {self.shape.weights} ({size},"
-        heading += f" {memory.told(self.shape.weight_bytes)}) on {self.gpu.description}"
-        screen.line(console, printable(f"{heading}: estimated, not measured"))
+        shape, size = self.shape, memory.told(self.shape.weight_bytes)
+        model = (
+            f"{self.model} in {shape.weights} ({user.short(shape.parameters)} parameters, {size})"
+        )
+        heading = f"{model} on {self.gpu.description}: estimated, not measured"
+        screen.line(console, printable(heading))
         screen.line(console, self.conclusion(), "bold")
         for line in (*self.caveats(), *map(self.verdict, MODES)):
             screen.line(console, printable(line))
@@ -402,13 +404,9 @@ class Plan:
         for row in (row for rows in self.rows.values() for row in rows):
             cells = ["does not fit" if row.needed_bytes else "indivisible"]
             if not row.why_not:
-                cells = [
-                    f"{row.step_seconds * 1e3:.1f}",
-                    f"{row.tokens_per_step:.2f}",
-                    f"{row.tokens_per_second:.1f}",
-                    f"{self.speedup(row):.2f}",
-                    f"{self.efficiency(row):.0%}",
-                ]
+                step, speed = f"{row.step_seconds * 1e3:.1f}", f"{row.tokens_per_second:.1f}"
+                cells = [step, f"{row.tokens_per_step:.2f}", speed]
+                cells += [f"{self.speedup(row):.2f}", f"{self.efficiency(row):.0%}"]
             table.add_row(row.mode, str(row.gpus), *cells)
         screen.show(table, console)
         console.print()
