@@ -25,7 +25,7 @@ LIGHT = (
     *("visualize", "events", "metrics", "option_fields", "options", "prompts", "profiles", "chat"),
     *("generate", "replay", "export", "live", "markdown", "repl.commands"),
     *("inspector", "trace", "terminal", "files", "views"),
-    *("tune", "profiles.listing", "memory", "suites", "shape", "planner"),
+    *("tune", "profile_list", "memory", "suites", "shape", "planner"),
     *("model_files", "model_list", "doctor"),
     *("parallel.start", "parallel.follow", "parallel.place"),
     *("bench.command", "bench.report", "bench.compare"),

@@ -12,7 +12,8 @@ import pytest
 
 from ladecli import device as devices
 from ladecli.device import Device
-from ladecli.profiles import user
+
+from .profiles.makers import OWN, put
 
 A100 = ("--gpu", "a100")
 ON_7B = (*A100, "--model-size", "7b")
@@ -36,30 +37,22 @@ def rows(lade: Any, mode: str, *arguments: str) -> list[dict[str, Any]]:
     ("arguments", "named"),
     [
         ((*A100, "--gpus", "0"), "gpus must be from 1 to 1024, not 0"),
-        ((*A100, "--gpus", "5000"), "gpus must be from 1 to 1024, not 5000"),
-        ((*A100, "--nodes", "0"), "nodes must be from 1"),
+        ((*A100, "--nodes", "5000"), "nodes must be from 1"),
         ((*A100, "--gpus-per-node", "0"), "gpus-per-node must be from 1"),
         ((*A100, "--context", "0"), "context must be from 1"),
-        ((*A100, "--budget", "0"), "budget must be at least 1"),
         ((*A100, "--budget", "1"), "use 2 or more"),
         ((*A100, "--dtype", "int3"), "'int3'"),
         ((*A100, "--gpus", "6", "--nodes", "4"), "--gpus-per-node"),
-        ((*A100, "--gpus", "2", "--nodes", "4"), "--gpus-per-node"),
         ((*A100, "--gpus", "9", "--nodes", "2", "--gpus-per-node", "4"), "--gpus-per-node"),
-        (("--gpu", "h10"), "unknown GPU 'h10'; did you mean h100? --gpu takes a100, a100-80gb,"),
-        (("--gpu", "banana"), "unknown GPU 'banana'"),
+        (("--gpu", "banana"), "unknown GPU 'banana'; --gpu takes a100, a100-80gb,"),
         (("--gpu", "apple"), "unknown GPU 'apple'"),
         (("--gpu", "A100 MIG 1g.5gb"), "unknown GPU"),  # a slice of one is not one
         ((), "no GPU is here to plan for; name one by --gpu"),
         ((*A100, "--model-size", "9b"), "unknown model size '9b'; known: 0.5b, 1b,"),
-        ((*A100, "--model-size", "-7b"), "unknown model size '-7b'"),
         (("demo", *ON_7B), "leave --model-size out"),
         ((*A100, "--link", "token"), "unknown link 'token'; use nvlink, pcie, infiniband,"),
-        ((*A100, "--link", ""), "unknown link ''"),
         ((*A100, "--link", "-3"), "unknown link '-3'"),
         ((*A100, "--link", "nan"), "unknown link 'nan'"),
-        ((*A100, "--link", "nvlink,pcie"), "two links within nodes"),
-        ((*A100, "--link", "1,2,3", "--nodes", "2"), "two links between nodes"),
         ((*A100, "--link", "ethernet", "--gpus", "4"), "add --nodes or --gpus-per-node"),
         ((*A100, "--text", "prose"), "tokens per step are known for stories, demo"),
     ],
@@ -73,38 +66,27 @@ def test_bad_options_are_refused_in_one_line(
     assert result.err.count("\n") == 1
 
 
-def test_a_model_that_is_not_here(lade: Any) -> None:
-    result = lade("plan", *A100, "no/such", "--offline")
-    assert (result.code, result.out) == (1, "")
-    assert "no/such" in result.err
-    assert result.err.count("\n") == 1
-
-
 def test_the_keys_of_the_object(lade: Any) -> None:
     found = planned(lade, *A100, "--gpus", "16", "--model-size", "70b", "--link", "infiniband")
-    assert list(found) == [
+    assert set(found) == {
         *("schema", "estimated", "model", "gpu", "links", "budget", "context", "text", "asked"),
-        *("exchange_bytes", "pays_from", "baseline", "modes", "best", "caveats"),
-        "assumptions",
-    ]
+        *("exchange_bytes", "pays_from", "baseline", "modes", "best", "caveats", "assumptions"),
+    }
     assert (found["schema"], found["estimated"], found["asked"]) == ("lade-plan/1", True, 16)
     assert (found["model"]["name"], found["gpu"]["name"]) == ("llama-2-70b", "a100")
-    assert set(found["gpu"]) == {
-        *("name", "description", "memory_bytes", "bandwidth", "arithmetic", "source")
-    }
-    assert list(found["links"]) == ["gpus_per_node", "within", "between"]
-    assert set(found["links"]["between"]) == {"name", "bandwidth", "hops", "source"}
+    assert {"description", "memory_bytes", "bandwidth", "arithmetic", "source"} <= set(found["gpu"])
+    assert set(found["links"]) == {"gpus_per_node", "within", "between"}
     for key in ("baseline", "best"):
-        assert list(found[key]) == ["mode", "gpus", "step_seconds", "tokens_per_second"]
-    assert tuple(found["modes"]) == MODES
+        assert set(found[key]) == {"mode", "gpus", "step_seconds", "tokens_per_second"}
+    assert set(found["modes"]) == set(MODES)
     for mode in found["modes"].values():
-        assert list(mode) == ["rows", "stops", "verdict"]
+        assert set(mode) == {"rows", "stops", "verdict"}
         for row in mode["rows"]:
-            assert list(row) == [
+            assert set(row) >= {
                 *("gpus", "nodes", "possible", "why_not", "needed_bytes", "step_seconds"),
                 *("computing_seconds", "drafting_seconds", "talking_seconds", "sent_bytes"),
                 *("tokens_per_step", "tokens_per_second", "speedup", "efficiency"),
-            ]
+            }
             assert row["possible"] == (row["why_not"] is None) == (row["speedup"] is not None)
 
 
@@ -129,71 +111,49 @@ def test_a_plain_step_takes_as_long_as_reading_the_weights(lade: Any) -> None:
     found = planned(lade, *ON_7B)
     # Llama-2-7B: 13.48 GB of weights and 0.54 GB of keys and values, at 1,555 GB/s: 9 ms.
     assert found["baseline"]["step_seconds"] == pytest.approx((13.48 + 0.54) / 1555, rel=0.05)
-    assert found["baseline"]["gpus"] == 1
     wide = found["modes"]["lookahead"]["rows"][0]
     # The step of 128 tokens multiplies for 5.5 ms meanwhile, so that it hardly takes longer.
     assert 1 < wide["step_seconds"] / found["baseline"]["step_seconds"] < 1.25
 
 
 def test_tokens_per_step_are_the_measured_ones(lade: Any) -> None:
-    ways = (*ON_7B, "--budget", "60")
-    stories = [row["tokens_per_step"] for row in rows(lade, "lookahead", *ways)]
-    assert stories == [3.06, 3.57, 4.17, 4.68]
-    demo = planned(lade, *ways, "--text", "demo")
-    assert demo["text"] == "demo"
-    assert [row["tokens_per_step"] for row in demo["modes"]["lookahead"]["rows"]] == [
-        *(3.05, 3.39, 3.74, 4.2)
-    ]
+    options = (*ON_7B, "--budget", "60")
+    found = {mode: rows(lade, mode, *options) for mode in MODES}
+    assert [row["tokens_per_step"] for row in found["lookahead"]] == [3.06, 3.57, 4.17, 4.68]
     # A split model drafts as one rank does.
-    assert {row["tokens_per_step"] for row in rows(lade, "tensor", *ways)} == {3.06}
-    assert {row["tokens_per_step"] for row in rows(lade, "tensor-plain", *ways)} == {1.0}
+    assert {row["tokens_per_step"] for row in found["tensor"]} == {3.06}
+    assert {row["tokens_per_step"] for row in found["tensor-plain"]} == {1.0}
+    demo = rows(lade, "lookahead", *options, "--text", "demo")
+    assert [row["tokens_per_step"] for row in demo] == [3.05, 3.39, 3.74, 4.2]
     # Beyond what was measured more ranks bring less and less; a wider step brings nothing.
-    more = [row["tokens_per_step"] for row in rows(lade, "lookahead", *ways, "--gpus", "64")]
+    more = [row["tokens_per_step"] for row in rows(lade, "lookahead", *options, "--gpus", "64")]
     gains = [b - a for a, b in pairwise(more[3:])]
     assert all(a == pytest.approx(2 * b) for a, b in pairwise(gains))
-    assert gains[0] == pytest.approx((4.68 - 4.17) / 2)
     widest = rows(lade, "lookahead", *ON_7B, "--budget", "500")
     assert [row["tokens_per_step"] for row in widest] == [3.63, 4.23, 4.72, 5.23]
 
 
 def test_lookahead_parallelism_exchanges_the_same_for_any_model(lade: Any) -> None:
-    found = [
+    small, large = (
         rows(lade, "lookahead", "--gpu", "h200", "--budget", "64", "--model-size", size)[1:]
-        for size in ("0.5b", "7b", "70b")
-    ]
-    assert len({row["sent_bytes"] for each in found for row in each if row["possible"]}) == 1
-    assert found[0][0]["sent_bytes"] < 4096
-    small, large = found[0], found[1]
+        for size in ("0.5b", "7b")
+    )
+    assert len({row["sent_bytes"] for row in small + large}) == 1
     assert [row["talking_seconds"] for row in small] == [row["talking_seconds"] for row in large]
     assert len({row["computing_seconds"] for row in large}) == 1
     assert all(a["step_seconds"] < b["step_seconds"] for a, b in pairwise(large))
 
 
-def test_a_split_model_needs_less_of_each_gpu_and_computes_faster(lade: Any) -> None:
-    found = rows(lade, "tensor-plain", "--gpu", "l4", "--model-size", "13b")
-    assert all(a["needed_bytes"] > 1.7 * b["needed_bytes"] for a, b in pairwise(found))
-    possible = [row for row in found if row["possible"]]
-    assert [row["gpus"] for row in possible] == [2, 4, 8]
-    seconds = [row["computing_seconds"] for row in possible]
-    assert seconds == sorted(seconds, reverse=True)
-    assert seconds[0] > 1.4 * seconds[1]
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_a_slower_link_makes_nothing_faster(lade: Any, mode: str) -> None:
-    for links, cluster in (
-        (("nvlink", "pcie"), ()),
-        (("450", "32", "5", "0.1"), ()),
-        (("infiniband", "ethernet"), ("--gpus-per-node", "2")),
-    ):
-        speeds = [
-            [row["tokens_per_second"] for row in rows(lade, mode, *ON_7B, *cluster, "--link", link)]
-            for link in links
-        ]
-        assert all(
-            a >= b for fast, slow in pairwise(speeds) for a, b in zip(fast, slow, strict=True)
-        )
-        assert speeds[0] > speeds[-1]
+@pytest.mark.parametrize(
+    "links",
+    [("nvlink", "pcie"), ("450", "5"), ("infiniband --gpus-per-node 2", "1 --gpus-per-node 2")],
+)
+def test_a_slower_link_makes_nothing_faster(lade: Any, links: tuple[str, str]) -> None:
+    fast, slow = (planned(lade, *ON_7B, "--link", *link.split())["modes"] for link in links)
+    for mode in MODES:
+        speeds = [[row["tokens_per_second"] for row in each[mode]["rows"]] for each in (fast, slow)]
+        assert all(a >= b for a, b in zip(*speeds, strict=True))
+        assert speeds[0] > speeds[1]
 
 
 @pytest.mark.parametrize(
@@ -214,10 +174,8 @@ def test_links(
 ) -> None:
     wanted = ("--link", link) if link else ()
     found = planned(lade, "--gpu", gpu, "--model-size", "7b", "--gpus", "16", *wanted)["links"]
-    told = [
-        (found[place]["name"], found[place]["bandwidth"] / 1e9) for place in ("within", "between")
-    ]
-    assert told == [within, between]
+    for place, (name, speed) in (("within", within), ("between", between)):
+        assert (found[place]["name"], found[place]["bandwidth"]) == (name, speed * 1e9)
 
 
 @pytest.mark.parametrize(
@@ -227,16 +185,14 @@ def test_links(
         (("--gpus", "3"), [(1, 1), (2, 1), (3, 1), (4, 1), (8, 1)]),
         (("--gpus", "8", "--nodes", "2"), [(1, 1), (2, 1), (4, 1), (8, 2)]),
         (("--nodes", "2"), [(1, 1), (2, 1), (4, 1), (8, 1), (16, 2)]),
-        (("--gpus", "16"), [(1, 1), (2, 1), (4, 1), (8, 1), (16, 2)]),
         (("--gpus-per-node", "1"), [(1, 1), (2, 2), (4, 4), (8, 8)]),
     ],
 )
 def test_numbers_of_gpus_and_nodes(
     lade: Any, arguments: tuple[str, ...], counts: list[tuple[int, int]]
 ) -> None:
-    for mode in MODES:
-        found = rows(lade, mode, *ON_7B, *arguments)
-        assert [(row["gpus"], row["nodes"]) for row in found] == counts
+    for mode in planned(lade, *ON_7B, *arguments)["modes"].values():
+        assert [(row["gpus"], row["nodes"]) for row in mode["rows"]] == counts
 
 
 @pytest.mark.parametrize(
@@ -244,7 +200,6 @@ def test_numbers_of_gpus_and_nodes(
     [
         ("a100", "qwen2.5-7b", (), [1, 2, 4], "4 key/value heads cannot be split over 8 GPUs"),
         ("a100", "70b", (), [4, 8], None),
-        ("rtx4090", "70b", ("--gpus", "16"), [8], "8 key/value heads cannot be split over 16 GPUs"),
         ("t4", "7b", ("--quantize", "4bit"), [1], "weights in nf4 cannot be split"),
         ("gpu", "405b", (), [1, 2, 4, 8], None),  # of unknown memory
     ],
@@ -254,9 +209,7 @@ def test_what_fits_and_can_be_split(
 ) -> None:
     found = rows(lade, "tensor", "--gpu", gpu, "--model-size", size, *extra)
     assert [row["gpus"] for row in found if row["possible"]] == possible
-    last = found[-1]
-    assert last["why_not"] == why
-    assert (last["needed_bytes"] is None) == (why is not None)
+    assert found[-1]["why_not"] == why
 
 
 @pytest.mark.parametrize(
@@ -264,7 +217,7 @@ def test_what_fits_and_can_be_split(
     [
         ("a100", "70b", 2, (), ["70b needs", "--gpus 4"]),
         ("a100", "32b", 1, (), ["--quantize 8bit", "--gpus 2"]),
-        ("a100", "7b", 1, ("--context", "100000"), ["100,000 tokens of context", "--context "]),
+        ("a100", "7b", 1, ("--context", "100000"), ["100,000 tokens of context", "--context"]),
         ("t4", "70b", 8, (), ["smaller model"]),
     ],
 )
@@ -275,9 +228,6 @@ def test_a_model_that_is_too_large_is_refused_with_what_helps(
     assert (result.code, result.out) == (2, "")
     assert result.err.count("\n") == 1
     assert [each for each in helps if each not in result.err] == []
-    if "--context " in helps:
-        context = result.err.split("--context ")[1].split()[0]
-        assert lade("plan", *ON_7B, "--gpus", "1", "--context", context).code == 0
 
 
 def test_where_more_gpus_stop_paying(lade: Any) -> None:
@@ -287,23 +237,13 @@ def test_where_more_gpus_stop_paying(lade: Any) -> None:
     assert (stop["gpus"], stop["beyond"]) == (2, 4)
     assert speeds[2] / speeds[1] - 1 >= found["pays_from"] > stop["gain"]
     assert stop["gain"] == pytest.approx(speeds[4] / speeds[2] - 1)
-    best = found["best"]
-    assert best["tokens_per_second"] == max(speeds[gpus] for gpus in (1, 2, 4, 6))
-    none = planned(lade, *A100, "--model-size", "70b")["modes"]["lookahead"]
-    assert none["stops"] is None
-    assert planned(lade, "--gpu", "l4", "--model-size", "qwen2.5-7b", "--link", "450")["modes"][
-        "tensor-plain"
-    ]["stops"] == {"gpus": 4, "beyond": None, "gain": None}
-
-
-def test_the_baseline_and_the_best_are_possible(lade: Any) -> None:
-    large = planned(lade, *A100, "--gpus", "4", "--model-size", "70b")
+    assert found["best"]["tokens_per_second"] == max(speeds[gpus] for gpus in (1, 2, 4, 6))
+    large = planned(lade, *A100, "--model-size", "70b", "--gpus", "4")
+    assert large["modes"]["lookahead"]["stops"] is None
     assert (large["baseline"]["mode"], large["baseline"]["gpus"]) == ("tensor-plain", 4)
-    assert large["best"]["gpus"] <= 4
     # bitsandbytes unpacks all weights for the first draft token: plain decoding is as fast.
     packed = planned(lade, "--gpu", "t4", "--model-size", "7b", "--quantize", "4bit")
     assert packed["best"] == packed["baseline"]
-    assert packed["best"]["mode"] == "tensor-plain"
 
 
 @pytest.mark.parametrize(
@@ -311,8 +251,7 @@ def test_the_baseline_and_the_best_are_possible(lade: Any) -> None:
     [
         *(("A100", "a100", 40e9), ("a100 80GB", "a100-80gb", 80e9)),
         *(("NVIDIA A100-SXM4-80GB", "a100-80gb", 80e9), ("H100 PCIe", "h100-pcie", 80e9)),
-        *(("rtx 4090", "rtx4090", 24e9), ("v100", "v100", 16e9), ("V100 32GB", "v100", 32e9)),
-        ("gpu", "gpu", None),
+        *(("v100", "v100", 16e9), ("V100 32GB", "v100", 32e9), ("gpu", "gpu", None)),
     ],
 )
 def test_names_of_gpus(lade: Any, typed: str, name: str, memory: float | None) -> None:
@@ -321,110 +260,65 @@ def test_names_of_gpus(lade: Any, typed: str, name: str, memory: float | None) -
 
 
 def test_the_gpu_that_is_here(lade: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = Device("cuda", "cuda:0", "NVIDIA H200", int(150e9))
-    monkeypatch.setattr(devices, "detect", lambda: here)
+    monkeypatch.setattr(devices, "detect", lambda: Device("cuda", "cuda:0", "H200", int(150e9)))
     found = planned(lade)["gpu"]
     assert (found["name"], found["memory_bytes"]) == ("h200", 150e9)
-    here = Device("cuda", "cuda:0", "ACME 9000", int(16e9))
+    monkeypatch.setattr(devices, "detect", lambda: Device("cuda", "cuda:0", "ACME", int(16e9)))
     result = lade("plan")
     assert result.code == 2
-    assert "ACME 9000" in result.err
-    assert "--gpu" in result.err
+    assert "unknown GPU 'ACME'" in result.err
 
 
-def test_a_profile_of_the_user_counts(lade: Any) -> None:
-    path = user.path_of("mine")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        'description = "my card"\nmemory = [48e9]\n[hardware]\nbandwidth = 500e9\n'
-        'rates = { float32 = 50e12 }\nsource = "me"\n'
-    )
-    found = planned(lade, "--gpu", "mine", "--model-size", "7b")
-    assert (found["gpu"]["bandwidth"], found["gpu"]["source"]) == (500e9, "me")
-    assert found["links"]["within"]["name"] == "pcie"
+def test_a_profile_of_the_users_counts(lade: Any) -> None:
+    hardware = '[hardware]\nbandwidth = 2e12\nrates = { float32 = 1e14 }\nsource = "me"\n'
+    put("mine", OWN.replace("[[setting]]", f"memory = [48e9]\n{hardware}[[setting]]"))
+    found = planned(lade, "--gpu", "mine", "--model-size", "7b")["gpu"]
+    assert (found["bandwidth"], found["memory_bytes"], found["source"]) == (2e12, 48e9, "me")
 
 
 @pytest.mark.parametrize(
-    ("size", "name"),
+    ("options", "expected"),
     [
-        *(("7b", "llama-2-7b"), (" 8B ", "llama-3-8b"), ("70.0", "llama-2-70b")),
-        *(("8x7b", "mixtral-8x7b"), ("meta-llama/Llama-3.1-70B", "llama-3-70b")),
+        (("demo",), ("demo", "bfloat16")),  # as it is stored
+        (("demo", "--dtype", "float16"), ("demo", "float16")),
+        (("--model-size", "13B", "--dtype", "float32"), ("llama-2-13b", "float32")),
+        (("--model-size", "llama-3-8b"), ("llama-3-8b", "bfloat16")),
+        (("--model-size", "7", "--quantize", "8bit"), ("llama-2-7b", "int8")),
+        ((), ("llama-2-7b", "bfloat16")),
     ],
 )
-def test_sizes_of_models(lade: Any, size: str, name: str) -> None:
-    assert planned(lade, "--gpu", "b200", "--model-size", size)["model"]["name"] == name
+def test_models(lade: Any, options: tuple[str, ...], expected: tuple[str, str]) -> None:
+    found = planned(lade, *A100, *options)
+    assert (found["model"]["name"], found["model"]["weights"]) == expected
+    assert ("no model was named" in found["assumptions"][0]) == (options == ())
 
 
-def test_types_of_weights(lade: Any) -> None:
-    def model(gpu: str, *options: str) -> dict[str, Any]:
-        found: dict[str, Any] = planned(lade, "--gpu", gpu, "--model-size", "7b", *options)["model"]
-        return found
-
-    assert model("a100")["weight_bytes"] == 2 * model("a100")["parameters"]
-    assert model("v100", "--gpus", "2")["weights"] == "float16"
-    assert model("a100", "--dtype", "float32")["weight_bytes"] == 4 * 6.74e9
-    packed = model("a100", "--quantize", "4bit")
-    assert (packed["weights"], packed["compute"]) == ("nf4", "bfloat16")
-    assert packed["weight_bytes"] < 0.33 * 2 * packed["parameters"]
-
-
-def test_a_model_is_planned_from_its_configuration(
+def test_a_size_that_is_typed_comes_before_a_model_that_the_environment_names(
     lade: Any, model_folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = planned(lade, model_folder, *A100)["model"]
-    assert (found["name"], found["weights"]) == (model_folder, "float32")  # as it is stored
-    half = planned(lade, model_folder, *A100, "--dtype", "bfloat16")["model"]
-    assert half["weights"] == "bfloat16"
-    # A size that is typed comes before a model that the environment names.
     monkeypatch.setenv("LADE_MODEL", model_folder)
-    assert planned(lade, *A100)["model"]["name"] == model_folder
+    model = planned(lade, *A100)["model"]
+    assert (model["name"], model["weights"]) == (model_folder, "float32")
     assert planned(lade, *A100, "--model-size", "8b")["model"]["name"] == "llama-3-8b"
 
 
-def test_a_table_ends_with_the_conclusion(lade: Any) -> None:
-    result = lade("plan", *ON_7B, "--gpus", "4")
-    found = planned(lade, *ON_7B, "--gpus", "4")
+def test_a_page_begins_with_the_verdict_and_fits(lade: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    result = lade("plan", *ON_7B, "--gpus", "4", "--color", "never")
     assert (result.code, result.err) == (0, "")
     assert "\x1b" not in result.out
     lines = result.out.splitlines()
-    assert "llama-2-7b" in lines[0]
-    assert "estimated" in lines[0]
-    above = lines[: lines.index("Assumptions")]
-    table = [line.split() for line in above if line.startswith(MODES)]
-    for mode in MODES:
-        shown = [cells for cells in table if cells[0] == mode]
-        assert [cells[-3] for cells in shown] == [
-            f"{row['tokens_per_second']:.1f}" for row in found["modes"][mode]["rows"]
-        ]
-        assert [cells[1] for cells in shown] == ["1", "2", "4", "8"]
-        assert found["modes"][mode]["verdict"] in lines
-    assert all(f"- {text}" in lines for text in found["assumptions"])
-    assert "lookahead parallelism on 4 GPUs" in lines[-1]
-    assert f"{found['best']['tokens_per_second']:.3g} tokens/s" in lines[-1]
+    assert max(map(len, lines)) <= 80
+    verdict = next(n for n, line in enumerate(lines) if line.startswith("fastest"))
+    table = next(n for n, line in enumerate(lines) if line.startswith("mode"))
+    assert verdict < table < lines.index("Assumptions")
+    assert lines[table + 2].split() == ["lookahead", "1", "10.8", "3.63", "336.8", "3.14", "100%"]
 
 
-def test_what_does_not_fit_is_shown_with_the_reason(lade: Any) -> None:
-    out = lade("plan", "--gpu", "rtx4090", "--model-size", "70b", "--gpus", "16").out
-    assert out.count("does not fit") == 11
-    assert out.count("indivisible") == 2
-    assert "8 key/value heads cannot be split over 16 GPUs" in out
-
-
-def test_the_default_model_and_the_budget_are_said(lade: Any) -> None:
-    found = planned(lade, *A100)
-    assert found["model"]["name"] == "llama-2-7b"
-    assert "llama-2-7b" in found["assumptions"][0]
-    assert [
-        text for text in found["assumptions"] if "128 tokens on each GPU (profile a100)" in text
-    ]
-    given = planned(lade, *A100, "--budget", "16")["assumptions"]
-    assert [text for text in given if "16 tokens on each GPU (as asked for)" in text]
-
-
-def test_planning_loads_no_torch() -> None:
+def test_planning_imports_no_torch() -> None:
     code = (
         "import sys; from ladecli.cli import entry;"
-        "entry(['plan', '--gpu', 'a100', '--model-size', '7b']);"
-        "sys.exit(any(m in sys.modules for m in ('torch', 'transformers')))"
+        f" assert not entry(['plan', *{ON_7B!r}]); sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -6,35 +6,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from typing import TYPE_CHECKING
 
 from ..decoder.config import LookaheadConfig
 from ..errors import UsageError
 from ..shape import ModelShape
 from . import user
 from .derive import Rates, derive
-from .recognise import NamedDevice, recognise
-from .schema import VALUES, Hardware, Paper, Profile, Setting, Tuned, parse
+from .recognise import recognise
+from .schema import VALUES, Hardware, Profile, Setting, Tuned, parse
 
-__all__ = [
-    "Choice",
-    "Hardware",
-    "NamedDevice",
-    "Paper",
-    "Profile",
-    "Rates",
-    "Setting",
-    "Tuned",
-    "choose",
-    "measured",
-    "names",
-    "parse",
-    "read",
-    "select",
-    "shipped",
-    "shipped_names",
-    "tera",
-    "usual",
-]
+if TYPE_CHECKING:
+    from ..device import Device
+
+__all__ = ["Profile", "Rates", "Setting", "Tuned", "parse"]
 
 MEASURED = "measured here"
 """The name of the profile of a device that was measured a moment ago."""
@@ -44,7 +29,6 @@ _PAPER = LookaheadConfig(7, 5, 7, sources=("trajectory",))
 _PAPER_ORIGIN = "published: arXiv 2402.02057, RTX 3090, 7B: the least of its W=7 to 10"
 DEAR_START = 2.5
 """Plain steps that a first draft token may cost with bitsandbytes; beyond, a notice says so."""
-_BETTER = "lade tune finds better ones"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +82,7 @@ def names() -> list[str]:
 
 
 def read(name: str) -> Profile:
-    """A profile by its name; the user's own comes before a shipped one.
+    """A profile by its name; the user's own replaces a shipped one.
 
     Raises:
         UsageError: there is none, or its file breaks the schema.
@@ -110,14 +94,38 @@ def read(name: str) -> Profile:
     return shipped(name)
 
 
+def every(own: list[Profile]) -> dict[str, Profile]:
+    """All profiles by name; the user's `own` come first, and replace shipped ones."""
+    known = {profile.name: profile for profile in own}
+    return known | {name: shipped(name) for name in shipped_names() if name not in known}
+
+
+def usual(device: Device, own: list[Profile]) -> Profile | None:
+    """The profile for a device, whatever the model; None for a GPU that no profile knows.
+
+    A user's profile whose `devices` name the GPU or processor comes first.  Of the shipped ones,
+    a GPU has the one that names it, a processor `cpu` and an Apple GPU `apple`.
+
+    Args:
+        device: the device.
+        own: the user's profiles.
+    """
+    found = recognise(device.kind, device.label, device.memory, own)
+    if found is not None:
+        return found
+    known = every(own)
+    if device.kind != "cuda":
+        return known[_BY_KIND[device.kind]]
+    return recognise(device.kind, device.label, device.memory, known.values())
+
+
 def select(
     name: str | None,
-    device: NamedDevice,
+    device: Device,
     shape: ModelShape,
     *,
     attention: str = "sdpa",
     captured: bool | None = None,
-    versions: Mapping[str, str] | None = None,
     measure: Callable[[], Rates] | None = None,
 ) -> Choice:
     """The settings for a model on a device.
@@ -131,63 +139,60 @@ def select(
         shape: of the model.
         attention: the backend that it runs with.
         captured: whether its steps are CUDA graphs; None for yes on a CUDA GPU.
-        versions: of torch, transformers and lade; None for what is installed.
         measure: measures an unknown GPU; without it the settings are cautious.
 
     Raises:
         UsageError: there is no profile of this name, or its file breaks the schema.
     """
-    if captured is None:
-        captured = device.kind == "cuda"
+    captured = device.kind == "cuda" if captured is None else captured
     if name:
         forced = read(name)
-        misfit = user.misfit(forced, device, shape, attention)
+        misfit = _misfit(forced, device, shape, attention)
         return choose(forced, shape, notices=misfit, captured=captured)
     own, notices = user.read_all()
-    tuned, outdated = user.tuned_for(own, device, shape, attention, versions)
+    tuned, outdated = user.tuned_for(own, device, shape, attention)
     notices += outdated
     known = usual(device, own)
     if tuned is not None:
         return choose(tuned, shape, known, notices, captured)
     if known is None:
-        unknown = f"no profile knows {device.label or 'this GPU'}: "
         if measure is not None:
-            notices.append(f"{unknown}settings come from a quick measurement; {_BETTER}")
+            notices.append(unknown(device))
             return choose(measured(measure(), shape.compute), shape, None, notices, captured)
-        notices.append(f"{unknown}settings are those of a slow one; {_BETTER}")
-        known = _own_or_shipped(_BY_KIND[device.kind], own)
+        notices.append(unknown(device, "are those of a slow one"))
+        known = every(own)[_BY_KIND[device.kind]]
     return choose(known, shape, known, notices, captured)
 
 
-def usual(device: NamedDevice, own: list[Profile]) -> Profile | None:
-    """The profile for a device, whatever the model; None for a GPU that no profile knows.
-
-    A user's profile whose `devices` name the GPU or processor comes first.  Of the shipped ones,
-    a GPU has the one that names it, a processor `cpu` and an Apple GPU `apple`; a user's file of
-    the same name replaces a shipped one.
-
-    Args:
-        device: the device.
-        own: the user's profiles.
-    """
-    found = recognise(device, own)
-    if found is not None:
-        return found
-    if device.kind != "cuda":
-        return _own_or_shipped(_BY_KIND[device.kind], own)
-    replaced = {profile.name for profile in own}
-    return recognise(device, [shipped(n) for n in shipped_names() if n not in replaced])
+def unknown(device: Device, settings: str = "come from a quick measurement") -> str:
+    """The notice about a GPU that no profile knows."""
+    name = device.label or "this GPU"
+    return f"no profile knows {name}: settings {settings}; lade tune finds better ones"
 
 
-def _own_or_shipped(name: str, own: list[Profile]) -> Profile:
-    return next((profile for profile in own if profile.name == name), None) or shipped(name)
+def _misfit(profile: Profile, device: Device, shape: ModelShape, attention: str) -> list[str]:
+    """A notice if the profile that the user asks for is made for something else."""
+    if tuned := profile.tuned:
+        if user.is_for(tuned, device, shape, attention):
+            return []
+        what = f"{user.short(tuned.parameters)} parameters in {tuned.weights}"
+        what += f", attention {tuned.attention}, {tuned.device}"
+        return [f"profile {profile.name} was tuned for something else: {what}"]
+    if not profile.devices or recognise(device.kind, device.label, device.memory, [profile]):
+        return []
+    return [
+        f"profile {profile.name} is for {profile.description}, and this is"
+        f" {device.label or 'another device'}: times measured here say nothing about the former;"
+        " lade plan estimates those"
+    ]
 
 
 def measured(rates: Rates, compute: str) -> Profile:
-    """A profile of a device whose rates were measured, for models that multiply in `compute`."""
+    """A profile of a device whose rates were measured, for models that compute in a type."""
     # One rate is all that is known; only models of this type look at it.
     speeds = {"float32": rates.arithmetic, compute: rates.arithmetic}
-    hardware = Hardware(bandwidth=rates.bandwidth, rates=speeds, source=rates.source)
+    figures = {"bandwidth": rates.bandwidth, "rates": speeds, "source": rates.source}
+    hardware = Hardware.model_validate(figures)
     description = "this device, measured a moment ago"
     return Profile(name=MEASURED, description=description, hardware=hardware, place="measured")
 
@@ -227,9 +232,7 @@ def choose(
             f"bitsandbytes' fast 4-bit kernels are for one token: the first draft token costs"
             f" {first:.1f} plain steps, so few drafts pay; 8bit, GPTQ and AWQ draft cheaply"
         )
-    paper = profile.paper(shape.parameters)
-    if paper is None and known is not None:
-        paper = known.paper(shape.parameters)
+    paper = profile.paper(shape) or (known.paper(shape) if known else None)
     return Choice(
         profile.name,
         lookahead,

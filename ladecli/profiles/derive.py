@@ -49,10 +49,10 @@ class Rates:
     """The two rates of a device that settings are derived from.
 
     Attributes:
-        bandwidth: bytes per second of its memory.
-        arithmetic: operations per second, dense, in the type that is multiplied; a product
-            and a sum are two.
-        source: where the figures are from.
+        bandwidth: of its memory, bytes per second.
+        arithmetic: dense operations per second in the type of the products; a product and a sum
+            are two.
+        source: of the figures.
     """
 
     bandwidth: float
@@ -62,12 +62,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a step must do.
-
-    Attributes:
-        read_bytes: of weights, and of cached keys and values.
-        operations: a product and a sum are two.
-    """
+    """What a step must do: bytes of weights and cache to read, products and sums to make."""
 
     read_bytes: float
     operations: float
@@ -87,11 +82,7 @@ def step_seconds(
 ) -> float:
     """Seconds of a step of `width` tokens after `context` tokens.
 
-    Args:
-        rates: of the device.
-        shape: of the model.
-        width, context: of the step.
-        captured: whether it is a CUDA graph; else its kernels are launched one by one.
+    A captured step is a CUDA graph; others launch their kernels one by one.
     """
     if shape.weights == "int8":
         captured = False  # bitsandbytes asks the device for outliers in the middle of a step
@@ -107,9 +98,16 @@ def step_seconds(
 
 def derive(rates: Rates, shape: ModelShape, *, captured: bool) -> LookaheadConfig:
     """Costs of steps, and window and budget to match; arguments as for `step_seconds`."""
-    rows = (_costs(rates, shape, context, captured) for context in CONTEXTS)
-    cost = StepCost(CAPTURED_WIDTHS, CONTEXTS, tuple(rows))
-    return fitted(cost)
+
+    def costs(context: int) -> tuple[float, ...]:
+        seconds = [
+            step_seconds(rates, shape, width, context, captured=captured)
+            for width in CAPTURED_WIDTHS
+        ]
+        # To three digits: the estimate is no better.
+        return tuple(accumulate((round(s / seconds[0], 3) for s in seconds), max))
+
+    return fitted(StepCost(CAPTURED_WIDTHS, CONTEXTS, tuple(map(costs, CONTEXTS))))
 
 
 def fitted(cost: StepCost) -> LookaheadConfig:
@@ -126,14 +124,6 @@ def fitted(cost: StepCost) -> LookaheadConfig:
     cheap = cost.at(plan.window_cells, context) <= WINDOW_COST
     sources = plan.sources if budget >= WINDOW_BUDGET and cheap else ("context", "recycled")
     return LookaheadConfig(window, ngram, guesses, budget, sources, cost)
-
-
-def _costs(rates: Rates, shape: ModelShape, context: int, captured: bool) -> tuple[float, ...]:
-    seconds = [
-        step_seconds(rates, shape, width, context, captured=captured) for width in CAPTURED_WIDTHS
-    ]
-    # To three digits: the estimate is no better.
-    return tuple(accumulate((round(s / seconds[0], 3) for s in seconds), max))
 
 
 def _weight_bytes(shape: ModelShape, width: int) -> float:

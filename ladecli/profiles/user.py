@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Iterable, Mapping
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .. import files
 from ..errors import LadeError, UsageError
 from ..shape import ModelShape
-from .recognise import NamedDevice
 from .schema import Profile, Tuned, parse
+
+if TYPE_CHECKING:
+    from ..device import Device
 
 NEAR = 0.1
 """A tuned profile is for models whose size differs by at most this share."""
@@ -51,12 +54,11 @@ def read(name: str) -> Profile:
     """
     path = path_of(name)
     try:
-        profile = parse(name, path.read_text(encoding="utf-8"), "yours")
+        return parse(name, path.read_text(encoding="utf-8"), "yours")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"the profile {path} cannot be read: {error}") from error
     except UsageError as error:
         raise UsageError(f"{error} (in {path})") from error
-    return profile.model_copy(update={"place": "tuned"}) if profile.tuned else profile
 
 
 def read_all() -> tuple[list[Profile], list[str]]:
@@ -108,10 +110,14 @@ def dump(profile: Profile) -> str:
 
 def versions_here() -> dict[str, str]:
     """The installed versions of what a measurement depends on."""
-    return {name: _version(package) for name, package in _PACKAGES.items()}
+    found = dict.fromkeys(_PACKAGES, "unknown")
+    for name, package in _PACKAGES.items():
+        with contextlib.suppress(metadata.PackageNotFoundError):  # a checkout, not installed
+            found[name] = metadata.version(package)
+    return found
 
 
-def key_of(device: NamedDevice) -> str:
+def key_of(device: Device) -> str:
     """A device as tuned profiles name it: threads count on a CPU."""
     if device.kind != "cpu":
         return device.label
@@ -119,34 +125,22 @@ def key_of(device: NamedDevice) -> str:
 
 
 def tuned_for(
-    profiles: Iterable[Profile],
-    device: NamedDevice,
-    shape: ModelShape,
-    attention: str,
-    versions: Mapping[str, str] | None = None,
+    profiles: list[Profile], device: Device, shape: ModelShape, attention: str
 ) -> tuple[Profile | None, list[str]]:
     """The profile that was tuned for a model on this machine, and notices about outdated ones.
 
     Of several, the one for the nearest size, then the newest.
-
-    Args:
-        profiles: the user's.
-        device: where the model runs.
-        shape: of the model.
-        attention: the backend.
-        versions: of what a measurement depends on; None for what is installed.
     """
-    fitting = [
-        (profile, tuned)
-        for profile in profiles
-        if (tuned := profile.tuned) and _is_for(tuned, device, shape, attention)
-    ]
-    fitting.sort(key=lambda pair: pair[1].date, reverse=True)
-    fitting.sort(key=lambda pair: _gap(pair[1], shape))
+
+    def gap(profile: Profile) -> float:
+        assert profile.tuned is not None
+        return abs(profile.tuned.parameters - shape.parameters)
+
+    fitting = [p for p in profiles if p.tuned and is_for(p.tuned, device, shape, attention)]
+    fitting.sort(key=lambda profile: profile.tuned.date if profile.tuned else "", reverse=True)
     notices: list[str] = []
-    for profile, _ in fitting:
-        versions = versions_here() if versions is None else versions
-        if not (changes := changed(profile, versions)):
+    for profile in sorted(fitting, key=gap):
+        if not (changes := changed(profile)):
             return profile, []
         notices.append(
             f"profile {profile.name} is not used: it was tuned with {', '.join(changes)};"
@@ -155,23 +149,26 @@ def tuned_for(
     return None, notices
 
 
-def changed(profile: Profile, versions: Mapping[str, str]) -> list[str]:
+def is_for(tuned: Tuned, device: Device, shape: ModelShape, attention: str) -> bool:
+    """Whether a profile was tuned for this model on this machine."""
+    near = abs(shape.parameters / tuned.parameters - 1.0) <= NEAR
+    same = (tuned.device, tuned.weights, tuned.attention)
+    return near and same == (key_of(device), shape.weights, attention)
+
+
+def changed(profile: Profile) -> list[str]:
     """What is of another version than when a profile was tuned: "torch 2.12, now 2.13"."""
-    tuned = profile.tuned.versions if profile.tuned else {}
+    here = versions_here()
     return [
-        f"{name} {version}, now {versions.get(name, 'missing')}"
-        for name, version in tuned.items()
-        if _series(version) != _series(versions.get(name, "missing"))
+        f"{name} {version}, now {here.get(name, 'missing')}"
+        for name, version in (profile.tuned.versions if profile.tuned else {}).items()
+        if _series(version) != _series(here.get(name, "missing"))
     ]
 
 
-def misfit(profile: Profile, device: NamedDevice, shape: ModelShape, attention: str) -> list[str]:
-    """A notice if a profile that the user asks for was tuned for something else."""
-    tuned = profile.tuned
-    if tuned is None or _is_for(tuned, device, shape, attention):
-        return []
-    model = f"{short(tuned.parameters)} parameters in {tuned.weights}, attention {tuned.attention}"
-    return [f"profile {profile.name} was tuned for other things: {model}, {tuned.device}"]
+def _series(version: str) -> str:
+    """Major and minor: 2.13 of 2.13.1+cu130."""
+    return ".".join(version.split("+")[0].split(".")[:2])
 
 
 def name_for(tuned: Tuned) -> str:
@@ -189,24 +186,3 @@ def short(parameters: float) -> str:
             number = parameters / scale
             return f"{number:.{0 if number >= 9.95 else 1}f}".removesuffix(".0") + unit
     return f"{parameters:.0f}"
-
-
-def _is_for(tuned: Tuned, device: NamedDevice, shape: ModelShape, attention: str) -> bool:
-    same = (tuned.device, tuned.weights, tuned.attention)
-    return _gap(tuned, shape) <= NEAR and same == (key_of(device), shape.weights, attention)
-
-
-def _gap(tuned: Tuned, shape: ModelShape) -> float:
-    return abs(shape.parameters - tuned.parameters) / tuned.parameters
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:  # run from a checkout that is not installed
-        return "unknown"
-
-
-def _series(version: str) -> str:
-    """Major and minor: 2.13 of 2.13.1+cu130."""
-    return ".".join(version.split("+")[0].split(".")[:2])

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from pathlib import Path
 
 from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.step_cost import StepCost
+from ladecli.device import Device
 from ladecli.profiles import Profile, Setting, Tuned, user
 from ladecli.shape import ModelShape
 
-VERSIONS = {"torch": "2.13.0+cpu", "transformers": "5.23.0", "lade": "0.1.0"}
-
-
-@dataclass(frozen=True)
-class Fake:
-    """A device as selection sees it."""
-
-    kind: str
-    label: str
-    memory: int = 0
-    threads: int = 0
-
-
-CPU = Fake("cpu", "AMD EPYC", 8 << 30, 1)
+CPU = Device("cpu", "cpu", "AMD EPYC", 8 << 30, 1)
+A100 = Device("cuda", "cuda:0", "NVIDIA A100-SXM4-80GB", int(85e9))
+ACME = Device("cuda", "cuda:0", "ACME Accelerator 9000", int(16e9))
+"""A GPU that no profile knows."""
+OWN = """
+description = "mine"
+devices = ["A100"]
+[[setting]]
+window = 4
+ngram = 4
+guesses = 4
+origin = "measured: here"
+"""
+"""A profile by hand."""
 
 
 def shape(
@@ -56,17 +57,24 @@ def tuned(**changes: object) -> Profile:
         "parameters": 3148224.0,
         "weights": "float32",
         "attention": "sdpa",
-        "versions": VERSIONS,
+        "versions": user.versions_here(),
         "date": "2026-11-21",
     } | changes
     record = Tuned(**key)
     cost = StepCost((1, 4, 16), (64, 512), ((1.0, 1.2, 1.6), (1.0, 1.25, 1.7)))
     lookahead = LookaheadConfig(3, 3, 4, 16, ("context",), cost, (1, 4, 8, 16))
-    setting = Setting.of(lookahead, "measured: AMD EPYC, 2026-11-21")
     return Profile(
         name=user.name_for(record),
         place="tuned",
         description="tuned",
-        settings=(setting,),
+        setting=(Setting.of(lookahead, "measured: AMD EPYC, 2026-11-21"),),
         tuned=record,
     )
+
+
+def put(name: str, text: str) -> Path:
+    """A file among the user's profiles."""
+    path = user.path_of(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path

@@ -11,8 +11,7 @@ from ladecli.profiles import user
 from .makers import shape
 
 TOP = 'description = "x"\n'
-VALUES = 'window = 3\nngram = 3\nguesses = 3\norigin = "derived"\n'
-SETTING = f"[[setting]]\n{VALUES}"
+SETTING = '[[setting]]\nwindow = 3\nngram = 3\nguesses = 3\norigin = "derived"\n'
 SMALL = SETTING + "up_to_parameters = 1e9\n"
 HARDWARE = """[hardware]
 bandwidth = 1e12
@@ -43,43 +42,31 @@ def test_valid_files_are_written_as_they_were_read(text: str) -> None:
         ("[", ["no valid TOML"]),
         (SETTING, ["lacks 'description'"]),
         ('description = " "\n' + SETTING, ["description", "' '"]),
-        (TOP + "name = 'q'\n" + SETTING, ["unknown key 'name'", "known: description, devices"]),
+        (TOP + "devics = []\n" + SETTING, ["unknown key 'devics'", "known: description, devices"]),
         (TOP + "devices = 'A100'\n" + SETTING, ["devices must be a list", "'A100'"]),
         (TOP + "memory = [40e9, -1]\n" + SETTING, ["memory 2", "greater than 0", "-1"]),
         (TOP + "hardware = 1\n", ["hardware must be a table, not 1"]),
         (TOP + "setting = 3\n", ["setting must be a list", "not 3"]),
         (TOP + SETTING + "[[paper]]\n[tuned]\n", ["paper 1 lacks 'window'"]),
-        (TOP + "tuned = 1\n" + SETTING, ["tuned must be a table, not 1"]),
         (TOP, ["lacks [hardware]", "no setting is for every model"]),
         (TOP + SMALL, ["lacks [hardware]"]),
-        (TOP + SETTING + SMALL, ["setting 2 never counts"]),
-        (TOP + SMALL + SMALL + SETTING, ["setting 2 never counts", "setting 1"]),
         (TOP + SETTING + "widnow = 3", [", setting 1: unknown key 'widnow'", "window"]),
         (TOP + SMALL + SETTING + "x = 3", [", setting 2: unknown key 'x'"]),
-        (TOP + SETTING.replace("window = 3", ""), [", setting 1 lacks 'window'"]),
         (TOP + SETTING.replace("window = 3", "window = 0"), [", setting 1: window", "at least 1"]),
         (TOP + SETTING.replace("window = 3", "window = 3.5"), ["window", "integer, not 3.5"]),
-        (TOP + SETTING + "budget = true", [", setting 1: budget", "integer, not True"]),
         (TOP + SETTING + "budget = 2", [", setting 1: budget 2 is smaller than the 6 tokens"]),
         (TOP + SETTING + 'sources = ["ctx"]', [", setting 1: unknown source 'ctx'"]),
-        (TOP + SETTING + 'weights = ["4bit"]', [", setting 1", "'4bit'; did you mean nf4?"]),
-        (TOP + SETTING + 'weights = ["NF4"]', ["'NF4'; did you mean nf4?"]),
         (TOP + SETTING + 'widths = ["1"]', [", setting 1: widths 1", "integer, not '1'"]),
-        (TOP + SETTING + "up_to_parameters = nan", ["up_to_parameters", "not nan"]),
-        (TOP + SETTING.replace("derived", "derivedly"), ["origin must begin with measured"]),
+        (TOP + SETTING.replace("derived", "derivedly"), [", setting 1: origin", "measured"]),
         (TOP + SETTING + COST, [", setting 1: step_cost: 1 costs for 2"]),
         (TOP + SETTING + COST.replace("widths", "width"), ["step_cost: unknown key 'width'"]),
         (TOP + HARDWARE.replace("1e12", "'fast'"), [", hardware: bandwidth", "not 'fast'"]),
         (TOP + HARDWARE.replace("1e12", "inf"), [", hardware: bandwidth", "not inf"]),
-        (TOP + HARDWARE.replace("source", "sauce"), [", hardware"]),
         (TOP + HARDWARE.replace("float16", "fp16"), ["unknown key 'fp16'", "float16"]),
         (TOP + HARDWARE.replace(", float32 = 1e13", ""), ["rates lacks 'float32'"]),
-        (TOP + HARDWARE + PAPER + "budget = 9", [", paper 1: unknown key 'budget'"]),
         (TOP + HARDWARE + PAPER.replace("ngram = 3", "ngram = 1"), [", paper 1: ngram"]),
-        (TOP + SETTING + TUNED.replace("date", "#"), [", tuned lacks 'date'"]),
         (TOP + SETTING + TUNED + "x = 1", [", tuned: unknown key 'x'", "attention, date"]),
         (TOP + SETTING + TUNED.replace('"2.13.0"', "2.13"), [", tuned, versions: torch", "2.13"]),
-        (TOP + SETTING + TUNED.replace("1000", "0"), [", tuned: parameters", "not 0"]),
     ],
 )
 def test_a_fault_is_one_line_with_place_and_key(text: str, parts: list[str]) -> None:

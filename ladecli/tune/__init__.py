@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import launch, screen, suites, ways
-from .errors import LadeError, UsageError
-from .profiles import Profile, Setting, Tuned, user
-from .terminal import Terminal
-from .visualize import counted
+from .. import launch, screen, suites, ways
+from ..errors import LadeError, UsageError
+from ..profiles import Profile, Setting, Tuned, user
+from ..terminal import Terminal
+from ..visualize import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from .decoder.config import LookaheadConfig
-    from .options import TuneRequest
-    from .session import Session
-    from .tuning.curve import Curve
-    from .tuning.search import Outcome
+    from ..decoder.config import LookaheadConfig
+    from ..options import TuneRequest
+    from ..session import Session
+    from .measure import Curve, Outcome
 
 SCHEMA = 1
 CURVE_SHARE, MOST = 0.25, 0.93
@@ -37,8 +35,6 @@ RESERVE = 1.25
 """Factor on the time that seems to be needed, or was too little, in the time that is advised."""
 LONGEST = 384
 """Last tokens of a sample prompt that are used: reading is not what is measured."""
-PLOT = 76
-"""Columns of the plot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +64,7 @@ class Report:
     @property
     def kept(self) -> bool:
         """Whether the search kept the settings that were in use."""
-        from .tuning.search import CURRENT
+        from .measure import CURRENT
 
         return self.outcome is not None and self.outcome.best.candidate.name == CURRENT
 
@@ -83,35 +79,27 @@ class Report:
             return f"{shape}, as before, at the costs measured here: there was no time to compare"
         if outcome.best.candidate.config is None:
             return "plain decoding is fastest here: no draft pays for itself"
-        if self.kept:
-            shape += f" (as before, profile {self.before.split(',')[0]})"
-        slower = ", not clearly slower," if outcome.best.speed < 1.0 else ""
+        speed = f"{outcome.best.speed:.2f}× plain decoding"
         prompts = counted(outcome.prompts, "sample prompt")
-        return f"{shape}: {outcome.best.speed:.2f}× plain decoding{slower} on {prompts}"
+        if self.kept:
+            return f"keeping {shape}: {speed} on {prompts}; nothing tried was clearly faster"
+        slower = ", not clearly slower," if outcome.best.speed < 1.0 else ""
+        return f"{shape}: {speed}{slower} on {prompts}"
 
     @property
     def caveats(self) -> list[str]:
         """What to know before believing these figures."""
-        found, outcome, spread = [], self.outcome, self.curve.spread
-        if not math.isfinite(spread):
-            found.append("each step was measured once or twice only; --seconds gives more time")
-        elif spread > 0.1:
-            found.append(f"two halves of the step times differ by {spread:.0%}")
+        outcome = self.outcome
         if outcome is None:
-            return [*found, f"--seconds {self.advised} or more is time to compare settings"]
+            return [f"--seconds {self.advised} or more is time to compare settings"]
         if outcome.agrees is None:
-            found.append("there was no time for a repeat: --seconds gives more")
-        elif not outcome.agrees:
-            found.append(
+            return ["there was no time for a repeat: --seconds gives more"]
+        if not outcome.agrees:
+            return [
                 f"repeats differ by {outcome.disagreement:.0%}: something else runs here; tune"
                 " again when this machine is quiet"
-            )
-        if outcome.differing:
-            found.append(
-                f"{outcome.differing} of {outcome.prompts} answers differed from plain decoding's:"
-                " near-ties, as half precision and quantised weights have them"
-            )
-        return found
+            ]
+        return []
 
 
 def run(request: TuneRequest) -> int:
@@ -131,16 +119,15 @@ def run(request: TuneRequest) -> int:
     terminal = Terminal(request.color, request.quiet)
     session = launch.open_session(request, terminal)
     try:
-        with _bar(terminal, request.seconds) as progress:
-            report = tune(session, request, texts, progress)
+        with terminal.bar("tuning", int(1000 * request.seconds)) as advance:
+            report = tune(session, request, texts, _clocked(advance))
     except KeyboardInterrupt:
         terminal.say("stopped; no profile was written")
         raise
     # What was measured is shown even where it cannot be written.
     path, failure = None, None
     try:
-        if not request.dry_run:
-            path = user.write(profile_of(report))
+        path = None if request.dry_run else user.write(profile_of(report))
     except LadeError as error:
         failure = error
     if request.json:
@@ -156,13 +143,21 @@ def run(request: TuneRequest) -> int:
     return 0
 
 
+def _clocked(advance: Callable[[int], None]) -> Callable[[], None]:
+    """Move a bar on by the milliseconds since the last call."""
+    before = time.monotonic()
+
+    def progress() -> None:
+        nonlocal before
+        now = time.monotonic()
+        advance(int(1000 * (now - before)))
+        before = now
+
+    return progress
+
+
 def sample_prompts(name: str | None, *, offline: bool = False, progress: bool = False) -> list[str]:
     """The first turns of a suite or a file (None: the builtin suite), every category early.
-
-    Args:
-        name: of the suite or the file.
-        offline: whether the hub must not be asked.
-        progress: whether a download shows a bar on stderr.
 
     Raises:
         UsageError: there is no such suite or file, or a row of it makes no sense.
@@ -191,30 +186,23 @@ def tune(
         UsageError: no prompt leaves room for an answer.
         LadeError: the model is too slow to measure anything in the time.
     """
-    from .tuning.curve import measure_curve
-    from .tuning.search import candidates, min_seconds, search, setting_of
+    from .measure import Tuner, candidates, min_seconds, setting_of
 
     began = time.perf_counter()
-    decoder, loaded, seconds = session.decoder, session.loaded, request.seconds
+    loaded, seconds = session.loaded, request.seconds
     samples = _encoded(session, texts)
     choice = launch.choose_profile(request, session)
     text = [token for sample in samples for token in sample]
-    curve = measure_curve(decoder, text, CURVE_SHARE * seconds, progress=progress)
+    tuner = Tuner(session.decoder, loaded.stop_ids, progress)
+    curve = tuner.measure_curve(text, CURVE_SHARE * seconds)
     plain = curve.plain[0]
     if len(curve.cost.widths) < MIN_WIDTHS:
         raise LadeError(
             f"{seconds:g} s are too few to measure steps, of which a plain one takes"
             f" {plain:.2g} s; give --seconds {advised(max(10, 400 * plain), seconds)}"
         )
-    outcome = search(
-        decoder,
-        samples,
-        candidates(curve.cost, choice.lookahead, loaded.device.kind == "cpu"),
-        began + MOST * seconds - time.perf_counter(),
-        plain,
-        stop_ids=loaded.stop_ids,
-        progress=progress,
-    )
+    field = candidates(curve.cost, choice.lookahead, loaded.device.kind == "cpu")
+    outcome = tuner.search(samples, field, began + MOST * seconds - time.perf_counter(), plain)
     return Report(
         model=loaded.name,
         key=Tuned(
@@ -252,7 +240,7 @@ def profile_of(report: Report) -> Profile:
     return Profile(
         name=user.name_for(key),
         description=f"tuned for {user.short(key.parameters)} parameters in {key.weights}",
-        settings=(Setting.of(report.setting, origin),),
+        setting=(Setting.of(report.setting, origin),),
         tuned=key,
     )
 
@@ -275,40 +263,19 @@ def _encoded(session: Session, texts: Sequence[str]) -> list[list[int]]:
     return fitting
 
 
-@contextlib.contextmanager
-def _bar(terminal: Terminal, seconds: float) -> Iterator[Callable[[], None]]:
-    """A bar on stderr that fills with time, on a terminal."""
-    if terminal.quiet or not sys.stderr.isatty():
-        yield lambda: None
-        return
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=terminal.console(sys.stderr), transient=True) as bar:
-        task = bar.add_task("tuning", total=seconds)
-        began = time.monotonic()
-        yield lambda: bar.update(task, completed=min(time.monotonic() - began, seconds))
-
-
 def show(report: Report, console: Console) -> None:
-    """Print the costs as a plot and a table, the settings that were compared, and the verdict."""
+    """Print the costs of steps, the settings that were compared, and the verdict."""
     curve, outcome = report.curve, report.outcome
-    title = f"Cost of a step by its tokens, in plain steps ({report.key.device})"
-    screen.line(console, title, "bold")
-    if screen.draws(console, PLOT):
-        console.print(_plot(curve))
+    screen.line(console, f"Cost of a step, in plain steps ({report.key.device})", "bold")
     costs = screen.bare_table()
     costs.add_column("tokens", justify="right")
-    for number, context in enumerate(curve.cost.contexts, start=1):
-        costs.add_column(f"{number}: after {context:,}", justify="right")
+    for context in curve.cost.contexts:
+        costs.add_column(f"after {context:,}", justify="right")
     costs.add_row("1", *(f"1 ({plain * 1e3:.3g} ms)" for plain in curve.plain))
     for column, width in enumerate(curve.cost.widths):
-        if width > 1 and width & (width - 1) == 0:
+        if width > 1 and width.bit_count() == 1:
             costs.add_row(str(width), *(f"{row[column]:.2f}" for row in curve.cost.costs))
     screen.show(costs, console)
-    if math.isfinite(curve.ridge):
-        ridge = f"{curve.ridge:.0f} tokens take as much arithmetic as a plain step takes time"
-        screen.line(console, f"ridge: {ridge}")
     console.print()
     if outcome is not None:
         prompts = counted(outcome.prompts, "sample prompt")
@@ -327,49 +294,23 @@ def show(report: Report, console: Console) -> None:
     screen.line(console, report.verdict, "bold")
 
 
-def _plot(curve: Curve) -> str:
-    """The cost of a step over its width, one line with its number for each length of text."""
-    import plotille
-
-    figure = plotille.Figure()
-    figure.width, figure.height = 50, 10
-    figure.with_colors = False
-    # Marks are ten columns and one row apart; these limits put them on round numbers.
-    figure.set_x_limits(0, 25 * math.ceil(curve.cost.widths[-1] / 25))
-    top = max(max(row) for row in curve.cost.costs)
-    figure.set_y_limits(0, next((y for y in (2, 5, 10, 20, 50) if y >= top), math.ceil(top)))
-    figure.x_label, figure.y_label = "tokens", "cost"
-    figure.x_ticks_fkt = lambda low, _high: f"{low:.0f}"
-    figure.y_ticks_fkt = lambda low, _high: f"{low:.1f}"
-    for number, row in enumerate(curve.cost.costs, start=1):
-        figure.plot(curve.cost.widths, row, marker=str(number))
-    return str(figure.show())
-
-
 def as_object(report: Report, path: Path | None) -> dict[str, Any]:
-    """The figures as JSON, with the path of the profile if one was written; keys are fixed."""
-    curve, setting, outcome, key = report.curve, report.setting, report.outcome, report.key
-    return {
+    """The figures as JSON, with the path of the profile if one was written."""
+    curve, setting, outcome = report.curve, report.setting, report.outcome
+    found: dict[str, Any] = {
         "schema": SCHEMA,
         "model": report.model,
-        "device": key.device,
-        "parameters": key.parameters,
-        "weights": key.weights,
-        "attention": key.attention,
-        "versions": dict(key.versions),
-        "date": key.date,
+        **report.key.model_dump(),
         "seconds": round(report.seconds, 3),
-        "step_cost": {
-            "widths": curve.cost.widths,
-            "contexts": curve.cost.contexts,
-            "costs": curve.cost.costs,
-            "plain_seconds": curve.plain,
-            "spread": curve.spread if math.isfinite(curve.spread) else None,
-            "steps": curve.steps,
-            "ridge": curve.ridge if math.isfinite(curve.ridge) else None,
-        },
-        "search": outcome
-        and {
+        "step_cost": {**asdict(curve.cost), "plain_seconds": curve.plain, "steps": curve.steps},
+        "search": None,
+        "setting": {"budget": setting.step_limit},
+        "profile": None if path is None else str(path),
+    }
+    for name in ("window", "ngram", "guesses", "sources", "widths"):
+        found["setting"][name] = getattr(setting, name)
+    if outcome is not None:
+        found["search"] = {
             "candidates": [
                 {"name": score.candidate.name, "speed": score.speed, "repeats": score.repeats}
                 for score in outcome.scores
@@ -377,15 +318,5 @@ def as_object(report: Report, path: Path | None) -> dict[str, Any]:
             "best": outcome.best.candidate.name,
             "agrees": outcome.agrees,
             "prompts": outcome.prompts,
-            "differing": outcome.differing,
-        },
-        "setting": {
-            "window": setting.window,
-            "ngram": setting.ngram,
-            "guesses": setting.guesses,
-            "budget": setting.step_limit,
-            "sources": setting.sources,
-            "widths": setting.widths,
-        },
-        "profile": None if path is None else str(path),
-    }
+        }
+    return found

@@ -16,70 +16,45 @@ from ladecli.option_fields import config_path
 from ladecli.profiles import Rates, user
 from ladecli.profiles.schema import VALUES
 
-from .makers import tuned
-
-EPYC = Device("cpu", "cpu", "AMD EPYC", 8 << 30, 1)
-A100 = Device("cuda", "cuda:0", "NVIDIA A100-SXM4-80GB", int(85e9))
-ACME = Device("cuda", "cuda:0", "ACME Accelerator 9000", int(16e9))
-OWN = 'description = "mine"\n[[setting]]\nwindow=3\nngram=3\nguesses=3\norigin="measured: x"\n'
+from .profiles.makers import A100, ACME, CPU, OWN, put, tuned
 
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """This machine has what a test says, an EPYC to begin with."""
-    monkeypatch.setattr(devices, "detect", lambda wanted="auto": EPYC)
+    monkeypatch.setattr(devices, "detect", lambda wanted="auto": CPU)
     monkeypatch.setattr(rates, "measure_rates", lambda device, dtype: Rates(5e11, 5e13, "here"))
     monkeypatch.setenv("COLUMNS", "80")
     return monkeypatch
 
 
-def put(name: str, text: str) -> None:
-    user.path_of(name).parent.mkdir(parents=True, exist_ok=True)
-    user.path_of(name).write_text(text, encoding="utf-8")
-
-
-@pytest.mark.usefixtures("here")
-def test_the_list_marks_this_machine(lade: Any) -> None:
-    result = lade("profiles")
-    lines = result.out.splitlines()
-    assert (result.code, result.err) == (0, "")
-    assert lines[0].split() == ["profile", "for", "GB/s", "TFLOP/s", "from"]
-    assert [line.split()[0] for line in lines[1:4]] == ["a100", "a100-80gb", "a10g"]
-    assert [line.split()[1] for line in lines if line.startswith("*")] == ["cpu", "cpu"]
-    assert "AMD EPYC, 1 thread" in lines[-1]
-    assert [line for line in lines if line != line.rstrip() or len(line) > 80] == []
-
-
-@pytest.mark.parametrize(("device", "marked"), [(A100, ["a100-80gb", "a100-80gb"]), (ACME, ["no"])])
-def test_a_gpu_is_marked_by_its_name_and_memory(
-    here: pytest.MonkeyPatch, lade: Any, device: Device, marked: list[str]
+@pytest.mark.parametrize(("device", "marked"), [(CPU, "cpu"), (A100, "a100-80gb"), (ACME, None)])
+def test_the_list_marks_this_machine(
+    here: pytest.MonkeyPatch, lade: Any, device: Device, marked: str | None
 ) -> None:
     here.setattr(devices, "detect", lambda wanted="auto": device)
-    lines = lade("profiles").out.splitlines()
-    assert [line.split()[1] for line in lines if line.startswith("*")] == marked
+    result = lade("profiles")
+    assert (result.code, result.err) == (0, "")
+    lines = result.out.splitlines()
+    assert [line.strip("* ").split()[0] for line in lines[1:4]] == ["a100", "a100-80gb", "a10g"]
+    *stars, last = [line.split()[1] for line in lines if line.startswith("*")]
+    assert (stars, last) == (([marked], marked) if marked else ([], "no"))
+    assert device.label in lines[-1]
 
 
 @pytest.mark.usefixtures("here")
 def test_the_users_profiles_are_listed(lade: Any) -> None:
-    user.write(tuned(versions=user.versions_here()))
+    user.write(tuned())
     user.write(tuned(versions={"torch": "1.0"}, attention="reference"))
     put("a100", OWN)
     put("broken", "[")
     put("esc", OWN.replace("mine", "\\u001b[31mred"))
     result = lade("profiles")
-    lines = [line for line in result.out.splitlines() if line.strip()]
-    row = {line.removeprefix("*").split()[0]: line for line in lines}
-    assert row["a100"].endswith("yours, before the shipped one")
-    assert row[tuned().name].startswith("*")
-    assert row[tuned().name].endswith("tuned")
-    assert row[tuned(attention="reference").name].startswith(" "), "outdated"
+    assert "yours, before the shipped one" in result.out
     assert "\x1b" not in result.out
     assert result.err.startswith("lade: profile broken is no valid TOML")
     assert result.err.count("\n") == 1
-
-    result = lade("profiles", "--json")
-    found = json.loads(result.out)
-    assert result.err == ""
+    found = json.loads(lade("profiles", "--json").out)
     assert (found["schema"], found["profile"]) == (1, "cpu")
     assert found["device"] == {"kind": "cpu", "label": "AMD EPYC", "memory_bytes": 8 << 30}
     rows = {row["name"]: row for row in found["profiles"]}
@@ -87,22 +62,23 @@ def test_the_users_profiles_are_listed(lade: Any) -> None:
     assert rows["a100"]["shadows_shipped"]
     assert rows["a100"]["path"] == str(user.path_of("a100"))
     assert rows["h100"]["hardware"]["bandwidth"] == 3350e9
-    assert [name for name, row in rows.items() if row["this_machine"]] == ["cpu", tuned().name]
+    used = [name for name, row in rows.items() if row["this_machine"]]
+    assert used == ["cpu", tuned().name], "and not the outdated one"
     assert len(found["notices"]) == 1
 
 
 @pytest.mark.parametrize("name", profiles.shipped_names())
 @pytest.mark.usefixtures("here")
-def test_every_profile_can_be_shown(name: str, lade: Any) -> None:
+def test_every_profile_can_be_shown_with_its_origins(name: str, lade: Any) -> None:
     result = lade("profiles", "show", name)
     profile = profiles.read(name)
     assert (result.code, result.err) == (0, "")
     assert result.out.startswith(f"{name}: {profile.description}\n")
     if profile.hardware:
-        assert profile.hardware.source in result.out
         assert "\na  derived: from " in result.out
-    for entry in (*profile.settings, *profile.papers):
-        assert str(getattr(entry, "source", None) or getattr(entry, "origin", "")) in result.out
+        assert profile.hardware.source in result.out
+    for text in (*(s.origin for s in profile.settings), *(p.source for p in profile.papers)):
+        assert text in result.out
 
 
 def test_a_coloured_page_fits_80_columns(here: pytest.MonkeyPatch, lade: Any) -> None:
@@ -121,8 +97,7 @@ def test_without_a_name_it_is_this_machines(here: pytest.MonkeyPatch, lade: Any)
     result = lade("profiles", "show")
     assert result.out.startswith("measured here: ")
     assert "derived: from 500 GB/s and 50 TFLOP/s (here)" in result.out
-    assert result.err.startswith("lade: no profile knows ACME Accelerator 9000")
-    assert result.err.count("\n") == 1
+    assert "no profile knows ACME Accelerator 9000" in result.err
 
 
 def test_the_settings_for_a_model(lade: Any) -> None:
@@ -136,29 +111,28 @@ def test_the_settings_for_a_model(lade: Any) -> None:
 def test_a_profile_for_programs(lade: Any) -> None:
     found = json.loads(lade("profiles", "show", "a100", "--json").out)
     assert (found["schema"], found["name"], found["from"]) == (1, "a100", "shipped")
-    assert found["devices"] == ["A100"]
     assert [paper["window"] for paper in found["paper"]] == [15, 10, 7]
     assert found["paper"][2]["up_to_parameters"] is None
     assert len(found["settings"]) == 7 * 3
     for row in found["settings"]:
         assert list(row["origins"]) == list(VALUES)
         assert {*VALUES, "model", "weights", "parameters", "paper"} <= row.keys()
-    user.write(tuned())
-    found = json.loads(lade("profiles", "show", tuned().name, "--model", "demo", "--json").out)
-    assert found["from"] == "tuned"
-    assert found["tuned"]["versions"]["lade"] == "0.1.0"
-    assert [(row["model"], row["budget"]) for row in found["settings"]] == [("demo", 16)]
-    assert found["explicit"][0]["origins"]["budget"] == "measured: AMD EPYC, 2026-11-21"
+    for attention in ("sdpa", "reference"):
+        user.write(tuned(attention=attention))
+    for attention in ("sdpa", "reference"):
+        show = ("profiles", "show", "--model", "demo", "--attention", attention, "--json")
+        found = json.loads(lade(*show).out)
+        assert (found["name"], found["from"]) == (tuned(attention=attention).name, "tuned")
+        assert [(row["model"], row["budget"]) for row in found["settings"]] == [("demo", 16)]
+        assert found["explicit"][0]["origins"]["budget"] == "measured: AMD EPYC, 2026-11-21"
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("show moon", "unknown profile 'moon'; known profiles: a100, "),
-        ("show moon --model no/such/model", "unknown profile 'moon'"),
+        ("show moon --model no/such/model", "unknown profile 'moon'; known profiles: a100, "),
         ("show --quantize 3bit", "unknown quantize '3bit'"),
         ("show --device cuda", "no CUDA device: "),
-        ("--device mps", "no Apple GPU (mps) here"),
         ("show --model no/such/model/anywhere", "there is no model folder no/such/model/anywhere"),
         ("--json show", "--json stands before show"),
     ],
@@ -177,20 +151,8 @@ def test_variables_and_the_config_file_count(monkeypatch: pytest.MonkeyPatch, la
     assert lade("profiles", "show", "l4").out.startswith("l4: ")
     monkeypatch.delenv("LADE_PROFILE")
     config_path().parent.mkdir(parents=True, exist_ok=True)
-    config_path().write_text('[profiles]\ndtype = "float16"\nprofile = "t4"\n', encoding="utf-8")
-    show = ("profiles", "show", "--model", "demo", "--json")
-    half, single = (json.loads(lade(*show, *more).out) for more in ((), ("--dtype", "float32")))
-    assert half["name"] == "t4"
-    assert half["settings"][0]["origins"] != single["settings"][0]["origins"]
-
-
-@pytest.mark.usefixtures("here")
-def test_an_attention_backend_has_its_own_tuned_profile(lade: Any) -> None:
-    for attention in ("sdpa", "reference"):
-        user.write(tuned(attention=attention, versions=user.versions_here()))
-    for attention in ("sdpa", "reference"):
-        show = lade("profiles", "show", "--model", "demo", "--attention", attention, "--json")
-        assert json.loads(show.out)["name"].endswith(f"-{attention}")
+    config_path().write_text('[profiles]\nprofile = "t4"\n', encoding="utf-8")
+    assert lade("profiles", "show").out.startswith("t4: ")
 
 
 @pytest.mark.usefixtures("here")

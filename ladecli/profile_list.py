@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-import json as jsons
+import json
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
-from rich.text import Text
 
-from .. import launch, profiles, screen
-from ..decoder.config import SOURCES, LookaheadConfig
-from ..memory import smaller_forms, told
-from ..shape import ModelShape
-from ..terminal import Terminal
-from ..visualize import printable
-from . import Choice, Profile, user
-from .recognise import TOLERANCE, NamedDevice
-from .schema import VALUES
+from . import launch, profiles, screen
+from .decoder.config import SOURCES, LookaheadConfig
+from .memory import told
+from .planner.cluster import known_model
+from .profiles import Choice, Profile, user
+from .profiles.recognise import TOLERANCE
+from .profiles.schema import VALUES
+from .shape import ModelShape
+from .terminal import Terminal
+from .visualize import printable
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console
 
-    from ..options import ListRequest, ProfileRequest
+    from .device import Device
+    from .options import ListRequest, ProfileRequest
 
 SCHEMA = 1
 """Version of the JSON objects."""
@@ -33,32 +34,14 @@ WIDTHS = (16, 32, 64)
 """Steps whose cost is shown, in tokens."""
 CONTEXT = 1024
 """Tokens of text before those steps."""
-_COSTS = f"cost of a step of N tokens after {CONTEXT} tokens of text, in plain steps"
+SIZES = ("0.5b", "1.5b", "3b", "7b", "13b", "34b", "70b")
+"""Well-known models for which settings are shown where no model is named."""
 _KINDS = {
     "cpu": "any processor",
     "apple": "any Apple GPU",
     "gpu": "any other GPU, if it cannot be measured; or --profile gpu",
 }
 """How the profiles without names of devices are found."""
-SIZES = {
-    # parameters, layers, hidden, inner, heads, heads of keys and values, vocabulary
-    "0.5B": (494e6, 24, 896, 4864, 14, 2, 151936),  # Qwen2.5
-    "1.5B": (1.54e9, 28, 1536, 8960, 12, 2, 151936),  # Qwen2.5
-    "3B": (3.21e9, 28, 3072, 8192, 24, 8, 128256),  # Llama 3.2
-    "7B": (6.74e9, 32, 4096, 11008, 32, 32, 32000),  # Llama 2
-    "13B": (13.0e9, 40, 5120, 13824, 40, 40, 32000),  # Llama 2
-    "34B": (33.7e9, 48, 8192, 22016, 64, 8, 32000),  # Code Llama
-    "70B": (69.0e9, 80, 8192, 28672, 64, 8, 32000),  # Llama 2
-}
-"""Real models of the usual sizes, to show settings before there is a model."""
-
-
-class _Row(NamedTuple):
-    """A profile in the list, and whether this machine uses it."""
-
-    profile: Profile
-    replaces_shipped: bool
-    here: bool
 
 
 def run_list(request: ListRequest) -> int:
@@ -71,11 +54,30 @@ def run_list(request: ListRequest) -> int:
     terminal = Terminal(request.color)
     device, own, notices = _machine(terminal, request.device)
     usual = profiles.usual(device, own)
-    rows = _rows(device, usual, own)
-    if request.json:
-        _print(_list_object(device, usual, rows, notices))
-    else:
-        _show(terminal, _list_parts(device, usual, rows), notices)
+    found = profiles.every(own)
+    rows = [(found[name], _is_here(found[name], device, usual)) for name in sorted(found)]
+    if not request.json:
+        console = _console(terminal, notices)
+        _show_list(console, device, usual, rows)
+        return 0
+    described = {"kind": device.kind, "label": device.label, "memory_bytes": device.memory}
+    _print(
+        {
+            "schema": SCHEMA,
+            "device": described,
+            "profile": usual.name if usual else None,
+            "profiles": [
+                {
+                    **_identity(profile),
+                    "shadows_shipped": _shadows(profile),
+                    "this_machine": here,
+                    "hardware": _hardware(profile),
+                }
+                for profile, here in rows
+            ],
+            "notices": notices,
+        }
+    )
     return 0
 
 
@@ -101,32 +103,24 @@ def run_show(request: ProfileRequest) -> int:
     else:
         profile, notices = _usual(terminal, request.device)
     if request.json:
-        _print(_show_object(profile, request.model, choice, notices))
+        _print(_as_object(profile, request.model, choice, notices))
     else:
-        _show(terminal, _show_parts(profile, request.model, choice), notices)
+        _show_profile(_console(terminal, notices), profile, request.model, choice)
     return 0
 
 
 def shapes_for(profile: Profile) -> Iterator[tuple[str, ModelShape]]:
-    """Models with the names of their sizes, each in 16, 8 and 4 bits.
-
-    Args:
-        profile: a device without units for bfloat16 is shown float16.
-    """
-    rates = dict(profile.hardware.rates) if profile.hardware else {}
-    full = "float16" if "float16" in rates and "bfloat16" not in rates else "bfloat16"
-    for name, (size, layers, hidden, inner, heads, kv_heads, vocabulary) in SIZES.items():
-        numbers = (layers, hidden, inner, heads, kv_heads, hidden // heads, vocabulary)
-        shape = ModelShape(size, size, full, 2 * size, full, *numbers)
-        yield name, shape
-        for _, smaller in smaller_forms(shape):
-            yield name, smaller
+    """Models of the usual sizes with the names of those, each in 16, 8 and 4 bits."""
+    half = profile.hardware.half if profile.hardware else "bfloat16"
+    for size in SIZES:
+        for quantize in ("none", "8bit", "4bit"):
+            yield size.upper(), known_model(size, half, quantize)[1]
 
 
-def _machine(terminal: Terminal, wanted: str) -> tuple[NamedDevice, list[Profile], list[str]]:
+def _machine(terminal: Terminal, wanted: str) -> tuple[Device, list[Profile], list[str]]:
     """The device, the user's profiles, and a notice about each broken file."""
     with terminal.progress("looking at this machine"):
-        from ..device import detect
+        from .device import detect
 
         return detect(wanted), *user.read_all()
 
@@ -138,18 +132,17 @@ def _usual(terminal: Terminal, wanted: str) -> tuple[Profile, list[str]]:
     if usual is not None:
         return usual, notices
     with terminal.progress(f"measuring {device.label}"):
-        from ..device import detect
-        from ..rates import measure_rates
+        from .rates import measure_rates
 
-        rates = measure_rates(detect(wanted), "bfloat16")
+        rates = measure_rates(device, "bfloat16")
     return profiles.measured(rates, "bfloat16"), [*notices, _used(device, None)]
 
 
 def _chosen(request: ProfileRequest, model: str, terminal: Terminal) -> tuple[Profile, Choice]:
     """The settings for a model, and their profile."""
     with terminal.progress(f"looking at {model}"):
-        from .. import models
-        from ..rates import measure_rates
+        from . import models
+        from .rates import measure_rates
 
         planned = models.plan(model, request.load_options())
         choice = launch.choice_for(request, planned.device, planned.part)
@@ -160,80 +153,71 @@ def _chosen(request: ProfileRequest, model: str, terminal: Terminal) -> tuple[Pr
         return profiles.measured(rates, planned.shape.compute), choice
 
 
-def _rows(device: NamedDevice, usual: Profile | None, own: list[Profile]) -> list[_Row]:
-    """All valid profiles, by name."""
-    shipped = profiles.shipped_names()
-    names = {profile.name for profile in own}
-    versions = user.versions_here()
-
-    def here(profile: Profile) -> bool:
-        if profile.tuned is None:
-            return usual is not None and profile.name == usual.name
-        same = profile.tuned.device == user.key_of(device)
-        return same and not user.changed(profile, versions)
-
-    found = [*own, *(profiles.shipped(name) for name in shipped if name not in names)]
-    return [
-        _Row(profile, profile.place != "shipped" and profile.name in shipped, here(profile))
-        for profile in sorted(found, key=lambda profile: profile.name)
-    ]
+def _is_here(profile: Profile, device: Device, usual: Profile | None) -> bool:
+    """Whether this machine uses a profile: the usual one, or one that is tuned for some model."""
+    if profile.tuned is None:
+        return usual is not None and profile.name == usual.name
+    return profile.tuned.device == user.key_of(device) and not user.changed(profile)
 
 
-def _used(device: NamedDevice, usual: Profile | None) -> str:
+def _shadows(profile: Profile) -> bool:
+    return profile.place != "shipped" and profile.name in profiles.shipped_names()
+
+
+def _used(device: Device, usual: Profile | None) -> str:
     """Which profile a machine uses, in words."""
     if usual is not None:
         return f"{usual.name} is for this machine: {user.key_of(device)}"
-    return (
-        f"no profile knows {device.label}: settings come from a quick measurement;"
-        " lade tune finds better ones"
-    )
+    return profiles.unknown(device)
 
 
-def _list_parts(
-    device: NamedDevice, usual: Profile | None, rows: Sequence[_Row]
-) -> Iterator[RenderableType]:
+def _show_list(
+    console: Console, device: Device, usual: Profile | None, rows: list[tuple[Profile, bool]]
+) -> None:
     """The list of profiles; a star marks what this machine uses."""
     table = _table("", "profile", "for", "GB/s", "TFLOP/s", "from", right=("GB/s", "TFLOP/s"))
-    for profile, replaces_shipped, here in rows:
+    for profile, here in rows:
         hardware = profile.hardware
         table.add_row(
             "*" if here else "",
             printable(profile.name),
             printable(profile.description),
             f"{hardware.bandwidth / 1e9:.0f}" if hardware else "-",
-            profiles.tera(max(hardware.rates.values())) if hardware else "-",
-            f"{profile.place}, before the shipped one" if replaces_shipped else profile.place,
+            profiles.tera(max(hardware.by_type.values())) if hardware else "-",
+            f"{profile.place}, before the shipped one" if _shadows(profile) else profile.place,
             style="bold" if here else None,
         )
-    yield table
-    yield ""
-    yield f"* {printable(_used(device, usual))}"
-    if any(row.here and row.profile.tuned for row in rows):
-        yield "* tuned: for the model that it was tuned on"
+    screen.show(table, console)
+    console.print()
+    screen.line(console, f"* {printable(_used(device, usual))}")
+    if any(here and profile.tuned for profile, here in rows):
+        screen.line(console, "* tuned: for the model that it was tuned on")
 
 
-def _show_parts(
-    profile: Profile, model: str | None, choice: Choice | None
-) -> Iterator[RenderableType]:
+def _show_profile(
+    console: Console, profile: Profile, model: str | None, choice: Choice | None
+) -> None:
     """All of a profile, with its settings by size, or what was chosen for a model."""
-    yield Text(f"{printable(profile.name)}: {printable(profile.description)}", style="bold")
-    yield ""
+    screen.line(console, printable(f"{profile.name}: {profile.description}"), "bold")
+    console.print()
     facts = _table()
     facts.add_column(style="cyan")
     facts.add_column(overflow="fold")
     for fact in _facts(profile):
         facts.add_row(*map(printable, fact))
-    yield facts
-    yield ""
+    screen.show(facts, console)
+    console.print()
     letters: dict[str, str] = {}
     if choice is not None:
-        yield Text(f"for {printable(model or '')}", style="bold")
-        yield _values(choice, letters)
-    else:
-        yield _by_size(profile, letters)
-    yield ""
-    yield from (f"{letter}  {printable(origin)}" for origin, letter in letters.items())
-    yield f"{'step_cost' if choice else ', '.join(map(str, WIDTHS))}: {_COSTS}"
+        screen.line(console, printable(f"for {model}"), "bold")
+    table = _by_size(profile, letters) if choice is None else _values(choice, letters)
+    screen.show(table, console)
+    console.print()
+    for origin, letter in letters.items():
+        screen.line(console, printable(f"{letter}  {origin}"))
+    costs = f"cost of a step of N tokens after {CONTEXT} tokens of text, in plain steps"
+    columns = "step_cost" if choice else ", ".join(map(str, WIDTHS))
+    screen.line(console, f"{columns}: {costs}")
 
 
 def _facts(profile: Profile) -> Iterator[tuple[str, str]]:
@@ -244,7 +228,7 @@ def _facts(profile: Profile) -> Iterator[tuple[str, str]]:
     yield "recognised", _recognised(profile)
     if hardware := profile.hardware:
         yield "bandwidth", f"{hardware.bandwidth / 1e9:.0f} GB/s"
-        rates = (f"{kind} {profiles.tera(rate)}" for kind, rate in hardware.rates.items())
+        rates = (f"{kind} {profiles.tera(rate)}" for kind, rate in hardware.by_type.items())
         yield "arithmetic", f"{', '.join(rates)} TFLOP/s"
         yield "source", hardware.source
     if tuned := profile.tuned:
@@ -277,19 +261,17 @@ def _recognised(profile: Profile) -> str:
 
 def _values(choice: Choice, letters: dict[str, str]) -> Table:
     """Every value that was chosen for a model, with a letter for its origin."""
+    found: dict[str, Any] = asdict(choice.lookahead)
+    found["budget"] = choice.lookahead.step_limit
+    costs = zip(WIDTHS, _costs(choice.lookahead), strict=True)
+    found["step_cost"] = [f"{width}: {cost}" for width, cost in costs]
     table = _table("setting", "value", "origin")
     for name in VALUES:
-        origin = _letter(choice.origins[name], letters)
-        table.add_row(name, _value(choice.lookahead, name), origin)
+        value = found[name]
+        text = str(value) if isinstance(value, int) else ", ".join(map(str, value)) or "any"
+        table.add_row(name, text, _letter(choice.origins[name], letters))
     table.add_row("the paper's", _wng(choice.paper), _letter(choice.paper_origin, letters))
     return table
-
-
-def _value(lookahead: LookaheadConfig, name: str) -> str:
-    if name == "step_cost":
-        return ", ".join(f"{w}: {c}" for w, c in zip(WIDTHS, _costs(lookahead), strict=True))
-    value = lookahead.step_limit if name == "budget" else getattr(lookahead, name)
-    return ", ".join(map(str, value)) or "any" if isinstance(value, tuple) else str(value)
 
 
 def _by_size(profile: Profile, letters: dict[str, str]) -> Table:
@@ -301,13 +283,10 @@ def _by_size(profile: Profile, letters: dict[str, str]) -> Table:
     def add(
         model: str, weights: str, lookahead: LookaheadConfig, origins: Mapping[str, str]
     ) -> None:
-        table.add_row(
-            *(model, weights, str(lookahead.window), str(lookahead.ngram), str(lookahead.guesses)),
-            str(lookahead.step_limit),
-            "all" if len(lookahead.sources) == len(SOURCES) else " ".join(lookahead.sources),
-            *_costs(lookahead),
-            _letters(origins, letters),
-        )
+        wng = (str(value) for value in (lookahead.window, lookahead.ngram, lookahead.guesses))
+        sources = "all" if len(lookahead.sources) == len(SOURCES) else " ".join(lookahead.sources)
+        budget, costs = str(lookahead.step_limit), _costs(lookahead)
+        table.add_row(model, weights, *wng, budget, sources, *costs, _letters(origins, letters))
 
     for setting in profile.settings:
         size, weights = _up_to(setting.up_to_parameters, "any"), " ".join(setting.weights) or "any"
@@ -350,35 +329,13 @@ def _table(*titles: str, right: Iterable[str] = ()) -> Table:
     """A table without lines; columns of numbers stand right."""
     table = Table(box=None, show_header=bool(titles), pad_edge=False, padding=(0, 2, 0, 0))
     for title in titles:
-        if title in right:
-            table.add_column(title, justify="right", no_wrap=True)
-        else:
-            table.add_column(title, overflow="fold")
+        number = title in right
+        table.add_column(title, justify="right" if number else "left", overflow="fold")
+        table.columns[-1].no_wrap = number
     return table
 
 
-def _list_object(
-    device: NamedDevice, usual: Profile | None, rows: Sequence[_Row], notices: list[str]
-) -> dict[str, Any]:
-    """What `lade profiles --json` prints."""
-    return {
-        "schema": SCHEMA,
-        "device": {"kind": device.kind, "label": device.label, "memory_bytes": device.memory},
-        "profile": usual.name if usual else None,
-        "profiles": [
-            {
-                **_identity(profile),
-                "shadows_shipped": replaces_shipped,
-                "this_machine": here,
-                "hardware": profile.hardware.model_dump() if profile.hardware else None,
-            }
-            for profile, replaces_shipped, here in rows
-        ],
-        "notices": notices,
-    }
-
-
-def _show_object(
+def _as_object(
     profile: Profile, model: str | None, choice: Choice | None, notices: list[str]
 ) -> dict[str, Any]:
     """What `lade profiles show --json` prints: the profile, and the settings that follow."""
@@ -400,8 +357,8 @@ def _show_object(
         "devices": profile.devices,
         "not_devices": profile.not_devices,
         "memory_bytes": profile.memory,
-        "hardware": profile.hardware.model_dump() if profile.hardware else None,
-        "tuned": asdict(profile.tuned) if profile.tuned else None,
+        "hardware": _hardware(profile),
+        "tuned": profile.tuned.model_dump() if profile.tuned else None,
         "paper": [
             {
                 "up_to_parameters": _limit(paper.up_to_parameters),
@@ -442,6 +399,10 @@ def _settings(choice: Choice) -> dict[str, Any]:
     }
 
 
+def _hardware(profile: Profile) -> dict[str, Any] | None:
+    return profile.hardware.model_dump(exclude_none=True) if profile.hardware else None
+
+
 def _path(profile: Profile) -> str | None:
     own = profile.place in ("yours", "tuned")
     return str(user.path_of(profile.name)) if own else None
@@ -451,13 +412,12 @@ def _limit(parameters: float) -> float | None:
     return None if parameters == math.inf else parameters
 
 
-def _show(terminal: Terminal, parts: Iterable[RenderableType], notices: list[str]) -> None:
+def _console(terminal: Terminal, notices: list[str]) -> Console:
+    """Show notices; what comes next goes to stdout."""
     for notice in notices:
         terminal.say(notice)
-    console = terminal.console(sys.stdout)
-    for part in parts:
-        screen.show(part, console)
+    return terminal.console(sys.stdout)
 
 
 def _print(data: dict[str, Any]) -> None:
-    print(jsons.dumps(data, ensure_ascii=False))
+    print(json.dumps(data, ensure_ascii=False))

@@ -1,0 +1,448 @@
+"""`lade plan`: estimate decoding speed on more GPUs, and where more of them stop paying.
+
+Nothing is measured or loaded.  A step takes as long as the slower of reading and multiplying, plus
+kernel launches (`profiles.derive`), plus exchanges between GPUs (`cluster`).  It yields the tokens
+per step that benchmarks/ranks.py measured.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from .. import memory, profiles, screen
+from ..decoder.drafting.ngram_model import MAX_SUCCESSORS
+from ..decoder.parallel.messages import message_type
+from ..errors import UsageError
+from ..options import PlanRequest
+from ..profiles import user
+from ..profiles.derive import GRAPH_LAUNCH, HOST, LAUNCH, Rates, step_seconds
+from ..profiles.recognise import recognise
+from ..profiles.schema import Profile
+from ..shape import FULL, ModelShape
+from ..split import evenly
+from ..terminal import Terminal
+from ..visualize import counted, printable
+from .cluster import STAGING, Links, known_model, links_of, measurements, tokens_per_step
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SCHEMA = "lade-plan/1"
+LOOKAHEAD, TENSOR, PLAIN = "lookahead", "tensor", "tensor-plain"
+MODES = {
+    LOOKAHEAD: "lookahead parallelism",
+    TENSOR: "tensor parallelism with lookahead",
+    PLAIN: "tensor parallelism, plain decoding",
+}
+"""Drafts dealt out to whole models; the model split; the model split, one token per step."""
+DEFAULT_SIZE = "7b"
+PAYS = 0.10
+"""More GPUs pay while twice as many bring at least this share more tokens per second."""
+
+
+def find_gpu(name: str | None, terminal: Terminal) -> tuple[Profile, float | None]:
+    """The profile of a kind of GPU, and its bytes of memory, None if unknown.
+
+    Args:
+        name: of a profile, or what a driver calls the GPU; None for the GPU of this machine.
+        terminal: for progress.
+
+    Raises:
+        UsageError: no profile with rates knows it, or there is none here.
+    """
+    every = profiles.every(user.read_all()[0]).values()
+    # Apple's GPUs cannot be joined; `gpu` stands for unknown ones, and is no kind to suggest.
+    known = {p.name: p for p in every if p.hardware and not p.tuned and p.name != "apple"}
+    kinds = ", ".join(sorted(known.keys() - {"gpu"}))
+    if name is not None:
+        given = re.search(r"(\d+)\s*gb", name, re.IGNORECASE)
+        size = float(given[1]) * 1e9 if given else 0.0
+    else:
+        with terminal.progress("looking at this machine"):
+            from ..device import detect
+
+            device = detect()
+        if device.kind != "cuda":
+            raise UsageError(f"no GPU is here to plan for; name one by --gpu: {kinds}")
+        name, size = device.label, float(device.memory)
+    profile = known.get(name.lower()) or recognise("cuda", name, size, known.values())
+    if profile is None:
+        raise UsageError(f"unknown GPU {name!r}; --gpu takes {kinds}")
+    return profile, size or min(profile.memory, default=None)
+
+
+def find_model(
+    request: PlanRequest, gpu: Profile, terminal: Terminal
+) -> tuple[str, ModelShape, tuple[str, ...]]:
+    """Name, shape and notices of the model as a GPU would hold it; no weights are read."""
+    if request.model is None or request.model_size is not None:
+        half = gpu.hardware.half if gpu.hardware else "bfloat16"
+        dtype = half if request.dtype == "auto" else request.dtype
+        name, shape = known_model(request.model_size or DEFAULT_SIZE, dtype, request.quantize)
+        usual = f"no model was named: {name} stands for one of {DEFAULT_SIZE}"
+        return name, shape, (() if request.model_size else (usual,))
+    with terminal.progress(f"looking at {request.model}"):
+        from .. import models
+
+        # By itself a CPU would take float32, and a GPU takes the type that is stored.
+        auto = request.dtype == "auto"
+        dtype = "bfloat16" if auto else request.dtype
+        options = replace(request.load_options(), device="cpu", dtype=dtype)
+        planned = models.plan(request.model, options)
+        stored = str(planned.config.get_text_config(decoder=True).dtype).rpartition(".")[2]
+        if auto and stored != dtype:
+            dtype = stored if stored in FULL else "float32"
+            planned = models.plan(request.model, replace(options, dtype=dtype))
+    return request.model, planned.shape, planned.notices
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A step in one mode on a number of GPUs, under its names in JSON.
+
+    Attributes:
+        why_not: why that is impossible, without figures; None where it is possible.
+        needed_bytes: memory that each GPU needs; None where the model cannot be split.
+        drafting_seconds: of the host, for the drafts of the other GPUs.
+        talking_seconds: of exchanges, to which each GPU contributes `sent_bytes`.
+        tokens_per_second: of one text.
+    """
+
+    mode: str
+    gpus: int
+    nodes: int
+    why_not: str | None = None
+    needed_bytes: float | None = None
+    step_seconds: float = math.nan
+    computing_seconds: float = math.nan
+    drafting_seconds: float = math.nan
+    talking_seconds: float = math.nan
+    sent_bytes: float = math.nan
+    tokens_per_step: float = math.nan
+    tokens_per_second: float = math.nan
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is asked for, on what it is estimated, and the estimates.
+
+    Attributes:
+        measured: tokens per step, see `measurements`.
+        memory: bytes of one GPU; None if unknown.
+        notes: what else there is to say of the model.
+    """
+
+    request: PlanRequest
+    measured: dict[str, Any]
+    gpu: Profile
+    memory: float | None
+    links: Links
+    model: str
+    shape: ModelShape
+    notes: tuple[str, ...]
+
+    @cached_property
+    def rates(self) -> Rates:
+        """The rates of one GPU."""
+        assert self.gpu.hardware is not None  # `find_gpu` leaves others out
+        return self.gpu.hardware.rates_for(self.shape.compute)
+
+    @cached_property
+    def budget(self) -> int:
+        """The most tokens in a step of each GPU: as asked for, or of the GPU's profile."""
+        profile = profiles.choose(self.gpu, self.shape).lookahead
+        return self.request.lookahead(profile).step_limit
+
+    @property
+    def usable(self) -> float:
+        """Bytes of one GPU that decoding may take."""
+        return math.inf if self.memory is None else memory.usable(self.memory)
+
+    @property
+    def reductions(self) -> int:
+        """All-reduces in a step of a split model: two for each layer, one for the embeddings."""
+        return 2 * self.shape.layers + 1
+
+    def needed(self, shape: ModelShape, width: int) -> float:
+        """Bytes of one GPU that decoding with steps of `width` tokens takes."""
+        return memory.estimate(shape, context=self.request.context, width=width).total
+
+    def row(self, mode: str, gpus: int) -> Row:
+        """A step in a mode on a number of GPUs: plain where drafts do not pay."""
+        plain = self._row(mode, gpus, 1)
+        if mode == PLAIN or plain.why_not:
+            return plain
+        return max(self._row(mode, gpus, self.budget), plain, key=lambda row: row.tokens_per_second)
+
+    def _row(self, mode: str, gpus: int, width: int) -> Row:
+        whole, context = self.shape, self.request.context
+        place = (mode, gpus, math.ceil(gpus / self.links.gpus_per_node))
+        split = gpus > 1 and mode != LOOKAHEAD
+        if split and whole.weights not in FULL:
+            return Row(*place, f"weights in {whole.weights} cannot be split")
+        if split and whole.kv_heads % gpus:
+            heads = counted(whole.kv_heads, "key/value head")
+            return Row(*place, f"{heads} cannot be split over {counted(gpus, 'GPU')}")
+        shape = evenly(whole, gpus) if split else whole
+        widest = 1 if mode == PLAIN else self.budget  # messages and memory are sized for it
+        needed = self.needed(shape, widest)
+        if needed > self.usable:
+            usable = memory.told(self.usable)
+            why_not = f"needs {memory.told(needed)} on each GPU, which has {usable}"
+            return Row(*place, why_not, needed)
+        # Ranks of a split model wait for one another within a step, which is then no CUDA graph;
+        # in lookahead parallelism every rank grows the tree of all ranks.
+        ranks = 1 if split else gpus
+        computing = step_seconds(self.rates, shape, width, context, captured=not split)
+        drafting = HOST * width * (ranks - 1) if width > 1 else 0.0
+        talking = sent = 0.0
+        if gpus > 1:
+            sent = exchange_bytes(widest)
+            talking = self.links.all_gather(sent, gpus) + STAGING
+        if split:
+            states = width * whole.hidden * whole.value_bytes
+            logits = width * whole.vocabulary * whole.value_bytes / gpus
+            talking += self.reductions * self.links.all_reduce(states, gpus)
+            talking += self.links.all_gather(logits, gpus)
+            sent += self.reductions * states + logits
+        step = computing + drafting + talking
+        tokens = tokens_per_step(self.measured, ranks, width)
+        parts = (computing, drafting, talking, sent)
+        return Row(*place, None, needed, step, *parts, tokens, tokens / step)
+
+    @cached_property
+    def rows(self) -> dict[str, list[Row]]:
+        """The estimates by mode, the fewest GPUs first."""
+        return {mode: [self.row(mode, gpus) for gpus in self.request.counts] for mode in MODES}
+
+    def possible(self, mode: str) -> list[Row]:
+        """The rows of a mode that are possible."""
+        return [row for row in self.rows[mode] if not row.why_not]
+
+    @cached_property
+    def best(self) -> Row:
+        """The fastest of all possible rows with at most the number of GPUs asked for.
+
+        Of equals, the one on the fewest GPUs, and plain decoding before drafts.
+
+        Raises:
+            UsageError: none is possible; the message says what would help.
+        """
+        most = self.request.gpus or math.inf
+        rows = [row for mode in MODES for row in self.possible(mode) if row.gpus <= most]
+        if rows:
+            return max(rows, key=lambda row: (row.tokens_per_second, -row.gpus, row.mode == PLAIN))
+        helps = [
+            f"{flag} needs {memory.told(self.needed(form, 1))}"
+            for flag, form in memory.smaller_forms(self.shape, "cuda")
+            if self.needed(form, 1) <= self.usable
+        ][:1]
+        enough = (gpus for gpus in (2, 4, 8, 16, 32, 64) if not self.row(TENSOR, gpus).why_not)
+        helps += [f"--gpus {gpus} can share it" for gpus in enough][:1]
+        if self.shape.weight_bytes < self.usable:
+            helps.append("a smaller --context may fit")
+        raise UsageError(
+            f"{self.model} needs {memory.told(self.needed(self.shape, self.budget))} with"
+            f" {self.request.context:,} tokens of context, and {memory.told(self.usable)} can be"
+            f" used on one {self.gpu.name}; {', '.join(helps) or 'take a smaller model'}"
+        )
+
+    @property
+    def baseline(self) -> Row:
+        """Plain decoding on the fewest GPUs that hold the model."""
+        return self.possible(PLAIN)[0]
+
+    def speedup(self, row: Row) -> float:
+        """Tokens per second over those of the baseline."""
+        return row.tokens_per_second / self.baseline.tokens_per_second
+
+    def efficiency(self, row: Row) -> float:
+        """Tokens per second of each GPU over those of the mode's first possible row."""
+        first = self.possible(row.mode)[0]
+        return row.tokens_per_second / first.tokens_per_second * first.gpus / row.gpus
+
+    def stops(self, mode: str) -> dict[str, Any] | None:
+        """The most GPUs that pay, and the gain of the doubling that does not."""
+        rows = [row for row in self.possible(mode) if row.gpus.bit_count() == 1]
+        for row, twice in pairwise(rows):
+            gain = twice.tokens_per_second / row.tokens_per_second - 1
+            if gain < PAYS:
+                return {"gpus": row.gpus, "beyond": twice.gpus, "gain": gain}
+        return {"gpus": rows[-1].gpus, "beyond": None, "gain": None} if rows else None
+
+    def verdict(self, mode: str) -> str:
+        """Where more GPUs stop paying in a mode, in one line."""
+        stops, rows = self.stops(mode), self.rows[mode]
+        if stops is None:
+            return f"{MODES[mode]}: {rows[-1].why_not}"
+        pays = f"{MODES[mode]}: pays up to {counted(stops['gpus'], 'GPU')}"
+        if stops["beyond"] is None:
+            later = (row.why_not for row in rows if row.gpus > stops["gpus"])
+            return f"{pays}; {next(later, 'more were not estimated')}"
+        # Rounded down: a gain that is too small must not read like one that pays.
+        gain = math.floor(1000 * stops["gain"]) / 10
+        return f"{pays}; going to {stops['beyond']} brings {gain:+.1f}% tokens/s"
+
+    def conclusion(self) -> str:
+        """The fastest way in one line."""
+        best, asked = self.best, self.request.gpus
+        limit = f" with up to {counted(asked, 'GPU')}" if asked else ""
+        name = f"{MODES[best.mode]} on {counted(best.gpus, 'GPU')}"
+        if best.gpus == 1:
+            plain = "plain decoding on one GPU, since drafts do not pay"
+            name = plain if best.tokens_per_step == 1 else "lookahead on one GPU"
+        speed = best.tokens_per_second
+        return (
+            f"fastest{limit}: {name}, {speed:{',.0f' if speed >= 100 else '.1f'}} tokens/s,"
+            f" {self.speedup(best):.2f}× plain decoding on {counted(self.baseline.gpus, 'GPU')}"
+        )
+
+    def caveats(self) -> list[str]:
+        """What the conclusion depends on most."""
+        return [f"tokens per step are those of a small model, {self.measured['model']}"]
+
+    def assumptions(self) -> list[str]:
+        """What the estimates depend on, a sentence each."""
+        shape, rates, links, measured = self.shape, self.rates, self.links, self.measured
+        places = [("within a node", links.within)] if links.gpus_per_node > 1 else []
+        if self.request.counts[-1] > links.gpus_per_node:
+            places.append(("between nodes", links.between))
+        usable = memory.told(self.usable) if self.memory else "any amount"
+        budget = "as asked for" if self.request.budget else f"profile {self.gpu.name}"
+        small, launched = (1e3 * shape.layers * each for each in (GRAPH_LAUNCH, LAUNCH))
+        return [
+            *self.notes,
+            f"a GPU reads {rates.bandwidth / 1e9:.0f} GB/s and computes"
+            f" {rates.arithmetic / 1e12:.3g} TFLOP/s in {shape.compute} ({rates.source}); decoding"
+            f" may take {usable} of its memory",
+            f"a step is one CUDA graph, with {small:.1f} ms of small kernels; split models and int8"
+            f" launch kernels one by one, {launched:.1f} ms (not measured on a GPU)",
+            *(
+                f"{place}: {link['name']}, {link['bandwidth'] / 1e9:.3g} GB/s in each direction,"
+                f" {link['hops'][0] * 1e6:.3g} µs a hop ({link['source']})"
+                for place, link in places
+            ),
+            f"ranks exchange {memory.told(exchange_bytes(self.budget))} after every step, and a"
+            f" split model needs {self.reductions} all-reduces in it, which nothing hides",
+            f"a step feeds {self.budget} tokens on each GPU ({budget}), or one where drafts do not"
+            f" pay, after {self.request.context:,} tokens of context; one text at a time",
+            f"tokens per step are those of {measured['model']} on {measured['text']!r}"
+            f" ({measured['origin']}, up to {measured['ranks'][-1]} ranks); see --text",
+            f"more GPUs pay while twice as many bring {PAYS:.0%} more tokens per second",
+        ]
+
+    def as_object(self) -> dict[str, Any]:
+        """The object that --json prints; seconds, bytes and shares of 1."""
+
+        def brief(row: Row) -> dict[str, Any]:
+            keys = ("mode", "gpus", "step_seconds", "tokens_per_second")
+            return {key: getattr(row, key) for key in keys}
+
+        def full(row: Row) -> dict[str, Any]:
+            possible = not row.why_not
+            return {
+                **{key: _or_none(value) for key, value in asdict(row).items()},
+                "possible": possible,
+                "speedup": self.speedup(row) if possible else None,
+                "efficiency": self.efficiency(row) if possible else None,
+            }
+
+        return {
+            "schema": SCHEMA,
+            "estimated": True,
+            "model": {"name": self.model, **asdict(self.shape)},
+            "gpu": {
+                "name": self.gpu.name,
+                "description": self.gpu.description,
+                "memory_bytes": self.memory,
+                **asdict(self.rates),
+            },
+            "links": asdict(self.links),
+            "budget": self.budget,
+            "context": self.request.context,
+            "text": self.measured["text"],
+            "asked": self.request.gpus,
+            "exchange_bytes": exchange_bytes(self.budget),
+            "pays_from": PAYS,
+            "baseline": brief(self.baseline),
+            "modes": {
+                mode: {
+                    "rows": [full(row) for row in self.rows[mode]],
+                    "stops": self.stops(mode),
+                    "verdict": self.verdict(mode),
+                }
+                for mode in MODES
+            },
+            "best": brief(self.best),
+            "caveats": self.caveats(),
+            "assumptions": self.assumptions(),
+        }
+
+    def show(self, console: Console) -> None:
+        """Print the conclusion, then the table of all modes and the assumptions."""
+        shape, size = self.shape, memory.told(self.shape.weight_bytes)
+        model = (
+            f"{self.model} in {shape.weights} ({user.short(shape.parameters)} parameters, {size})"
+        )
+        heading = f"{model} on {self.gpu.description}: estimated, not measured"
+        screen.line(console, printable(heading))
+        screen.line(console, self.conclusion(), "bold")
+        for line in (*self.caveats(), *map(self.verdict, MODES)):
+            screen.line(console, printable(line))
+        console.print()
+        table = screen.bare_table()
+        table.add_column("mode")
+        for title in ("GPUs", "ms/step", "tokens/step", "tokens/s", "speed-up", "efficiency"):
+            table.add_column(title, justify="right")
+        for row in (row for rows in self.rows.values() for row in rows):
+            cells = ["does not fit" if row.needed_bytes else "indivisible"]
+            if not row.why_not:
+                step, speed = f"{row.step_seconds * 1e3:.1f}", f"{row.tokens_per_second:.1f}"
+                cells = [step, f"{row.tokens_per_step:.2f}", speed]
+                cells += [f"{self.speedup(row):.2f}", f"{self.efficiency(row):.0%}"]
+            table.add_row(row.mode, str(row.gpus), *cells)
+        screen.show(table, console)
+        console.print()
+        screen.line(console, "Assumptions", "bold")
+        for text in self.assumptions():
+            screen.line(console, printable(f"- {text}"))
+
+
+def _or_none(value: Any) -> Any:
+    """None in place of NaN, which JSON does not have."""
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def exchange_bytes(width: int) -> int:
+    """Bytes of the message of a rank after a step; the size of the model does not matter."""
+    # Plain decoding remembers no successors.
+    return (message_type(width + 1, MAX_SUCCESSORS) if width > 1 else message_type(1, 0)).itemsize
+
+
+def run(request: PlanRequest) -> int:
+    """Estimate lookahead and tensor parallelism, and print both; the exit code is 0.
+
+    Raises:
+        UsageError: an option is out of range or unknown, or the model fits on no such GPUs.
+        LoadError, UnsupportedModelError: the model's configuration cannot be read or decoded.
+    """
+    request.check()
+    terminal = Terminal(request.color)
+    measured = measurements(request.text)  # refused before the GPU and the model are looked for
+    gpu, size = find_gpu(request.gpu, terminal)
+    links = links_of(gpu.name, request.link, request.counts[-1], request.per_node)
+    model, shape, notes = find_model(request, gpu, terminal)
+    plan = Plan(request, measured, gpu, size, links, model, shape, notes)
+    _ = plan.best  # refused before anything is printed
+    if request.json:
+        print(json.dumps(plan.as_object(), ensure_ascii=False))
+    else:
+        plan.show(terminal.console(sys.stdout))
+    return 0
