@@ -54,7 +54,7 @@ def main() -> None:
     session = Session(loaded)
     room = session.decoder.max_context - args.new_tokens
     prompts = [p[-room:] for p in prompts_of(args.prompts, loaded.tokenizer, args.limit)]
-    lookahead = profiles.select("cpu", loaded.device, loaded.shape).lookahead
+    lookahead = profiles.select("cpu", loaded.device, loaded.spec).lookahead
     print(f"{args.model}, {len(prompts)} prompts, {args.new_tokens} tokens, {args.rounds} rounds;")
     print(f"{conditions(args.threads)}\n")
     print("| strategy | timed over bare: of all prompts | of each: median (quartiles) |")

@@ -35,7 +35,7 @@ def main() -> None:
     loaded = models.load(args.model)
     decoder, tokenizer = Decoder(loaded.model), loaded.tokenizer
     conversations = read(args.prompts, args.limit)
-    default = profiles.select("cpu", loaded.device, loaded.shape).lookahead
+    default = profiles.select("cpu", loaded.device, loaded.spec).lookahead
     settings = {"profile cpu": default, "all sources, budget 60": LookaheadConfig(5, 3, 5, 60)}
     print(f"{args.model}, {len(conversations)} conversations; {conditions(args.threads)}\n")
     print("| drafts | second turn alone | with the first turn's | better | same | worse |")

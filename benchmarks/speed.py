@@ -101,7 +101,7 @@ def main() -> None:
     decoder = load_decoder(loaded.model)
     room = decoder.max_context - args.new_tokens
     prompts = [p[-room:] for p in prompts_of(args.prompts, loaded.tokenizer, args.limit)]
-    default = profiles.select("cpu", loaded.device, loaded.shape).lookahead
+    default = profiles.select("cpu", loaded.device, loaded.spec).lookahead
     ends = loaded.stop_ids if args.end_tokens else frozenset()
     new = args.new_tokens
 
@@ -158,7 +158,7 @@ def main() -> None:
     print("\nCost of a forward by width, after 128 tokens, in plain steps:")
     print("| " + " | ".join(map(str, WIDTHS)) + " |\n" + "|---" * len(WIDTHS) + "|")
     print("| " + " | ".join(f"{cost / costs[0]:.2f}" for cost in costs) + " |")
-    size, bandwidth = 4.0 * loaded.shape.active, read_bandwidth()
+    size, bandwidth = 4.0 * loaded.spec.active, read_bandwidth()
     share = size / costs[0] / bandwidth
     print(
         f"\nA plain step takes {costs[0] * 1e3:.2f} ms for {size / 1e6:.0f} MB of weights:"

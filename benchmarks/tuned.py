@@ -38,7 +38,7 @@ def main() -> None:
     loaded = models.load(args.model)
     session = Session(loaded)
     # Forced: a profile that was tuned earlier must not stand for the shipped one.
-    shipped = profiles.select("cpu", loaded.device, loaded.shape)
+    shipped = profiles.select("cpu", loaded.device, loaded.spec)
     request = TuneRequest(model=args.model, profile=args.start, seconds=args.seconds)
     print(f"{Path(args.model).name}; {conditions(args.threads)}\n")
     settings: dict[str, tuple[str, LookaheadConfig]] = {
@@ -46,7 +46,7 @@ def main() -> None:
         "shipped profile": ("lookahead", shipped.lookahead),
     }
     if args.start != "cpu":
-        start = profiles.select(args.start, loaded.device, loaded.shape)
+        start = profiles.select(args.start, loaded.device, loaded.spec)
         settings[f"profile {args.start}"] = ("lookahead", start.lookahead)
     found: list[dict[str, Any]] = []
     for number in range(1, args.tunings + 1):

@@ -136,7 +136,7 @@ def throughput(args: Any, loaded: LoadedModel, stream: TextIO) -> dict[str, Any]
     """By prompt, the median over rounds of the throughput with the view over that without."""
     session = Session(loaded)
     plain_step = plain_step_of(session)
-    config = profiles.select("cpu", loaded.device, loaded.shape).lookahead
+    config = profiles.select("cpu", loaded.device, loaded.spec).lookahead
     settings = Settings(lookahead=config, max_new_tokens=args.new_tokens, ignore_eos=True)
     prompts = prompts_of(args.prompts, loaded.tokenizer, args.limit)
     ratios: list[list[float]] = [[] for _ in prompts]

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from .decoder.config import SamplingConfig
     from .decoder.parallel.transport import DistributedTransport
     from .device import Device
+    from .memory import ModelSpec
     from .models import Plan
     from .session import Session, Settings
     from .settings import Request
-    from .shape import ModelShape
 
 Kind = TypeVar("Kind", bound="Request")
 
@@ -151,7 +151,7 @@ def _load(
     if processes is not None:
         stretch = int(leaders_word(processes, str(stretch)))
     if stretch:
-        from .stretch import stretched
+        from .models import stretched
 
         planned = stretched(planned, stretch)
     with _loading(terminal, planned.name):
@@ -242,10 +242,10 @@ def choose_profile(request: Request, session: Session) -> profiles.Choice:
     return choice_for(request, session.loaded.device, session.loaded.part)
 
 
-def choice_for(request: Request, device: Device, shape: ModelShape) -> profiles.Choice:
+def choice_for(request: Request, device: Device, shape: ModelSpec) -> profiles.Choice:
     """What the profile of the request, or of a device, says for a model of some shape."""
     from .decoder.memory import attempt
-    from .rates import measure_rates
+    from .device import measure_rates
 
     select = partial(
         profiles.select,

@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import memory, profiles, screen, split, toml
+from . import memory, profiles, screen, toml
 from .decoder.drafting.ngram_model import MAX_SUCCESSORS
 from .decoder.parallel.messages import MessageFormat
 from .errors import LoadError, UsageError
+from .memory import FULL, ModelSpec
 from .profiles.derive import GRAPH_LAUNCH, HOST, LAUNCH, Rates, step_seconds
 from .profiles.recognise import NamedDevice, recognise
 from .profiles.schema import Profile
 from .profiles.user import read_all, short
 from .settings import Request
-from .shape import FULL, ModelShape
 from .table import NONE, Column, Table
 from .terminal import Terminal
 from .visualize import counted, printable
@@ -270,7 +270,7 @@ def find_gpu(name: str | None, terminal: Terminal) -> tuple[Profile, float | Non
     return profile, float(device.memory) or min(profile.memory, default=None)
 
 
-def known_model(size: str, dtype: str, quantize: str) -> tuple[str, ModelShape]:
+def known_model(size: str, dtype: str, quantize: str) -> tuple[str, ModelSpec]:
     """Name and shape of a well-known model by its size ("7b") or name ("llama-3-8b").
 
     Raises:
@@ -288,14 +288,14 @@ def known_model(size: str, dtype: str, quantize: str) -> tuple[str, ModelShape]:
     active = experts[0] if experts else parameters
     weight_bytes = parameters * (4 if dtype == "float32" else 2)
     numbers = (layers, hidden, inner, heads, kv_heads, hidden // heads, vocabulary)
-    shape = ModelShape(parameters, active, dtype, weight_bytes, dtype, *numbers)
+    shape = ModelSpec(parameters, active, dtype, weight_bytes, dtype, *numbers)
     forms = dict(memory.smaller_forms(shape, "cuda"))
     return name, forms.get(f"--quantize {quantize}", shape)
 
 
 def find_model(
     request: PlanRequest, gpu: Profile, terminal: Terminal
-) -> tuple[str, ModelShape, tuple[str, ...]]:
+) -> tuple[str, ModelSpec, tuple[str, ...]]:
     """Name, shape and notices of the model as a GPU would hold it; no weights are read."""
     if request.model is None or request.model_size is not None:
         rates = gpu.hardware.rates if gpu.hardware else {}
@@ -314,9 +314,9 @@ def find_model(
             planned = models.plan(request.model, replace(options, dtype="bfloat16"))
             stored = str(planned.config.get_text_config(decoder=True).dtype).rpartition(".")[2]
             stored = stored if stored in FULL else "float32"
-            if stored != planned.shape.compute:
+            if stored != planned.spec.compute:
                 planned = models.plan(request.model, replace(options, dtype=stored))
-    return request.model, planned.shape, planned.notices
+    return request.model, planned.spec, planned.notices
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,7 +373,7 @@ class Plan:
     memory: float | None
     links: Links
     model: str
-    shape: ModelShape
+    shape: ModelSpec
     notes: tuple[str, ...]
 
     @cached_property
@@ -402,7 +402,7 @@ class Plan:
         """Why the model cannot be split over a number of GPUs; None where it can."""
         if gpus > 1 and self.shape.weights not in FULL:
             return f"weights in {self.shape.weights} cannot be split"
-        heads = split.uneven_heads(self.shape, gpus)
+        heads = self.shape.uneven_heads(gpus)
         return heads and f"{heads} cannot be split over {counted(gpus, 'GPU')}"
 
     def row(self, mode: str, gpus: int) -> Row:
@@ -414,7 +414,7 @@ class Plan:
     def _row(self, mode: str, gpus: int, width: int) -> Row:
         tensor = mode != LOOKAHEAD
         widest = 1 if mode == PLAIN else self.budget  # messages and memory are sized for it
-        shape = split.evenly(self.shape, gpus) if tensor else self.shape
+        shape = self.shape.shard(gpus) if tensor else self.shape
         talking = sent = drafting = 0.0
         if gpus > 1:
             sent = exchange_bytes(widest)

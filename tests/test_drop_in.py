@@ -181,7 +181,7 @@ def test_a_gpu_that_no_profile_knows_is_measured(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(drop_in, "make_strategy", strategy)
     for arithmetic in (1e8, 1e14):
         rates = Rates(1e12, arithmetic, "measured here")
-        monkeypatch.setattr("ladecli.rates.measure_rates", lambda *args, rates=rates: rates)
+        monkeypatch.setattr("ladecli.device.measure_rates", lambda *args, rates=rates: rates)
         monkeypatch.setattr(drop_in, "_MODELS", WeakKeyDictionary())
         with pytest.warns(UserWarning, match="9000: settings come from a quick measurement"):
             short_answer()

@@ -87,11 +87,11 @@ def test_every_setting_says_what_plain_decoding_says_but_for_near_ties(
 
 
 def test_the_plan_knows_the_size_of_packed_weights(loaded: LoadedModel) -> None:
-    assert loaded.shape.weights in ("nf4", "int8")
+    assert loaded.spec.weights in ("nf4", "int8")
     held = loaded.model.get_memory_footprint()
     # Scales are not in what transformers counts.
-    assert held <= loaded.shape.weight_bytes * 1.001
-    assert held > loaded.shape.weight_bytes * 0.95
+    assert held <= loaded.spec.weight_bytes * 1.001
+    assert held > loaded.spec.weight_bytes * 0.95
 
 
 def test_nothing_is_logged_for_every_product(
@@ -152,6 +152,6 @@ def test_a_quantised_checkpoint_loads_as_it_is(loaded: LoadedModel, tmp_path: Pa
     loaded.model.save_pretrained(tmp_path)
     loaded.tokenizer.save_pretrained(tmp_path)
     again = models.load(str(tmp_path), LoadOptions(device="cpu"))
-    assert again.shape.weights == loaded.shape.weights
+    assert again.spec.weights == loaded.spec.weights
     text = ids_of(Session(loaded), "def largest(items):\n", "autoregressive")
     assert ids_of(Session(again), "def largest(items):\n", "autoregressive") == text

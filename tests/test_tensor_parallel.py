@@ -14,7 +14,6 @@ import torch
 import transformers
 
 from ladecli import models, placement
-from ladecli.blueprint import shape_of
 from ladecli.decoder.errors import DecoderError
 from ladecli.decoder.load import load_decoder
 from ladecli.device import Device

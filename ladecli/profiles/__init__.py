@@ -9,7 +9,7 @@ from importlib import resources
 
 from ..decoder.config import LookaheadConfig
 from ..errors import UsageError
-from ..shape import ModelShape
+from ..memory import ModelSpec
 from . import user
 from .derive import Rates, derive
 from .recognise import NamedDevice, recognise
@@ -113,7 +113,7 @@ def read(name: str) -> Profile:
 def select(
     name: str | None,
     device: NamedDevice,
-    shape: ModelShape,
+    shape: ModelSpec,
     *,
     attention: str = "sdpa",
     captured: bool | None = None,
@@ -194,7 +194,7 @@ def measured(rates: Rates, compute: str) -> Profile:
 
 def choose(
     profile: Profile,
-    shape: ModelShape,
+    shape: ModelSpec,
     known: Profile | None = None,
     notices: list[str] | None = None,
     captured: bool | None = None,

@@ -14,7 +14,7 @@ from itertools import accumulate
 
 from ..decoder.config import CAPTURED_WIDTHS, LookaheadConfig
 from ..decoder.step_cost import StepCost
-from ..shape import ModelShape
+from ..memory import ModelSpec
 
 CONTEXTS = (1024, 4096, 16384)
 SKINNY = 0.75
@@ -73,7 +73,7 @@ class Work:
     operations: float
 
 
-def work(shape: ModelShape, width: int, context: int) -> Work:
+def work(shape: ModelSpec, width: int, context: int) -> Work:
     """What a step of `width` tokens after `context` tokens must do."""
     attention = 4.0 * context * shape.layers * shape.heads * shape.head_size
     return Work(
@@ -83,7 +83,7 @@ def work(shape: ModelShape, width: int, context: int) -> Work:
 
 
 def step_seconds(
-    rates: Rates, shape: ModelShape, width: int, context: int, *, captured: bool
+    rates: Rates, shape: ModelSpec, width: int, context: int, *, captured: bool
 ) -> float:
     """Seconds of a step of `width` tokens after `context` tokens.
 
@@ -105,7 +105,7 @@ def step_seconds(
     return slowest + between + HOST * (width - 1)
 
 
-def derive(rates: Rates, shape: ModelShape, *, captured: bool) -> LookaheadConfig:
+def derive(rates: Rates, shape: ModelSpec, *, captured: bool) -> LookaheadConfig:
     """Costs of steps, and window and budget to match; arguments as for `step_seconds`."""
     rows = (_costs(rates, shape, context, captured) for context in CONTEXTS)
     cost = StepCost(CAPTURED_WIDTHS, CONTEXTS, tuple(rows))
@@ -128,7 +128,7 @@ def fitted(cost: StepCost) -> LookaheadConfig:
     return LookaheadConfig(window, ngram, guesses, budget, sources, cost)
 
 
-def _costs(rates: Rates, shape: ModelShape, context: int, captured: bool) -> tuple[float, ...]:
+def _costs(rates: Rates, shape: ModelSpec, context: int, captured: bool) -> tuple[float, ...]:
     seconds = [
         step_seconds(rates, shape, width, context, captured=captured) for width in CAPTURED_WIDTHS
     ]
@@ -136,7 +136,7 @@ def _costs(rates: Rates, shape: ModelShape, context: int, captured: bool) -> tup
     return tuple(accumulate((round(s / seconds[0], 3) for s in seconds), max))
 
 
-def _weight_bytes(shape: ModelShape, width: int) -> float:
+def _weight_bytes(shape: ModelSpec, width: int) -> float:
     """Bytes of weights that a step of `width` tokens moves."""
     share = shape.active / shape.parameters
     # With a mixture of experts every further token may meet others: at worst at random.

@@ -14,8 +14,7 @@ from rich.text import Text
 
 from .. import launch, profiles, screen
 from ..decoder.config import SOURCES, LookaheadConfig
-from ..memory import smaller_forms, told
-from ..shape import ModelShape
+from ..memory import ModelSpec, smaller_forms, told
 from ..terminal import Terminal
 from ..visualize import printable
 from . import Choice, Profile, user
@@ -107,7 +106,7 @@ def run_show(request: ReportRequest) -> int:
     return 0
 
 
-def shapes_for(profile: Profile) -> Iterator[tuple[str, ModelShape]]:
+def shapes_for(profile: Profile) -> Iterator[tuple[str, ModelSpec]]:
     """Models with the names of their sizes, each in 16, 8 and 4 bits.
 
     Args:
@@ -117,7 +116,7 @@ def shapes_for(profile: Profile) -> Iterator[tuple[str, ModelShape]]:
     full = "float16" if "float16" in rates and "bfloat16" not in rates else "bfloat16"
     for name, (size, layers, hidden, inner, heads, kv_heads, vocabulary) in SIZES.items():
         numbers = (layers, hidden, inner, heads, kv_heads, hidden // heads, vocabulary)
-        shape = ModelShape(size, size, full, 2 * size, full, *numbers)
+        shape = ModelSpec(size, size, full, 2 * size, full, *numbers)
         yield name, shape
         for _, smaller in smaller_forms(shape):
             yield name, smaller
@@ -138,8 +137,7 @@ def _usual(terminal: Terminal, wanted: str) -> tuple[Profile, list[str]]:
     if usual is not None:
         return usual, notices
     with terminal.progress(f"measuring {device.label}"):
-        from ..device import detect
-        from ..rates import measure_rates
+        from ..device import detect, measure_rates
 
         rates = measure_rates(detect(wanted), "bfloat16")
     return profiles.measured(rates, "bfloat16"), [*notices, _used(device, None)]
@@ -149,15 +147,15 @@ def _chosen(request: ReportRequest, model: str, terminal: Terminal) -> tuple[Pro
     """The settings for a model, and their profile."""
     with terminal.progress(f"looking at {model}"):
         from .. import models
-        from ..rates import measure_rates
+        from ..device import measure_rates
 
         planned = models.plan(model, request.load_options())
         choice = launch.choice_for(request, planned.device, planned.part)
         if choice.profile != profiles.MEASURED:
             return profiles.read(choice.profile), choice
         # They were measured a moment ago, and are remembered.
-        rates = measure_rates(planned.device, planned.shape.compute)
-        return profiles.measured(rates, planned.shape.compute), choice
+        rates = measure_rates(planned.device, planned.spec.compute)
+        return profiles.measured(rates, planned.spec.compute), choice
 
 
 def _rows(device: NamedDevice, usual: Profile | None, own: list[Profile]) -> list[_Row]:

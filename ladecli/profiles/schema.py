@@ -23,7 +23,7 @@ from .. import toml
 from ..decoder.config import SOURCES, LookaheadConfig
 from ..decoder.step_cost import StepCost
 from ..errors import UsageError
-from ..shape import FULL, ModelShape
+from ..memory import FULL, ModelSpec
 from .derive import Rates
 
 VALUES = ("window", "ngram", "guesses", "budget", "sources", "step_cost", "widths")
@@ -141,7 +141,7 @@ class Setting(_Table):
 
     Attributes:
         up_to_parameters: the largest model that this is for.
-        weights: types of weights that it is for, as in `ModelShape`; () for any.
+        weights: types of weights that it is for, as in `ModelSpec`; () for any.
         origin: "measured: ...", "published: ..." or "derived: ...".
     """
 
@@ -177,7 +177,7 @@ class Setting(_Table):
         given = self.model_fields_set
         return {v: self.origin if v in given else _DEFAULTS[v] for v in VALUES}
 
-    def fits(self, shape: ModelShape) -> bool:
+    def fits(self, shape: ModelSpec) -> bool:
         """Whether it is for a model."""
         sized = shape.parameters <= self.up_to_parameters
         return sized and (not self.weights or shape.weights in self.weights)
@@ -195,7 +195,7 @@ class Tuned:
     Attributes:
         device: its `user.key_of`.
         parameters: of the model.
-        weights: their type, as in `ModelShape`.
+        weights: their type, as in `ModelSpec`.
         attention: the backend.
         versions: of torch, transformers and lade.
         date: YYYY-MM-DD.
@@ -257,7 +257,7 @@ class Profile(_Table):
                     )
         return self
 
-    def setting(self, shape: ModelShape) -> Setting | None:
+    def setting(self, shape: ModelSpec) -> Setting | None:
         """The explicit setting for a model, if there is one."""
         return next((setting for setting in self.settings if setting.fits(shape)), None)
 

@@ -9,8 +9,8 @@ from importlib import metadata
 from pathlib import Path
 
 from ..errors import LadeError, UsageError
+from ..memory import ModelSpec
 from ..outputs import write_whole
-from ..shape import ModelShape
 from .recognise import NamedDevice
 from .schema import Profile, Tuned, parse
 
@@ -121,7 +121,7 @@ def key_of(device: NamedDevice) -> str:
 def tuned_for(
     profiles: Iterable[Profile],
     device: NamedDevice,
-    shape: ModelShape,
+    shape: ModelSpec,
     attention: str,
     versions: Mapping[str, str] | None = None,
 ) -> tuple[Profile | None, list[str]]:
@@ -165,7 +165,7 @@ def changed(profile: Profile, versions: Mapping[str, str]) -> list[str]:
     ]
 
 
-def misfit(profile: Profile, device: NamedDevice, shape: ModelShape, attention: str) -> list[str]:
+def misfit(profile: Profile, device: NamedDevice, shape: ModelSpec, attention: str) -> list[str]:
     """A notice if a profile that the user asks for was tuned for something else."""
     tuned = profile.tuned
     if tuned is None or _is_for(tuned, device, shape, attention):
@@ -191,12 +191,12 @@ def short(parameters: float) -> str:
     return f"{parameters:.0f}"
 
 
-def _is_for(tuned: Tuned, device: NamedDevice, shape: ModelShape, attention: str) -> bool:
+def _is_for(tuned: Tuned, device: NamedDevice, shape: ModelSpec, attention: str) -> bool:
     same = (tuned.device, tuned.weights, tuned.attention)
     return _gap(tuned, shape) <= NEAR and same == (key_of(device), shape.weights, attention)
 
 
-def _gap(tuned: Tuned, shape: ModelShape) -> float:
+def _gap(tuned: Tuned, shape: ModelSpec) -> float:
     return abs(shape.parameters - tuned.parameters) / tuned.parameters
 
 

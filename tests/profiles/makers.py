@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.step_cost import StepCost
+from ladecli.memory import ModelSpec
 from ladecli.profiles import Profile, Setting, Tuned, user
-from ladecli.shape import ModelShape
 
 VERSIONS = {"torch": "2.13.0+cpu", "transformers": "5.23.0", "lade": "0.1.0"}
 
@@ -27,9 +27,9 @@ CPU = Fake("cpu", "AMD EPYC", 8 << 30, 1)
 
 def shape(
     parameters: float = 6.74e9, weights: str = "bfloat16", compute: str = "bfloat16"
-) -> ModelShape:
+) -> ModelSpec:
     """A model with the proportions of a Llama of 7B."""
-    return ModelShape(
+    return ModelSpec(
         parameters=parameters,
         active=parameters,
         weights=weights,

@@ -10,7 +10,7 @@ import pytest
 from rich.text import Text
 
 from ladecli import device as devices
-from ladecli import profiles, rates
+from ladecli import profiles
 from ladecli.device import Device
 from ladecli.places import config_path
 from ladecli.profiles import Rates, user
@@ -28,7 +28,7 @@ OWN = 'description = "mine"\n[[setting]]\nwindow=3\nngram=3\nguesses=3\norigin="
 def here(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """This machine has what a test says, an EPYC to begin with."""
     monkeypatch.setattr(devices, "detect", lambda wanted="auto": EPYC)
-    monkeypatch.setattr(rates, "measure_rates", lambda device, dtype: Rates(5e11, 5e13, "here"))
+    monkeypatch.setattr(devices, "measure_rates", lambda device, dtype: Rates(5e11, 5e13, "here"))
     monkeypatch.setenv("COLUMNS", "80")
     return monkeypatch
 

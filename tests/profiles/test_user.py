@@ -9,8 +9,8 @@ import pytest
 
 from ladecli import profiles
 from ladecli.errors import LadeError, UsageError
+from ladecli.memory import ModelSpec
 from ladecli.profiles import user
-from ladecli.shape import ModelShape
 
 from .makers import CPU, DEMO, VERSIONS, Fake, shape, tuned
 
@@ -74,7 +74,7 @@ def test_a_folder_that_cannot_be_made_is_one_line() -> None:
     ],
 )
 def test_a_tuned_profile_is_for_what_it_was_tuned_on(
-    device: Fake, model: ModelShape, attention: str, fits: bool
+    device: Fake, model: ModelSpec, attention: str, fits: bool
 ) -> None:
     user.write(tuned())
     choice = profiles.select(None, device, model, attention=attention, versions=VERSIONS)
