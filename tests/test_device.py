@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ladecli import device, launch
-from ladecli.device import Details, Device, detect, details, free_memory, gpu_build, present
+from ladecli.device import Details, Device, details, detect, free_memory, gpu_build, present
 from ladecli.errors import UsageError
 from ladecli.settings import Request
 

@@ -19,7 +19,6 @@ from ladecli.decoder.load import load_decoder
 from ladecli.device import Device
 from ladecli.errors import UsageError
 from ladecli.settings import LoadOptions
-from ladecli.split import part_of
 
 from .families import model_of
 from .split_texts import texts
@@ -125,7 +124,7 @@ def test_parts_that_do_not_fit_together_are_refused_by_all(found: dict[str, Any]
             "llama",
             {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 8},
             3,
-            "8 key/value heads of M cannot be split over 3 ranks; use --parallel 2, 4 or 8",
+            "8 key/value heads of M cannot be split over 3 ranks; use --parallel 2 or 4 or 8",
         ),
         (
             "llama",
@@ -144,8 +143,8 @@ def test_parts_that_do_not_fit_together_are_refused_by_all(found: dict[str, Any]
             "mixtral",
             {"intermediate_size": 47},
             2,
-            "47 columns in an expert of M cannot be split over 2 ranks; use --device-map auto or"
-            " --parallel-mode lookahead",
+            "47 columns of the feed-forward block of M cannot be split over 2 ranks; use"
+            " --device-map auto or --parallel-mode lookahead",
         ),
     ],
 )
@@ -185,7 +184,7 @@ def test_devices_that_transformers_cannot_split_over(monkeypatch: pytest.MonkeyP
     apple = Device("mps", "mps", "Apple M4", 8 << 30)
     with pytest.raises(UsageError, match="no model on Apple GPUs; use --parallel-mode lookahead"):
         placement.check("m", options, apple, None)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(UsageError, match="hide them: CUDA_VISIBLE_DEVICES= lade …"):
         placement.check("m", options, Device("cpu", "cpu", "CPU", 8 << 30), None)
 
@@ -197,9 +196,3 @@ def test_a_split_needs_its_ranks() -> None:
         "the model is to be split over 2 ranks, and 1 decode together; start them with --parallel 2"
         " --parallel-mode tensor"
     )
-
-
-def test_one_rank_holds_all() -> None:
-    model = model_of("llama")
-    shape = shape_of(model.config, torch.float32)
-    assert part_of(model, shape, 1) == shape
