@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from pathlib import Path
 
 from .errors import UsageError
 
 WORDS = ("auto", "balanced", "balanced_low_0", "sequential")
 """Ways in which transformers spreads a model by itself, as it calls them."""
+_FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def parse(text: str) -> str | dict[str, int | str]:
@@ -48,3 +50,16 @@ def parse(text: str) -> str | dict[str, int | str]:
         index = str(device).removeprefix("cuda:")
         devices[part] = int(index) if index.isdecimal() else index
     return devices
+
+
+def offload_folder() -> str:
+    """A new empty folder for weights that memory has no room for."""
+    folder = tempfile.TemporaryDirectory(prefix="lade-", ignore_cleanup_errors=True)
+    _FOLDERS.append(folder)
+    return folder.name
+
+
+def remove_offloaded() -> None:
+    """Remove these folders, of many gigabytes: before a program ends that skips Python's exit."""
+    while _FOLDERS:
+        _FOLDERS.pop().cleanup()

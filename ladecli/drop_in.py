@@ -23,7 +23,7 @@ from .decoder.strategies import make_strategy
 from .decoder.transformer import Transformer
 from .device import detect
 from .model_spec import empty_model, spec_of
-from .settings import Request
+from .options import Request
 
 
 @dataclass(frozen=True, slots=True)

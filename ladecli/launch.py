@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +18,6 @@ from .parallel.agreement import compare_models, leaders_word, least_context
 from .parallel.start import started
 from .provision import provide
 from .terminal import Terminal
-from .uncollected import uncollected
 
 if TYPE_CHECKING:
     from .decoder.config import SamplingConfig
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from .device import Device
     from .memory import ModelSpec
     from .models import Plan
+    from .options import Request
     from .session import Session, Settings
-    from .settings import Request
 
 Kind = TypeVar("Kind", bound="Request")
 
@@ -127,7 +127,7 @@ def _plan(request: Request, terminal: Terminal) -> Plan:
         _import_all()
     from . import models
 
-    with _loading(terminal, name), uncollected():
+    with _loading(terminal, name):
         planned = models.plan(name, request.load_options(), progress=_bars(request))
         ways.check(request, planned.device, planned.part)
         return planned
@@ -198,9 +198,11 @@ def _import_all() -> None:
         # Weights are joined after loading; without this the parts would leave holes in memory
         # that nothing fits into.
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    with uncollected(for_good="torch" not in sys.modules):
-        for name in _HEAVY:
-            import_module(name, __package__)
+    first = "torch" not in sys.modules
+    for name in _HEAVY:
+        import_module(name, __package__)
+    if first:
+        gc.freeze()  # modules stay: the garbage collector need not look at them again
 
 
 @contextlib.contextmanager

@@ -237,7 +237,7 @@ def room(
 
     Raises:
         LoadError: the weights do not fit, or leave no room for a text.
-        UsageError: the wanted context does not fit; the message says which one does.
+        UsageError: the wanted context or steps do not fit; the message says which do.
     """
     free = usable(free)
     most = asked.fitting(spec, free)
@@ -245,10 +245,16 @@ def room(
         return most, None
     forms = smaller_forms(spec, kind)
     if not most:
+        widths = (width for width in (64, 32, 16, 8, 4, 1) if width < asked.width)
+        if width := next((w for w in widths if replace(asked, width=w).fitting(spec, free)), 0):
+            raise UsageError(
+                f"steps of {asked.width} tokens of {name} do not fit into the {told(free)} that can"
+                f" be used on {where}; --budget {width} does"
+            )
         least = min(asked.context, LEAST_CONTEXT)
         needed = asked.need(spec, least).total
         smaller = ((flag, asked.need(form, least).total) for flag, form in forms)
-        fix = "take a smaller model or --budget, or free some memory"
+        fix = "take a smaller model, or free some memory"
         fix = next((f"{flag} needs {told(size)}" for flag, size in smaller if size <= free), fix)
         raise LoadError(
             f"{name} needs {told(needed)}, {told(needed - free)} more than the {told(free)} that"

@@ -28,7 +28,7 @@ from .device import Device, detect, free_memory
 from .errors import LadeError, LoadError, UsageError
 from .memory import FULL, ModelSpec
 from .model_spec import choose_dtype, empty_model, make_fp8_plain, spec_of
-from .settings import LoadOptions
+from .options import LoadOptions
 
 DEMO = model_files.DEMO
 
@@ -156,9 +156,10 @@ def plan(name: str, options: LoadOptions | None = None, *, progress: bool = True
         dtype, cast = choose_dtype(empty, options.dtype, options.quantize, device, free, folder)
         spec = spec_of(empty, dtype, options.quantize)
         part = placement.rank_spec(name, empty, spec, options.tensor_parallel)
-    unused = "--revision is for models of the hub" if local and options.revision else None
-    notices = tuple(line for line in (plain, cast, unused) if line)
-    return Plan(name, options, device, config, facts, dtype, spec, part, notices, hub)
+    notices = [line for line in (plain, cast) if line]
+    if local and options.revision:
+        notices.append(f"--revision {options.revision} says nothing about a folder")
+    return Plan(name, options, device, config, facts, dtype, spec, part, tuple(notices), hub)
 
 
 def stretched(planned: Plan, context: int) -> Plan:
@@ -204,6 +205,9 @@ def damage(planned: Plan) -> str | None:
         return f"{damaged}; download or copy it again"
     if missing := model_files.missing(folder):
         return f"{planned.name} {missing}" if Path(planned.source).is_dir() else None
+    for path in model_files.weight_files(folder):
+        if path.suffix == ".bin" and _has_code(path):
+            return f"{path.name} is refused, for it may run code; get safetensors instead"
     try:
         _tokenizer(planned)
     except LoadError as error:
@@ -314,6 +318,14 @@ def _check_generation_config(name: str, folder: Path | None) -> None:
         return
     except LoadError as error:
         raise LoadError(f"{name}: {error}; download or copy it again, or delete it") from error
+
+
+def _has_code(path: Path) -> bool:
+    """Whether pickled weights name anything that torch refuses to load."""
+    try:
+        return bool(torch.serialization.get_unsafe_globals_in_checkpoint(str(path)))
+    except (ValueError, RuntimeError, OSError):  # an old format, or damaged: loading finds out
+        return False
 
 
 def _tokenizer(planned: Plan) -> Any:

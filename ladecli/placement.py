@@ -13,12 +13,12 @@ import torch
 import transformers
 from transformers.distributed import DistributedConfig
 
-from . import device_map, memory, offload
+from . import device_map, memory
 from .decoder.errors import RankError
 from .device import Device, free_memory, present
 from .errors import UsageError
 from .memory import ModelSpec
-from .settings import LoadOptions
+from .options import LoadOptions
 
 _CUT = ("colwise", "rowwise", "embedding_", "packed_")
 """How names of transformers' styles begin that give each rank a part of a weight."""
@@ -116,7 +116,7 @@ def keywords(
     elif options.device_map is not None:
         place["device_map"] = chosen = device_map.parse(options.device_map)
         # For what goes to the disk and is not in the checkpoint as it is needed.
-        place["offload_folder"] = offload.make()
+        place["offload_folder"] = device_map.offload_folder()
         if isinstance(chosen, str) and beside is not None:
             place["max_memory"] = _limits(beside)
     elif importlib.util.find_spec("accelerate") and (device.kind != "cpu" or quantised):

@@ -14,7 +14,7 @@ import torch
 from ladecli import device, launch
 from ladecli.device import Details, Device, details, detect, free_memory, gpu_build, present
 from ladecli.errors import UsageError
-from ladecli.settings import Request
+from ladecli.options import Request
 
 from .profiles.makers import shape
 

@@ -132,12 +132,12 @@ def short_answer(model: Any = None) -> None:
 def test_settings_are_chosen_once_for_a_model_and_place(monkeypatch: pytest.MonkeyPatch) -> None:
     types = []
 
-    def shape_of(config: Any, dtype: torch.dtype, **hub: Any) -> Any:
+    def spec_of(model: Any, dtype: torch.dtype) -> Any:
         types.append(dtype)
-        return original(config, dtype, **hub)
+        return original(model, dtype)
 
-    original, known = drop_in.shape_of, WeakKeyDictionary[Any, Any]()
-    monkeypatch.setattr(drop_in, "shape_of", shape_of)
+    original, known = drop_in.spec_of, WeakKeyDictionary[Any, Any]()
+    monkeypatch.setattr(drop_in, "spec_of", spec_of)
     monkeypatch.setattr(drop_in, "_MODELS", known)
     short_answer()
     short_answer()

@@ -116,6 +116,14 @@ def test_weights_that_do_not_fit_name_the_first_form_that_does(
         ask(free, spec, kind)
 
 
+def test_a_budget_that_does_not_fit_names_one_that_does() -> None:
+    # Logits of a large vocabulary are what a wide step takes.
+    wide = replace(LLAMA_7B, vocabulary=2_000_000)
+    free = estimate(wide, context=1024, width=64).total / 0.97 + 1e6
+    with pytest.raises(UsageError, match=r"steps of 512 tokens of m do not fit .*; --budget 64"):
+        room("m", wide, free, Asked(1024, width=512))
+
+
 def test_sizes_for_people() -> None:
     sizes = (5, 2.5e3, 999e6, 13.48e9, 999.4e9, 999.6e9, 1.36e12, 13.4e15)
     assert [told(size) for size in sizes] == [

@@ -19,7 +19,7 @@ from ladecli.decoder.config import SamplingConfig
 from ladecli.decoder.errors import UnsupportedModelError
 from ladecli.device import Device, detect
 from ladecli.errors import LoadError, UsageError
-from ladecli.settings import LoadOptions
+from ladecli.options import LoadOptions
 
 from .hub_files import use_devices
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from ladecli import device_map, memory, models, offload, placement
+from ladecli import device_map, memory, models, placement
 from ladecli.decoder import layout
 from ladecli.decoder.config import GROWTH
 from ladecli.decoder.kv_cache import KVCache, LayerShape
@@ -21,7 +21,7 @@ from ladecli.decoder.runner import Runner
 from ladecli.decoder.stock_model import StockModel, input_device
 from ladecli.device import Device
 from ladecli.errors import UsageError
-from ladecli.settings import LoadOptions
+from ladecli.options import LoadOptions
 
 from .families import model_of
 from .hub_files import use_devices
@@ -154,7 +154,7 @@ def test_weights_on_the_disk_give_the_same_text(
     assert any(p.device == ELSEWHERE for p in loaded.model.parameters()), "it is on the disk"
     whole = models.load(str(folder), ON_CPU)
     assert texts(load_decoder(loaded.model)) == texts(load_decoder(whole.model))
-    offload.remove_all()
+    device_map.remove_offloaded()
     assert not [*written.iterdir()], "nothing is left"
 
 
@@ -170,7 +170,7 @@ def test_auto_keeps_on_the_disk_what_memory_has_no_room_for(
     ids = torch.arange(30, 40)[None]
     with torch.inference_mode():
         assert torch.equal(spread(ids).logits, everywhere(ids).logits)
-    offload.remove_all()
+    device_map.remove_offloaded()
 
 
 def test_auto_leaves_room_for_texts_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,15 +17,14 @@ from ladecli.decoder.engine import Limits
 from ladecli.decoder.strategies import make_strategy
 from ladecli.errors import LoadError, UsageError
 from ladecli.models import LoadedModel
+from ladecli.options import LoadOptions
 from ladecli.session import Session
-from ladecli.settings import LoadOptions
 
 from .tokenizers_here import byte_level
 
 SETTINGS = {
     "lookahead": LookaheadConfig(5, 3, 5, 60),
     "paper": LookaheadConfig(15, 5, 15, sources=("trajectory",)),
-    "narrow": LookaheadConfig(3, 3, 4, 8, ("context", "recycled")),
 }
 
 

@@ -16,7 +16,7 @@ from ..events import Ended, TextStep
 from ..live import LiveView
 from ..markdown import MarkdownRenderer
 from ..metrics import Tally
-from ..settings import ChatRequest
+from ..options import ChatRequest
 from ..terminal import Terminal, ctrl_c
 from ..views import Together, View
 from ..visualize import ViewState, counted, memory_line, printable
