@@ -8,12 +8,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import CompileConfig, GenerationConfig, StaticCache, StoppingCriteria
+from transformers import CompileConfig, GenerationConfig, StaticCache, StoppingCriteriaList
 
 from .device import synchronize
 from .errors import LadeError
@@ -31,30 +31,18 @@ TRIAL = 16
 """Tokens of each of these texts."""
 
 
-@dataclass(slots=True)
 class Marks:
-    """When steps ended, and how long the text was then.
-
-    Attributes:
-        seconds: on the clock of `time.perf_counter`.
-        lengths: tokens of prompt and answer.
-        stopped: whether a stop string ended it.
-    """
-
-    seconds: list[float] = field(default_factory=list)
-    lengths: list[int] = field(default_factory=list)
-    stopped: bool = False
-
-
-class _Clock(StoppingCriteria):  # type: ignore[misc]  # transformers has no types
-    """Called after every step: notes the time, and ends the text.
-
-    Prompt lookup calls it for candidates too, before a forward has looked at them: no step.
+    """When steps ended, and how long the text was then; called by transformers after every step.
 
     Args:
         prompt: tokens of the prompt.
         cancelled: true ends the text.
         should_stop: called with every token; true ends the text after it.
+
+    Attributes:
+        seconds: on the clock of `time.perf_counter`.
+        lengths: tokens of prompt and answer.
+        stopped: whether a stop string ended it.
     """
 
     def __init__(
@@ -63,13 +51,16 @@ class _Clock(StoppingCriteria):  # type: ignore[misc]  # transformers has no typ
         cancelled: Callable[[], bool],
         should_stop: Callable[[int], bool] | None,
     ) -> None:
-        self.marks = Marks()
+        self.seconds: list[float] = []
+        self.lengths: list[int] = []
+        self.stopped = False
         self._known, self._cancelled, self._should_stop = prompt, cancelled, should_stop
         self._candidates = self._forwarded = False
 
     @contextlib.contextmanager
     def watching(self, model: Any) -> Iterator[None]:
-        """Notice forward passes, so that candidates are told from steps."""
+        """Notice forward passes: with prompt lookup, transformers calls for candidates too, before
+        a forward has looked at them, and that is no step."""
         self._candidates = True
         hook = model.register_forward_hook(self._after_forward)
         try:
@@ -80,26 +71,23 @@ class _Clock(StoppingCriteria):  # type: ignore[misc]  # transformers has no typ
     def _after_forward(self, *_: Any) -> None:
         self._forwarded = True
 
-    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
+    def __call__(self, ids: Tensor, _scores: Any, **_: Any) -> Tensor:
         """Whether the text ends here."""
-        stopped = False
-        if self._forwarded or not self._candidates:
-            self._forwarded = False
-            stopped = self._step(input_ids)
-        return torch.full((input_ids.shape[0],), stopped, device=input_ids.device)
-
-    def _step(self, ids: Tensor) -> bool:
+        ended = torch.zeros(ids.shape[0], dtype=torch.bool, device=ids.device)
+        if self._candidates and not self._forwarded:
+            return ended
+        self._forwarded = False
         synchronize(ids.device)
-        length, stopped = ids.shape[1], self._cancelled()
+        length, cancelled = ids.shape[1], self._cancelled()
         if self._should_stop is not None:
             for at in range(self._known, length):
                 if self._should_stop(int(ids[0, at])):
-                    length, stopped, self.marks.stopped = at + 1, True, True
+                    length, self.stopped = at + 1, True
                     break
         self._known = length
-        self.marks.seconds.append(time.perf_counter())
-        self.marks.lengths.append(length)
-        return stopped
+        self.seconds.append(time.perf_counter())
+        self.lengths.append(length)
+        return ended | self.stopped | cancelled
 
 
 class CompiledSteps:
@@ -205,9 +193,9 @@ def generate(
     config = _config(session, length, settings, lookup)
     given = compiled.keywords(length + config.max_new_tokens) if compiled else {}
     stream = TextStream(session.loaded.tokenizer, prompt, settings.stop)
-    clock = _Clock(length, cancelled, stream.feed if settings.stop else None)
+    marks = Marks(length, cancelled, stream.feed if settings.stop else None)
     # A hook would have a compiled step compiled anew.
-    watching = clock.watching(model) if lookup else contextlib.nullcontext()
+    watching = marks.watching(model) if lookup else contextlib.nullcontext()
     ids = torch.tensor([list(prompt)], device=model.device)
     if not settings.sampling.greedy:
         torch.manual_seed(settings.sampling.seed)
@@ -216,10 +204,9 @@ def generate(
             ids,
             attention_mask=torch.ones_like(ids),
             generation_config=config,
-            stopping_criteria=[clock],
+            stopping_criteria=StoppingCriteriaList([marks]),
             **given,
         )
-    marks = clock.marks
     end = marks.lengths[-1] if marks.stopped else out.shape[1]
     answer = [int(token) for token in out[0, length:end]]
     # Prompt lookup may go on after the end, and cuts the text afterwards.
