@@ -6,6 +6,7 @@ import contextlib
 import copy
 import logging
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -341,7 +342,9 @@ def _read_model(planned: Plan, beside: memory.Need | None, progress: bool) -> An
         RankError: the ranks that it is to be split over have not found each other.
     """
     name, options, device = planned.name, planned.options, planned.device
-    with _explained(name, options), _quiet(progress):
+    with _explained(name, options), _quiet(progress), warnings.catch_warnings():
+        # A device map that names a part which the model has not: accelerate only warns of it.
+        warnings.filterwarnings("error", message=".*device_map keys do not match")
         place = placement.keywords(options, device, planned.config, planned.dtype, beside)
         model, found = transformers.AutoModelForCausalLM.from_pretrained(
             planned.source,

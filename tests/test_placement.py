@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -208,9 +209,16 @@ def test_maps_from_text_and_files(tmp_path: Path) -> None:
         ('{"": 0}', "the device map puts '' on GPU 0, and there is none here"),
     ],
 )
-def test_maps_that_are_none(text: str, message: str, lade: Any) -> None:
+def test_maps_that_are_refused(text: str, message: str, lade: Any) -> None:
     refused = lade("generate", "demo", "-p", "x", "--device", "cpu", "--device-map", text)
     assert (refused.code, refused.out) == (2, "")
     assert refused.err.startswith(f"lade: {message}")
     with pytest.raises(UsageError):
         models.plan("demo", LoadOptions(device="cpu", device_map=text))
+
+
+def test_a_map_that_names_no_part_of_the_model(lade: Any) -> None:
+    placed = '{"": "cpu", "modle": "disk"}'
+    refused = lade("generate", "demo", "-p", "x", "--device", "cpu", "--device-map", placed)
+    assert (refused.code, refused.out) == (1, "")
+    assert re.fullmatch(r"lade: demo cannot be loaded: .*'modle'.*\n", refused.err)
