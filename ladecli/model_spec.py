@@ -59,9 +59,10 @@ def spec_of(model: Any, dtype: torch.dtype, quantize: str = "none") -> ModelSpec
     config, text = model.config, model.config.get_text_config(decoder=True)
     compute = str(dtype).removeprefix("torch.")
     given = getattr(config, "quantization_config", None)
-    weights, each = PACKED.get(quantize, (compute, float(dtype.itemsize)))
+    plain = compute, float(dtype.itemsize)
+    weights, bytes_each = PACKED.get(quantize, plain)
     if given is not None:
-        weights, each = _stored(given) or (compute, float(dtype.itemsize))
+        weights, bytes_each = _stored(given) or plain
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     total = sum(sizes.values())
     experts = sum(size for name, size in sizes.items() if ".experts." in name)
@@ -75,19 +76,19 @@ def spec_of(model: Any, dtype: torch.dtype, quantize: str = "none") -> ModelSpec
     heads, rank = text.num_attention_heads, getattr(text, "kv_lora_rank", None)
     inner = getattr(text, "intermediate_size", None) or getattr(text, "n_inner", None)
     layers = getattr(text, "per_layer_config", None) or [text]
+    # Any file may hold any key: what counts is whether the family reads it.
+    fewer = hasattr(type(text)(), "num_key_value_heads")
     return ModelSpec(
         parameters=float(total),
         active=float(total - experts * (1.0 - _chosen(text))),
         weights=weights,
-        weight_bytes=total * dtype.itemsize - packed * (dtype.itemsize - each),
+        weight_bytes=total * dtype.itemsize - packed * (dtype.itemsize - bytes_each),
         compute=compute,
         layers=text.num_hidden_layers,
         hidden=text.hidden_size,
         inner=max(inner) if isinstance(inner, list | tuple) else inner or 4 * text.hidden_size,
         heads=heads,
-        # Any file may hold any key: what counts is whether the family reads it.
-        kv_heads=(getattr(type(text)(), "num_key_value_heads", 0) and text.num_key_value_heads)
-        or heads,
+        kv_heads=(text.num_key_value_heads if fewer else None) or heads,
         head_size=max(getattr(layer, "head_dim", None) or 0 for layer in layers)
         or text.hidden_size // heads,
         vocabulary=text.vocab_size,
