@@ -245,21 +245,7 @@ def room(
         return most, None
     forms = smaller_forms(spec, kind)
     if not most:
-        widths = (width for width in (64, 32, 16, 8, 4, 1) if width < asked.width)
-        if width := next((w for w in widths if replace(asked, width=w).fitting(spec, free)), 0):
-            raise UsageError(
-                f"steps of {asked.width} tokens of {name} do not fit into the {told(free)} that can"
-                f" be used on {where}; --budget {width} does"
-            )
-        least = min(asked.context, LEAST_CONTEXT)
-        needed = asked.need(spec, least).total
-        smaller = ((flag, asked.need(form, least).total) for flag, form in forms)
-        fix = "take a smaller model, or free some memory"
-        fix = next((f"{flag} needs {told(size)}" for flag, size in smaller if size <= free), fix)
-        raise LoadError(
-            f"{name} needs {told(needed)}, {told(needed - free)} more than the {told(free)} that"
-            f" can be used on {where}; {fix}"
-        )
+        raise _too_large(name, spec, free, asked, where, forms)
     needed_all = asked.need(spec, asked.context)
     line = (
         f"{asked.context:,} tokens of context need {told(needed_all.cache + needed_all.step)}"
@@ -273,6 +259,32 @@ def room(
     if asked.wanted is not None:
         raise UsageError(f"{line}; --max-context {most} fits{hint}")
     return most, f"{line}: texts end at {most:,} tokens{hint}"
+
+
+def _too_large(
+    name: str,
+    spec: ModelSpec,
+    free: float,
+    asked: Asked,
+    where: str,
+    forms: Sequence[tuple[str, ModelSpec]],
+) -> UsageError | LoadError:
+    """Why there is no room for a text, with narrower steps, or the first smaller form, that fit."""
+    widths = (width for width in (64, 32, 16, 8, 4, 1) if width < asked.width)
+    if width := next((w for w in widths if replace(asked, width=w).fitting(spec, free)), 0):
+        return UsageError(
+            f"steps of {asked.width} tokens of {name} do not fit into the {told(free)} that can"
+            f" be used on {where}; --budget {width} does"
+        )
+    least = min(asked.context, LEAST_CONTEXT)
+    needed = asked.need(spec, least).total
+    smaller = ((flag, asked.need(form, least).total) for flag, form in forms)
+    fix = "take a smaller model, or free some memory"
+    fix = next((f"{flag} needs {told(size)}" for flag, size in smaller if size <= free), fix)
+    return LoadError(
+        f"{name} needs {told(needed)}, {told(needed - free)} more than the {told(free)} that can be"
+        f" used on {where}; {fix}"
+    )
 
 
 def spread(

@@ -48,18 +48,18 @@ def saved(family: str, folder: Path, **changes: Any) -> str:
 
 def run_ranks(home: Path, arguments: list[list[str]]) -> None:
     """Wait for a process of each rank; when one fails the others wait for it, and are ended."""
-    said = [home / f"{rank}.txt" for rank in range(len(arguments))]
+    errors = [home / f"{rank}.txt" for rank in range(len(arguments))]
     ranks: list[subprocess.Popen[bytes]] = []
     try:
         for rank, given in enumerate(arguments):
             command = [sys.executable, "-m", "tests.split_ranks", str(rank), str(len(arguments))]
-            with said[rank].open("wb") as stderr:
+            with errors[rank].open("wb") as stderr:
                 ranks.append(subprocess.Popen([*command, *given], cwd=ROOT, stderr=stderr))
         ends = time.monotonic() + 120
         while (codes := [rank.poll() for rank in ranks]) != [0] * len(ranks):
-            failed = [each.read_text() for each, code in zip(said, codes, strict=True) if code]
+            failed = [each.read_text() for each, code in zip(errors, codes, strict=True) if code]
             assert not failed, "\n".join(failed)
-            assert time.monotonic() < ends, [each.read_text() for each in said]
+            assert time.monotonic() < ends, [each.read_text() for each in errors]
             time.sleep(0.05)
     finally:
         for each in ranks:
@@ -105,9 +105,9 @@ def test_what_a_rank_holds_is_known_before_it_loads(family: str, found: dict[str
 
 def test_parts_that_do_not_fit_together_are_refused_by_all(found: dict[str, Any]) -> None:
     for rank in found["ranks"]:
-        said = rank[BROKEN]["error"]
-        assert "cannot be computed over 2 ranks: " in said
-        assert said.endswith("; use --device-map auto or --parallel-mode lookahead")
+        error = rank[BROKEN]["error"]
+        assert "cannot be computed over 2 ranks: " in error
+        assert error.endswith("; use --device-map auto or --parallel-mode lookahead")
 
 
 @pytest.mark.parametrize(
