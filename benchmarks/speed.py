@@ -96,7 +96,7 @@ def main() -> None:
     args = parser.parse_args()
     stock = models.load(args.model)
     loaded, decoder, prompts = opened(args)
-    default = profiles.select("cpu", loaded.device, loaded.shape).lookahead
+    default = profiles.select("cpu", loaded.device, loaded.spec).lookahead
     ends = loaded.stop_ids if args.end_tokens else frozenset()
     new = args.new_tokens
 
@@ -150,7 +150,7 @@ def main() -> None:
     print("\nCost of a forward by width, after 128 tokens, in plain steps:")
     print_head(*map(str, WIDTHS))
     print_row(*(cost / costs[0] for cost in costs))
-    size, bandwidth = 4.0 * loaded.shape.active, read_bandwidth()
+    size, bandwidth = 4.0 * loaded.spec.active, read_bandwidth()
     share = size / costs[0] / bandwidth
     print(
         f"\nA plain step takes {costs[0] * 1e3:.2f} ms for {size / 1e6:.0f} MB of weights:"

@@ -20,7 +20,7 @@ from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.events import Step
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.strategies import make_strategy
-from ladecli.stretch import stretched
+from ladecli.models import stretched
 
 WIDTHS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 64)
 NEAR = 96

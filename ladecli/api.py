@@ -153,7 +153,7 @@ def load(
     ways.check(request, planned.device, planned.part)
     backend = ways.attention_of(request, planned.device, planned.part).name
     graphs = ways.no_graphs(request, planned.device) is None
-    choice = launch.choice_for(request, planned.device, planned.shape)
+    choice = launch.choice_for(request, planned.device, planned.spec)
     settings = request.lookahead(choice.lookahead)
     provided = provide(request, planned, settings, backend, graphs)
     loaded = models.load(planned, beside=provided.beside)

@@ -1,36 +1,27 @@
-"""What hardware is here, and how much of its memory is free."""
+"""What hardware is here, how much of its memory is free, and how fast it is."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import os
 import platform
 import re
 import subprocess
-import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from functools import lru_cache
+from pathlib import Path
 
 import psutil
 import torch
 
 from .errors import UsageError
+from .profiles.derive import Rates
 
-_CPUINFO = Path("/proc/cpuinfo")
+_PROCESS = Path("/proc/self")
 _CGROUPS = Path("/sys/fs/cgroup")
-_MEMBERSHIP = Path("/proc/self/cgroup")
-_STATUS = Path("/proc/self/status")
-_CLEAR_REFS = Path("/proc/self/clear_refs")
-_RESET_PEAK = "5"
-"""What sets the peak of a process back to what it uses now (proc(5))."""
-_NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
-_AMD_DRIVER = Path("/sys/module/amdgpu/version")
-_DRIVER_VERSION = re.compile(r"Module.*?\s(\d+\.[\d.]+)")
-# How the two versions of cgroups name a limit, what is used of it, and cached files among that.
-_VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-_VERSION_2 = ("memory.max", "memory.current", "inactive_file")
+_LARGE = {"cuda": (256 << 20, 4096), "mps": (128 << 20, 2048), "cpu": (64 << 20, 512)}
+"""By kind of device, bytes to copy and rows of a square product: well beyond its caches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +31,7 @@ class Device:
     Attributes:
         kind: "cpu", "cuda" or "mps".
         torch_name: as torch wants it, "cuda:1" for example.
-        label: the device's own name: of the GPU, as its driver says it, or of the processor.
+        label: the name of the GPU, or of the processor.
         memory: bytes that programs can have of it in all; 0 if unknown.
         threads: that torch computes with on a CPU; 0 elsewhere.
     """
@@ -129,24 +120,19 @@ def watch_peak(device: Device) -> None:
     if device.kind == "cuda":
         torch.cuda.reset_peak_memory_stats(device.torch_name)
     elif device.kind == "cpu":
-        # What was freed, the C library may keep: it would count for whoever comes next.
-        with contextlib.suppress(OSError, TypeError, AttributeError):  # glibc alone has this
-            ctypes.CDLL(None).malloc_trim(0)
         with contextlib.suppress(OSError):
-            _CLEAR_REFS.write_text(_RESET_PEAK)
+            (_PROCESS / "clear_refs").write_text("5")  # resets the peak, see proc(5)
 
 
 def peak_memory(device: Device) -> int | None:
-    """The most bytes in use since `watch_peak`; None where nobody counts them.
+    """The most bytes in use since `watch_peak`; None where they are not counted.
 
-    On a GPU, those of tensors; on a processor, those of the whole process that were in memory.
+    On a GPU, those of tensors; on a CPU under Linux, the resident ones of the whole process.
     """
     if device.kind == "cuda":
         return int(torch.cuda.max_memory_allocated(device.torch_name))
-    if device.kind == "cpu" and os.access(_CLEAR_REFS, os.W_OK):
-        found = re.search(r"^VmHWM:\s*(\d+) kB", _read(_STATUS) or "", re.MULTILINE)
-        return int(found.group(1)) << 10 if found else None
-    return None
+    found = re.search(r"^VmHWM:\s*(\d+) kB", _read(_PROCESS / "status"), re.MULTILINE)
+    return int(found[1]) << 10 if found and device.kind == "cpu" else None
 
 
 def details(device: Device) -> Details:
@@ -156,8 +142,12 @@ def details(device: Device) -> Details:
         return Details(None, None, cores)
     properties = torch.cuda.get_device_properties(device.torch_name)
     if torch.version.hip is not None:
-        return Details(_read(_AMD_DRIVER), properties.gcnArchName.partition(":")[0], cores)
-    return Details(_nvidia_driver(), f"{properties.major}.{properties.minor}", cores)
+        driver = _read(Path("/sys/module/amdgpu/version"))
+        return Details(driver or None, properties.gcnArchName.partition(":")[0], cores)
+    # One line for each GPU, all the same.
+    driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    capability = f"{properties.major}.{properties.minor}"
+    return Details(driver.partition("\n")[0] or None, capability, cores)
 
 
 def gpu_build() -> str | None:
@@ -168,6 +158,56 @@ def gpu_build() -> str | None:
     if torch.version.hip is not None:
         return f"ROCm {torch.version.hip}"
     return None if torch.version.cuda is None else f"CUDA {torch.version.cuda}"
+
+
+@lru_cache(maxsize=16)
+@torch.inference_mode()
+def measure_rates(device: Device, dtype: str, seconds: float = 0.15) -> Rates:
+    """Copy a large tensor and multiply two large matrices, over and over.
+
+    Args:
+        device: where.
+        dtype: the type that is multiplied, "bfloat16" for example.
+        seconds: how long each of the two may take.
+
+    Returns:
+        The best rates seen: anything that disturbs a measurement makes it slower.
+    """
+    size, rows = _LARGE[device.kind]
+    place, kind = in_torch(device, dtype)
+    source = torch.zeros(size, dtype=torch.uint8, device=place)
+    target = torch.empty_like(source)
+    # A copy reads and writes every byte.
+    bandwidth = 2 * size / _fastest(lambda: target.copy_(source), device, seconds)
+    factor = torch.randn(rows, rows, device=place).to(kind)
+    out = torch.empty_like(factor)
+    fastest = _fastest(lambda: torch.mm(factor, factor, out=out), device, seconds)
+    return Rates(bandwidth, 2.0 * rows**3 / fastest, f"measured here, {device.label}")
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until a device has finished."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+def _fastest(work: Callable[[], object], device: Device, seconds: float) -> float:
+    """Seconds of the fastest of many calls, the first two of which do not count."""
+    place = torch.device(device.torch_name)
+    for _ in range(2):
+        work()
+    synchronize(place)
+    best, now = float("inf"), time.perf_counter()
+    end = now + seconds
+    while best == float("inf") or now < end:
+        began = time.perf_counter()
+        work()
+        synchronize(place)
+        now = time.perf_counter()
+        best = min(best, now - began)
+    return best
 
 
 def _gpu(number: int) -> Device:
@@ -185,63 +225,39 @@ def _cpu() -> Device:
 
 def _processor() -> str:
     """The processor's own name, "Apple M2 Max" for example."""
-    told = (" ".join(name.split()) for name in _processor_names())
-    return next(name for name in told if name not in ("", "unknown"))
-
-
-def _processor_names() -> Iterator[str]:
-    """What the system calls the processor, the best name first; asked for one by one."""
-    if sys.platform == "darwin":
-        yield _output("sysctl", "-n", "machdep.cpu.brand_string")
-    elif sys.platform.startswith("linux"):
-        # An ARM kernel tells no name.
-        if found := re.search(r"^model name\s*:(.*)$", _read(_CPUINFO) or "", re.MULTILINE):
-            yield found.group(1)
-    yield from (platform.processor(), platform.machine(), "CPU")
-
-
-def _nvidia_driver() -> str | None:
-    if found := _DRIVER_VERSION.search(_read(_NVIDIA_DRIVER) or ""):
-        return found.group(1)
-    # Windows, and WSL, have no such file; one line for each GPU, all the same.
-    query = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    return query.splitlines()[0].strip() if query else None
+    if platform.system() == "Darwin":
+        name = _output("sysctl", "-n", "machdep.cpu.brand_string")
+    else:
+        # An ARM kernel gives no name.
+        found = re.search(r"^model name\s*:(.*)$", _read(Path("/proc/cpuinfo")), re.MULTILINE)
+        name = found[1] if found else ""
+    names = (" ".join(each.split()) for each in (name, platform.processor(), platform.machine()))
+    return next((each for each in names if each not in ("", "unknown")), "CPU")
 
 
 def _groups() -> Iterator[tuple[int, int]]:
-    """Limit and use in bytes of every memory-limited cgroup that this process is in.
+    """Limit and use in bytes of every memory-limited cgroup (version 2) of this process.
 
-    A container sees the whole machine's memory and gets its group's; it is killed beyond that.
+    A container sees the whole machine's memory and is killed beyond that of its group.
     """
-    for line in (_read(_MEMBERSHIP) or "").splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        own = PurePosixPath(path.lstrip("/"))
-        # A limit binds all groups below it.  Inside a container, folders of the host are missing.
-        for group in (own, *own.parents):
-            if not controllers:
-                yield from _group(_CGROUPS / group, *_VERSION_2)
-            elif "memory" in controllers.split(","):
-                yield from _group(_CGROUPS / "memory" / group, *_VERSION_1)
+    found = re.search(r"^0::/(.*)$", _read(_PROCESS / "cgroup"), re.MULTILINE)
+    own = _CGROUPS / found[1] if found else _CGROUPS
+    # A limit binds all groups below it.  Inside a container, folders of the host are missing.
+    for group in (own, *own.parents):
+        limit, used = _read(group / "memory.max"), _read(group / "memory.current")
+        if limit.isdecimal() and used.isdecimal():
+            # Cached files count as used, and give way when memory is wanted.
+            statistics = _read(group / "memory.stat")
+            cached = re.search(r"^inactive_file (\d+)$", statistics, re.MULTILINE)
+            yield int(limit), max(int(used) - (int(cached[1]) if cached else 0), 0)
 
 
-def _group(folder: Path, maximum: str, current: str, reclaimable: str) -> Iterator[tuple[int, int]]:
-    """Limit and use of one cgroup, if it has a limit."""
-    limit, used = _read(folder / maximum), _read(folder / current)
-    if limit is None or not limit.isdecimal() or used is None or not used.isdecimal():
-        return
-    # Cached files count as used, and give way when memory is wanted.
-    statistics = _read(folder / "memory.stat") or ""
-    found = re.search(rf"^{reclaimable} (\d+)$", statistics, re.MULTILINE)
-    yield int(limit), max(int(used) - (int(found.group(1)) if found else 0), 0)
-
-
-def _read(path: Path) -> str | None:
-    """The text of a file of the system's, or None."""
+def _read(path: Path) -> str:
+    """The text of a file of the system's, or nothing where there is none."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
-        return None
+        return ""
 
 
 def _output(*command: str) -> str:

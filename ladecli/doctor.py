@@ -471,7 +471,7 @@ def model(subject: Subject) -> Iterator[Finding]:
     if damaged := models.damage(planned):
         yield Finding("files", damaged, PROBLEM)
         return
-    facts, shape = planned.facts, planned.shape
+    facts, shape = planned.facts, planned.spec
     tested = "tested" if facts.tested else "not tested here: tried before the first answer"
     yield Finding("family", f"{facts.family}, {tested}", data={"tested": facts.tested})
     parameters = f"{user.short(shape.parameters)} parameters"

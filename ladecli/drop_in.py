@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from . import launch
-from .blueprint import shape_of
 from .decoder.config import LookaheadConfig, SamplingConfig
 from .decoder.engine import Decoder, Limits
 from .decoder.events import Finished
@@ -23,6 +22,7 @@ from .decoder.stock_model import StockModel
 from .decoder.strategies import make_strategy
 from .decoder.transformer import Transformer
 from .device import detect
+from .model_spec import empty_model, spec_of
 from .options import Request
 
 
@@ -139,9 +139,9 @@ def _known(model: Any) -> _Known:
         return known
     # Code of its own is running already, so it is here.
     hub = {"trust_remote_code": True, "local_files_only": True}
-    shape = shape_of(model.config, model.dtype, hub=hub)
+    spec = spec_of(empty_model(model.config, hub), model.dtype)
     request = Request(attention="sdpa", cuda_graphs=False)
-    choice = launch.choice_for(request, detect(str(model.device)), shape)
+    choice = launch.choice_for(request, detect(str(model.device)), spec)
     forward, notices = make_forward(model, examine(model.config), "auto", join=False)
     for notice in (*choice.notices, *notices):
         warnings.warn(notice, stacklevel=3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -17,16 +18,15 @@ from .parallel.follow import compare_models, connect
 from .parallel.start import started
 from .provision import provide
 from .terminal import Terminal
-from .uncollected import uncollected
 
 if TYPE_CHECKING:
     from .decoder.config import SamplingConfig
     from .decoder.parallel.transport import DistributedTransport
     from .device import Device
+    from .memory import ModelSpec
     from .models import Plan
     from .options import Request
     from .session import Session, Settings
-    from .shape import ModelShape
 
 Kind = TypeVar("Kind", bound="Request")
 
@@ -123,7 +123,7 @@ def _plan(request: Request, terminal: Terminal) -> Plan:
         _import_all()
     from . import models
 
-    with _loading(terminal, name), uncollected():
+    with _loading(terminal, name):
         planned = models.plan(name, request.load_options(), progress=_bars(request))
         ways.check(request, planned.device, planned.part)
         return planned
@@ -147,7 +147,7 @@ def _load(
     if processes is not None:
         stretch = processes.broadcast(stretch)
     if stretch:
-        from .stretch import stretched
+        from .models import stretched
 
         planned = stretched(planned, stretch)
     with _loading(terminal, planned.name):
@@ -194,9 +194,11 @@ def _import_all() -> None:
         # Weights are joined after loading; without this the parts would leave holes in memory
         # that nothing fits into.
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    with uncollected(for_good="torch" not in sys.modules):
-        for name in _HEAVY:
-            import_module(name, __package__)
+    first = "torch" not in sys.modules
+    for name in _HEAVY:
+        import_module(name, __package__)
+    if first:
+        gc.freeze()  # modules stay: the garbage collector need not look at them again
 
 
 @contextlib.contextmanager
@@ -238,10 +240,10 @@ def choose_profile(request: Request, session: Session) -> profiles.Choice:
     return choice_for(request, session.loaded.device, session.loaded.part)
 
 
-def choice_for(request: Request, device: Device, shape: ModelShape) -> profiles.Choice:
+def choice_for(request: Request, device: Device, shape: ModelSpec) -> profiles.Choice:
     """What the profile of the request, or of a device, says for a model of some shape."""
     from .decoder.memory import attempt
-    from .rates import measure_rates
+    from .device import measure_rates
 
     select = partial(
         profiles.select,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from .device import Device
-    from .shape import ModelShape
+    from .memory import ModelSpec
 
 CONTEXT = 4096
 """Tokens of context that a model must have room for, or its own context where that is shorter."""
@@ -152,7 +152,7 @@ def _planned(model: Model, device: Device, free: int) -> Model:
         return replace(model, supported=False, notes=(str(error),))
     except Exception as error:  # transformers' code, on any configuration
         return replace(model, notes=(told(error).removeprefix(path).lstrip(": "),))
-    facts, shape = planned.facts, planned.shape
+    facts, shape = planned.facts, planned.spec
     fits, needed = _first_fitting(shape, min(facts.context, CONTEXT), free, device.kind)
     weights = {"8bit": "int8", "4bit": "nf4"}.get(fits or "", model.dtype)
     notes = []
@@ -176,7 +176,7 @@ def _planned(model: Model, device: Device, free: int) -> Model:
 
 
 def _first_fitting(
-    shape: ModelShape, context: int, free: int, kind: str
+    shape: ModelSpec, context: int, free: int, kind: str
 ) -> tuple[str | None, float]:
     """The first setting that fits, from the default to the smallest, and the bytes it needs."""
     needed = 0.0

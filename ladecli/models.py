@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
-import re
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import enable_progress_bars
 
-from . import generation_config, memory, model_files, offload, placement, trial
-from .blueprint import shape_of
+from . import generation_config, memory, model_files, placement
 from .decoder.config import SamplingConfig
 from .decoder.errors import DecoderError
 from .decoder.families import ModelFacts, examine
+from .decoder.memory import is_out_of_memory
+from .decoder.stock_model import input_device
 from .device import Device, detect, free_memory
-from .errors import LadeError, LoadError
+from .errors import LadeError, LoadError, UsageError
+from .memory import FULL, ModelSpec
+from .model_spec import choose_dtype, empty_model, make_fp8_plain, spec_of
 from .options import LoadOptions
-from .shape import FULL, ModelShape
-from .weight_types import choose_type, folder_of, without_fp8
 
 DEMO = model_files.DEMO
-_LAYER = re.compile(r"\b(?:layers|h|blocks)\.(\d+)\.")
-_TOWER = re.compile(r"vision|visual|audio|encoder|mtp")
-"""Parts that are for pictures, sounds or drafts, and have layers of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class Plan:
         config: its configuration.
         facts: what the decoder must know of it.
         dtype: of activations, and of weights that are not quantised.
-        shape: what memory and speed depend on.
+        spec: what memory and speed depend on.
         part: the same of what this process holds: less where ranks share the model.
         notices: lines that the user should see.
         hub: keywords of every call that may ask the hub.
@@ -56,11 +58,16 @@ class Plan:
     config: Any
     facts: ModelFacts
     dtype: torch.dtype
-    shape: ModelShape
-    part: ModelShape
+    spec: ModelSpec
+    part: ModelSpec
     notices: tuple[str, ...] = ()
     hub: dict[str, Any] = field(default_factory=dict)
     made_for: int | None = None
+
+    @property
+    def source(self) -> str:
+        """The folder, or the name on the hub."""
+        return model_files.resolve(self.name)
 
     @property
     def dtype_name(self) -> str:
@@ -73,15 +80,11 @@ class LoadedModel:
     """A model with its tokenizer.
 
     Attributes:
-        name: as the user gave it.
+        name, device, spec, part, made_for: as in `Plan`.
         model: a causal language model in evaluation mode.
         tokenizer: its tokenizer.
-        device: where it runs.
-        shape: what memory and speed depend on.
-        part: the same of what this process holds: less where ranks share the model.
         notices: lines that the user should see.
         seconds: what loading took.
-        made_for: tokens of the longest text that it was made for, where that was stretched.
         again: loads the model with its weights once more; None where that cannot be.
     """
 
@@ -89,8 +92,8 @@ class LoadedModel:
     model: Any
     tokenizer: Any
     device: Device
-    shape: ModelShape
-    part: ModelShape
+    spec: ModelSpec
+    part: ModelSpec
     notices: tuple[str, ...]
     seconds: float
     made_for: int | None = None
@@ -98,26 +101,25 @@ class LoadedModel:
 
     @property
     def stop_ids(self) -> frozenset[int]:
-        """Every id that ends a text, as the model's generation config says, or its tokenizer."""
+        """Every id that ends a text: those of the generation config, or the tokenizer's."""
         own = self.tokenizer.eos_token_id
-        config = self.model.generation_config
-        said = generation_config.stop_ids(config, self.shape.vocabulary)
-        return said or frozenset(() if own is None else (own,))
+        ids = generation_config.stop_ids(self.model.generation_config, self.spec.vocabulary)
+        return ids or frozenset(() if own is None else (own,))
 
     @property
     def ignored_settings(self) -> list[str]:
         """Settings of the generation config that are not applied; see `generation_config`."""
-        return generation_config.ignored(self.model.generation_config, self.shape.vocabulary)
-
-    @property
-    def repetition_penalty(self) -> float:
-        """The penalty of the model's generation config, which holds for greedy decoding, too."""
-        return generation_config.repetition_penalty(self.model.generation_config)
+        return generation_config.ignored(self.model.generation_config, self.spec.vocabulary)
 
     @property
     def sampling(self) -> SamplingConfig:
         """How the model's own generation config wants tokens to be chosen."""
         return generation_config.sampling(self.model.generation_config)
+
+    @property
+    def repetition_penalty(self) -> float:
+        """The penalty of the generation config, which holds for greedy decoding, too."""
+        return self.sampling.repetition_penalty
 
 
 def plan(name: str, options: LoadOptions | None = None, *, progress: bool = True) -> Plan:
@@ -125,7 +127,7 @@ def plan(name: str, options: LoadOptions | None = None, *, progress: bool = True
 
     Args:
         name: a Hugging Face id, a local folder, or "demo".
-        options: how it shall be loaded.
+        options: how it is to be loaded.
         progress: whether a download shows a progress bar on stderr.
 
     Raises:
@@ -137,44 +139,78 @@ def plan(name: str, options: LoadOptions | None = None, *, progress: bool = True
     device = detect(options.device)
     source = model_files.resolve(name)
     local = Path(source).is_dir()
-    asking = {
+    hub = {
         "revision": options.revision,
         "local_files_only": options.offline or not (local or model_files.hub_answers()),
         "trust_remote_code": options.trust_remote_code,
     }
     with _explained(name, options, "its configuration"), _quiet(progress):
-        config = transformers.AutoConfig.from_pretrained(source, **asking)
+        config = transformers.AutoConfig.from_pretrained(source, **hub)
     with _explained(name, options), _quiet(progress):
         facts = examine(config)
         placement.check(name, options, device, config)
-        notices = without_fp8(device, config)
-        folder = folder_of(source, options.revision)
-        _check_generation(name, folder)
-        dtype, told = choose_type(options, device, config, folder, asking, free_memory)
-        notices += told
-        shape = shape_of(config, dtype, options.quantize, hub=asking)
-        part = placement.part_of(name, options, config, shape, asking)
+        folder = _folder(source, options.revision)
+        _check_generation_config(name, folder)
+        plain = make_fp8_plain(device, config)
+        empty = empty_model(config, hub)
+        free = free_memory(device)
+        dtype, cast = choose_dtype(empty, options.dtype, options.quantize, device, free, folder)
+        spec = spec_of(empty, dtype, options.quantize)
+        part = placement.rank_spec(name, empty, spec, options.tensor_parallel)
+    notices = [line for line in (plain, cast) if line]
     if local and options.revision:
-        notices = (*notices, f"--revision {options.revision} says nothing about a folder")
-    return Plan(name, options, device, config, facts, dtype, shape, part, notices, asking)
+        notices.append(f"--revision {options.revision} says nothing about a folder")
+    return Plan(name, options, device, config, facts, dtype, spec, part, tuple(notices), hub)
+
+
+def stretched(planned: Plan, context: int) -> Plan:
+    """The same model with room for longer texts than it was made for: to see what those cost.
+
+    Args:
+        planned: the model.
+        context: tokens that it must have room for.
+
+    Raises:
+        UsageError: its positions are a table, or their meaning depends on the length of a text.
+    """
+    made_for = planned.facts.context
+    if context <= made_for:
+        return planned
+    config = copy.deepcopy(planned.config)
+    text = config.get_text_config(decoder=True)
+    parameters = getattr(text, "rope_parameters", None) or {}
+    # One set of parameters, or one for each kind of layer.
+    ropes = [each for each in parameters.values() if isinstance(each, dict)] or [parameters]
+    if any(rope.get("rope_type") not in ("default", "linear", "llama3") for rope in ropes):
+        raise UsageError(
+            f"{planned.name} has positions for {made_for:,} tokens, and {context:,} are wanted;"
+            " give shorter lengths"
+        )
+    text.max_position_embeddings = context
+    notice = (
+        f"{planned.name} was made for {made_for:,} tokens: after them figures show what steps"
+        " cost, and the text means nothing"
+    )
+    notices = (*planned.notices, notice)
+    facts = examine(config)
+    return replace(planned, config=config, facts=facts, notices=notices, made_for=made_for)
 
 
 def damage(planned: Plan) -> str | None:
     """What is missing or broken among a model's files, as far as that shows without reading all of
     them; None where nothing is, or where what is missing is still to be downloaded."""
-    source = model_files.resolve(planned.name)
-    folder = folder_of(source, planned.options.revision)
+    folder = _folder(planned.source, planned.options.revision)
     if folder is None:
         return None
     if damaged := model_files.damage(folder):
         return f"{damaged}; download or copy it again"
     if missing := model_files.missing(folder):
-        return f"{planned.name} {missing}" if Path(source).is_dir() else None
+        return f"{planned.name} {missing}" if Path(planned.source).is_dir() else None
     for path in model_files.weight_files(folder):
-        if path.suffix == ".bin" and _code_in(path):
+        if path.suffix == ".bin" and _has_code(path):
             return f"{path.name} is refused, for it may run code; get safetensors instead"
     try:
-        _tokenizer(planned, source)
+        _tokenizer(planned)
     except LoadError as error:
         return str(error).removeprefix(f"{planned.name}: ")
     return None
@@ -205,119 +241,131 @@ def load(
     """
     began = time.perf_counter()
     planned = plan(what, options, progress=progress) if isinstance(what, str) else what
-    source = model_files.resolve(planned.name)
     with _quiet(progress):
-        tokenizer = _tokenizer(planned, source)
-
-    def complete() -> tuple[Any, tuple[str, ...]]:
-        with _explained(planned.name, planned.options), _quiet(progress):
-            return _complete(planned, source, beside)
-
-    model, unused = complete()
-    if planned.shape.weights not in FULL or planned.options.tensor_parallel > 1:
-        trial.check(planned.name, planned.options, planned.device, planned.shape, model)
+        tokenizer = _tokenizer(planned)
+    read = partial(_read_model, planned, beside, progress)
+    model = read()
+    if planned.spec.weights not in FULL or planned.options.tensor_parallel > 1:
+        check_forward(planned, model)
     return LoadedModel(
         planned.name,
         model,
         tokenizer,
         planned.device,
-        planned.shape,
+        planned.spec,
         planned.part,
-        (*planned.notices, *unused),
+        planned.notices,
         time.perf_counter() - began,
         planned.made_for,
-        again=lambda: complete()[0],
+        again=read,
     )
 
 
-def _code_in(path: Path) -> list[str]:
-    """The names in pickled weights that torch refuses to load; none in those of plain tensors."""
+@torch.inference_mode()
+def check_forward(planned: Plan, model: Any) -> None:
+    """See whether quantised or split weights can be computed with here, of one row and of two.
+
+    Kernels refuse shapes and devices only when they are called, and so do parts of a split model
+    that do not fit together.
+
+    Args:
+        planned: what was loaded.
+        model: with its weights; where ranks share it, all of them call this.
+
+    Raises:
+        LoadError: they cannot.
+    """
+    name, label, ranks = planned.name, planned.device.label, planned.options.tensor_parallel
     try:
-        return torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
-    except (ValueError, RuntimeError, OSError):  # an old format, or damaged: loading tells
-        return []
+        for width in (1, 2):
+            ids = torch.zeros((1, width), dtype=torch.long, device=input_device(model))
+            model(input_ids=ids, use_cache=False)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise LoadError(
+                f"{name} leaves no memory on {label} to compute with; take a smaller model, or"
+                " free some memory"
+            ) from error
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if ranks > 1:
+            raise LoadError(
+                f"{name} cannot be computed over {ranks} ranks: {why}; use --device-map auto or"
+                " --parallel-mode lookahead"
+            ) from error
+        weights = planned.spec.weights
+        fix = {"nf4": "; try --quantize 8bit", "int8": "; try --quantize 4bit"}.get(weights, "")
+        raise LoadError(f"{name} cannot be computed in {weights} on {label}: {why}{fix}") from error
 
 
-def _tokenizer(planned: Plan, source: str) -> Any:
-    with _explained(planned.name, planned.options, "its tokenizer"):
-        return transformers.AutoTokenizer.from_pretrained(source, **planned.hub)
+def _folder(source: str, revision: str | None) -> Path | None:
+    """Where the files of a model are, as far as they are on this machine; None for what is no name
+    of a model, too."""
+    if Path(source).is_dir():
+        return Path(source)
+    try:
+        found = try_to_load_from_cache(source, "config.json", revision=revision)
+    except HFValidationError:
+        return None
+    return Path(found).parent if isinstance(found, str) else None
 
 
-def _check_generation(name: str, folder: Path | None) -> None:
+def _check_generation_config(name: str, folder: Path | None) -> None:
     """Refuse a damaged generation config, without which transformers would go on: end tokens and
     the penalty are in it."""
-    if folder is None:
-        return
     try:
-        model_files.read_object(folder / model_files.GENERATION)
+        if folder is not None:
+            model_files.read_object(folder / model_files.GENERATION)
     except FileNotFoundError:
         return
     except LoadError as error:
-        fix = "download or copy it again, or do without it"
-        raise LoadError(f"{name}: {error}; {fix}") from error
+        raise LoadError(f"{name}: {error}; download or copy it again, or delete it") from error
 
 
-def _complete(
-    planned: Plan, source: str, beside: memory.Need | None
-) -> tuple[Any, tuple[str, ...]]:
-    """The model with all of its weights, where it computes, and what to tell of the others.
+def _has_code(path: Path) -> bool:
+    """Whether pickled weights name anything that torch refuses to load."""
+    try:
+        return bool(torch.serialization.get_unsafe_globals_in_checkpoint(str(path)))
+    except (ValueError, RuntimeError, OSError):  # an old format, or damaged: loading finds out
+        return False
+
+
+def _tokenizer(planned: Plan) -> Any:
+    with _explained(planned.name, planned.options, "its tokenizer"):
+        return transformers.AutoTokenizer.from_pretrained(planned.source, **planned.hub)
+
+
+def _read_model(planned: Plan, beside: memory.Need | None, progress: bool) -> Any:
+    """The model with all of its weights, where it computes.
 
     Raises:
         LoadError: weights are missing, or it is no causal language model.
         RankError: the ranks that it is to be split over have not found each other.
     """
-    options, device = planned.options, planned.device
-    place = placement.keywords(options, device, planned.config, planned.dtype, beside)
-    model, found = _with_weights(planned, source, place)
-    # transformers fills what is missing with random numbers.
-    missing = sorted([*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])])
-    if missing:
-        raise LoadError(
-            f"{planned.name}: the weights are incomplete ({missing[0]} and {len(missing) - 1} more"
-            " are missing or of another shape); download or copy them again"
+    name, options, device = planned.name, planned.options, planned.device
+    with _explained(name, options), _quiet(progress), warnings.catch_warnings():
+        # A device map that names a part which the model has not: accelerate only warns of it.
+        warnings.filterwarnings("error", message=".*device_map keys do not match")
+        place = placement.keywords(options, device, planned.config, planned.dtype, beside)
+        model, found = transformers.AutoModelForCausalLM.from_pretrained(
+            planned.source,
+            config=planned.config,
+            dtype=planned.dtype,
+            output_loading_info=True,
+            **place,
+            **planned.hub,
         )
-    if model.can_generate() is False:
-        what = "is no causal language model, so it cannot continue a text"
-        raise LoadError(f"{planned.name} {what}")
-    if device.kind != "cpu" and not place.keys() & {"device_map", "distributed_config"}:
-        model.to(device.torch_name)
-    text = planned.config.get_text_config(decoder=True)
-    layers = planned.facts.layers + (getattr(text, "num_nextn_predict_layers", None) or 0)
-    return model.eval(), _unused(found["unexpected_keys"], layers)
-
-
-def _unused(keys: Iterable[str], layers: int) -> tuple[str, ...]:
-    """What to tell the user about weights that have no place in the model.
-
-    There are harmless ones, but whole layers mean that the configuration is another model's.
-
-    Args:
-        keys: their names.
-        layers: of the model, those included that only predict further ahead.
-    """
-    numbers = [
-        int(number) for key in keys if not _TOWER.search(key) for number in _LAYER.findall(key)
-    ]
-    if max(numbers, default=-1) < layers:
-        return ()
-    most = max(numbers) + 1
-    return (f"the weights are of {most} layers and config.json has {layers}: the rest is not used",)
-
-
-def _with_weights(planned: Plan, source: str, place: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The model as transformers reads it, and what it says of the weights that it found."""
-    if planned.options.device_map is not None:
-        # For what goes to the disk and is not in the checkpoint as it is needed.
-        place["offload_folder"] = offload.make()
-    model, found = transformers.AutoModelForCausalLM.from_pretrained(
-        source,
-        config=planned.config,
-        dtype=planned.dtype,
-        output_loading_info=True,
-        **place,
-        **planned.hub,
-    )
-    return model, found
+        # transformers fills what is missing with random numbers.
+        missing = sorted([*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])])
+        if missing:
+            raise LoadError(
+                f"{name}: the weights are incomplete ({missing[0]} and {len(missing) - 1} more"
+                " are missing or of another shape); download or copy them again"
+            )
+        if model.can_generate() is False:
+            raise LoadError(f"{name} is no causal language model, so it cannot continue a text")
+        if device.kind != "cpu" and not place.keys() & {"device_map", "distributed_config"}:
+            model.to(device.torch_name)
+        return model.eval()
 
 
 @contextlib.contextmanager
@@ -336,7 +384,7 @@ def hushed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet(progress: bool) -> Iterator[None]:
-    """Keep the libraries' own chatter out of the terminal, and downloads too if wanted."""
+    """Keep the libraries' own output out of the terminal, and downloads too if wanted."""
     # This hides the hub's bars along with those of loading weights.
     transformers.utils.logging.disable_progress_bar()
     if progress:
@@ -362,5 +410,5 @@ def _explained(name: str, options: LoadOptions, part: str = "") -> Iterator[None
     except MemoryError as error:
         raise LoadError(f"{name} does not fit into memory; try --dtype bfloat16") from error
     except Exception as error:
-        folder = folder_of(model_files.resolve(name), options.revision)
+        folder = _folder(model_files.resolve(name), options.revision)
         raise LoadError(model_files.explain(name, error, folder, part)) from error

@@ -1,23 +1,29 @@
-"""Where a model's weights go, and in how many bits: the keywords of loading that say so."""
+"""Where a model's weights go: on one device, several, or split over ranks; and how packed."""
 
 from __future__ import annotations
 
 import importlib.util
 import logging
+import math
 import os
+import re
 from typing import Any
 
 import torch
 import transformers
 from transformers.distributed import DistributedConfig
 
-from . import device_map, memory, split
-from .blueprint import built
+from . import device_map, memory
 from .decoder.errors import RankError
 from .device import Device, free_memory, present
 from .errors import UsageError
+from .memory import ModelSpec
 from .options import LoadOptions
-from .shape import ModelShape
+
+_CUT = ("colwise", "rowwise", "embedding_", "packed_")
+"""How names of transformers' styles begin that give each rank a part of a weight."""
+_OWN_HEADS = ("colwise", "packed_colwise")
+"""Styles after which each rank goes on with its own part of the numbers."""
 
 
 def check(name: str, options: LoadOptions, device: Device, config: Any) -> None:
@@ -25,7 +31,7 @@ def check(name: str, options: LoadOptions, device: Device, config: Any) -> None:
 
     Args:
         name: of the model, for messages.
-        options: how it shall be loaded.
+        options: how it is to be loaded.
         device: where it will run.
         config: of the model.
 
@@ -35,37 +41,55 @@ def check(name: str, options: LoadOptions, device: Device, config: Any) -> None:
     if options.tensor_parallel > 1:
         _check_ranks(options, device)
     if options.device_map is not None:
-        if importlib.util.find_spec("accelerate") is None:
-            raise UsageError("--device-map needs accelerate: pip install accelerate")
-        _check_map(device_map.parse(options.device_map))
-    if options.quantize != "none":
-        _check_packing(name, options.quantize, config)
+        _require("--device-map", "pip install accelerate", "accelerate")
+        _check_gpus(device_map.parse(options.device_map))
+    if options.quantize == "none":
+        return
+    if (given := getattr(config, "quantization_config", None)) is not None:
+        raise UsageError(
+            f"{name} is quantised already ({given.get('quant_method', 'unknown method')}); leave"
+            " --quantize out"
+        )
+    fix = "pip install 'ladecli[quant]'"
+    _require(f"--quantize {options.quantize}", fix, "bitsandbytes", "accelerate")
 
 
-def part_of(
-    name: str, options: LoadOptions, config: Any, shape: ModelShape, asking: dict[str, Any]
-) -> ModelShape:
-    """What this process will hold of a model; arguments as in `check`.
+def rank_spec(name: str, model: Any, spec: ModelSpec, ranks: int) -> ModelSpec:
+    """What one rank holds of a model that transformers splits as its family's plan says.
 
     Args:
-        shape: of the whole model.
-        asking: keywords of calls that may ask the hub.
+        name: of the model, for messages.
+        model: without weights.
+        spec: of the whole model.
+        ranks: how many there are.
 
     Raises:
-        UsageError: it cannot be split over ranks, or spread over devices, in the way that was
-            asked for.
+        UsageError: it cannot be split; the message says what can be done instead.
     """
-    if options.tensor_parallel > 1:
-        model = built(config, asking)
-        split.check(name, model, shape, options.tensor_parallel)
-        return split.part_of(model, shape, options.tensor_parallel)
-    parts = device_map.parse(options.device_map) if options.device_map is not None else None
-    if isinstance(parts, dict):
-        model = built(config, asking)
-        modules = [each for each, _ in model.named_modules()]
-        if why := device_map.uncovered(parts, modules, model.state_dict()):
-            raise UsageError(f"{name} {why}")
-    return shape
+    if ranks == 1:
+        return spec
+    plan = model.tp_plan or {}
+    if not plan:
+        raise UsageError(
+            f"models of the family {model.config.model_type!r} have no tensor-parallel plan in"
+            " transformers; use --device-map auto or --parallel-mode lookahead"
+        )
+    heads = any("attn" in part and style in _OWN_HEADS for part, style in plan.items())
+    # A head, or an expert, that is cut in two would still give a text, and another one.
+    uneven = spec.uneven_heads(ranks) if heads else None
+    if not uneven and spec.inner % ranks:
+        uneven = f"{spec.inner} columns of the feed-forward block"
+    if uneven:
+        whole = math.gcd(spec.inner, *((spec.heads, spec.kv_heads) if heads else ()))
+        fitting = [str(n) for n in range(2, min(whole, 64) + 1) if whole % n == 0]
+        fix = (
+            f"--parallel {' or '.join(fitting)}"
+            if fitting
+            else ("--device-map auto or --parallel-mode lookahead")
+        )
+        raise UsageError(f"{uneven} of {name} cannot be split over {ranks} ranks; use {fix}")
+    cut = sum(each.numel() for part, each in model.named_parameters() if _is_cut(plan, part))
+    return spec.shard(ranks, whole=spec.parameters - cut, heads=heads)
 
 
 def keywords(
@@ -75,7 +99,7 @@ def keywords(
     dtype: torch.dtype,
     beside: memory.Need | None = None,
 ) -> dict[str, Any]:
-    """Keywords of `from_pretrained`; arguments as in `check`, which they have passed.
+    """Keywords of `from_pretrained`; arguments as for `check`, which they have passed.
 
     Args:
         dtype: of activations.
@@ -84,27 +108,32 @@ def keywords(
     Raises:
         RankError: the ranks that the model is to be split over have not found each other.
     """
-    accelerate = importlib.util.find_spec("accelerate") is not None
     place: dict[str, Any] = {}
+    stored = getattr(config, "quantization_config", None)
+    quantised = options.quantize != "none" or stored is not None
     if options.tensor_parallel > 1:
         place["distributed_config"] = _split(options.tensor_parallel, device)
     elif options.device_map is not None:
         place["device_map"] = chosen = device_map.parse(options.device_map)
+        # For what goes to the disk and is not in the checkpoint as it is needed.
+        place["offload_folder"] = device_map.offload_folder()
         if isinstance(chosen, str) and beside is not None:
             place["max_memory"] = _limits(beside)
-    elif accelerate and (device.kind != "cpu" or is_quantised(options, config)):
-        # Straight to the device; without accelerate `load` moves the model there afterwards.
-        # Quantised weights would go to a GPU that is there, whatever device is in use.
+    elif importlib.util.find_spec("accelerate") and (device.kind != "cpu" or quantised):
+        # Straight to the device; quantised weights would go to any GPU that is there.
         place["device_map"] = device.torch_name
     if options.quantize != "none":
-        place["quantization_config"] = _packing(options.quantize, dtype)
+        # It logs a line for every product in 8 bits, and one for kernels that it does not need.
+        logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+        place["quantization_config"] = transformers.BitsAndBytesConfig(
+            load_in_4bit=options.quantize == "4bit",
+            load_in_8bit=options.quantize == "8bit",
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_compute_dtype=dtype,
+            # With the default threshold a result depends on the other tokens of the batch.
+            llm_int8_threshold=0.0,
+        )
     return place
-
-
-def is_quantised(options: LoadOptions, config: Any) -> bool:
-    """Whether weights are packed, by bitsandbytes or in the checkpoint."""
-    given = getattr(config, "quantization_config", None)
-    return options.quantize != "none" or given is not None
 
 
 def gpus() -> list[Device]:
@@ -117,9 +146,15 @@ def processor() -> Device:
     return next(each for each in present() if each.kind == "cpu")
 
 
+def _require(option: str, fix: str, *packages: str) -> None:
+    missing = [each for each in packages if importlib.util.find_spec(each) is None]
+    if missing:
+        raise UsageError(f"{option} needs {' and '.join(missing)}: {fix}")
+
+
 def _check_ranks(options: LoadOptions, device: Device) -> None:
     """Refuse what transformers does not do together with tensor parallelism."""
-    if options.device_map is not None:  # programs only: commands refuse a map with any ranks
+    if options.device_map is not None:
         raise UsageError(
             "--parallel-mode tensor spreads the model over ranks, and --device-map over the"
             " devices of one process; leave one of them out"
@@ -129,41 +164,32 @@ def _check_ranks(options: LoadOptions, device: Device) -> None:
             f"--quantize {options.quantize} does not go with --parallel-mode tensor: bitsandbytes"
             " cannot split its weights; use --device-map auto, or leave --quantize out"
         )
-    if importlib.util.find_spec("accelerate") is None:
-        raise UsageError("--parallel-mode tensor needs accelerate: pip install accelerate")
-    found = torch.accelerator.current_accelerator()
+    _require("--parallel-mode tensor", "pip install accelerate", "accelerate")
     if device.kind == "mps":
         raise UsageError(
             "transformers splits no model on Apple GPUs; use --parallel-mode lookahead"
         )
-    if device.kind == "cpu" and found is not None and found.type == "cuda":
+    if device.kind == "cpu" and torch.cuda.is_available():
         raise UsageError(
             "transformers splits a model over the GPUs that it finds, so --device cpu does not go"
             " with --parallel-mode tensor; hide them: CUDA_VISIBLE_DEVICES= lade …"
         )
 
 
-def _check_map(chosen: str | dict[str, int | str]) -> None:
-    if isinstance(chosen, str):
-        return
+def _check_gpus(chosen: str | dict[str, int | str]) -> None:
+    """Refuse a map that names a GPU which is not here."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    for part, value in chosen.items():
+    for part, value in chosen.items() if isinstance(chosen, dict) else ():
         if isinstance(value, int) and value >= count:
             here = f"the last one is {count - 1}" if count else "there is none here"
             raise UsageError(f"the device map puts {part!r} on GPU {value}, and {here}")
 
 
-def _check_packing(name: str, quantize: str, config: Any) -> None:
-    if (given := getattr(config, "quantization_config", None)) is not None:
-        raise UsageError(
-            f"{name} is quantised already ({given.get('quant_method', 'somehow')}); leave"
-            " --quantize out"
-        )
-    missing = [p for p in ("bitsandbytes", "accelerate") if importlib.util.find_spec(p) is None]
-    if missing:
-        raise UsageError(
-            f"--quantize {quantize} needs {' and '.join(missing)}: pip install 'ladecli[quant]'"
-        )
+def _is_cut(plan: dict[str, str], name: str) -> bool:
+    """Whether the plan gives each rank a part of the parameter of this name."""
+    general = re.sub(r"\.\d+(?=\.|$)", ".*", name)
+    style = plan.get(general) or plan.get(general.rpartition(".")[0]) or ""
+    return style.startswith(_CUT)
 
 
 def _split(ranks: int, device: Device) -> DistributedConfig:
@@ -183,29 +209,13 @@ def _split(ranks: int, device: Device) -> DistributedConfig:
 
 def _limits(beside: memory.Need) -> dict[int | str, int]:
     """Bytes of weights that each device may take, so that decoding has room beside them."""
-    kinds: dict[int | str, Device] = dict(enumerate(gpus()))
-    free: dict[int | str, float] = {k: memory.usable(free_memory(d)) for k, d in kinds.items()}
+    free = [memory.usable(free_memory(each)) for each in gpus()]
     spare = memory.usable(free_memory(processor()))
     if not free:
         return {"cpu": max(int(spare - beside.cache - beside.step), 0)}
     # A device's layers have their keys there, and each of their steps is made there.
-    total = sum(free.values())
     limits: dict[int | str, int] = {
-        key: max(int(each - beside.step - beside.cache * each / total), 0)
-        for key, each in free.items()
+        index: max(int(each - beside.step - beside.cache * each / sum(free)), 0)
+        for index, each in enumerate(free)
     }
     return {**limits, "cpu": int(spare)}
-
-
-def _packing(quantize: str, dtype: torch.dtype) -> Any:
-    """How bitsandbytes shall pack the weights."""
-    # It logs a line for every product in 8 bits, and one for kernels that it does not need.
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    return transformers.BitsAndBytesConfig(
-        load_in_4bit=quantize == "4bit",
-        load_in_8bit=quantize == "8bit",
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_compute_dtype=dtype,
-        # With the default threshold a result depends on the other tokens of the batch.
-        llm_int8_threshold=0.0,
-    )

@@ -13,12 +13,11 @@ from rich.table import Table
 
 from . import launch, profiles, screen
 from .decoder.config import SOURCES, LookaheadConfig
-from .memory import told
+from .memory import ModelSpec, told
 from .planner.cluster import known_model
 from .profiles import Choice, Profile, user
 from .profiles.recognise import TOLERANCE
 from .profiles.schema import VALUES
-from .shape import ModelShape
 from .terminal import Terminal
 from .visualize import printable
 
@@ -109,7 +108,7 @@ def run_show(request: ProfileRequest) -> int:
     return 0
 
 
-def shapes_for(profile: Profile) -> Iterator[tuple[str, ModelShape]]:
+def shapes_for(profile: Profile) -> Iterator[tuple[str, ModelSpec]]:
     """Models of the usual sizes with the names of those, each in 16, 8 and 4 bits."""
     half = profile.hardware.half if profile.hardware else "bfloat16"
     for size in SIZES:
@@ -132,7 +131,7 @@ def _usual(terminal: Terminal, wanted: str) -> tuple[Profile, list[str]]:
     if usual is not None:
         return usual, notices
     with terminal.progress(f"measuring {device.label}"):
-        from .rates import measure_rates
+        from .device import measure_rates
 
         rates = measure_rates(device, "bfloat16")
     return profiles.measured(rates, "bfloat16"), [*notices, _used(device, None)]
@@ -142,15 +141,15 @@ def _chosen(request: ProfileRequest, model: str, terminal: Terminal) -> tuple[Pr
     """The settings for a model, and their profile."""
     with terminal.progress(f"looking at {model}"):
         from . import models
-        from .rates import measure_rates
+        from .device import measure_rates
 
         planned = models.plan(model, request.load_options())
         choice = launch.choice_for(request, planned.device, planned.part)
         if choice.profile != profiles.MEASURED:
             return profiles.read(choice.profile), choice
         # They were measured a moment ago, and are remembered.
-        rates = measure_rates(planned.device, planned.shape.compute)
-        return profiles.measured(rates, planned.shape.compute), choice
+        rates = measure_rates(planned.device, planned.spec.compute)
+        return profiles.measured(rates, planned.spec.compute), choice
 
 
 def _is_here(profile: Profile, device: Device, usual: Profile | None) -> bool:

@@ -67,10 +67,8 @@ def provide(
         longest=planned.facts.context,
         wanted=request.max_context,
         width=width,
-        window=1 if plain else settings.window_cells,
         attention=attention,
         captured=captured and request.device_map is None,
-        compiled=request.compile,
     )
     device, part = planned.device, planned.part
     # Processes that compute on the same device share its memory.
@@ -82,14 +80,14 @@ def provide(
     elif request.device_map in device_map.WORDS:
         context, notice = memory.spread(
             planned.name,
-            planned.shape,
+            planned.spec,
             [free_memory(gpu) for gpu in placement.gpus()],
             free_memory(placement.processor()),
             asked,
         )
     else:  # a map of the user's own, who will have reasons
         context, notice = request.max_context or planned.facts.context, None
-    beside = memory.needed_by(part, asked, context, width)
+    beside = asked.need(part, context)
     # Transposed weights for steps of one token, and packed ones for wider steps.
     twice = 2 * beside.weights + beside.cache + beside.step
     pack = request.device_map is None and twice <= memory.usable(free)

@@ -27,7 +27,7 @@ from .decoder.config import SamplingConfig
 from .decoder.errors import PromptError
 from .errors import INTERRUPTED, LadeError, UsageError
 from .events import Ended, Reason, TextStep
-from .shape import FULL
+from .memory import FULL
 from .table import Column, Table
 from .terminal import Terminal, ctrl_c
 from .trace import speller
@@ -323,12 +323,12 @@ class Verifier:
         self._advance = advance
         self._settings = launch.settings_of(request, choice, greedy)
         self._plain_settings = replace(self._settings, strategy="autoregressive")
-        self._rescorer = Rescorer(session.decoder, quantised=loaded.shape.weights not in FULL)
+        self._rescorer = Rescorer(session.decoder, quantised=loaded.spec.weights not in FULL)
         self._spell = speller(loaded.tokenizer)
         self.described: dict[str, int | str] = {
             "strategy": self._settings.strategy,
-            "weights": loaded.shape.weights,
-            "compute": loaded.shape.compute,
+            "weights": loaded.spec.weights,
+            "compute": loaded.spec.compute,
             "attention": ways.attention_of(request, loaded.device, loaded.part).name,
         }
         if self._settings.strategy == "lookahead":

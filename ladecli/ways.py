@@ -10,9 +10,9 @@ from .option_fields import CONFIG_FILE, config_path
 
 if TYPE_CHECKING:
     from .device import Device
+    from .memory import ModelSpec
     from .options import Request
     from .session import Session
-    from .shape import ModelShape
 
 _NEED_KERNELS = ("flash", "triton")
 """Attention backends that do not work everywhere."""
@@ -27,7 +27,7 @@ class Attention:
     why: str
 
 
-def attention_of(request: Request, device: Device, shape: ModelShape) -> Attention:
+def attention_of(request: Request, device: Device, shape: ModelSpec) -> Attention:
     """The attention backend that a request comes to for a model on a device."""
     if request.attention != "auto":
         return Attention(request.attention, "as asked for")
@@ -79,7 +79,7 @@ def _why_not_captured(session: Session) -> str | None:
     return next((line.partition(": ")[2] for line in lines), None)
 
 
-def check(request: Request, device: Device, shape: ModelShape) -> None:
+def check(request: Request, device: Device, shape: ModelSpec) -> None:
     """Refuse an attention backend, or CUDA graphs, that were asked for and that cannot be here.
 
     Raises:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ladecli import device, models
+from ladecli import device, models, placement
 from ladecli.device import Device
 
 CPU = Device("cpu", "cpu", "Some Processor", int(32e9), 2)
@@ -116,10 +116,12 @@ def use_devices(
     """
     driver = "550.54.15" if devices[0].kind == "cuda" else None
     known = device.Details(driver, capability, 8)
-    monkeypatch.setattr(device, "present", lambda: list(devices))
+    for module in (device, placement):
+        monkeypatch.setattr(module, "present", lambda: list(devices))
     monkeypatch.setattr(device, "details", lambda _: known)
     for module in (device, models):
         monkeypatch.setattr(
             module, "detect", lambda wanted="auto": devices[-1 if wanted == "cpu" else 0]
         )
+    for module in (device, models, placement):
         monkeypatch.setattr(module, "free_memory", lambda _: int(free))

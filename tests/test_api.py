@@ -96,7 +96,7 @@ def test_notices_are_warnings_and_stay_with_the_model(demo: Model) -> None:
 
 
 def test_memory_is_looked_at_before_loading(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    shape, width = demo.session.loaded.shape, demo.lookahead.step_limit
+    shape, width = demo.session.loaded.spec, demo.lookahead.step_limit
     longest = demo.session.decoder.max_context
 
     def leave(room: float) -> None:

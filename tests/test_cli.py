@@ -920,7 +920,7 @@ def between(*contexts: int) -> float:
     from ladecli import memory, models
     from ladecli.options import LoadOptions
 
-    shape = models.plan("demo", LoadOptions(dtype="float32")).shape
+    shape = models.plan("demo", LoadOptions(dtype="float32")).spec
     needed = [memory.estimate(shape, context=c, width=24).total for c in contexts]
     return sum(needed) / len(needed) / (1.0 - memory.SPARE)
 
@@ -1043,8 +1043,8 @@ def test_what_could_not_be_written_at_the_end_is_no_success(
 def test_what_a_model_left_on_the_disk_is_removed_at_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from ladecli import offload
+    from ladecli import device_map
 
-    folder = Path(offload.make())
+    folder = Path(device_map.offload_folder())
     assert _ends(monkeypatch, lambda: 0) == [0]
     assert not folder.exists()

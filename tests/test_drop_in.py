@@ -132,12 +132,12 @@ def short_answer(model: Any = None) -> None:
 def test_settings_are_chosen_once_for_a_model_and_place(monkeypatch: pytest.MonkeyPatch) -> None:
     types = []
 
-    def shape_of(config: Any, dtype: torch.dtype, **hub: Any) -> Any:
+    def spec_of(model: Any, dtype: torch.dtype) -> Any:
         types.append(dtype)
-        return original(config, dtype, **hub)
+        return original(model, dtype)
 
-    original, known = drop_in.shape_of, WeakKeyDictionary[Any, Any]()
-    monkeypatch.setattr(drop_in, "shape_of", shape_of)
+    original, known = drop_in.spec_of, WeakKeyDictionary[Any, Any]()
+    monkeypatch.setattr(drop_in, "spec_of", spec_of)
     monkeypatch.setattr(drop_in, "_MODELS", known)
     short_answer()
     short_answer()
@@ -181,7 +181,7 @@ def test_a_gpu_that_no_profile_knows_is_measured(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(drop_in, "make_strategy", strategy)
     for arithmetic in (1e8, 1e14):
         rates = Rates(1e12, arithmetic, "measured here")
-        monkeypatch.setattr("ladecli.rates.measure_rates", lambda *args, rates=rates: rates)
+        monkeypatch.setattr("ladecli.device.measure_rates", lambda *args, rates=rates: rates)
         monkeypatch.setattr(drop_in, "_MODELS", WeakKeyDictionary())
         with pytest.warns(UserWarning, match="9000: settings come from a quick measurement"):
             short_answer()

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rich.text import Text
 
+from ladecli import device, profiles
 from ladecli import device as devices
-from ladecli import profiles, rates
 from ladecli.device import Device
 from ladecli.option_fields import config_path
 from ladecli.profiles import Rates, user
@@ -23,7 +23,7 @@ from .profiles.makers import A100, ACME, CPU, OWN, put, tuned
 def here(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """This machine has what a test says, an EPYC to begin with."""
     monkeypatch.setattr(devices, "detect", lambda wanted="auto": CPU)
-    monkeypatch.setattr(rates, "measure_rates", lambda device, dtype: Rates(5e11, 5e13, "here"))
+    monkeypatch.setattr(device, "measure_rates", lambda device, dtype: Rates(5e11, 5e13, "here"))
     monkeypatch.setenv("COLUMNS", "80")
     return monkeypatch
 

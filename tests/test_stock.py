@@ -1,8 +1,8 @@
-"""transformers' `generate` as a contender: the same text, a mark for every step."""
+"""transformers' `generate` as a baseline: the same text, a mark for every step."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,6 +16,10 @@ from ladecli.stock import CompiledSteps
 
 from .compiling import Compiler
 
+ON = Settings("autoregressive", max_new_tokens=30, ignore_eos=True)
+CODE = "def f(x):\n    return f(x)\ndef f(x):\n"
+TEXTS = ("Once upon a time", CODE, "a")
+
 
 @pytest.fixture(scope="module")
 def session(model_folder: str) -> Session:
@@ -23,82 +27,82 @@ def session(model_folder: str) -> Session:
 
 
 def own(session: Session, prompt: list[int], settings: Settings) -> list[int]:
-    return [
-        token
-        for event in session.stream(prompt, settings)
-        for token in getattr(event, "token_ids", ())
-    ]
+    events = session.stream(prompt, settings)
+    return [token for event in events for token in getattr(event, "token_ids", ())]
+
+
+def compiled_for(session: Session, settings: Settings, room: int) -> CompiledSteps:
+    """Steps that are compiled already."""
+    steps = CompiledSteps(session.stock_model, room)
+    steps.prepare(session, session.encode("def f"), settings, lambda: False)
+    return steps
 
 
 @pytest.mark.parametrize("lookup", [False, True])
 @pytest.mark.parametrize(
     "settings",
     [
-        Settings("autoregressive", max_new_tokens=30, ignore_eos=True),
-        Settings("autoregressive", max_new_tokens=30),
-        Settings(
-            "autoregressive",
-            sampling=SamplingConfig(repetition_penalty=1.3),
-            max_new_tokens=30,
-            ignore_eos=True,
-        ),
+        ON,
+        replace(ON, ignore_eos=False),
+        replace(ON, sampling=SamplingConfig(repetition_penalty=1.3)),
     ],
     ids=["on and on", "to the end", "penalty"],
 )
-def test_it_says_what_plain_decoding_says(
+def test_the_text_is_that_of_plain_decoding(
     session: Session, settings: Settings, lookup: bool
 ) -> None:
-    for text in ("Once upon a time", "def f(x):\n    return f(x)\ndef f(x):\n"):
+    for text in TEXTS[:2]:
         prompt = session.encode(text)
         ids, marks = stock.generate(session, prompt, settings, lookup=lookup)
-        # The model has its step attention back afterwards.
         assert own(session, prompt, settings) == ids
-        assert len(marks.seconds) == len(marks.lengths)
         assert marks.seconds == sorted(marks.seconds)
-        assert marks.lengths[-1] == len(prompt) + len(ids)
+        assert len(marks.seconds) == len(marks.lengths)
         # Every step adds something, with and without candidates.
         assert marks.lengths == sorted(set(marks.lengths))
-        if not lookup:
-            assert marks.lengths == [len(prompt) + n for n in range(1, len(ids) + 1)]
+        assert marks.lengths[-1] == len(prompt) + len(ids)
+        assert lookup or len(marks.lengths) == len(ids)
 
 
 def test_the_same_seed_gives_the_same_text(session: Session) -> None:
-    settings = Settings(
-        sampling=SamplingConfig(temperature=1.0, seed=3), max_new_tokens=12, ignore_eos=True
-    )
+    settings = replace(ON, sampling=SamplingConfig(temperature=1.0, seed=3))
     prompt = session.encode("Once")
-    first, _ = stock.generate(session, prompt, settings, lookup=False)
-    assert first == stock.generate(session, prompt, settings, lookup=False)[0]
-    assert len(first) == 12
+    first, again = (stock.generate(session, prompt, settings, lookup=False)[0] for _ in range(2))
+    assert first == again
+    assert len(first) == 30
 
 
-def test_it_can_be_stopped(session: Session) -> None:
-    settings = Settings(max_new_tokens=50, ignore_eos=True)
+@pytest.mark.parametrize("compile", [False, True])
+def test_what_ends_a_text(session: Session, compiler: Compiler, compile: bool) -> None:
+    steps = compiled_for(session, ON, 80) if compile else None
+    prompt = session.encode(CODE)
+    # A stop string,
+    text = session.text_of(own(session, prompt, ON), prompt, ON)
+    settings = replace(ON, stop=(text[8:11],))
+    for lookup in (False,) if compile else (False, True):
+        ids, marks = stock.generate(session, prompt, settings, lookup=lookup, compiled=steps)
+        assert ids == own(session, prompt, settings)
+        assert len(ids) < 30
+        assert marks.stopped
+        assert marks.lengths[-1] == len(prompt) + len(ids)
+    # the caller,
     asked = iter([False, False, True])
     ids, marks = stock.generate(
-        session, session.encode("Once"), settings, lookup=False, cancelled=lambda: next(asked)
+        session, prompt, ON, lookup=False, compiled=steps, cancelled=lambda: next(asked)
     )
     assert len(ids) == len(marks.seconds) == 3
-
-
-def test_an_answer_ends_with_the_context(session: Session, tmp_path: Path) -> None:
-    room = session.decoder.max_context
-    prompt = session.encode("a ") * room
-    ids, _ = stock.generate(
-        session, prompt[: room - 5], Settings(max_new_tokens=50, ignore_eos=True), lookup=False
-    )
-    assert len(ids) == 5
+    # and the context.
+    if not compile:
+        longest = (session.encode("a ") * (most := session.decoder.max_context))[: most - 5]
+        assert len(stock.generate(session, longest, ON, lookup=False)[0]) == 5
 
 
 @pytest.fixture
-def speaking(session: Session, monkeypatch: pytest.MonkeyPatch) -> Session:
+def demanding(session: Session, monkeypatch: pytest.MonkeyPatch) -> Session:
     """The model with a generation config that asks for all kinds of things."""
-    prompt = session.encode("Once upon a time")
-    plain = Settings("autoregressive", max_new_tokens=9, ignore_eos=True)
-    said = own(session, prompt, plain)
+    ids = own(session, session.encode(TEXTS[0]), replace(ON, max_new_tokens=9))
     asks = {
-        "eos_token_id": said[4], "num_beams": 4, "prompt_lookup_num_tokens": 3, "max_time": 0.0,
-        "no_repeat_ngram_size": 1, "suppress_tokens": [said[1]], "max_length": 3,
+        "eos_token_id": ids[4], "num_beams": 4, "prompt_lookup_num_tokens": 3, "max_time": 0.0,
+        "no_repeat_ngram_size": 1, "suppress_tokens": [ids[1]], "max_length": 3,
         "return_dict_in_generate": True, "stop_strings": ["e"], "cache_implementation": "static",
         "use_cache": False, "temperature": 0.1, "do_sample": True,
     }  # fmt: skip
@@ -111,58 +115,36 @@ def speaking(session: Session, monkeypatch: pytest.MonkeyPatch) -> Session:
 @pytest.mark.parametrize("lookup", [False, True])
 @pytest.mark.parametrize("ignore_eos", [False, True])
 def test_it_takes_no_more_of_the_generation_config_than_we_do(
-    speaking: Session, lookup: bool, ignore_eos: bool
+    demanding: Session, lookup: bool, ignore_eos: bool
 ) -> None:
     settings = Settings("autoregressive", max_new_tokens=20, ignore_eos=ignore_eos)
-    prompt = speaking.encode("Once upon a time")
-    before = speaking.stock_model.generation_config
-    ids, marks = stock.generate(speaking, prompt, settings, lookup=lookup)
-    assert ids == own(speaking, prompt, settings)
+    prompt = demanding.encode(TEXTS[0])
+    before = demanding.stock_model.generation_config
+    ids, marks = stock.generate(demanding, prompt, settings, lookup=lookup)
+    assert ids == own(demanding, prompt, settings)
     assert len(ids) == (20 if ignore_eos else 5)
     assert lookup or len(marks.seconds) == len(ids)
-    assert speaking.stock_model.generation_config is before
+    assert demanding.stock_model.generation_config is before
 
 
-@pytest.mark.parametrize("lookup", [False, True])
-def test_a_stop_string_ends_it_where_it_ends_ours(session: Session, lookup: bool) -> None:
-    prompt = session.encode("def f(x):\n    return f(x)\ndef f(x):\n")
-    free = Settings("autoregressive", max_new_tokens=24, ignore_eos=True)
-    text = session.text_of(own(session, prompt, free), prompt, free)
-    settings = Settings("autoregressive", max_new_tokens=24, stop=(text[8:11],), ignore_eos=True)
-    ids, marks = stock.generate(session, prompt, settings, lookup=lookup)
-    assert ids == own(session, prompt, settings)
-    assert len(ids) < 24
-    assert marks.stopped
-    assert marks.lengths[-1] == len(prompt) + len(ids)
+def test_texts_to_compile_on_do_not_end_early(demanding: Session, compiler: Compiler) -> None:
+    compiled_for(demanding, Settings(max_new_tokens=20, stop=("e",)), 80)
+    assert compiler.steps == stock.WARM * (stock.TRIAL - 1), "prompts are read without"
 
 
-def compiled_for(session: Session, settings: Settings, room: int) -> CompiledSteps:
-    """Steps that are compiled already."""
-    steps = CompiledSteps(session.stock_model, room)
-    steps.prepare(session, session.encode("def f"), settings, lambda: False)
-    return steps
-
-
-ON = Settings("autoregressive", max_new_tokens=30, ignore_eos=True)
-TEXTS = ("Once upon a time", "def f(x):\n    return f(x)\ndef f(x):\n", "a")
-
-
-def test_compiled_steps_say_the_same_and_are_compiled_once(
+def test_compiled_steps_give_the_same_text_and_are_compiled_once(
     session: Session, compiler: Compiler
 ) -> None:
     steps = compiled_for(session, ON, 80)
     assert steps.seconds > 0.0
-    # The prompt is read without.
-    assert (compiler.count, compiler.steps) == (1, stock.WARM * (stock.TRIAL - 1))
     for text in TEXTS:
         prompt = session.encode(text)
         ids, marks = stock.generate(session, prompt, ON, lookup=False, compiled=steps)
         assert marks.lengths == [len(prompt) + n for n in range(1, 31)]
         # What others do in between is no reason to compile anew, and does not change their text.
         assert own(session, prompt, ON) == ids
-        for lookup in (False, True):
-            assert stock.generate(session, prompt, ON, lookup=lookup)[0] == ids
-    assert (compiler.count, compiler.steps) == (1, stock.WARM * (stock.TRIAL - 1) + 3 * 29)
+        assert stock.generate(session, prompt, ON, lookup=True)[0] == ids
+    assert compiler.count == 1
 
 
 def test_torch_itself_compiles_once(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +153,6 @@ def test_torch_itself_compiles_once(session: Session, monkeypatch: pytest.Monkey
     monkeypatch.setattr(stock, "_compile_config", lambda: config)
     try:
         before, steps = stock.compilations(), compiled_for(session, ON, 80)
-        assert stock.compilations() == before + 1
         for text in TEXTS:
             prompt = session.encode(text)
             ids, _ = stock.generate(session, prompt, ON, lookup=False, compiled=steps)
@@ -182,49 +163,13 @@ def test_torch_itself_compiles_once(session: Session, monkeypatch: pytest.Monkey
         del session.stock_model._compiled_call
 
 
-def test_what_ends_a_text_ends_a_compiled_one(session: Session, compiler: Compiler) -> None:
-    prompt = session.encode(TEXTS[1])
-    text = session.text_of(own(session, prompt, ON), prompt, ON)
-    settings = Settings("autoregressive", max_new_tokens=24, stop=(text[8:11],), ignore_eos=True)
-    steps = compiled_for(session, settings, 80)
-    ids, marks = stock.generate(session, prompt, settings, lookup=False, compiled=steps)
-    assert ids == own(session, prompt, settings)
-    assert len(ids) < 24
-    assert marks.stopped
-    asked = iter([False, False, True])
-    ids, _ = stock.generate(
-        session, prompt, ON, lookup=False, compiled=steps, cancelled=lambda: next(asked)
-    )
-    assert len(ids) == 3
-    # Nor does a compiled one take more of the generation config.
-    ended = Settings("autoregressive", max_new_tokens=30)
-    ids, _ = stock.generate(session, prompt, ended, lookup=False, compiled=steps)
-    assert ids == own(session, prompt, ended)
-
-
-@pytest.mark.parametrize("stop", [False, True])
-def test_texts_to_compile_on_do_not_end_early(
-    speaking: Session, compiler: Compiler, stop: bool
-) -> None:
-    prompt, settings = speaking.encode("Once upon a time"), Settings(max_new_tokens=20)
-    said = own(speaking, prompt, settings)
-    assert len(said) < stock.TRIAL
-    if stop:
-        text = speaking.text_of(said, prompt, settings)
-        settings = Settings(max_new_tokens=20, stop=(text[:1],), ignore_eos=True)
-        assert len(own(speaking, prompt, settings)) < len(said)
-    steps = CompiledSteps(speaking.stock_model, 80)
-    steps.prepare(speaking, prompt, settings, lambda: False)
-    assert compiler.steps == stock.WARM * (stock.TRIAL - 1)
-
-
 def test_compiling_can_be_stopped(session: Session, compiler: Compiler) -> None:
     steps = CompiledSteps(session.stock_model, 80)
     steps.prepare(session, session.encode("Once"), ON, lambda: True)
     assert compiler.steps == 0
 
 
-def test_a_text_that_is_longer_than_foreseen_gets_a_longer_cache(
+def test_a_text_that_is_longer_than_expected_gets_a_longer_cache(
     session: Session, compiler: Compiler
 ) -> None:
     steps = compiled_for(session, ON, 40)
@@ -238,10 +183,9 @@ def test_a_text_that_is_longer_than_foreseen_gets_a_longer_cache(
     assert compilations == [1, 2, 2, 2]
 
 
-def test_what_transformers_does_not_compile_is_told(
+def test_what_transformers_does_not_compile_is_an_error(
     session: Session, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # By itself it does not on a CPU.
-    monkeypatch.setattr(stock, "_compile_config", CompileConfig)
+    monkeypatch.setattr(stock, "_compile_config", CompileConfig)  # by itself not on a CPU
     with pytest.raises(LadeError, match="transformers does not compile the steps of this model"):
         compiled_for(session, ON, 80)

@@ -216,13 +216,13 @@ class Benchmark:
 
     def _result(self, measured: Measured, compile_seconds: float) -> Result:
         from ..decoder.memory import attempt
-        from ..rates import measure_rates
+        from ..device import measure_rates
 
         loaded = self._session.loaded
         chosen = tuple(method for method, _ in self._methods.chosen)
         names = [method.name for method in chosen]
         spent = measured.spent
-        rates = attempt(measure_rates, loaded.device, loaded.shape.compute) if spent else None
+        rates = attempt(measure_rates, loaded.device, loaded.spec.compute) if spent else None
         return Result(
             created=self._created,
             seconds=round(measured.seconds, 3),

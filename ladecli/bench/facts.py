@@ -41,7 +41,7 @@ def machine_of(session: Session) -> Machine:
 
 def model_of(session: Session, request: Request) -> Model:
     """The model of a session, and the attention backend that a request selects."""
-    loaded, shape = session.loaded, session.loaded.shape
+    loaded, shape = session.loaded, session.loaded.spec
     local = Path(loaded.name).is_dir()
     return Model(
         name=Path(loaded.name).resolve().name if local else loaded.name,

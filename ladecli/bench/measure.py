@@ -15,8 +15,8 @@ from statistics import fmean
 
 from ..device import Device, peak_memory, watch_peak
 from ..errors import told
+from ..memory import ModelSpec
 from ..profiles.derive import work
-from ..shape import ModelShape
 from .dialogue import Task
 from .result import Failure, Run, Skipped, TimeSpent
 from .runners import TRIES, Answer, Runner
@@ -51,7 +51,7 @@ class Spent:
             self.seconds[part] += seconds
         self.loads += answer.loads
 
-    def summary(self, method: str, shape: ModelShape) -> TimeSpent:
+    def summary(self, method: str, shape: ModelSpec) -> TimeSpent:
         """Means per step.
 
         Args:

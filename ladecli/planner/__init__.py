@@ -20,13 +20,12 @@ from .. import memory, profiles, screen
 from ..decoder.drafting.ngram_model import MAX_SUCCESSORS
 from ..decoder.parallel.messages import message_type
 from ..errors import UsageError
+from ..memory import FULL, ModelSpec
 from ..options import PlanRequest
 from ..profiles import user
 from ..profiles.derive import GRAPH_LAUNCH, HOST, LAUNCH, Rates, step_seconds
 from ..profiles.recognise import recognise
 from ..profiles.schema import Profile
-from ..shape import FULL, ModelShape
-from ..split import evenly
 from ..terminal import Terminal
 from ..visualize import counted, printable
 from .cluster import STAGING, Links, known_model, links_of, measurements, tokens_per_step
@@ -80,7 +79,7 @@ def find_gpu(name: str | None, terminal: Terminal) -> tuple[Profile, float | Non
 
 def find_model(
     request: PlanRequest, gpu: Profile, terminal: Terminal
-) -> tuple[str, ModelShape, tuple[str, ...]]:
+) -> tuple[str, ModelSpec, tuple[str, ...]]:
     """Name, shape and notices of the model as a GPU would hold it; no weights are read."""
     if request.model is None or request.model_size is not None:
         half = gpu.hardware.half if gpu.hardware else "bfloat16"
@@ -100,7 +99,7 @@ def find_model(
         if auto and stored != dtype:
             dtype = stored if stored in FULL else "float32"
             planned = models.plan(request.model, replace(options, dtype=dtype))
-    return request.model, planned.shape, planned.notices
+    return request.model, planned.spec, planned.notices
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +144,7 @@ class Plan:
     memory: float | None
     links: Links
     model: str
-    shape: ModelShape
+    shape: ModelSpec
     notes: tuple[str, ...]
 
     @cached_property
@@ -170,7 +169,7 @@ class Plan:
         """All-reduces in a step of a split model: two for each layer, one for the embeddings."""
         return 2 * self.shape.layers + 1
 
-    def needed(self, shape: ModelShape, width: int) -> float:
+    def needed(self, shape: ModelSpec, width: int) -> float:
         """Bytes of one GPU that decoding with steps of `width` tokens takes."""
         return memory.estimate(shape, context=self.request.context, width=width).total
 
@@ -190,7 +189,7 @@ class Plan:
         if split and whole.kv_heads % gpus:
             heads = counted(whole.kv_heads, "key/value head")
             return Row(*place, f"{heads} cannot be split over {counted(gpus, 'GPU')}")
-        shape = evenly(whole, gpus) if split else whole
+        shape = whole.shard(gpus) if split else whole
         widest = 1 if mode == PLAIN else self.budget  # messages and memory are sized for it
         needed = self.needed(shape, widest)
         if needed > self.usable:

@@ -15,7 +15,7 @@ import numpy as np
 
 from .. import memory, toml
 from ..errors import UsageError
-from ..shape import ModelShape
+from ..memory import ModelSpec
 
 # An exchange takes a start, the hops on its way, and its bytes at a share of the bandwidth.  Hops
 # lie between those of NCCL's protocols for few bytes and for many (its src/graph/tuning.cc).
@@ -130,7 +130,7 @@ def tokens_per_step(measured: dict[str, Any], ranks: int, width: int) -> float:
     return float(np.interp(math.log2(width), np.log2([1, *measured["budgets"]]), [1.0, *values]))
 
 
-def known_model(size: str, dtype: str, quantize: str = "none") -> tuple[str, ModelShape]:
+def known_model(size: str, dtype: str, quantize: str = "none") -> tuple[str, ModelSpec]:
     """Name and shape of a well-known model by its size ("7b") or name ("llama-3-8b").
 
     Raises:
@@ -147,6 +147,6 @@ def known_model(size: str, dtype: str, quantize: str = "none") -> tuple[str, Mod
     active = experts[0] if experts else parameters
     weight_bytes = parameters * (4 if dtype == "float32" else 2)
     numbers = (layers, hidden, inner, heads, kv_heads, hidden // heads, vocabulary)
-    shape = ModelShape(parameters, active, dtype, weight_bytes, dtype, *numbers)
+    shape = ModelSpec(parameters, active, dtype, weight_bytes, dtype, *numbers)
     forms = dict(memory.smaller_forms(shape, "cuda"))
     return name, forms.get(f"--quantize {quantize}", shape)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..decoder.config import LookaheadConfig
 from ..errors import UsageError
-from ..shape import ModelShape
+from ..memory import ModelSpec
 from . import user
 from .derive import Rates, derive
 from .recognise import recognise
@@ -122,7 +122,7 @@ def usual(device: Device, own: list[Profile]) -> Profile | None:
 def select(
     name: str | None,
     device: Device,
-    shape: ModelShape,
+    shape: ModelSpec,
     *,
     attention: str = "sdpa",
     captured: bool | None = None,
@@ -170,7 +170,7 @@ def unknown(device: Device, settings: str = "come from a quick measurement") -> 
     return f"no profile knows {name}: settings {settings}; lade tune finds better ones"
 
 
-def _misfit(profile: Profile, device: Device, shape: ModelShape, attention: str) -> list[str]:
+def _misfit(profile: Profile, device: Device, shape: ModelSpec, attention: str) -> list[str]:
     """A notice if the profile that the user asks for is made for something else."""
     if tuned := profile.tuned:
         if user.is_for(tuned, device, shape, attention):
@@ -199,7 +199,7 @@ def measured(rates: Rates, compute: str) -> Profile:
 
 def choose(
     profile: Profile,
-    shape: ModelShape,
+    shape: ModelSpec,
     known: Profile | None = None,
     notices: list[str] | None = None,
     captured: bool | None = None,

@@ -14,7 +14,7 @@ from itertools import accumulate
 
 from ..decoder.config import CAPTURED_WIDTHS, LookaheadConfig
 from ..decoder.step_cost import StepCost
-from ..shape import ModelShape
+from ..memory import ModelSpec
 
 CONTEXTS = (1024, 4096, 16384)
 SKINNY = 0.75
@@ -68,7 +68,7 @@ class Work:
     operations: float
 
 
-def work(shape: ModelShape, width: int, context: int) -> Work:
+def work(shape: ModelSpec, width: int, context: int) -> Work:
     """What a step of `width` tokens after `context` tokens must do."""
     attention = 4.0 * context * shape.layers * shape.heads * shape.head_size
     return Work(
@@ -78,7 +78,7 @@ def work(shape: ModelShape, width: int, context: int) -> Work:
 
 
 def step_seconds(
-    rates: Rates, shape: ModelShape, width: int, context: int, *, captured: bool
+    rates: Rates, shape: ModelSpec, width: int, context: int, *, captured: bool
 ) -> float:
     """Seconds of a step of `width` tokens after `context` tokens.
 
@@ -96,7 +96,7 @@ def step_seconds(
     return slowest + between + HOST * (width - 1)
 
 
-def derive(rates: Rates, shape: ModelShape, *, captured: bool) -> LookaheadConfig:
+def derive(rates: Rates, shape: ModelSpec, *, captured: bool) -> LookaheadConfig:
     """Costs of steps, and window and budget to match; arguments as for `step_seconds`."""
 
     def costs(context: int) -> tuple[float, ...]:
@@ -126,7 +126,7 @@ def fitted(cost: StepCost) -> LookaheadConfig:
     return LookaheadConfig(window, ngram, guesses, budget, sources, cost)
 
 
-def _weight_bytes(shape: ModelShape, width: int) -> float:
+def _weight_bytes(shape: ModelSpec, width: int) -> float:
     """Bytes of weights that a step of `width` tokens moves."""
     share = shape.active / shape.parameters
     # With a mixture of experts every further token may meet others: at worst at random.

@@ -19,7 +19,7 @@ from .. import toml
 from ..decoder.config import SOURCES, LookaheadConfig
 from ..decoder.step_cost import StepCost
 from ..errors import UsageError
-from ..shape import ModelShape
+from ..memory import ModelSpec
 from .derive import Rates
 
 VALUES = ("window", "ngram", "guesses", "budget", "sources", "step_cost", "widths")
@@ -111,7 +111,7 @@ class Setting(_Table):
 
     Attributes:
         up_to_parameters: the largest model that this is for.
-        weights: types of weights that it is for, as in `ModelShape`; () for any.
+        weights: types of weights that it is for, as in `ModelSpec`; () for any.
         origin: "measured: ...", "published: ..." or "derived: ...".
     """
 
@@ -154,7 +154,7 @@ class Tuned(_Table):
     Attributes:
         device: its `user.key_of`.
         parameters: of the model.
-        weights: their type, as in `ModelShape`.
+        weights: their type, as in `ModelSpec`.
         attention: the backend.
         versions: of torch, transformers and lade.
         date: YYYY-MM-DD.
@@ -208,7 +208,7 @@ class Profile(_Table):
             )
         return self
 
-    def setting(self, shape: ModelShape) -> Setting | None:
+    def setting(self, shape: ModelSpec) -> Setting | None:
         """The explicit setting for a model, if there is one."""
         for each in self.settings:
             typed = not each.weights or shape.weights in each.weights
@@ -216,7 +216,7 @@ class Profile(_Table):
                 return each
         return None
 
-    def paper(self, shape: ModelShape) -> Paper | None:
+    def paper(self, shape: ModelSpec) -> Paper | None:
         """The paper's setting for a model, if there is one."""
         return next((p for p in self.papers if shape.parameters <= p.up_to_parameters), None)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from .. import files
 from ..errors import LadeError, UsageError
-from ..shape import ModelShape
+from ..memory import ModelSpec
 from .schema import Profile, Tuned, parse
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def key_of(device: Device) -> str:
 
 
 def tuned_for(
-    profiles: list[Profile], device: Device, shape: ModelShape, attention: str
+    profiles: list[Profile], device: Device, shape: ModelSpec, attention: str
 ) -> tuple[Profile | None, list[str]]:
     """The profile that was tuned for a model on this machine, and notices about outdated ones.
 
@@ -149,7 +149,7 @@ def tuned_for(
     return None, notices
 
 
-def is_for(tuned: Tuned, device: Device, shape: ModelShape, attention: str) -> bool:
+def is_for(tuned: Tuned, device: Device, shape: ModelSpec, attention: str) -> bool:
     """Whether a profile was tuned for this model on this machine."""
     near = abs(shape.parameters / tuned.parameters - 1.0) <= NEAR
     same = (tuned.device, tuned.weights, tuned.attention)

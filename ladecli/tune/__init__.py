@@ -207,8 +207,8 @@ def tune(
         model=loaded.name,
         key=Tuned(
             device=user.key_of(loaded.device),
-            parameters=loaded.shape.parameters,
-            weights=loaded.shape.weights,
+            parameters=loaded.spec.parameters,
+            weights=loaded.spec.weights,
             attention=ways.attention_of(request, loaded.device, loaded.part).name,
             versions=user.versions_here(),
             date=datetime.date.today().isoformat(),

@@ -82,7 +82,7 @@ def test_time_is_accounted_for_by_part(session: Session) -> None:
     plain, lookahead = found["autoregressive"], found["lookahead"]
     assert (plain.steps, plain.width) == (23, 1.0)
     assert plain.context == pytest.approx(len(prompt) + 12)
-    assert plain.read_bytes >= session.loaded.shape.weight_bytes
+    assert plain.read_bytes >= session.loaded.spec.weight_bytes
     assert lookahead.width > 1.0
     assert lookahead.operations > plain.operations
     assert not answered(session, "hf", prompt).loads

@@ -7,8 +7,8 @@ from pathlib import Path
 from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.step_cost import StepCost
 from ladecli.device import Device
+from ladecli.memory import ModelSpec
 from ladecli.profiles import Profile, Setting, Tuned, user
-from ladecli.shape import ModelShape
 
 CPU = Device("cpu", "cpu", "AMD EPYC", 8 << 30, 1)
 A100 = Device("cuda", "cuda:0", "NVIDIA A100-SXM4-80GB", int(85e9))
@@ -28,9 +28,9 @@ origin = "measured: here"
 
 def shape(
     parameters: float = 6.74e9, weights: str = "bfloat16", compute: str = "bfloat16"
-) -> ModelShape:
+) -> ModelSpec:
     """A model with the proportions of a Llama of 7B."""
-    return ModelShape(
+    return ModelSpec(
         parameters=parameters,
         active=parameters,
         weights=weights,

@@ -9,6 +9,7 @@ import pytest
 
 from ladecli.decoder.config import CAPTURED_WIDTHS
 from ladecli.decoder.step_cost import StepCost
+from ladecli.memory import ModelSpec
 from ladecli.profiles.derive import (
     CONTEXTS,
     GRAPH_LAUNCH,
@@ -18,7 +19,6 @@ from ladecli.profiles.derive import (
     fitted,
     step_seconds,
 )
-from ladecli.shape import ModelShape
 
 from . import makers
 
@@ -63,7 +63,7 @@ EIGHT = replace(PACKED, weights="int8", weight_bytes=8e9)
         pytest.param(EIGHT, 2, 0, 8.0 + 0.0035, id="8 bits are not"),
     ],
 )
-def test_step_times(shape: ModelShape, width: int, context: int, milliseconds: float) -> None:
+def test_step_times(shape: ModelSpec, width: int, context: int, milliseconds: float) -> None:
     found = 1e3 * step_seconds(GPU, shape, width, context, captured=False)
     assert found == pytest.approx(milliseconds, rel=3e-4)
 

@@ -9,10 +9,10 @@ import pytest
 from ladecli import profiles
 from ladecli.device import Device
 from ladecli.errors import LadeError, UsageError
+from ladecli.memory import ModelSpec
 from ladecli.profile_list import shapes_for
 from ladecli.profiles import Rates, user
 from ladecli.profiles.schema import VALUES
-from ladecli.shape import ModelShape
 
 from .makers import A100, ACME, CPU, DEMO, OWN, put, shape, tuned
 
@@ -149,7 +149,7 @@ def test_a_folder_that_cannot_be_made_is_one_line() -> None:
     ],
 )
 def test_a_tuned_profile_is_for_what_it_was_tuned_on(
-    device: Device, model: ModelShape, attention: str, fits: bool
+    device: Device, model: ModelSpec, attention: str, fits: bool
 ) -> None:
     user.write(tuned())
     choice = profiles.select(None, device, model, attention=attention)

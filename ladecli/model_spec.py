@@ -1,0 +1,183 @@
+"""A model's size and types from its configuration, before any weight is read."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
+from transformers.pytorch_utils import Conv1D
+
+from . import model_files
+from .device import Device
+from .memory import LEAST_CONTEXT, PACKED, ModelSpec, estimate, told, usable
+
+_BITS = re.compile(r'"(?:bits|w_bit|nbits|weights|quant_type)": "?(?:int|float)?(\d)')
+"""Where a quantised checkpoint's configuration (as JSON) has the bits of a weight."""
+_BYTES = {"bitnet": 0.25, "mxfp4": 0.5 + 1 / 32, "nvfp4": 0.5 + 1 / 16}
+"""Bytes per weight of methods whose configuration does not say it, where it is not 1."""
+_UNPACKED = frozenset({"compressed-tensors"})
+"""Methods whose weights are small on disk only: the first forward pass makes them plain."""
+
+
+def empty_model(config: Any, hub: Mapping[str, Any]) -> Any:
+    """The model without weights, on the meta device.
+
+    Args:
+        config: of a causal language model of transformers; it stays as it is.
+        hub: keywords for finding the model's own code, among them `trust_remote_code`; without
+            that, only transformers' code is run.
+    """
+    # Building fills in what the configuration leaves open: that of a live model must not change.
+    config = copy.deepcopy(config)
+    own = (getattr(config, "auto_map", None) or {}).get("AutoModelForCausalLM")
+    with torch.device("meta"):
+        if own is not None and hub.get("trust_remote_code"):
+            # `from_config` would run the newest code, whatever the revision.
+            asking = {name: value for name, value in hub.items() if name != "trust_remote_code"}
+            found = get_class_from_dynamic_module(own, config.name_or_path, **asking)
+            return found._from_config(config)
+        # Without this keyword, transformers would ask on the terminal.
+        return transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+
+
+def spec_of(model: Any, dtype: torch.dtype, quantize: str = "none") -> ModelSpec:
+    """What memory and speed depend on.
+
+    Args:
+        model: without weights.
+        dtype: of activations, and of weights that are not quantised.
+        quantize: none, 4bit or 8bit; a checkpoint that is quantised already stays as it is.
+    """
+    config, text = model.config, model.config.get_text_config(decoder=True)
+    compute = str(dtype).removeprefix("torch.")
+    given = getattr(config, "quantization_config", None)
+    plain = compute, float(dtype.itemsize)
+    weights, bytes_each = PACKED.get(quantize, plain)
+    if given is not None:
+        weights, bytes_each = _stored(given) or plain
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    total = sum(sizes.values())
+    experts = sum(size for name, size in sizes.items() if ".experts." in name)
+    linear = packed = _linear(model)
+    if weights == "fp8":
+        packed += sum(
+            each.numel()
+            for name, each in model.named_parameters()
+            if ".experts." in name and each.ndim == 3
+        )
+    heads, rank = text.num_attention_heads, getattr(text, "kv_lora_rank", None)
+    inner = getattr(text, "intermediate_size", None) or getattr(text, "n_inner", None)
+    layers = getattr(text, "per_layer_config", None) or [text]
+    # Any file may hold any key: what counts is whether the family reads it.
+    fewer = hasattr(type(text)(), "num_key_value_heads")
+    return ModelSpec(
+        parameters=float(total),
+        active=float(total - experts * (1.0 - _chosen(text))),
+        weights=weights,
+        weight_bytes=total * dtype.itemsize - packed * (dtype.itemsize - bytes_each),
+        compute=compute,
+        layers=text.num_hidden_layers,
+        hidden=text.hidden_size,
+        inner=max(inner) if isinstance(inner, list | tuple) else inner or 4 * text.hidden_size,
+        heads=heads,
+        kv_heads=(text.num_key_value_heads if fewer else None) or heads,
+        head_size=max(getattr(layer, "head_dim", None) or 0 for layer in layers)
+        or text.hidden_size // heads,
+        vocabulary=text.vocab_size,
+        # What is quantised already is not packed again.
+        linear=float(linear) if given is None else 0.0,
+        latent=rank + text.qk_rope_head_dim if rank else None,
+    )
+
+
+def choose_dtype(
+    model: Any,
+    wanted: str,
+    quantize: str,
+    device: Device,
+    free: float,
+    folder: Path | None,
+) -> tuple[torch.dtype, str | None]:
+    """The type of activations and plain weights, and what to tell the user about it.
+
+    A CPU computes in float32 where that fits, and a GPU in what the checkpoint holds.
+
+    Args:
+        model: without weights.
+        wanted: a name, or "auto".
+        quantize: as for `spec_of`.
+        device: where the model will run.
+        free: bytes of its memory.
+        folder: of the model's files, as far as they are on this machine; None where none are.
+    """
+    if wanted != "auto":
+        return getattr(torch, wanted), None
+    config, text = model.config, model.config.get_text_config(decoder=True)
+    if device.kind != "cpu" or getattr(config, "quantization_config", None) is not None:
+        stored = text.dtype or config.dtype
+        # Weights that do not say their type are old, and most of them in float32.
+        found = model_files.stored_type(folder) if stored is None and folder is not None else None
+        return stored or getattr(torch, found or "float32"), None
+    least = min(getattr(text, "max_position_embeddings", None) or LEAST_CONTEXT, LEAST_CONTEXT)
+    needed = estimate(spec_of(model, torch.float32, quantize), context=least).total
+    if needed <= usable(free):
+        return torch.float32, None
+    return torch.bfloat16, (
+        f"float32 needs {told(needed)}, and {told(usable(free))} can be used: using bfloat16"
+    )
+
+
+def make_fp8_plain(device: Device, config: Any) -> str | None:
+    """Have weights in FP8 made plain where the device cannot multiply them.
+
+    transformers does that too, but asks the machine's first GPU and not the device in use.
+
+    Returns:
+        What to tell the user about it.
+    """
+    given = getattr(config, "quantization_config", None)
+    if not isinstance(given, dict) or given.get("quant_method") != "fp8":
+        return None
+    if device.kind == "cuda" and torch.cuda.get_device_capability(device.torch_name) >= (8, 9):
+        return None
+    config.quantization_config = {**given, "dequantize": True}
+    return f"{device.label} does not multiply in FP8: the weights become plain ones"
+
+
+def _stored(given: Any) -> tuple[str, float] | None:
+    """Type, and bytes of one, of the weights of a quantised checkpoint; None for plain ones."""
+    given = given if isinstance(given, dict) else given.to_dict()
+    method = given.get("quant_method", "quantised")
+    method = str(getattr(method, "value", method))  # of a loaded model, it is an enumeration's
+    if given.get("load_in_4bit") or given.get("load_in_8bit"):
+        return PACKED["4bit" if given.get("load_in_4bit") else "8bit"]
+    if given.get("dequantize") or method in _UNPACKED:
+        return None
+    found = _BITS.search(json.dumps(given, default=str))
+    return method, int(found[1]) / 8 if found else _BYTES.get(method, 1.0)
+
+
+def _linear(model: Any) -> int:
+    """How many weights quantisation packs: those of linear layers but the last."""
+    head = model.get_output_embeddings()
+    return sum(
+        module.weight.numel()
+        for module in model.modules()
+        if isinstance(module, (nn.Linear, Conv1D)) and module is not head
+    )
+
+
+def _chosen(text: Any) -> float:
+    """The share of the experts that a token meets."""
+    names = ("num_local_experts", "num_experts", "n_routed_experts")
+    experts = next((n for name in names if (n := getattr(text, name, None))), 0)
+    chosen = getattr(text, "num_experts_per_tok", None) or experts
+    return min(chosen / experts, 1.0) if experts else 1.0

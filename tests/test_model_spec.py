@@ -1,0 +1,107 @@
+"""Specs from configurations: they must agree with the models that are loaded from them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from ladecli.decoder.engine import Limits
+from ladecli.memory import ModelSpec
+from ladecli.model_spec import empty_model, spec_of
+
+from .decoding import decoder_of, run
+from .families import FAMILIES, model_of
+
+SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+LINEAR = 2 * (4 * 64 * 64 + 3 * 64 * 128)
+REST = 2 * 100 * 64 + 5 * 64
+"""Embeddings, the last layer and the norms, which stay as they are."""
+
+
+def spec(config: Any, dtype: torch.dtype = torch.float32, quantize: str = "none") -> ModelSpec:
+    return spec_of(empty_model(config, {}), dtype, quantize)
+
+
+def llama(**changes: Any) -> Any:
+    return transformers.LlamaConfig(**SIZES, num_attention_heads=4, vocab_size=100, **changes)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sizes_are_those_of_the_model_and_its_cache(family: str) -> None:
+    model, decoder = model_of(family), decoder_of(family)
+    found = spec(model.config)
+    assert found.parameters == sum(p.numel() for p in model.parameters())
+    assert found.weight_bytes == 4 * found.parameters
+    assert (found.weights, found.compute, found.value_bytes) == ("float32", "float32", 4)
+    run(decoder, [3, 4, 5], limits=Limits(2))
+    held = sum(tensor.nbytes for tensor in decoder.cache.tensors)
+    assert held == decoder.cache.slots * found.cache_bytes
+
+
+def test_experts() -> None:
+    config = transformers.MixtralConfig(
+        **SIZES, num_attention_heads=4, num_key_value_heads=2, vocab_size=100, num_local_experts=8
+    )
+    experts, attention = 2 * 8 * 3 * 64 * 128, 2 * (2 * 64 * 64 + 2 * 64 * 32)
+    plain, four = spec(config, torch.bfloat16), spec(config, torch.bfloat16, "4bit")
+    assert plain.active == plain.parameters - experts * 6 / 8
+    assert plain.linear == attention, "bitsandbytes packs no experts"
+    assert four.weight_bytes == plain.weight_bytes - attention * (2 - 0.5625)
+    config.quantization_config = {"quant_method": "fp8"}
+    assert spec(config, torch.bfloat16).weight_bytes == plain.weight_bytes - attention - experts
+
+
+def test_latent_attention_caches_less() -> None:
+    config = transformers.DeepseekV3Config(
+        **SIZES, moe_intermediate_size=16, first_k_dense_replace=2, num_attention_heads=4,
+        num_key_value_heads=4, q_lora_rank=16, kv_lora_rank=24, qk_rope_head_dim=8,
+        qk_nope_head_dim=8, v_head_dim=8, vocab_size=50,
+    )  # fmt: skip
+    with torch.no_grad():
+        model = transformers.AutoModelForCausalLM.from_config(config).eval()
+        cache = model(torch.tensor([[3, 4, 5]])).past_key_values
+    held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+    assert held == 3 * spec(config).cache_bytes
+
+
+def test_the_configuration_of_a_live_model_stays_as_it_is() -> None:
+    config = transformers.Gemma3Config(
+        text_config={"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 100},
+        vision_config={"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1},
+        dtype="bfloat16",
+    )
+    spec(config, torch.bfloat16)
+    assert config.vision_config.dtype is None
+
+
+@pytest.mark.parametrize(
+    ("quantize", "given", "weights", "bytes_each"),
+    [
+        ("4bit", None, "nf4", 0.5625),
+        ("8bit", None, "int8", 1.0),
+        ("none", {"quant_method": "gptq", "bits": 4}, "gptq", 0.5),
+        ("none", {"quant_method": "fp8"}, "fp8", 1.0),
+        ("none", {"quant_method": "fp8", "dequantize": True}, "float16", 2.0),
+        ("none", {"quant_method": "hqq", "quant_config": {"params": {"nbits": 4}}}, "hqq", 0.5),
+        ("none", {"quant_method": "quanto", "weights": "int2"}, "quanto", 0.25),
+        ("none", {"quant_method": "torchao", "quant_type": "int4_weight_only"}, "torchao", 0.5),
+        ("none", {"quant_method": "compressed-tensors", "bits": 4}, "float16", 2.0),
+        ("none", {"quant_method": "bitsandbytes", "load_in_4bit": True}, "nf4", 0.5625),
+        ("none", {"quant_method": "bitsandbytes", "load_in_8bit": True}, "int8", 1.0),
+    ],
+)
+def test_quantised_weights(
+    quantize: str, given: dict[str, Any] | None, weights: str, bytes_each: float
+) -> None:
+    found = spec(llama(quantization_config=given), torch.float16, quantize)
+    assert (found.weights, found.compute) == (weights, "float16")
+    assert found.parameters == LINEAR + REST
+    assert found.weight_bytes == LINEAR * bytes_each + REST * 2
+    assert (found.linear == 0.0) == (given is not None), "what is packed is not packed again"
+
+
+def test_tied_embeddings_count_once() -> None:
+    assert spec(llama(tie_word_embeddings=True)).parameters == LINEAR + REST - 100 * 64
