@@ -41,7 +41,7 @@ def test_what_rows_become(tmp_path: Path) -> None:
         Row("line-3", "all", ("first", "second")),
         Row("7", "2.5", (" kept ",)),
     )
-    assert prompts.gather("zero", [str(path)]) == [
+    assert prompts.gather(["zero"], [str(path)]) == [
         ("1", "zero"),
         ("a", "one\u2028line"),
         ("3", "first"),
@@ -82,7 +82,7 @@ def test_a_broken_row_is_named(case: str, tmp_path: Path) -> None:
     path.write_text(f'{{"prompt": "fine"}}\n\n{line}\n', encoding="utf-8")
     assert refused(str(path)) == f"{path}, line 3: {problem}"
     with pytest.raises(UsageError) as error:
-        prompts.gather(None, [str(path)])
+        prompts.gather([], [str(path)])
     assert str(error.value) == f"{path}, line 3: {problem}"
 
 
@@ -105,7 +105,7 @@ def test_ids_are_there_once(tmp_path: Path) -> None:
     path.write_text('{"prompt": "a"}\n{"prompt": "a", "id": "line-1"}\n')
     assert refused(str(path)).startswith(f"{path}, lines 1 and 2: both rows have the id 'line-1'")
     # Nothing refers to rows by their ids where they are answered one after the other.
-    assert prompts.gather(None, [str(path)]) == [("1", "a"), ("line-1", "a")]
+    assert prompts.gather([], [str(path)]) == [("1", "a"), ("line-1", "a")]
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_named_pipe(tmp_path: Path) -> None:
     os.mkfifo(path)
     writer = threading.Thread(target=path.write_text, args=["Hello"])
     writer.start()
-    assert prompts.gather(None, [str(path)]) == [("1", "Hello")]
+    assert prompts.gather([], [str(path)]) == [("1", "Hello")]
     writer.join()
 
 
