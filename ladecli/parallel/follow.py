@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from multiprocessing.connection import Connection
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 Opener = Callable[[Request], Callable[["DistributedTransport"], "Session"]]
 """Plans how to load a request's model; what it returns loads it, for one rank of several."""
+_LINGER = 2.0
+"""Seconds until a rank that failed ends, and torchrun all others: the leader speaks first."""
 _MAY_DIFFER = {
     *("system", "pool_file", "color", "stats", "trace", "svg", "html", "quiet", "offline"),
     *("origins", "parallel", "device"),
@@ -67,6 +70,7 @@ def run(request: Request, open_session: Opener) -> int:
     except BaseException as error:
         if not isinstance(error, RankError):  # those are the leader's to report
             print(f"lade: rank {place.rank} failed: {told(error)}", file=sys.stderr)
+        time.sleep(_LINGER)
         return LadeError.exit_code
     return 0
 

@@ -24,7 +24,7 @@ from ..decoder.errors import RankError
 from ..errors import UsageError
 from ..options import Request
 from .follow import Opener, Task, run_child
-from .place import Place, cores, place_of, placed
+from .place import Place, cores, launched, place_of, placed
 
 if TYPE_CHECKING:
     from ..decoder.drafting.memory import DraftMemory
@@ -84,8 +84,6 @@ def started(request: Request, open_session: Opener) -> Iterator[Leader]:
 
         ranks = DistributedTransport(place.rank, place.size, meeting, failure)
         stack.callback(ranks.close)
-        if place.launched:
-            _end_by_error(ranks)
         yield Leader(placed(request, place), ranks, _notice(request, place))
 
 
@@ -109,6 +107,8 @@ class Followers:
         self._group = group
         self._split = split
         self._known: DraftMemory | None = None
+        if launched():
+            _end_by_error(ranks)
 
     def takes_part(self, settings: Settings) -> bool:
         """Whether an answer is decoded by all ranks, or by the leader alone."""
@@ -230,7 +230,7 @@ def _variables(place: Place) -> dict[str, str]:
 def _end_by_error(ranks: DistributedTransport) -> None:
     """Let SIGTERM, by which torchrun ends the ranks when one has failed, raise `RankError`.
 
-    So the leader keeps the text and says why it ends.  Nothing is changed back, for it does end.
+    So the leader keeps the text and says why it ends.
     """
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
