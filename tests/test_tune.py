@@ -91,6 +91,7 @@ def test_interrupted_it_writes_nothing(lade: Any, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("ladecli.tune.measure.Tuner.search", interrupted)
     result = lade(*QUICK)
     assert (result.code, result.out) == (130, "")
+    assert "no profile was written" in result.err
     assert user.names() == []
 
 

@@ -155,10 +155,12 @@ class Tuner:
         if slow := plain > SLOW:
             widths = [width for width in widths if width in SLOW_WIDTHS]
         else:
+            dear = 0
             for width in widths:
                 found = self._steps(texts[usable[0]], width, 3)
-                if width > widths[:3][-1] and found and min(found) > MAX_COST * plain:
-                    widths = [each for each in widths if each <= width]  # wider ones never pay
+                dear = dear + 1 if min(found, default=0.0) > MAX_COST * plain else 0
+                if dear == 2:  # wider steps never pay; one alone may be noise
+                    widths = [each for each in widths if each <= width]
                     break
         for context in usable:
             now, end = self._now(), limit
