@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 
 from rich.cells import cell_len
@@ -16,16 +17,16 @@ from rich.style import Style
 from rich.text import Text
 
 from . import outputs
-from .cells import runs, styled, wrapped
 from .events import Ended, TextEvent, TextStep
 from .metrics import Tally
-from .visualize import printable, statistics_line, style_of
+from .visualize import printable, statistics_line, style_of, styled
 
 COLUMNS = 88
 """Cells of a line in the SVG."""
 
 # What XML cannot hold, escaped or not.
 _FORBIDDEN = re.compile("[\ud800-\udfff\ufffe\uffff]")
+_WORD = re.compile(r"[^\S\n]+|[^\s]+")
 _LIGHT = {
     "page": "#ffffff",
     "text": "#1f2328",
@@ -235,3 +236,48 @@ def _of_one_width(line: Text) -> Iterator[tuple[str, Style]]:
                 start = at
         if part:
             yield part[start:], style
+
+
+def wrapped(text: Text, width: int) -> list[Text]:
+    """The lines of `text`, broken between words where there are any; spaces stay.
+
+    A word that is wider than a line is broken inside.  The lines joined are the text without
+    its line breaks.
+
+    Args:
+        text: tabs count as a cell; expand them before.
+        width: in cells, at least 2: the widest character has 2.
+    """
+    lines: list[Text] = []
+    for line in text.split("\n", allow_blank=True):
+        lines += line.divide(_breaks(line.plain, width))
+    return lines
+
+
+def _breaks(line: str, width: int) -> list[int]:
+    """Where to break a line without line breaks."""
+    breaks, used = [], 0
+    for word in _WORD.finditer(line):
+        needed = cell_len(word.group())
+        if used and used + needed > width and not word.group().isspace():
+            breaks.append(word.start())
+            used = 0
+        if used + needed <= width:
+            used += needed
+            continue
+        for at, character in enumerate(word.group(), start=word.start()):
+            cells = cell_len(character)
+            if used + cells > width:
+                breaks.append(at)
+                used = 0
+            used += cells
+    return breaks
+
+
+def runs(text: Text) -> Iterator[tuple[str, Style]]:
+    """`text` in parts of one style each."""
+    ends = sorted({0, len(text), *(at for span in text.spans for at in (span.start, span.end))})
+    for start, end in pairwise(at for at in ends if at <= len(text)):
+        named = [span.style for span in text.spans if span.start <= start and span.end >= end]
+        styles = [Style.parse(s) if isinstance(s, str) else s for s in (text.style, *named)]
+        yield text.plain[start:end], Style.combine(styles)

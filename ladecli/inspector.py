@@ -21,11 +21,10 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from .cells import styled, visible
 from .decoder.events import Detail
 from .metrics import Tally
 from .trace import Trace
-from .visualize import counted, printable, style_of
+from .visualize import counted, printable, style_of, styled, visible
 
 ROOT = -1
 """The parent of the tree's first level: the current token."""

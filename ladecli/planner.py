@@ -29,9 +29,9 @@ from .profiles.derive import GRAPH_LAUNCH, HOST, LAUNCH, Rates, step_seconds
 from .profiles.recognise import NamedDevice, recognise
 from .profiles.schema import Profile
 from .profiles.user import read_all, short
+from .screen import NONE, Column, Table
 from .settings import Request
 from .shape import FULL, ModelShape
-from .table import NONE, Column, Table
 from .terminal import Terminal
 from .visualize import counted, printable
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import outputs
-from .views import View
+from .visualize import View
 
 if TYPE_CHECKING:
     from .session import Session, Settings

@@ -27,8 +27,8 @@ from .decoder.config import SamplingConfig
 from .decoder.errors import PromptError
 from .errors import INTERRUPTED, LadeError, UsageError
 from .events import Ended, Reason, TextStep
+from .screen import Column, Table
 from .shape import FULL
-from .table import Column, Table
 from .terminal import Terminal, ctrl_c
 from .trace import speller
 from .visualize import counted, printable

@@ -24,7 +24,7 @@ MODEL_ROOM = (
 LIGHT = (
     *("visualize", "events", "metrics", "settings", "options", "prompts", "profiles", "chat"),
     *("generate", "replay", "export", "live", "markdown", "repl.completion"),
-    *("inspector", "trace", "terminal", "records", "views"),
+    *("inspector", "trace", "terminal", "records"),
     *("tune", "profiles.listing", "memory", "suites", "shape", "planner"),
     *("model_files", "model_list", "doctor"),
     *("parallel.start", "parallel.follow", "parallel.agreement", "parallel.place"),

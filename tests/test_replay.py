@@ -14,7 +14,7 @@ from ladecli.errors import LadeError
 from ladecli.events import Ended, Piece, PromptRead, TextEvent, TextStep
 from ladecli.replay import paced
 from ladecli.trace import TraceWriter
-from ladecli.views import Together
+from ladecli.visualize import Together
 
 from .recording import WORDS, events_of, record, small_trace
 from .screens import Terminal

@@ -18,8 +18,7 @@ from ..markdown import MarkdownRenderer
 from ..metrics import Tally
 from ..settings import ChatRequest
 from ..terminal import Terminal, ctrl_c
-from ..views import Together, View
-from ..visualize import ViewState, counted, memory_line, printable
+from ..visualize import Together, View, ViewState, counted, memory_line, printable
 from .in_effect import in_effect
 from .reader import Reader, protected
 from .room import with_room
