@@ -31,7 +31,7 @@ import transformers
 from common import conditions
 
 import ladecli
-from ladecli import model_files, program
+from ladecli import cli, model_files
 from ladecli.decoder.transformer import Transformer
 
 TOKENS = 40
@@ -160,7 +160,7 @@ def command(folder: Path, *, apart: bool) -> Answers:
     else:
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = program.entry(given)
+            code = cli.entry(given)
         if code:
             raise ladecli.LadeError(err.getvalue())
         answers = out.getvalue()

@@ -20,8 +20,8 @@ from speed import ratios
 
 from ladecli import models, profiles
 from ladecli.decoder.config import LookaheadConfig
+from ladecli.options import TuneRequest
 from ladecli.session import Session
-from ladecli.settings import TuneRequest
 from ladecli.tune import sample_prompts, tune
 
 PLAIN = "autoregressive"

@@ -8,8 +8,8 @@ import os
 def run_and_exit() -> None:
     """Run the program, and end the process with its exit code."""
     try:
-        # Whoever has mistyped presses Ctrl-C at once, and wants no traceback of an import.
-        from .program import run
+        # After a typing error Ctrl-C comes at once, and must not show a traceback of an import.
+        from .cli import run
 
         code = run()
     except KeyboardInterrupt:

@@ -14,9 +14,9 @@ from .decoder.errors import PromptError
 from .errors import LadeError, UsageError
 from .events import Ended, TextEvent, TextStep
 from .metrics import Tally
+from .options import LoadOptions, Request
 from .provision import provide
 from .session import Session, Settings
-from .settings import LoadOptions, Request
 from .visualize import memory_line
 
 Prompt = str | Sequence[dict[str, str]]

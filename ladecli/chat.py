@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from . import launch
 from .decoder.errors import DeviceLostError, RankError
 from .errors import LadeError, UsageError
+from .options import ChatRequest
 from .repl import chat_file, commands
 from .repl.line_editor import open_reader
 from .repl.reader import LEAVE, unprotected
 from .repl.talk import Chat
 from .repl.tty import ended_tidily, unechoed
-from .settings import ChatRequest
 from .terminal import Terminal, ctrl_c_ignored, ctrl_c_raised
 
 _COMMAND = re.compile(r"/([a-z-]*|\?)(?:\s+(.*))?", re.DOTALL | re.IGNORECASE)

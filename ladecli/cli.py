@@ -1,34 +1,43 @@
-"""The commands: parse, import what is needed, wire.  `lade --help` imports no torch."""
+"""The program `lade`: commands made from their requests, and every error as one line.
+
+`lade --help` imports no torch: a command imports what it needs when it runs.
+"""
 
 from __future__ import annotations
 
+import inspect
+import io
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+from dataclasses import MISSING
+from typing import Annotated, Any, TextIO, TypeVar
 
 import typer
 from typer.core import TyperGroup
+from typer.exceptions import TyperException
 
-from . import __version__
-from . import options as opt
-from .errors import UsageError
+from . import __version__, config, offload, options
+from .decoder.errors import ConfigError, DecoderError, PromptError
+from .errors import INTERRUPTED, LadeError, UsageError, told
+from .option_fields import PREFIX, Options, Setting, settings_of
+from .parallel import place
+from .terminal import Terminal
+from .visualize import printable
 
-if TYPE_CHECKING:
-    from .option_table import OptionTable
-    from .settings import Request
+Kind = TypeVar("Kind", bound=Options)
 
-_Kind = TypeVar("_Kind", bound="Request")
 _ORDER = (
     *("chat", "generate", "replay", "bench", "bench compare", "verify", "tune", "plan"),
     *("profiles", "models", "doctor", "config"),
 )
-
 _ON_RANKS = ("chat", "generate", "bench")
 """Commands that several processes can run together."""
+_ALIASES = {"--temp": "--temperature", "--max-tokens": "--max-new-tokens"}
+"""Names that other programs have for our options."""
 
 
-class _Sorted(TyperGroup):
+class _Commands(TyperGroup):
     """Commands in the order in which people meet them."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -47,7 +56,7 @@ class _Sorted(TyperGroup):
 
 app = typer.Typer(
     name="lade",
-    cls=_Sorted,
+    cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
@@ -55,6 +64,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Exact, fast answers from large language models, by lookahead decoding.",
 )
+profiles = typer.Typer(help="List the hardware profiles; show one: every value, and its origin.")
+app.add_typer(profiles, name="profiles")
+configuration = typer.Typer(
+    no_args_is_help=True, help="The config file: write one, show what holds."
+)
+app.add_typer(configuration, name="config")
 
 
 def _version(wanted: bool) -> None:
@@ -72,514 +87,330 @@ def main(
     ] = False,
 ) -> None:
     """Settings of all commands."""
-    from .config_file import defaults
-
     try:
-        # Below flags and LADE_* variables, above profiles: where click looks for defaults.
-        context.default_map = defaults(_table())
+        # After flags and LADE_* variables, before profiles: where click looks for defaults.
+        context.default_map = config.defaults()
     except UsageError:
-        # A broken config file must not stop those who say what is wrong with it.
+        # A broken config file must not stop commands that say what is wrong with it.
         if context.invoked_subcommand not in ("config", "doctor"):
             raise
 
 
-@app.command()
-def generate(
-    context: typer.Context,
-    model: opt.ModelName = None,
-    prompt: opt.Prompt = None,
-    prompt_file: opt.PromptFile = None,
-    system: opt.System = None,
-    chat_template: opt.ChatTemplate = None,
-    max_new_tokens: opt.MaxNewTokens = None,
-    stop: opt.Stop = None,
-    ignore_eos: opt.IgnoreEos = False,
-    max_context: opt.MaxContext = None,
-    strategy: opt.Strategy = "lookahead",
-    profile: opt.Profile = None,
-    window: opt.Window = None,
-    ngram: opt.Ngram = None,
-    guesses: opt.Guesses = None,
-    budget: opt.Budget = None,
-    sources: opt.Sources = None,
-    pool_file: opt.PoolFile = None,
-    temperature: opt.Temperature = None,
-    top_k: opt.TopK = None,
-    top_p: opt.TopP = None,
-    min_p: opt.MinP = None,
-    repetition_penalty: opt.Penalty = None,
-    seed: opt.Seed = None,
-    dtype: opt.Dtype = "auto",
-    device: opt.DeviceName = "auto",
-    quantize: opt.Quantize = "none",
-    attention: opt.Attention = "auto",
-    cuda_graphs: opt.CudaGraphs = None,
-    compile: opt.Compile = False,
-    kernels: opt.Kernels = True,
-    device_map: opt.DeviceMap = None,
-    parallel: opt.Parallel = None,
-    parallel_mode: opt.ParallelMode = "lookahead",
-    revision: opt.Revision = None,
-    offline: opt.Offline = False,
-    trust_remote_code: opt.TrustRemoteCode = False,
-    color: opt.Color = "auto",
-    stats: opt.Stats = None,
-    trace: opt.TraceFile = None,
-    svg: opt.SvgFile = None,
-    html: opt.HtmlFile = None,
-    json: opt.Json = False,
-    quiet: opt.Quiet = False,
-) -> None:
+def _parameter(setting: Setting) -> inspect.Parameter:
+    """An option as a parameter of a function, as Typer reads it."""
+    option = setting.option
+    described: dict[str, Any] = {
+        "help": option.help,
+        "metavar": option.metavar,
+        "envvar": setting.variable,
+        "show_envvar": False,
+    }
+    if option.argument:
+        info = typer.Argument(**described)
+    else:
+        if setting.kind is bool:
+            described["metavar"] = " "  # else the help shows a type, and switches have no value
+        info = typer.Option(*setting.flags, rich_help_panel=option.panel, **described)
+    return inspect.Parameter(
+        setting.key,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if setting.default is MISSING else setting.default,
+        annotation=Annotated[setting.annotation, info],
+    )
+
+
+def _command(
+    kind: type[Kind], name: str | None = None, group: typer.Typer = app
+) -> Callable[[Callable[[Kind], int]], Callable[[Kind], int]]:
+    """Make a function of a request, which returns the exit code, a command with its options.
+
+    Args:
+        kind: of the request.
+        name: of the command, if not the function's; "" for what a group does without a command.
+        group: that has the command.
+    """
+
+    def decorated(run: Callable[[Kind], int]) -> Callable[[Kind], int]:
+        def call(parser: typer.Context, **given: Any) -> None:
+            if parser.invoked_subcommand is None:
+                raise typer.Exit(
+                    _perform(parser, kind(**given, origins=config.origins(parser)), run)
+                )
+            _refuse_flags(parser)
+
+        first = inspect.Parameter(
+            "parser", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context
+        )
+        parameters = [first, *map(_parameter, settings_of(kind).values())]
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        call.__doc__ = run.__doc__
+        if name == "":
+            group.callback(invoke_without_command=True)(call)
+        else:
+            group.command(name or run.__name__)(call)
+        return run
+
+    return decorated
+
+
+def _perform(context: typer.Context, request: Kind, run: Callable[[Kind], int]) -> int:
+    """Run a command until it ends, or until nothing reads its output any more."""
+    if place.launched() is not None and context.info_name not in _ON_RANKS:
+        raise UsageError(f"lade {context.info_name} is one process; start it without torchrun")
+    Options(color=request.color, origins=request.origins).check()
+    if context.info_name != "doctor" and not place.is_follower():  # doctor lists them itself
+        terminal = Terminal(quiet=bool(context.params.get("quiet")))
+        for line in config.stray_variables(os.environ):
+            terminal.say(line)
+    try:
+        return run(request)
+    except BrokenPipeError:
+        # Python flushes stdout at exit, and must not find the pipe closed again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _refuse_flags(group: typer.Context) -> None:
+    """Refuse flags of a group that stand before one of its commands, which would not see them."""
+    for origin in config.origins(group).values():
+        if origin.startswith("flag "):
+            flag, command = origin.removeprefix("flag "), group.invoked_subcommand
+            raise UsageError(f"{flag} stands before {command}, and belongs after it")
+
+
+@_command(options.GenerateRequest)
+def generate(request: options.GenerateRequest) -> int:
     """Complete one or more prompts; the answer goes to stdout and nothing else does."""
-    given = dict(locals())
     from .generate import run
     from .launch import on_ranks
-    from .settings import GenerateRequest
 
-    given["prompt"] = opt.once("--prompt", prompt)
-    request = _request(GenerateRequest, given)
-    _perform(context, lambda: on_ranks(request, run))
+    return on_ranks(request, run)
 
 
-@app.command()
-def chat(
-    context: typer.Context,
-    model: opt.ModelName = None,
-    system: opt.System = None,
-    raw: opt.Raw = False,
-    max_new_tokens: opt.MaxNewTokens = None,
-    stop: opt.Stop = None,
-    ignore_eos: opt.IgnoreEos = False,
-    max_context: opt.MaxContext = None,
-    strategy: opt.Strategy = "lookahead",
-    profile: opt.Profile = None,
-    window: opt.Window = None,
-    ngram: opt.Ngram = None,
-    guesses: opt.Guesses = None,
-    budget: opt.Budget = None,
-    sources: opt.Sources = None,
-    pool_file: opt.PoolFile = None,
-    temperature: opt.Temperature = None,
-    top_k: opt.TopK = None,
-    top_p: opt.TopP = None,
-    min_p: opt.MinP = None,
-    repetition_penalty: opt.Penalty = None,
-    seed: opt.Seed = None,
-    dtype: opt.Dtype = "auto",
-    device: opt.DeviceName = "auto",
-    quantize: opt.Quantize = "none",
-    attention: opt.Attention = "auto",
-    cuda_graphs: opt.CudaGraphs = None,
-    compile: opt.Compile = False,
-    kernels: opt.Kernels = True,
-    device_map: opt.DeviceMap = None,
-    parallel: opt.Parallel = None,
-    parallel_mode: opt.ParallelMode = "lookahead",
-    revision: opt.Revision = None,
-    offline: opt.Offline = False,
-    trust_remote_code: opt.TrustRemoteCode = False,
-    markdown: opt.Markdown = True,
-    token_colors: opt.TokenColors = True,
-    editing_mode: opt.EditingMode = "emacs",
-    color: opt.Color = "auto",
-    stats: opt.Stats = None,
-    trace: opt.TraceFile = None,
-    svg: opt.SvgFile = None,
-    html: opt.HtmlFile = None,
-    quiet: opt.Quiet = False,
-) -> None:
+@_command(options.ChatRequest)
+def chat(request: options.ChatRequest) -> int:
     """Hold a conversation in the terminal; /help lists what you can type there.
 
     On a pipe every line is a message, or all lines between triple quotes; the replies alone go
     to stdout, and the first mistake ends it.
     """
-    given = dict(locals())
     from .chat import run
     from .launch import on_ranks
-    from .settings import ChatRequest
 
-    request = _request(ChatRequest, given)
-    _perform(context, lambda: on_ranks(request, run))
+    return on_ranks(request, run)
 
 
-@app.command()
-def replay(
-    context: typer.Context,
-    trace: Annotated[str, typer.Argument(metavar="TRACE", help="A file that --trace wrote.")],
-    speed: opt.Speed = 1.0,
-    step: opt.StepByStep = False,
-    color: opt.Color = "auto",
-) -> None:
+@_command(options.ReplayRequest)
+def replay(request: options.ReplayRequest) -> int:
     """Play a recorded generation again, or look into its steps."""
     from .replay import run
 
-    _perform(context, lambda: run(trace, speed=speed, step=step, color=color))
+    return run(request.trace, speed=request.speed, step=request.step, color=request.color)
 
 
-@app.command()
-def bench(
-    context: typer.Context,
-    model: opt.ModelName = None,
-    prompts: opt.Prompts = "builtin",
-    strategies: opt.Contenders = None,
-    repeat: opt.Repeat = 3,
-    limit: opt.Limit = None,
-    sweep: opt.Sweep = None,
-    system: opt.System = None,
-    raw: opt.RawPrompts = False,
-    max_new_tokens: opt.AnswerTokens = None,
-    stop: opt.Stop = None,
-    ignore_eos: opt.IgnoreEos = False,
-    max_context: opt.MaxContext = None,
-    profile: opt.Profile = None,
-    window: opt.Window = None,
-    ngram: opt.Ngram = None,
-    guesses: opt.Guesses = None,
-    budget: opt.Budget = None,
-    sources: opt.Sources = None,
-    temperature: opt.Temperature = None,
-    top_k: opt.TopK = None,
-    top_p: opt.TopP = None,
-    min_p: opt.MinP = None,
-    repetition_penalty: opt.Penalty = None,
-    seed: opt.Seed = None,
-    dtype: opt.Dtype = "auto",
-    device: opt.DeviceName = "auto",
-    quantize: opt.Quantize = "none",
-    attention: opt.Attention = "auto",
-    cuda_graphs: opt.CudaGraphs = None,
-    compile: opt.Compile = False,
-    kernels: opt.Kernels = True,
-    device_map: opt.DeviceMap = None,
-    parallel: opt.Parallel = None,
-    parallel_mode: opt.ParallelMode = "lookahead",
-    revision: opt.Revision = None,
-    offline: opt.Offline = False,
-    trust_remote_code: opt.TrustRemoteCode = False,
-    color: opt.Color = "auto",
-    report: opt.Report = None,
-    json: opt.AsObject = False,
-    quiet: opt.Quiet = False,
-) -> None:
+@_command(options.BenchRequest)
+def bench(request: options.BenchRequest) -> int:
     """Measure strategies side by side, and transformers' own generate beside them.
 
     lade bench compare A.json B.json says what changed between two of its results.
     """
-    given = dict(locals())
     from .bench.command import run
     from .launch import on_ranks
-    from .settings import BenchRequest
 
-    request = _request(BenchRequest, given)
-    _perform(context, lambda: on_ranks(request, run))
+    return on_ranks(request, run)
 
 
-@app.command("bench compare")
-def compare(
-    context: typer.Context,
-    a: Annotated[str, typer.Argument(metavar="A.json", help="What lade bench --json wrote.")],
-    b: Annotated[str, typer.Argument(metavar="B.json", help="The same, later.")],
-    fail_on_slower: opt.FailOnSlower = False,
-    color: opt.Color = "auto",
-    json: opt.AsObject = False,
-) -> None:
+@_command(options.CompareRequest, "bench compare")
+def compare(request: options.CompareRequest) -> int:
     """Say what changed between two results of lade bench, and whether it is more than noise."""
     from .bench.compare import run
 
-    _perform(context, lambda: run(a, b, color, json, fail_on_slower=fail_on_slower))
+    fail = request.fail_on_slower
+    return run(request.a, request.b, request.color, request.json, fail_on_slower=fail)
 
 
-@app.command()
-def verify(
-    context: typer.Context,
-    model: opt.ModelName = None,
-    prompts: opt.Prompts = "builtin",
-    limit: opt.Limit = None,
-    chi_square: opt.ChiSquare = None,
-    system: opt.System = None,
-    raw: opt.RawPrompts = False,
-    max_new_tokens: opt.AnswerTokens = None,
-    stop: opt.Stop = None,
-    ignore_eos: opt.IgnoreEos = False,
-    max_context: opt.MaxContext = None,
-    strategy: opt.Strategy = "lookahead",
-    profile: opt.Profile = None,
-    window: opt.Window = None,
-    ngram: opt.Ngram = None,
-    guesses: opt.Guesses = None,
-    budget: opt.Budget = None,
-    sources: opt.Sources = None,
-    temperature: opt.Temperature = None,
-    top_k: opt.TopK = None,
-    top_p: opt.TopP = None,
-    min_p: opt.MinP = None,
-    repetition_penalty: opt.Penalty = None,
-    seed: opt.Seed = None,
-    dtype: opt.Dtype = "auto",
-    device: opt.DeviceName = "auto",
-    quantize: opt.Quantize = "none",
-    attention: opt.Attention = "auto",
-    cuda_graphs: opt.CudaGraphs = None,
-    compile: opt.Compile = False,
-    kernels: opt.Kernels = True,
-    device_map: opt.DeviceMap = None,
-    revision: opt.Revision = None,
-    offline: opt.Offline = False,
-    trust_remote_code: opt.TrustRemoteCode = False,
-    color: opt.Color = "auto",
-    json: opt.AsObject = False,
-    quiet: opt.Quiet = False,
-) -> None:
+@_command(options.VerifyRequest)
+def verify(request: options.VerifyRequest) -> int:
     """Decode prompts a second time, token by token, and report the first difference.
 
     The exit code is 1 where a difference is larger than rounding explains.
     """
-    given = dict(locals())
-    from .settings import VerifyRequest
     from .verify import run
 
-    request = _request(VerifyRequest, given)
-    _perform(context, lambda: run(request))
+    return run(request)
 
 
-@app.command()
-def tune(
-    context: typer.Context,
-    model: opt.ModelName = None,
-    seconds: opt.Seconds = 30.0,
-    prompts: opt.SamplePrompts = None,
-    dry_run: opt.DryRun = False,
-    max_context: opt.MaxContext = None,
-    dtype: opt.Dtype = "auto",
-    device: opt.DeviceName = "auto",
-    quantize: opt.Quantize = "none",
-    attention: opt.Attention = "auto",
-    cuda_graphs: opt.CudaGraphs = None,
-    compile: opt.Compile = False,
-    kernels: opt.Kernels = True,
-    device_map: opt.DeviceMap = None,
-    revision: opt.Revision = None,
-    offline: opt.Offline = False,
-    trust_remote_code: opt.TrustRemoteCode = False,
-    color: opt.Color = "auto",
-    json: opt.AsObject = False,
-    quiet: opt.Quiet = False,
-) -> None:
+@_command(options.TuneRequest)
+def tune(request: options.TuneRequest) -> int:
     """Measure what steps cost here, and write the profile that pays most for this model."""
-    given = dict(locals())
-    from .settings import TuneRequest
     from .tune import run
 
-    request = _request(TuneRequest, given)
-    _perform(context, lambda: run(request))
+    return run(request)
 
 
-@app.command()
-def plan(
-    context: typer.Context,
-    model: opt.PlannedModel = None,
-    gpus: opt.Gpus = None,
-    gpu: opt.GpuName = None,
-    model_size: opt.ModelSize = None,
-    context_tokens: opt.ContextTokens = None,
-    nodes: opt.Nodes = None,
-    gpus_per_node: opt.GpusPerNode = None,
-    link: opt.LinkName = None,
-    text: opt.TextName = None,
-    budget: opt.PlannedBudget = None,
-    dtype: opt.Dtype = "auto",
-    quantize: opt.Quantize = "none",
-    revision: opt.Revision = None,
-    offline: opt.Offline = False,
-    trust_remote_code: opt.TrustRemoteCode = False,
-    color: opt.Color = "auto",
-    json: opt.AsObject = False,
-) -> None:
+@_command(options.PlanRequest)
+def plan(request: options.PlanRequest) -> int:
     """Estimate what more GPUs would bring, and say when they stop paying.
 
     By a cost model: nothing is measured or loaded, and the GPUs need not be here.
     """
-    given = dict(locals())
-    from .planner import PlanRequest, run
+    from .planner import run
 
-    request = _request(PlanRequest, given)
-    _perform(context, lambda: run(request))
+    return run(request)
 
 
-profiles = typer.Typer(help="List the hardware profiles; show one: every value, and its origin.")
-app.add_typer(profiles, name="profiles")
-
-
-@profiles.callback(invoke_without_command=True)
-def list_profiles(
-    context: typer.Context,
-    device: opt.DeviceName = "auto",
-    color: opt.Color = "auto",
-    json: opt.AsObject = False,
-) -> None:
+@_command(options.ListRequest, "", profiles)
+def list_profiles(request: options.ListRequest) -> int:
     """List the hardware profiles, and mark the one that this machine uses."""
-    given = dict(locals())
-    if context.invoked_subcommand is not None:
-        _refuse_flags(context)
-        return
     from .profiles.listing import run_list
-    from .settings import ReportRequest
 
-    request = _request(ReportRequest, given)
-    _perform(context, lambda: run_list(request))
+    return run_list(request)
 
 
-@profiles.command("show")
-def show_profile(
-    context: typer.Context,
-    profile: opt.ProfileName = None,
-    model: opt.ForModel = None,
-    dtype: opt.Dtype = "auto",
-    device: opt.DeviceName = "auto",
-    quantize: opt.Quantize = "none",
-    attention: opt.Attention = "auto",
-    cuda_graphs: opt.CudaGraphs = None,
-    compile: opt.Compile = False,
-    kernels: opt.Kernels = True,
-    revision: opt.Revision = None,
-    offline: opt.Offline = False,
-    trust_remote_code: opt.TrustRemoteCode = False,
-    color: opt.Color = "auto",
-    json: opt.AsObject = False,
-) -> None:
+@_command(options.ProfileRequest, "show", profiles)
+def show_profile(request: options.ProfileRequest) -> int:
     """Show a profile: how it is recognised, and every value with its origin."""
-    given = dict(locals())
     from .profiles.listing import run_show
-    from .settings import ReportRequest
 
-    request = _request(ReportRequest, given)
-    _perform(context, lambda: run_show(request))
+    return run_show(request)
 
 
-@app.command()
-def models(context: typer.Context, color: opt.Color = "auto", json: opt.AsObject = False) -> None:
+@_command(options.ModelsRequest)
+def models(request: options.ModelsRequest) -> int:
     """List the models on this machine: size, type, whether they fit and are supported."""
     from .model_list import run
 
-    _perform(context, lambda: run(color, json=json))
+    return run(request.color, json=request.json)
 
 
-@app.command()
-def doctor(
-    context: typer.Context,
-    model: opt.ModelName = None,
-    max_context: opt.MaxContext = None,
-    strategy: opt.Strategy = "lookahead",
-    profile: opt.Profile = None,
-    window: opt.Window = None,
-    ngram: opt.Ngram = None,
-    guesses: opt.Guesses = None,
-    budget: opt.Budget = None,
-    sources: opt.Sources = None,
-    dtype: opt.Dtype = "auto",
-    device: opt.DeviceName = "auto",
-    quantize: opt.Quantize = "none",
-    attention: opt.Attention = "auto",
-    cuda_graphs: opt.CudaGraphs = None,
-    compile: opt.Compile = False,
-    kernels: opt.Kernels = True,
-    device_map: opt.DeviceMap = None,
-    revision: opt.Revision = None,
-    offline: opt.Offline = False,
-    trust_remote_code: opt.TrustRemoteCode = False,
-    color: opt.Color = "auto",
-    json: opt.AsObject = False,
-) -> None:
+@_command(options.DoctorRequest)
+def doctor(request: options.DoctorRequest) -> int:
     """Look for what is wrong or missing here, and say how to mend it.
 
     With a model, or options as for chat and generate: how that would be decoded, and whether it
     fits.
     """
-    given = dict(locals())
     from .doctor import run
-    from .settings import ReportRequest
 
-    request = _request(ReportRequest, given)
-    _perform(context, lambda: run(request, _table()))
+    return run(request)
 
 
-config = typer.Typer(no_args_is_help=True, help="The config file: write one, show what holds.")
-app.add_typer(config, name="config")
-
-
-@config.command("init")
-def init_config(
-    context: typer.Context,
-    force: Annotated[
-        bool, typer.Option("--force", help="Write a new one; the old one is kept beside it.")
-    ] = False,
-) -> None:
+@_command(options.InitRequest, "init", configuration)
+def init_config(request: options.InitRequest) -> int:
     """Write a config file with every setting in it, commented out."""
-    from .config_commands import init
-
-    _perform(context, lambda: init(_table(), force=force))
+    return config.run_init(force=request.force)
 
 
-@config.command("show")
-def show_config(context: typer.Context, color: opt.Color = "auto") -> None:
-    """Show what holds without flags: every setting, its value, and where that is from."""
-    from .config_commands import show
-
-    _perform(context, lambda: show(app, color))
-
-
-@config.command("path")
-def config_path(context: typer.Context) -> None:
+@_command(options.PathRequest, "path", configuration)
+def config_path(request: options.PathRequest) -> int:
     """Print where the config file is, or would be."""
-    from .config_commands import path
-
-    _perform(context, path)
+    return config.run_path()
 
 
-def _table() -> OptionTable:
-    """All options of the commands above."""
-    from .option_table import table_of
-
-    return table_of(app)
-
-
-def _request(kind: type[_Kind], given: dict[str, Any]) -> _Kind:
-    """The options of a call as a request, which knows where each of them is from."""
-    from .config_file import origins
-
-    context = given.pop("context")
-    return kind(**given, origins=origins(context))
+@_command(options.ConfigRequest, "show", configuration)
+def show_config(request: options.ConfigRequest) -> int:
+    """Show what holds without flags: every setting, its value, and where that is from."""
+    return config.run_show(_without_flags(), request.color)
 
 
-def _refuse_flags(group: typer.Context) -> None:
-    """Refuse flags of a group that stand before one of its commands, which would not see them."""
-    from .config_file import origins
+def _without_flags() -> dict[tuple[str, ...], dict[str, tuple[Any, str]]]:
+    """Value and origin of what the file and variables set, by command, as the parser finds them."""
+    defaults, found = config.defaults(), {}
+    for words in options.COMMANDS:
+        command, said = typer.main.get_command(app), defaults
+        path = [" ".join(words)] if words == ("bench", "compare") else words
+        for word in path:
+            assert isinstance(command, TyperGroup)
+            command, said = command.commands[word], said.get(word, {})
+        required = ["-" for parameter in command.params if parameter.required]
+        context = command.make_context(words[-1], required, default_map=said)
+        given = config.origins(context)
+        found[words] = {key: (context.params[key], origin) for key, origin in given.items()}
+    return found
 
-    for origin in origins(group).values():
-        if origin.startswith("flag "):
-            flag, command = origin.removeprefix("flag "), group.invoked_subcommand
-            raise UsageError(f"{flag} stands before {command}, and belongs behind it")
 
-
-def _perform(context: typer.Context, run: Callable[[], int]) -> NoReturn:
-    """Run a command until it ends, or until whoever reads its output has seen enough."""
-    from .config_file import origins, stray_variables
-    from .parallel import place
-    from .settings import Request
-    from .terminal import Terminal
-
-    if place.launched() is not None and context.info_name not in _ON_RANKS:
-        raise UsageError(f"lade {context.info_name} is one process; start it without torchrun")
-    color = context.params.get("color", "auto")
-    Request(color=color, origins={"color": origins(context).get("color", "")}).check()
-    if context.info_name != "doctor" and not place.is_follower():  # who has another place for them
-        terminal = Terminal(quiet=bool(context.params.get("quiet")))
-        for line in stray_variables(_table(), os.environ):
-            terminal.say(line)
+def run() -> int:
+    """Run the program as it was called and return the exit code, all output being flushed."""
+    code = LadeError.exit_code
     try:
-        code = run()
-    except BrokenPipeError:
-        # Python flushes stdout at exit, and must not find the pipe closed again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
-    raise typer.Exit(code)
+        code = entry()
+    except SystemExit as ended:  # by a signal
+        code = ended.code if isinstance(ended.code, int) else code
+    except OSError:
+        if "--debug" in sys.argv:
+            raise
+        # A terminal that was closed takes no output: nothing can be said, and nobody waits.
+    flushed = [_flushed(stream) for stream in (sys.stdout, sys.stderr)]
+    if not all(flushed):
+        code = code or LadeError.exit_code
+    offload.remove_all()
+    return code
+
+
+def entry(arguments: list[str] | None = None) -> int:
+    """Run the command line and return the exit code: every error becomes one line here.
+
+    Args:
+        arguments: without the program's name; None for those of this process.
+    """
+    _mend_streams()
+    arguments = sys.argv[1:] if arguments is None else arguments
+    # People append it to the call that failed, so it counts wherever it stands.
+    debug = "--debug" in arguments
+    arguments = [_ALIASES.get(each, each) for each in arguments if each != "--debug"]
+    try:
+        result = typer.main.get_command(app).main(arguments, "lade", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except (typer.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except TyperException as error:
+        # What the parser itself refuses: unknown options, words in place of numbers.
+        return _failed(_refused(error), UsageError.exit_code)
+    except Exception as error:
+        if debug:
+            raise
+        if isinstance(error, LadeError | DecoderError):
+            bad_input = isinstance(error, UsageError | ConfigError | PromptError)
+            return _failed(str(error), UsageError.exit_code if bad_input else LadeError.exit_code)
+        where = "" if isinstance(error, OSError) else "; --debug shows where"
+        return _failed(told(error) + where, LadeError.exit_code)
+
+
+def _mend_streams() -> None:
+    """Give a closed stream somewhere to go, and text that it cannot encode a stand-in."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  (lives as long as we do)
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _refused(error: TyperException) -> str:
+    """What the parser says, but of a variable by the variable's name."""
+    if isinstance(error, typer.BadParameter) and error.ctx is not None and error.param is not None:
+        key = str(error.param.name)
+        origin = config.origins(error.ctx).get(key, "")
+        if origin.startswith(PREFIX):
+            what = config.described(config.lasting()[key][0])
+            return f"{origin} must be {what}, not {os.environ[origin]!r}"
+    return error.format_message()
+
+
+def _failed(message: str, code: int) -> int:
+    # Help that was asked for by saying nothing is shown.
+    if not message:
+        return code
+    place.report_failure(message)
+    if not place.is_follower():  # one rank speaks for all
+        # File names and templates occur in messages, and must not drive the terminal.
+        print(f"lade: {printable(message)}", file=sys.stderr)
+    return code
+
+
+def _flushed(stream: TextIO) -> bool:
+    """Whether what was written to a stream has arrived."""
+    try:
+        stream.flush()
+    except (OSError, ValueError, KeyboardInterrupt):  # closed, or nobody reads it
+        return False
+    return True

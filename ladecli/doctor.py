@@ -19,16 +19,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import __version__, device_map, launch, model_files, profiles, screen, ways
-from .config_file import read_config, stray_variables
+from . import __version__, config, device_map, launch, model_files, profiles, screen, ways
 from .decoder.errors import DecoderError
 from .errors import LadeError, UsageError, told
 from .memory import told as size_of
 from .model_files import version
-from .places import PREFIX, config_path
+from .option_fields import PREFIX, config_path
+from .options import DoctorRequest
 from .profiles import user
 from .provision import provide
-from .settings import ReportRequest
 from .terminal import Terminal
 from .visualize import counted, printable
 
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 
     from .device import Device
     from .models import Plan
-    from .option_table import OptionTable
     from .profiles import Choice
 
 SCHEMA = 1
@@ -74,10 +72,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is checked: the options of the call, and the table of all options."""
+    """What is checked: the options of the call."""
 
-    request: ReportRequest
-    table: OptionTable
+    request: DoctorRequest
 
 
 Check = Callable[[Subject], Iterator[Finding]]
@@ -100,12 +97,11 @@ _SAME = {"triton": ("triton-windows", "triton-rocm", "pytorch-triton-rocm", "pyt
 """Packages that hold the same for other systems."""
 
 
-def run(request: ReportRequest, table: OptionTable) -> int:
+def run(request: DoctorRequest) -> int:
     """Check everything and print the report.
 
     Args:
         request: the options to check; its model is checked too, if it has one.
-        table: of all options.
 
     Returns:
         The exit code: 0, or 1 where something cannot work.
@@ -119,10 +115,10 @@ def run(request: ReportRequest, table: OptionTable) -> int:
         for key, origin in request.origins.items()
         if origin == "argument" or origin.startswith("flag ")
     }
-    ReportRequest(**typed).check()
+    DoctorRequest(**typed).check()
     terminal = Terminal(request.color)
     with terminal.progress("looking around"):
-        report = examine(Subject(request, table))
+        report = examine(Subject(request))
     levels = [finding.level for findings in report.values() for finding in findings]
     if request.json:
         checks = [
@@ -361,7 +357,7 @@ def config_file(subject: Subject) -> Iterator[Finding]:
         yield Finding("config file", f"none at {path}", NOTE, "lade config init writes one", data)
         return
     try:
-        read_config(subject.table)
+        config.read()
     except UsageError as error:
         yield Finding("config file", str(error), PROBLEM, f"correct {path}", data)
         return
@@ -406,7 +402,7 @@ def cuda_graphs(subject: Subject) -> Iterator[Finding]:
 
 def variables(subject: Subject) -> Iterator[Finding]:
     """The LADE_* variables, and those that are misspelt."""
-    strays = stray_variables(subject.table, os.environ)
+    strays = config.stray_variables(os.environ)
     unknown = {line.split(" ")[0] for line in strays}
     names = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in unknown)
     data = {name: os.environ[name] for name in names}
@@ -500,7 +496,7 @@ def model(subject: Subject) -> Iterator[Finding]:
     yield _memory(request, planned, choice, attention.name)
 
 
-def _settings(request: ReportRequest, choice: Choice) -> Iterator[Finding]:
+def _settings(request: DoctorRequest, choice: Choice) -> Iterator[Finding]:
     """How the model would be decoded, and where each setting comes from."""
     used = request.lookahead(choice.base(request.wants_paper))
     window = f"W={used.window} N={used.ngram} G={used.guesses}, "
@@ -521,7 +517,7 @@ def _settings(request: ReportRequest, choice: Choice) -> Iterator[Finding]:
         yield Finding("notice", notice, NOTE)
 
 
-def _memory(request: ReportRequest, planned: Plan, choice: Choice, attention: str) -> Finding:
+def _memory(request: DoctorRequest, planned: Plan, choice: Choice, attention: str) -> Finding:
     """Whether the model and its texts fit."""
     if request.device_map not in (None, *device_map.WORDS):
         return Finding("memory", "placed by a map of your own, so it is not estimated", NOTE)

@@ -23,7 +23,7 @@ from .decoder.stock_model import StockModel
 from .decoder.strategies import make_strategy
 from .decoder.transformer import Transformer
 from .device import detect
-from .settings import Request
+from .options import Request
 
 
 @dataclass(frozen=True, slots=True)

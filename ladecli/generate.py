@@ -14,8 +14,8 @@ from .decoder.errors import PromptError, RankError
 from .errors import INTERRUPTED, LadeError, UsageError
 from .events import Reason
 from .metrics import Tally
+from .options import GenerateRequest
 from .prompts import Prompt, gather
-from .settings import GenerateRequest
 from .terminal import Terminal, ctrl_c
 from .visualize import Together, View, memory_line
 
@@ -33,7 +33,7 @@ def run(request: GenerateRequest) -> int:
         LadeError, DecoderError: with a line for the user.
     """
     launch.check(request)
-    prompts = gather(request.prompt, request.prompt_file or [])
+    prompts = gather(request.prompt or [], request.prompt_file or [])
     records.check_apart(request, len(prompts))
     terminal = Terminal(request.color, request.quiet)
     with launch.opened(request, terminal) as session:
@@ -136,6 +136,8 @@ def _answer(
         terminal.say(news)
     if tally.reason == "context":
         terminal.say(f"the context of {session.decoder.max_context} tokens is full")
+    if tally.reason == "length" and "max_new_tokens" not in request.origins:
+        terminal.say(f"stopped at {request.max_new_tokens} tokens; -n sets another limit")
     if line := memory_line(tally):
         # An answer that is cut short is an error, which is told in any case.
         quiet = request.quiet and tally.reason != "memory"

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from .decoder.parallel.transport import DistributedTransport
     from .device import Device
     from .models import Plan
+    from .options import Request
     from .session import Session, Settings
-    from .settings import Request
     from .shape import ModelShape
 
 Kind = TypeVar("Kind", bound="Request")

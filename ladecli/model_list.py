@@ -13,8 +13,8 @@ from . import memory, model_files, screen
 from .decoder.errors import DecoderError
 from .errors import LadeError, told
 from .model_files import CachedModel
+from .options import LoadOptions
 from .profiles.user import short
-from .settings import LoadOptions
 from .terminal import Terminal
 from .visualize import counted, printable
 

@@ -22,7 +22,7 @@ from .decoder.errors import DecoderError
 from .decoder.families import ModelFacts, examine
 from .device import Device, detect, free_memory
 from .errors import LadeError, LoadError
-from .settings import LoadOptions
+from .options import LoadOptions
 from .shape import FULL, ModelShape
 from .weight_types import choose_type, folder_of, without_fp8
 

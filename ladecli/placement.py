@@ -16,7 +16,7 @@ from .blueprint import built
 from .decoder.errors import RankError
 from .device import Device, free_memory, present
 from .errors import UsageError
-from .settings import LoadOptions
+from .options import LoadOptions
 from .shape import ModelShape
 
 

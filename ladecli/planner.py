@@ -25,12 +25,12 @@ from . import memory, profiles, screen, split, toml
 from .decoder.drafting.ngram_model import MAX_SUCCESSORS
 from .decoder.parallel.messages import MessageFormat
 from .errors import LoadError, UsageError
+from .options import PlanRequest
 from .profiles.derive import GRAPH_LAUNCH, HOST, LAUNCH, Rates, step_seconds
 from .profiles.recognise import NamedDevice, recognise
 from .profiles.schema import Profile
 from .profiles.user import read_all, short
 from .screen import NONE, Column, Table
-from .settings import Request
 from .shape import FULL, ModelShape
 from .terminal import Terminal
 from .visualize import counted, printable
@@ -63,59 +63,6 @@ COLUMNS = (
     *(Column("tokens/step", weight=2), Column("tokens/s"), Column("speed-up", weight=1)),
     Column("efficiency", weight=3),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class PlanRequest(Request):
-    """The options of `lade plan`, under the names of their flags; None for the defaults above."""
-
-    gpus: int | None = None
-    gpu: str | None = None
-    model_size: str | None = None
-    context_tokens: int | None = None
-    nodes: int | None = None
-    gpus_per_node: int | None = None
-    link: str | None = None
-    text: str | None = None
-    json: bool = False
-
-    def _check(self) -> None:
-        Request._check(self)
-        for name in ("gpus", "nodes", "gpus_per_node"):
-            value = getattr(self, name)
-            if value is not None and not 1 <= value <= MOST_GPUS:
-                flag = name.replace("_", "-")
-                raise UsageError(f"{flag} must be from 1 to {MOST_GPUS}, not {value}")
-        if not 1 <= self.context <= MOST_CONTEXT:
-            raise UsageError(f"context must be from 1 to {MOST_CONTEXT} tokens, not {self.context}")
-        if self.budget == 1:
-            raise UsageError("budget 1 is plain decoding, which is estimated anyway; use 2 or more")
-        if self.model_size is not None and self.origins.get("model") == "argument":
-            raise UsageError(f"{self.model} has a size of its own; leave --model-size out")
-        if self.gpus and self.nodes and self.gpus > self.nodes * self.per_node:
-            raise UsageError(
-                f"{self.gpus} GPUs cannot be spread over {self.nodes} nodes; change --nodes or"
-                " --gpus-per-node"
-            )
-
-    @property
-    def context(self) -> int:
-        """Tokens of text before a step."""
-        return CONTEXT if self.context_tokens is None else self.context_tokens
-
-    @property
-    def per_node(self) -> int:
-        """GPUs of a node."""
-        if self.gpus_per_node is not None:
-            return self.gpus_per_node
-        return self.gpus // self.nodes if self.gpus and self.nodes else GPUS_PER_NODE
-
-    @property
-    def counts(self) -> list[int]:
-        """Numbers of GPUs to estimate: powers of two, and the number asked for."""
-        last = max(8, self.gpus or 0, (self.nodes or 0) * self.per_node)
-        powers = {1 << power for power in range(last.bit_length())}
-        return sorted(powers | ({self.gpus} if self.gpus else set()))
 
 
 @cache

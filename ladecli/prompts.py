@@ -18,19 +18,19 @@ class Prompt(NamedTuple):
     text: str
 
 
-def gather(text: str | None, files: Sequence[str]) -> list[Prompt]:
+def gather(texts: Sequence[str], files: Sequence[str]) -> list[Prompt]:
     """All prompts that were given, in order; those of a .jsonl have the ids of their rows, others
     their number.
 
     Args:
-        text: of the flag, if there was one.
+        texts: of the flag.
         files: paths; "-" is standard input, a path that ends in .jsonl holds a row a line, of
             which the first turn counts.
 
     Raises:
         UsageError: none was given, or one cannot be read; the message names it and the fix.
     """
-    prompts = [] if text is None else [Prompt("1", _checked(text, "--prompt"))]
+    prompts = [Prompt("1", _checked(text, "--prompt")) for text in texts]
     for name in files:
         if name.endswith(".jsonl"):
             for line, row in read_rows(name).items():

@@ -11,7 +11,7 @@ from .parallel.place import place_of
 if TYPE_CHECKING:
     from .decoder.config import LookaheadConfig
     from .models import Plan
-    from .settings import Request
+    from .options import Request
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from . import outputs
 from .visualize import View
 
 if TYPE_CHECKING:
+    from .options import Request
     from .session import Session, Settings
-    from .settings import Request
 
 OPTIONS = ("trace", "svg", "html")
 

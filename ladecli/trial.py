@@ -10,7 +10,7 @@ from .decoder.memory import is_out_of_memory
 from .decoder.stock_model import input_device
 from .device import Device
 from .errors import LoadError
-from .settings import LoadOptions
+from .options import LoadOptions
 from .shape import ModelShape
 
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from .decoder.config import LookaheadConfig
+    from .options import TuneRequest
     from .session import Session
-    from .settings import TuneRequest
     from .tuning.curve import Curve
     from .tuning.search import Outcome
 

@@ -36,8 +36,8 @@ from .visualize import counted, printable
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from .options import VerifyRequest
     from .session import Session, Settings
-    from .settings import VerifyRequest
 
 SCHEMA = "lade-verify/1"
 SHOWN = 5

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .errors import UsageError
-from .places import CONFIG_FILE, config_path
+from .option_fields import CONFIG_FILE, config_path
 
 if TYPE_CHECKING:
     from .device import Device
+    from .options import Request
     from .session import Session
-    from .settings import Request
     from .shape import ModelShape
 
 _NEED_KERNELS = ("flash", "triton")

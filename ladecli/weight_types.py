@@ -14,7 +14,7 @@ from . import memory, model_files
 from .blueprint import shape_of
 from .decoder.families import examine
 from .device import Device
-from .settings import LoadOptions
+from .options import LoadOptions
 
 
 def choose_type(

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from ladecli import session
-from ladecli.program import entry
+from ladecli.cli import entry
 
 from .compiling import Compiler
 from .families import model_of

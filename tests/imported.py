@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from transformers.models.llama import modeling_llama  # noqa: F401
 
-from ladecli import bench, chat, generate, live, markdown, models, program, session  # noqa: F401
+from ladecli import bench, chat, cli, generate, live, markdown, models, session  # noqa: F401
 from ladecli.decoder import load  # noqa: F401
 from ladecli.repl import line_editor  # noqa: F401
 

@@ -18,7 +18,7 @@ from ladecli import models
 from ladecli.decoder import layout
 from ladecli.decoder.load import load_decoder
 from ladecli.errors import LadeError
-from ladecli.settings import LoadOptions
+from ladecli.options import LoadOptions
 
 from .split_texts import texts
 

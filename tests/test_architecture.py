@@ -22,7 +22,7 @@ MODEL_ROOM = (
 )
 """Who may know torch; everything else deals in numbers and text."""
 LIGHT = (
-    *("visualize", "events", "metrics", "settings", "options", "prompts", "profiles", "chat"),
+    *("visualize", "events", "metrics", "option_fields", "options", "prompts", "profiles", "chat"),
     *("generate", "replay", "export", "live", "markdown", "repl.completion"),
     *("inspector", "trace", "terminal", "records"),
     *("tune", "profiles.listing", "memory", "suites", "shape", "planner"),

@@ -23,11 +23,11 @@ from ladecli.decoder.errors import DecoderError
 from ladecli.errors import LadeError, UsageError
 from ladecli.events import TextEvent, TextStep
 from ladecli.metrics import Tally
+from ladecli.options import ChatRequest
 from ladecli.repl import chat_file, commands, comparison
 from ladecli.repl.reader import LineReader
 from ladecli.repl.talk import Chat
 from ladecli.session import Session
-from ladecli.settings import ChatRequest
 from ladecli.terminal import Terminal, ctrl_c, ctrl_c_ignored, ctrl_c_raised
 from ladecli.trace import TraceWriter
 

@@ -21,8 +21,8 @@ from unittest import mock
 import pexpect
 import pytest
 
+from ladecli.cli import entry
 from ladecli.errors import LadeError
-from ladecli.program import entry
 from ladecli.trace import read_trace
 
 from . import forked
@@ -42,6 +42,21 @@ def test_the_answer_goes_to_stdout_and_the_statistics_to_stderr(
     assert "\x1b" not in result.out + result.err
     assert "20 tokens in " in result.err
     assert "tokens per step" in result.err
+
+
+def test_without_a_limit_an_answer_ends_at_512_tokens_and_says_so(
+    lade: Any, model_folder: str
+) -> None:
+    roomy = ("--max-context", "600", "--ignore-eos", "--no-stats")
+    result = lade("generate", "-p", "def ", "--raw", *roomy)
+    assert result.err == "lade: stopped at 512 tokens; -n sets another limit\n"
+    result = lade("generate", "-p", "def ", "--raw", *roomy, "-n", "5")
+    assert (result.code, result.err) == (0, "")
+
+
+def test_options_have_the_names_of_other_programs_too(lade: Any) -> None:
+    named = lade("generate", "-p", "def ", "--max-tokens", "5", "--temp", "0", "--json")
+    assert json.loads(named.out)["usage"]["completion_tokens"] == 5
 
 
 def test_quiet_says_nothing_else(lade: Any, model_folder: str) -> None:
@@ -303,6 +318,7 @@ BAD: dict[str, tuple[tuple[str, ...], int, str]] = {
     "device": (("-p", "a", "--device", "tpu"), 2, "unknown device 'tpu'"),
     "length": (("-p", "a", "-n", "0"), 2, "max-new-tokens must be at least 1, not 0"),
     "context": (("-p", "a", "--max-context", "1"), 2, "max-context must be at least 2, not 1"),
+    "no model": (("", "-p", "a"), 2, "MODEL is empty; name a model"),
     "option": (("--nonsense",), 2, "No such option: --nonsense"),
     "argument": (("-p", "a", "x", "y"), 2, "unexpected extra argument"),
 }  # fmt: skip
@@ -726,7 +742,7 @@ def test_help_is_light() -> None:
     asked = [["--help"], *helps, ["--version"], [], ["config", "show"]]
     code = f"""
 import sys
-from ladecli.program import entry
+from ladecli.cli import entry
 for arguments in {asked}:
     entry(arguments)
     heavy = {{"torch", "transformers", "numpy"}} & sys.modules.keys()
@@ -902,7 +918,7 @@ def with_free_memory(monkeypatch: pytest.MonkeyPatch, size: float) -> str:
 def between(*contexts: int) -> float:
     """Free memory that has room for the demo model with texts between two lengths."""
     from ladecli import memory, models
-    from ladecli.settings import LoadOptions
+    from ladecli.options import LoadOptions
 
     shape = models.plan("demo", LoadOptions(dtype="float32")).shape
     needed = [memory.estimate(shape, context=c, width=24).total for c in contexts]
@@ -973,10 +989,10 @@ def test_a_revision_means_nothing_to_a_folder(lade: Any, model_folder: str) -> N
 
 def _ends(monkeypatch: pytest.MonkeyPatch, entry: Callable[[], int]) -> list[int]:
     """The exit codes with which a program ends that does this."""
-    from ladecli import __main__, program
+    from ladecli import __main__, cli
 
     codes: list[int] = []
-    monkeypatch.setattr(program, "entry", entry)
+    monkeypatch.setattr(cli, "entry", entry)
     monkeypatch.setattr(os, "_exit", codes.append)  # without taking torch apart
     __main__.run_and_exit()
     return codes

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from ladecli import __main__, device, device_map, memory, models, offload, placement, program
+from ladecli import __main__, cli, device, device_map, memory, models, offload, placement
 from ladecli.decoder import layout
 from ladecli.decoder.attention import StepMask
 from ladecli.decoder.config import GROWTH
@@ -22,7 +22,7 @@ from ladecli.decoder.load import load_decoder
 from ladecli.decoder.runner import Runner
 from ladecli.decoder.stock_model import StockModel, input_device
 from ladecli.errors import LadeError, UsageError
-from ladecli.settings import LoadOptions
+from ladecli.options import LoadOptions
 
 from .families import model_of
 from .split_texts import texts
@@ -278,7 +278,7 @@ def test_weights_on_the_disk_do_not_outlive_a_program_that_ends_at_once(
         raise SystemExit(code)
 
     monkeypatch.setattr(os, "_exit", ended)
-    monkeypatch.setattr(program, "entry", lambda: 130)
+    monkeypatch.setattr(cli, "entry", lambda: 130)
     assert folder.is_dir()
     with pytest.raises(SystemExit):
         __main__.run_and_exit()

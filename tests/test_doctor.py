@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 
 from ladecli import device, model_files
 from ladecli.device import Device
-from ladecli.places import config_path
+from ladecli.option_fields import config_path
 from ladecli.profiles import user
 
 from .hub_files import CPU, LLAMA_7B, SMALL, add_model, use_devices, weights

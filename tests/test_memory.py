@@ -20,8 +20,8 @@ from ladecli.decoder.load import load_decoder
 from ladecli.decoder.strategies import make_strategy
 from ladecli.errors import LadeError, LoadError, UsageError
 from ladecli.memory import Asked, estimate, room, smaller_forms, told
+from ladecli.options import LoadOptions, Request
 from ladecli.provision import provide
-from ladecli.settings import LoadOptions, Request
 from ladecli.shape import ModelShape
 
 from .held import Held

@@ -19,7 +19,7 @@ from ladecli.decoder.config import SamplingConfig
 from ladecli.decoder.errors import UnsupportedModelError
 from ladecli.device import Device
 from ladecli.errors import LoadError
-from ladecli.settings import LoadOptions
+from ladecli.options import LoadOptions
 
 DEMO = Path(models.__file__).with_name("demo")
 GPU = Device("cuda", "cuda:1", "Some GPU", 8 << 30)

@@ -13,6 +13,7 @@ import torch
 
 from ladecli import models
 from ladecli.chat import loop
+from ladecli.cli import entry
 from ladecli.decoder.config import SamplingConfig
 from ladecli.decoder.engine import Decoder
 from ladecli.decoder.events import Started, StepNarrowed
@@ -21,10 +22,9 @@ from ladecli.decoder.load import load_decoder
 from ladecli.errors import LadeError
 from ladecli.events import Ended, Piece, TextStep
 from ladecli.metrics import Tally
-from ladecli.program import entry
+from ladecli.options import ChatRequest
 from ladecli.repl.talk import Chat
 from ladecli.session import Session
-from ladecli.settings import ChatRequest
 from ladecli.terminal import Terminal
 from ladecli.trace import read_trace
 from ladecli.visualize import ViewState, fold, memory_line, status_line

@@ -423,7 +423,7 @@ def test_the_default_model_and_the_budget_are_said(lade: Any) -> None:
 
 def test_planning_loads_no_torch() -> None:
     code = (
-        "import sys; from ladecli.program import entry;"
+        "import sys; from ladecli.cli import entry;"
         "entry(['plan', '--gpu', 'a100', '--model-size', '7b']);"
         "sys.exit(any(m in sys.modules for m in ('torch', 'transformers')))"
     )

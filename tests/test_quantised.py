@@ -17,8 +17,8 @@ from ladecli.decoder.engine import Limits
 from ladecli.decoder.strategies import make_strategy
 from ladecli.errors import LoadError, UsageError
 from ladecli.models import LoadedModel
+from ladecli.options import LoadOptions
 from ladecli.session import Session
-from ladecli.settings import LoadOptions
 
 from .tokenizers_here import byte_level
 

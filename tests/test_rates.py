@@ -7,8 +7,8 @@ import torch
 
 from ladecli import launch, rates
 from ladecli.device import Device, detect
+from ladecli.options import Request
 from ladecli.rates import measure_rates
-from ladecli.settings import Request
 
 from .profiles.makers import shape
 

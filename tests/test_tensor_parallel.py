@@ -19,7 +19,7 @@ from ladecli.decoder.errors import DecoderError
 from ladecli.decoder.load import load_decoder
 from ladecli.device import Device
 from ladecli.errors import UsageError
-from ladecli.settings import LoadOptions
+from ladecli.options import LoadOptions
 from ladecli.split import part_of
 
 from .families import model_of

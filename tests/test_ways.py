@@ -11,8 +11,8 @@ from ladecli import ways
 from ladecli.decoder.errors import ConfigError
 from ladecli.device import Device
 from ladecli.errors import UsageError
+from ladecli.options import Request
 from ladecli.session import Session
-from ladecli.settings import Request
 from ladecli.ways import Attention
 
 from .profiles.makers import shape

@@ -22,8 +22,8 @@ from .result import PLAIN, Ceiling, Conditions, Result, Skipped, to_json
 from .runners import CompiledStockRunner, runner
 
 if TYPE_CHECKING:
+    from ..options import BenchRequest
     from ..session import Session
-    from ..settings import BenchRequest
     from ..suites import Suite
     from .measure import Measured
 

@@ -16,8 +16,8 @@ from ..profiles.user import versions_here
 from .result import Machine, Model
 
 if TYPE_CHECKING:
+    from ..options import Request
     from ..session import Session
-    from ..settings import Request
 
 _TEXTS = ("-s", "--system", "--stop")
 """Options whose values are never files."""

@@ -16,9 +16,9 @@ from .facts import described
 from .result import FOREIGN, PLAIN, STOCK_COMPILED, Failure, Method
 
 if TYPE_CHECKING:
+    from ..options import BenchRequest
     from ..profiles import Choice
     from ..session import Settings
-    from ..settings import BenchRequest
 
 STRATEGIES = (PLAIN, "jacobi", "prompt-lookup", "paper", "lookahead", *FOREIGN)
 """In the order of reports."""

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from ..settings import Request
+from ..options import Request
 
 if TYPE_CHECKING:
     from ..decoder.parallel.transport import DistributedTransport

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ..decoder.errors import DecoderError, NoMemoryError, RankError
 from ..errors import LadeError, told
-from ..settings import Request
+from ..options import Request
 from .place import Place, place_of, report_failure
 from .start import connect, placed
 

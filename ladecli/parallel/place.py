@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UsageError
-from ..places import CONFIG_FILE, PREFIX
-from ..settings import Request
+from ..option_fields import CONFIG_FILE, PREFIX
+from ..options import Request
 
 
 @dataclass(frozen=True, slots=True)

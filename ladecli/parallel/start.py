@@ -25,7 +25,7 @@ import psutil
 
 from ..decoder.errors import RankError
 from ..errors import UsageError
-from ..settings import Request
+from ..options import Request
 from .agreement import greet, shared_options
 from .place import Place, place_of
 

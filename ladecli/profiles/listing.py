@@ -25,7 +25,7 @@ from .schema import VALUES
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ..settings import ReportRequest
+    from ..options import ListRequest, ProfileRequest
 
 SCHEMA = 1
 """Version of the JSON objects."""
@@ -61,7 +61,7 @@ class _Row(NamedTuple):
     here: bool
 
 
-def run_list(request: ReportRequest) -> int:
+def run_list(request: ListRequest) -> int:
     """List all profiles; returns the exit code, 0.
 
     Raises:
@@ -79,7 +79,7 @@ def run_list(request: ReportRequest) -> int:
     return 0
 
 
-def run_show(request: ReportRequest) -> int:
+def run_show(request: ProfileRequest) -> int:
     """Show one profile; returns the exit code, 0.
 
     Args:
@@ -145,7 +145,7 @@ def _usual(terminal: Terminal, wanted: str) -> tuple[Profile, list[str]]:
     return profiles.measured(rates, "bfloat16"), [*notices, _used(device, None)]
 
 
-def _chosen(request: ReportRequest, model: str, terminal: Terminal) -> tuple[Profile, Choice]:
+def _chosen(request: ProfileRequest, model: str, terminal: Terminal) -> tuple[Profile, Choice]:
     """The settings for a model, and their profile."""
     with terminal.progress(f"looking at {model}"):
         from .. import models

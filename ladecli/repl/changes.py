@@ -7,7 +7,8 @@ from dataclasses import fields, replace
 from typing import Any, get_args, get_type_hints
 
 from ..errors import UsageError
-from ..settings import ChatRequest, default_of
+from ..option_fields import default_of
+from ..options import ChatRequest
 
 LIVE = (
     *("strategy", "profile", "window", "ngram", "guesses", "budget", "sources"),

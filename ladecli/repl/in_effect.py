@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ..settings import ChatRequest, default_of
+from ..option_fields import default_of
+from ..options import ChatRequest
 from .changes import SHOWN
 
 if TYPE_CHECKING:

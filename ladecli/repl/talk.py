@@ -16,7 +16,7 @@ from ..events import Ended, TextStep
 from ..live import LiveView
 from ..markdown import MarkdownRenderer
 from ..metrics import Tally
-from ..settings import ChatRequest
+from ..options import ChatRequest
 from ..terminal import Terminal, ctrl_c
 from ..visualize import Together, View, ViewState, counted, memory_line, printable
 from .in_effect import in_effect

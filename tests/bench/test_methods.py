@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from typer.models import OptionInfo
 
-from ladecli import options, suites
+from ladecli import suites
 from ladecli.bench import axes, methods
 from ladecli.bench.methods import DEFAULT as USUAL
 from ladecli.bench.methods import STRATEGIES
 from ladecli.bench.result import FOREIGN
 from ladecli.decoder.config import LookaheadConfig, SamplingConfig
 from ladecli.errors import UsageError
+from ladecli.option_fields import settings_of
+from ladecli.options import BenchRequest
 from ladecli.profiles import Choice
-from ladecli.settings import ANSWER, BenchRequest
 
 DEFAULT = LookaheadConfig(5, 3, 5, 24, ("context",), widths=(1, 8, 24))
 PAPER = LookaheadConfig(7, 5, 7, sources=("trajectory",))
@@ -146,19 +146,13 @@ def test_long_texts_are_measured_with_few_methods() -> None:
     assert [c.name for c, _ in made.chosen] == ["autoregressive", "hf"]
 
 
-def help_of(annotated: Any) -> str:
-    info = annotated.__metadata__[0]
-    assert isinstance(info, OptionInfo)
-    return str(info.help)
-
-
 def test_the_help_names_all_values() -> None:
-    assert ", ".join(STRATEGIES) in help_of(options.Contenders)
+    helps = {key: setting.option.help for key, setting in settings_of(BenchRequest).items()}
+    assert ", ".join(STRATEGIES) in helps["strategies"]
     (unusual,) = {*STRATEGIES} - {*USUAL}
-    assert f"; without it, all but {unusual}, which compiles" in help_of(options.Contenders)
-    assert ", ".join(suites.NAMES) in help_of(options.Prompts)
-    assert ", ".join(methods.AXES) in help_of(options.Sweep)
-    assert f"; {ANSWER} if nobody says" in help_of(options.AnswerTokens)
+    assert f"default: all but {unusual}, which compiles" in helps["strategies"]
+    assert ", ".join(suites.NAMES) in helps["prompts"]
+    assert ", ".join(methods.AXES) in helps["sweep"]
 
 
 def test_axes_stand_in_one_text_or_in_several() -> None:

@@ -12,8 +12,8 @@ from ladecli.bench import facts
 from ladecli.bench.result import SCHEMA, read, to_json
 from ladecli.decoder.config import SamplingConfig
 from ladecli.errors import UsageError
+from ladecli.options import BenchRequest
 from ladecli.session import Session
-from ladecli.settings import BenchRequest
 
 from .makers import result
 

@@ -19,10 +19,10 @@ from typing import Any
 from ladecli.decoder.errors import DecoderError
 from ladecli.decoder.errors import DecoderError as NewDecoderError
 from ladecli.errors import LadeError
+from ladecli.options import Request
 from ladecli.parallel.follow import Followers, as_child, run
 from ladecli.parallel.place import is_follower
 from ladecli.parallel.start import started
-from ladecli.settings import Request
 from ladecli.terminal import ctrl_c
 
 PLAY = os.environ.get("PLAY")

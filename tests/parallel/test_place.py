@@ -12,11 +12,11 @@ from ladecli import device
 from ladecli.decoder.errors import RankError
 from ladecli.device import Device
 from ladecli.errors import UsageError
+from ladecli.option_fields import CONFIG_FILE
+from ladecli.options import GenerateRequest, Request
 from ladecli.parallel.agreement import greet, least_context
 from ladecli.parallel.place import Place, is_follower, place_of, report_failure
 from ladecli.parallel.start import Leader, placed, started
-from ladecli.places import CONFIG_FILE
-from ladecli.settings import GenerateRequest, Request
 
 CPU = Device("cpu", "cpu", "EPYC")
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from ladecli import device as devices
 from ladecli import profiles, rates
 from ladecli.device import Device
-from ladecli.places import config_path
+from ladecli.option_fields import config_path
 from ladecli.profiles import Rates, user
 from ladecli.profiles.schema import VALUES
 

@@ -6,8 +6,8 @@ import pytest
 
 from ladecli.decoder.errors import ConfigError
 from ladecli.errors import UsageError
+from ladecli.options import ChatRequest
 from ladecli.repl.changes import change
-from ladecli.settings import ChatRequest
 
 
 def test_a_change_says_what_it_clashes_with() -> None:

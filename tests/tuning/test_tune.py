@@ -12,11 +12,11 @@ import pytest
 from rich.console import Console
 
 from ladecli import launch, profiles, suites, toml, tune
+from ladecli.cli import entry
 from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.step_cost import StepCost
 from ladecli.errors import LadeError, UsageError
 from ladecli.profiles import Tuned, user
-from ladecli.program import entry
 from ladecli.tune import Report, as_object, show
 from ladecli.tuning.curve import Curve
 from ladecli.tuning.search import CURRENT, PLAIN, Candidate, Outcome, Score

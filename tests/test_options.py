@@ -9,7 +9,7 @@ import pytest
 from ladecli.decoder.config import SOURCES, LookaheadConfig
 from ladecli.decoder.errors import ConfigError
 from ladecli.errors import UsageError
-from ladecli.settings import ChatRequest, GenerateRequest, Request, TuneRequest
+from ladecli.options import ChatRequest, GenerateRequest, Request, TuneRequest
 
 PROFILE = LookaheadConfig(7, 5, 7, budget=60, sources=("context",), widths=(1, 16, 64))
 

@@ -6,19 +6,16 @@ import os
 import re
 import sys
 import types
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ladecli.cli import app
-from ladecli.config_commands import template
-from ladecli.config_file import parse, stray_variables
-from ladecli.option_table import Option, table_of
-from ladecli.places import config_path
-from ladecli.program import entry
-from ladecli.settings import ChatRequest, GenerateRequest, ReportRequest, TuneRequest
+from ladecli.cli import entry
+from ladecli.config import lasting, read, stray_variables, template
+from ladecli.option_fields import Setting, config_path
+from ladecli.options import ChatRequest, DoctorRequest, GenerateRequest, TuneRequest
 
 OTHER: dict[str, Any] = {
     **{"model": "some/model", "system": "Be brief.", "chat_template": True, "raw": True},
@@ -34,22 +31,21 @@ OTHER: dict[str, Any] = {
     **{"stats": False, "json": True, "quiet": True, "speed": 2.0, "seconds": 5.0},
 }
 """A legal value that is not the default, for every setting."""
-TABLE = table_of(app)
 KINDS = {
     "generate": GenerateRequest,
     "chat": ChatRequest,
     "tune": TuneRequest,
-    "doctor": ReportRequest,
+    "doctor": DoctorRequest,
 }
 SETTINGS = [
-    (words[0], option)
-    for option in TABLE.options.values()
-    for words in option.commands
+    (words[0], setting)
+    for setting, commands in lasting().values()
+    for words in commands
     if words[0] in KINDS
 ]
 
 
-def called(pair: tuple[str, Option] | object) -> str | None:
+def called(pair: tuple[str, Setting] | object) -> str | None:
     return f"{pair[0]}-{pair[1].name}" if isinstance(pair, tuple) else None
 
 
@@ -97,24 +93,13 @@ def toml(value: Any) -> str:
 # Every setting, from everywhere.
 
 
-def test_every_setting_has_a_case_and_the_default_of_its_request() -> None:
-    assert OTHER.keys() == TABLE.options.keys()
-    for command, option in SETTINGS:
-        default = next(f.default for f in fields(KINDS[command]) if f.name == option.key)
-        assert option.default == default, option.name
-        assert OTHER[option.key] != default
-
-
-def test_what_has_no_setting_is_given_anew_with_every_call() -> None:
-    for kind in KINDS.values():
-        for each in fields(kind):
-            assert each.name in {*TABLE.options, *TABLE.given_anew, "origins"}
-    assert not TABLE.options.keys() & TABLE.given_anew
+def test_every_setting_has_a_case() -> None:
+    assert OTHER.keys() == lasting().keys()
 
 
 @pytest.mark.parametrize("pair", SETTINGS, ids=called)
 def test_every_setting_arrives(
-    pair: tuple[str, Option], requested: Any, monkeypatch: pytest.MonkeyPatch
+    pair: tuple[str, Setting], requested: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command, option = pair
     value = OTHER[option.key]
@@ -208,6 +193,14 @@ def test_mistakes_in_the_file(text: str, message: str, command: str, refused: An
     assert refused(command).startswith(f"lade: the config file {path}{message}")
 
 
+def test_a_home_that_is_no_folder_holds_no_file(
+    requested: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
+    assert requested("chat").origins == {}
+
+
 def test_files_that_cannot_be_read(refused: Any) -> None:
     path = write("")
     path.write_bytes(b'model = "caf\xe9"')
@@ -290,8 +283,8 @@ def test_misspelt_variables_are_told_once(
     ],
 )
 def test_variables_that_do_nothing(name: str, hint: str) -> None:
-    assert stray_variables(TABLE, {name: "1"}) == [f"{name} is set and does nothing: {hint}"]
-    assert stray_variables(TABLE, {name: "", "LADE_SEED": "1", "PATH": "x"}) == []
+    assert stray_variables({name: "1"}) == [f"{name} is set and does nothing: {hint}"]
+    assert stray_variables({name: "", "LADE_SEED": "1", "PATH": "x"}) == []
 
 
 # lade config.
@@ -302,13 +295,13 @@ def test_init_writes_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"{config_path()}\n"
     text = config_path().read_text(encoding="utf-8")
     assert all(len(line) <= 100 for line in text.splitlines())
-    for option in TABLE.options.values():
-        assert f"\n#{option.name} = " in text
-        assert option.variable is None or option.variable in text
-        assert option.help.split()[0] in text
+    for setting, _ in lasting().values():
+        assert f"\n#{setting.name} = " in text
+        assert setting.variable is None or setting.variable in text
+        assert setting.option.help.split()[0] in text
     for panel in ("Model", "Decoding", "Sampling", "Length", "Output"):
         assert text.count(f"# --- {panel} ---") == 1
-    assert parse(TABLE, text, "it") == parse(TABLE, "", "it")
+    assert read() == {"": {}}
 
 
 @pytest.mark.parametrize("command", ["chat", "generate", "tune"])
@@ -316,7 +309,7 @@ def test_a_file_with_all_its_lines_uncommented_changes_nothing(
     command: str, requested: Any
 ) -> None:
     before = requested(command)
-    write(re.sub(r"^#(?! )", "", template(TABLE), flags=re.M))
+    write(re.sub(r"^#(?! )", "", template(), flags=re.M))
     assert replace(requested(command), origins={}) == before
 
 
@@ -326,11 +319,11 @@ def test_init_keeps_what_is_there(capsys: pytest.CaptureFixture[str], refused: A
         f"lade: there is a config file {path}; --force writes a new one, and keeps a copy\n"
     )
     assert path.read_text(encoding="utf-8") == "seed = 1\n"
-    for name, old in (("config.toml.bak", "seed = 1\n"), ("config.toml.bak-2", template(TABLE))):
+    for name, old in (("config.toml.bak", "seed = 1\n"), ("config.toml.bak-2", template())):
         assert entry(["config", "init", "--force"]) == 0
         assert path.with_name(name).read_text(encoding="utf-8") == old
         assert f"the old one is {name} now" in capsys.readouterr().err
-    assert path.read_text(encoding="utf-8") == template(TABLE)
+    assert path.read_text(encoding="utf-8") == template()
 
 
 def test_a_broken_file_can_be_found_and_replaced(capsys: pytest.CaptureFixture[str]) -> None:
@@ -363,7 +356,9 @@ def test_show_tells_values_and_origins(
     assert entry(["config", "show"]) == 0
     captured = capsys.readouterr()
     rows = {line.split()[0]: line.split(maxsplit=1)[1] for line in captured.out.splitlines()}
-    assert {row for row in rows if "." not in row} == {o.name for o in TABLE.options.values()}
+    assert {row for row in rows if "." not in row} == {
+        setting.name for setting, _ in lasting().values()
+    }
     assert rows["seed"].split() == ["3", "config", "file"]
     assert rows["stop"].split() == ["'a", "b'", "config", "file"]
     assert rows["temperature"].split() == ["-", "default"]

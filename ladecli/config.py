@@ -1,0 +1,321 @@
+"""What holds where no flag is given: the config file, `LADE_` variables, and `lade config`."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import json
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from . import outputs, toml
+from .errors import LadeError, UsageError
+from .option_fields import CONFIG_FILE, PANELS, PREFIX, Setting, config_path, settings_of
+from .options import COMMANDS
+from .terminal import Terminal
+
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+_HEAD = """\
+# Defaults of lade's options.  A flag comes first, then a LADE_* variable, then this file.
+# Lines that begin with # and no blank are settings: remove the # to set them.
+# "" stands for no value, as if the line were not there.  `lade config show` tells what holds.
+"""
+_FOOT = """
+# --- One command alone ---
+
+# Below the name of a command, at the end of the file, settings hold for that command alone:
+# chat, generate, tune and others.
+#[chat]
+#max-new-tokens = ""
+"""
+
+
+def described(setting: Setting) -> str:
+    """What the values of a setting are, for messages."""
+    return _KINDS.get(setting.kind, "a list of texts")
+
+
+@functools.cache
+def lasting() -> dict[str, tuple[Setting, list[tuple[str, ...]]]]:
+    """Every setting that the config file can hold, by key, with the commands that have it."""
+    found: dict[str, tuple[Setting, list[tuple[str, ...]]]] = {}
+    for words, kind in COMMANDS.items():
+        for key, setting in settings_of(kind).items():
+            if setting.option.lasting:
+                found.setdefault(key, (setting, []))[1].append(words)
+    return found
+
+
+def read() -> dict[str, dict[str, Any]]:
+    """What the config file says: settings by key, for each command's first word; "" for all.
+
+    Raises:
+        UsageError: it cannot be read, is no TOML, has an unknown key or a value of a wrong type.
+    """
+    path = config_path()
+    where = f"the config file {path}"
+    try:
+        content = toml.loads(path.read_text(encoding="utf-8-sig"))
+    except (FileNotFoundError, NotADirectoryError):  # HOME=/dev/null is a way to have none
+        return {}
+    except (OSError, UnicodeDecodeError, toml.TOMLDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{where} cannot be read: {reason}") from error
+    commands = {words[0] for words in COMMANDS}
+    found = {"": {key: value for key, value in content.items() if key not in commands}}
+    for command in commands & content.keys():
+        if not isinstance(content[command], dict):
+            raise UsageError(
+                f"{where}: {command} is a command; its settings stand below [{command}]"
+            )
+        found[command] = content[command]
+    return {
+        command: _checked(said, command, f"{where}, [{command}]" if command else where)
+        for command, said in found.items()
+    }
+
+
+def _checked(said: Mapping[str, Any], command: str, where: str) -> dict[str, Any]:
+    """The settings of the file, or of what it says for one command."""
+    known = {
+        key: setting
+        for key, (setting, having) in lasting().items()
+        if not command or any(words[0] == command for words in having)
+    }
+    found: dict[str, Any] = {}
+    for name, value in said.items():
+        key = name.replace("-", "_")
+        if key not in known:
+            raise UsageError(f"{where} {_unknown(name, value, command, known)}")
+        if key in found:
+            raise UsageError(f"{where} has {known[key].name} twice; keep one of them")
+        found[key] = _typed(known[key], value, where)
+    # An empty text is as if the line were not there, as with variables.
+    return {key: value for key, value in found.items() if value not in ("", [])}
+
+
+def _unknown(name: str, value: Any, command: str, known: Mapping[str, Setting]) -> str:
+    """What is wrong with a key that is not known, and what was probably meant."""
+    key = name.replace("-", "_")
+    if isinstance(value, dict):
+        tables = [] if command else sorted({words[0] for words in COMMANDS})
+        return f"has an unknown table [{name}]; {_near(name, tables, '[{}]')}"
+    if key in lasting():
+        commands = dict.fromkeys(words[0] for words in lasting()[key][1])
+        return f"has {name}, which is only for {' and '.join(commands)}"
+    if any(key in settings_of(kind) for kind in COMMANDS.values()):
+        return f"cannot hold {name}: it is given with each call, as --{key.replace('_', '-')}"
+    names = sorted(setting.name for setting in known.values())
+    return f"has an unknown key {name!r}; {_near(name.replace('_', '-'), names)}"
+
+
+def _near(name: str, known: list[str], form: str = "{}") -> str:
+    near = difflib.get_close_matches(name.lower(), known, n=1)
+    return f"did you mean {form.format(near[0])}?" if near else f"known: {', '.join(known)}"
+
+
+def _typed(setting: Setting, value: Any, where: str) -> Any:
+    """A value of the type that the setting has."""
+    if value == "":
+        return value
+    if setting.kind is list and isinstance(value, str):
+        return [value]
+    if setting.kind is list:
+        fits = isinstance(value, list) and all(isinstance(text, str) and text for text in value)
+    elif setting.kind is float:
+        fits = isinstance(value, int | float) and not isinstance(value, bool)
+    else:
+        fits = type(value) is setting.kind  # true is no number
+    if not fits:
+        shown = "a table" if isinstance(value, dict) else repr(value)
+        shown = str(value).lower() if isinstance(value, bool) else shown
+        raise UsageError(f"{where}: {setting.name} must be {described(setting)}, not {shown}")
+    return value
+
+
+def defaults() -> dict[str, Any]:
+    """What the config file says for every command, nested by its words, as click's default_map.
+
+    Raises:
+        UsageError: as `read`.
+    """
+    said, found = read(), dict[str, Any]()
+    for key, (_, having) in lasting().items():
+        for words in having:
+            own = {**said.get("", {}), **said.get(words[0], {})}
+            if key in own:
+                place = found
+                for word in words:
+                    place = place.setdefault(word, {})
+                place[key] = own[key]
+    return found
+
+
+def origins(context: Any) -> dict[str, str]:
+    """Where the options of a call are from, by key, without those left at their defaults.
+
+    Args:
+        context: the parser's, of click.
+    """
+    found = {}
+    for parameter in context.command.params:
+        key, source = parameter.name, context.get_parameter_source(parameter.name)
+        if source is None or source.name == "DEFAULT":
+            continue
+        if source.name == "ENVIRONMENT":
+            found[key] = str(parameter.envvar)
+        elif source.name == "DEFAULT_MAP":
+            found[key] = CONFIG_FILE
+        elif parameter.param_type_name == "argument":
+            found[key] = "argument"
+        else:
+            off = parameter.secondary_opts and context.params.get(key) is False
+            flags = parameter.secondary_opts if off else parameter.opts
+            found[key] = f"flag {max(flags, key=len)}"
+    return found
+
+
+def stray_variables(environment: Mapping[str, str]) -> list[str]:
+    """A line about every LADE_* variable that is set and does nothing."""
+    names = {setting.variable: key for key, (setting, _) in lasting().items() if setting.variable}
+    short = sorted(name.removeprefix(PREFIX) for name in names)
+    lines = []
+    for name in sorted(environment):
+        if not name.startswith(PREFIX) or name in names or not environment[name]:
+            continue
+        key = name.removeprefix(PREFIX).lower()
+        near = difflib.get_close_matches(key.upper(), short, n=1)
+        if key in lasting():
+            hint = f"set {key.replace('_', '-')} in the config file"
+        elif any(key in settings_of(kind) for kind in COMMANDS.values()):
+            hint = f"--{key.replace('_', '-')} is given with each call"
+        else:
+            hint = f"did you mean {PREFIX}{near[0]}?" if near else "no setting has this name"
+        lines.append(f"{name} is set and does nothing: {hint}")
+    return lines
+
+
+def run_path() -> int:
+    """Print where the config file is, or would be; returns the exit code."""
+    print(config_path())
+    return 0
+
+
+def run_init(*, force: bool) -> int:
+    """Write a config file with every setting in it, commented out; returns the exit code.
+
+    Args:
+        force: also where there is one, which is kept beside the new one.
+
+    Raises:
+        UsageError: there is one, and no force.
+        LadeError: it cannot be written.
+    """
+    target = config_path()
+    if target.is_dir():
+        raise UsageError(f"the config file {target} is a folder; remove or rename it")
+    exists = target.exists()
+    if exists and not force:
+        raise UsageError(
+            f"there is a config file {target}; --force writes a new one, and keeps a copy"
+        )
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        kept = _kept(target) if exists else None
+    except OSError as error:
+        reason = error.strerror or error
+        raise LadeError(f"the config file {target} cannot be written: {reason}") from error
+    outputs.write_whole(target, template(), "config init")
+    print(target)
+    if kept is not None:
+        Terminal().say(f"the old one is {kept.name} now, in the same folder")
+    return 0
+
+
+def _kept(path: Path) -> Path:
+    """A copy of the file, under the next free name."""
+    copy, number = path.with_name(f"{path.name}.bak"), 1
+    while copy.exists():
+        number += 1
+        copy = path.with_name(f"{path.name}.bak-{number}")
+    shutil.copy2(path, copy)
+    return copy
+
+
+def template() -> str:
+    """The text of a config file in which every setting stands, and none holds."""
+    parts = [_HEAD]
+    for panel in PANELS:
+        entries = [
+            _entry(setting, having)
+            for setting, having in lasting().values()
+            if setting.option.panel == panel
+        ]
+        if entries:
+            parts.append("\n".join([f"\n# --- {panel} ---\n", *entries]))
+    return "".join([*parts, _FOOT])
+
+
+def _entry(setting: Setting, having: list[tuple[str, ...]]) -> str:
+    about = [described(setting)]
+    commands = dict.fromkeys(words[0] for words in having)
+    if not commands.keys() >= {"chat", "generate"}:
+        about.append(f"for {' and '.join(commands)}")
+    if setting.variable:
+        about.append(setting.variable)
+    empty = [] if setting.kind is list else ""
+    # JSON is the same as TOML for these kinds.
+    value = json.dumps(empty if setting.default is None else setting.default, ensure_ascii=False)
+    lines = textwrap.wrap(setting.option.help, 96, initial_indent="# ", subsequent_indent="# ")
+    return "\n".join([*lines, f"# ({'; '.join(about)})", f"#{setting.name} = {value}", ""])
+
+
+def run_show(parsed: Mapping[tuple[str, ...], Mapping[str, tuple[Any, str]]], color: str) -> int:
+    """Print what holds without flags: name, value and origin; returns the exit code.
+
+    Args:
+        parsed: value and origin of what is not left at its default, by command and key.
+        color: auto, always or never.
+    """
+    from rich.text import Text
+
+    terminal = Terminal(color)
+    rows = list(_rows(parsed))
+    first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
+    console = terminal.console(sys.stdout)
+    for name, value, origin in rows:
+        line = Text.assemble(
+            (f"{name:<{first}}", "cyan"), f"  {value:<{second}}  ", (origin, "dim")
+        )
+        console.print(line, soft_wrap=True)
+    if not config_path().exists():
+        terminal.say("there is no config file; lade config init writes one")
+    return 0
+
+
+def _rows(
+    parsed: Mapping[tuple[str, ...], Mapping[str, tuple[Any, str]]],
+) -> Iterator[tuple[str, str, str]]:
+    """One row a setting where all commands agree, and one for each command that does not."""
+    for key, (setting, having) in lasting().items():
+        said = {}
+        for words in having:
+            default = settings_of(COMMANDS[words])[key].default
+            said[words[0]] = parsed[words].get(key, (default, "default"))
+        usual = max(said.values(), key=list(said.values()).count)
+        yield setting.name, _shown(usual[0]), usual[1]
+        for command, (value, origin) in said.items():
+            if (value, origin) != usual:
+                yield f"{command}.{setting.name}", _shown(value), origin
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(repr, value)) or "-"
+    return "-" if value is None else str(value)

@@ -1,0 +1,201 @@
+"""How an option is declared, named and checked: a field of a request, with an `Option` in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar, get_args, get_origin, get_type_hints
+
+from .decoder.errors import ConfigError
+from .errors import UsageError
+
+PREFIX = "LADE_"
+"""Of every variable that sets an option."""
+CONFIG_FILE = "config file"
+"""The origin of what the config file says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """How a field of a request is set.
+
+    Attributes:
+        panel: heading in the help and in the config file.
+        help: one sentence for users.
+        flag: a letter that the flag has too, such as "-n"; or another flag than the field's name.
+        pair: whether `--no-…` switches it off.
+        metavar: what stands for the value in the help.
+        choices: the values there are; () for any.
+        least, most: the smallest and the largest number allowed.
+        argument: whether it is given by position.
+        lasting: whether the config file can hold it, and not a single call alone.
+        variable: whether a `LADE_` variable can hold it, too.
+    """
+
+    panel: str
+    help: str
+    flag: str = ""
+    pair: bool = False
+    metavar: str | None = None
+    choices: tuple[str, ...] = ()
+    least: int | None = None
+    most: int | None = None
+    argument: bool = False
+    lasting: bool = True
+    variable: bool = True
+
+
+PANELS = (
+    *("", "Prompt", "Measuring", "Planning"),
+    *("Length", "Decoding", "Sampling", "Model", "Output"),
+)
+"""Headings in the order of the help; arguments have none."""
+
+
+def option(panel: str, help: str, flag: str = "", *, default: Any = None, **facts: Any) -> Any:
+    """A field of a request that users can set; see `Option`.
+
+    Args:
+        default: of the field; MISSING where a value has to be given.
+    """
+    return field(default=default, metadata={_OPTION: Option(panel, help, flag, **facts)})
+
+
+_OPTION = "option"
+"""Key of a field's metadata."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """An option of a command, together with what its field says.
+
+    Attributes:
+        key: the field's name, such as max_new_tokens.
+        annotation: the type with its optional None, as Typer reads it.
+        default: None for no value, MISSING where it has to be given.
+        option: how it is set.
+    """
+
+    key: str
+    annotation: Any
+    default: Any
+    option: Option
+
+    @property
+    def name(self) -> str:
+        """Its name in the config file and in messages."""
+        return self.flags[-1].split("/")[0].removeprefix("--")
+
+    @property
+    def kind(self) -> type:
+        """int, float, bool, str, or list for several texts."""
+        kinds = [kind for kind in get_args(self.annotation) if kind is not type(None)]
+        kind = kinds[0] if kinds and get_origin(self.annotation) is not list else self.annotation
+        return list if get_origin(kind) is list else kind
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Its flags; the last one is the long one."""
+        flag, name = self.option.flag, self.key.replace("_", "-")
+        long = f"--{name}"
+        if self.option.pair:
+            return (f"{long}/--no-{name}",)
+        if flag.startswith("--"):
+            return (flag,)
+        return (flag, long) if flag else (long,)
+
+    @property
+    def variable(self) -> str | None:
+        """The environment variable that sets it; None where there is none."""
+        named = self.option.lasting and self.option.variable
+        return PREFIX + self.name.replace("-", "_").upper() if named else None
+
+    def check(self, value: Any) -> None:
+        """Refuse a value that is not one of the choices, or out of range.
+
+        Raises:
+            UsageError: the message says what it may be.
+        """
+        choices, least, most = self.option.choices, self.option.least, self.option.most
+        if value is not None and choices and value not in choices:
+            raise UsageError(f"unknown {self.name} {value!r}; use one of {', '.join(choices)}")
+        if value is not None and least is not None and not least <= value <= (most or value):
+            allowed = f"at least {least}" if most is None else f"from {least} to {most}"
+            raise UsageError(f"{self.name} must be {allowed}, not {value}")
+
+
+def config_path() -> Path:
+    """Where the config file is, or would be."""
+    from platformdirs import user_config_path
+
+    return user_config_path("lade", appauthor=False) / "config.toml"
+
+
+def settings_of(kind: type[Options]) -> dict[str, Setting]:
+    """The options of a request that its command offers, by key, in the order of the help."""
+    hints = get_type_hints(kind)
+    found = [
+        Setting(each.name, hints[each.name], each.default, each.metadata[_OPTION])
+        for each in fields(kind)
+        if _OPTION in each.metadata and each.name not in kind.omits
+    ]
+    found.sort(key=lambda one: PANELS.index("" if one.option.argument else one.option.panel))
+    return {one.key: one for one in found}
+
+
+def default_of(kind: type[Options], key: str) -> Any:
+    """The default of a field of a request."""
+    return next(each.default for each in fields(kind) if each.name == key)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What every command has.
+
+    Attributes:
+        origins: where values are from, by key: "flag --budget", "LADE_BUDGET", "config file", "set
+            in this chat"; defaults are left out.
+    """
+
+    omits: ClassVar[frozenset[str]] = frozenset()
+    """Shared fields that the command does not offer: they keep their defaults."""
+
+    color: str = option(
+        "Output",
+        "Color the output: auto, always or never.",
+        default="auto",
+        choices=("auto", "always", "never"),
+    )
+    origins: Mapping[str, str] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Refuse what can be refused without a model.
+
+        Raises:
+            UsageError, ConfigError: the message names the option, what it may be, and the variable
+                or file that it is from.
+        """
+        try:
+            self._check()
+        except (UsageError, ConfigError) as error:
+            raise type(error)(f"{error}{self._culprits(str(error))}") from error
+
+    def _check(self) -> None:
+        for setting in settings_of(type(self)).values():
+            setting.check(getattr(self, setting.key))
+
+    def _culprits(self, message: str) -> str:
+        """The variables and lines of the config file that a message is due to."""
+        found = []
+        for key, origin in self.origins.items():
+            if origin != CONFIG_FILE and not origin.startswith(PREFIX):
+                continue  # a flag is before the user's eyes
+            try:
+                replace(self, **{key: default_of(type(self), key)})._check()
+            except (UsageError, ConfigError) as error:
+                if str(error) == message:
+                    continue  # it is wrong without this one too
+            line = f"{key.replace('_', '-')} in the config file {config_path()}"
+            found.append(line if origin == CONFIG_FILE else origin)
+        return f" ({', '.join(found)})" if found else ""
