@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import unicodedata
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from prompt_toolkit.application import Application
@@ -24,7 +26,7 @@ from rich.tree import Tree
 from .decoder.events import Detail
 from .metrics import Tally
 from .trace import Trace
-from .visualize import counted, printable, style_of, styled, visible
+from .visualize import counted, printable, style_of, styled
 
 ROOT = -1
 """The parent of the tree's first level: the current token."""
@@ -34,6 +36,29 @@ _NGRAM_LINES = 2
 _CELLS = 14
 """The most cells of a token in the window; where columns are many, at least half of it."""
 _NGRAM_STYLE = style_of("trajectory")
+_PICTURES = {" ": "␣", "\n": "⏎", "\t": "⇥", "\x7f": "␡"}
+# These have no width of their own, but what they join would fall apart without them.
+_JOINERS = "\u200c\u200d\ufe0e\ufe0f"
+
+
+@lru_cache(maxsize=4096)
+def visible(token: str) -> str:
+    """A token's text with a picture of every invisible character: ␣ for a space, ⏎ for a newline.
+
+    Nothing of it can drive a terminal or change the direction of the text around it.
+    """
+    return "".join(map(_visible_character, token)) or "∅"
+
+
+def _visible_character(character: str) -> str:
+    if character in _PICTURES:
+        return _PICTURES[character]
+    if character < " ":
+        return chr(0x2400 + ord(character))  # Unicode's picture of this control character
+    category = unicodedata.category(character)
+    if category == "Zs":
+        return "␣"
+    return "·" if category[0] in "CZ" and character not in _JOINERS else character
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import re
-import unicodedata
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Protocol, TextIO
 
 from rich.color import ColorSystem
@@ -38,9 +36,6 @@ NOW_STEPS = 8
 
 # C0 but tab and newline, DEL and C1 could drive a terminal; the others turn the reading direction.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-_PICTURES = {" ": "␣", "\n": "⏎", "\t": "⇥", "\x7f": "␡"}
-# These have no width of their own, but what they join would fall apart without them.
-_JOINERS = "\u200c\u200d\ufe0e\ufe0f"
 
 
 # Text.
@@ -49,26 +44,6 @@ _JOINERS = "\u200c\u200d\ufe0e\ufe0f"
 def printable(text: str) -> str:
     """`text` without control characters, so that no output can drive the terminal."""
     return _CONTROL.sub("", text)
-
-
-@lru_cache(maxsize=4096)
-def visible(token: str) -> str:
-    """A token's text with a picture of every invisible character: ␣ for a space, ⏎ for a newline.
-
-    Nothing of it can drive a terminal or change the direction of the text around it.
-    """
-    return "".join(map(_visible_character, token)) or "∅"
-
-
-def _visible_character(character: str) -> str:
-    if character in _PICTURES:
-        return _PICTURES[character]
-    if character < " ":
-        return chr(0x2400 + ord(character))  # Unicode's picture of this control character
-    category = unicodedata.category(character)
-    if category == "Zs":
-        return "␣"
-    return "·" if category[0] in "CZ" and character not in _JOINERS else character
 
 
 def counted(count: int, noun: str) -> str:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from ladecli.decoder.events import Detail
 from ladecli.events import Piece, TextStep
-from ladecli.inspector import StepView, origins
+from ladecli.inspector import StepView, origins, visible
 from ladecli.metrics import Tally
 from ladecli.trace import Header, Trace, read_trace
 
@@ -205,3 +205,12 @@ def test_a_window_that_starts_again_has_rows_of_no_step() -> None:
     assert origins(with_another((2,), (5,)), 3) == [1, 2]  # made narrower
     assert origins(with_another((2, 5, 6)), 3) == [None]
     assert origins(with_another((2, 5, 6), (5, 6, 7)), 3) == [None, None]
+
+
+def test_invisible_characters_get_pictures() -> None:
+    table = {
+        " the": "␣the", "\n\n": "⏎⏎", "\t": "⇥", "": "∅", "\x1b[": "␛[", "\r": "␍", "\x7f": "␡",
+        "\x9b": "·", "\u202e": "·", "\u2028": "·", "\xa0": "␣", "\ud800": "·", "\u200b": "·",
+        "你😀é": "你😀é", "👩\u200d👧": "👩\u200d👧",
+    }  # fmt: skip
+    assert {text: visible(text) for text in table} == table
