@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .bench.result import Skipped
-from .table import Column, Table
+from .screen import Column, Table
 from .visualize import counted
 
 LEVEL = 0.01

@@ -21,8 +21,7 @@ from .errors import UsageError
 from .events import Ended, TextEvent, TextStep
 from .metrics import Tally
 from .trace import Header, TraceWriter, describe, speller
-from .views import View
-from .visualize import printable, statistics_line, style_of
+from .visualize import View, printable, statistics_line, style_of
 
 if TYPE_CHECKING:
     from .options import Request

@@ -17,8 +17,7 @@ from .metrics import Tally
 from .options import GenerateRequest
 from .prompts import Prompt, gather
 from .terminal import Terminal, ctrl_c
-from .views import Together, View
-from .visualize import memory_line
+from .visualize import Together, View, memory_line
 
 if TYPE_CHECKING:
     from .session import Session, Settings

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import statistics
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -15,18 +16,21 @@ def ratio(numerator: float, denominator: float) -> float:
     return numerator / denominator if denominator else 0.0
 
 
-def step_speedup(tokens: int, seconds: float, plain_step: float, *, drafted: bool) -> float:
-    """How many times as fast `tokens` came as plain decoding would have made them.
+PLAIN_STEPS = 8
+"""Steps of one token that an answer needs before their mean stands for a plain step."""
+_LATEST = 500
+"""Plain steps of which the mean is taken, so that its cost does not grow with the text."""
+
+
+def speedup(tokens: int, seconds: float, plain_step: float) -> float:
+    """Plain decoding's time for `tokens` over the time that they took; 0 if that is unknown.
 
     Args:
-        tokens: what came.
-        seconds: in how much time.
-        plain_step: seconds that a step of plain decoding takes, which makes one token.
-        drafted: whether a draft was among them.  Without one every step made one token, as a
-            plain one does, and what made it faster than that is noise: the result is 1 at most.
+        tokens: generated after the first step.
+        seconds: that they took.
+        plain_step: seconds of a step of plain decoding, which generates one token.
     """
-    faster = ratio(tokens * plain_step, seconds)
-    return faster if drafted else min(faster, 1.0)
+    return ratio(tokens * plain_step, seconds)
 
 
 @dataclass(slots=True)
@@ -34,17 +38,17 @@ class Tally:
     """Counts over one answer, folded from its events.
 
     A step is a forward pass that yields tokens.  The first one reads the end of the prompt
-    and belongs to the prefill time; all others are decoding time.  What memory did not suffice
-    for counts as time, too.
+    and belongs to the prefill time; all others are decoding time.  A step that ran out of memory
+    counts as time, too.
 
     Attributes:
-        prompt, cached: tokens of the prompt, and how many of them need not be read again.
+        prompt, cached: tokens of the prompt, and those of them that were in the cache already.
         tokens: of the answer.
-        steps: how many there were.
-        fed: tokens that they fed to the model.
+        fed: tokens fed to the model by all steps.
         prefill_seconds, decode_seconds: wall time.
+        plain_seconds: of the latest steps that fed one token, as all of plain decoding do.
         accepted: draft tokens by source.
-        squeezed: the most tokens of a step for want of memory; None if there was enough.
+        squeezed: the most tokens of a step after memory ran out; None if it did not.
         reason: why the answer ended; None before that.
     """
 
@@ -55,6 +59,7 @@ class Tally:
     fed: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
+    plain_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST))
     accepted: Counter[str] = field(default_factory=Counter)
     squeezed: int | None = None
     reason: Reason | None = None
@@ -73,6 +78,8 @@ class Tally:
                     self._first_tokens = len(event.token_ids)
                 else:
                     self.decode_seconds += event.seconds
+                    if event.width == 1:
+                        self.plain_seconds.append(event.seconds)
                 self.steps += 1
                 self.tokens += len(event.token_ids)
                 self.fed += event.width
@@ -106,18 +113,26 @@ class Tally:
             return (self.tokens - self._first_tokens) / self.decode_seconds
         return ratio(self.tokens, self.prefill_seconds)
 
-    def speedup(self, plain_step: float) -> float:
-        """How many times as fast as plain decoding, after the first step; 0 before the second.
+    @property
+    def plain_step(self) -> float | None:
+        """Seconds of a plain step, the mean of this answer's own; None if it had too few.
+
+        They are of texts as long as this one, on a machine as busy as it was.  The fastest and
+        the slowest tenth do not count: one pause of the machine must not change the figure.
+        """
+        if len(self.plain_seconds) < PLAIN_STEPS:
+            return None
+        cut = -(-len(self.plain_seconds) // 10)
+        return statistics.fmean(sorted(self.plain_seconds)[cut:-cut])
+
+    def speedup(self, plain_step: float | None = None) -> float:
+        """Speed-up over plain decoding, after the first step; 0 as long as it is unknown.
 
         Args:
-            plain_step: seconds that a step of plain decoding takes.
+            plain_step: seconds of a plain step, for an answer that has too few of its own.
         """
-        return step_speedup(
-            self.tokens - self._first_tokens,
-            self.decode_seconds,
-            plain_step,
-            drafted=self.tokens > self.steps,
-        )
+        plain = self.plain_step or plain_step or 0.0
+        return speedup(self.tokens - self._first_tokens, self.decode_seconds, plain)
 
 
 def total(tallies: Iterable[Tally]) -> Tally:
@@ -131,6 +146,7 @@ def total(tallies: Iterable[Tally]) -> Tally:
         whole.fed += tally.fed
         whole.prefill_seconds += tally.prefill_seconds
         whole.decode_seconds += tally.decode_seconds
+        whole.plain_seconds.extend(tally.plain_seconds)
         whole.accepted.update(tally.accepted)
         whole._first_tokens += tally._first_tokens
     return whole

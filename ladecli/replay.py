@@ -12,8 +12,7 @@ from .events import PromptRead, TextEvent, TextStep
 from .metrics import Tally
 from .terminal import Terminal, ctrl_c, is_dumb
 from .trace import Trace, read_trace
-from .views import View
-from .visualize import ViewState
+from .visualize import View, ViewState
 
 _NAP = 1 / 16
 """Seconds between two looks at whether Ctrl-C was pressed."""

@@ -1,22 +1,81 @@
-"""What is printed on a console: as wide as a screen, and on a pipe with every row whole.
+"""Lines and tables on a console: as wide as a screen, and on a pipe with every row whole.
 
 Colours are another matter: a pipe has them where the user wants them, and no width even then.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
-
-from .table import Table
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table as RichTable
 
+NONE = "-"
+"""What stands where there is no figure."""
 WIDE = 10_000
 """Columns of a pipe: more than any row has, so that none is folded."""
 _NAMES = 12
 """Columns that a name has at least; or a third of the screen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        title: at its head.
+        number: whether it holds numbers, which end at its right side.
+        weight: the greatest is left out first where there is no room; 0 always stays.
+        note: what it holds, for the footnote of tables that have it.
+    """
+
+    title: str
+    number: bool = True
+    weight: int = 0
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Text in rows and columns, for a screen or a report; nothing in it is escaped.
+
+    Attributes:
+        title: above it.
+        columns: the first one names the row.
+        rows: as many cells in each as there are columns.
+        notes: below it, each a line of its own.
+    """
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def footnotes(self) -> tuple[str, ...]:
+        """Below it: what its columns hold, and its own notes."""
+        explained = "; ".join(column.note for column in self.columns if column.note)
+        return (explained, *self.notes) if explained else self.notes
+
+    def of_columns(self, kept: Sequence[int]) -> Table:
+        """The table with some columns only, by number."""
+        return replace(
+            self,
+            columns=tuple(self.columns[number] for number in kept),
+            rows=tuple(tuple(row[number] for number in kept) for row in self.rows),
+        )
+
+    def without_empty(self) -> Table:
+        """The table without columns in which no row has anything; those of weight 0 stay."""
+        kept = [
+            number
+            for number, column in enumerate(self.columns)
+            if not column.weight or any(row[number] != NONE for row in self.rows)
+        ]
+        return self.of_columns(kept)
 
 
 def is_screen(console: Console) -> bool:
@@ -25,7 +84,7 @@ def is_screen(console: Console) -> bool:
 
 
 def draws(console: Console, columns: int) -> bool:
-    """Whether the stream takes the dots of a plot that is so wide."""
+    """Whether the stream takes the dots of a plot of that many columns."""
     room = not is_screen(console) or console.width >= columns
     return room and "utf" in (console.encoding or "").lower()
 
@@ -64,13 +123,16 @@ def print_table(table: Table, console: Console) -> set[str]:
     Returns:
         The titles of the columns that were left out: those of the greatest weight.
     """
-    kept = list(range(len(table.columns)))
-    if is_screen(console):
-        while _needs(table, kept, max(console.width // 3, _NAMES)) > console.width:
-            weight = max(table.columns[number].weight for number in kept)
-            if not weight:
-                break
-            kept.remove(max(n for n in kept if table.columns[n].weight == weight))
+    from rich.measure import Measurement
+
+    kept, unlimited = list(range(len(table.columns))), console.options.update(max_width=WIDE)
+    names = max(console.width // 3, _NAMES)
+    while is_screen(console) and len(kept) > 1:
+        weight = max(table.columns[number].weight for number in kept)
+        needed = Measurement.get(console, unlimited, _rich(table.of_columns(kept), names)).maximum
+        if not weight or needed <= console.width:
+            break
+        kept.remove(max(n for n in kept if table.columns[n].weight == weight))
     shown = table.of_columns(kept)
     line(console, shown.title, "bold")
     show(_rich(shown), console)
@@ -79,20 +141,8 @@ def print_table(table: Table, console: Console) -> set[str]:
     return {column.title for n, column in enumerate(table.columns) if n not in kept}
 
 
-def _needs(table: Table, kept: list[int], names: int) -> int:
-    """Columns of the screen that a table takes if names are folded to so many."""
-    from rich.cells import cell_len
-
-    total = 2 * (len(kept) - 1)
-    for number in kept:
-        column = table.columns[number]
-        widest = max((cell_len(row[number]) for row in table.rows), default=0)
-        widest = max(widest if column.number else min(widest, names), cell_len(column.title))
-        total += widest
-    return total
-
-
-def _rich(table: Table) -> RichTable:
+def _rich(table: Table, names: int | None = None) -> RichTable:
+    """The table for Rich; names are folded at `names` cells, if that is given."""
     from rich.text import Text
 
     found = bare_table()
@@ -100,7 +150,7 @@ def _rich(table: Table) -> RichTable:
         if column.number:
             found.add_column(Text(column.title), justify="right", no_wrap=True)
         else:
-            found.add_column(Text(column.title), overflow="fold")
+            found.add_column(Text(column.title, no_wrap=True), overflow="fold", max_width=names)
     for row in table.rows:
-        found.add_row(*(Text(cell) for cell in row))
+        found.add_row(*map(Text, row))
     return found

@@ -10,14 +10,12 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, TextIO
+from typing import NoReturn, TextIO
 
-from .visualize import ColourWriter, PlainWriter, printable, statistics_line
+from rich.console import COLOR_SYSTEMS, Console
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from .metrics import Tally
+from .metrics import Tally
+from .visualize import Writer, printable, statistics_line
 
 DRAWN_EVERY = 0.1
 """Seconds from one drawing of a bar to the next, at least."""
@@ -28,9 +26,16 @@ def is_dumb() -> bool:
     return os.name == "posix" and os.environ.get("TERM", "") in ("", "dumb", "unknown")
 
 
+class _Console(Console):
+    """A console that leaves a closed pipe to its caller, instead of ending the program."""
+
+    def on_broken_pipe(self) -> NoReturn:
+        raise
+
+
 @dataclass(frozen=True, slots=True)
 class Terminal:
-    """How to speak to the user.
+    """Output to the user: the answer on stdout, all else on stderr.
 
     Attributes:
         color: auto, always or never.
@@ -40,14 +45,18 @@ class Terminal:
     color: str = "auto"
     quiet: bool = False
 
-    def console(self, stream: TextIO) -> Console:
-        """A console on a stream, with or without colours as the user asked."""
-        from rich.console import Console
+    def console(self, stream: TextIO, *, is_terminal: bool | None = None) -> Console:
+        """A console on a stream, with or without colours as the user asked.
 
-        return Console(
+        Args:
+            stream: where to.
+            is_terminal: whether it takes control sequences; None for what the colours need.
+        """
+        choice = {"always": True, "never": False}.get(self.color)
+        return _Console(
             file=stream,
-            force_terminal={"always": True, "never": False}.get(self.color),
-            no_color={"always": False, "never": True}.get(self.color),
+            force_terminal=choice if is_terminal is None else is_terminal,
+            no_color=None if choice is None else not choice,
             highlight=False,
             markup=False,
             emoji=False,
@@ -55,26 +64,22 @@ class Terminal:
 
     def live_console(self) -> Console | None:
         """A console for a view that draws on stdout; None where stdout cannot be drawn on."""
-        from rich.console import Console
-
         if not sys.stdout.isatty() or is_dumb():
             return None
         # "never" takes the colours away, and must not take the cursor's movements with them.
-        no_color = {"always": False, "never": True}.get(self.color)
-        return Console(force_terminal=True, no_color=no_color, highlight=False, markup=False)
+        return self.console(sys.stdout, is_terminal=True)
 
-    def writer(self, colours: bool = True) -> PlainWriter | ColourWriter:
+    def writer(self, colours: bool = True) -> Writer:
         """The writer for what stdout is: a terminal with colours, one without, or no terminal.
 
         Args:
-            colours: whether tokens shall have those of their sources.
+            colours: whether tokens have those of their sources.
         """
-        terminal = sys.stdout.isatty()
-        if colours and (self.color == "always" or (self.color == "auto" and terminal)):
-            console = self.console(sys.stdout)
-            if console.color_system is not None and not console.no_color:
-                return ColourWriter(console)
-        return PlainWriter(sys.stdout, safe=terminal)
+        is_terminal, console = sys.stdout.isatty(), self.console(sys.stdout)
+        wanted = self.color == "always" or (self.color == "auto" and is_terminal)
+        if colours and wanted and console.color_system and not console.no_color:
+            return Writer(sys.stdout, safe=True, colors=COLOR_SYSTEMS[console.color_system])
+        return Writer(sys.stdout, safe=is_terminal)
 
     def say(self, line: str) -> None:
         """A notice on stderr."""
@@ -89,7 +94,7 @@ class Terminal:
 
     @contextlib.contextmanager
     def progress(self, what: str) -> Iterator[None]:
-        """A spinner on stderr while something takes long, where somebody is watching."""
+        """A spinner on stderr, if that is a terminal, while something takes long."""
         if self.quiet or not sys.stderr.isatty():
             yield
             return
@@ -98,17 +103,16 @@ class Terminal:
 
     @contextlib.contextmanager
     def bar(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
-        """A bar on stderr with the time that is left, where somebody is watching.
+        """A bar on stderr, if that is a terminal, with the time that is left.
 
-        It is drawn only where it is told something: a thread that draws would take its time from
-        what is measured.
+        It is drawn by its caller's thread: another one would take its time from what is measured.
 
         Args:
             what: is being done, in a word.
             total: of what is counted, at the end.
 
         Yields:
-            What to tell how many more are done.
+            A function that takes how many more are done.
         """
         if self.quiet or not sys.stderr.isatty():
             yield lambda _more: None
@@ -128,14 +132,14 @@ class Terminal:
             task = bar.add_task(what, total=total)
             drawn = time.monotonic()
 
-            def told(more: int) -> None:
+            def advance(more: int) -> None:
                 nonlocal drawn
                 bar.update(task, advance=more)
                 if time.monotonic() - drawn >= DRAWN_EVERY:
                     bar.refresh()
                     drawn = time.monotonic()
 
-            yield told
+            yield advance
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ class Detokenizer:
 
     What a token adds depends on its neighbours: bytes of one character are spread over
     tokens, and some tokenizers drop a leading space at the start of a text.  So each token is
-    decoded behind the few that precede it, and what they add to each other is the new text.
+    decoded together with the few before it, and what it adds to their text is new.
 
     Args:
         tokenizer: decodes ids.
@@ -38,7 +38,7 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         # Runs of tokens that end with a whole character.  A run is forgotten as a whole:
-        # half a character at the front would spoil the decoding of the bytes behind it.
+        # half a character at the front would spoil the decoding of the bytes after it.
         self._known: list[list[int]] = [self._whole(context)]
         self._new: list[int] = []
         self._shown = 0
@@ -100,7 +100,7 @@ class StopStrings:
     def feed(self, text: str) -> str:
         """The text that is certain not to belong to a stop string; may be empty.
 
-        After a stop string was found, nothing comes any more.
+        After a stop string it is always empty.
         """
         if self.found:
             return ""
@@ -152,7 +152,7 @@ class TextStream:
         return self._stops.found
 
     def take(self, tokens: Sequence[int]) -> list[str]:
-        """The text of each of some tokens; the last one may lag behind.
+        """The text of each of some tokens; that of the last one may still be missing.
 
         Args:
             tokens: those fed since the last call, and others, which are fed now.
@@ -180,8 +180,10 @@ def apply_chat_template(
         reply: whether the conversation waits for the assistant's answer.
 
     Raises:
-        UsageError: the model has no template, or its template refuses the messages.
+        UsageError: the model has no template, or its template is broken or refuses the messages.
     """
+    from jinja2 import TemplateSyntaxError
+
     if not getattr(tokenizer, "chat_template", None):
         system = any(message["role"] == "system" for message in messages)
         fix = "use --raw, without a system message" if system else "use --raw"
@@ -191,10 +193,11 @@ def apply_chat_template(
             list(messages),
             add_generation_prompt=reply,
             return_dict=True,
-            # How long a text may be is for us to say.
+            # The limit of the context is checked elsewhere.
             tokenizer_kwargs={"verbose": False},
         )
-    except Exception as error:  # templates raise whatever Jinja raises
+    except TemplateSyntaxError as error:
+        raise UsageError(f"the model's chat template is broken: {error}; use --raw") from error
+    except Exception as error:  # templates raise whatever they like
         raise UsageError(f"the model's chat template refuses this: {error}") from error
-    ids = encoded["input_ids"]
-    return [int(i) for i in ids]
+    return [int(i) for i in encoded["input_ids"]]

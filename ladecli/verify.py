@@ -28,7 +28,7 @@ from .decoder.errors import PromptError
 from .errors import INTERRUPTED, LadeError, UsageError
 from .events import Ended, Reason, TextStep
 from .memory import FULL
-from .table import Column, Table
+from .screen import Column, Table
 from .terminal import Terminal, ctrl_c
 from .trace import speller
 from .visualize import counted, printable

@@ -1,20 +1,22 @@
-"""Events to what a person sees: pure functions, and one writer for each kind of stream."""
+"""Events of an answer as coloured text: its tokens, its status row and its statistics."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TextIO
+from typing import Protocol, TextIO
+
+from rich.color import ColorSystem
+from rich.style import Style
+from rich.text import Text
 
 from .decoder.events import Started
+from .errors import LadeError
 from .events import Ended, Piece, PromptRead, TextEvent, TextStep
-from .metrics import Tally, step_speedup
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.text import Text
+from .metrics import Tally, speedup
 
 SOURCE_STYLES = {
     "trajectory": "green",
@@ -26,12 +28,17 @@ OTHER_SOURCE_STYLE = "yellow"
 
 BARS = "▁▂▃▄▅▆▇█"
 REMEMBERED_STEPS = 24
-"""So many of the last steps are drawn."""
-_FEWEST_BARS = 6  # fewer tell nothing
+"""Steps that the status row draws as bars."""
+_FEWEST_BARS = 1
+"""Columns that no figure takes from the bars."""
+NOW_STEPS = 8
+"""The last steps, of which the status row says how fast they were."""
 
-# Everything that a terminal could take for a command: C0 but tab and newline, DEL, C1; and what
-# could make text read in another order than it was said.
+# C0 but tab and newline, DEL and C1 could drive a terminal; the others turn the reading direction.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+# Text.
 
 
 def printable(text: str) -> str:
@@ -39,66 +46,148 @@ def printable(text: str) -> str:
     return _CONTROL.sub("", text)
 
 
+def counted(count: int, noun: str) -> str:
+    """A count with its noun: "1 line", "2 lines"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def styled(text: str, style: str = "") -> Text:
+    """`text` in a style that ends with it: what is appended later does not take it on."""
+    return Text().append(text, style)
+
+
 def style_of(source: str | None) -> str:
     """The style of a token from `source`; the model's own tokens are plain."""
     return "" if source is None else SOURCE_STYLES.get(source, OTHER_SOURCE_STYLE)
 
 
-def counted(count: int, noun: str) -> str:
-    """How many of something: "1 line", "2 lines"."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
 def legend(sources: Iterable[str]) -> Text:
     """The names of draft sources, each in its colour."""
-    from rich.text import Text
+    return Text(" ").join(styled(source, style_of(source)) for source in sorted(sources))
 
-    line = Text()
-    for number, source in enumerate(sorted(sources)):
-        line.append(" " if number else "", "dim")
-        line.append(source, style_of(source))
-    return line
+
+# Views of an answer.
+
+
+class View(Protocol):
+    """Something that shows an answer, or keeps it."""
+
+    def show(self, event: TextEvent) -> None:
+        """Take one more event."""
+
+    def finish(self) -> None:
+        """The answer is over, or broken off: leave terminal and files in order."""
+
+
+class Together:
+    """Several views of one answer.
+
+    Args:
+        views: each takes every event, in this order.
+    """
+
+    def __init__(self, *views: View) -> None:
+        self._views = views
+
+    def show(self, event: TextEvent) -> None:
+        """Pass one more event on."""
+        for view in self._views:
+            view.show(event)
+
+    def finish(self) -> None:
+        """Finish all of them, the first one first, also when one fails.
+
+        Raises:
+            LadeError: with the errors of all that failed.
+        """
+        failures: list[LadeError] = []
+
+        def finish(view: View) -> None:
+            try:
+                view.finish()
+            except LadeError as error:
+                failures.append(error)
+
+        with contextlib.ExitStack() as stack:
+            for view in reversed(self._views):
+                stack.callback(finish, view)
+        if failures:
+            raise LadeError("; ".join(map(str, failures)))
+
+
+class Writer:
+    """Writes an answer as it comes, for pipes, files and terminals that cannot redraw.
+
+    Lines are left to the terminal to wrap: it alone knows where they start.
+
+    Args:
+        stream: where to.
+        safe: whether to leave out control characters, as a terminal needs.
+        colors: with which to show the source of each token; None for plain text.
+    """
+
+    def __init__(self, stream: TextIO, safe: bool, colors: ColorSystem | None = None) -> None:
+        self._stream = stream
+        self._safe = safe
+        self._colors = colors
+        self._ended_line = True
+
+    def show(self, event: TextEvent) -> None:
+        """Write what the event adds, at once."""
+        match event:
+            case TextStep():
+                self._write(event.pieces)
+            case Ended():
+                self._write((Piece(event.rest),))
+
+    def finish(self) -> None:
+        """End the last line."""
+        self._write(() if self._ended_line else (Piece("\n"),))
+
+    def _write(self, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            if text := printable(piece.text) if self._safe else piece.text:
+                self._ended_line = text.endswith("\n")
+                style = Style.parse(style_of(piece.source))
+                self._stream.write(style.render(text, color_system=self._colors))
+        self._stream.flush()
+
+
+# Figures.
 
 
 def statistics_line(tally: Tally, width: int, plain_step: float | None = None) -> Text:
-    """One line about an answer, with the legend of its colours; several where it is narrow.
+    """One line about an answer; lines break between figures where the screen is narrow.
 
     Args:
         tally: of the answer.
-        width: of the screen; lines break between figures, not within them.
-        plain_step: seconds of a plain step, where it was measured: then the speed-up over
-            plain decoding is shown.
+        width: of the screen, in cells.
+        plain_step: seconds of a plain step, for an answer with too few of its own.
     """
-    from rich.text import Text
-
     parts = [
         Text(f"{counted(tally.tokens, 'token')} in {counted(tally.steps, 'step')}"),
-        Text(f"{tally.tokens_per_step:.2f} tokens per step", "bold"),
+        styled(f"{tally.tokens_per_step:.2f} tokens per step", "bold"),
         Text(f"{tally.tokens_per_second:.1f} tok/s"),
     ]
-    if plain_step and (speedup := tally.speedup(plain_step)):
-        parts.append(Text(f"{speedup:.1f}× plain", "bold"))
+    if faster := tally.speedup(plain_step):
+        parts.append(styled(f"{faster:.1f}× plain", "bold"))
     if tally.accepted:
-        accepted = Text("accepted: ")
-        for number, (source, count) in enumerate(sorted(tally.accepted.items())):
-            accepted.append(", " if number else "")
-            accepted.append(f"{source} {count}", style_of(source))
-        parts.append(accepted)
-    line, used = Text(), 0
-    for part in parts:
-        if used and used + 3 + len(part) > width:
-            line.append("\n")
-            used = 0
-        elif used:
-            line.append(" · ", "dim")
-            used += 3
-        line.append_text(part)
-        used += len(part)
-    return line
+        counts = (
+            styled(f"{source} {count}", style_of(source))
+            for source, count in sorted(tally.accepted.items())
+        )
+        parts.append(Text("accepted: ").append_text(Text(", ").join(counts)))
+    lines = [parts[0]]
+    for part in parts[1:]:
+        if lines[-1].cell_len + 3 + part.cell_len > width:
+            lines.append(part)
+        else:
+            lines[-1] = Text.assemble(lines[-1], (" · ", "dim"), part)
+    return Text("\n").join(lines)
 
 
 def memory_line(tally: Tally) -> str | None:
-    """What is to be said of memory under an answer; None if there was enough."""
+    """The line about memory below an answer; None if there was enough."""
     if tally.reason == "memory":
         context = counted(tally.prompt + tally.tokens, "token")
         return (
@@ -113,35 +202,27 @@ def memory_line(tally: Tally) -> str | None:
     return None
 
 
+# The status row.
+
+
 @dataclass(slots=True)
 class ViewState:
-    """What is to be seen of a reply that is on its way.
+    """What the status row of an unfinished reply shows.
 
     Attributes:
-        plain_step: seconds of a plain step, measured on this model; None if it was not.
-        max_context: the most tokens of prompt and reply together; 0 if it is not known.
+        plain_step: seconds of a plain step, for as long as the reply has too few of its own;
+            None if unknown.
+        max_context: the most tokens of prompt and reply together; 0 if unknown.
         tally: the counts so far.
-        counts: tokens of the last steps, the newest last.
-        last: the last step.
+        recent: tokens and seconds of the last steps, the newest last.
         reading: tokens done and in total while the prompt is read, else None.
     """
 
     plain_step: float | None = None
     max_context: int = 0
     tally: Tally = field(default_factory=Tally)
-    counts: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED_STEPS))
-    last: TextStep | None = None
+    recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=REMEMBERED_STEPS))
     reading: tuple[int, int] | None = None
-
-    @property
-    def cached(self) -> int:
-        """Tokens of the prompt that were in the cache already."""
-        return self.tally.cached
-
-    @property
-    def used(self) -> int:
-        """Tokens of prompt and reply."""
-        return self.tally.prompt + self.tally.tokens
 
 
 def fold(state: ViewState, event: TextEvent) -> ViewState:
@@ -154,8 +235,7 @@ def fold(state: ViewState, event: TextEvent) -> ViewState:
             state.reading = event.done, event.total
         case TextStep():
             state.reading = None
-            state.last = event
-            state.counts.append(len(event.token_ids))
+            state.recent.append((len(event.token_ids), event.seconds))
     return state
 
 
@@ -164,8 +244,8 @@ def sparkline(counts: Iterable[int], columns: int, unicode: bool = True) -> str:
 
     Args:
         counts: of tokens, the newest last.
-        columns: at most so many.
-        unicode: whether the screen has bars; digits do otherwise, 9 for more.
+        columns: the most bars.
+        unicode: whether the screen has bars; else digits, 9 for more.
     """
     shown = list(counts)[-columns:] if columns > 0 else []
     if not unicode:
@@ -178,155 +258,55 @@ def sparkline(counts: Iterable[int], columns: int, unicode: bool = True) -> str:
 def status_line(
     state: ViewState, width: int, *, unicode: bool = True, colours: bool = False
 ) -> Text:
-    """One row about a reply on its way, never wider than the screen.
+    """One row about an unfinished reply, never wider than the screen.
 
-    What matters least is left out first: legend, cache, width, the last step's speed-up, that of
-    the whole reply, tokens per step.
+    Figures that do not fit are left out from the end; bars of the last steps take the room left.
 
     Args:
         state: of the reply.
         width: of the screen, in cells.
         unicode: whether the screen has more than ASCII.
-        colours: whether text has its sources' colours, so that a legend helps.
+        colours: whether tokens have the colours of their sources, which a legend explains.
     """
     if state.reading is not None and not state.tally.steps:
-        line = _reading(state, width)
-    else:
-        line = _progress(state, width, unicode, legend(state.tally.accepted) if colours else None)
+        return _reading(state.reading, state.tally.cached, width)
+    separator = " · " if unicode else " | "
+    first, *others = _figures(state, "×" if unicode else "x", colours)
+    line = first if first.cell_len <= width else Text(f"{state.tally.tokens_per_second:.0f}/s")
+    for part in others:
+        if line.cell_len + len(separator) + part.cell_len > width - _FEWEST_BARS - 1:
+            break
+        line.append(separator, "dim").append_text(part)
+    bars = sparkline((count for count, _ in state.recent), width - line.cell_len - 1, unicode)
+    line.append(f" {bars}" if bars else "")
     line.truncate(width)
     return line
 
 
-def _figure(value: str, unit: str) -> Text:
-    """A readable figure with a modest unit, which stands before it or behind."""
-    from rich.text import Text
-
-    if unit.endswith(" "):
-        return Text.assemble((unit, "dim"), value)
-    return Text.assemble(value, (unit, "dim"))
+def _reading(reading: tuple[int, int], cached: int, width: int) -> Text:
+    progress = f"{reading[0]}/{reading[1]}"
+    kept = f" ({cached} from the cache)" if cached else ""
+    lines = [f"reading the prompt {progress}{kept}", f"reading the prompt {progress}", progress]
+    return Text(next((line for line in lines if len(line) <= width), progress[:width]))
 
 
-def _reading(state: ViewState, width: int) -> Text:
-    assert state.reading is not None
-    done, total = state.reading
-    for label in ("reading the prompt ", "prompt ", ""):
-        line = _figure(f"{done}/{total}", label)
-        if len(line) <= width:
-            break
-    if state.cached and len(line) + len(cached := f" ({state.cached} kept)") <= width:
-        line.append(cached, "dim")
-    return line
-
-
-def _progress(state: ViewState, width: int, unicode: bool, colours: Text | None) -> Text:
-    """Figures as far as they fit, then as many bars as there is room for."""
-    from rich.text import Text
-
-    tally, plain, last = state.tally, state.plain_step, state.last
-    times, separator = ("×", " · ") if unicode else ("x", " | ")
-    parts = [_figure(f"{tally.tokens_per_second:.1f}", " tok/s")]
-    bars = min(len(state.counts), _FEWEST_BARS)
-    rate = _figure(f"{tally.tokens_per_step:.2f}", " tok/step")
-    parts.append(rate.append(" " * (bars + 1)) if bars else rate)
-    if plain and (speedup := tally.speedup(plain)):
-        parts.append(_figure(f"{speedup:.1f}{times}", " plain"))
-    if last is not None:
-        if plain and tally.steps > 1:
-            count = len(last.token_ids)
-            now = step_speedup(count, last.seconds, plain, drafted=count > 1)
-            parts.append(_figure(f"{now:.1f}{times}", "step "))
-        parts.append(_figure(str(last.width), "width "))
+def _figures(state: ViewState, times: str, colours: bool) -> list[Text]:
+    """The figures of a reply, the most important first, their units dim."""
+    tally = state.tally
+    plain = tally.plain_step or state.plain_step or 0.0
+    faster = tally.speedup(plain)
+    parts = [
+        Text.assemble(f"{tally.tokens_per_second:.1f}", (" tok/s", "dim")),
+        Text.assemble(f"{tally.tokens_per_step:.2f}", (" tok/step", "dim")),
+        Text.assemble(f"{faster:.1f}{times}" if faster else "-", (" plain", "dim")),
+    ]
+    if colours and tally.accepted:
+        parts.append(styled("from ", "dim").append_text(legend(tally.accepted)))
+    if faster and tally.steps > NOW_STEPS:
+        last = list(state.recent)[-NOW_STEPS:]
+        now = speedup(sum(count for count, _ in last), sum(time for _, time in last), plain)
+        parts.append(styled("now ", "dim").append(f"{now:.1f}{times}"))
     if state.max_context:
-        parts.append(_figure(str(state.used), f"/{state.max_context}"))
-    if colours:
-        parts.append(colours)
-    length = -len(separator)
-    fitting = []
-    for part in parts:
-        length += len(separator) + len(part)
-        if length > width:
-            length -= len(separator) + len(part)
-            break
-        fitting.append(part)
-    if len(fitting) > 1 and bars:
-        bars += min(max(width - length, 0), len(state.counts) - bars)
-        rate.right_crop(rate.plain.count(" ") - 2)
-        rate.append(sparkline(state.counts, bars, unicode))
-    elif not fitting:
-        fitting = [Text(f"{tally.tokens_per_second:.0f}/s")]
-    return Text(separator, "dim").join(fitting)
-
-
-class PlainWriter:
-    """Writes an answer as it is, for files and pipes.
-
-    Args:
-        stream: where to.
-        safe: whether to leave out control characters, for a terminal without colours.
-    """
-
-    def __init__(self, stream: TextIO, safe: bool) -> None:
-        self._stream = stream
-        self._safe = safe
-        self._ended_line = True
-
-    def show(self, event: TextEvent) -> None:
-        """Write what the event adds, at once."""
-        match event:
-            case TextStep():
-                self._write("".join(piece.text for piece in event.pieces))
-            case Ended():
-                self._write(event.rest)
-
-    def finish(self) -> None:
-        """End the last line."""
-        if not self._ended_line:
-            self._write("\n")
-
-    def _write(self, text: str) -> None:
-        text = printable(text) if self._safe else text
-        if text:
-            self._stream.write(text)
-            self._stream.flush()
-            self._ended_line = text.endswith("\n")
-
-
-class ColourWriter:
-    """Writes an answer with every token in the colour of its source.
-
-    Rich gives the colours only: its own printing would expand tabs and wrap lines by where a
-    step starts, and the terminal knows better.
-
-    Args:
-        console: of Rich; tests give one of fixed colours.
-    """
-
-    def __init__(self, console: Console) -> None:
-        from rich.console import COLOR_SYSTEMS
-
-        self._stream = console.file
-        self._colours = COLOR_SYSTEMS[console.color_system or "standard"]
-        self._ended_line = True
-
-    def show(self, event: TextEvent) -> None:
-        """Write what the event adds, at once."""
-        match event:
-            case TextStep():
-                self._write(event.pieces)
-            case Ended():
-                self._write((Piece(event.rest),))
-
-    def finish(self) -> None:
-        """End the last line."""
-        if not self._ended_line:
-            self._stream.write("\n")
-
-    def _write(self, pieces: Sequence[Piece]) -> None:
-        from rich.style import Style
-
-        for piece in pieces:
-            if text := printable(piece.text):
-                style = Style.parse(style_of(piece.source))
-                self._stream.write(style.render(text, color_system=self._colours))
-                self._ended_line = text.endswith("\n")
-        self._stream.flush()
+        used = tally.prompt + tally.tokens
+        parts.append(Text.assemble(f"{used}", (f"/{state.max_context}", "dim")))
+    return parts

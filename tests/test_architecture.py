@@ -17,15 +17,15 @@ ROOT = Path(ladecli.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 HEAVY = ("torch", "transformers")
 MODEL_ROOM = (
-    *("decoder", "blueprint.py", "device.py", "drop_in.py", "models.py", "placement.py"),
-    *("rates.py", "stock.py", "trial.py", "weight_types.py"),
+    *("decoder", "device.py", "drop_in.py", "model_spec.py", "models.py", "placement.py"),
+    "stock.py",
 )
 """Who may know torch; everything else deals in numbers and text."""
 LIGHT = (
     *("visualize", "events", "metrics", "option_fields", "options", "prompts", "profiles", "chat"),
     *("generate", "replay", "export", "live", "markdown", "repl.commands"),
-    *("inspector", "trace", "terminal", "files", "views"),
-    *("tune", "profile_list", "memory", "suites", "shape", "planner"),
+    *("inspector", "trace", "terminal", "files"),
+    *("tune", "profile_list", "memory", "suites", "planner"),
     *("model_files", "model_list", "doctor"),
     *("parallel.start", "parallel.follow", "parallel.place"),
     *("bench.command", "bench.report", "bench.compare"),

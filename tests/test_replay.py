@@ -13,7 +13,7 @@ import pytest
 from ladecli.errors import LadeError
 from ladecli.events import Ended, Piece, PromptRead, TextEvent, TextStep
 from ladecli.replay import paced
-from ladecli.views import Together
+from ladecli.visualize import Together
 
 from .recording import events_of, record, small_trace, write
 from .screens import Terminal

@@ -1,16 +1,36 @@
-"""The bar on stderr: where nobody watches it is not there, and no thread draws it."""
+"""Tables, lines and progress: on a screen as wide as it is, on a pipe whole, when closed quiet."""
 
 from __future__ import annotations
 
 import io
+import os
 import re
 import sys
+import tempfile
 import threading
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from ladecli import terminal
+from ladecli import screen, terminal
+from ladecli.screen import Column, Table
 from ladecli.terminal import Terminal
+
+from . import forked
+from .recording import record
+
+TABLE = Table(
+    "Fruit",
+    (
+        Column("", number=False),
+        Column("weight", note="weight: in grams"),
+        Column("price", weight=1, note="price: for one"),
+        Column("from where", weight=2, number=False, note="from where: the last port"),
+    ),
+    (("apple", "150", "0.40", "a port with a long name"), ("[b]pear", "170", "-", "-")),
+    ("as of today",),
+)
 
 
 class Screen(io.StringIO):
@@ -20,47 +40,91 @@ class Screen(io.StringIO):
         return True
 
 
-def watched(patch: pytest.MonkeyPatch) -> Screen:
-    """A screen as stderr; not a fixture, since pytest puts its own stderr back behind those."""
-    screen = Screen()
+def printed(stream: io.StringIO, width: int, table: Table = TABLE) -> tuple[str, set[str]]:
+    gone = screen.print_table(table, Console(file=stream, width=width, color_system=None))
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()), gone
+
+
+@pytest.mark.parametrize(
+    ("width", "head", "gone", "note"),
+    [
+        (80, "weight price from where", set(), "weight: in grams; price: for one; from where"),
+        (30, "weight price", {"from where"}, "weight: in grams; price: for"),
+        (20, "weight", {"from where", "price"}, "weight: in grams"),
+    ],
+)
+def test_a_screen_has_the_columns_that_it_has_room_for(
+    width: int, head: str, gone: set[str], note: str
+) -> None:
+    shown, missing = printed(Screen(), width)
+    lines = shown.splitlines()
+    assert missing == gone
+    assert lines[0] == "Fruit"
+    assert lines[1].split() == head.split()
+    assert note in shown
+    assert max(map(len, lines)) <= width
+
+
+def test_of_columns_that_weigh_the_same_the_last_goes_first() -> None:
+    columns = (Column("", number=False), Column("first", weight=1), Column("second", weight=1))
+    assert printed(Screen(), 8, Table("", columns, (("a", "1", "2"),)))[1] == {"second"}
+
+
+def test_a_pipe_has_whole_rows_whatever_the_width() -> None:
+    shown, missing = printed(io.StringIO(), 20)
+    assert not missing
+    assert re.search(r"^apple +150 +0\.40  a port with a long name$", shown, re.MULTILINE)
+    assert re.search(r"^\[b\]pear +170 +- +-$", shown, re.MULTILINE)
+
+
+def test_columns_without_anything_are_left_out_with_their_notes() -> None:
+    rows = tuple((row[0], "-", row[2], "-") for row in TABLE.rows)
+    found = Table("", TABLE.columns, rows, TABLE.notes).without_empty()
+    assert [column.title for column in found.columns] == ["", "weight", "price"]
+    assert found.rows[0] == ("apple", "-", "0.40")
+    assert found.footnotes == ("weight: in grams; price: for one", "as of today")
+
+
+# Closed pipes.
+
+
+@pytest.mark.parametrize("command", ["doctor", "profiles", "replay --step", "replay"])
+def test_a_closed_pipe_ends_quietly(command: str, tmp_path: Path) -> None:
+    trace = [str(record(tmp_path / "a.trace", "paper"))] if "replay" in command else []
+    read, write = os.pipe()
+    os.close(read)
+    with tempfile.TemporaryFile() as err:
+        child = forked.Forked([*command.split(), *trace], (0, write, err.fileno()), os.environ)
+        os.close(write)
+        assert child.wait() == 0
+        err.seek(0)
+        assert b"Broken" not in err.read()
+
+
+# Progress.
+
+
+def bar(patch: pytest.MonkeyPatch, stream: io.StringIO, every: float, quiet: bool = False) -> str:
+    """What a bar over eight things draws on stderr."""
     patch.setenv("TERM", "xterm")
-    patch.setenv("COLUMNS", "60")
-    patch.setattr(sys, "stderr", screen)
-    return screen
-
-
-def shares(screen: Screen) -> list[str]:
-    return re.findall(r"\d+%", screen.getvalue())
-
-
-def test_a_bar_is_drawn_only_where_it_is_told_something(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = watched(monkeypatch)
-    monkeypatch.setattr(terminal, "DRAWN_EVERY", 0.0)
+    patch.setattr(sys, "stderr", stream)
+    patch.setattr(terminal, "DRAWN_EVERY", every)
     threads = threading.active_count()
-    with Terminal().bar("measuring", 8) as done:
+    with Terminal(quiet=quiet).bar("measuring", 8) as advance:
         assert threading.active_count() == threads
-        assert "measuring" in screen.getvalue()
-        assert shares(screen) == ["0%"]
         for more in (2, 1, 0, 5):
-            done(more)
-        assert shares(screen) == ["0%", "25%", "38%", "38%", "100%"]
-    assert screen.getvalue().endswith("\x1b[1A\x1b[2K"), "nothing of it stays"
+            advance(more)
+    return stream.getvalue()
 
 
-def test_a_bar_does_not_keep_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = watched(monkeypatch)
-    monkeypatch.setattr(terminal, "DRAWN_EVERY", 60.0)
-    with Terminal().bar("measuring", 1000) as done:
-        for _ in range(500):
-            done(1)
-        assert shares(screen) == ["0%"]
+def test_a_bar_is_drawn_by_its_caller_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = bar(monkeypatch, Screen(), every=0.0)
+    assert "measuring" in drawn
+    assert re.findall(r"\d+%", drawn)[:5] == ["0%", "25%", "38%", "38%", "100%"]
+    assert drawn.endswith("\x1b[1A\x1b[2K")
 
 
-@pytest.mark.parametrize("quiet", [False, True])
-def test_where_nobody_watches_there_is_no_bar(quiet: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = watched(monkeypatch)
-    if not quiet:
-        monkeypatch.setattr(screen, "isatty", lambda: False)
-    with Terminal(quiet=quiet).bar("measuring", 8) as done:
-        done(3)
-    assert screen.getvalue() == ""
+def test_a_bar_is_drawn_seldom_and_on_screens_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "25%" not in bar(monkeypatch, Screen(), every=60.0)
+    assert bar(monkeypatch, Screen(), every=0.0, quiet=True) == ""
+    assert bar(monkeypatch, io.StringIO(), every=0.0) == ""

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import jinja2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ladecli.text import REPLACEMENT, Detokenizer, StopStrings, TextStream
+from ladecli.errors import UsageError
+from ladecli.text import (
+    REPLACEMENT,
+    Detokenizer,
+    StopStrings,
+    TextStream,
+    apply_chat_template,
+)
 
 from .tokenizers_here import byte_fallback, byte_level
 
@@ -124,7 +133,7 @@ def test_take_gives_a_piece_for_every_token() -> None:
     tokens = ids_of(tokenizer, "你 the z zz")
     for token in tokens[:4]:
         stream.feed(token)
-    # Those behind the fourth have not been fed yet.
+    # Those after the fourth have not been fed yet.
     pieces = stream.take(tokens)
     assert len(pieces) == len(tokens)
     assert "".join(pieces) + stream.flush() == "你 the z zz"
@@ -133,3 +142,17 @@ def test_take_gives_a_piece_for_every_token() -> None:
 
 def test_empty_stop_strings_are_ignored() -> None:
     assert StopStrings(["", ""]).feed("abc") == "abc"
+
+
+def test_a_broken_template_is_told_from_one_that_refuses() -> None:
+    def template(text: str) -> Any:
+        def render(*_args: object, **_options: object) -> None:
+            jinja2.Environment().from_string(text).render(messages=[])
+
+        return SimpleNamespace(chat_template=text, apply_chat_template=render)
+
+    for text, message in (("{% if", "is broken: .*use --raw"), ("{{ a.b }}", "refuses this: 'a'")):
+        with pytest.raises(UsageError, match=f"the model's chat template {message}"):
+            apply_chat_template(template(text), [{"role": "user", "content": "a"}])
+    with pytest.raises(UsageError, match="no chat template; use --raw"):
+        apply_chat_template(object(), [])

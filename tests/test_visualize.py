@@ -1,20 +1,22 @@
-"""What a person sees: golden screens at a fixed width, figures, and text made safe."""
+"""What a person sees of an answer: its tokens, its figures, and its status row at two widths."""
 
 from __future__ import annotations
 
 import io
 
 import pytest
-from rich.console import Console
+from rich.color import ColorSystem
+from rich.text import Text
 
 from ladecli.decoder.events import Started
+from ladecli.errors import LadeError
 from ladecli.events import Ended, Piece, PromptRead, TextEvent, TextStep
-from ladecli.metrics import Tally, step_speedup
+from ladecli.metrics import Tally
 from ladecli.visualize import (
     BARS,
-    ColourWriter,
-    PlainWriter,
+    Together,
     ViewState,
+    Writer,
     fold,
     legend,
     printable,
@@ -39,131 +41,11 @@ ANSWER: list[TextEvent] = [
 ]
 
 
-def console(width: int = 40, colour: bool = True) -> Console:
-    return Console(
-        file=io.StringIO(),
-        width=width,
-        force_terminal=colour,
-        color_system="standard" if colour else None,
-        markup=False,
-        emoji=False,
-        highlight=False,
-    )
-
-
-def shown(console: Console) -> str:
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
-
-
-def test_tokens_have_the_colours_of_their_sources() -> None:
-    screen = console()
-    writer = ColourWriter(screen)
-    for event in ANSWER:
-        writer.show(event)
-    writer.finish()
-    assert shown(screen) == (
-        "Once"
-        "\x1b[32m upon\x1b[0m\x1b[36m a\x1b[0m time"
-        "\x1b[34m[31m[red]\x1b[0m\n"
-        "\N{REPLACEMENT CHARACTER}\n"
-    )
-
-
-def test_every_source_can_be_told_from_the_others() -> None:
-    sources = (None, "trajectory", "context", "recycled", "jacobi", "something new")
-    assert len({style_of(source) for source in sources}) == len(sources)
-
-
-@pytest.mark.parametrize("safe", [True, False])
-def test_plain_text_is_faithful_in_files_and_safe_on_terminals(safe: bool) -> None:
-    stream = io.StringIO()
-    writer = PlainWriter(stream, safe)
-    for event in ANSWER:
-        writer.show(event)
-    writer.finish()
-    escape = "" if safe else "\x1b"
-    expected = f"Once upon a time{escape}[31m[red]\n\N{REPLACEMENT CHARACTER}\n"
-    assert stream.getvalue() == expected
-
-
-def test_no_line_break_is_added_where_there_is_one() -> None:
-    stream = io.StringIO()
-    writer = PlainWriter(stream, safe=False)
-    writer.show(step(("a\n", None)))
-    writer.finish()
-    assert stream.getvalue() == "a\n"
-
-
-def test_printable_keeps_text_and_drops_commands() -> None:
-    assert printable("a\tb\nc 你 😀 é") == "a\tb\nc 你 😀 é"
-    assert printable("a\u202eb\u2066c\u200fd") == "abc\u200fd"
-    assert printable("\x1b[2J\x07\x08\r\x9b31m\x7f\x00") == "[2J31m"
-
-
 def tally_of(events: list[TextEvent]) -> Tally:
     tally = Tally()
     for event in events:
         tally.add(event)
     return tally
-
-
-def test_figures() -> None:
-    tally = tally_of(ANSWER)
-    assert (tally.tokens, tally.steps) == (6, 3)
-    assert tally.tokens_per_step == 2.0
-    assert tally.step_width == 9.0
-    assert tally.accepted == {"trajectory": 1, "context": 1, "recycled": 1}
-    assert tally.prefill_seconds == 0.75
-    assert tally.decode_seconds == 1.0
-    assert tally.tokens_per_second == 5.0
-    assert tally.reason == "length"
-
-
-def test_figures_of_short_answers() -> None:
-    assert tally_of([Ended("length")]).tokens_per_step == 0.0
-    assert tally_of([Ended("length")]).tokens_per_second == 0.0
-    assert tally_of(ANSWER[1:2]).tokens_per_second == 2.0
-
-
-def test_statistics_line_at_two_widths() -> None:
-    wide = console(width=120, colour=False)
-    wide.print(statistics_line(tally_of(ANSWER), 120))
-    assert shown(wide) == (
-        "6 tokens in 3 steps · 2.00 tokens per step · 5.0 tok/s"
-        " · accepted: context 1, recycled 1, trajectory 1\n"
-    )
-    narrow = console(width=40, colour=False)
-    narrow.print(statistics_line(tally_of(ANSWER[1:2]), 40))
-    assert shown(narrow) == "1 token in 1 step · 1.00 tokens per step\n2.0 tok/s\n"
-
-
-def test_statistics_line_with_the_speedup_over_a_measured_plain_step() -> None:
-    line = statistics_line(tally_of(ANSWER), 120, plain_step=0.3)
-    assert line.plain == (
-        "6 tokens in 3 steps · 2.00 tokens per step · 5.0 tok/s · 1.5× plain"
-        " · accepted: context 1, recycled 1, trajectory 1"
-    )
-    one_step = statistics_line(tally_of(ANSWER[1:2]), 120, plain_step=0.3)
-    assert one_step.plain == "1 token in 1 step · 1.00 tokens per step · 2.0 tok/s"
-
-
-def test_speedups() -> None:
-    assert step_speedup(3, 0.02, 0.01, drafted=True) == 1.5
-    assert step_speedup(3, 0.0, 0.01, drafted=True) == 0.0
-    # Five tokens after the first step, in one second.
-    assert tally_of(ANSWER).speedup(0.25) == 1.25
-    assert tally_of(ANSWER[:2]).speedup(0.25) == 0.0
-
-
-def test_plain_steps_are_not_faster_than_plain_steps() -> None:
-    answer: list[TextEvent] = [step(("a", None), seconds=0.5)] * 3
-    tally = tally_of(answer)
-    assert [tally.speedup(plain) for plain in (0.25, 0.5, 0.55)] == [0.5, 1.0, 1.0]
-    assert "1.0× plain · step 1.0×" in status_line(state_of(answer, plain_step=0.55), 120).plain
-    # What drafts made faster may be told, and so may the step that they did it in.
-    drafted = state_of([*answer, step(("b", "context"), ("c", None))], plain_step=0.55)
-    assert "1.5× plain · step 2.2×" in status_line(drafted, 120).plain
 
 
 def state_of(events: list[TextEvent], **options: float) -> ViewState:
@@ -173,21 +55,195 @@ def state_of(events: list[TextEvent], **options: float) -> ViewState:
     return state
 
 
-def test_the_state_of_a_view() -> None:
-    state = state_of([Started(40, 600)])
-    assert (state.reading, state.cached, state.used) == ((40, 600), 40, 600)
-    state = fold(state, PromptRead(512, 600, 0.1))
-    assert state.reading == (512, 600)
-    for event in ANSWER[1:]:
-        state = fold(state, event)
-    assert state.reading is None
-    assert list(state.counts) == [1, 3, 2]
-    assert state.last == ANSWER[3]
-    assert state.used == 606
-    assert state.tally.reason == "length"
-    for _ in range(100):
-        fold(state, ANSWER[1])
-    assert len(state.counts) == 24
+# Text.
+
+
+@pytest.mark.parametrize(
+    ("safe", "colors", "expected"),
+    [
+        (False, None, "Once upon a time\x1b[31m[red]\n\ufffd\n"),
+        (True, None, "Once upon a time[31m[red]\n\ufffd\n"),
+        (
+            True,
+            ColorSystem.STANDARD,
+            "Once\x1b[32m upon\x1b[0m\x1b[36m a\x1b[0m time\x1b[34m[31m[red]\x1b[0m\n\ufffd\n",
+        ),
+    ],
+    ids=["pipe", "terminal", "colours"],
+)
+def test_an_answer_as_it_comes(safe: bool, colors: ColorSystem | None, expected: str) -> None:
+    stream = io.StringIO()
+    writer = Writer(stream, safe, colors)
+    for event in ANSWER:
+        writer.show(event)
+    writer.finish()
+    assert stream.getvalue() == expected
+
+
+def test_no_line_break_is_added_where_there_is_one() -> None:
+    stream = io.StringIO()
+    writer = Writer(stream, safe=False)
+    writer.finish()
+    writer.show(step(("a\n", None)))
+    writer.finish()
+    assert stream.getvalue() == "a\n"
+
+
+def test_every_source_can_be_told_from_the_others() -> None:
+    sources = (None, "trajectory", "context", "recycled", "jacobi", "something new")
+    assert len({style_of(source) for source in sources}) == len(sources)
+    line = legend(["recycled", "context"])
+    assert line.plain == "context recycled"
+    assert {"cyan", "blue"} <= {str(span.style) for span in line.spans}
+
+
+def test_printable_keeps_text_and_drops_commands() -> None:
+    assert printable("a\tb\nc 你 😀 é") == "a\tb\nc 你 😀 é"
+    assert printable("a\u202eb\u2066c\u200fd") == "abc\u200fd"
+    assert printable("\x1b[2J\x07\x08\r\x9b31m\x7f\x00") == "[2J31m"
+
+
+def test_all_views_are_finished_and_their_errors_joined() -> None:
+    class Failing:
+        shown = finished = 0
+
+        def show(self, _event: TextEvent) -> None:
+            self.shown += 1
+
+        def finish(self) -> None:
+            self.finished += 1
+            raise LadeError("no room on the disk")
+
+    views = Failing(), Failing()
+    together = Together(*views)
+    together.show(ANSWER[0])
+    with pytest.raises(LadeError, match="no room on the disk; no room on the disk"):
+        together.finish()
+    assert [(view.shown, view.finished) for view in views] == [(1, 1), (1, 1)]
+
+
+# Figures.
+
+
+def test_figures() -> None:
+    tally = tally_of(ANSWER)
+    assert (tally.tokens, tally.steps, tally.reason) == (6, 3, "length")
+    assert (tally.tokens_per_step, tally.step_width) == (2.0, 9.0)
+    assert tally.accepted == {"trajectory": 1, "context": 1, "recycled": 1}
+    assert (tally.prefill_seconds, tally.decode_seconds) == (0.75, 1.0)
+    assert tally.tokens_per_second == 5.0
+    assert tally.speedup() == 0.0
+    assert tally.speedup(0.25) == 1.25
+    empty = tally_of([Ended("length")])
+    assert (empty.tokens_per_step, empty.tokens_per_second, empty.speedup(1.0)) == (0.0, 0.0, 0.0)
+    assert tally_of(ANSWER[1:2]).tokens_per_second == 2.0
+
+
+def answer_on_a_slow_clock(drafts: bool) -> Tally:
+    """400 tokens, each step dearer than the one before, with a pause now and then.
+
+    With drafts two thirds of the tokens come three a step, from wider steps that take 1.3 times
+    as long; the others one by one, as all do without.
+    """
+    tally, number = Tally(), 0
+    tally.add(PromptRead(100, 100, 3.0))
+    while tally.tokens < 400:
+        number += 1
+        many = drafts and number % 3 == 0
+        seconds = (0.5 + tally.tokens / 1000) * (1.3 if many else 1.0)
+        pause = 5.0 if number % 90 == 7 else 0.0
+        pieces = [("x", "context")] * (2 if many else 0) + [("y", None)]
+        tally.add(step(*pieces, width=6 if many else 1, seconds=seconds + pause))
+    return tally
+
+
+def test_the_speedup_shown_agrees_with_plain_decoding_of_the_same_text() -> None:
+    reply, plain = answer_on_a_slow_clock(drafts=True), answer_on_a_slow_clock(drafts=False)
+    measured = reply.tokens_per_second / plain.tokens_per_second
+    assert measured == pytest.approx(1.5, rel=0.1)
+    assert reply.speedup() == pytest.approx(measured, rel=0.1)
+    # What was measured before, on another text, does not count once the reply has its own.
+    assert reply.speedup(plain_step=0.01) == reply.speedup()
+    assert plain.speedup() == pytest.approx(1.0, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("width", "lines"),
+    [
+        (120, ["6 tokens in 3 steps · 2.00 tokens per step · 5.0 tok/s · 1.5× plain"
+               " · accepted: context 1, recycled 1, trajectory 1"]),
+        (80, ["6 tokens in 3 steps · 2.00 tokens per step · 5.0 tok/s · 1.5× plain",
+              "accepted: context 1, recycled 1, trajectory 1"]),
+        (30, ["6 tokens in 3 steps", "2.00 tokens per step", "5.0 tok/s · 1.5× plain",
+              "accepted: context 1, recycled 1, trajectory 1"]),
+    ],
+)  # fmt: skip
+def test_statistics(width: int, lines: list[str]) -> None:
+    assert statistics_line(tally_of(ANSWER), width, plain_step=0.3).plain.split("\n") == lines
+
+
+def test_statistics_say_nothing_that_is_not_known() -> None:
+    line = statistics_line(tally_of(ANSWER[1:2]), 80)
+    assert line.plain == "1 token in 1 step · 1.00 tokens per step · 2.0 tok/s"
+
+
+# The status row.
+
+REPLY: list[TextEvent] = [Started(0, 600), *ANSWER, *[step(("x", None), width=1)] * 16]
+DRAFTED = [*REPLY, *[step(*[("x", "context")] * 4, width=6)] * 8]
+
+
+@pytest.mark.parametrize(
+    ("events", "width", "line"),
+    [
+        (DRAFTED, 12, "4.1 tok/s ▄▄"),
+        (DRAFTED, 30, "4.1 tok/s · 2.00 tok/step ▄▄▄▄"),
+        (DRAFTED, 50, "4.1 tok/s · 2.00 tok/step · 2.0× plain ▁▁▁▄▄▄▄▄▄▄▄"),
+        (DRAFTED, 80, "4.1 tok/s · 2.00 tok/step · 2.0× plain · from context recycled trajectory"
+                      " ▄▄▄▄▄▄"),
+        (DRAFTED, 120, "4.1 tok/s · 2.00 tok/step · 2.0× plain · from context recycled trajectory"
+                       " · now 4.0× · 654/2048 ▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▄▄▄▄▄▄▄▄"),
+        (REPLY[:4], 80, "6.0 tok/s · 2.00 tok/step · - plain · from context trajectory"
+                        " · 604/2048 ▁▃"),
+        (REPLY, 30, "2.3 tok/s · 1.16 tok/step ▁▁▁▁"),
+        (REPLY[:6], 9, "5.0 tok/s"),
+    ],
+)  # fmt: skip
+def test_status(events: list[TextEvent], width: int, line: str) -> None:
+    assert status_line(state_of(events, max_context=2048), width, colours=True).plain == line
+
+
+def test_status_in_ascii_and_without_colours() -> None:
+    line = status_line(state_of(DRAFTED, max_context=2048), 80, unicode=False)
+    assert line.plain.isascii()
+    assert line.plain.startswith("4.1 tok/s | 2.00 tok/step | 2.0x plain | now 4.0x | 654/2048 1")
+
+
+@pytest.mark.parametrize(
+    ("width", "line"),
+    [
+        (10, "512/600"),
+        (30, "reading the prompt 512/600"),
+        (80, "reading the prompt 512/600 (40 from the cache)"),
+    ],
+)
+def test_status_while_the_prompt_is_read(width: int, line: str) -> None:
+    state = state_of([Started(40, 600), PromptRead(512, 600, 0.1)])
+    assert status_line(state, width).plain == line
+
+
+@pytest.mark.parametrize("unicode", [True, False])
+def test_the_status_fits_every_screen(unicode: bool) -> None:
+    events: list[TextEvent] = [Started(1000, 123_456), PromptRead(123_000, 123_456, 1.0)]
+    fast = step(*[("x", "trajectory"), ("y", "context")] * 9, width=120, seconds=1e-5)
+    for events_so_far in (events, events + ANSWER[1:3], [*events, *[fast] * 40], DRAFTED):
+        state = state_of(events_so_far, plain_step=0.25, max_context=131_072)
+        for width in range(8, 160):
+            line = status_line(state, width, unicode=unicode, colours=True)
+            assert isinstance(line, Text)
+            assert line.cell_len <= width
+            assert line.plain.isascii() or unicode
+            assert line.plain.strip()
 
 
 def test_sparkline() -> None:
@@ -197,70 +253,3 @@ def test_sparkline() -> None:
     assert sparkline([1, 2, 3], 2) == "▂▃"
     assert sparkline([1, 2, 3], 0) == sparkline([], 5) == ""
     assert sparkline([1, 5, 12], 5, unicode=False) == "159"
-
-
-@pytest.mark.parametrize(
-    ("width", "line"),
-    [
-        (10, "5.0 tok/s"),
-        (30, "5.0 tok/s · 2.00 tok/step ▁▃▂"),
-        (40, "5.0 tok/s · 2.00 tok/step ▁▃▂"),
-        (50, "5.0 tok/s · 2.00 tok/step ▁▃▂ · 1.2× plain"),
-        (
-            120,
-            "5.0 tok/s · 2.00 tok/step ▁▃▂ · 1.2× plain · step 1.0× · width 9 · 606/2048"
-            " · context recycled trajectory",
-        ),
-    ],
-)
-def test_status_line(width: int, line: str) -> None:
-    state = state_of([Started(0, 600), *ANSWER], plain_step=0.25, max_context=2048)
-    assert status_line(state, width, colours=True).plain == line
-
-
-def test_status_line_without_a_plain_step_or_unicode() -> None:
-    state = state_of([Started(0, 600), *ANSWER], max_context=2048)
-    assert status_line(state, 80, unicode=False).plain == (
-        "5.0 tok/s | 2.00 tok/step 132 | width 9 | 606/2048"
-    )
-
-
-@pytest.mark.parametrize(
-    ("width", "line"),
-    [
-        (10, "512/600"),
-        (20, "prompt 512/600"),
-        (27, "reading the prompt 512/600"),
-        (50, "reading the prompt 512/600 (40 kept)"),
-    ],
-)
-def test_status_line_while_the_prompt_is_read(width: int, line: str) -> None:
-    state = state_of([Started(40, 600), PromptRead(512, 600, 0.1)])
-    assert status_line(state, width).plain == line
-
-
-@pytest.mark.parametrize("unicode", [True, False])
-@pytest.mark.parametrize("colours", [True, False])
-def test_the_status_line_fits_every_screen(unicode: bool, colours: bool) -> None:
-    events: list[TextEvent] = [Started(1000, 123_456), PromptRead(123_000, 123_456, 1.0)]
-    fast = step(*[("x", "trajectory"), ("y", "context")] * 9, width=120, seconds=1e-5)
-    for events_so_far in (events, events + ANSWER[1:3], [*events, *[fast] * 40]):
-        state = state_of(events_so_far, plain_step=0.25, max_context=131_072)
-        for width in range(10, 160):
-            line = status_line(state, width, unicode=unicode, colours=colours)
-            assert line.cell_len <= width
-            assert line.plain.isascii() or unicode
-            assert line.plain.strip()
-
-
-def test_the_bars_take_the_room_that_is_left() -> None:
-    state = state_of([step(*[("x", None)] * 3)] * 30)
-    for width in range(32, 120):
-        line = status_line(state, width).plain
-        assert line.count("▃") == 24 or (line.count("▃") >= 6 and len(line) == width)
-
-
-def test_legend() -> None:
-    line = legend(["recycled", "context"])
-    assert line.plain == "context recycled"
-    assert {str(span.style) for span in line.spans} == {"cyan", "blue", "dim"}

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BaseModel, Field, ValidationError
 
 from ..errors import UsageError
-from ..screen import line, print_table
-from ..table import NONE, Column, Table
+from ..screen import NONE, Column, Table, line, print_table
 from ..terminal import Terminal
 from ..visualize import printable
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from .. import files
 from ..errors import UsageError
 from ..metrics import ratio
-from ..table import NONE, Column, Table
+from ..screen import NONE, Column, Table
 from ..visualize import counted
 from . import render
 from .render import Document, Section

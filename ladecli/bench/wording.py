@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ..memory import told
-from ..table import NONE
+from ..screen import NONE
 from ..visualize import printable
 from .axes import LONG
 from .result import PLAIN, STOCK, STOCK_COMPILED, STOCK_LOOKUP, Method

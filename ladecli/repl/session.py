@@ -15,11 +15,10 @@ from ..errors import LadeError, UsageError, told
 from ..events import Ended, TextEvent, TextStep
 from ..live import LiveView
 from ..markdown import MarkdownRenderer
-from ..metrics import Tally
+from ..metrics import Tally, total
 from ..options import ChatRequest
 from ..terminal import Terminal, ctrl_c
-from ..views import Together, View
-from ..visualize import ViewState, counted, memory_line, printable
+from ..visualize import Together, View, ViewState, counted, memory_line, printable
 from .reader import Reader, escaped
 
 if TYPE_CHECKING:
@@ -69,7 +68,6 @@ class Chat:
         base: what the next message follows, where it replaces the last one.
         attached: texts of files that go with the next message.
         leaving: whether the user wants to leave.
-        plain_step: seconds of a plain step, measured at the start; None where nobody looks.
 
     Raises:
         UsageError: the model has no chat template, and --raw was not given.
@@ -104,10 +102,11 @@ class Chat:
         self._view: View | None = None
         self._memory: str | None = None  # the last line about it, which is not repeated
         self._counted: tuple[Conversation | None, int] = (None, 0)
-        self.plain_step: float | None = None
-        if self.reader.interactive and not request.quiet:
-            # No spinner: it would draw while the clock runs.
-            self.plain_step = session.measure_plain_step(self.settings().sampling)
+
+    @property
+    def plain_step(self) -> float | None:
+        """Seconds of a plain step, as the replies so far took; None before there are enough."""
+        return total([reply.tally for reply in self.replies]).plain_step
 
     @property
     def last_reply(self) -> Reply | None:
