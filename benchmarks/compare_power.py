@@ -27,7 +27,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ladecli.bench.compare import EQUAL, FASTER, MARGIN, SLOWER, UNCLEAR, compare, read
+from ladecli.bench.compare import MARGIN, compare
+from ladecli.bench.result import read
+from ladecli.bench.statistics import EQUAL, FASTER, SLOWER, UNCLEAR
 
 CASES = {"same": "", "lookahead": "lookahead", "ours": "lookahead,autoregressive"}
 """Strategies to slow down, by case."""

@@ -37,7 +37,7 @@ def bare(session: Session, prompt: list[int], settings: Settings) -> float:
 
 def timed(session: Session, prompt: list[int], player: OwnRunner) -> float:
     """The same as `lade bench` has it."""
-    player.begin(keep=False)
+    player.begin()
     gc.collect()
     watch_peak(session.loaded.device)
     answer = player.answer(prompt, lambda: False)

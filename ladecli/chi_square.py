@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .bench.result import Skipped
+from .bench.statistics import holm
 from .table import Column, Table
 from .visualize import counted
 
@@ -120,12 +121,13 @@ class Sampled:
         )
         return Table(title, columns, tuple(rows))
 
-    def details(self, strategy: str) -> Iterator[str]:
+    @property
+    def details(self) -> list[str]:
         """The number of answers."""
-        yield (
-            f"{self.drawn:,} answers of {strategy} and {self.plain:,} of plain decoding to"
+        return [
+            f"{self.drawn:,} answers, and {self.plain:,} of plain decoding, to"
             f" {counted(len(self.rows), 'prompt')}; level {LEVEL:g} for all tests together"
-        )
+        ]
 
     def as_object(self, settings: dict[str, int | str]) -> dict[str, Any]:
         """Its part of the JSON object; keys are part of the interface."""
@@ -207,13 +209,10 @@ def count_test(ours: Mapping[int, int], theirs: Mapping[int, int]) -> TestResult
     return len(cells), float(test.statistic), float(test.pvalue)
 
 
-def holm(trials: Sequence[Trial]) -> tuple[Trial, ...]:
-    """Trials with p-values corrected for their number, by Holm's method."""
-    found, largest = list(trials), 0.0
-    for rank, index in enumerate(sorted(range(len(trials)), key=lambda i: trials[i].p)):
-        largest = max(largest, min((len(trials) - rank) * trials[index].p, 1.0))
-        found[index] = replace(trials[index], corrected=largest)
-    return tuple(found)
+def corrected(trials: Sequence[Trial]) -> tuple[Trial, ...]:
+    """Trials with p-values corrected for their number."""
+    values = holm([trial.p for trial in trials])
+    return tuple(replace(trial, corrected=p) for trial, p in zip(trials, values, strict=True))
 
 
 def _pooled(expected: NDArray[np.float64]) -> list[NDArray[np.intp]]:
