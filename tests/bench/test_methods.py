@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ladecli import suites
-from ladecli.bench import axes, methods
+from ladecli.bench import methods
 from ladecli.bench.methods import DEFAULT as USUAL
 from ladecli.bench.methods import STRATEGIES
 from ladecli.bench.result import FOREIGN
@@ -153,24 +153,3 @@ def test_the_help_names_all_values() -> None:
     assert f"default: all but {unusual}, which compiles" in helps["strategies"]
     assert ", ".join(suites.NAMES) in helps["prompts"]
     assert ", ".join(methods.AXES) in helps["sweep"]
-
-
-def test_axes_stand_in_one_text_or_in_several() -> None:
-    one = axes.parse(["W=5,10 N=3"], methods.AXES)
-    assert one == axes.parse(["window=5,10", "ngram=3"], methods.AXES)
-    assert one == {"W": ("5", "10"), "N": ("3",)}
-    assert list(axes.cells(one)) == [{"W": "5", "N": "3"}, {"W": "10", "N": "3"}]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("W", "an axis is NAME=VALUE,VALUE with a name of W, N, G, budget, sources, context"),
-        ("dtype=float32", "an axis is NAME=VALUE,VALUE"),
-        ("W=", "W has no values"),
-        ("W=5 window=3", "--sweep has W twice"),
-    ],
-)
-def test_an_invalid_axis_is_refused(text: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        axes.parse([text], methods.AXES)
