@@ -13,7 +13,6 @@ import pytest
 from ladecli.bench.methods import DEFAULT
 from ladecli.bench.result import SCHEMA, read
 from ladecli.bench.runners import OwnRunner
-from ladecli.errors import LadeError
 
 from .compiling import Compiler
 
@@ -140,19 +139,6 @@ def test_a_method_that_fails_does_not_cost_the_others(
     assert "shape mismatch" in done.out
 
 
-def test_where_everything_fails_it_says_so(
-    lade: Any, model_folder: str, prompts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: Any) -> Any:
-        raise LadeError("out of memory after 3 tokens of the answer")
-
-    monkeypatch.setattr(OwnRunner, "answer", broken)
-    flags = ("--strategies", "autoregressive,lookahead")
-    done = lade("bench", model_folder, "--prompts", str(prompts), *QUICK, *flags)
-    assert done.code == 1
-    assert "nothing could be measured: out of memory after 3 tokens of the answer" in done.err
-
-
 def test_a_grid_of_settings(lade: Any, model_folder: str, prompts: Path) -> None:
     sweep = ("--sweep", "W=3,5 N=3,4 G=W", "--sources", "trajectory")
     done = lade("bench", model_folder, "--prompts", str(prompts), *QUICK, *sweep, "--json")
@@ -166,26 +152,6 @@ def test_a_grid_of_settings(lade: Any, model_folder: str, prompts: Path) -> None
     }  # fmt: skip
     assert found["contenders"][2]["cell"] == {"W": "3", "N": "4", "G": "W"}
     assert found["conditions"]["sweep"] == {"W": ["3", "5"], "N": ["3", "4"], "G": ["W"]}
-
-
-def test_invalid_cells_are_reported_and_the_others_run(
-    lade: Any, model_folder: str, prompts: Path
-) -> None:
-    sweep = ("--sweep", "budget=8,64 W=15", "-N", "5")
-    done = lade("bench", model_folder, "--prompts", str(prompts), *QUICK, *sweep, "--json")
-    found = json.loads(done.out)
-    assert done.code == 0
-    assert len(found["contenders"]) == 2
-    (refused,) = found["failures"]
-    assert refused["contender"] == "lookahead budget=8 W=15"
-    assert "smaller than the" in refused["error"]
-
-
-def test_sources_can_be_swept(lade: Any, model_folder: str, prompts: Path) -> None:
-    sweep = ("--sweep", "sources=context,context+recycled,all")
-    done = lade("bench", model_folder, "--prompts", str(prompts), *QUICK, *sweep, "--json")
-    settings = [c["settings"].get("sources") for c in json.loads(done.out)["contenders"]]
-    assert settings == [None, "context", "context+recycled", "trajectory+context+recycled"]
 
 
 def test_lengths_can_be_swept_also_beyond_the_models_own(lade: Any, model_folder: str) -> None:
@@ -266,12 +232,6 @@ def test_a_swept_context_that_is_too_large_is_refused_with_what_helps(
     done = lade("bench", model_folder, *QUICK, "--sweep", "context=400", "--max-context", "200")
     assert done.code == 2
     assert done.err.splitlines()[-1].endswith("tokens of a prompt; sweep a smaller context")
-
-
-def test_the_word_compare_is_a_command(lade: Any) -> None:
-    done = lade("bench", "compare", "nowhere.json", "nothere.json")
-    assert done.code == 2
-    assert "nowhere.json cannot be read: No such file or directory" in done.err
 
 
 def test_ctrl_c_keeps_what_was_measured(
