@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import re
+import io
+import os
+import signal
+import sys
+import time
 from collections.abc import Iterator
+from types import FrameType
 
-from . import launch
+from platformdirs import user_state_path
+
+from . import launch, outputs
 from .decoder.errors import DeviceLostError, RankError
 from .errors import LadeError, UsageError
 from .options import ChatRequest
-from .repl import chat_file, commands
-from .repl.line_editor import open_reader
-from .repl.reader import LEAVE, unprotected
-from .repl.talk import Chat
-from .repl.tty import ended_tidily, unechoed
-from .terminal import Terminal, ctrl_c_ignored, ctrl_c_raised
+from .repl import commands
+from .repl.reader import LEAVE, Reader, TerminalReader, can_edit, history_path, unechoed, unescaped
+from .repl.session import Chat
+from .terminal import Terminal
 
-_COMMAND = re.compile(r"/([a-z-]*|\?)(?:\s+(.*))?", re.DOTALL | re.IGNORECASE)
+SMALL_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 def run(request: ChatRequest) -> int:
-    """Talk until the user leaves.
-
-    Returns:
-        The exit code: 0.
+    """Chat until the user leaves; returns the exit code 0.
 
     Raises:
         LadeError, DecoderError: with a line for the user.
@@ -35,55 +37,82 @@ def run(request: ChatRequest) -> int:
         chat = Chat(session, request, terminal, open_reader)
         with launch.kept_drafts(session, request):
             greet(chat)
-            with rescued(chat):
+            with autosaved(chat):
                 loop(chat)
     return 0
 
 
-def greet(chat: Chat) -> None:
-    """Say once what answers, and how to get help."""
-    if chat.reader.interactive:
-        about = (
-            chat.session.loaded.name,
-            chat.request.strategy,
-            *_ranks(chat),
-            f"profile {chat.choice.profile}",
-            f"{chat.session.decoder.max_context} tokens of context",
-            "/help",
+def open_reader(chat: Chat) -> Reader:
+    """The reader for what standard input is."""
+    if can_edit():
+        return TerminalReader(
+            commands.CommandCompleter(),
+            history_path(),
+            vi=chat.request.editing_mode == "vi",
+            toolbar=chat.toolbar,
+            on_toggle=chat.toggle_colors,
         )
-        chat.note(" · ".join(about))
-
-
-def _ranks(chat: Chat) -> list[str]:
-    """How many ranks answer, where there are several, and what they share if that is the model."""
-    if (count := chat.session.ranks) == 1:
-        return []
-    split = " (tensor)" if chat.request.parallel_mode == "tensor" else ""
-    return [f"{count} ranks{split}"]
+    stdin = sys.stdin or io.StringIO()
+    return Reader(stdin, sys.stderr if stdin.isatty() else None)
 
 
 @contextlib.contextmanager
-def rescued(chat: Chat) -> Iterator[None]:
-    """Keep what was said where an error ends the chat, be it the line editor's own."""
+def ended_tidily() -> Iterator[None]:
+    """Make exceptions of the signals that end the program, so that it tidies up on its way."""
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    ends = {"SIGTERM", "SIGHUP", "SIGQUIT"} & {each.name for each in signal.Signals}
+    before = {name: signal.signal(signal.Signals[name], on_signal) for name in ends}
     try:
         yield
-    except Exception as error:
-        # What came over a pipe and was wrong can come again.
-        if chat.reader.interactive or isinstance(error, (DeviceLostError, RankError)):
-            rescue(chat)
+    finally:
+        for name, handler in before.items():
+            signal.signal(signal.Signals[name], handler)
+
+
+def greet(chat: Chat) -> None:
+    """Name the model once, and the way to get help."""
+    if not chat.reader.interactive:
+        return
+    session, mode = chat.session, chat.request.parallel_mode
+    parts = [session.loaded.name, chat.request.strategy]
+    if session.ranks > 1:
+        parts.append(f"{session.ranks} ranks{' (tensor)' if mode == 'tensor' else ''}")
+    parts += [f"profile {chat.choice.profile}", f"{session.decoder.max_context} tokens of context"]
+    chat.note(" · ".join([*parts, "/help"]))
+    if session.loaded.name == "demo":
+        chat.note(f"demo is a toy; a small real model: lade chat {SMALL_MODEL}")
+
+
+@contextlib.contextmanager
+def autosaved(chat: Chat) -> Iterator[None]:
+    """Save the conversation where anything but the user's wish ends the chat."""
+    try:
+        yield
+    except BaseException as error:
+        # A pipe can send its messages again, unless the machine failed.
+        if chat.reader.interactive or isinstance(error, DeviceLostError | RankError):
+            with contextlib.suppress(OSError, LadeError):  # the reason of the end is what counts
+                autosave(chat)
         raise
 
 
-def rescue(chat: Chat) -> None:
-    """Save what was said where nothing can be answered any more, and say where it is."""
-    if not chat.conversation.messages or chat.conversation is chat.saved:
+def autosave(chat: Chat) -> None:
+    """Write messages that no file has to a new one of the user's state, and name it.
+
+    Raises:
+        LadeError, OSError: it cannot be written.
+    """
+    if not chat.unsaved:
         return
-    try:
-        path = chat_file.save_lost(chat.conversation, chat.session.loaded.name)
-    except (LadeError, OSError) as error:
-        chat.complain(error)
-        return
-    # Also with --quiet: who does not know of it has lost it.
+    folder = user_state_path("lade", appauthor=False) / "chats"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # Two chats may end at the same moment.
+    path = folder / f"{time.strftime('%Y-%m-%d-%H%M%S')}-{os.getpid()}.json"
+    outputs.write_whole(path, chat.conversation.as_json(chat.session.loaded.name), "autosave")
+    # Also with --quiet: it would be lost to a user who does not know of it.
     Terminal().say(f"the conversation was saved to {path}; /load {path} goes on")
 
 
@@ -91,67 +120,55 @@ def loop(chat: Chat) -> None:
     """Read and answer until the user leaves.
 
     Raises:
-        LadeError, DecoderError: on a pipe, where nobody could mend what was wrong.
+        LadeError, DecoderError: on a pipe, where nobody can mend what was wrong.
     """
-    if not chat.reader.interactive:
-        while not chat.leaving and (text := _read(chat)) is not None:
-            handle(chat, text)
-        return
-    with ctrl_c_ignored():  # but while reading, and in replies, which have their own way
-        while not chat.leaving:
-            _turn(chat)
+    while not chat.leaving:
+        with mended(chat) if chat.reader.interactive else contextlib.nullcontext():
+            take(chat)
 
 
-def _turn(chat: Chat) -> None:
-    """Read and act once: whatever goes wrong must not cost the conversation."""
+@contextlib.contextmanager
+def mended(chat: Chat) -> Iterator[None]:
+    """Let the chat go on after Ctrl-C and after errors, with a line about them."""
     try:
-        with ctrl_c_raised():
-            text = _read(chat)
+        yield
     except KeyboardInterrupt:
-        chat.note("nothing was changed" if chat.base else "Ctrl-D or /exit leaves")
         chat.base = None
-        return
-    except LadeError as error:
-        chat.complain(error)
-        return
-    if text is None:
-        chat.leaving = True
-        return
-    try:
-        handle(chat, text)
+        chat.note("(Ctrl-D or /exit leaves)")
     except (BrokenPipeError, DeviceLostError, RankError):
-        raise  # nothing more can be said, or answered
-    except KeyboardInterrupt:  # a second Ctrl-C, in the middle of a step
-        chat.note("(stopped)")
-        chat.reader.hold()
+        raise  # nothing more can be shown, or answered
     except Exception as error:
         chat.complain(error)
 
 
-def _read(chat: Chat) -> str | None:
-    """What was typed; None if nothing comes any more."""
-    draft, chat.draft = chat.draft, ""
-    try:
-        return chat.reader.read(draft)
-    except EOFError:
-        return None
-
-
-def handle(chat: Chat, text: str) -> None:
-    """Act on one input: a command, or a message to the model.
+def take(chat: Chat) -> None:
+    """Read one input and act on it: a command, or a message to the model.
 
     Raises:
         LadeError, DecoderError: with a line for the user.
+        KeyboardInterrupt: Ctrl-C, but in a reply, which it stops.
     """
+    draft, chat.draft = chat.draft, ""
     try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise UsageError("that is not UTF-8; check the terminal's encoding") from None
-    command = _COMMAND.fullmatch(text.rstrip())
-    if command and commands.is_command(command[1], text):
+        text = chat.reader.read(draft)
+        text.encode()  # some terminals and locales let any byte through
+    except EOFError:
+        chat.leaving = True
+        return
+    except UnicodeError:
+        raise UsageError(
+            "the input is not UTF-8; convert it, for example with iconv -f latin1 -t utf-8"
+        ) from None
+    handle(chat, text)
+
+
+def handle(chat: Chat, text: str) -> None:
+    """Act on one input; errors as `take` has them."""
+    command = commands.parse(text)
+    if command is not None:
         chat.base = None
-        commands.perform(chat, command[1] or "help", (command[2] or "").strip())
+        commands.perform(chat, *command)
     elif text in LEAVE:
         chat.leaving = True
     else:
-        chat.say(unprotected(text))
+        chat.say(unescaped(text))

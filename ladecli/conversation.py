@@ -1,20 +1,25 @@
-"""A conversation as a value: what was said, and what of it the model still sees."""
+"""A conversation as a value, and as a file: its messages, and those that the model still sees."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from typing import Literal, TypeAlias
 
+from pydantic import BaseModel, NonNegativeInt, ValidationError
+
 Role: TypeAlias = Literal["user", "assistant"]
+REPLY_TOKENS = 64
+"""Room that a reply needs, or an eighth of the context where that is less."""
+FREED = 4
+"""Once messages must be dropped, one part in this many of the context becomes free."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What one side said.
+    """A message of one side.
 
     Attributes:
-        role: user or assistant.
-        content: the text.
         interrupted: whether Ctrl-C, or want of memory, cut it short.
     """
 
@@ -29,8 +34,8 @@ class Conversation:
 
     Attributes:
         system: the system message, if there is one.
-        messages: all that was said.
-        forgotten: how many of them, from the oldest on, the model does not see any more.
+        messages: all of them, the oldest first.
+        forgotten: the number of oldest messages that the model no longer sees.
     """
 
     system: str | None = None
@@ -43,17 +48,12 @@ class Conversation:
         return self.messages[self.forgotten :]
 
     @property
-    def waits_for_reply(self) -> bool:
-        """Whether the user spoke last."""
-        return bool(self.messages) and self.messages[-1].role == "user"
-
-    @property
     def last_question(self) -> str | None:
-        """What the user said last."""
+        """The user's last message."""
         return next((m.content for m in reversed(self.messages) if m.role == "user"), None)
 
     def asked(self, text: str) -> Conversation:
-        """With a message of the user."""
+        """With one more message of the user."""
         return replace(self, messages=(*self.messages, Message("user", text)))
 
     def answered(self, text: str, interrupted: bool = False) -> Conversation:
@@ -62,16 +62,15 @@ class Conversation:
         return replace(self, messages=(*self.messages, reply))
 
     def without_reply(self) -> Conversation:
-        """Up to the last message of the user, which waits for a reply again."""
+        """Up to the user's last message, which waits for a reply again."""
         kept = len(self.messages)
         while kept and self.messages[kept - 1].role == "assistant":
             kept -= 1
         return self._cut(kept)
 
     def without_exchange(self) -> Conversation:
-        """Without the last message of the user and what followed it."""
-        kept = len(self.without_reply().messages)
-        return self._cut(max(kept - 1, 0))
+        """Without the user's last message and the reply to it."""
+        return self._cut(max(len(self.without_reply().messages) - 1, 0))
 
     def without_oldest(self) -> Conversation | None:
         """One exchange more forgotten, from the oldest on; None if only the last is left."""
@@ -83,11 +82,75 @@ class Conversation:
         forgotten = self.forgotten if self.forgotten < kept else 0
         return replace(self, messages=self.messages[:kept], forgotten=forgotten)
 
+    def with_room(self, count: Callable[[Conversation], int], limit: int) -> Conversation | None:
+        """The conversation itself where it leaves room for a reply, else one that forgets more.
+
+        The model has to read the rest again after that, so it frees room for several replies.
+
+        Args:
+            count: tokens of a conversation.
+            limit: tokens of the context.
+
+        Returns:
+            None if the last message is too long by itself.
+        """
+        needed = max(min(REPLY_TOKENS, limit // 8), 1)
+        if count(self) + needed <= limit:
+            return self
+        fitting: Conversation | None = None
+        shorter = self.without_oldest()
+        while shorter is not None:
+            room = limit - count(shorter)
+            if room >= needed:
+                fitting = shorter
+            if room >= limit // FREED:
+                break
+            shorter = shorter.without_oldest()
+        return fitting
+
     def for_template(self) -> list[dict[str, str]]:
-        """What the model sees, as chat templates want it."""
+        """The messages that the model sees, as chat templates take them."""
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*system, *({"role": m.role, "content": m.content} for m in self.seen)]
 
     def as_text(self) -> str:
-        """What the model sees, one message a line: for models without a template."""
+        """The messages that the model sees, one a line: for models without a template."""
         return "\n".join(message["content"] for message in self.for_template())
+
+    def as_markdown(self, model: str) -> str:
+        """All messages as a page for people."""
+        parts = [f"# A chat with {model}"]
+        if self.system is not None:
+            parts.append(f"## System\n\n{self.system}")
+        names = {"user": "You", "assistant": model}
+        parts += [f"## {names[m.role]}\n\n{m.content}" for m in self.messages]
+        return "\n\n".join(parts) + "\n"
+
+    def as_json(self, model: str) -> str:
+        """All of it as the text of a chat file; `model` is a name for people."""
+        return _ChatFile(model=model, **asdict(self)).model_dump_json(indent=1) + "\n"
+
+
+class _ChatFile(BaseModel):
+    """The JSON of a saved chat."""
+
+    format: Literal["lade-chat"] = "lade-chat"
+    version: Literal[1] = 1
+    model: str = ""
+    system: str | None = None
+    forgotten: NonNegativeInt = 0
+    messages: tuple[Message, ...]
+
+
+def from_json(text: str) -> Conversation:
+    """The conversation in the text of a chat file.
+
+    Raises:
+        ValueError: it is no chat file of this version; the message says what is wrong.
+    """
+    try:
+        file = _ChatFile.model_validate_json(text)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        raise ValueError(": ".join([*map(str, fault["loc"][-1:]), fault["msg"]])) from None
+    return Conversation(file.system, file.messages, min(file.forgotten, len(file.messages)))

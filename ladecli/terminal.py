@@ -157,16 +157,6 @@ def ctrl_c() -> Iterator[Callable[[], bool]]:
         yield lambda: presses > 0
 
 
-def ctrl_c_ignored() -> contextlib.AbstractContextManager[None]:
-    """Let Ctrl-C do nothing: there is nothing to stop, and the program is not to end."""
-    return _on_ctrl_c(lambda _number, _frame: None)
-
-
-def ctrl_c_raised() -> contextlib.AbstractContextManager[None]:
-    """Let Ctrl-C raise KeyboardInterrupt, as Python does by itself."""
-    return _on_ctrl_c(signal.default_int_handler)
-
-
 @contextlib.contextmanager
 def _on_ctrl_c(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
     before = signal.signal(signal.SIGINT, handler)

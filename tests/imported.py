@@ -10,6 +10,5 @@ from transformers.models.llama import modeling_llama  # noqa: F401
 
 from ladecli import bench, chat, cli, generate, live, markdown, models, session  # noqa: F401
 from ladecli.decoder import load  # noqa: F401
-from ladecli.repl import line_editor  # noqa: F401
 
 torch.set_num_threads(1)

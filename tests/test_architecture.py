@@ -23,7 +23,7 @@ MODEL_ROOM = (
 """Who may know torch; everything else deals in numbers and text."""
 LIGHT = (
     *("visualize", "events", "metrics", "option_fields", "options", "prompts", "profiles", "chat"),
-    *("generate", "replay", "export", "live", "markdown", "repl.completion"),
+    *("generate", "replay", "export", "live", "markdown", "repl.commands"),
     *("inspector", "trace", "terminal", "records", "views"),
     *("tune", "profiles.listing", "memory", "suites", "shape", "planner"),
     *("model_files", "model_list", "doctor"),

@@ -4,32 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import io
-import itertools
 import os
 import re
 import signal
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ladecli import model_files, models, reading
-from ladecli.chat import handle, loop, rescue, rescued
-from ladecli.conversation import Conversation
+from ladecli import model_files, models
+from ladecli.chat import autosaved, handle, loop
+from ladecli.conversation import Conversation, from_json
 from ladecli.decoder.errors import DecoderError
 from ladecli.errors import LadeError, UsageError
-from ladecli.events import TextEvent, TextStep
-from ladecli.metrics import Tally
 from ladecli.options import ChatRequest
-from ladecli.repl import chat_file, commands, comparison
-from ladecli.repl.reader import LineReader
-from ladecli.repl.talk import Chat
+from ladecli.repl.reader import Reader
+from ladecli.repl.session import Chat
 from ladecli.session import Session
-from ladecli.terminal import Terminal, ctrl_c, ctrl_c_ignored, ctrl_c_raised
-from ladecli.trace import TraceWriter
+from ladecli.terminal import Terminal
 
 QUESTIONS = ("What is lookahead decoding?", "What is the pool?", "How do I read a file in Python?")
 END = 1  # the demo model's end of a turn
@@ -45,33 +39,37 @@ def session(loaded: models.LoadedModel) -> Session:
     return Session(loaded)
 
 
-class Script:
-    """A reader for tests: somebody who says what was planned.
+class Script(Reader):
+    """A reader for tests: a user who types what was planned.
 
     Args:
         lines: what is typed, and what is answered when asked; an exception is raised.
+        during: what happens in the middle of the first reply, by the number of its event.
     """
 
-    interactive = True
-
-    def __init__(self, *lines: str | type[BaseException]) -> None:
+    def __init__(
+        self,
+        *lines: str | type[BaseException],
+        during: Mapping[int, Callable[[], object]] | None = None,
+    ) -> None:
+        self.interactive = True
         self._lines = iter(lines)
+        self._during = dict(during or {})
+        self._events = 0
         self.drafts: list[str] = []
         self.asked: list[str] = []
-        self.held = 0
+        self.flushed = 0
 
-    def read(self, text: str = "") -> str:
-        self.drafts.append(text)
+    def read(self, draft: str = "") -> str:
+        self.drafts.append(draft)
         return self._next()
 
-    def choose(self, question: str, keys: str) -> str:
+    def ask(self, question: str) -> str:
         self.asked.append(question)
-        answer = self._next()
-        assert answer in keys
-        return answer
+        return self._next()
 
-    def hold(self) -> None:
-        self.held += 1
+    def flush(self) -> None:
+        self.flushed += 1
 
     def _next(self) -> str:
         line = next(self._lines, EOFError)
@@ -80,8 +78,12 @@ class Script:
         raise line
 
     @contextlib.contextmanager
-    def keys_watched(self) -> Iterator[Callable[[], None]]:
-        yield lambda: None
+    def watched(self) -> Iterator[Callable[[], None]]:
+        def look() -> None:
+            self._events += 1
+            self._during.pop(self._events, lambda: None)()
+
+        yield look
 
 
 Make = Callable[..., Chat]
@@ -94,12 +96,13 @@ def make(session: Session) -> Make:
     def made(
         *lines: str | type[BaseException],
         on: Session = session,
-        reader: Any = None,
+        reader: Reader | None = None,
+        during: Mapping[int, Callable[[], object]] | None = None,
         **options: Any,
     ) -> Chat:
-        options = {"max_new_tokens": 40, **options}
-        reader = reader or Script(*lines)
-        return Chat(on, ChatRequest(**options), Terminal("never"), lambda _: reader)
+        reader = reader or Script(*lines, during=during)
+        request = ChatRequest(**{"max_new_tokens": 40, **options})
+        return Chat(on, request, Terminal("never"), lambda _: reader)
 
     return made
 
@@ -108,13 +111,40 @@ def said(chat: Chat) -> list[str]:
     return [message.content for message in chat.conversation.messages]
 
 
+def asked(chat: Chat) -> list[str]:
+    """The questions that the user was asked."""
+    assert isinstance(chat.reader, Script)
+    return chat.reader.asked
+
+
+def drafts(chat: Chat) -> list[str]:
+    """What the inputs began with."""
+    assert isinstance(chat.reader, Script)
+    return chat.reader.drafts
+
+
 def fresh_reply(chat: Chat, loaded: models.LoadedModel, turn: int = -1) -> list[int]:
-    """What a session that knows nothing says to the same conversation."""
+    """What a session that knows nothing replies to the same conversation."""
     reply = chat.replies[turn]
     tokens: list[int] = []
     for event in Session(loaded).stream(reply.prompt, reply.settings):
         tokens += getattr(event, "token_ids", ())
     return tokens
+
+
+def ctrl_c() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def save(path: Path, conversation: Conversation) -> None:
+    path.write_text(conversation.as_json("demo"), encoding="utf-8")
+
+
+def other_template(loaded: models.LoadedModel, change: Callable[[str], str | None]) -> Session:
+    """A session with the demo model and another chat template."""
+    tokenizer = type(loaded.tokenizer).from_pretrained(model_files.resolve("demo"))
+    tokenizer.chat_template = change(tokenizer.chat_template)
+    return Session(replace(loaded, tokenizer=tokenizer))
 
 
 # Turns.
@@ -127,15 +157,12 @@ def test_a_later_turn_reads_its_new_tokens_only(
     chat = make(*QUESTIONS, strategy=strategy, max_new_tokens=None)
     loop(chat)
     assert len(chat.replies) == 3
-    # The measurement of a plain step has left the beginning of every text.
-    assert chat.replies[0].tally.cached < 5
     for before, after in zip(chat.replies, chat.replies[1:], strict=False):
         known = before.prompt + before.token_ids
         assert before.token_ids[-1] == END
         assert after.prompt[: len(known)] == known
         # The token that ended the turn was never fed; all before it were.
         assert after.tally.cached == len(known) - 1
-        assert after.tally.prompt == len(after.prompt)
     for turn in range(3):
         assert chat.replies[turn].token_ids == fresh_reply(chat, loaded, turn)
 
@@ -143,34 +170,16 @@ def test_a_later_turn_reads_its_new_tokens_only(
 def test_what_changed_is_read_again_and_nothing_else(
     make: Make, loaded: models.LoadedModel
 ) -> None:
-    chat = make(
-        QUESTIONS[0], QUESTIONS[1], "/undo", QUESTIONS[2], "/system Be brief.", QUESTIONS[1]
-    )
+    one, two, three = QUESTIONS
+    chat = make(one, two, "/undo", three, "/edit What is the window?", "/system Be brief.", two)
     loop(chat)
-    first, _, third, fourth = chat.replies
-    # Taken back: all of the first exchange is still known.
-    assert third.tally.cached >= len(first.prompt) + len(first.token_ids) - 1
-    # A system message stands at the start, so that nothing but the first token is.
-    assert fourth.tally.cached == 1
-    for turn in range(4):
+    first, _, third, edited, last = chat.replies
+    exchange = len(first.prompt) + len(first.token_ids)
+    assert third.tally.cached >= exchange - 1
+    assert edited.tally.cached >= exchange - 1
+    assert last.tally.cached == 1, "a system message stands at the start"
+    for turn in range(5):
         assert chat.replies[turn].token_ids == fresh_reply(chat, loaded, turn)
-
-
-def test_a_template_that_rewrites_history(loaded: models.LoadedModel, make: Make) -> None:
-    """Reasoning models' templates drop the reasoning of earlier turns."""
-    tokenizer = type(loaded.tokenizer).from_pretrained(model_files.resolve("demo"))
-    tokenizer.chat_template = tokenizer.chat_template.replace(
-        "message.content", "message.content.replace('language model', 'machine')"
-    )
-    on = Session(replace(loaded, tokenizer=tokenizer))
-    chat = make(*QUESTIONS[:2], on=on)
-    loop(chat)
-    first, second = chat.replies
-    known = first.prompt + first.token_ids
-    pairs = zip(known, second.prompt, strict=False)
-    common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-    assert len(first.prompt) <= second.tally.cached == common < len(known) - 1
-    assert second.token_ids == fresh_reply(chat, loaded)
 
 
 def test_sampled_turns_draw_their_own_seeds(make: Make) -> None:
@@ -195,138 +204,57 @@ def test_a_chat_takes_the_models_own_sampling(
     assert (mine.temperature, mine.top_p, mine.top_k) == (0.1, 0.9, 5)
 
 
-# Ctrl-C.
-
-
-def interrupt_after(chat: Chat, count: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Press Ctrl-C after some steps; returns a list that counts those that came."""
-    steps: list[int] = []
-    real = chat.session.stream
-
-    def stream(*arguments: Any, **options: Any) -> Iterator[TextEvent]:
-        for event in real(*arguments, **options):
-            if isinstance(event, TextStep):
-                steps.append(len(event.token_ids))
-                if len(steps) == count:
-                    os.kill(os.getpid(), signal.SIGINT)
-            yield event
-
-    monkeypatch.setattr(chat.session, "stream", stream)
-    return steps
+# Ctrl-C and errors.
 
 
 def test_ctrl_c_keeps_the_partial_reply_and_a_valid_cache(
-    make: Make, loaded: models.LoadedModel, monkeypatch: pytest.MonkeyPatch
+    make: Make, loaded: models.LoadedModel
 ) -> None:
-    chat = make(QUESTIONS[0], max_new_tokens=None)
-    steps = interrupt_after(chat, 9, monkeypatch)
+    chat = make(*QUESTIONS[:2], during={9: ctrl_c}, max_new_tokens=None)
     loop(chat)
-    assert len(steps) <= 10, "it stops within one step"
-    reply = chat.conversation.messages[-1]
-    assert reply.interrupted
+    assert [m.interrupted for m in chat.conversation.messages] == [False, True, False, False]
+    assert said(chat)[1].startswith("Lookahead decoding")
     assert isinstance(chat.reader, Script)
-    assert chat.reader.held == 1, "what was typed meanwhile is not sent by itself"
-    assert reply.content.startswith("Lookahead decoding")
-    monkeypatch.undo()
-    chat.reader, chat.leaving = Script(QUESTIONS[1]), False
-    loop(chat)
+    assert chat.reader.flushed == 1, "what was typed until then is not sent by itself"
     before, after = chat.replies
+    assert before.tally.steps <= 10, "it stops within one step"
     known = before.prompt + before.token_ids
     assert after.tally.cached == len(known) - 1
     assert after.prompt[: len(known)] == known
     assert after.token_ids == fresh_reply(chat, loaded)
 
 
-def test_ctrl_c_before_the_first_token_gives_the_message_back(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    chat = make(QUESTIONS[0], "a question " * 400, EOFError)
-    real = chat.session.stream
-
-    def slow(prompt: Any, *arguments: Any, **options: Any) -> Iterator[TextEvent]:
-        events = real(prompt, *arguments, **options)
-        for event in events:
-            if len(prompt) > 500:
-                os.kill(os.getpid(), signal.SIGINT)
-            yield event
-
-    monkeypatch.setattr(chat.session, "stream", slow)
+def test_ctrl_c_before_the_first_token_gives_the_message_back(make: Make) -> None:
+    chat = make("a question " * 400, EOFError, during={1: ctrl_c})
     loop(chat)
-    assert said(chat)[0] == QUESTIONS[0]
-    assert len(said(chat)) == 2
-    assert isinstance(chat.reader, Script)
-    assert chat.reader.drafts[-1] == "a question " * 400
+    assert said(chat) == []
+    assert drafts(chat)[-1] == "a question " * 400
 
 
 def test_a_second_ctrl_c_ends_the_reply_and_not_the_chat(
-    make: Make, loaded: models.LoadedModel, monkeypatch: pytest.MonkeyPatch
+    make: Make, loaded: models.LoadedModel
 ) -> None:
-    chat = make(QUESTIONS[0], QUESTIONS[1])
-    run = chat.session.decoder.runner.run
-    calls: list[int] = []
-
-    def impatient(layout: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 8:
-            os.kill(os.getpid(), signal.SIGINT)
-            os.kill(os.getpid(), signal.SIGINT)
-        return run(layout)
-
-    monkeypatch.setattr(chat.session.decoder.runner, "run", impatient)
+    chat = make(*QUESTIONS[:2], during={8: lambda: (ctrl_c(), ctrl_c())})
     loop(chat)
     assert [m.interrupted for m in chat.conversation.messages] == [False, True, False, False]
     assert chat.replies[1].token_ids == fresh_reply(chat, loaded)
 
 
-def test_an_error_in_the_middle_keeps_what_was_said(
-    make: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_errors_cost_neither_the_conversation_nor_the_chat(
+    make: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    chat = make(QUESTIONS[0], "/stats")
-    run = chat.session.decoder.runner.run
-    calls: list[int] = []
+    def fail() -> None:
+        raise RuntimeError("an illegal address")
 
-    def failing(layout: Any) -> Any:
-        calls.append(1)
-        if len(calls) > 8:
-            raise RuntimeError("an illegal address")
-        return run(layout)
-
-    monkeypatch.setattr(chat.session.decoder.runner, "run", failing)
-    loop(chat)
-    assert "lade: RuntimeError: an illegal address" in capsys.readouterr().err
-    assert said(chat)[1].startswith("Lookahead")
-
-
-@pytest.mark.parametrize("presses", [2, 5])
-def test_more_ctrl_c_than_two_disturb_nothing(presses: int) -> None:
-    survived = 0
-    with ctrl_c() as pressed:
-        for _ in range(presses):
-            with contextlib.suppress(KeyboardInterrupt):
-                os.kill(os.getpid(), signal.SIGINT)
-                survived += 1
-        assert pressed()
-    assert survived == presses - 1
-    with ctrl_c_ignored():
-        os.kill(os.getpid(), signal.SIGINT)
-    with ctrl_c_ignored(), ctrl_c_raised(), pytest.raises(KeyboardInterrupt):
-        os.kill(os.getpid(), signal.SIGINT)
-
-
-def test_anything_that_goes_wrong_leaves_the_conversation(
-    make: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    chat = make(QUESTIONS[0], "/stats", "/save x\0y", "caf\udce9", "more", max_new_tokens=5)
-    monkeypatch.setattr(
-        commands.COMMANDS["stats"].action, "__code__", (lambda c, _: 1 / 0).__code__
+    chat = make(
+        QUESTIONS[0], "/save x\0y", "caf\udce9", "more", during={8: fail}, max_new_tokens=20
     )
     loop(chat)
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("lade: ")]
-    assert lines == [
-        "lade: ZeroDivisionError: division by zero",
-        "lade: /save xy cannot be written: embedded null byte",
-        "lade: that is not UTF-8; check the terminal's encoding",
-    ]
+    assert len(lines) == 3
+    for line, named in zip(lines, ("an illegal address", "/save xy", "UTF-8"), strict=True):
+        assert named in line
+    assert said(chat)[1].startswith("Lookahead")
     assert said(chat)[0::2] == [QUESTIONS[0], "more"]
 
 
@@ -334,103 +262,93 @@ def test_a_hostile_chat_cannot_drive_the_terminal(
     make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     evil = "\x1b]52;c;eA==\x07\x9b31m\x1b[2J"
-    talk = Conversation(f"system{evil}").asked(f"asked{evil}").answered(f"said{evil}")
-    path = tmp_path / "talk.json"
-    chat_file.save(path, talk, "demo")
-    loop(make(f"/load {path}", "/system", "/undo", f"/load {evil}", f"/{evil}", "/show x" + evil))
+    path, page = tmp_path / "chat.json", tmp_path / "chat.md"
+    save(path, Conversation(f"system{evil}").asked(f"asked{evil}").answered(f"said{evil}"))
+    lines = (f"/load {path}", f"/save {page}", "/system", "/undo", f"/load {evil}", f"/{evil}")
+    loop(make(*lines, f"/set stop {evil}", f"/show x{evil}"))
     shown = capsys.readouterr()
     assert "asked" in shown.err
-    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown.err + shown.out)
+    for text in (shown.out, shown.err, page.read_text()):
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", text)
 
 
-def test_ctrl_c_at_the_prompt_says_how_to_leave(
-    make: Make, capsys: pytest.CaptureFixture[str]
+def test_a_chat_that_ends_badly_is_saved(
+    make: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    loop(make(KeyboardInterrupt, KeyboardInterrupt))
-    assert capsys.readouterr().err.count("Ctrl-D or /exit leaves") == 2
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+    def ended(chat: Chat, error: type[BaseException]) -> list[Path]:
+        with pytest.raises(error), autosaved(chat):
+            loop(chat)
+        return [*tmp_path.rglob("chats/*")]
+
+    # What a pipe sent wrongly it can send again; nothing is saved twice, nor an empty chat.
+    piped = Reader(io.StringIO(f"{QUESTIONS[0]}\n/load nowhere"))
+    assert ended(make(reader=piped), UsageError) == []
+    assert ended(make(SystemExit), SystemExit) == []
+    kept = f"/save {tmp_path / 'kept.json'}"
+    assert ended(make(QUESTIONS[0], kept, SystemExit), SystemExit) == []
+    chat = make(QUESTIONS[0], SystemExit, quiet=True)
+    [file] = ended(chat, SystemExit)
+    assert from_json(file.read_text()) == chat.conversation
+    assert str(file) in capsys.readouterr().err
+    # Where nothing can be written, the reason for the end still is the last word.
+    monkeypatch.setenv("XDG_STATE_HOME", str(file))
+    assert ended(make(QUESTIONS[0], SystemExit), SystemExit) == [file]
 
 
 # A full context.
 
 
-def test_a_full_context_drops_the_oldest_turns_when_told_to(
+def test_a_full_context_drops_the_oldest_turns_when_the_user_agrees(
     make: Make, loaded: models.LoadedModel
 ) -> None:
-    chat = make(
-        QUESTIONS[0], QUESTIONS[1], QUESTIONS[2], "x", "d", "/exit",
-        on=Session(loaded, max_context=200), system="Be brief.",
-    )  # fmt: skip
+    on = Session(loaded, max_context=200)
+    chat = make(*QUESTIONS, "x", "d", "/exit", on=on, system="Be brief.")
     loop(chat)
-    assert isinstance(chat.reader, Script)
-    assert chat.reader.asked[0] == (
-        "The context of 200 tokens is full: [s]top and edit, or [d]rop the oldest exchange and"
-        " go on? "
-    )
+    assert "200 tokens" in asked(chat)[0]
+    assert "oldest 2 messages" in asked(chat)[0]
     assert chat.conversation.forgotten == 2
-    assert len(said(chat)) == 8, "what is dropped is still there to be saved"
-    last = chat.replies[-1]
-    assert len(last.prompt) + 25 <= 200
-    text = loaded.tokenizer.decode(last.prompt)
+    assert len(said(chat)) == 8, "what is dropped can still be saved"
+    text = loaded.tokenizer.decode(chat.replies[-1].prompt)
     assert "Be brief." in text
     assert QUESTIONS[0] not in text
-    assert last.token_ids == fresh_reply(chat, loaded)
+    assert chat.replies[-1].token_ids == fresh_reply(chat, loaded)
 
 
-def test_a_full_context_stops_when_told_to(make: Make, loaded: models.LoadedModel) -> None:
+@pytest.mark.parametrize("answer", ["s", "", EOFError, KeyboardInterrupt])
+def test_a_full_context_stops_otherwise(
+    make: Make, loaded: models.LoadedModel, answer: str | type[BaseException]
+) -> None:
     on = Session(loaded, max_context=150)
-    chat = make(*QUESTIONS, "one more", "s", on=on, max_new_tokens=30)
+    chat = make(*QUESTIONS, "one more", "what?", answer, on=on, max_new_tokens=30)
     loop(chat)
-    assert isinstance(chat.reader, Script)
-    assert len(chat.reader.asked) == 1
+    assert len(asked(chat)) == 2, "asked again after an answer that is none"
     assert len(said(chat)) == 6
     assert chat.conversation.forgotten == 0
-    assert chat.reader.drafts[-1] == "one more"
+    assert drafts(chat)[-1] == "one more"
 
 
 def test_a_full_context_on_a_pipe_is_an_error(make: Make, loaded: models.LoadedModel) -> None:
-    on = Session(loaded, max_context=150)
     lines = io.StringIO("\n".join([*QUESTIONS, "one more"]))
-    with pytest.raises(LadeError, match=r"^the context of 150 tokens is full; start a new chat"):
-        loop(make(on=on, reader=LineReader(lines)))
+    with pytest.raises(LadeError, match="the context of 150 tokens is full"):
+        loop(make(on=Session(loaded, max_context=150), reader=Reader(lines)))
 
 
-def test_a_message_that_does_not_fit_by_itself(make: Make, loaded: models.LoadedModel) -> None:
-    chat = make(on=Session(loaded, max_context=100))
-    with pytest.raises(UsageError, match=r"^the message does not fit .* of 100 tokens .*; shorten"):
-        handle(chat, "long " * 300)
-    assert chat.draft == "long " * 300
-    assert said(chat) == []
-
-
-def test_undo_after_turns_were_dropped(
-    make: Make, loaded: models.LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    on = Session(loaded, max_context=150)
-    chat = make(*QUESTIONS, "one more", "d", "/undo", "/undo", "/undo", "/undo", on=on)
-    used = []
-    read = chat.reader.read
-
-    def watched(text: str = "") -> str:
-        used.append(chat.used)
-        return read(text)
-
-    monkeypatch.setattr(chat.reader, "read", watched)
-    loop(chat)
-    assert chat.conversation.messages == ()
-    assert chat.conversation.forgotten == 0
-    assert used[-1] == 0
-    assert max(used) > 100
-
-
-def test_files_that_do_not_fit_can_be_dropped(
+def test_a_message_that_does_not_fit_by_itself(
     make: Make, loaded: models.LoadedModel, tmp_path: Path
 ) -> None:
     path = tmp_path / "long file.txt"
     path.write_text("long " * 300)
-    on = Session(loaded, max_context=150)
-    chat = make(on=on, max_new_tokens=3)
+    chat = make(on=Session(loaded, max_context=150), max_new_tokens=3)
+    with pytest.raises(UsageError, match=r"does not fit .* of 150 tokens .*; shorten it$"):
+        handle(chat, "long " * 300)
+    assert chat.draft == "long " * 300
     handle(chat, f'/paste "{path}"')
-    with pytest.raises(UsageError, match=r"\(/paste none drops the 1 file with it\)$"):
+    with pytest.raises(UsageError, match="/paste none"):
         handle(chat, "What is this?")
     handle(chat, "/paste none")
     handle(chat, "What is this?")
@@ -442,85 +360,55 @@ def test_a_reply_that_fills_the_context_says_so(
 ) -> None:
     chat = make(QUESTIONS[0], on=Session(loaded, max_context=60), max_new_tokens=None)
     loop(chat)
-    assert "(cut: the context of 60 tokens is full)" in capsys.readouterr().err
+    assert "the context of 60 tokens is full" in capsys.readouterr().err
     assert chat.used >= 59
-
-
-@pytest.mark.parametrize("choice", ["d", "s"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_reply_that_fills_the_context_can_go_on(
-    make: Make, loaded: models.LoadedModel, choice: str, temperature: float
-) -> None:
-    on = Session(loaded, max_context=150)
-    chat = make(
-        QUESTIONS[1], "/set max-new-tokens 120", QUESTIONS[2], choice,
-        on=on, max_new_tokens=30, temperature=temperature, seed=3, ignore_eos=True,
-    )  # fmt: skip
-    loop(chat)
-    assert isinstance(chat.reader, Script)
-    assert chat.reader.asked == [
-        "[s]top here, or [d]rop the oldest exchange and go on with the reply? "
-    ]
-    first, second, *rest = chat.replies
-    assert first.tally.reason == "length"
-    assert second.tally.reason == "context"
-    assert len(second.prompt) + len(second.token_ids) == 150
-    if choice == "s":
-        assert not rest
-        assert chat.conversation.forgotten == 0
-        return
-    (third,) = rest
-    assert chat.conversation.forgotten == 2
-    assert third.prompt[-len(second.token_ids) :] == second.token_ids
-    assert len(second.token_ids) + len(third.token_ids) == 120
-    assert third.token_ids == fresh_reply(chat, loaded)
-    words = [second.token_ids, third.token_ids]
-    whole = loaded.tokenizer.decode([i for part in words for i in part], skip_special_tokens=True)
-    assert said(chat)[-1] == whole
-    with pytest.raises(UsageError, match=r"^a reply that went on past a full context has nothing"):
-        handle(chat, "/compare")
-    assert len(said(chat)) == 4
 
 
 # Commands.
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "named"),
     [
-        ("/sytem x", "there is no command /sytem; did you mean /system? (a space before it"),
-        ("/xyzzy", "there is no command /xyzzy; /help lists all (a space before it"),
-        ("/undo", "there is nothing to take back"),
+        ("/sytem x", "did you mean /system?"),
+        ("/xyzzy", "/help lists all"),
+        ("/undo", "no message yet"),
         ("/undo 2", "/undo takes no arguments"),
-        ("/regenerate", "there is nothing to answer again; say something first"),
-        ("/edit", "there is nothing to edit; say something first"),
-        ("/stats", "there are no figures yet; say something first"),
-        ("/compare", "there is no reply to compare; say something first"),
+        ("/regenerate", "no message yet"),
+        ("/edit", "no message yet"),
+        ("/stats", "no figures yet"),
+        ("/compare", "no reply to compare"),
         ("/save", "name a file: /save FILE"),
         ("/load", "name a file: /load FILE"),
         ("/load nowhere.json", "there is no file nowhere.json; check the path"),
+        ("/load ~nobody-here/x", "there is no file ~nobody-here/x"),
+        ("/load .", ". cannot be read: Is a directory"),
         ("/paste", "name a file: /paste FILE"),
-        ("/load ~nobody-here/x", "there is no user ~nobody-here; check the path"),
-        ('/set stop ""', "stop needs a text; off takes it back"),
-        ("/paste nowhere.txt", "there is no file nowhere.txt; check the path"),
-        ("/set temprature 1", "there is no setting 'temprature'; did you mean temperature?"),
+        ("/paste /bin/sh", "/bin/sh is not UTF-8 text"),
+        ("/help xyzzy", "no command /xyzzy"),
+        ("/set temp 1", "did you mean temperature?"),
+        ("/set temprature 1", "did you mean temperature?"),
+        ("/set max-tokens 1", "did you mean max-new-tokens?"),
         ("/set temperature hot", "temperature must be a number, not 'hot'"),
-        ("/set temperature -1", "temperature must be finite and at least 0, not -1.0"),
+        ("/set temperature -1", "temperature must be finite and at least 0"),
         ("/set top-k 1.5", "top-k must be a whole number, not '1.5'"),
-        ("/set markdown maybe", "markdown is on or off, not 'maybe'"),
+        ("/set markdown maybe", "markdown must be on or off, not 'maybe'"),
+        ('/set stop ""', "stop needs a text"),
         ("/set strategy magic", "unknown strategy 'magic'; use one of"),
-        ("/set dtype float16", "dtype belongs to the start: leave, and give --dtype to lade chat"),
-        ("/set sources moon", "unknown source 'moon'; known sources: trajectory"),
+        ("/set dtype float16", "dtype can only be set at start"),
+        ("/set sources moon", "unknown source 'moon'"),
+        ("/set origins x", "no option 'origins'"),
         ("/profile moon", "unknown profile 'moon'; known profiles: "),
-        ("/show nothing-like-it", "there is no setting 'nothing-like-it'; one of strategy, "),
+        ("/show nothing-like-it", "no option 'nothing-like-it'; one of strategy, "),
     ],
 )
-def test_commands_that_cannot_be_done(make: Make, text: str, message: str) -> None:
+def test_commands_that_cannot_be_done(make: Make, text: str, named: str) -> None:
     chat = make()
     before = chat.request
     with pytest.raises((LadeError, DecoderError)) as refused:
         handle(chat, text)
-    assert str(refused.value).startswith(message)
+    assert named in str(refused.value)
+    assert "\n" not in str(refused.value)
     assert chat.request is before
     assert said(chat) == []
 
@@ -558,6 +446,39 @@ def test_settings_hold_for_the_next_reply(make: Make) -> None:
     assert chat.replies[1].tally.accepted == {}
 
 
+def rows_of(shown: str) -> dict[str, str]:
+    """Lines by their first words."""
+    return {line.split()[0]: line.rstrip() for line in shown.splitlines() if line}
+
+
+def test_show_tells_where_values_come_from(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    given = {"top_k": "LADE_TOP_K", "stats": "flag --no-stats", "markdown": "config file"}
+    options: dict[str, Any] = {"top_k": 7, "stats": False, "origins": given, "profile": "cpu"}
+    chat = make("/set window 9", **options)
+    loop(chat)
+    # The profile's budget and sources were meant for the profile's window: that is shown too.
+    assert rows_of(capsys.readouterr().err).keys() == {"window", "budget", "sources"}
+    handle(chat, "/show")
+    rows = rows_of(capsys.readouterr().err)
+    assert re.fullmatch(r"window +9 +set in this chat", rows["window"])
+    assert "profile cpu: measured: AMD EPYC" in rows["ngram"]
+    ends = {
+        **{"temperature": "the model's", "top-k": "LADE_TOP_K", "stats": "flag --no-stats"},
+        # What was given counts as given, also where it is the default.
+        **{"markdown": "config file", "ignore-eos": "default", "max-new-tokens": "given"},
+        **{"budget": "follows from what you set", "sources": "follows from what you set"},
+    }
+    assert {name: rows[name].endswith(end) for name, end in ends.items()} == dict.fromkeys(
+        ends, True
+    )
+    # What can only be set at start is shown, too.
+    assert rows.keys() > {"parallel", "parallel-mode", "attention", "cuda-graphs", "compile"}
+    loop(make("/set window 3", "/set window default", "/show window", on=chat.session))
+    assert "profile cpu: measured" in rows_of(capsys.readouterr().err)["window"]
+    loop(make("/set temperature 0", "/show temperature", origins={"temperature": "LADE_X"}))
+    assert rows_of(capsys.readouterr().err)["temperature"].endswith("set in this chat")
+
+
 @pytest.mark.parametrize("text", [" /undo", "/etc/hosts is what?", "/def f():\n    pass"])
 def test_what_only_looks_like_a_command_is_a_message(make: Make, text: str) -> None:
     chat = make(max_new_tokens=3)
@@ -565,99 +486,45 @@ def test_what_only_looks_like_a_command_is_a_message(make: Make, text: str) -> N
     assert said(chat)[0] == text.removeprefix(" ")
 
 
-def test_edit_replaces_the_last_message(make: Make) -> None:
-    chat = make(QUESTIONS[0], "/edit", QUESTIONS[1], "/edit What is the budget?", max_new_tokens=5)
+@pytest.mark.parametrize(
+    ("lines", "messages", "draft"),
+    [
+        (["one", "/edit", "two"], ["two"], "one"),
+        (["one", "/edit two"], ["two"], None),
+        (["one", "/edit", "", "two"], ["one", "two"], "one"),
+        (["one", "/edit", KeyboardInterrupt, "two"], ["one", "two"], "one"),
+        (["one", "two", "/edit", "/undo", "new"], ["one", "new"], "two"),
+        (["one", "/edit", "/show markdown", "new"], ["one", "new"], "one"),
+        (["one", "/edit", "/reset", "new"], ["new"], "one"),
+        ([" /undo", "/edit", " /undo !"], ["/undo !"], " /undo"),
+        ([" exit", "/edit", " exit"], ["exit"], " exit"),
+    ],
+)
+def test_edit(
+    make: Make, lines: list[str | type[BaseException]], messages: list[str], draft: str | None
+) -> None:
+    chat = make(*lines, max_new_tokens=3)
     loop(chat)
-    assert isinstance(chat.reader, Script)
-    assert chat.reader.drafts[2] == QUESTIONS[0]
-    assert len(said(chat)) == 2
-    assert said(chat)[0] == "What is the budget?"
-
-
-def test_an_emptied_edit_changes_nothing(make: Make) -> None:
-    chat = make(QUESTIONS[0], "/edit", "", QUESTIONS[1], max_new_tokens=5)
-    loop(chat)
-    assert said(chat)[0::2] == [QUESTIONS[0], QUESTIONS[1]]
-
-
-@pytest.mark.parametrize("text", ["/undo", "exit", "/etc/hosts"])
-def test_a_message_that_looks_like_a_command_can_be_edited(make: Make, text: str) -> None:
-    chat = make(f" {text}", "/edit", f" {text} !", max_new_tokens=3)
-    loop(chat)
-    assert isinstance(chat.reader, Script)
-    assert chat.reader.drafts[2] == f" {text}"
-    assert said(chat)[0::2] == [f"{text} !" if text.startswith("/") else f" {text} !"]
-
-
-@pytest.mark.parametrize("between", ["/undo", "/show markdown", "/reset", "/regenerate"])
-def test_any_other_command_gives_an_edit_up(make: Make, between: str) -> None:
-    chat = make(QUESTIONS[0], QUESTIONS[1], "/edit", between, "new", max_new_tokens=5)
-    loop(chat)
-    expected = {"/undo": [QUESTIONS[0], "new"], "/reset": ["new"]}
-    assert said(chat)[0::2] == expected.get(between, [QUESTIONS[0], QUESTIONS[1], "new"])
-
-
-def test_an_edit_reads_only_what_changed(make: Make, loaded: models.LoadedModel) -> None:
-    chat = make(QUESTIONS[0], QUESTIONS[1], "/edit What is the window?", max_new_tokens=20)
-    loop(chat)
-    first, second, third = chat.replies
-    pairs = zip(second.prompt, third.prompt, strict=False)
-    same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-    assert third.tally.cached == same >= len(first.prompt) + 20
-    assert third.token_ids == fresh_reply(chat, loaded)
-
-
-def test_an_edit_that_is_given_up_changes_nothing(make: Make) -> None:
-    chat = make(QUESTIONS[0], "/edit", KeyboardInterrupt, QUESTIONS[1], max_new_tokens=5)
-    loop(chat)
-    assert said(chat)[0::2] == [QUESTIONS[0], QUESTIONS[1]]
+    assert said(chat)[0::2] == messages
+    assert draft is None or drafts(chat)[lines.index("/edit") + 1] == draft
 
 
 def test_a_pasted_file_goes_with_the_next_message(make: Make, tmp_path: Path) -> None:
     path = tmp_path / "notes.md"
-    path.write_text("one\n```py\nx\n```\n")
+    path.write_bytes(b"one\r\n```py\nx\n```\n")
     chat = make(f"/paste {path}", "What is this?", "and now?", max_new_tokens=5)
     loop(chat)
     assert said(chat)[0] == "notes.md:\n````\none\n```py\nx\n```\n````\n\nWhat is this?"
     assert said(chat)[2] == "and now?"
 
 
-def test_lines_of_a_pasted_file_end_in_one_way(make: Make, tmp_path: Path) -> None:
-    path = tmp_path / "notes.md"
-    path.write_bytes(b"one\r\ntwo\rthree\n")
-    chat = make()
-    handle(chat, f"/paste {path}")
-    assert chat.attached == ["notes.md:\n```\none\ntwo\nthree\n```"]
-
-
-@pytest.mark.parametrize("command", ["/paste", "/load"])
-def test_what_is_too_large_for_a_text_is_refused(
-    make: Make, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reading, "LIMIT", 2_000_000)
-    path = tmp_path / "large"
-    path.write_bytes(b"x" * 2_000_001)
-    with pytest.raises(UsageError, match=r"/large cannot be read: it holds more than 2 MB$"):
-        handle(make(), f"{command} {path}")
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
-@pytest.mark.parametrize("command", ["/paste", "/load"])
-def test_ctrl_c_ends_the_wait_for_a_pipe(make: Make, command: str, tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
-    chat = make(f"{command} {pipe}", "/set window 9")
-    loop(chat)
-    assert chat.request.window == 9
-
-
 def test_save_and_load_go_on_where_one_left(
     make: Make, loaded: models.LoadedModel, tmp_path: Path
 ) -> None:
-    path = tmp_path / "talk.json"
+    path, page = tmp_path / "chat.json", tmp_path / "chat.md"
     chat = make("/system Be brief.", QUESTIONS[0], f"/save {path}", QUESTIONS[1], "/save")
     loop(chat)
+    handle(chat, f"/save {page}")
     again = make(f"/load {path}", QUESTIONS[2], on=Session(loaded))
     loop(again)
     assert said(again)[:4] == said(chat)
@@ -665,32 +532,37 @@ def test_save_and_load_go_on_where_one_left(
     straight = make("/system Be brief.", *QUESTIONS, on=Session(loaded))
     loop(straight)
     assert said(again) == said(straight)
+    for text in ("Be brief.", *said(chat)):
+        assert f"\n\n{text}\n" in page.read_text()
 
 
-def test_saving_asks_before_it_replaces_another_chat(make: Make, tmp_path: Path) -> None:
+def test_saving_asks_before_it_replaces_another_file(make: Make, tmp_path: Path) -> None:
     one, other = tmp_path / "one.json", tmp_path / "other.json"
-    first = make(QUESTIONS[0], f"/save {one}", "/reset", "x", "/save", max_new_tokens=3)
-    loop(first)
-    assert len(chat_file.load(one).messages) == 2
-    assert chat_file.load(one).messages[0].content == QUESTIONS[0], "a new chat has no file yet"
-    chat_file.save(other, first.conversation, "demo")
-    kept = make(QUESTIONS[1], f"/save {other}", "k", f"/save {other}", "o", max_new_tokens=3)
-    loop(kept)
-    assert isinstance(kept.reader, Script)
-    assert (
-        kept.reader.asked
-        == [f"{other} holds another chat of 2 messages: [k]eep it, or [o]verwrite it? "] * 2
-    )
-    assert chat_file.load(other) == kept.conversation
+    other.write_text("mine")
+    loop(make(QUESTIONS[0], f"/save {one}", "/reset", "x", "/save", max_new_tokens=3))
+    assert from_json(one.read_text()).messages[0].content == QUESTIONS[0], "no name, no file yet"
+    chat = make(QUESTIONS[1], f"/save {other}", "k", max_new_tokens=3)
+    loop(chat)
+    assert other.read_text() == "mine"
+    with pytest.raises(UsageError, match="was kept"):
+        handle(make(reader=Reader(io.StringIO())), f"/save {other}")
+    chat = make(QUESTIONS[1], f"/save {other}", "o", "y", "/save", max_new_tokens=3)
+    loop(chat)
+    assert len(asked(chat)) == 1, "its own file is replaced without a question"
+    assert from_json(other.read_text()) == chat.conversation
 
 
 def test_loading_asks_before_it_replaces_what_is_not_saved(make: Make, tmp_path: Path) -> None:
-    path = tmp_path / "talk.json"
-    chat_file.save(path, Conversation("Be brief."), "demo")
-    chat = make(QUESTIONS[0], f"/load {path}", "k", f"/load {path}", "r", max_new_tokens=3)
+    path, broken = tmp_path / "chat.json", tmp_path / "broken.json"
+    save(path, Conversation("Be brief."))
+    broken.write_text("{")
+    lines = (QUESTIONS[0], f"/load {broken}", f"/load {path}", "k")
+    chat = make(*lines, max_new_tokens=3)
     loop(chat)
-    assert isinstance(chat.reader, Script)
-    assert len(chat.reader.asked) == 2
+    assert said(chat)[0] == QUESTIONS[0]
+    chat = make(*lines, f"/load {path}", "r", f"/load {path}", max_new_tokens=3)
+    loop(chat)
+    assert len(asked(chat)) == 2
     assert chat.conversation == Conversation("Be brief.")
 
 
@@ -701,193 +573,66 @@ def test_words_that_leave(make: Make, word: str) -> None:
     assert said(chat) == []
 
 
-def test_a_damaged_file_leaves_the_conversation_as_it_is(make: Make, tmp_path: Path) -> None:
-    path = tmp_path / "talk.json"
-    path.write_text('{"format": "lade-chat"')
-    chat = make(QUESTIONS[0], f"/load {path}", max_new_tokens=5)
-    loop(chat)
-    assert said(chat)[0] == QUESTIONS[0]
-    assert path.read_text() == '{"format": "lade-chat"'
-
-
 def test_reset_keeps_the_system_message(make: Make) -> None:
     chat = make("/system Be brief.", QUESTIONS[0], "/reset", max_new_tokens=5)
     loop(chat)
-    assert chat.conversation.messages == ()
-    assert chat.conversation.system == "Be brief."
+    assert chat.conversation == Conversation("Be brief.")
+    handle(chat, "/system none")
+    assert chat.conversation == Conversation()
 
 
-def test_a_template_may_refuse_a_system_message(
-    loaded: models.LoadedModel, make: Make, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tokenizer = type(loaded.tokenizer).from_pretrained(model_files.resolve("demo"))
-    tokenizer.chat_template = (
-        "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
-        + tokenizer.chat_template
-    )
-    chat = make("/system Be brief.", on=Session(replace(loaded, tokenizer=tokenizer)))
-    loop(chat)
+def test_a_template_may_refuse_a_system_message(loaded: models.LoadedModel, make: Make) -> None:
+    refusal = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    chat = make(on=other_template(loaded, lambda template: refusal + template))
+    with pytest.raises(UsageError, match="no system"):
+        handle(chat, "/system Be brief.")
     assert chat.conversation.system is None
-    assert "lade: the model's chat template refuses this: no system" in capsys.readouterr().err
 
 
-def test_compare_says_that_the_text_is_the_same(
+def test_compare_decodes_the_same_text_again(
     make: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    loop(make(QUESTIONS[0], "/compare", temperature=1.0))
+    chat = make(QUESTIONS[0], "/compare", temperature=1.0)
+    loop(chat)
     shown = capsys.readouterr().err
-    assert "same text · " in shown
-    assert re.search(
-        r"^lookahead .* steps for (\d+) tokens\s*\nplain .* \1 steps for \1", shown, re.M
-    )
-
-
-@pytest.mark.parametrize(
-    ("steps", "seconds", "line"),
-    [
-        (9, 1.1, "same text · as fast as plain decoding"),
-        (9, 0.9, "same text · as fast as plain decoding"),
-        (9, 1.3, "same text · 1.30× as fast as plain decoding"),
-        (8, 1.1, "same text · 1.10× as fast as plain decoding"),
-    ],
-)
-def test_compare_takes_no_noise_for_a_speedup(
-    make: Make,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    steps: int,
-    seconds: float,
-    line: str,
-) -> None:
-    def tally(steps: int, seconds: float) -> Tally:
-        return Tally(tokens=9, steps=steps, decode_seconds=seconds, prefill_seconds=1.0)
-
-    chat = make(QUESTIONS[0], max_new_tokens=9)
-    loop(chat)
-    chat.replies[-1] = replace(chat.replies[-1], tally=tally(steps, 1.0))
-    plain = comparison.Comparison(tally(9, seconds), [], None, True)
-    monkeypatch.setattr(comparison, "compare", lambda *_: plain)
-    handle(chat, "/compare")
-    assert f"\n{line}\n" in capsys.readouterr().err
-
-
-def test_compare_needs_more_than_a_step(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
-    loop(make(QUESTIONS[0], "/compare", max_new_tokens=1))
-    assert "same text · too short to compare speeds" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", ["/undo", "/reset", "/edit"])
-def test_compare_wants_a_reply_that_still_stands(make: Make, command: str) -> None:
-    chat = make(QUESTIONS[0], command, max_new_tokens=3)
-    loop(chat)
-    if command == "/edit":
-        handle(chat, "/compare")  # nothing was changed yet
-        return
-    with pytest.raises(UsageError, match=r"^there is no reply to compare"):
-        handle(chat, "/compare")
-
-
-def test_compare_tells_when_the_text_is_another(
-    make: Make, capsys: pytest.CaptureFixture[str]
-) -> None:
-    chat = make(QUESTIONS[0])
-    loop(chat)
+    assert re.search(r"^lookahead .* for (\d+) tokens\s*\nplain .* \1 steps for \1", shown, re.M)
+    assert re.search(r"^same text · \d+\.\d\d× as fast", shown, re.M)
     chat.replies[-1].token_ids[3] += 1
     handle(chat, "/compare")
     assert "another text from token 4 on" in capsys.readouterr().err
-
-
-def test_a_file_that_cannot_be_written_costs_no_reply(
-    make: Make,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    close = TraceWriter.finish
-
-    def full(writer: TraceWriter) -> None:
-        close(writer)
-        raise LadeError("no space left")
-
-    monkeypatch.setattr(TraceWriter, "finish", full)
-    chat = make(QUESTIONS[0], trace=str(tmp_path / "x"))
-    loop(chat)
-    assert len(chat.replies[0].token_ids) == 40
-    assert re.search(
-        r"cut at .*40 tokens in .*\nlade: no space left\n", capsys.readouterr().err, re.S
-    )
+    handle(chat, "/undo")
+    with pytest.raises(UsageError, match="no reply to compare"):
+        handle(chat, "/compare")
+    loop(make(QUESTIONS[0], "/compare", max_new_tokens=1))
+    assert "too short to compare" in capsys.readouterr().err
 
 
 def test_stats_add_the_replies_up(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
-    chat = make(QUESTIONS[0], QUESTIONS[1], "/stats")
+    chat = make(QUESTIONS[0], QUESTIONS[1], stats=False)
     loop(chat)
+    assert "tokens per step" not in capsys.readouterr().err
+    handle(chat, "/stats")
+    tallies = [reply.tally for reply in chat.replies]
     shown = capsys.readouterr().err
-    tokens = sum(reply.tally.tokens for reply in chat.replies)
-    steps = sum(reply.tally.steps for reply in chat.replies)
-    assert f"{tokens} in {steps} steps" in shown
-    cached = sum(reply.tally.cached for reply in chat.replies)
-    assert cached > 40
-    assert f"{cached} of them were in the cache" in shown
+    assert f"{sum(t.tokens for t in tallies)} tokens in {sum(t.steps for t in tallies)}" in shown
+    assert f"{sum(t.cached for t in tallies)} of {sum(t.prompt for t in tallies)} prompt" in shown
 
 
-def test_show_tells_where_values_come_from(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
-    given = {"top_k": "LADE_TOP_K", "stats": "flag --no-stats", "markdown": "config file"}
-    chat = make("/set window 9", "/show", top_k=7, stats=False, origins=given, profile="cpu")
-    loop(chat)
-    lines = capsys.readouterr().err.splitlines()
-    rows = {line.split()[0]: line.rstrip() for line in lines if line}
-    assert rows["window"].split() == ["window", "9", "set", "in", "this", "chat"]
-    assert rows["temperature"].split()[-2:] == ["the", "model's"]
-    assert re.search(r"profile cpu: measured: AMD EPYC$", rows["ngram"])
-    assert rows["top-k"].endswith("LADE_TOP_K")
-    assert rows["stats"].endswith("flag --no-stats")
-    # What was given counts as given, also where it is the default.
-    assert rows["markdown"].endswith("config file")
-    assert rows["ignore-eos"].endswith("default")
-    assert rows["max-new-tokens"].endswith("given")  # by a program
-    # The profile's budget and sources were meant for the profile's window.
-    assert rows["budget"].endswith("follows from what you set")
-    assert rows["sources"].endswith("follows from what you set")
-    # What belongs to the start of the program is shown, and not changed.
-    assert rows["parallel"].split() == ["parallel", "1", "default"]
-    assert rows["parallel-mode"].split() == ["parallel-mode", "lookahead", "default"]
-    # What was chosen for this machine comes with its reason.
-    assert rows["attention"].split()[:2] == ["attention", "sdpa"]
-    assert rows["cuda-graphs"].split()[:3] == ["cuda-graphs", "off", "they"]
-    loop(make("/set parallel 2"))
-    assert "parallel belongs to the start: leave, and give --parallel" in capsys.readouterr().err
-    loop(make("/set window default", "/show window", on=chat.session))
-    assert "profile cpu: measured" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("color", "env", "told"),
-    [("always", "", True), ("never", "", False), ("auto", "1", False), ("auto", "", True)],
-)
-def test_colours_are_told_where_there_are_some(
-    session: Session, monkeypatch: pytest.MonkeyPatch, color: str, env: str, told: bool
-) -> None:
-    monkeypatch.setenv("NO_COLOR", env)
-    chat = Chat(session, ChatRequest(), Terminal(color), lambda _: Script())
-    assert ("Ctrl-T token colors on" in chat.toolbar()) is told
-
-
-def test_a_change_in_the_chat_beats_where_a_value_was_from(make: Make) -> None:
-    chat = make("/set temperature 0", temperature=1.0, origins={"temperature": "LADE_TEMPERATURE"})
-    loop(chat)
-    assert chat.request.origins == {"temperature": "set in this chat"}
-    handle(chat, "/set temperature default")
-    assert chat.request.origins == {}
+def test_help_lists_what_there_is(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    loop(make("/?", "/help set"))
+    shown = capsys.readouterr().err
+    names = "system regenerate undo edit paste reset save load set show profile stats compare"
+    for name in (*names.split(), "help", "exit"):
+        assert f"\n/{name} " in f"\n{shown}"
+    assert "repetition-penalty" in shown
 
 
 # Models and pipes.
 
 
 def test_a_model_without_a_template(loaded: models.LoadedModel, make: Make) -> None:
-    tokenizer = type(loaded.tokenizer).from_pretrained(model_files.resolve("demo"))
-    tokenizer.chat_template = None
-    on = Session(replace(loaded, tokenizer=tokenizer))
-    with pytest.raises(UsageError, match=r"^demo has no chat template: it continues texts; use"):
+    on = other_template(loaded, lambda _: None)
+    with pytest.raises(UsageError, match=r"^demo has no chat template.*--raw"):
         make(on=on)
     chat = make("def f(x):", "    y", on=on, raw=True, max_new_tokens=5)
     loop(chat)
@@ -897,65 +642,20 @@ def test_a_model_without_a_template(loaded: models.LoadedModel, make: Make) -> N
 
 def test_replies_alone_go_to_stdout(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     lines = io.StringIO(f"/show\n{QUESTIONS[0]}\n/stats\n{QUESTIONS[1]}\n")
-    chat = make(reader=LineReader(lines))
+    chat = make(reader=Reader(lines))
     loop(chat)
     captured = capsys.readouterr()
     assert captured.out == f"{said(chat)[1]}\n{said(chat)[3]}\n"
     assert "tokens per step" in captured.err
-    quiet = make(reader=LineReader(io.StringIO(QUESTIONS[0])), quiet=True)
-    loop(quiet)
+    loop(make(reader=Reader(io.StringIO(QUESTIONS[0])), quiet=True))
     assert capsys.readouterr().err == ""
 
 
 def test_reasoning_that_the_template_opens(loaded: models.LoadedModel) -> None:
     """Some templates open the block of reasoning themselves: the reply begins inside it."""
-    tokenizer = type(loaded.tokenizer).from_pretrained(model_files.resolve("demo"))
-    tokenizer.chat_template += "{% if add_generation_prompt %}{{ '<think>\n' }}{% endif %}"
-    session = Session(replace(loaded, tokenizer=tokenizer))
+    opening = "{% if add_generation_prompt %}{{ '<think>\n' }}{% endif %}"
+    session = other_template(loaded, lambda template: template + opening)
     question = [{"role": "user", "content": "What is <think>?"}]
     assert session.opens_thinking(session.encode_chat(question))
     assert not session.opens_thinking(session.encode_chat(question, reply=False))
     assert not Session(loaded).opens_thinking(Session(loaded).encode_chat(question))
-
-
-def test_an_error_of_the_line_editor_loses_nothing(
-    make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    chat = make(QUESTIONS[0], RuntimeError)
-    with pytest.raises(RuntimeError), rescued(chat):
-        loop(chat)
-    [file] = (tmp_path / "lade" / "chats").iterdir()
-    assert chat_file.load(file) == chat.conversation
-    # What a pipe said wrongly it can say again.
-    piped = make(reader=LineReader(io.StringIO(f"{QUESTIONS[0]}\n/load nowhere")))
-    with pytest.raises(UsageError), rescued(piped):
-        loop(piped)
-    assert list((tmp_path / "lade" / "chats").iterdir()) == [file]
-
-
-def test_what_cannot_go_on_is_saved_once_and_only_if_something_was_said(
-    make: Make,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    rescue(make())
-    chat = make(QUESTIONS[0], f"/save {tmp_path / 'kept.json'}")
-    loop(chat)
-    capsys.readouterr()
-    rescue(chat)  # it is in that file
-    assert capsys.readouterr().err == ""
-    assert not (tmp_path / "state").exists()
-    loop(resumed := make(f"/load {tmp_path / 'kept.json'}", QUESTIONS[1], quiet=True))
-    rescue(resumed)
-    [file] = (tmp_path / "state" / "lade" / "chats").iterdir()
-    line = f"lade: the conversation was saved to {file}; /load {file} goes on\n"
-    assert capsys.readouterr().err == line
-    assert chat_file.load(file) == resumed.conversation
-    # Where nothing can be written, the reason for the end still is the last word.
-    (tmp_path / "no-folder").write_text("")
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "no-folder"))
-    rescue(resumed)
-    assert capsys.readouterr().err.startswith("lade: ")

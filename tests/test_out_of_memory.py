@@ -23,7 +23,7 @@ from ladecli.errors import LadeError
 from ladecli.events import Ended, Piece, TextStep
 from ladecli.metrics import Tally
 from ladecli.options import ChatRequest
-from ladecli.repl.talk import Chat
+from ladecli.repl.session import Chat
 from ladecli.session import Session
 from ladecli.terminal import Terminal
 from ladecli.trace import read_trace
@@ -212,7 +212,7 @@ def test_a_question_that_memory_leaves_unanswered_comes_back(
     reader: Any = chat.reader
     assert QUESTIONS[0] in reader.drafts
     err = capsys.readouterr().err
-    assert "the model said nothing" not in err
+    assert "the reply is empty" not in err
     assert re.search(f"lade: {OUT}", err)
 
 

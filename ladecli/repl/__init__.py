@@ -1,1 +1,1 @@
-"""The parts of a chat: what is typed, what it means, and the conversation that it makes."""
+"""A chat in the terminal: the session, its commands, its options and its input."""

@@ -1,344 +1,436 @@
-"""The slash commands of a chat, one function each; their docstrings are the help."""
+"""The slash commands of a chat: one function each, in one table that help and completion read."""
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING
+from textwrap import shorten
+from typing import NamedTuple
 
-from .. import reading
-from ..conversation import Conversation
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+from prompt_toolkit.document import Document
+from rich.table import Table
+
+from .. import outputs
+from ..conversation import Conversation, from_json
 from ..errors import UsageError
+from ..events import TextStep
 from ..metrics import ratio, total
-from ..terminal import ctrl_c, ctrl_c_raised
-from ..visualize import SOURCE_STYLES, counted, legend
-from . import chat_file, comparison
-from .changes import LIVE, change
-from .reader import protected
-from .registry import COMMANDS, command, find, is_command, perform
+from ..terminal import ctrl_c
+from ..visualize import SOURCE_STYLES, counted, legend, printable
+from .reader import escaped
+from .session import Chat, Reply
+from .settings import LIVE, TUNED, change, in_effect, known, suggestion, values_of
 
-if TYPE_CHECKING:
-    from rich.table import Table
+Action = Callable[[Chat, str], None]
+_COMMAND = re.compile(r"/([a-z-]*|\?)(?:\s+(.*))?", re.DOTALL | re.IGNORECASE)
+LINE = 60
+"""Characters of a message where it is quoted."""
+NONE = "none"
+"""The argument that takes something away."""
 
-    from .talk import Chat
 
-# Who takes these from here has all commands in the table.
-__all__ = ["COMMANDS", "is_command", "perform"]
+class Command(NamedTuple):
+    """A slash command: its name without the slash, arguments as the help shows them, what it does
+    in a few words, and the function that takes the text after the name."""
 
-_NOTHING = ("none", "off", "default")
-_NOISE = 0.15
-"""By so much two speeds may differ though the steps are the same."""
+    name: str
+    arguments: str
+    help: str
+    action: Action
+
+    @property
+    def usage(self) -> str:
+        """How to type it."""
+        return f"/{self.name} {self.arguments}".strip()
+
+
+COMMANDS: dict[str, Command] = {}
+ALIASES = {
+    **{"?": "help", "bye": "exit", "quit": "exit", "q": "exit"},
+    **{"clear": "reset", "retry": "regenerate"},
+}
+
+
+def command(usage: str) -> Callable[[Action], Action]:
+    """Put a function into the table; its docstring is the help."""
+    name, _, arguments = usage.removeprefix("/").partition(" ")
+
+    def register(action: Action) -> Action:
+        COMMANDS[name] = Command(name, arguments, (action.__doc__ or "").rstrip("."), action)
+        return action
+
+    return register
+
+
+def parse(text: str) -> tuple[str, str] | None:
+    """The name and the argument of an input that is a command; None if it is a message.
+
+    An unknown name is taken for a misspelt command, but not before several lines: those were
+    pasted, and are for the model.
+    """
+    match = _COMMAND.fullmatch(text.rstrip())
+    if match is None or (_find(match[1]) is None and "\n" in text.strip()):
+        return None
+    return match[1] or "help", (match[2] or "").strip()
+
+
+def perform(chat: Chat, name: str, argument: str) -> None:
+    """Run a command.
+
+    Raises:
+        LadeError, DecoderError: there is none of this name, or it cannot be done.
+    """
+    found = _find(name)
+    if found is None:
+        hint = suggestion(name.lower(), [*COMMANDS, *ALIASES], "/") or "/help lists all"
+        raise UsageError(
+            f"there is no command /{name}; {hint} (a space before it sends it to the model)"
+        )
+    if argument and not found.arguments:
+        raise UsageError(f"/{found.name} takes no arguments")
+    if not argument and found.arguments == "FILE":
+        raise UsageError(f"name a file: {found.usage}")
+    found.action(chat, argument)
+
+
+def _find(name: str) -> Command | None:
+    """The command of this name or alias; None if there is none."""
+    return COMMANDS.get(ALIASES.get(name.lower(), name.lower()))
+
+
+class CommandCompleter(Completer):
+    """Completes inputs that begin with a slash; everything else is prose and left alone."""
+
+    def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
+        """What could stand at the cursor."""
+        text = document.text_before_cursor
+        if not text.startswith("/") or "\n" in text:
+            return
+        name, space, rest = text[1:].partition(" ")
+        found = _find(name)
+        if not space:
+            yield from _matching(name, {each.name: each.help for each in COMMANDS.values()})
+        elif found and "FILE" in found.arguments:
+            paths = PathCompleter(expanduser=True)
+            yield from paths.get_completions(Document(rest, len(rest)), event)
+        elif found:
+            words = _words(found.name, *rest.split(" ")[:-1])
+            yield from _matching(rest.split(" ")[-1], dict.fromkeys(words, ""))
+
+
+def _words(name: str, *before: str) -> Iterable[str]:
+    """The words that may follow a command and its words before that."""
+    match name, *before:
+        case ["help"]:
+            return COMMANDS
+        case ["set" | "show"]:
+            return LIVE
+        case ["profile"]:
+            return values_of("profile")
+        case ["set", option]:
+            return values_of(option)
+    return ()
+
+
+def _matching(typed: str, known: dict[str, str]) -> Iterator[Completion]:
+    for name, meaning in known.items():
+        if name.startswith(typed.lower()):
+            yield Completion(name, start_position=-len(typed), display_meta=meaning)
 
 
 # The conversation.
 
 
-@command("[TEXT]")
+@command("/system [TEXT]")
 def system(chat: Chat, text: str) -> None:
-    """Show, or set, the system message."""
-    if not text:
-        shown = chat.conversation.system
-        chat.note("no system message" if shown is None else shown)
-        return
-    wanted = replace(chat.conversation, system=None if text in _NOTHING else text)
-    chat.encode(wanted.asked("?"))  # some templates refuse one, and say so now
-    chat.conversation = wanted
-    if wanted.system is None:
-        chat.note("no system message from now on")
-    else:
-        chat.note("holds for the whole conversation from now on; /system none removes it")
+    """Show or set the system message; "none" removes it."""
+    if text:
+        wanted = replace(chat.conversation, system=None if text == NONE else text)
+        chat.encode(wanted.asked("?"))  # some templates refuse one: better now than later
+        chat.conversation = wanted
+    chat.note(chat.conversation.system or "none; the model's template may have its own")
 
 
-@command("")
+@command("/regenerate")
 def regenerate(chat: Chat, _: str) -> None:
     """Answer the last message again."""
-    asked = chat.conversation.without_reply()
-    if not asked.messages:
-        raise UsageError("there is nothing to answer again; say something first")
-    settings = chat.settings()
-    if settings.sampling.greedy:
-        chat.note("greedy decoding says the same again, if it sees the same: /set temperature 0.8")
+    _last_question(chat)
+    if chat.settings().sampling.greedy:
+        chat.note("greedy decoding gives the same reply again: /set temperature 0.8")
     elif chat.request.seed is not None:
-        chat.note("the seed is fixed: the same settings say the same; /set seed default draws anew")
-    chat.answer(asked)
+        chat.note("the seed is fixed, and gives the same reply again: /set seed default")
+    chat.answer(chat.conversation.without_reply())
 
 
-@command("")
+@command("/undo")
 def undo(chat: Chat, _: str) -> None:
     """Take back the last message and its reply."""
-    question = chat.conversation.last_question
-    if question is None:
-        raise UsageError("there is nothing to take back")
+    question = _last_question(chat)
     chat.conversation = chat.conversation.without_exchange()
-    chat.note(f"taken back: {_shortened(question)}")
+    chat.note(f"taken back: {shorten(question, LINE)}")
 
 
-@command("[TEXT]")
+@command("/edit [TEXT]")
 def edit(chat: Chat, text: str) -> None:
     """Change the last message, and have it answered again."""
-    question = chat.conversation.last_question
-    if question is None:
-        raise UsageError("there is nothing to edit; say something first")
+    question = _last_question(chat)
+    if not text and not chat.reader.interactive:
+        raise UsageError("give the new text: /edit TEXT")
     chat.base = chat.conversation.without_exchange()
     if text:
         chat.say(text)
-    elif chat.reader.interactive:
-        chat.draft = protected(question)
-        chat.note("edit and press Enter; Ctrl-X Ctrl-E opens your editor, Ctrl-C leaves it be")
-    else:
-        chat.base = None
-        raise UsageError("give the new text: /edit TEXT")
+        return
+    chat.draft = escaped(question)
+    chat.note("edit and press Enter; Ctrl-X Ctrl-E opens your editor, Ctrl-C keeps the old one")
 
 
-@command("FILE")
+@command("/paste FILE")
 def paste(chat: Chat, name: str) -> None:
-    """Send a text file along with the next message, or none."""
-    if not name and chat.attached:
-        chat.note(
-            "goes with your next message: " + ", ".join(t.split(":\n")[0] for t in chat.attached)
-        )
-        return
-    if not name:
-        raise UsageError("name a file: /paste FILE")
-    if name in _NOTHING:
+    """Attach a text file to the next message; "none" detaches."""
+    if name == NONE:
         chat.attached.clear()
-        chat.note("no file goes with your next message")
+        chat.note("no file goes with the next message")
         return
-    path = _path(name)
-    try:
-        with ctrl_c_raised():  # nothing may ever come from a named pipe
-            text = reading.read(path).decode("utf-8-sig")
-    except FileNotFoundError:
-        raise UsageError(f"there is no file {name}; check the path") from None
-    except IsADirectoryError:
-        raise UsageError(f"{name} is a folder; name a file in it") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{name} is no UTF-8 text; convert it, or choose another file") from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"{name} cannot be read: {reason}") from error
-    if not text.strip():
-        raise UsageError(f"{name} is empty")
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
-    fence = "```"
+    text, title, fence = _read_text(name).rstrip(), _path(name).name, "```"
+    if not text:
+        raise UsageError(f"{name} is empty; name another file")
     while fence in text:
         fence += "`"
-    chat.attached.append(f"{path.name}:\n{fence}\n{text.rstrip()}\n{fence}")
-    lines = counted(len(text.splitlines()), "line")
-    chat.note(f"{path.name} ({lines}) goes with your next message")
+    chat.attached.append(f"{title}:\n{fence}\n{text}\n{fence}")
+    lines = counted(text.count("\n") + 1, "line")
+    chat.note(f"{title} ({lines}) goes with the next message")
 
 
-@command("")
+@command("/reset")
 def reset(chat: Chat, _: str) -> None:
     """Start over; the system message stays."""
     chat.conversation = Conversation(system=chat.conversation.system)
     chat.attached.clear()
-    chat.file = chat.saved = None  # the file keeps the old one
+    chat.file = chat.saved = None  # the file keeps the old conversation
     chat.note("a new conversation")
 
 
-@command("[FILE]")
+@command("/save [FILE]")
 def save(chat: Chat, name: str) -> None:
-    """Write the conversation to a file."""
+    """Save the conversation; a FILE.md is for reading alone."""
     path = _path(name) if name else chat.file
     if path is None:
         raise UsageError("name a file: /save FILE")
     if path != chat.file and path.exists():
-        count = counted(len(chat_file.load(path).messages), "message")
-        question = f"{path} holds another chat of {count}: [k]eep it, or [o]verwrite it? "
-        if chat.choice_of(question, "ko") == "k":
+        question = f"{path} exists: [k]eep it, or [o]verwrite it? "
+        if chat.choose(question, "ko") == "k":
             raise UsageError(f"{path} was kept; name another file")
-    chat_file.save(path, chat.conversation, chat.session.loaded.name)
-    chat.file, chat.saved = path, chat.conversation
+    model = chat.session.loaded.name
+    if path.suffix == ".md":
+        outputs.write_whole(path, printable(chat.conversation.as_markdown(model)), "/save")
+    else:
+        outputs.write_whole(path, chat.conversation.as_json(model), "/save")
+        chat.saved = chat.conversation
+    chat.file = path
     chat.note(f"saved to {path}")
 
 
-@command("FILE")
+@command("/load FILE")
 def load(chat: Chat, name: str) -> None:
     """Go on with a saved conversation."""
-    if not name:
-        raise UsageError("name a file: /load FILE")
-    path = _path(name)
-    with ctrl_c_raised():
-        loaded = chat_file.load(path)
+    try:
+        loaded = from_json(_read_text(name))
+    except ValueError as error:
+        raise UsageError(f"{name} is not a saved chat ({error}); choose another file") from None
     chat.encode(loaded.asked("?"))  # a template may refuse what another one took
-    if chat.conversation.messages and chat.conversation is not chat.saved:
+    if chat.unsaved and chat.reader.interactive:
         count = counted(len(chat.conversation.messages), "message")
         question = f"This chat of {count} is not saved: [k]eep it, or [r]eplace it? "
-        if chat.reader.interactive and chat.choice_of(question, "kr") == "k":
+        if chat.choose(question, "kr") == "k":
             return
     chat.conversation = chat.saved = loaded
-    chat.file = path
-    chat.note(f"{counted(len(loaded.messages), 'message')} loaded; you are where you left")
-    if chat.conversation.messages:
-        last = chat.conversation.messages[-1]
-        chat.note(f"last, by the {last.role}: {_shortened(last.content)}")
+    chat.file = _path(name)
+    chat.note(f"loaded {counted(len(loaded.messages), 'message')}")
+    if loaded.messages:
+        last = loaded.messages[-1]
+        chat.note(f"the last, by the {last.role}: {shorten(last.content, LINE)}")
 
 
-# Settings.
+# Options.
 
 
-@command("NAME VALUE")
-def _set(chat: Chat, argument: str) -> None:
+@command("/set NAME VALUE")
+def set_option(chat: Chat, argument: str) -> None:
     """Change an option, by the name of its flag."""
-    name, value = (*argument.split(None, 1), "", "")[:2]
-    if not name:
-        show(chat, "")
-    elif not value.strip():
+    name, _, value = argument.partition(" ")
+    if not value:
         show(chat, name)
-    else:
-        chat.change(change(chat.request, name, value.strip()))
-        show(chat, name)
+        return
+    before, name = in_effect(chat), known(name).name
+    chat.change(change(chat.request, name, value.strip()))
+    # Also the options that changed because of it.
+    after = in_effect(chat).items()
+    _show(chat, {key: row for key, row in after if key == name or row != before[key]})
 
 
-@command("[NAME]")
+@command("/show [NAME]")
 def show(chat: Chat, name: str) -> None:
-    """Show what options hold, and where they come from."""
-    rows = chat.in_effect()
-    name = name.lstrip("-").replace("_", "-").lower()
+    """Show options, and where their values come from."""
+    rows = in_effect(chat)
     if name:
-        if name not in rows:
-            change(chat.request, name, "default")  # raises, and says what there is
-        rows = {name: rows[name]}
-    table = _table()
-    for key, (value, origin) in rows.items():
-        table.add_row(key, value, origin)
-    chat.console.print(table)
+        key = name.lstrip("-").replace("_", "-").lower()
+        rows = {key: rows[key if key in rows else known(key).name]}
+    _show(chat, rows)
 
 
-@command("[NAME]")
+@command("/profile [NAME]")
 def profile(chat: Chat, name: str) -> None:
     """Show the hardware profile, or take another."""
     if name:
         chat.change(change(chat.request, "profile", name))
-    chat.console.print(f"{chat.choice.profile}: {chat.choice.origin}", soft_wrap=True)
-    rows, table = chat.in_effect(), _table()
-    for key in ("window", "ngram", "guesses", "budget", "sources"):
-        table.add_row(key, *rows[key])
+    rows = in_effect(chat)
+    _show(chat, {key: rows[key] for key in ("profile", *TUNED)})
+
+
+def _show(chat: Chat, rows: dict[str, tuple[str, str]]) -> None:
+    table = _table()
+    for key, (value, origin) in rows.items():
+        table.add_row(key, printable(value), printable(origin))
     chat.console.print(table)
 
 
 # Figures.
 
 
-@command("")
+@command("/stats")
 def stats(chat: Chat, _: str) -> None:
-    """Figures of this session."""
+    """Figures of all replies so far."""
     if not chat.replies:
-        raise UsageError("there are no figures yet; say something first")
-    tally, table = total([reply.tally for reply in chat.replies]), _table()
-    table.add_row("replies", str(sum(reply.part == 1 for reply in chat.replies)))
-    table.add_row("tokens", f"{tally.tokens} in {tally.steps} steps")
-    table.add_row("tokens per step", f"{tally.tokens_per_step:.2f}")
-    table.add_row("tokens per second", f"{tally.tokens_per_second:.1f}")
-    if chat.plain_step and (faster := tally.speedup(chat.plain_step)):
-        plain = f"a plain step took {chat.plain_step * 1000:.1f} ms at the start"
-        table.add_row("speed-up", f"{faster:.2f}×", plain)
-    for source, count in sorted(tally.accepted.items()):
-        table.add_row(f"from {source}", f"{count}", f"{count / tally.tokens:.0%} of all tokens")
-    table.add_row("step width", f"{tally.step_width:.1f} tokens on average")
-    table.add_row("prompts", f"{tally.prompt} tokens", f"{tally.cached} of them were in the cache")
-    limit = chat.session.decoder.max_context
-    forgotten = chat.conversation.forgotten
-    dropped = f"{forgotten} messages dropped" if forgotten else ""
-    table.add_row("context", f"{chat.used} of {limit} tokens", dropped)
-    chat.console.print(table)
+        raise UsageError("there are no figures yet; send a message first")
+    tally = total([reply.tally for reply in chat.replies])
+    chat.terminal.statistics(tally, chat.plain_step)
+    limit, forgotten = chat.session.decoder.max_context, chat.conversation.forgotten
+    parts = [
+        f"replies: {len(chat.replies)}",
+        f"{tally.step_width:.1f} tokens fed per step",
+        f"{tally.cached} of {tally.prompt} prompt tokens were in the cache",
+        f"{chat.used} of {limit} tokens of context used",
+        *([f"{counted(forgotten, 'message')} dropped"] if forgotten else []),
+    ]
+    chat.console.print(" · ".join(parts))
 
 
-@command("")
+@command("/compare")
 def compare(chat: Chat, _: str) -> None:
-    """The last reply again by plain decoding: same text, both speeds."""
+    """Decode the last reply again without drafts, and compare."""
     reply = chat.last_reply
-    if chat.replies and chat.replies[-1].part > 1:
-        raise UsageError("a reply that went on past a full context has nothing to compare with")
     if reply is None or not reply.token_ids:
-        raise UsageError("there is no reply to compare; say something first")
-    chat.note(f"decoding the same {counted(len(reply.token_ids), 'token')} one by one …")
-    with chat.reader.keys_watched() as look, ctrl_c() as cancelled:
-        plain = comparison.compare(
-            chat.session, reply.prompt, reply.token_ids, reply.settings, cancelled, look
-        )
-    if not plain.complete:
+        raise UsageError("there is no reply to compare; send a message first")
+    length = len(reply.token_ids)
+    again = Reply(
+        reply.prompt, replace(reply.settings, strategy="autoregressive", max_new_tokens=length)
+    )
+    bar = chat.terminal.bar(f"{counted(length, 'token')} one by one", length)
+    with chat.reader.watched() as look, ctrl_c() as cancelled, bar as advance:
+        for event in chat.session.stream(again.prompt, again.settings, cancelled):
+            again.add(event)
+            if isinstance(event, TextStep):
+                advance(len(event.token_ids))
+                look()
+    if again.tally.reason in ("interrupted", "memory"):
         chat.note("comparison stopped")
         return
     table = _table()
-    for name, tally in ((reply.settings.strategy, reply.tally), ("plain", plain.tally)):
-        per_second = f"{tally.tokens_per_second:.1f} tok/s"
-        table.add_row(name, per_second, f"{tally.steps} steps for {tally.tokens} tokens")
+    for name, tally in ((reply.settings.strategy, reply.tally), ("plain", again.tally)):
+        speed = f"{tally.tokens_per_second:.1f} tok/s"
+        table.add_row(name, speed, f"{tally.steps} steps for {tally.tokens} tokens")
     chat.console.print(table)
-    faster = ratio(reply.tally.tokens_per_second, plain.tally.tokens_per_second)
-    if plain.differs_at is None and not (reply.tally.decode_seconds and plain.tally.decode_seconds):
-        # The one step read the prompt, which is in the cache by now: no comparison.
-        chat.console.print("same text · too short to compare speeds", style="bold")
-    elif plain.differs_at is None:
-        alike = reply.tally.steps == plain.tally.steps and abs(faster - 1) <= _NOISE
-        times = "" if alike else f"{faster:.2f}× "
-        chat.console.print(f"same text · {times}as fast as plain decoding", style="bold")
-    else:
+    pairs = enumerate(zip_longest(reply.token_ids, again.token_ids), start=1)
+    differs = next((number for number, (one, other) in pairs if one != other), None)
+    if differs is not None:
         chat.console.print(
-            f"another text from token {plain.differs_at + 1} on: arithmetic of this precision"
-            " broke a near-tie differently in a wider step; --dtype float32 is exact",
+            f"another text from token {differs} on: arithmetic of this precision broke a near-tie"
+            " differently in a wider step; --dtype float32 is exact",
             style="yellow",
             soft_wrap=True,
         )
+    elif reply.tally.decode_seconds and again.tally.decode_seconds:
+        faster = ratio(reply.tally.tokens_per_second, again.tally.tokens_per_second)
+        chat.console.print(f"same text · {faster:.2f}× as fast as plain decoding", style="bold")
+    else:  # a single step, which read the prompt too
+        chat.console.print("same text · too short to compare speeds", style="bold")
 
 
 # The rest.
 
 
-@command("[COMMAND]")
-def _help(chat: Chat, name: str) -> None:
-    """This list, or more about one command."""
-    table = _table()
+@command("/help [COMMAND]")
+def show_help(chat: Chat, name: str) -> None:
+    """List commands and keys, or explain one command."""
     if name:
-        each = find(name.lstrip("/"))
-        if each is None:
+        found = _find(name.lstrip("/"))
+        if found is None:
             raise UsageError(f"there is no command /{name.lstrip('/')}; /help lists all")
-        chat.console.print(f"/{each.name} {each.arguments}".strip(), style="cyan")
-        chat.console.print(f"{each.help}.")
-        if each.name in ("set", "show"):
+        chat.console.print(f"{found.usage}: {found.help}.")
+        if found.name in ("set", "show"):
             chat.note(f"Names: {', '.join(LIVE)}.")
             chat.note('The value "default" takes a change back, and "off" switches off.')
         return
+    table = _table()
     for each in COMMANDS.values():
-        table.add_row(f"/{each.name} {each.arguments}".strip(), each.help)
+        table.add_row(each.usage, each.help)
     table.add_row("Enter, Alt-Enter", 'send; a new line (or put several between """ and """)')
     table.add_row("Ctrl-X Ctrl-E", "edit in $EDITOR")
-    table.add_row("Ctrl-C", "stop the reply, keeping what was said")
-    table.add_row(
-        "Ctrl-T", "colors of tokens, also in the middle of a reply; code has its own without"
-    )
+    table.add_row("Ctrl-C", "stop the reply, keeping its text")
+    table.add_row("Ctrl-T", "turn token colors on or off; code is highlighted when off")
     colors = legend(source for source in SOURCE_STYLES if source != "jacobi")
-    table.add_row("Colors", colors.append(" n-grams; plain: one token, one step"))
+    table.add_row("Colors", colors.append(": sources of drafted tokens"))
     chat.console.print(table)
 
 
-@command("")
-def exit(chat: Chat, _: str) -> None:
+@command("/exit")
+def leave(chat: Chat, _: str) -> None:
     """Leave (Ctrl-D too)."""
     chat.leaving = True
 
 
 def _table() -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table.grid(padding=(0, 2))
     table.add_column(style="cyan", no_wrap=True)
     table.add_column()
     table.add_column(style="dim")
     return table
 
 
+def _last_question(chat: Chat) -> str:
+    """The user's last message.
+
+    Raises:
+        UsageError: there is none.
+    """
+    question = chat.conversation.last_question
+    if question is None:
+        raise UsageError("there is no message yet; send one first")
+    return question
+
+
 def _path(name: str) -> Path:
     """A file as a shell would take it, quotes and ~ included."""
-    if len(name) > 1 and name[0] == name[-1] and name[0] in "\"'":
-        name = name[1:-1]
+    return Path(os.path.expanduser(name.strip("\"'")))
+
+
+def _read_text(name: str) -> str:
+    """The text of a file.
+
+    Raises:
+        UsageError: it cannot be read, or is not text.
+    """
     try:
-        return Path(name).expanduser()
-    except RuntimeError:
-        raise UsageError(f"there is no user {name.split('/')[0]}; check the path") from None
-
-
-def _shortened(text: str, limit: int = 60) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= limit else f"{line[: limit - 1]}…"
+        return _path(name).read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise UsageError(f"there is no file {name}; check the path") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{name} is not UTF-8 text; convert it, or choose another file") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{name} cannot be read: {reason}") from error

@@ -1,46 +1,42 @@
-"""Where the messages of a chat come from: what every reader can do, and plain lines."""
+"""Where the messages of a chat come from: a line editor by prompt-toolkit, or plain lines."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import sys
 from collections.abc import Callable, Iterator
-from typing import Protocol, TextIO
+from pathlib import Path
+from types import FrameType
+from typing import TextIO
+
+from platformdirs import user_state_path
+from prompt_toolkit import PromptSession
+from prompt_toolkit.auto_suggest import AutoSuggestFromHistory
+from prompt_toolkit.completion import Completer
+from prompt_toolkit.cursor_shapes import ModalCursorShapeConfig
+from prompt_toolkit.filters import Condition
+from prompt_toolkit.formatted_text import StyleAndTextTuples
+from prompt_toolkit.history import FileHistory, InMemoryHistory
+from prompt_toolkit.input import Input, create_input
+from prompt_toolkit.input.typeahead import clear_typeahead, store_typeahead
+from prompt_toolkit.key_binding import KeyBindings
+from prompt_toolkit.key_binding.key_processor import KeyPressEvent
+from prompt_toolkit.keys import Keys
+from prompt_toolkit.output import Output, create_output
+from prompt_toolkit.styles import Style
 
 from ..errors import UsageError
+from ..terminal import is_dumb
 from ..visualize import printable
 
 QUOTES = '"""'
 LEAVE = ("exit", "quit")
-"""Words that end a chat, by themselves."""
-
-
-class Reader(Protocol):
-    """Where messages come from."""
-
-    @property
-    def interactive(self) -> bool:
-        """Whether somebody can be asked."""
-
-    def read(self, text: str = "") -> str:
-        """The next message; `text` stands there already, to be edited.
-
-        Raises:
-            EOFError: there is none any more.
-            KeyboardInterrupt: Ctrl-C, with nothing typed.
-        """
-
-    def choose(self, question: str, keys: str) -> str:
-        """One of `keys`; the first of them is what Enter means.
-
-        Raises:
-            EOFError: nobody wants to choose.
-        """
-
-    def keys_watched(self) -> contextlib.AbstractContextManager[Callable[[], None]]:
-        """While a reply is shown: the function looks for keys, and acts on those it knows."""
-
-    def hold(self) -> None:
-        """Let what was typed during a reply stand in the input, and not be sent by itself."""
+"""Words that end a chat when they are all of a message."""
+TOGGLE_KEY = "c-t"
+INDENT = "    "
+_SHOW_CURSOR = "\x1b[?25h"
 
 
 def quotes_open(text: str) -> bool:
@@ -52,95 +48,252 @@ def unquoted(text: str) -> str:
     """A message without the quotes that held its lines together."""
     stripped = text.strip()
     if stripped.count(QUOTES) == 2 and stripped.startswith(QUOTES) and stripped.endswith(QUOTES):
-        return protected(stripped.removeprefix(QUOTES).removesuffix(QUOTES).strip("\n"))
+        return escaped(stripped.removeprefix(QUOTES).removesuffix(QUOTES).strip("\n"))
     return text
 
 
-def protected(text: str) -> str:
-    """A message as an input that is no command: a space goes before what looks like one."""
+def escaped(text: str) -> str:
+    """A message as input that is no command: a space goes before what looks like one."""
     return f" {text}" if text.startswith("/") or text in LEAVE else text
 
 
-def unprotected(text: str) -> str:
+def unescaped(text: str) -> str:
     """The message in an input."""
-    plain = text.removeprefix(" ")
-    return plain if protected(plain.rstrip()) != plain.rstrip() else text
+    return text[1:] if escaped(text[1:].rstrip()) == text.rstrip() else text
 
 
-class LineReader:
-    """Messages one a line, from a pipe or a terminal that can do no better.
-
-    Lines within triple quotes are one message.
+class Reader:
+    """Messages one a line, from a stream; lines within triple quotes are one message.
 
     Args:
-        stream: what to read.
-        screen: where somebody waits for a prompt; None on a pipe.
+        stream: a pipe, or a terminal that cannot edit.
+        screen: takes the prompts where a user reads them; None on a pipe.
+
+    Attributes:
+        interactive: whether a user is there to be asked.
     """
 
     def __init__(self, stream: TextIO, screen: TextIO | None = None) -> None:
+        self.interactive = screen is not None
         self._stream = stream
         self._screen = screen
 
-    @property
-    def interactive(self) -> bool:
-        """Whether somebody can be asked."""
-        return self._screen is not None
-
-    def read(self, text: str = "") -> str:
-        """The next message; `text` is shown, since it cannot stand in the input.
+    def read(self, draft: str = "") -> str:
+        """The next message; a draft is shown, or stands in the input where it can be edited.
 
         Raises:
             EOFError: there is none any more.
-            UsageError: the stream is no text.
+            KeyboardInterrupt: Ctrl-C.
+            UsageError, UnicodeError: the input is not text that can be sent.
         """
-        self._show(f"{text}\n> " if text else "> ")
-        message = self._line()
+        message = self.ask(f"{draft}\n> " if draft else "> ")
         try:
             while quotes_open(message):
-                self._show("  ")
-                message += "\n" + self._line()
+                message += "\n" + self.ask("  ")
         except EOFError:
             raise UsageError(f"standard input ends within {QUOTES}; close them") from None
         return unquoted(message)
 
-    def choose(self, question: str, keys: str) -> str:
-        """One of `keys`; the first of them is what an empty line means.
-
-        Raises:
-            EOFError: nobody is there, or nobody wants to choose.
-        """
-        if not self.interactive:
-            raise EOFError
-        while True:
-            self._show(question)
-            try:
-                answer = self._line().strip().lower()[:1] or keys[0]
-            except KeyboardInterrupt:
-                raise EOFError from None
-            if answer in keys:
-                return answer
-
-    @contextlib.contextmanager
-    def keys_watched(self) -> Iterator[Callable[[], None]]:
-        """There are no keys."""
-        yield lambda: None
-
-    def hold(self) -> None:
-        """Lines that wait are messages."""
-
-    def _show(self, text: str) -> None:
+    def ask(self, question: str) -> str:
+        """One line, after a question; errors as `read` has them."""
         if self._screen is not None:
-            self._screen.write(printable(text))
+            self._screen.write(printable(question))
             self._screen.flush()
-
-    def _line(self) -> str:
-        try:
-            line = self._stream.readline()
-            line.encode()  # some locales read any byte, and cannot write it
-        except (UnicodeDecodeError, UnicodeEncodeError):
-            raise UsageError(
-                "standard input is not UTF-8; convert it, for example with iconv -f latin1 -t utf-8"
-            ) from None
+        line = self._stream.readline()
         if not line:
             raise EOFError
         return line.rstrip("\r\n")
+
+    def flush(self) -> None:
+        """Discard what was typed at a terminal and not read yet."""
+
+    def watched(self) -> contextlib.AbstractContextManager[Callable[[], None]]:
+        """While a reply is shown: the function acts on the keys that have a meaning then."""
+        return contextlib.nullcontext(lambda: None)
+
+
+class _History(FileHistory):
+    """A file that may vanish, on a disk that may be full: then this session alone remembers."""
+
+    def store_string(self, string: str) -> None:
+        with contextlib.suppress(OSError):
+            super().store_string(string)
+
+
+class TerminalReader(Reader):
+    """A line editor at a terminal, with history, completion, pasting and an external editor.
+
+    Args:
+        completer: of commands.
+        history: the file of earlier messages; None to remember this session's alone.
+        vi: whether to edit as in vi; else as in emacs.
+        toolbar: makes the line below the input.
+        on_toggle: called when the key for the colors was pressed.
+        source, screen: of prompt-toolkit; None for the terminal.
+    """
+
+    def __init__(
+        self,
+        completer: Completer,
+        history: Path | None,
+        *,
+        vi: bool,
+        toolbar: Callable[[], str],
+        on_toggle: Callable[[], None],
+        source: Input | None = None,
+        screen: Output | None = None,
+    ) -> None:
+        self.interactive = True
+        self._input = source or create_input()
+        # Where answers go to a file, the prompt goes to stderr.
+        self._output = screen or create_output(always_prefer_tty=True)
+        self._on_toggle = on_toggle
+        self._toolbar = toolbar
+        self._session: PromptSession[str] = PromptSession(
+            [("class:prompt", "> ")],
+            prompt_continuation=[("", "  ")],
+            input=self._input,
+            output=self._output,
+            multiline=True,
+            vi_mode=vi,
+            cursor=ModalCursorShapeConfig() if vi else None,
+            history=_History(str(history)) if history else InMemoryHistory(),
+            auto_suggest=AutoSuggestFromHistory(),
+            completer=completer,
+            complete_while_typing=Condition(self._is_command),
+            enable_open_in_editor=True,
+            tempfile_suffix=".md",
+            key_bindings=self._bindings(),
+            bottom_toolbar=self._bar,
+            enable_suspend=True,
+            style=Style.from_dict(
+                {"prompt": "bold ansicyan", "bottom-toolbar": "noreverse", "bar": "ansibrightblack"}
+            ),
+        )
+
+    def read(self, draft: str = "") -> str:
+        """The next message; Enter sends it, and the draft stands in the input."""
+        return unquoted(self._session.prompt(default=draft))
+
+    def ask(self, question: str) -> str:
+        """One line, after a question."""
+        asking: PromptSession[str] = PromptSession(input=self._input, output=self._output)
+        return asking.prompt(question)
+
+    def flush(self) -> None:
+        """Discard what was typed and not read yet."""
+        self._input.read_keys()
+        clear_typeahead(self._input)
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[Callable[[], None]]:
+        """The key for the colors acts at once; all others wait for the prompt."""
+
+        def look() -> None:
+            keys = self._input.read_keys()
+            waiting = [key for key in keys if key.key != TOGGLE_KEY]
+            store_typeahead(self._input, waiting)
+            if len(waiting) < len(keys):
+                self._on_toggle()
+
+        self._output.enable_bracketed_paste()  # the lines of a paste stay one message
+        self._output.flush()
+        try:
+            yield look
+        finally:
+            look()
+            self._output.disable_bracketed_paste()
+            self._output.flush()
+
+    def _is_command(self) -> bool:
+        return self._session.default_buffer.text.startswith("/")
+
+    def _bar(self) -> StyleAndTextTuples:
+        """The line below the input."""
+        unclosed = quotes_open(self._session.default_buffer.text)
+        text = f"{QUOTES} is open: close it to send" if unclosed else self._toolbar()
+        return [("class:bar", text)]
+
+    def _bindings(self) -> KeyBindings:
+        """Where keys differ from prompt-toolkit's own for inputs of several lines."""
+        keys = KeyBindings()
+        # It takes codes of colors that are typed or pasted for a mouse, and fails.
+        keys.add(Keys.Vt100MouseEvent)(lambda event: None)
+
+        @keys.add("enter")
+        def _(event: KeyPressEvent) -> None:
+            buffer = event.current_buffer
+            if quotes_open(buffer.text):
+                buffer.insert_text("\n")
+            else:
+                buffer.validate_and_handle()
+
+        @keys.add("escape", "enter")
+        def _(event: KeyPressEvent) -> None:
+            event.current_buffer.insert_text("\n")
+
+        @keys.add("tab", filter=~Condition(self._is_command))
+        def _(event: KeyPressEvent) -> None:
+            event.current_buffer.insert_text(INDENT)
+
+        @keys.add("c-x", "c-e")
+        def _(event: KeyPressEvent) -> None:
+            # Back to the prompt, so that a long message can be read once more before it is sent.
+            event.current_buffer.open_in_editor(validate_and_handle=False)
+
+        @keys.add(TOGGLE_KEY)
+        def _(event: KeyPressEvent) -> None:
+            self._on_toggle()
+            event.app.invalidate()
+
+        return keys
+
+
+def history_path() -> Path | None:
+    """The file of earlier messages, private to the user; None if it cannot be had."""
+    path = user_state_path("lade", appauthor=False) / "history"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
+    except OSError:
+        return None
+    return path if path.is_file() and os.access(path, os.R_OK | os.W_OK) else None
+
+
+def can_edit() -> bool:
+    """Whether there is a terminal to type in, and one that shows it."""
+    typed, *shown = (
+        stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)
+    )
+    return typed and any(shown) and not is_dumb()
+
+
+@contextlib.contextmanager
+def unechoed() -> Iterator[None]:
+    """Do not echo what is typed while no prompt is there, which takes it later.
+
+    Ctrl-C stays a signal.  The end of the program and Ctrl-Z give the terminal back as it was.
+    """
+    if os.name != "posix" or not can_edit():
+        yield
+        return
+    import termios
+    import tty
+
+    fd = sys.stdin.fileno()
+    before = termios.tcgetattr(fd)
+
+    def suspend(_number: int, _frame: FrameType | None) -> None:
+        termios.tcsetattr(fd, termios.TCSANOW, before)
+        if sys.stderr.isatty():
+            print(_SHOW_CURSOR, end="", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGSTOP)  # it returns after fg
+        tty.setcbreak(fd, termios.TCSANOW)
+
+    handler = signal.signal(signal.SIGTSTP, suspend)
+    tty.setcbreak(fd, termios.TCSANOW)  # without discarding what was typed already
+    try:
+        yield
+    finally:
+        termios.tcsetattr(fd, termios.TCSANOW, before)
+        signal.signal(signal.SIGTSTP, handler)

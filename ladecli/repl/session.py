@@ -1,0 +1,330 @@
+"""A chat with a model: its conversation, its replies, and the options that hold."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .. import launch, records
+from ..conversation import Conversation
+from ..errors import LadeError, UsageError, told
+from ..events import Ended, TextEvent, TextStep
+from ..live import LiveView
+from ..markdown import MarkdownRenderer
+from ..metrics import Tally
+from ..options import ChatRequest
+from ..terminal import Terminal, ctrl_c
+from ..views import Together, View
+from ..visualize import ViewState, counted, memory_line, printable
+from .reader import Reader, escaped
+
+if TYPE_CHECKING:
+    from ..profiles import Choice
+    from ..session import Session, Settings
+
+
+@dataclass(slots=True)
+class Reply:
+    """A reply, and all that is needed to make it again.
+
+    Attributes:
+        prompt: token ids of the conversation that it answers.
+        settings: how it was decoded, the seed included.
+        token_ids: its own.
+        text: its own, as far as it is certain.
+        tally: its figures.
+    """
+
+    prompt: list[int]
+    settings: Settings
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    tally: Tally = field(default_factory=Tally)
+
+    def add(self, event: TextEvent) -> None:
+        """Take one more event."""
+        self.tally.add(event)
+        match event:
+            case TextStep():
+                self.text += "".join(piece.text for piece in event.pieces)
+                self.token_ids += event.token_ids
+            case Ended():
+                self.text += event.rest
+
+
+class Chat:
+    """A conversation with a model, at a terminal or over a pipe.
+
+    Attributes:
+        request: the options, which `/set` changes.
+        choice: what the hardware profile says.
+        replies: all replies since the start, the newest last.
+        file: where the conversation was saved to or loaded from last.
+        saved: the conversation that can be loaded again from a file.
+        draft: text that the next input begins with.
+        base: what the next message follows, where it replaces the last one.
+        attached: texts of files that go with the next message.
+        leaving: whether the user wants to leave.
+        plain_step: seconds of a plain step, measured at the start; None where nobody looks.
+
+    Raises:
+        UsageError: the model has no chat template, and --raw was not given.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        request: ChatRequest,
+        terminal: Terminal,
+        open_reader: Callable[[Chat], Reader],
+    ) -> None:
+        if not request.raw and not session.has_template:
+            raise UsageError(
+                f"{session.loaded.name} has no chat template: it continues texts; use"
+                " lade generate, or --raw to chat with it all the same"
+            )
+        self.session = session
+        self.request = request
+        self.terminal = terminal
+        self.conversation = Conversation(system=request.system)
+        self.replies: list[Reply] = []
+        self.file: Path | None = None
+        self.saved: Conversation | None = None
+        self.draft = ""
+        self.base: Conversation | None = None
+        self.attached: list[str] = []
+        self.leaving = False
+        self.choice: Choice = launch.choose_profile(request, session)
+        self.console = terminal.console(sys.stderr)  # only replies go to stdout
+        self.reader = open_reader(self)
+        self._view: View | None = None
+        self._memory: str | None = None  # the last line about it, which is not repeated
+        self._counted: tuple[Conversation | None, int] = (None, 0)
+        self.plain_step: float | None = None
+        if self.reader.interactive and not request.quiet:
+            # No spinner: it would draw while the clock runs.
+            self.plain_step = session.measure_plain_step(self.settings().sampling)
+
+    @property
+    def last_reply(self) -> Reply | None:
+        """The newest reply, if it still ends the conversation."""
+        last = self.conversation.messages[-1:]
+        stands = self.replies and last and last[0].content == self.replies[-1].text
+        return self.replies[-1] if stands else None
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether there are messages that no file has."""
+        return bool(self.conversation.messages) and self.conversation is not self.saved
+
+    def note(self, line: str) -> None:
+        """A remark on stderr."""
+        if not self.request.quiet:
+            soft = not self.console.is_terminal
+            self.console.print(printable(line), style="dim", soft_wrap=soft)
+
+    def complain(self, error: BaseException) -> None:
+        """The line of an error, on stderr."""
+        self.console.print(printable(f"lade: {told(error)}"), style="red", soft_wrap=True)
+
+    def choose(self, question: str, keys: str) -> str:
+        """One of `keys`; the first, which loses nothing, is Enter, Ctrl-C and a pipe's answer."""
+        if not self.reader.interactive:
+            return keys[0]
+        self.reader.flush()  # what was typed before the question is no answer to it
+        try:
+            while True:
+                answer = self.reader.ask(question).strip().lower()[:1] or keys[0]
+                if answer in keys:
+                    return answer
+        except (EOFError, KeyboardInterrupt):
+            return keys[0]
+
+    # Replies.
+
+    def say(self, text: str) -> None:
+        """Send a message to the model, with the files that go with it; errors as `answer`."""
+        if not text.strip() and not self.attached:
+            self.base = None
+            return
+        before = self.conversation
+        message = "\n\n".join([*self.attached, text.rstrip()])
+        try:
+            self.answer((self.base or before).asked(message))
+        finally:
+            if self.conversation is before:
+                self.draft = escaped(text)  # it was not answered, and must not be lost
+            else:
+                self.base, self.attached = None, []
+
+    def answer(self, asked: Conversation) -> None:
+        """Reply to the last message of a conversation, which becomes this chat's.
+
+        Raises:
+            LadeError, DecoderError: with a line for the user.
+            KeyboardInterrupt: on a pipe, after the text until then was kept.
+        """
+        seen = self._with_room(asked)
+        if seen is None:
+            return
+        reply = Reply(self.encode(seen), self.settings())
+        try:
+            self._show(reply)
+        finally:
+            # Whatever ended it, an error too: its text is kept.
+            interrupted = reply.tally.reason in (None, "interrupted", "memory")
+            if reply.text or not interrupted:
+                self.conversation = seen.answered(reply.text, interrupted)
+                self.replies.append(reply)
+        self._conclude(reply)
+
+    def _show(self, reply: Reply) -> None:
+        """Decode a reply, on the screen and into the files of --trace, --svg and --html."""
+        shown = self._make_view(reply)
+        given = (self.request, self.session, reply.settings, reply.prompt, self.plain_step)
+        view = Together(shown, *records.views(*given))
+        detailed = self.request.trace is not None
+        self._view = shown
+        try:
+            with self.reader.watched() as look, ctrl_c() as cancelled:
+                for event in self.session.stream(
+                    reply.prompt, reply.settings, cancelled, detailed=detailed
+                ):
+                    reply.add(event)
+                    view.show(event)
+                    look()
+        finally:
+            self._view = None
+            view.finish()
+
+    def _make_view(self, reply: Reply) -> View:
+        """What shows a reply on the screen."""
+        console = self.terminal.live_console()
+        if console is None or self.request.quiet:
+            return self.terminal.writer(self.request.token_colors)
+        state = ViewState(plain_step=self.plain_step, max_context=self.session.decoder.max_context)
+        thinking = self.session.opens_thinking(reply.prompt)
+        renderer = MarkdownRenderer(self.request.markdown, self.request.token_colors, thinking)
+        return LiveView(console, state, renderer)
+
+    def _conclude(self, reply: Reply) -> None:
+        """Print what stands under a reply.
+
+        Raises:
+            LadeError: memory did not suffice for all of it.
+            KeyboardInterrupt: on a pipe, if that ended it.
+        """
+        tally, memory = reply.tally, memory_line(reply.tally)
+        limit = self.session.decoder.max_context
+        remarks = {
+            "context": f"cut: the context of {limit} tokens is full; ask it to go on, and the"
+            " oldest messages can be dropped",
+            "length": "cut at max-new-tokens",
+            "interrupted": "stopped",
+            "memory": "",
+        }
+        empty = "" if reply.text.strip() else "the reply is empty"
+        lines = [remarks.get(tally.reason or "", empty), *self.session.news()]
+        if tally.reason != "memory" and memory != self._memory:
+            self._memory = memory
+            lines.append(memory or "")
+        for line in filter(None, lines):
+            self.note(f"({line})")
+        if self.shows_stats:
+            self.terminal.statistics(tally, self.plain_step)
+        if self.reader.interactive and not self.request.quiet:
+            self.console.print()
+        if memory and tally.reason == "memory":
+            raise LadeError(memory)
+        if tally.reason == "interrupted":
+            self.reader.flush()
+            if not self.reader.interactive:
+                raise KeyboardInterrupt
+
+    def _with_room(self, asked: Conversation) -> Conversation | None:
+        """The conversation with room for a reply; None if the user would rather stop.
+
+        Raises:
+            UsageError: the last message does not fit by itself.
+            LadeError: there is no room, and no user to ask.
+        """
+        limit = self.session.decoder.max_context
+        fitted = asked.with_room(lambda c: len(self.encode(c)), limit)
+        if fitted is None:
+            files = " (/paste none detaches the files)" if self.attached else ""
+            raise UsageError(
+                f"the message does not fit into the context of {limit} tokens with room for a"
+                f" reply; shorten it{files}"
+            )
+        if fitted is asked:
+            return asked
+        full = f"the context of {limit} tokens is full"
+        if not self.reader.interactive:
+            raise LadeError(f"{full}; start a new chat, or a shorter one")
+        dropped = counted(fitted.forgotten - asked.forgotten, "message")
+        question = f"{full.capitalize()}: [s]top, or [d]rop the oldest {dropped}? "
+        return fitted if self.choose(question, "sd") == "d" else None
+
+    # Options.
+
+    @property
+    def shows_stats(self) -> bool:
+        """Whether figures stand under each reply."""
+        return not self.request.quiet if self.request.stats is None else self.request.stats
+
+    def settings(self) -> Settings:
+        """How the next reply is decoded."""
+        return launch.settings_of(self.request, self.choice, self.session.loaded.sampling)
+
+    def change(self, request: ChatRequest) -> None:
+        """Use other options from now on.
+
+        Raises:
+            UsageError, ConfigError: they do not go together; then nothing changes.
+        """
+        choice = launch.choose_profile(request, self.session)
+        launch.settings_of(request, choice, self.session.loaded.sampling)
+        self.request, self.choice = request, choice
+
+    def toggle_colors(self) -> None:
+        """Switch the colors of tokens on or off; also in the middle of a reply."""
+        self.request = replace(self.request, token_colors=not self.request.token_colors)
+        if isinstance(self._view, LiveView):
+            self._view.renderer.colours = self.request.token_colors
+            self._view.redraw()
+
+    # The context.
+
+    def encode(self, conversation: Conversation, *, reply: bool = True) -> list[int]:
+        """Token ids of a conversation, which may wait for a reply.
+
+        Raises:
+            UsageError: the model's template refuses it.
+        """
+        if self.request.raw:
+            return self.session.encode(conversation.as_text())
+        return self.session.encode_chat(conversation.for_template(), reply=reply)
+
+    @property
+    def used(self) -> int:
+        """Tokens of the context that the conversation takes; 0 where a template refuses it."""
+        conversation, count = self.conversation, 0
+        if self._counted[0] is not conversation:  # the toolbar asks at every key
+            with contextlib.suppress(LadeError):
+                if conversation.for_template():
+                    count = len(self.encode(conversation, reply=False))
+            self._counted = conversation, count
+        return self._counted[1]
+
+    def toolbar(self) -> str:
+        """The line below the input, the most important first."""
+        limit = self.session.decoder.max_context
+        attached = f"{len(self.attached)} attached" if self.attached else ""
+        switch = f"Ctrl-T token colors {'on' if self.request.token_colors else 'off'}"
+        colors = "" if self.console.no_color else switch
+        parts = (f"{min(self.used, limit)}/{limit} tokens", attached, "/help", colors)
+        return " · ".join(filter(None, (self.session.loaded.name, *parts)))

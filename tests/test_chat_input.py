@@ -1,0 +1,203 @@
+"""What the user types: keys of the line editor, pasted text, completion, lines from a pipe."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document
+from prompt_toolkit.input import PipeInput, create_pipe_input
+from prompt_toolkit.output import DummyOutput
+
+from ladecli.errors import UsageError
+from ladecli.repl.commands import CommandCompleter
+from ladecli.repl.reader import Reader, TerminalReader, history_path, unquoted
+
+PASTE = "\x1b[200~{}\x1b[201~"
+ENTER, ALT_ENTER, CTRL_C, CTRL_D, CTRL_T, TAB = "\r", "\x1b\r", "\x03", "\x04", "\x14", "\t"
+UP = "\x1b[A"
+RED, CLICK = "\x1b[31m", "\x1b[M~!!"  # without the marks of a paste
+
+Make = Callable[..., TerminalReader]
+
+
+@pytest.fixture
+def keyboard() -> Iterator[PipeInput]:
+    with create_pipe_input() as made:
+        yield made
+
+
+@pytest.fixture
+def make(keyboard: PipeInput, tmp_path: Path) -> Make:
+    """A line editor whose keys come from the keyboard of the test."""
+
+    def made(**options: Any) -> TerminalReader:
+        usual: dict[str, Any] = {
+            "history": tmp_path / "history",
+            "vi": False,
+            "toolbar": lambda: "bar",
+            "on_toggle": lambda: None,
+        }
+        return TerminalReader(
+            CommandCompleter(), **{**usual, **options}, source=keyboard, screen=DummyOutput()
+        )
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("hello" + ENTER, "hello"),
+        ("one" + ALT_ENTER + "two" + ENTER, "one\ntwo"),
+        ('"""' + ENTER + "one" + ENTER + "two" + ENTER + '"""' + ENTER, "one\ntwo"),
+        (PASTE.format("def f():\n    return 1\n") + ENTER, "def f():\n    return 1\n"),
+        (PASTE.format("a\r\nb") + ENTER, "a\nb"),
+        (PASTE.format('"""Doc."""\nimport os\n') + ENTER, '"""Doc."""\nimport os\n'),
+        (PASTE.format("word " * 2000) + ENTER, "word " * 2000),
+        ("你好 👩‍💻 é" + ENTER, "你好 👩‍💻 é"),
+        ("if x:" + ALT_ENTER + TAB + "y" + ENTER, "if x:\n    y"),
+        (f"a{RED}b{CLICK}c" + ENTER, "abc"),
+        ("ab" + CTRL_T + "c" + ENTER, "abc"),
+    ],
+)
+def test_keys_make_messages(keyboard: PipeInput, make: Make, typed: str, message: str) -> None:
+    keyboard.send_text(typed)
+    assert make().read() == message
+
+
+@pytest.mark.parametrize(("key", "error"), [(CTRL_C, KeyboardInterrupt), (CTRL_D, EOFError)])
+def test_keys_that_end_the_input(
+    keyboard: PipeInput, make: Make, key: str, error: type[BaseException]
+) -> None:
+    reader = make()
+    keyboard.send_text(key)
+    with pytest.raises(error):
+        reader.read()
+    keyboard.send_text(key)
+    with pytest.raises(error):
+        reader.ask("why? ")
+
+
+def test_a_draft_stands_in_the_input(keyboard: PipeInput, make: Make) -> None:
+    keyboard.send_text("!" + ENTER)
+    assert make().read("what I said") == "what I said!"
+
+
+def test_what_is_typed_during_a_reply_waits(keyboard: PipeInput, make: Make) -> None:
+    toggled: list[bool] = []
+    reader = make(on_toggle=lambda: toggled.append(True))
+    keyboard.send_text("next" + CTRL_T + PASTE.format("a\nb") + ENTER)
+    with reader.watched() as look:
+        look()
+        assert toggled == [True]
+    assert reader.read() == "nexta\nb"
+    # But not where it was typed before a question, or the reply was stopped.
+    keyboard.send_text("next" + ENTER)
+    with reader.watched() as look:
+        look()
+    keyboard.send_text("more" + ENTER)
+    reader.flush()
+    keyboard.send_text("s" + ENTER)
+    assert reader.ask("[s]top? ") == "s"
+
+
+def test_history_outlives_the_program(keyboard: PipeInput, make: Make) -> None:
+    keyboard.send_text("one" + ALT_ENTER + "two" + ENTER)
+    make().read()
+    keyboard.send_text(UP + ENTER)
+    assert make().read() == "one\ntwo"
+
+
+def test_a_history_that_vanishes_costs_nothing(
+    keyboard: PipeInput, make: Make, tmp_path: Path
+) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    reader = make(history=folder / "history")
+    folder.rmdir()
+    keyboard.send_text("one" + ENTER)
+    assert reader.read() == "one"
+
+
+def test_the_history_file_is_private_or_there_is_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    path = history_path()
+    assert path is not None
+    assert path.stat().st_mode & 0o077 == 0
+    path.unlink()
+    path.mkdir()
+    assert history_path() is None
+    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
+    assert history_path() is None
+
+
+def test_vi_keys(keyboard: PipeInput, make: Make) -> None:
+    keyboard.send_text("wrong words\x1b0dwithe " + ENTER)
+    assert make(vi=True).read() == "the words"
+
+
+def completed(text: str) -> list[str]:
+    document = Document(text, len(text))
+    return [c.text for c in CommandCompleter().get_completions(document, CompleteEvent())]
+
+
+def test_completion(tmp_path: Path) -> None:
+    assert completed("/und") == ["undo"]
+    assert {"exit", "help", "set"} < {*completed("/")}
+    assert completed("/set top") == ["top-k", "top-p"]
+    assert completed("/show markd") == ["markdown"]
+    assert completed("/set strategy auto") == ["autoregressive"]
+    assert completed("/set markdown o") == ["on", "off"]
+    assert completed("/set window ") == []
+    assert completed("/profile rtx3") == completed("/set profile rtx3") == ["rtx3090"]
+    assert completed("/help und") == ["undo"]
+    (tmp_path / "chat.json").touch()
+    assert completed(f"/load {tmp_path}/ch") == ["at.json"]
+
+
+@pytest.mark.parametrize("prose", ["", "hello", "what is /etc", "/set a\nb", "/unknown x"])
+def test_prose_is_not_completed(prose: str) -> None:
+    assert completed(prose) == []
+
+
+def test_lines_of_a_pipe() -> None:
+    reader = Reader(io.StringIO('one\n\n"""\ntwo\n three\n"""\r\nlast'))
+    assert not reader.interactive
+    assert [reader.read() for _ in range(4)] == ["one", "", "two\n three", "last"]
+    with pytest.raises(EOFError):
+        reader.read()
+    with pytest.raises(UsageError, match='"""'):
+        Reader(io.StringIO('"""\nnever')).read()
+
+
+def test_a_poor_terminal_has_prompts() -> None:
+    screen = io.StringIO()
+    reader = Reader(io.StringIO("a\nb\n"), screen)
+    assert reader.interactive
+    assert (reader.read("draft"), reader.ask("sure? ")) == ("a", "b")
+    assert screen.getvalue() == "draft\n> sure? "
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('"""a"""', "a"),
+        ('"""\n a\nb\n"""', " a\nb"),
+        ('"""', '"""'),
+        ('""""""', ""),
+        ('say """a"""', 'say """a"""'),
+        ("a", "a"),
+        ('"""/undo"""', " /undo"),
+        ('"""\nexit\n"""', " exit"),
+        ('"""Doc."""\nx = """y"""', '"""Doc."""\nx = """y"""'),
+    ],
+)
+def test_quotes_are_taken_off(text: str, message: str) -> None:
+    assert unquoted(text) == message
