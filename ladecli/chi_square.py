@@ -16,16 +16,16 @@ from numpy.typing import NDArray
 
 from .bench.result import Skipped
 from .bench.statistics import holm
-from .table import Column, Table
 from .visualize import counted
 
 LEVEL = 0.01
 """Share of whole runs that report a difference where there is none."""
+MAX_SHOWN = 5
+"""Failed tests that are printed one by one."""
 MIN_SAMPLES = 50
 """Samples after a prefix, below which the next token is not tested."""
 MIN_EXPECTED = 5.0
 """Expected samples of a cell, below which the statistic is not distributed as chi-square."""
-_AGAINST = {"model": "the model's probabilities", "plain": "plain decoding's samples"}
 
 Ids: TypeAlias = tuple[int, ...]
 TestResult: TypeAlias = tuple[int, float, float]
@@ -101,33 +101,22 @@ class Sampled:
         least = min(trial.corrected for trial in self.trials)
         return f"no difference found in {tests} (smallest p-value, corrected: {least:.2g})"
 
-    def table(self, title: str) -> Table:
-        """The tests by position, with their smallest p-values."""
-        titles = ("against", "token", "tests", "samples", "least p", "corrected")
-        columns = tuple(Column(title, number=title != "against") for title in titles)
-        groups: dict[tuple[str, int], list[Trial]] = {}
-        for trial in self.trials:
-            groups.setdefault((trial.against, trial.position), []).append(trial)
-        rows = (
-            (
-                _AGAINST[against],
-                str(position),
-                str(len(trials)),
-                f"{sum(trial.samples for trial in trials):,}",
-                f"{min(trial.p for trial in trials):.3g}",
-                f"{min(trial.corrected for trial in trials):.3g}",
-            )
-            for (against, position), trials in sorted(groups.items())
-        )
-        return Table(title, columns, tuple(rows))
-
     @property
     def details(self) -> list[str]:
-        """The number of answers."""
-        return [
+        """The number of answers, and the tests that failed."""
+        counts = (
             f"{self.drawn:,} answers, and {self.plain:,} of plain decoding, to"
             f" {counted(len(self.rows), 'prompt')}; level {LEVEL:g} for all tests together"
+        )
+        against = {"model": "the model's probabilities", "plain": "plain decoding's answers"}
+        failed = [
+            f"{each.row}, token {each.position}: differs from {against[each.against]}"
+            f" (p-value, corrected: {each.corrected:.2g})"
+            for each in self.trials
+            if each.corrected < LEVEL
         ]
+        more = [f"… and {len(failed) - MAX_SHOWN} more; --json has all"]
+        return [counts, *failed[:MAX_SHOWN], *(more if len(failed) > MAX_SHOWN else [])]
 
     def as_object(self, settings: dict[str, int | str]) -> dict[str, Any]:
         """Its part of the JSON object; keys are part of the interface."""

@@ -37,7 +37,6 @@ from .decoder.errors import PromptError
 from .errors import INTERRUPTED, LadeError, UsageError
 from .events import Reason
 from .shape import FULL
-from .table import Column, Table
 from .terminal import Terminal, ctrl_c
 from .trace import speller
 from .visualize import counted, printable
@@ -244,20 +243,6 @@ class Comparison:
                 " larger than rounding explains"
             )
         return f"equal: all {compared}"
-
-    def table(self, title: str) -> Table:
-        """The counts."""
-        diverged = len(self.divergences)
-        counts = {
-            "prompts": len({answer.row for answer in self.answers}),
-            "answers": len(self.answers),
-            "tokens": self.tokens,
-            "equal": len(self.answers) - diverged,
-            "diverged": diverged,
-            "explained": diverged - self.unexplained,
-        }
-        cells = tuple(f"{count:,}" for count in counts.values())
-        return Table(title, tuple(map(Column, counts)), (cells,))
 
     @property
     def details(self) -> list[str]:
@@ -522,9 +507,8 @@ def _first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
 
 
 def _show(result: Comparison | chi_square.Sampled, title: str, console: Console) -> None:
-    """Print the table, single findings and, last, the verdict."""
-    screen.print_table(result.table(printable(title)), console)
-    lines = [*result.details]
+    """Print single findings and, last, the verdict."""
+    lines = [title, *result.details]
     lines += [f"skipped {each.row}: {each.reason}" for each in result.skipped[:SHOWN]]
     if len(result.skipped) > SHOWN:
         lines.append(f"skipped {len(result.skipped) - SHOWN} more; --json has all")

@@ -94,10 +94,10 @@ class _Report:
         self.baseline = self.label(result.reference)
 
     def document(self) -> Document:
-        machine, result = self.result.machine, self.result
-        version = machine.versions.get("lade", "")
+        result = self.result
+        version = result.machine.versions.get("lade", "")
         return Document(
-            f"{_clean(result.model.name)} on {_clean(machine.device)}",
+            f"{_clean(result.model.name)} on {_clean(result.machine.device)}",
             tuple(self._headline()),
             tuple(self._caveats()),
             tuple(self._tables()),

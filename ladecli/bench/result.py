@@ -35,17 +35,7 @@ Count = Annotated[int, Field(ge=0)]
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where it was measured.
-
-    Attributes:
-        device: name of the GPU or of the processor.
-        kind: "cpu", "cuda" or "mps".
-        memory: bytes; 0 if unknown.
-        threads: of torch, on a CPU; 0 elsewhere.
-        system: operating system and architecture.
-        driver: of the GPU, or None.
-        versions: of lade, python, torch and transformers.
-    """
+    """Where it was measured; memory in bytes and threads are 0 if unknown."""
 
     device: str
     kind: str
@@ -78,17 +68,12 @@ class Model:
     """What was measured.
 
     Attributes:
-        name: Hugging Face id, or name of the folder.
-        parameters: of the whole model.
         active: parameters that one token uses.
         weights, compute: types of the weights, and of activations and cache.
-        weight_bytes: of all weights.
         cache_bytes: of the keys and values of one token.
         context: maximum tokens of prompt and answer.
         made_for: maximum tokens that the model was trained for.
-        attention: backend of our own strategies.
-        captured: whether their steps are CUDA graphs.
-        compiled: whether those were compiled by torch first.
+        captured, compiled: whether steps of our own strategies are CUDA graphs, compiled by torch.
     """
 
     name: str
@@ -134,16 +119,11 @@ class Conditions:
     Attributes:
         prompts: name of the suite or file.
         rows: conversations measured.
-        repeat: measurements of each.
-        max_new_tokens: of an answer.
-        ignore_eos: whether answers go on after end tokens.
         template: whether prompts went through the model's chat template.
         sampling: what differs from greedy decoding, and the seed.
-        profile: hardware profile of the default settings.
         sweep: values by axis.
         command: the command line, without the user's folders.
-        ranks: processes that decode together.
-        parallel_mode: "lookahead" or "tensor", with several ranks.
+        parallel_mode: "lookahead" or "tensor"; None on one rank.
     """
 
     prompts: str
@@ -194,23 +174,18 @@ class Run:
     A step is a forward pass that yields tokens; the first one reads the end of the prompt.
 
     Attributes:
-        contender: name of the method.
-        row: id of the prompt.
         category: of the prompt; in a sweep over contexts, the length, such as "4096".
         turn, repeat: from 1 on.
         place: position of the method in this round, from 1 on.
         began: seconds after the first round's start.
-        prompt_digest: of its token ids; equal where the prompts are.
-        tokens: of the answer.
-        first_tokens: those of the first step.
-        steps: of the answer.
+        first_tokens: tokens of the first step.
         fed: tokens fed to the model after the first step; None if unknown (transformers).
         first_seconds: time to the first token.
         step_seconds: of every step after the first.
         accepted: draft tokens by source.
         peak_memory: bytes allocated on the GPU, or resident for the process; None if unknown.
         reason: why it ended, as in `events.Reason`.
-        digest: of the answer's token ids; equal where the answers are.
+        prompt_digest, digest: of the token ids of prompt and answer; equal where those are.
     """
 
     contender: str
@@ -271,8 +246,6 @@ class TimeSpent:
     """Where the time of one method goes, in the steps after the first of each answer.
 
     Attributes:
-        contender: name of the method.
-        steps: number of these steps.
         seconds: per step, by part: "draft", "forward", "verify", "learn" and "text".
         width: mean tokens fed per step.
         context: mean tokens before a step.
@@ -302,13 +275,9 @@ class Result:
     """All of it; `statistics.py` makes figures from the runs.
 
     Attributes:
-        created: ISO 8601 date and time.
         seconds: duration, loading left out.
         overhead: share of the time in which no method was running.
-        interrupted: whether Ctrl-C ended it early.
         reference: the baseline of speed-ups and equality; None without one.
-        contenders: the methods.
-        attention_why: why this attention backend was chosen.
         compile_seconds: compiling transformers' steps, which no figure contains.
     """
 

@@ -47,28 +47,6 @@ def test_compiled_steps_take_part_if_they_are_named() -> None:
     assert settings == chosen(strategies="hf").chosen[0][1]
 
 
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        (
-            {"device_map": "auto"},
-            "hf-compiled runs on one device; leave it out of --strategies, or leave --device-map",
-        ),
-        (
-            {"sweep": ["context=1k,2k"]},
-            "hf-compiled has a cache of one length; sweep one context at a time with it",
-        ),
-    ],
-)
-def test_options_that_exclude_compiled_steps_are_refused(
-    asked: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UsageError) as caught:
-        chosen(strategies="autoregressive,hf-compiled", **asked)
-    assert str(caught.value).startswith(message)
-    assert chosen(strategies="autoregressive,hf", **asked).chosen
-
-
 def test_one_length_can_be_swept_with_compiled_steps() -> None:
     made = chosen(strategies="hf-compiled", sweep=["context=1k,1024"])
     assert [c.name for c, _ in made.chosen] == ["hf-compiled"]
@@ -107,26 +85,6 @@ def test_a_cell_with_an_axis_that_has_no_effect_is_refused() -> None:
     (refused,) = made.refused
     assert (refused.contender, refused.row) == ("lookahead W=3 sources=context", "")
     assert refused.error == "W changes nothing without the source trajectory"
-
-
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ({"sweep": [""]}, "--sweep is empty; give axes, such as 'W=5,10 N=3', or leave it out"),
-        ({"sweep": ["W=0"]}, "--sweep W=0: needs a number from 1 on, or the name of another axis"),
-        ({"sweep": ["N=1"]}, "--sweep N=1: needs a number from 2 on, or the name of another axis"),
-        ({"sweep": ["W=N N=W"]}, "--sweep W=N: N must have numbers then"),
-        (
-            {"sweep": ["W=3"], "window": 5, "origins": {"window": "flag -W"}},
-            "--sweep has values of W; leave the option for one value out",
-        ),
-        ({"sweep": ["budget=4 W=15"]}, "no cell of the sweep can run: budget 4 is smaller than"),
-    ],
-)
-def test_contradictions_are_refused(asked: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        chosen(**asked)
-    assert str(caught.value).startswith(message)
 
 
 def test_transformers_generate_does_not_run_on_a_model_that_ranks_share() -> None:

@@ -15,7 +15,6 @@ from rich.console import Console
 from ladecli.bench import report
 from ladecli.bench.report import document
 from ladecli.bench.result import Failure, Result, Skipped, read
-from ladecli.errors import UsageError
 
 from .makers import result, run, sweep
 
@@ -173,14 +172,11 @@ def test_a_page_stands_alone(name: str, tmp_path: Path) -> None:
     text = written(RESULTS[name](), tmp_path / "r.html")
     page = Page(text)
     assert "script" not in page.tags
+    assert page.tags.count("svg") <= 2
     assert all(source.startswith("#") for source in page.sources)
     assert page.tags.count("table") == len(titles(RESULTS[name]()))
     for chart in re.findall("<svg.*?</svg>", text, re.DOTALL):
         ElementTree.fromstring(chart)
-
-
-def test_a_page_has_two_charts(tmp_path: Path) -> None:
-    assert written(result(), tmp_path / "r.html").count("<svg") == 2
 
 
 def test_names_are_escaped(tmp_path: Path) -> None:
@@ -201,18 +197,6 @@ def test_markdown_has_whole_tables(name: str, tmp_path: Path) -> None:
         assert lines[head + 1].startswith("|")
 
 
-@pytest.mark.parametrize("suffix", report.SUFFIXES)
-def test_the_same_result_gives_the_same_bytes(suffix: str, tmp_path: Path) -> None:
-    first, again = (written(result(), tmp_path / f"{name}{suffix}") for name in "ab")
-    assert first == again
-
-
 def test_json_is_the_result(tmp_path: Path) -> None:
     report.write(result(), tmp_path / "r.json")
     assert read(tmp_path / "r.json") == result()
-
-
-@pytest.mark.parametrize("name", ["r.pdf", "r.svg", "r", "nowhere/r.html"])
-def test_a_report_that_cannot_be_written_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--report"):
-        report.check(tmp_path / name)
