@@ -19,7 +19,7 @@ from ..visualize import counted, printable
 from . import render
 from .methods import LETTERS
 from .render import Document
-from .result import PLAIN, STOCK, STOCK_COMPILED, STOCK_LOOKUP, Method, Model, Result, to_json
+from .result import PLAIN, STOCK, STOCK_COMPILED, STOCK_LOOKUP, Method, Result, to_json
 from .statistics import MIN_ROWS, Figures, Interval, drift, figures_of, speedup
 
 if TYPE_CHECKING:
@@ -59,14 +59,14 @@ def write(result: Result, path: Path) -> None:
     Raises:
         LadeError: the file cannot be written.
     """
-    suffix = path.suffix.lower()
-    if suffix == ".json":
-        content = to_json(result) + "\n"
-    else:
-        report = _Report(result)
-        page = suffix == ".html"
-        document = report.document()
-        content = render.html(document, report.charts()) if page else render.markdown(document)
+    report = _Report(result)
+    match path.suffix.lower():
+        case ".json":
+            content = to_json(result) + "\n"
+        case ".md":
+            content = render.markdown(report.document())
+        case _:
+            content = render.html(report.document(), report.charts())
     outputs.write_whole(path, content, OPTION)
 
 
@@ -76,7 +76,7 @@ def show(result: Result, console: Console) -> None:
 
 
 def document(result: Result) -> Document:
-    """What every format shows of a result."""
+    """The content of every format."""
     return _Report(result).document()
 
 
@@ -94,8 +94,7 @@ class _Report:
         self.baseline = self.label(result.reference)
 
     def document(self) -> Document:
-        result = self.result
-        version = result.machine.versions.get("lade", "")
+        result, version = self.result, self.result.machine.versions.get("lade", "")
         return Document(
             f"{_clean(result.model.name)} on {_clean(result.machine.device)}",
             tuple(self._headline()),
@@ -210,16 +209,15 @@ class _Report:
         yield from self._categories()
         yield from self._time()
         yield from self._sources()
-        if result.failures:
-            failed = tuple(
-                (self.label(each.contender), _clean(each.row), _clean(each.error))
-                for each in result.failures
-            )
-            yield Table("Failed", _texts("method", "row", "error"), failed)
+        if failures := result.failures:
+            rows = [(self.label(each.contender), each.row, each.error) for each in failures]
+            yield _texts("Failed", ("method", "row", "error"), rows)
         if result.skipped:
-            rows = tuple((_clean(each.row), _clean(each.reason)) for each in result.skipped)
-            yield Table("Left out", _texts("row", "reason"), rows)
-        yield from self._conditions()
+            left_out = [(each.row, each.reason) for each in result.skipped]
+            yield _texts("Left out", ("row", "reason"), left_out)
+        facts = [(name, value) for name, value in _facts(result) if value]
+        facts += [(self.label(m.name), _settings(m)) for m in result.contenders if m.settings]
+        yield _texts("Conditions", ("", ""), facts)
 
     def _speeds(self) -> Table:
         """Every method on all prompts."""
@@ -358,17 +356,6 @@ class _Report:
             title = "Accepted draft tokens per step, by source"
             yield Table(title, (Column("", number=False), *columns), tuple(rows))
 
-    def _conditions(self) -> Iterator[Table]:
-        facts = tuple((name, _clean(value)) for name, value in _facts(self.result) if value)
-        yield Table("Conditions", _texts("", ""), facts)
-        given = tuple(
-            (self.label(each.name), _settings(each))
-            for each in self.result.contenders
-            if each.settings
-        )
-        if given:
-            yield Table("Settings", _texts("", "settings"), given)
-
 
 def _facts(result: Result) -> Iterator[tuple[str, str]]:
     machine, model, asked = result.machine, result.model, result.conditions
@@ -380,11 +367,14 @@ def _facts(result: Result) -> Iterator[tuple[str, str]]:
     yield "machine", ", ".join(filter(None, parts))
     yield "ranks", f"{asked.ranks}, {asked.parallel_mode}" if asked.ranks > 1 else ""
     yield "versions", ", ".join(f"{name} {version}" for name, version in machine.versions.items())
-    yield "model", f"{model.name}: {_size(model)}, {model.context:,} tokens of context"
+    size = f"{decimal(model.parameters / 1e6)} M parameters"
+    if model.active < model.parameters:
+        size += f", {decimal(model.active / 1e6)} M active"
+    yield "model", f"{model.name}: {size}, {model.context:,} tokens of context"
     yield "arithmetic", f"weights {model.weights}, computed in {model.compute}"
     yield "attention", ": ".join(filter(None, (model.attention, result.attention_why)))
-    graphs = "CUDA graphs of compiled steps" if model.compiled else "CUDA graphs"
-    yield "steps", graphs if model.captured else ""
+    compiled = " of compiled steps" if model.compiled else ""
+    yield "steps", f"CUDA graphs{compiled}" if model.captured else ""
     repeats = "once" if asked.repeat == 1 else f"{asked.repeat} times"
     yield "prompts", f"{asked.prompts}: {counted(asked.rows, 'row')}, each {repeats}"
     ends = ", after end tokens too" if asked.ignore_eos else ""
@@ -401,22 +391,18 @@ def _facts(result: Result) -> Iterator[tuple[str, str]]:
     yield "compiling", compiling if result.compile_seconds else ""
 
 
-def _size(model: Model) -> str:
-    active = f", {decimal(model.active / 1e6)} M active" if model.active < model.parameters else ""
-    return f"{decimal(model.parameters / 1e6)} M parameters{active}"
-
-
 def _settings(method: Method) -> str:
     """Settings of a method: "W=7 N=5 G=7, budget 60, trajectory"."""
     given = method.settings
     shape = " ".join(f"{letter}={given[key]}" for key, letter in LETTERS.items() if key in given)
     rest = [f"{key} {value}" for key, value in given.items() if key not in {*LETTERS, "sources"}]
     parts = (shape, *rest, str(given.get("sources", "")))
-    return _clean(", ".join(filter(None, parts)))
+    return ", ".join(filter(None, parts))
 
 
-def _texts(*titles: str) -> tuple[Column, ...]:
-    return tuple(Column(title, number=False) for title in titles)
+def _texts(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    cells = tuple(tuple(map(_clean, row)) for row in rows)
+    return Table(title, tuple(Column(name, number=False) for name in columns), cells)
 
 
 def _clean(text: str) -> str:
@@ -425,13 +411,13 @@ def _clean(text: str) -> str:
     return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", printable(one_line)).strip()
 
 
-def decimal(value: float | None, digits: int = 3) -> str:
-    """A number with `digits` significant digits, never in powers of ten."""
+def decimal(value: float | None) -> str:
+    """A number with three significant digits, never in powers of ten."""
     if value is None or not math.isfinite(value):
         return NONE
     if value == 0.0:
         return "0"
-    places = max(digits - 1 - math.floor(math.log10(abs(value))), 0)
+    places = max(2 - math.floor(math.log10(abs(value))), 0)
     return f"{value:,.{places}f}"
 
 
@@ -447,7 +433,7 @@ def _interval(found: Interval) -> str:
 def _speedup(each: Figures) -> str:
     """A speed-up, marked where it may be chance."""
     found = each.speedup
-    return NONE if found is None else f"{'' if found.clear else '~'}{found.value:.2f}×"
+    return f"{'' if found.clear else '~'}{found.value:.2f}×" if found else NONE
 
 
 def _milliseconds(seconds: float | None) -> str:
