@@ -15,16 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .bench.result import Skipped
-from .screen import Column, Table
+from .bench.statistics import holm
 from .visualize import counted
 
 LEVEL = 0.01
 """Share of whole runs that report a difference where there is none."""
+MAX_SHOWN = 5
+"""Failed tests that are printed one by one."""
 MIN_SAMPLES = 50
 """Samples after a prefix, below which the next token is not tested."""
 MIN_EXPECTED = 5.0
 """Expected samples of a cell, below which the statistic is not distributed as chi-square."""
-_AGAINST = {"model": "the model's probabilities", "plain": "plain decoding's samples"}
 
 Ids: TypeAlias = tuple[int, ...]
 TestResult: TypeAlias = tuple[int, float, float]
@@ -100,32 +101,22 @@ class Sampled:
         least = min(trial.corrected for trial in self.trials)
         return f"no difference found in {tests} (smallest p-value, corrected: {least:.2g})"
 
-    def table(self, title: str) -> Table:
-        """The tests by position, with their smallest p-values."""
-        titles = ("against", "token", "tests", "samples", "least p", "corrected")
-        columns = tuple(Column(title, number=title != "against") for title in titles)
-        groups: dict[tuple[str, int], list[Trial]] = {}
-        for trial in self.trials:
-            groups.setdefault((trial.against, trial.position), []).append(trial)
-        rows = (
-            (
-                _AGAINST[against],
-                str(position),
-                str(len(trials)),
-                f"{sum(trial.samples for trial in trials):,}",
-                f"{min(trial.p for trial in trials):.3g}",
-                f"{min(trial.corrected for trial in trials):.3g}",
-            )
-            for (against, position), trials in sorted(groups.items())
-        )
-        return Table(title, columns, tuple(rows))
-
-    def details(self, strategy: str) -> Iterator[str]:
-        """The number of answers."""
-        yield (
-            f"{self.drawn:,} answers of {strategy} and {self.plain:,} of plain decoding to"
+    @property
+    def details(self) -> list[str]:
+        """The number of answers, and the tests that failed."""
+        counts = (
+            f"{self.drawn:,} answers, and {self.plain:,} of plain decoding, to"
             f" {counted(len(self.rows), 'prompt')}; level {LEVEL:g} for all tests together"
         )
+        against = {"model": "the model's probabilities", "plain": "plain decoding's answers"}
+        failed = [
+            f"{each.row}, token {each.position}: differs from {against[each.against]}"
+            f" (p-value, corrected: {each.corrected:.2g})"
+            for each in self.trials
+            if each.corrected < LEVEL
+        ]
+        more = [f"… and {len(failed) - MAX_SHOWN} more; --json has all"]
+        return [counts, *failed[:MAX_SHOWN], *(more if len(failed) > MAX_SHOWN else [])]
 
     def as_object(self, settings: dict[str, int | str]) -> dict[str, Any]:
         """Its part of the JSON object; keys are part of the interface."""
@@ -207,13 +198,10 @@ def count_test(ours: Mapping[int, int], theirs: Mapping[int, int]) -> TestResult
     return len(cells), float(test.statistic), float(test.pvalue)
 
 
-def holm(trials: Sequence[Trial]) -> tuple[Trial, ...]:
-    """Trials with p-values corrected for their number, by Holm's method."""
-    found, largest = list(trials), 0.0
-    for rank, index in enumerate(sorted(range(len(trials)), key=lambda i: trials[i].p)):
-        largest = max(largest, min((len(trials) - rank) * trials[index].p, 1.0))
-        found[index] = replace(trials[index], corrected=largest)
-    return tuple(found)
+def corrected(trials: Sequence[Trial]) -> tuple[Trial, ...]:
+    """Trials with p-values corrected for their number."""
+    values = holm([trial.p for trial in trials])
+    return tuple(replace(trial, corrected=p) for trial, p in zip(trials, values, strict=True))
 
 
 def _pooled(expected: NDArray[np.float64]) -> list[NDArray[np.intp]]:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from .errors import UsageError
-from .suites.files import STDIN, read_rows, read_text, spoken
-from .suites.rows import name_of
+from .suites import STDIN, name_of, read_rows, read_text, spoken
 
 
 class Prompt(NamedTuple):

@@ -13,22 +13,30 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import chi_square, launch, screen, suites, ways
-from .bench.dialogue import Dialogue
-from .bench.facts import command_line, described, described_sampling, machine_of, model_of
-from .bench.result import Skipped
+from .bench.result import (
+    PLAIN,
+    Machine,
+    Method,
+    Model,
+    Skipped,
+    command_line,
+    lookahead_shown,
+    sampling_shown,
+)
+from .bench.runners import Answer, OwnRunner
+from .bench.tasks import Dialogue
 from .decoder.config import SamplingConfig
 from .decoder.errors import PromptError
 from .errors import INTERRUPTED, LadeError, UsageError
-from .events import Ended, Reason, TextStep
+from .events import Reason
 from .memory import FULL
-from .screen import Column, Table
 from .terminal import Terminal, ctrl_c
 from .trace import speller
 from .visualize import counted, printable
@@ -56,8 +64,11 @@ def run(request: VerifyRequest) -> int:
     Raises:
         LadeError, DecoderError: with a line for the user.
     """
-    samples = request.chi_square
-    new_tokens = request.max_new_tokens or (SAMPLED_TOKENS if samples else request.new_tokens)
+    samples, limit = request.chi_square, request.limit
+    if samples:
+        new_tokens, limit = request.max_new_tokens or SAMPLED_TOKENS, limit or SAMPLED_ROWS
+    else:
+        new_tokens = request.new_tokens
     request = replace(request, max_new_tokens=new_tokens)
     launch.check(request)
     if samples and not request.temperature:
@@ -66,50 +77,41 @@ def run(request: VerifyRequest) -> int:
             " for example"
         )
     began = time.perf_counter()
-    progress = not request.quiet and sys.stderr.isatty()
-    rows = suites.load(request.prompts, offline=request.offline, progress=progress).rows
-    rows = suites.some(rows, request.limit)
-    if samples:
-        rows = rows[: request.limit or SAMPLED_ROWS]
+    watched = not request.quiet and sys.stderr.isatty()
+    suite = suites.load(request.prompts, offline=request.offline, progress=watched)
+    rows = suites.some(suite.rows, limit)
     terminal = Terminal(request.color, request.quiet)
     session = launch.open_session(request, terminal)
     answers = 2 * (samples * len(rows) if samples else sum(len(row.turns) for row in rows))
-    with ctrl_c() as cancelled, terminal.bar("verifying", answers * new_tokens) as advance:
+    found: Comparison | chi_square.Sampled
+    with ctrl_c() as cancelled, terminal.bar("verifying", answers) as advance:
         verifier = Verifier(session, request, cancelled, advance)
-        result = verifier.sample(rows, samples) if samples else verifier.compare(rows)
-    head = _head(session, request, round(time.perf_counter() - began, 3))
-    strategy = str(verifier.described["strategy"])
+        found = verifier.sample(rows, samples) if samples else verifier.compare(rows)
+    now = datetime.datetime.now(datetime.timezone.utc)
+    machine, model = Machine.of(session), Model.of(session, request)
     if request.json:
-        verdict = {"passed": result.passed, "verdict": result.verdict}
-        head |= {"interrupted": result.interrupted, **verdict}
-        print(json.dumps(head | result.as_object(verifier.described), allow_nan=False))
+        data = {
+            "schema": SCHEMA,
+            "created": now.isoformat(timespec="seconds"),
+            "seconds": round(time.perf_counter() - began, 3),
+            "command": command_line(sys.argv[1:]),
+            "machine": dataclasses.asdict(machine),
+            "model": dataclasses.asdict(model),
+            "prompts": Path(request.prompts).name,
+            "max_new_tokens": new_tokens,
+            "template": session.has_template and not request.raw,
+            "interrupted": found.interrupted,
+            "passed": found.passed,
+            "verdict": found.verdict,
+        }
+        print(json.dumps(data | found.as_object(verifier.settings_shown), allow_nan=False))
     else:
-        model, device = head["model"], head["machine"]["device"]
-        title = f"{strategy} against plain decoding: {model['name']}, {model['weights']}"
-        if model["weights"] != model["compute"]:
-            title += f" computed in {model['compute']}"
-        _show(result, f"{title} on {device}", strategy, terminal.console(sys.stdout))
-    if result.interrupted:
+        computed = f" computed in {model.compute}" if model.weights != model.compute else ""
+        title = f"{request.strategy} against plain decoding: {model.name}, {model.weights}"
+        _show(found, f"{title}{computed} on {machine.device}", terminal.console(sys.stdout))
+    if found.interrupted:
         return INTERRUPTED
-    return 0 if result.passed else LadeError.exit_code
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A strategy's answer to a prompt.
-
-    Attributes:
-        prompt, ids: tokens of the prompt and of the answer.
-        widths: for every token of the answer, the tokens fed in the step that yielded it.
-        steps: forward passes that yielded tokens.
-    """
-
-    prompt: tuple[int, ...]
-    ids: tuple[int, ...]
-    widths: tuple[int, ...]
-    steps: int
-    text: str
-    reason: Reason
+    return 0 if found.passed else LadeError.exit_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +151,12 @@ class Divergence:
     allowed: float | None = None
     explained: bool = False
 
-    def lines(self, strategy: str) -> tuple[str, str]:
+    @property
+    def lines(self) -> tuple[str, str]:
         """Where it is, and what explains it."""
         plain = f"{self.plain.text} ({self.plain.id})" if self.plain else "the end"
         other = f"{self.other.text} ({self.other.id})" if self.other else "the end"
         turn = f", turn {self.turn}" if self.turn > 1 else ""
-        where = f"{self.row}{turn}, token {self.position} of the answer"
         if self.gap is None or self.distance is None:
             ended = self.plain is None or self.other is None
             why = "rounding explains no end" if ended else "no memory to compute the logits again"
@@ -164,7 +166,8 @@ class Divergence:
                 why += f", {self.distance:.3g} to the other choice"
             why += f"; rounding moves {self.allowed:.3g} at most (noise {self.noise:.3g})"
         return (
-            f"{where}: plain decoding has {plain}, {strategy} has {other}",
+            f"{self.row}{turn}, token {self.position} of the answer: {other} where plain decoding"
+            f" has {plain}",
             f"  in a step of {counted(self.width, 'token')}; {why}:"
             f" {'explained' if self.explained else 'NOT explained'}",
         )
@@ -195,14 +198,14 @@ class Comparison:
     """Answers compared token by token.
 
     Attributes:
-        skipped: rows, or the rest of them, that could not be answered, and why.
         sampling: values that are not the default, as JSON has them.
+        skipped: rows, or the rest of them, that could not be answered, and why.
         interrupted: whether Ctrl-C ended it early.
     """
 
+    sampling: dict[str, int | float]
     answers: list[Compared] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
-    sampling: dict[str, int | float] = field(default_factory=dict)
     interrupted: bool = False
 
     @property
@@ -241,27 +244,14 @@ class Comparison:
             )
         return f"equal: all {compared}"
 
-    def table(self, title: str) -> Table:
-        """The counts."""
-        diverged = len(self.divergences)
-        counts = {
-            "prompts": len({answer.row for answer in self.answers}),
-            "answers": len(self.answers),
-            "tokens": self.tokens,
-            "equal": len(self.answers) - diverged,
-            "diverged": diverged,
-            "explained": diverged - self.unexplained,
-        }
-        cells = tuple(f"{count:,}" for count in counts.values())
-        return Table(title, tuple(map(Column, counts)), (cells,))
-
-    def details(self, strategy: str) -> Iterator[str]:
+    @property
+    def details(self) -> list[str]:
         """Lines about single divergences, those first that rounding does not explain."""
         found = sorted(self.divergences, key=lambda divergence: divergence.explained)
-        for divergence in found[:SHOWN]:
-            yield from divergence.lines(strategy)
+        lines = [line for divergence in found[:SHOWN] for line in divergence.lines]
         if len(found) > SHOWN:
-            yield f"… and {len(found) - SHOWN} more; --json has all"
+            lines.append(f"… and {len(found) - SHOWN} more; --json has all")
+        return lines
 
     def as_object(self, settings: dict[str, int | str]) -> dict[str, Any]:
         """Its part of the JSON object; keys are part of the interface."""
@@ -299,10 +289,10 @@ class Verifier:
         session: the model.
         request: with a number of new tokens.
         cancelled: asked after every step; true ends the work.
-        advance: called with the number of tokens that were decoded.
+        advance: called with the number of answers that were decoded.
 
     Attributes:
-        described: strategy, types, attention and settings, as JSON has them.
+        settings_shown: strategy, types, attention and settings, as JSON has them.
     """
 
     def __init__(
@@ -310,7 +300,7 @@ class Verifier:
         session: Session,
         request: VerifyRequest,
         cancelled: Callable[[], bool] = lambda: False,
-        advance: Callable[[int], None] = lambda _tokens: None,
+        advance: Callable[[int], None] = lambda _answers: None,
     ) -> None:
         from .decoder.rescoring import Rescorer
 
@@ -322,93 +312,98 @@ class Verifier:
         self._cancelled = cancelled
         self._advance = advance
         self._settings = launch.settings_of(request, choice, greedy)
-        self._plain_settings = replace(self._settings, strategy="autoregressive")
+        self._plain = replace(self._settings, strategy=PLAIN)
         self._rescorer = Rescorer(session.decoder, quantised=loaded.spec.weights not in FULL)
         self._spell = speller(loaded.tokenizer)
-        self.described: dict[str, int | str] = {
-            "strategy": self._settings.strategy,
+        self.settings_shown: dict[str, int | str] = {
+            "strategy": request.strategy,
             "weights": loaded.spec.weights,
             "compute": loaded.spec.compute,
             "attention": ways.attention_of(request, loaded.device, loaded.part).name,
         }
-        if self._settings.strategy == "lookahead":
-            self.described |= described(self._settings.lookahead)
+        if request.strategy == "lookahead":
+            self.settings_shown |= lookahead_shown(self._settings.lookahead)
 
     def compare(self, rows: Sequence[suites.Row]) -> Comparison:
         """Compare the answers to rows of a suite.
 
         Raises:
             UsageError: no prompt leaves room for an answer.
+            LadeError: no answer could be decoded, for want of memory.
         """
-        found = Comparison(sampling=described_sampling(self._settings.sampling))
+        found = Comparison(sampling_shown(self._settings.sampling))
+        error: Exception | None = None
         try:
             for row in rows:
-                self._compare_row(row, found)
+                try:
+                    cut = self._compare_row(row, found)
+                except (LadeError, PromptError) as caught:
+                    error, cut = error or caught, str(caught)
+                if cut is not None:
+                    found.skipped.append(Skipped(row.id, cut))
         except _Interrupted:
             found.interrupted = True
         if found.skipped and not found.answers and not found.interrupted:
             first = found.skipped[0]
-            raise UsageError(f"no prompt can be answered: {first.row}: {first.reason}")
+            kind = LadeError if type(error) is LadeError else UsageError
+            raise kind(f"no prompt can be answered: {first.row}: {first.reason}")
         return found
 
-    def _compare_row(self, row: suites.Row, found: Comparison) -> None:
+    def _compare_row(self, row: suites.Row, found: Comparison) -> str | None:
         """Compare a conversation turn by turn, up to the first divergence.
 
         The strategy holds all of it first, so that its cache is reused from turn to turn as in a
         chat; plain decoding reads every prompt anew.
+
+        Returns:
+            Why it ended before its last turn, or None.
         """
         self._session.start_over()
         dialogue = self._dialogue(row)
-        answers: list[Answer] = []
+        answers: list[tuple[list[int], Answer]] = []
 
         def reply(_turn: int, prompt: list[int]) -> str:
-            answers.append(self._answer(prompt, self._settings))
-            if answers[-1].reason == "memory":
-                raise PromptError("out of memory during an answer")
-            return answers[-1].text
+            answers.append((prompt, self._answer(prompt, self._settings)))
+            return answers[-1][1].text
 
-        try:
-            dialogue.hold(reply)
-            reason = dialogue.cut
-        except PromptError as error:
-            reason = str(error)
-        for turn, answer in enumerate(answers, start=1):
-            found.answers.append(self._compare_answer(row, turn, answer))
-            if found.answers[-1].divergence is not None:
-                return  # the prompts of later turns differ
-        if reason is not None:
-            found.skipped.append(Skipped(row.id, reason))
-
-    def _compare_answer(self, row: suites.Row, turn: int, answer: Answer) -> Compared:
-        # Plain decoding must not use keys that the strategy left in the cache.
-        self._session.decoder.forget()
-        plain = self._answer(answer.prompt, self._plain_settings)
-        index = _first_difference(answer, plain)
-        divergence = None
-        if index is not None:
-            divergence = self._divergence(row.id, turn, index, answer, plain)
-        return Compared(
-            row=row.id,
-            category=row.category,
-            turn=turn,
-            prompt_tokens=len(answer.prompt),
-            tokens=min(len(answer.ids), len(plain.ids)) if index is None else index + 1,
-            steps=answer.steps,
-            reason="memory" if plain.reason == "memory" else answer.reason,
-            divergence=divergence,
-        )
+        dialogue.hold(reply)
+        for turn, (prompt, answer) in enumerate(answers, start=1):
+            # Plain decoding must not use keys that the strategy left in the cache.
+            self._session.decoder.forget()
+            plain = self._answer(prompt, self._plain)
+            index = _first_difference(answer.ids, plain.ids)
+            divergence = None
+            if index is not None:
+                divergence = self._divergence(row.id, turn, index, prompt, answer, plain)
+            tokens = len(answer.ids) if index is None else index + 1
+            found.answers.append(
+                Compared(
+                    row=row.id,
+                    category=row.category,
+                    turn=turn,
+                    prompt_tokens=len(prompt),
+                    tokens=tokens,
+                    steps=len(answer.marks),
+                    reason=answer.reason,
+                    divergence=divergence,
+                )
+            )
+            if divergence is not None:
+                return None  # the prompts of later turns differ
+        return dialogue.cut
 
     def _divergence(
-        self, row: str, turn: int, index: int, answer: Answer, plain: Answer
+        self, row: str, turn: int, index: int, prompt: list[int], answer: Answer, plain: Answer
     ) -> Divergence:
         plain_token, token = self._token(plain, index), self._token(answer, index)
-        width = answer.widths[min(index, len(answer.widths) - 1)] if answer.widths else 0
+        step = min(bisect_right(answer.lengths, index), len(answer.widths) - 1)
+        width = answer.widths[step] if answer.widths else 0
         found = Divergence(row, turn, index + 1, plain_token, token, width)
         if plain_token is None or token is None:
             return found
         gap = self._rescorer.gap(
-            [*answer.prompt, *answer.ids[:index]],
-            len(answer.prompt),
+            [*prompt, *answer.ids[:index]],
+            len(prompt),
             (plain_token.id, token.id),
             width,
             self._settings.sampling,
@@ -428,8 +423,9 @@ class Verifier:
             UsageError: no prompt leaves room for an answer.
             LadeError: out of memory.
         """
-        found = chi_square.Sampled(samples, sampling=described_sampling(self._settings.sampling))
-        seed, trials = self._settings.sampling.seed, list[chi_square.Trial]()
+        sampling = self._settings.sampling
+        found = chi_square.Sampled(samples, sampling=sampling_shown(sampling))
+        trials = list[chi_square.Trial]()
         self._session.start_over()
         for row in rows:
             try:
@@ -438,15 +434,21 @@ class Verifier:
                 found.skipped.append(Skipped(row.id, str(error)))
                 continue
             # Every answer has a seed of its own: equal ones would give both sides equal answers.
-            first = seed + found.drawn + found.plain
-            seeds = range(first, first + 2 * samples)
-            drawn = self._draw(prompt, self._settings, seeds[:samples])
+            first = sampling.seed + found.drawn + found.plain
+            drawn = self._draw(prompt, self._settings, range(first, first + samples))
             self._session.decoder.forget()
-            plain = self._draw(prompt, self._plain_settings, seeds[samples:])
+            seeds = range(first + samples, first + 2 * samples)
+            plain = self._draw(prompt, self._plain, seeds)
             found.drawn += len(drawn)
             found.plain += len(plain)
             found.rows.append(row.id)
-            after = partial(self._probabilities, prompt)
+
+            def after(prefix: chi_square.Ids, prompt: list[int] = prompt) -> list[float]:
+                shares = self._rescorer.probabilities([*prompt, *prefix], len(prompt), sampling)
+                if shares is None:
+                    raise LadeError("out of memory while computing logits; take a smaller model")
+                return shares
+
             trials += chi_square.against_model(row.id, drawn, after)
             trials += chi_square.against_plain(row.id, drawn, plain)
             if self._cancelled():
@@ -455,12 +457,10 @@ class Verifier:
         if not found.rows:
             skipped = found.skipped[0]
             raise UsageError(f"no prompt can be answered: {skipped.row}: {skipped.reason}")
-        found.trials = chi_square.holm(trials)
+        found.trials = chi_square.corrected(trials)
         return found
 
-    def _draw(
-        self, prompt: Sequence[int], settings: Settings, seeds: range
-    ) -> list[chi_square.Ids]:
+    def _draw(self, prompt: list[int], settings: Settings, seeds: range) -> list[chi_square.Ids]:
         """Answers, one for each seed; fewer after Ctrl-C."""
         found: list[chi_square.Ids] = []
         for seed in seeds:
@@ -471,43 +471,22 @@ class Verifier:
                 drawn = self._answer(prompt, replace(settings, sampling=sampling))
             except _Interrupted:
                 break
-            if drawn.reason == "memory":
-                raise LadeError("out of memory during an answer; take a smaller model")
-            found.append(drawn.ids)
+            found.append(tuple(drawn.ids))
         return found
 
-    def _probabilities(self, prompt: list[int], prefix: chi_square.Ids) -> list[float]:
-        sampling = self._settings.sampling
-        found = self._rescorer.probabilities([*prompt, *prefix], len(prompt), sampling)
-        if found is None:
-            raise LadeError("out of memory while computing logits; take a smaller model")
-        return found
-
-    def _answer(self, prompt: Sequence[int], settings: Settings) -> Answer:
+    def _answer(self, prompt: list[int], settings: Settings) -> Answer:
         """Decode a prompt.
 
         Raises:
-            PromptError: the prompt is empty or too long.
+            LadeError: out of memory.
             _Interrupted: Ctrl-C.
         """
-        ids, widths, text = list[int](), list[int](), list[str]()
-        steps, reason, left = 0, None, settings.max_new_tokens or 0
-        for event in self._session.stream(prompt, settings, self._cancelled):
-            if isinstance(event, TextStep):
-                count = len(event.token_ids)
-                ids += event.token_ids
-                widths += [event.width] * count
-                text += [piece.text for piece in event.pieces]
-                steps += 1
-                self._advance(count)
-                left -= count
-            elif isinstance(event, Ended):
-                text.append(event.rest)
-                reason = event.reason
-        if reason is None or reason == "interrupted":
+        method = Method(settings.strategy, settings.strategy)
+        answer = OwnRunner(method, self._session, settings).answer(prompt, self._cancelled)
+        if answer.reason == "interrupted":
             raise _Interrupted
-        self._advance(left)  # an answer may end early
-        return Answer(tuple(prompt), tuple(ids), tuple(widths), steps, "".join(text), reason)
+        self._advance(1)
+        return answer
 
     def _dialogue(self, row: suites.Row) -> Dialogue:
         template = self._session.has_template and not self._request.raw
@@ -519,38 +498,17 @@ class Verifier:
         return Token(answer.ids[index], printable(repr(self._spell(answer.ids[index]))))
 
 
-def _first_difference(answer: Answer, plain: Answer) -> int | None:
-    """Index of the first token that differs; None where there is none."""
-    pairs = zip(answer.ids, plain.ids, strict=False)
-    found = next((i for i, (one, other) in enumerate(pairs) if one != other), None)
-    complete = "memory" not in (answer.reason, plain.reason)
-    if found is None and complete and len(answer.ids) != len(plain.ids):
-        return min(len(answer.ids), len(plain.ids))
-    return found
+def _first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
+    """Index of the first token that differs, or after the end of the shorter; None if equal."""
+    pairs = enumerate(zip(one, other, strict=False))
+    shorter = min(len(one), len(other))
+    found = next((index for index, (a, b) in pairs if a != b), shorter)
+    return found if found < max(len(one), len(other)) else None
 
 
-def _head(session: Session, request: VerifyRequest, seconds: float) -> dict[str, Any]:
-    """What the JSON object says of the run, whatever was compared."""
-    now = datetime.datetime.now(datetime.timezone.utc)
-    return {
-        "schema": SCHEMA,
-        "created": now.isoformat(timespec="seconds"),
-        "seconds": seconds,
-        "command": command_line(sys.argv[1:]),
-        "machine": dataclasses.asdict(machine_of(session)),
-        "model": dataclasses.asdict(model_of(session, request)),
-        "prompts": Path(request.prompts).name,
-        "max_new_tokens": request.max_new_tokens,
-        "template": session.has_template and not request.raw,
-    }
-
-
-def _show(
-    result: Comparison | chi_square.Sampled, title: str, strategy: str, console: Console
-) -> None:
-    """Print the table, single findings and the verdict."""
-    screen.print_table(result.table(printable(title)), console)
-    lines = [*result.details(strategy)]
+def _show(result: Comparison | chi_square.Sampled, title: str, console: Console) -> None:
+    """Print single findings and, last, the verdict."""
+    lines = [title, *result.details]
     lines += [f"skipped {each.row}: {each.reason}" for each in result.skipped[:SHOWN]]
     if len(result.skipped) > SHOWN:
         lines.append(f"skipped {len(result.skipped) - SHOWN} more; --json has all")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ladecli import chi_square, launch
+from ladecli.bench.statistics import holm
 from ladecli.decoder import engine
 from ladecli.decoder.engine import Decoder
 from ladecli.decoder.load import load_decoder
@@ -25,7 +25,6 @@ from ladecli.decoder.transformer import StepCache
 from ladecli.decoder.tree import ROOT, TokenTree
 from ladecli.decoder.verify import Choose, Verdict, walk
 from ladecli.session import Session
-from ladecli.terminal import Terminal
 
 Lade = Any
 QUICK = ("verify", "-q", "--limit", "2", "-n", "24")
@@ -286,23 +285,6 @@ def test_ctrl_c_keeps_what_was_sampled(lade: Lade, monkeypatch: pytest.MonkeyPat
     assert {trial["against"] for trial in sampled["trials"]} == {"model"}
 
 
-@pytest.mark.parametrize("mode", [(), ("--chi-square", "5", "-t", "1")])
-def test_the_progress_bar_gets_full(
-    lade: Lade, monkeypatch: pytest.MonkeyPatch, mode: tuple[str, ...]
-) -> None:
-    totals, told = [], list[int]()
-
-    @contextmanager
-    def bar(_terminal: Terminal, _what: str, total: int) -> Iterator[Callable[[int], None]]:
-        totals.append(total)
-        yield told.append
-
-    monkeypatch.setattr(Terminal, "bar", bar)
-    assert lade(*QUICK, *mode).code in (0, 1)  # five samples are too few for a test
-    assert [sum(told)] == totals
-    assert min(told) >= 0
-
-
 DRAWN = ("verify", "-q", "--chi-square", "250", "-t", "0.8", "--top-k", "20", "--seed", "11")
 
 
@@ -390,5 +372,4 @@ def test_few_samples_make_no_test() -> None:
     [([0.01, 0.04, 0.03], [0.03, 0.06, 0.06]), ([0.5, 0.9], [1.0, 1.0]), ([0.001], [0.001])],
 )
 def test_correction_for_many_tests(given: list[float], expected: list[float]) -> None:
-    trials = [chi_square.Trial("plain", "row", 1, (), 100, 3, 1.0, p) for p in given]
-    assert [trial.corrected for trial in chi_square.holm(trials)] == pytest.approx(expected)
+    assert holm(given) == pytest.approx(expected)

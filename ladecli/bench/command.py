@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,19 +13,31 @@ from .. import launch, suites, ways
 from ..decoder.config import SamplingConfig
 from ..decoder.errors import PromptError
 from ..errors import INTERRUPTED, LadeError, UsageError, told
-from ..events import Ended
 from ..terminal import Terminal, ctrl_c
 from . import methods, report
-from .dialogue import Dialogue, Task, passages
-from .facts import command_line, described_sampling, machine_of, model_of
-from .result import PLAIN, Ceiling, Conditions, Result, Skipped, to_json
-from .runners import CompiledStockRunner, runner
+from .result import (
+    PLAIN,
+    STOCK_COMPILED,
+    Ceiling,
+    Conditions,
+    Machine,
+    Model,
+    Result,
+    Skipped,
+    command_line,
+    sampling_shown,
+    to_json,
+)
+from .runners import StockRunner, runner
+from .tasks import Dialogue, Task, passages
 
 if TYPE_CHECKING:
     from ..options import BenchRequest
+    from ..profiles import Choice
     from ..session import Session
     from ..suites import Suite
     from .measure import Measured
+    from .methods import Methods, Sweep
 
 PASSAGES = 3
 """Of every length, in a sweep over contexts."""
@@ -50,7 +62,8 @@ def run(request: BenchRequest) -> int:
     if "context" not in swept:
         watched = not request.quiet and sys.stderr.isatty()
         suite = suites.load(request.prompts, offline=request.offline, progress=watched)
-    stretch = methods.longest(swept, request.new_tokens)
+    longest = max(map(int, swept.get("context", ())), default=0)
+    stretch = longest + request.new_tokens if longest else 0
     with launch.opened(request, terminal, stretch=stretch) as session:
         benchmark = Benchmark(request, session, swept, suite)
         with ctrl_c() as cancelled, terminal.bar("measuring", benchmark.runs) as progress:
@@ -90,7 +103,7 @@ class Benchmark:
 
     Args:
         request: what was asked for.
-        session: the model at work.
+        session: the model.
         swept: the axes of its sweep.
         suite: prompts; None where contexts are swept.
 
@@ -100,20 +113,17 @@ class Benchmark:
     """
 
     def __init__(
-        self,
-        request: BenchRequest,
-        session: Session,
-        swept: Mapping[str, tuple[str, ...]],
-        suite: Suite | None,
+        self, request: BenchRequest, session: Session, swept: Sweep, suite: Suite | None
     ) -> None:
         self._request = dataclasses.replace(request, max_new_tokens=request.new_tokens)
         self._session = session
         self._swept = swept
         self._suite = suite
+        self._template = session.has_template and not request.raw and suite is not None
         self._created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-        self._choice = launch.choose_profile(request, session)
+        self._choice: Choice = launch.choose_profile(request, session)
         greedy = SamplingConfig(repetition_penalty=session.loaded.repetition_penalty)
-        self._methods = methods.choose(self._request, self._choice, greedy, swept)
+        self._methods: Methods = methods.choose(self._request, self._choice, greedy, swept)
         self._tasks, self._skipped = self._usable()
 
     @property
@@ -142,39 +152,32 @@ class Benchmark:
         """
         from .measure import PROMPT, Measurement  # and with it torch, which is loaded by now
 
+        names = {method.name for method, _ in self._methods.chosen}
+        room = max(task.room for task in self._tasks) if STOCK_COMPILED in names else 0
         runners = [
-            runner(method, self._session, settings, lambda: max(t.room for t in self._tasks))
+            runner(method, self._session, settings, room)
             for method, settings in self._methods.chosen
         ]
-        compiled = [each for each in runners if isinstance(each, CompiledStockRunner)]
+        compiled = [each for each in runners if isinstance(each, StockRunner) and each.steps]
         for each in compiled:
             say(
                 f"compiling the steps of {each.method.name}, which can take minutes;"
                 " Ctrl-C twice stops it at once"
             )
-            each.prepare(self._tasks[0].first()[:PROMPT], cancelled)
-        measurement = Measurement(
-            runners,
-            self._session.loaded.device,
-            cancelled,
-            lambda prompt: self._read(prompt, cancelled),
-            progress,
-        )
+            each.compile(self._tasks[0].first()[:PROMPT], cancelled)
+        measurement = Measurement(runners, self._session.loaded.device, cancelled, progress)
         measured = measurement.run(self._tasks, self._request.repeat)
         if not measured.runs and measured.interrupted:
             return None
         if not measured.runs:
             raise LadeError(f"nothing could be measured: {measured.failures[0].error}")
-        return self._result(measured, sum(each.steps.seconds for each in compiled))
+        return self._result(measured, sum(each.steps.seconds for each in compiled if each.steps))
 
     def _usable(self) -> tuple[list[Task], list[Skipped]]:
         """Prompts to be measured, and those that cannot be."""
-        tasks, skipped = list[Task](), list[Skipped]()
-        for task in self._offered():
-            if reason := _obstacle(task):
-                skipped.append(Skipped(task.id, reason))
-            else:
-                tasks.append(task)
+        found = [(task, _obstacle(task)) for task in self._offered()]
+        tasks = [task for task, reason in found if reason is None]
+        skipped = [Skipped(task.id, reason) for task, reason in found if reason is not None]
         if not tasks:
             fix = "lower -n, raise --max-context, or give shorter --prompts"
             if self._suite is None:
@@ -186,42 +189,21 @@ class Benchmark:
     def _offered(self) -> Sequence[Task]:
         request, session = self._request, self._session
         if self._suite is None:
-            lengths = [methods.tokens(value) for value in self._swept["context"]]
+            lengths = [int(value) for value in self._swept["context"]]
             return passages(session, lengths, request.limit or PASSAGES, request.new_tokens)
         return [
             Dialogue(session, row, self._template, request.system, request.new_tokens)
             for row in suites.some(self._suite.rows, request.limit)
         ]
 
-    @property
-    def _template(self) -> bool:
-        return self._session.has_template and not self._request.raw
-
-    def _read(self, prompt: list[int], cancelled: Callable[[], bool]) -> None:
-        """Read a prompt, so that the keys of its text are in the cache.
-
-        Raises:
-            Stopped: it was cancelled.
-            LadeError: there is no memory for it.
-        """
-        from .measure import Stopped
-
-        settings = self._methods.chosen[0][1]
-        plain = dataclasses.replace(settings, strategy=PLAIN, max_new_tokens=1)
-        for event in self._session.stream(prompt, plain, cancelled):
-            if isinstance(event, Ended) and event.reason == "memory":
-                raise LadeError(f"out of memory in a prompt of {len(prompt):,} tokens")
-        if cancelled():
-            raise Stopped
-
     def _result(self, measured: Measured, compile_seconds: float) -> Result:
         from ..decoder.memory import attempt
         from ..device import measure_rates
 
-        loaded = self._session.loaded
+        request, loaded = self._request, self._session.loaded
         chosen = tuple(method for method, _ in self._methods.chosen)
         names = [method.name for method in chosen]
-        spent = measured.spent
+        spent, ranks = measured.spent, self._session.ranks
         rates = attempt(measure_rates, loaded.device, loaded.spec.compute) if spent else None
         return Result(
             created=self._created,
@@ -229,10 +211,23 @@ class Benchmark:
             overhead=round(measured.overhead, 5),
             interrupted=measured.interrupted,
             reference=PLAIN if PLAIN in names else names[0] if len(names) > 1 else None,
-            machine=machine_of(self._session),
-            model=model_of(self._session, self._request),
-            attention_why=ways.attention_of(self._request, loaded.device, loaded.part).why,
-            conditions=self._conditions(),
+            machine=Machine.of(self._session),
+            model=Model.of(self._session, request),
+            attention_why=ways.attention_of(request, loaded.device, loaded.part).why,
+            conditions=Conditions(
+                prompts="passages" if self._suite is None else Path(self._suite.name).name,
+                rows=len(self._tasks),
+                repeat=request.repeat,
+                max_new_tokens=request.new_tokens,
+                ignore_eos=request.ignore_eos,
+                template=self._template,
+                sampling=sampling_shown(self._methods.chosen[0][1].sampling),
+                profile=self._choice.profile,
+                sweep=self._swept,
+                command=command_line(sys.argv[1:]),
+                ranks=ranks,
+                parallel_mode=request.parallel_mode if ranks > 1 else None,
+            ),
             contenders=chosen,
             runs=tuple(measured.runs),
             skipped=(*self._skipped, *measured.skipped.values()),
@@ -242,23 +237,6 @@ class Benchmark:
             ),
             ceiling=None if rates is None else Ceiling(rates.bandwidth, rates.arithmetic),
             compile_seconds=round(compile_seconds, 3),
-        )
-
-    def _conditions(self) -> Conditions:
-        request, ranks = self._request, self._session.ranks
-        return Conditions(
-            prompts="passages" if self._suite is None else Path(self._suite.name).name,
-            rows=len(self._tasks),
-            repeat=request.repeat,
-            max_new_tokens=request.new_tokens,
-            ignore_eos=request.ignore_eos,
-            template=self._template and self._suite is not None,
-            sampling=described_sampling(self._methods.chosen[0][1].sampling),
-            profile=self._choice.profile,
-            sweep={axis: tuple(values) for axis, values in self._swept.items()},
-            command=command_line(sys.argv[1:]),
-            ranks=ranks,
-            parallel_mode=request.parallel_mode if ranks > 1 else None,
         )
 
 

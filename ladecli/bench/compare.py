@@ -17,125 +17,48 @@ import math
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-from pydantic import BaseModel, Field, ValidationError
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import UsageError
+from ..metrics import ratio
 from ..screen import NONE, Column, Table, line, print_table
 from ..terminal import Terminal
 from ..visualize import printable
+from .result import PLAIN, STOCK, STOCK_COMPILED, STOCK_LOOKUP, Method, Result, Run, read
+from .statistics import (
+    EQUAL,
+    FASTER,
+    SLOWER,
+    UNCLEAR,
+    Change,
+    comparable,
+    judge,
+    tokens_per_step,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-RESULT_SCHEMA, SCHEMA = "lade-bench/1", "lade-compare/1"
-SLOWER, FASTER, EQUAL, UNCLEAR = "slower", "faster", "equal", "unclear"
+SCHEMA = "lade-compare/1"
 UNRELATED, MIXED = "unrelated", "mixed"
 """A and B did other work; overall, some methods are slower and some faster."""
 
-ALPHA = 0.05
-"""Probability that any method of an unchanged program is called slower or faster."""
 MARGIN = 0.04
 """Relative change of a time that two processes of the same program can show: five times its
-standard deviation on a quiet machine."""
+standard deviation on a quiet machine (`benchmarks/compare_power.py`)."""
 MACHINE_MARGIN = 0.15
 """The same without a baseline: clock rates, temperature and other load add to it."""
-VISIBLE = 0.10
-"""Relative change that would have shown where "equal" is said."""
 MEMORY_MARGIN = 0.05
 """Relative change of the peak memory that allocators show from run to run."""
-
-_STOCK = ("hf", "hf-compiled", "hf-prompt-lookup")
+WORK = ("max_new_tokens", "ignore_eos", "template", "sampling")
+"""Conditions that change the answers."""
+BASELINES = (STOCK, STOCK_COMPILED, STOCK_LOOKUP)
 """transformers' own code, the steadiest first."""
 
-Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=0)]
-
-
-class Method(BaseModel):
-    """A decoding method; its name is unique in a result."""
-
-    name: str
-    strategy: str
-    settings: dict[str, Any] = {}
-
-
-class Run(BaseModel):
-    """One answer.  Steps are timed after the first; digests are of token ids."""
-
-    contender: str
-    row: str
-    turn: int
-    repeat: int
-    prompt_digest: str
-    digest: str
-    tokens: Count
-    first_tokens: Count
-    steps: Count
-    first_seconds: Seconds
-    step_seconds: list[Seconds]
-    accepted: dict[str, int]
-    peak_memory: Count | None = None
-
-    @property
-    def key(self) -> tuple[str, int, int]:
-        """What answers of a method are paired by."""
-        return self.row, self.turn, self.repeat
-
-    @property
-    def seconds_per_token(self) -> float:
-        """After the first step; 0 where that was the only one."""
-        return _seconds_per_token([self])
-
-
-class Conditions(BaseModel, extra="allow"):
-    """What was asked; the first four change the answers."""
-
-    max_new_tokens: int
-    ignore_eos: bool
-    template: bool
-    sampling: dict[str, float]
-
-
-class Result(BaseModel):
-    """What a comparison needs of a file that `lade bench --json` wrote."""
-
-    created: str
-    reference: str | None = None
-    interrupted: bool = False
-    machine: dict[str, Any]
-    model: dict[str, Any]
-    conditions: Conditions
-    contenders: list[Method]
-    runs: list[Run]
-    failures: list[dict[str, Any]] = []
-
-
-Pairs = Sequence[tuple[Run, Run]]
+Pairs: TypeAlias = Sequence[tuple[Run, Run]]
 """Answers of A and of B with the same method, row, turn and repeat."""
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A time in B over the same time in A.
-
-    Attributes:
-        verdict: slower, faster, equal, unclear or unrelated.
-        ratio: median over the answers; above 1 is slower.
-        low, high: its 95 % bootstrap interval; None with too few answers for the test.
-        visible: smallest relative change that would have shown; None likewise.
-        pairs: number of answers.
-    """
-
-    verdict: str
-    ratio: float
-    low: float | None
-    high: float | None
-    visible: float | None
-    pairs: int
 
 
 def run(a: str, b: str, color: str, json: bool, fail_on_slower: bool = False) -> int:
@@ -160,7 +83,7 @@ def run(a: str, b: str, color: str, json: bool, fail_on_slower: bool = False) ->
     else:
         console = Terminal(color).console(sys.stdout)
         for label, file, result in (("A", a, ours), ("B", b, theirs)):
-            measured = f"{result.model.get('name')} on {result.machine.get('device')}"
+            measured = f"{result.model.name} on {result.machine.device}"
             line(console, printable(f"{label}: {file}, {measured}, {result.created}"))
         show(found, console)
     if fail_on_slower and found["other_work"]:
@@ -170,31 +93,6 @@ def run(a: str, b: str, color: str, json: bool, fail_on_slower: bool = False) ->
         )
     slower = any(each["verdict"] == SLOWER for each in found["contenders"])
     return int(fail_on_slower and (slower or bool(found["missing"])))
-
-
-def read(path: Path) -> Result:
-    """The result in a file.
-
-    Raises:
-        UsageError: it cannot be read, or is something else.
-    """
-    try:
-        data = jsons.loads(path.read_text(encoding="utf-8-sig"))
-        schema = data.get("schema") if isinstance(data, dict) else None
-        if schema == RESULT_SCHEMA:
-            return Result.model_validate(data)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise UsageError(f"{path} is damaged: {where}: {first['msg']}; measure again") from None
-    except (ValueError, RecursionError) as error:  # neither UTF-8 nor JSON
-        raise UsageError(
-            f"{path} is no result of lade bench ({error}); give a file that --json wrote"
-        ) from None
-    what = f"schema {schema!r}" if schema else "no schema"
-    raise UsageError(f"{path} has {what}, and this program reads {RESULT_SCHEMA}; measure again")
 
 
 def compare(a: Result, b: Result) -> dict[str, Any]:
@@ -221,16 +119,15 @@ def compare(a: Result, b: Result) -> dict[str, Any]:
         raise UsageError(_nothing_in_both(a, b))
     baseline = _baseline(a, b, pairs)
     other_work = _other_work(a, b)
-    times = _changes(pairs, baseline, lambda run: run.seconds_per_token)
+    times = _changes(pairs, baseline, lambda run: _seconds_per_token([run]))
     first = _changes(pairs, baseline, lambda run: run.first_seconds)
     if other_work:
         times = {name: replace(change, verdict=UNRELATED) for name, change in times.items()}
         first = {name: replace(change, verdict=UNRELATED) for name, change in first.items()}
-    greedy = not a.conditions.sampling.get("temperature")
     found: dict[str, Any] = {
         "verdict": _overall({change.verdict for change in times.values()}),
         "yardstick": baseline and baseline.name,
-        "yardstick_is_foreign": baseline is not None and baseline.strategy in _STOCK,
+        "yardstick_is_foreign": baseline is not None and baseline.foreign,
         "same_run": a.runs == b.runs,
         "not_the_same": list(_differences(a, b)),
         "other_work": other_work,
@@ -243,7 +140,7 @@ def compare(a: Result, b: Result) -> dict[str, Any]:
                 **_figures(each),
                 "change": asdict(times[name]) if name in times else None,
                 "first_token_change": asdict(first[name]) if name in first else None,
-                "exact": None if other_work else _exact(each, greedy),
+                "exact": None if other_work else _exact(each, a.conditions.sampled),
             }
             for name, each in pairs.items()
         ],
@@ -263,7 +160,7 @@ def _nothing_in_both(a: Result, b: Result) -> str:
 
 def _other_prompts(a: Result, b: Result) -> set[str]:
     """Rows with the same id that begin with other prompts."""
-    if a.model.get("name") != b.model.get("name") or "template" in _other_work(a, b):
+    if a.model.name != b.model.name or "template" in _other_work(a, b):
         return set()  # the same text has other tokens
     prompts = [{r.row: r.prompt_digest for r in each.runs if r.turn == 1} for each in (a, b)]
     return {row for row, digest in prompts[0].items() if prompts[1].get(row, digest) != digest}
@@ -271,9 +168,9 @@ def _other_prompts(a: Result, b: Result) -> set[str]:
 
 def _other_work(a: Result, b: Result) -> list[str]:
     """Why times in A and B cannot be compared: "the model", "max new tokens"."""
-    same_model = all(a.model.get(key) == b.model.get(key) for key in ("name", "parameters"))
-    ours, theirs = (r.conditions.model_dump(include={*Conditions.model_fields}) for r in (a, b))
-    other = [key for key in ours if ours[key] != theirs[key]]
+    same_model = (a.model.name, a.model.parameters) == (b.model.name, b.model.parameters)
+    asked = a.conditions, b.conditions
+    other = [key for key in WORK if getattr(asked[0], key) != getattr(asked[1], key)]
     return [*([] if same_model else ["the model"]), *(key.replace("_", " ") for key in other)]
 
 
@@ -282,9 +179,8 @@ def _baseline(a: Result, b: Result, pairs: Mapping[str, Pairs]) -> Method | None
     both = {method.name: method for method in a.contenders if method.name in pairs}
     if len(both) < 2:
         return None
-    stock = sorted((m for m in both.values() if m.strategy in _STOCK), key=lambda m: m.strategy)
-    ours = [both[x] for x in (a.reference, b.reference, "autoregressive") if x in both]
-    return next(iter([*stock, *ours]), None)
+    names = (*BASELINES, a.reference, b.reference, PLAIN)
+    return next((both[name] for name in names if name in both), None)
 
 
 def _changes(
@@ -304,41 +200,6 @@ def _changes(
     return judge(samples, MARGIN if baseline else MACHINE_MARGIN)
 
 
-def judge(samples: Mapping[str, Sequence[float]], margin: float) -> dict[str, Change]:
-    """Judge changes of several methods together, by Holm's procedure at level `ALPHA`.
-
-    Args:
-        samples: by method, log(time in B / time in A) of each answer; not empty.
-        margin: relative change that is noise, however many answers show it.
-    """
-    import numpy as np
-    from scipy.stats import bootstrap, wilcoxon
-
-    # With fewer answers, even signs that all agree are not significant at Holm's first level.
-    fewest = math.ceil(math.log2(2 * max(len(samples), 1) / ALPHA))
-    found, p_values = {}, {}
-    for name, sample in samples.items():
-        values = np.asarray(sample)
-        middle = float(np.median(values))
-        found[name] = Change(UNCLEAR, math.exp(middle), None, None, None, len(values))
-        if len(values) < fewest:
-            continue
-        p_values[name] = float(wilcoxon(values, zero_method="zsplit").pvalue)
-        interval = bootstrap((values,), np.median, method="percentile", batch=999, rng=0)
-        low, high = interval.confidence_interval
-        visible = max(math.expm1(max(high - middle, middle - low)), margin)
-        verdict = EQUAL if visible <= VISIBLE else UNCLEAR
-        middle, low, high = math.exp(middle), math.exp(low), math.exp(high)
-        found[name] = Change(verdict, middle, low, high, visible, len(values))
-    for tested, name in enumerate(sorted(p_values, key=p_values.__getitem__)):
-        if p_values[name] > ALPHA / (len(p_values) - tested):
-            break
-        if abs(math.log(found[name].ratio)) > math.log1p(margin):
-            verdict = SLOWER if found[name].ratio > 1.0 else FASTER
-            found[name] = replace(found[name], verdict=verdict)
-    return found
-
-
 def _overall(verdicts: set[str]) -> str:
     if {SLOWER, FASTER} <= verdicts:
         return MIXED
@@ -351,7 +212,7 @@ def _figures(pairs: Pairs) -> dict[str, Any]:
     sides = list(zip(*pairs, strict=True))
     steps = [[s for run in side for s in run.step_seconds] for side in sides]
     peaks = [max(run.peak_memory or 0 for run in side) for side in sides]
-    times = [(a.seconds_per_token, b.seconds_per_token) for a, b in pairs]
+    times = [(_seconds_per_token([a]), _seconds_per_token([b])) for a, b in pairs]
     ratios = [b / a for a, b in times if a > 0 < b]
     return {
         "seconds_per_token": _ab(*map(_seconds_per_token, sides)),
@@ -363,36 +224,28 @@ def _figures(pairs: Pairs) -> dict[str, Any]:
 
 
 def _seconds_per_token(runs: Sequence[Run]) -> float:
-    tokens = sum(run.tokens - run.first_tokens for run in runs)
-    return sum(map(sum, (run.step_seconds for run in runs))) / tokens if tokens > 0 else 0.0
+    """After the first step; 0 where that was the only one."""
+    return ratio(sum(run.decode_seconds for run in runs), sum(run.decoded for run in runs))
 
 
-def _exact(pairs: Pairs, greedy: bool) -> dict[str, Any]:
+def _exact(pairs: Pairs, sampled: bool) -> dict[str, Any]:
     """Count answers that differ, in each conversation up to the first turn with another text."""
-    parted: dict[tuple[str, int], dict[str, Any]] = {}
-    counted = []
-    for a, b in sorted(pairs, key=lambda pair: pair[0].turn):
-        conversation = (a.row, a.repeat)
-        if conversation not in parted:
-            counted.append((a, b))
-            if a.digest != b.digest:
-                parted[conversation] = {"row": a.row, "turn": a.turn}
-    rates = [
-        sum(run.tokens for run in side) / max(sum(run.steps for run in side), 1)
-        for side in zip(*counted, strict=True)
-    ]
+    counted = comparable(pairs)
+    other = [a for a, b in counted if a.digest != b.digest]
+    sides = list(zip(*counted, strict=True))
+    # Repeats of greedy decoding take the same steps to the same text.
     settled = all(
         len({(r.row, r.turn, r.digest, r.steps) for r in side}) == len({r.key[:2] for r in side})
         for side in zip(*pairs, strict=True)
     )
     return {
-        "tokens_per_step": _ab(*rates),
+        "tokens_per_step": _ab(*map(tokens_per_step, sides)),
         "answers": len(counted),
-        "other_texts": len(parted),
+        "other_texts": len(other),
         "other_steps": sum(a.steps != b.steps for a, b in counted),
         "other_accepted": sum(a.accepted != b.accepted for a, b in counted),
-        "first_other_text": next(iter(parted.values()), None),
-        "settled": settled or not greedy,
+        "first_other_text": {"row": other[0].row, "turn": other[0].turn} if other else None,
+        "settled": settled or sampled,
     }
 
 
@@ -416,11 +269,8 @@ def _differences(a: Result, b: Result) -> Iterator[dict[str, str]]:
 
 
 def _conditions(result: Result, methods: set[str]) -> Iterator[tuple[str, Any]]:
-    groups: dict[str, Mapping[str, Any]] = {
-        "machine": result.machine,
-        "model": result.model,
-        "asked": result.conditions.model_dump(exclude={"command"}),
-    }
+    asked = {key: value for key, value in asdict(result.conditions).items() if key != "command"}
+    groups = {"machine": asdict(result.machine), "model": asdict(result.model), "asked": asked}
     for method in result.contenders:
         if method.name in methods:
             groups[method.name] = {"strategy": method.strategy, **method.settings}
@@ -433,14 +283,14 @@ def _conditions(result: Result, methods: set[str]) -> Iterator[tuple[str, Any]]:
                 yield name, value
     yield "methods", [method.name for method in result.contenders]
     yield "prompts measured", len({run.row for run in result.runs})
-    yield "failed", sorted({str(failure.get("contender")) for failure in result.failures})
+    yield "failed", sorted({failure.contender for failure in result.failures})
     yield "interrupted", result.interrupted
 
 
 def _told(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    text = ", ".join(map(str, value)) if isinstance(value, list) else value
+    text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
     return NONE if text in (None, "") else str(text)
 
 

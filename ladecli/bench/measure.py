@@ -14,19 +14,22 @@ from itertools import count
 from statistics import fmean
 
 from ..device import Device, peak_memory, watch_peak
-from ..errors import told
+from ..errors import LadeError, told
 from ..memory import ModelSpec
 from ..profiles.derive import work
-from .dialogue import Task
 from .result import Failure, Run, Skipped, TimeSpent
-from .runners import TRIES, Answer, Runner
+from .runners import Answer, Runner
+from .tasks import Task
 
 WARM_UP = 16
 """Steps that every method makes before anything is timed."""
 PROMPT = 256
 """Tokens of a prompt to warm up with."""
-MOST_FAILURES = 2
+MAX_FAILURES = 2
 """A method that fails on this many rows in succession is not tried again."""
+TRIES = 4
+"""A conversation during which steps were compiled or captured is repeated, up to this many times
+in all."""
 
 
 class Stopped(Exception):
@@ -45,11 +48,12 @@ class Spent:
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     loads: list[tuple[int, int]] = field(default_factory=list)
 
-    def add(self, answer: Answer) -> None:
-        """Add the steps of an answer."""
+    def add(self, answer: Answer, prompt_tokens: int) -> None:
+        """Add the steps after the first of an answer."""
         for part, seconds in answer.parts.items():
             self.seconds[part] += seconds
-        self.loads += answer.loads
+        contexts = (prompt_tokens + length for length in answer.lengths)
+        self.loads += zip(answer.widths[1:], contexts, strict=False)
 
     def summary(self, method: str, shape: ModelSpec) -> TimeSpent:
         """Means per step.
@@ -81,7 +85,7 @@ class Measured:
         spent: where time goes, by method; our own alone.
         interrupted: whether Ctrl-C ended it.
         seconds: from the first round to the last.
-        busy: of them, those in which prompts were read and answered.
+        busy: of them, those in which prompts were answered.
     """
 
     runs: list[Run] = field(default_factory=list)
@@ -94,16 +98,8 @@ class Measured:
 
     @property
     def overhead(self) -> float:
-        """Share of the time in which nothing was read or answered."""
+        """Share of the time in which nothing was answered."""
         return 1.0 - self.busy / self.seconds if self.seconds else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """What reading a prompt took that methods share."""
-
-    seconds: float = 0.0
-    peak: int | None = None
 
 
 class Measurement:
@@ -113,7 +109,6 @@ class Measurement:
         runners: methods at work.
         device: whose memory is watched.
         cancelled: asked after every step; true ends the measurement.
-        read: reads a prompt that methods share.
         progress: called with the number of runs that were done since the last call.
     """
 
@@ -122,13 +117,11 @@ class Measurement:
         runners: Sequence[Runner],
         device: Device,
         cancelled: Callable[[], bool],
-        read: Callable[[list[int]], None],
         progress: Callable[[int], None] = lambda _runs: None,
     ) -> None:
         self._runners = list(runners)
         self._device = device
         self._cancelled = cancelled
-        self._read = read
         self._progress = progress
         self._failed: dict[str, set[str]] = defaultdict(set)
         self._in_succession: Counter[str] = Counter()
@@ -155,7 +148,7 @@ class Measurement:
     def _warm_up(self, prompt: list[int]) -> None:
         """Let every method make a few steps, which are not timed."""
         for runner in self._runners:
-            runner.begin(keep=False)
+            runner.begin()
             steps = count(1)
 
             def enough(steps: count[int] = steps) -> bool:
@@ -173,14 +166,11 @@ class Measurement:
         # The same order in every benchmark, and another one in every round.
         random.Random(f"{repeat} {task.id}").shuffle(order)
         self._progress(len(self._runners) - len(order))
-        reading: _Reading | None = None
         try:
             for place, runner in enumerate(order, start=1):
                 name = runner.method.name
                 try:
-                    if task.shared:
-                        reading = self._reading(runner, task, reading)
-                    self._hold(runner, task, (repeat, place), reading or _Reading())
+                    self._hold(runner, task, repeat, place)
                     self._in_succession[name] = 0
                 except Stopped:
                     raise
@@ -196,24 +186,10 @@ class Measurement:
 
     def _may_run(self, runner: Runner, task: Task) -> bool:
         name = runner.method.name
-        return self._in_succession[name] < MOST_FAILURES and task.id not in self._failed[name]
+        return self._in_succession[name] < MAX_FAILURES and task.id not in self._failed[name]
 
-    def _reading(self, runner: Runner, task: Task, before: _Reading | None) -> _Reading:
-        """Read the prompt of a task that methods share, where it is not in the cache any more."""
-        if before is None:
-            runner.begin(keep=False)
-            watch_peak(self._device)
-        start = time.perf_counter()
-        self._read(task.first())
-        seconds = time.perf_counter() - start
-        self._measured.busy += seconds
-        return before or _Reading(seconds, peak_memory(self._device))
-
-    def _hold(self, runner: Runner, task: Task, when: tuple[int, int], reading: _Reading) -> None:
-        """Let one method do one task; the turns before one that fails count.
-
-        A task during which steps were captured is done again.
-        """
+    def _hold(self, runner: Runner, task: Task, repeat: int, place: int) -> None:
+        """Let one method do one task; the turns before one that fails count."""
         done: list[tuple[Run, Answer]] = []
 
         def answer(turn: int, prompt: list[int]) -> str:
@@ -224,56 +200,46 @@ class Measurement:
             self._measured.busy += time.perf_counter() - start
             if answered.reason == "interrupted":
                 raise Stopped
-            run = self._run_of(runner, task, (*when, turn), start, prompt, answered, reading)
+            run = Run(
+                contender=runner.method.name,
+                row=task.id,
+                category=task.category,
+                turn=turn,
+                repeat=repeat,
+                place=place,
+                began=round(start - self._began, 3),
+                prompt_tokens=len(prompt),
+                prompt_digest=digest(prompt),
+                tokens=len(answered.ids),
+                first_tokens=answered.lengths[0],
+                steps=len(answered.marks),
+                fed=sum(answered.widths[1:]) if answered.widths else None,
+                first_seconds=round(answered.marks[0], 6),
+                step_seconds=answered.step_seconds,
+                accepted=dict(sorted(answered.accepted.items())),
+                peak_memory=peak_memory(self._device),
+                reason=answered.reason,
+                digest=digest(answered.ids),
+            )
             done.append((run, answered))
             return answered.text
 
         try:
-            for left in reversed(range(TRIES)):
-                captured = runner.captured
+            for _ in range(TRIES):
+                built = runner.built
                 done.clear()
-                runner.begin(keep=task.shared)
+                runner.begin()
                 task.hold(answer)
-                if runner.captured == captured or not left:
-                    break
+                if runner.built == built:
+                    return
+            if runner.method.foreign:
+                done.clear()
+                raise LadeError("torch compiles something anew in every answer of transformers")
         finally:
             for run, answered in done:
                 self._measured.runs.append(run)
-                if answered.loads:
-                    self._measured.spent[run.contender].add(answered)
-
-    def _run_of(
-        self,
-        runner: Runner,
-        task: Task,
-        when: tuple[int, int, int],
-        start: float,
-        prompt: list[int],
-        answered: Answer,
-        reading: _Reading,
-    ) -> Run:
-        (repeat, place, turn), peak = when, peak_memory(self._device)
-        return Run(
-            contender=runner.method.name,
-            row=task.id,
-            category=task.category,
-            turn=turn,
-            repeat=repeat,
-            place=place,
-            began=round(start - self._began, 3),
-            prompt_tokens=len(prompt),
-            prompt_digest=digest(prompt),
-            tokens=len(answered.ids),
-            first_tokens=answered.lengths[0],
-            steps=len(answered.marks),
-            fed=answered.fed,
-            first_seconds=round(max(answered.marks[0], reading.seconds), 6),
-            step_seconds=answered.step_seconds,
-            accepted=dict(sorted(answered.accepted.items())),
-            peak_memory=None if peak is None else max(peak, reading.peak or 0),
-            reason=answered.reason,
-            digest=digest(answered.ids),
-        )
+                if len(answered.widths) > 1:
+                    self._measured.spent[run.contender].add(answered, run.prompt_tokens)
 
 
 def digest(ids: Sequence[int]) -> str:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .. import launch
 from ..decoder.config import SOURCES, SamplingConfig
 from ..decoder.errors import ConfigError
 from ..errors import UsageError
-from . import axes
-from .axes import ALL_SOURCES, LONG, NUMBERS
-from .facts import described
-from .result import FOREIGN, PLAIN, STOCK_COMPILED, Failure, Method
+from .result import FOREIGN, PLAIN, STOCK_COMPILED, Failure, Method, lookahead_shown
 
 if TYPE_CHECKING:
     from ..options import BenchRequest
@@ -26,9 +25,16 @@ DEFAULT = tuple(name for name in STRATEGIES if name != STOCK_COMPILED)
 """Without --strategies: compiling may take longer than measuring."""
 ON_LONG_TEXTS = (PLAIN, "paper", "lookahead")
 """The default of a sweep over contexts, where every method takes long."""
-LEAST = {"N": 2, "G": 0}
-"""Lower bounds of axes, where they are not 1."""
+
+LETTERS = {"window": "W", "ngram": "N", "guesses": "G"}
+NUMBERS = {"W": "window", "N": "ngram", "G": "guesses", "budget": "budget"}
+"""The option of each axis that has whole numbers."""
 AXES = (*NUMBERS, "sources", "context")
+MINIMUM = {"N": 2, "G": 0}
+"""Lower bounds of axes, where they are not 1."""
+
+Sweep: TypeAlias = Mapping[str, tuple[str, ...]]
+"""Values by axis: numbers in digits, sources joined by + or "all", or the name of another axis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,34 +65,29 @@ def named(text: str | None) -> tuple[str, ...]:
     return names
 
 
-def check(request: BenchRequest) -> dict[str, tuple[str, ...]]:
-    """The axes of the sweep, checked as far as that needs no model.
+def check(request: BenchRequest) -> Sweep:
+    """The sweep, checked as far as that needs no model.
 
     Raises:
         UsageError: an unknown strategy or axis, an invalid value, or options that contradict
             each other.
     """
-    names = named(request.strategies)
+    names, swept = named(request.strategies), parse(request.sweep or [])
     if request.strategies and request.parallel_mode == "tensor" and {*names} & {*FOREIGN}:
         raise UsageError(
             "transformers' own generate does not run on a model that ranks share; leave"
             f" {', '.join(FOREIGN)} out of --strategies"
         )
-    found = axes.parse(request.sweep or [], AXES)
-    for axis, values in found.items():
-        for value in values:
-            _check_value(axis, value, found)
+    for axis in swept:
         if NUMBERS.get(axis, axis) in request.origins:
             raise UsageError(f"--sweep has values of {axis}; leave the option for one value out")
-    if "context" in found and "prompts" in request.origins:
+    if "context" in swept and "prompts" in request.origins:
         raise UsageError("--sweep context cuts prompts of its own; leave --prompts out")
-    if found.keys() - {"context"} and request.strategies and names != (PLAIN, "lookahead"):
+    if swept.keys() - {"context"} and request.strategies and names != (PLAIN, "lookahead"):
         raise UsageError(
             "--sweep over settings compares lookahead with itself and plain decoding; leave"
             " --strategies out"
         )
-    # One value may be written in several ways: 4k and 4096.
-    swept = {axis: tuple(dict.fromkeys(map(_canonical, values))) for axis, values in found.items()}
     if STOCK_COMPILED in names and request.device_map:
         raise UsageError(
             f"{STOCK_COMPILED} runs on one device; leave it out of --strategies, or leave"
@@ -99,54 +100,63 @@ def check(request: BenchRequest) -> dict[str, tuple[str, ...]]:
     return swept
 
 
-def _check_value(axis: str, value: str, found: Mapping[str, Sequence[str]]) -> None:
-    said, least = f"--sweep {axis}={value}", LEAST.get(axis, 1)
-    if axis == "context":
-        tokens(value)
-    elif axis == "sources":
-        if value != ALL_SOURCES and set(value.split("+")) - set(SOURCES):
-            known = ", ".join((*SOURCES, ALL_SOURCES))
-            raise UsageError(f"{said}: needs some of {known}, joined by + as in context+recycled")
-    elif value in NUMBERS:
-        if value == axis or value not in found:
-            raise UsageError(f"{said}: the sweep has no other axis {value}")
-        if not all(number.isdecimal() for number in found[value]):
-            raise UsageError(f"{said}: {value} must have numbers then")
-    elif not value.isdecimal() or int(value) < least:
-        raise UsageError(f"{said}: needs a number from {least} on, or the name of another axis")
+def parse(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Values by axis, in the order of typing.
 
-
-def _canonical(value: str) -> str:
-    """A number in digits, without leading zeros; another value as it is."""
-    if not value.lower().removesuffix("k").isdecimal():
-        return value
-    return str(tokens(value) if value.lower().endswith("k") else int(value))
-
-
-def tokens(value: str) -> int:
-    """A length of text: "4096" or "4k".
+    Args:
+        texts: each with one axis or several: "W=5,10 N=3,5 G=W".
 
     Raises:
-        UsageError: it is none.
+        UsageError: it names the axis or value that is wrong.
     """
-    number = value.lower().removesuffix("k")
-    if not number.isdecimal() or int(number) < 1:
-        raise UsageError(f"--sweep context={value}: needs a number of tokens, 4096 or 4k")
-    return int(number) * (1024 if number != value.lower() else 1)
+    words = [word for text in texts for word in text.split()]
+    if texts and not words:
+        raise UsageError("--sweep is empty; give axes, such as 'W=5,10 N=3', or leave it out")
+    found: dict[str, list[str]] = {}
+    for word in words:
+        name, equals, listed = word.partition("=")
+        name = LETTERS.get(name, name)
+        if not equals or name not in AXES:
+            raise UsageError(
+                f"--sweep {word}: an axis is NAME=VALUE,VALUE with a name of {', '.join(AXES)}"
+            )
+        if name in found:
+            raise UsageError(f"--sweep has {name} twice; give all its values in one list")
+        found[name] = [value for value in listed.split(",") if value]
+        if not found[name]:
+            raise UsageError(f"--sweep {word}: {name} has no values")
+    # One value may be written in several ways: 4k and 4096.
+    return {
+        axis: tuple(dict.fromkeys(_value(axis, each, found) for each in values))
+        for axis, values in found.items()
+    }
 
 
-def longest(swept: Mapping[str, Sequence[str]], new_tokens: int) -> int:
-    """Tokens of context that a sweep over lengths needs; 0 without one."""
-    lengths = [tokens(value) for value in swept.get("context", ())]
-    return max(lengths) + new_tokens if lengths else 0
+def _value(axis: str, value: str, swept: Mapping[str, Sequence[str]]) -> str:
+    """A value of an axis as results name it."""
+    typed = f"--sweep {axis}={value}"
+    if axis == "context":
+        if not (match := re.fullmatch(r"0*([1-9]\d*)(k?)", value.lower())):
+            raise UsageError(f"{typed}: needs a number of tokens, 4096 or 4k")
+        return str(int(match[1]) * (1024 if match[2] else 1))
+    if axis == "sources":
+        if value != "all" and set(value.split("+")) - set(SOURCES):
+            known = ", ".join((*SOURCES, "all"))
+            raise UsageError(f"{typed}: needs some of {known}, joined by + as in context+recycled")
+        return value
+    if value in NUMBERS:
+        if value == axis or value not in swept:
+            raise UsageError(f"{typed}: the sweep has no other axis {value}")
+        if not all(number.isdecimal() for number in swept[value]):
+            raise UsageError(f"{typed}: {value} must have numbers then")
+        return value
+    least = MINIMUM.get(axis, 1)
+    if not value.isdecimal() or int(value) < least:
+        raise UsageError(f"{typed}: needs a number from {least} on, or the name of another axis")
+    return str(int(value))
 
 
-def choose(
-    request: BenchRequest,
-    choice: Choice,
-    greedy: SamplingConfig,
-    swept: Mapping[str, Sequence[str]],
-) -> Methods:
+def choose(request: BenchRequest, choice: Choice, greedy: SamplingConfig, swept: Sweep) -> Methods:
     """The methods and how they decode.
 
     Args:
@@ -164,44 +174,50 @@ def choose(
     grid = {axis: values for axis, values in swept.items() if axis != "context"}
     if grid:
         return _cells(request, choice, greedy, grid)
-    names: Iterable[str] = named(request.strategies)
+    names = named(request.strategies)
     if swept and request.strategies is None:
         names = ON_LONG_TEXTS
     if request.parallel_mode == "tensor":
-        names = [name for name in names if name not in FOREIGN]
+        names = tuple(name for name in names if name not in FOREIGN)
     chosen = []
     for name in names:
         wanted = request
         if name == "paper":
             wanted = replace(request, sources="trajectory", budget=None)
         settings = launch.settings_of(wanted, choice, greedy)
-        shown = described(settings.lookahead) if name in ("paper", "lookahead") else {}
+        shown = lookahead_shown(settings.lookahead) if name in ("paper", "lookahead") else {}
         chosen.append((Method(name, name, shown), settings))
     return Methods(tuple(chosen))
 
 
-def _cells(
-    request: BenchRequest,
-    choice: Choice,
-    greedy: SamplingConfig,
-    grid: Mapping[str, Sequence[str]],
-) -> Methods:
+def _cells(request: BenchRequest, choice: Choice, greedy: SamplingConfig, grid: Sweep) -> Methods:
     """Plain decoding, and lookahead with the settings of each cell."""
-    plain = launch.settings_of(request, choice, greedy)
-    chosen, refused = [(Method(PLAIN, PLAIN), plain)], list[Failure]()
-    for cell in axes.cells(grid):
+    chosen = [(Method(PLAIN, PLAIN), launch.settings_of(request, choice, greedy))]
+    refused = []
+    for combination in itertools.product(*grid.values()):
+        cell = dict(zip(grid, combination, strict=True))
         values = {axis: cell.get(value, value) for axis, value in cell.items()}
         name = "lookahead " + " ".join(f"{axis}={value}" for axis, value in values.items())
         try:
-            settings = launch.settings_of(replace(request, **axes.options(values)), choice, greedy)
-            windowed = [axis for axis in LONG.values() if axis in values]
+            settings = launch.settings_of(replace(request, **_options(values)), choice, greedy)
+            windowed = [axis for axis in values if axis in LETTERS.values()]
             if windowed and "trajectory" not in settings.lookahead.sources:
                 raise ConfigError(f"{windowed[0]} changes nothing without the source trajectory")
         except ConfigError as error:
             refused.append(Failure(name, "", str(error)))
             continue
-        shown = described(settings.lookahead)
+        shown = lookahead_shown(settings.lookahead)
         chosen.append((Method(name, "lookahead", shown, cell), settings))
     if len(chosen) == 1:
         raise UsageError(f"no cell of the sweep can run: {refused[0].error}")
     return Methods(tuple(chosen), tuple(refused))
+
+
+def _options(values: Mapping[str, str]) -> dict[str, Any]:
+    """The options that a cell stands for."""
+    found: dict[str, Any] = {
+        NUMBERS[axis]: int(value) for axis, value in values.items() if axis in NUMBERS
+    }
+    if sources := values.get("sources"):
+        found["sources"] = ",".join(SOURCES) if sources == "all" else sources.replace("+", ",")
+    return found

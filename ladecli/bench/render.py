@@ -16,54 +16,43 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import Console
 
-MOST_ROWS = 24
+MAX_ROWS = 24
 """Methods in a chart."""
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~$!&@])")
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
-    """A part of a document: a title, paragraphs and tables."""
-
-    title: str
-    paragraphs: tuple[str, ...] = ()
-    tables: tuple[Table, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Document:
-    """A whole report; nothing in it is escaped.
+    """A report; nothing in it is escaped.
 
     Attributes:
         title: model and machine.
         headline: the answer, in sentences.
         caveats: what a reader must know about the figures.
-        sections: the rest.
+        tables: the figures.
+        footer: program and date.
     """
 
     title: str
     headline: tuple[str, ...]
     caveats: tuple[str, ...]
-    sections: tuple[Section, ...]
+    tables: tuple[Table, ...]
+    footer: str = ""
 
 
 def terminal(report: Document, console: Console) -> None:
-    """Print a document, the headline last, where it stays on the screen."""
+    """Print a document from its end: what matters comes last, where it stays on the screen."""
     line(console, report.title, "bold")
     left_out: set[str] = set()
-    for section in report.sections:
-        for text in section.paragraphs:
-            line(console, text)
-        for table in section.tables:
-            console.print()
-            left_out |= print_table(table, console)
+    for table in reversed(report.tables):
+        console.print()
+        left_out |= print_table(table, console)
     console.print()
-    if left_out - {""}:
-        names = ", ".join(sorted(left_out - {""}))
-        line(console, f"without room here: {names}; a wider screen or --report has them", "dim")
+    if names := ", ".join(sorted(left_out - {""})):
+        line(console, f"without room here: {names}; a wider screen or a file has them", "dim")
     for caveat in report.caveats:
         line(console, f"note: {caveat}", "yellow")
-    for sentence in report.headline:
+    for sentence in reversed(report.headline):
         line(console, sentence, "bold")
 
 
@@ -72,48 +61,36 @@ def markdown(report: Document) -> str:
     return "\n".join(_markdown(report)) + "\n"
 
 
-def escaped(text: str) -> str:
-    """Text that Markdown shows as it is."""
+def _escaped(text: str) -> str:
     return _SPECIAL.sub(r"\\\1", text)
 
 
 def _markdown(report: Document) -> Iterator[str]:
-    yield f"# {escaped(report.title)}"
+    yield f"# {_escaped(report.title)}"
     for sentence in report.headline:
-        yield from ("", f"**{escaped(sentence)}**")
+        yield from ("", f"**{_escaped(sentence)}**")
     for caveat in report.caveats:
-        yield from ("", f"> Note: {escaped(caveat)}")
-    for section in report.sections:
-        yield from ("", f"## {escaped(section.title)}")
-        for text in section.paragraphs:
-            yield from ("", escaped(text))
-        for table in section.tables:
-            if table.title != section.title:
-                yield from ("", f"### {escaped(table.title)}")
-            yield ""
-            yield from _markdown_table(table)
-            for note in table.footnotes:
-                yield from ("", escaped(note))
-
-
-def _markdown_table(table: Table) -> Iterator[str]:
-    yield _row([escaped(column.title) for column in table.columns])
-    yield _row(["---:" if column.number else "---" for column in table.columns])
-    for row in table.rows:
-        yield _row([escaped(cell) for cell in row])
+        yield from ("", f"> Note: {_escaped(caveat)}")
+    for table in report.tables:
+        yield from ("", f"## {_escaped(table.title)}", "")
+        yield _row([_escaped(column.title) for column in table.columns])
+        yield _row(["---:" if column.number else "---" for column in table.columns])
+        for row in table.rows:
+            yield _row([_escaped(cell) for cell in row])
+        for note in table.footnotes:
+            yield from ("", _escaped(note))
 
 
 def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def html(report: Document, charts: Sequence[tuple[str, str]], footer: str) -> str:
+def html(report: Document, charts: Sequence[tuple[str, str]]) -> str:
     """A document as one page without scripts, which loads nothing.
 
     Args:
         report: whose texts the template escapes.
         charts: title and SVG of each.
-        footer: below all of it.
     """
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
@@ -123,13 +100,12 @@ def html(report: Document, charts: Sequence[tuple[str, str]], footer: str) -> st
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     drawn = [(title, Markup(svg)) for title, svg in charts]  # matplotlib escaped it
-    page = environment.from_string(template).render(report=report, charts=drawn, footer=footer)
-    return page + "\n"
+    return environment.from_string(template).render(report=report, charts=drawn) + "\n"
 
 
 def speedup_chart(speedups: Sequence[tuple[str, Interval]]) -> str:
     """Speed-ups with their intervals, a row for each method, as SVG."""
-    kept = sorted(speedups, key=lambda each: -each[1].value)[:MOST_ROWS][::-1]
+    kept = sorted(speedups, key=lambda each: -each[1].value)[:MAX_ROWS][::-1]
     figure = _figure(len(kept))
     axes = figure.subplots()
     for y, (_, found) in enumerate(kept):
@@ -144,7 +120,7 @@ def speedup_chart(speedups: Sequence[tuple[str, Interval]]) -> str:
 
 def time_chart(spent: Sequence[tuple[str, Mapping[str, float]]], parts: Sequence[str]) -> str:
     """Milliseconds of a step by part, a stacked bar for each method, as SVG."""
-    kept = spent[:MOST_ROWS][::-1]
+    kept = spent[:MAX_ROWS][::-1]
     figure = _figure(len(kept))
     axes = figure.subplots()
     left = [0.0] * len(kept)

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Mapping
+import platform
+import re
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
+from ..decoder.config import LookaheadConfig, SamplingConfig
 from ..errors import UsageError
+
+if TYPE_CHECKING:
+    from ..options import Request
+    from ..session import Session
 
 SCHEMA = "lade-bench/1"
 PLAIN = "autoregressive"
@@ -20,20 +29,13 @@ STOCK, STOCK_LOOKUP, STOCK_COMPILED = "hf", "hf-prompt-lookup", "hf-compiled"
 FOREIGN = (STOCK, STOCK_LOOKUP, STOCK_COMPILED)
 """transformers' own `generate`: plain, with prompt lookup, and with compiled steps."""
 
+Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0)]
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where it was measured.
-
-    Attributes:
-        device: name of the GPU or of the processor.
-        kind: "cpu", "cuda" or "mps".
-        memory: bytes; 0 if unknown.
-        threads: of torch, on a CPU; 0 elsewhere.
-        system: operating system and architecture.
-        driver: of the GPU, or None.
-        versions: of lade, python, torch and transformers.
-    """
+    """Where it was measured; memory in bytes and threads are 0 if unknown."""
 
     device: str
     kind: str
@@ -43,23 +45,35 @@ class Machine:
     driver: str | None
     versions: Mapping[str, str]
 
+    @classmethod
+    def of(cls, session: Session) -> Machine:
+        """The machine on which a session runs."""
+        from ..device import details
+        from ..profiles.user import versions_here
+
+        device = session.loaded.device
+        return cls(
+            device=device.label,
+            kind=device.kind,
+            memory=device.memory,
+            threads=device.threads,
+            system=f"{platform.system()} {platform.machine()}",
+            driver=details(device).driver,
+            versions={**versions_here(), "python": platform.python_version()},
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Model:
     """What was measured.
 
     Attributes:
-        name: Hugging Face id, or name of the folder.
-        parameters: of the whole model.
         active: parameters that one token uses.
         weights, compute: types of the weights, and of activations and cache.
-        weight_bytes: of all weights.
         cache_bytes: of the keys and values of one token.
         context: maximum tokens of prompt and answer.
         made_for: maximum tokens that the model was trained for.
-        attention: backend of our own strategies.
-        captured: whether their steps are CUDA graphs.
-        compiled: whether those were compiled by torch first.
+        captured, compiled: whether steps of our own strategies are CUDA graphs, compiled by torch.
     """
 
     name: str
@@ -75,24 +89,41 @@ class Model:
     captured: bool = False
     compiled: bool = False
 
+    @classmethod
+    def of(cls, session: Session, request: Request) -> Model:
+        """The model of a session, with the attention backend that the request selects."""
+        from .. import ways
+
+        loaded, shape = session.loaded, session.loaded.spec
+        local = Path(loaded.name).is_dir()
+        return cls(
+            name=Path(loaded.name).resolve().name if local else loaded.name,
+            parameters=shape.parameters,
+            active=shape.active,
+            weights=shape.weights,
+            compute=shape.compute,
+            weight_bytes=shape.weight_bytes,
+            cache_bytes=shape.cache_bytes,
+            context=session.decoder.max_context,
+            made_for=loaded.made_for or session.decoder.facts.context,
+            attention=ways.attention_of(request, loaded.device, loaded.part).name,
+            captured=session.decoder.runner.captures,
+            compiled=session.decoder.runner.compiles,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What was asked of it.
+    """What was asked for.
 
     Attributes:
         prompts: name of the suite or file.
         rows: conversations measured.
-        repeat: measurements of each.
-        max_new_tokens: of an answer.
-        ignore_eos: whether answers go on after end tokens.
         template: whether prompts went through the model's chat template.
         sampling: what differs from greedy decoding, and the seed.
-        profile: hardware profile of the default settings.
         sweep: values by axis.
-        command: the command line, without folders of the user's.
-        ranks: processes that decode together.
-        parallel_mode: "lookahead" or "tensor", with several ranks.
+        command: the command line, without the user's folders.
+        parallel_mode: "lookahead" or "tensor"; None on one rank.
     """
 
     prompts: str
@@ -143,25 +174,18 @@ class Run:
     A step is a forward pass that yields tokens; the first one reads the end of the prompt.
 
     Attributes:
-        contender: name of the method.
-        row: id of the prompt.
         category: of the prompt; in a sweep over contexts, the length, such as "4096".
         turn, repeat: from 1 on.
         place: position of the method in this round, from 1 on.
         began: seconds after the first round's start.
-        prompt_tokens: of the prompt.
-        prompt_digest: of its token ids; equal where the prompts are.
-        tokens: of the answer.
-        first_tokens: those of the first step.
-        steps: of the answer.
+        first_tokens: tokens of the first step.
         fed: tokens fed to the model after the first step; None if unknown (transformers).
-        first_seconds: time to the first token; where methods share a prompt that is read
-            already, what reading it took.
+        first_seconds: time to the first token.
         step_seconds: of every step after the first.
         accepted: draft tokens by source.
         peak_memory: bytes allocated on the GPU, or resident for the process; None if unknown.
         reason: why it ended, as in `events.Reason`.
-        digest: of the answer's token ids; equal where the answers are.
+        prompt_digest, digest: of the token ids of prompt and answer; equal where those are.
     """
 
     contender: str
@@ -173,16 +197,21 @@ class Run:
     began: float
     prompt_tokens: int
     prompt_digest: str
-    tokens: int
-    first_tokens: int
-    steps: int
+    tokens: Count
+    first_tokens: Count
+    steps: Count
     fed: int | None
-    first_seconds: float
-    step_seconds: tuple[float, ...]
+    first_seconds: Seconds
+    step_seconds: tuple[Seconds, ...]
     accepted: Mapping[str, int]
-    peak_memory: int | None
+    peak_memory: Count | None
     reason: str
     digest: str
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """What answers of two methods, or of two results, are paired by."""
+        return self.row, self.turn, self.repeat
 
     @property
     def decode_seconds(self) -> float:
@@ -217,8 +246,6 @@ class TimeSpent:
     """Where the time of one method goes, in the steps after the first of each answer.
 
     Attributes:
-        contender: name of the method.
-        steps: number of these steps.
         seconds: per step, by part: "draft", "forward", "verify", "learn" and "text".
         width: mean tokens fed per step.
         context: mean tokens before a step.
@@ -248,13 +275,9 @@ class Result:
     """All of it; `statistics.py` makes figures from the runs.
 
     Attributes:
-        created: ISO 8601 date and time.
         seconds: duration, loading left out.
         overhead: share of the time in which no method was running.
-        interrupted: whether Ctrl-C ended it early.
         reference: the baseline of speed-ups and equality; None without one.
-        contenders: the methods.
-        attention_why: why this attention backend was chosen.
         compile_seconds: compiling transformers' steps, which no figure contains.
     """
 
@@ -292,14 +315,10 @@ def _adapter() -> TypeAdapter[Result]:
     return TypeAdapter(Result)
 
 
-def as_object(result: Result) -> dict[str, Any]:
-    """A result as an object for `json.dumps`; its keys are part of the interface."""
-    return {"schema": SCHEMA, **_adapter().dump_python(result, mode="json")}
-
-
 def to_json(result: Result) -> str:
     """A result as one line of ASCII, so that no name in it can drive a terminal."""
-    return json.dumps(as_object(result), allow_nan=False)
+    data = {"schema": SCHEMA, **_adapter().dump_python(result, mode="json")}
+    return json.dumps(data, allow_nan=False)
 
 
 def read(path: Path) -> Result:
@@ -312,21 +331,60 @@ def read(path: Path) -> Result:
         data = json.loads(path.read_text(encoding="utf-8-sig"))  # some editors write a BOM
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError:
+    except (ValueError, RecursionError) as error:  # neither UTF-8 nor JSON
         raise UsageError(
-            f"{path} is not UTF-8 (older PowerShells write UTF-16 after >); let --report write it"
-        ) from None
-    except ValueError as error:
-        raise UsageError(
-            f"{path} is no result of lade bench ({error}); give one that --json or --report wrote"
+            f"{path} is no result of lade bench ({error}); give a file that --json or --report"
+            " wrote"
         ) from None
     schema = data.pop("schema", None) if isinstance(data, dict) else None
     if schema != SCHEMA:
-        what = f"has schema {schema!r}" if schema else "has no schema"
-        raise UsageError(f"{path} {what}, and this program reads {SCHEMA}; measure again")
+        what = f"schema {schema!r}" if schema else "no schema"
+        raise UsageError(f"{path} has {what}, and this program reads {SCHEMA}; measure again")
     try:
         return _adapter().validate_python(data)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise UsageError(f"{path} is damaged: {where}: {first['msg']}") from None
+        where = ".".join(map(str, first["loc"]))
+        raise UsageError(f"{path} is damaged: {where}: {first['msg']}; measure again") from None
+
+
+def lookahead_shown(config: LookaheadConfig) -> dict[str, int | str]:
+    """Settings of lookahead as results name them."""
+    window: dict[str, int | str] = {}
+    if "trajectory" in config.sources:
+        window = {"window": config.window, "ngram": config.ngram, "guesses": config.guesses}
+    return {**window, "budget": config.step_limit, "sources": "+".join(config.sources)}
+
+
+def sampling_shown(sampling: SamplingConfig) -> dict[str, int | float]:
+    """Values of sampling that are not the default; the seed where tokens are drawn."""
+    default = dataclasses.asdict(SamplingConfig())
+    found = {
+        name: value
+        for name, value in dataclasses.asdict(sampling).items()
+        if value != default[name] and name != "seed"
+    }
+    return found if sampling.greedy else {**found, "seed": sampling.seed}
+
+
+def command_line(arguments: Sequence[str]) -> str:
+    """A command line without the folders of its files.
+
+    Args:
+        arguments: without the program's name.
+    """
+    texts = ("-s", "--system", "--stop")  # their values are never files
+    words = ["lade"]
+    for word in arguments:
+        option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        is_text = words[-1] in texts or option in texts
+        words.append(word if is_text or not value else f"{option}{equals}{_without_folder(value)}")
+    return shlex.join(words)
+
+
+def _without_folder(value: str) -> str:
+    """The last part of a path; ids of the hub and other values stay."""
+    path = Path(value)
+    is_file = path.exists() or path.suffix in (".html", ".json", ".jsonl", ".md")
+    is_hub_id = re.fullmatch(r"\w[\w.-]*/[\w.-]+", value) and not is_file
+    return value if "/" not in value or is_hub_id else path.name

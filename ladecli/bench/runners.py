@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from ..errors import LadeError, told
 from ..events import Ended, Reason, TextStep
@@ -17,9 +17,6 @@ from .result import STOCK_COMPILED, STOCK_LOOKUP, Method
 if TYPE_CHECKING:
     from ..session import Session, Settings
     from ..stock import CompiledSteps
-
-TRIES = 4
-"""An answer during which something was compiled or captured is repeated, up to this many times."""
 
 
 @dataclass(slots=True)
@@ -31,22 +28,20 @@ class Answer:
         text: their text.
         marks: seconds from the start to the end of each step.
         lengths: tokens of the answer at each mark.
-        fed: tokens fed by the steps after the first; None if unknown.
+        widths: tokens fed by each step; empty if unknown.
         accepted: draft tokens by source.
         reason: why it ended.
         parts: seconds of the steps after the first, by part of a step; empty if unknown.
-        loads: width and context of each of these steps.
     """
 
     ids: list[int] = field(default_factory=list)
     text: str = ""
     marks: list[float] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
-    fed: int | None = 0
+    widths: list[int] = field(default_factory=list)
     accepted: Counter[str] = field(default_factory=Counter)
     reason: Reason = "interrupted"
     parts: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    loads: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def step_seconds(self) -> tuple[float, ...]:
@@ -54,164 +49,121 @@ class Answer:
         return tuple(round(end - start, 6) for start, end in pairwise(self.marks))
 
 
-class Runner(Protocol):
-    """A method at work."""
+class OwnRunner:
+    """One of our own strategies.
+
+    Args:
+        method: what it runs.
+        session: the model.
+        settings: how to decode.
+    """
+
+    def __init__(self, method: Method, session: Session, settings: Settings) -> None:
+        self.method = method
+        self._session = session
+        self._settings = settings
 
     @property
-    def method(self) -> Method:
-        """What it runs."""
+    def built(self) -> int:
+        """CUDA graphs captured so far, each of which takes many times as long as a step."""
+        return self._session.decoder.runner.captured
 
-    def begin(self, *, keep: bool) -> None:
-        """Forget earlier conversations, so that the next one starts cold.
-
-        Args:
-            keep: whether the keys of the text may stay.
-        """
-
-    def answer(self, prompt: Sequence[int], cancelled: Callable[[], bool]) -> Answer:
-        """Answer one prompt; `cancelled` is asked after every step."""
-
-    @property
-    def captured(self) -> int:
-        """CUDA graphs captured for it so far, each of which takes many times as long as a step."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Runner:
-    method: Method
-    session: Session
-    settings: Settings
-
-
-class OwnRunner(_Runner):
-    """One of our own strategies."""
-
-    __slots__ = ()
-
-    def begin(self, *, keep: bool) -> None:
-        """Forget text and drafts."""
-        self.session.start_over(keep_text=keep)
+    def begin(self) -> None:
+        """Forget text and drafts, so that the next conversation starts cold."""
+        self._session.start_over()
 
     def answer(self, prompt: Sequence[int], cancelled: Callable[[], bool]) -> Answer:
         """Answer one prompt.
 
+        Args:
+            prompt: token ids.
+            cancelled: asked after every step; true ends the answer.
+
         Raises:
-            LadeError: memory did not suffice.
+            LadeError: out of memory.
         """
-        answer, texts = Answer(fed=0), list[str]()
+        answer, texts = Answer(), list[str]()
         began = time.perf_counter()
-        for event in self.session.stream(prompt, self.settings, cancelled):
+        for event in self._session.stream(prompt, self._settings, cancelled):
             if isinstance(event, TextStep):
                 answer.marks.append(time.perf_counter() - began)
-                if len(answer.marks) > 1:
-                    self._account(answer, event, len(prompt))
                 answer.ids += event.token_ids
                 answer.lengths.append(len(answer.ids))
+                answer.widths.append(event.width)
                 texts += (piece.text for piece in event.pieces)
                 answer.accepted.update(piece.source for piece in event.pieces if piece.source)
+                if len(answer.marks) > 1:
+                    _account(answer, event)
             elif isinstance(event, Ended):
                 texts.append(event.rest)
                 answer.reason = event.reason
         if answer.reason == "memory":
             raise LadeError(f"out of memory after {len(answer.ids)} tokens of the answer")
         answer.text = "".join(texts)
-        answer.fed = sum(width for width, _ in answer.loads)
         return answer
 
-    def _account(self, answer: Answer, step: TextStep, prompt: int) -> None:
-        """Add up where the time of a step goes; what the decoder did not use went to the text."""
-        answer.loads.append((step.width, prompt + len(answer.ids)))
-        parts = dataclasses.asdict(step.times) if step.times else {}
-        for part, seconds in parts.items():
-            answer.parts[part] += seconds
-        wall = answer.marks[-1] - answer.marks[-2]
-        answer.parts["text"] += max(wall - sum(parts.values()), 0.0)
+
+def _account(answer: Answer, step: TextStep) -> None:
+    """Add up where the time of a step goes; what the decoder did not use went to the text."""
+    parts = dataclasses.asdict(step.times) if step.times else {}
+    for part, seconds in parts.items():
+        answer.parts[part] += seconds
+    wall = answer.marks[-1] - answer.marks[-2]
+    answer.parts["text"] += max(wall - sum(parts.values()), 0.0)
+
+
+class StockRunner:
+    """transformers' `generate`, which reads every prompt from its start.
+
+    Args:
+        method: what it runs.
+        session: the model.
+        settings: how to decode.
+        steps: a static cache and compiled steps, for the method that has them.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        session: Session,
+        settings: Settings,
+        steps: CompiledSteps | None = None,
+    ) -> None:
+        self.method = method
+        self.steps = steps
+        self._session = session
+        self._settings = settings
 
     @property
-    def captured(self) -> int:
-        """CUDA graphs captured so far."""
-        return self.session.decoder.runner.captured
-
-
-class StockRunner(_Runner):
-    """transformers' `generate`, which reads every prompt from its start."""
-
-    __slots__ = ()
-    captured = 0
-
-    def begin(self, *, keep: bool) -> None:
-        """Free the memory of our own decoder; captured steps stay, for they are slow to make."""
-        decoder = self.session.decoder
-        decoder.forget(keep_memory=decoder.runner.captures)
-
-    def answer(self, prompt: Sequence[int], cancelled: Callable[[], bool]) -> Answer:
-        """Answer one prompt.
-
-        Raises:
-            Exception: any that transformers raises.
-        """
-        return self._answer(prompt, cancelled, None)
-
-    def _answer(
-        self,
-        prompt: Sequence[int],
-        cancelled: Callable[[], bool],
-        compiled: CompiledSteps | None,
-    ) -> Answer:
+    def built(self) -> int:
+        """Steps compiled so far: a text that is longer than any before it may need another."""
         from .. import stock
 
-        self.session.decoder.check_prompt(prompt)
-        stopped = False
+        return stock.compilations() if self.steps else 0
 
-        def asked() -> bool:
-            nonlocal stopped
-            stopped = cancelled()
-            return stopped
+    def begin(self) -> None:
+        """Free the memory of our own decoder; captured steps stay, for they are slow to make."""
+        decoder = self._session.decoder
+        decoder.forget(keep_memory=decoder.runner.captures)
 
-        began = time.perf_counter()
-        ids, marks = stock.generate(
-            self.session,
-            prompt,
-            self.settings,
-            lookup=self.method.strategy == STOCK_LOOKUP,
-            compiled=compiled,
-            cancelled=asked,
-        )
-        ended: Reason = "stop" if marks.stopped else "eos"
-        if len(ids) == self.settings.max_new_tokens and not marks.stopped:
-            ended = "length"
-        return Answer(
-            ids=ids,
-            text=self.session.text_of(ids, prompt, self.settings),
-            marks=[mark - began for mark in marks.seconds],
-            lengths=[length - len(prompt) for length in marks.lengths],
-            fed=None,
-            reason="interrupted" if stopped else ended,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledStockRunner(StockRunner):
-    """transformers' `generate` with a static cache and compiled steps."""
-
-    steps: CompiledSteps
-
-    def prepare(self, prompt: Sequence[int], cancelled: Callable[[], bool]) -> None:
-        """Compile, before anything is measured.
+    def compile(self, prompt: Sequence[int], cancelled: Callable[[], bool]) -> None:
+        """Compile steps, before anything is measured.
 
         Args:
             prompt: token ids of some text.
             cancelled: asked after every step; true ends it.
 
         Raises:
-            LadeError: it cannot be compiled; the message says why.
+            LadeError: they cannot be compiled; the message says why.
         """
         from ..models import hushed
 
-        self.begin(keep=False)
+        if self.steps is None:
+            return
+        self.begin()
         try:
             with hushed():  # what matters of its output is an error
-                self.steps.prepare(self.session, prompt, self.settings, cancelled)
+                self.steps.prepare(self._session, prompt, self._settings, cancelled)
         except Exception as error:  # the compiler raises anything
             if cancelled():  # Ctrl-C reaches the compiler, too
                 return
@@ -221,40 +173,59 @@ class CompiledStockRunner(StockRunner):
             ) from error
 
     def answer(self, prompt: Sequence[int], cancelled: Callable[[], bool]) -> Answer:
-        """Answer one prompt, again where something was compiled meanwhile.
-
-        That happens for the first text that is longer than a sliding window or than the cache.
+        """Answer one prompt; arguments as for `OwnRunner.answer`.
 
         Raises:
-            LadeError: it happens too often.
             Exception: any that transformers raises.
         """
         from .. import stock
 
-        for _ in range(TRIES):
-            before, began = stock.compilations(), time.perf_counter()
-            answer = self._answer(prompt, cancelled, self.steps)
-            if answer.reason == "interrupted" or stock.compilations() == before:
-                return answer
-            self.steps.seconds += time.perf_counter() - began
-        raise LadeError("torch compiles something anew in every answer of transformers")
+        self._session.decoder.check_prompt(prompt)
+        stopped = False
+
+        def asked() -> bool:
+            nonlocal stopped
+            stopped = cancelled()
+            return stopped
+
+        began = time.perf_counter()
+        ids, marks = stock.generate(
+            self._session,
+            prompt,
+            self._settings,
+            lookup=self.method.strategy == STOCK_LOOKUP,
+            compiled=self.steps,
+            cancelled=asked,
+        )
+        reason: Reason = "stop" if marks.stopped else "eos"
+        if len(ids) == self._settings.max_new_tokens and not marks.stopped:
+            reason = "length"
+        return Answer(
+            ids=ids,
+            text=self._session.text_of(ids, prompt, self._settings),
+            marks=[mark - began for mark in marks.seconds],
+            lengths=[length - len(prompt) for length in marks.lengths],
+            reason="interrupted" if stopped else reason,
+        )
 
 
-def runner(method: Method, session: Session, settings: Settings, room: Callable[[], int]) -> Runner:
+Runner: TypeAlias = OwnRunner | StockRunner
+
+
+def runner(method: Method, session: Session, settings: Settings, room: int) -> Runner:
     """A method at work.
 
     Args:
         method: what it is.
         session: the model.
         settings: how to decode.
-        room: returns the tokens of the longest prompt and its answer; called where a static
-            cache needs them.
+        room: tokens of the longest prompt and its answer, for a static cache.
     """
     if method.strategy == STOCK_COMPILED:
         from ..stock import CompiledSteps
 
-        steps = CompiledSteps(session.stock_model, room())
-        return CompiledStockRunner(method, session, settings, steps)
+        steps = CompiledSteps(session.stock_model, room)
+        return StockRunner(method, session, settings, steps)
     if method.foreign:
         return StockRunner(method, session, settings)
     strategy = "lookahead" if method.strategy == "paper" else method.strategy

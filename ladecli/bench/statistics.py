@@ -1,11 +1,12 @@
-"""Figures of a benchmark: rates, speed-ups with their intervals, equality of the outputs."""
+"""Figures of a benchmark and their uncertainty: rates, speed-ups, equality, changes."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,9 +14,13 @@ from ..metrics import ratio
 from .result import Result, Run
 
 RESAMPLES = 4000
-CONFIDENCE = 0.95
-FEWEST = 3
+MIN_ROWS = 3
 """Rows that an interval needs."""
+ALPHA = 0.05
+"""Probability that any method of an unchanged program is called slower or faster."""
+VISIBLE = 0.10
+"""Relative change that would have shown where "equal" is the verdict."""
+SLOWER, FASTER, EQUAL, UNCLEAR = "slower", "faster", "equal", "unclear"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,41 +68,47 @@ class Figures:
     peak_memory: int | None
     equal: int
     compared: int
-    accepted: dict[str, int]
+    accepted: Mapping[str, int]
 
 
 def figures_of(result: Result, category: str | None = None) -> list[Figures]:
     """Figures of every method that has runs, in the order of the methods."""
-    return [
-        _figures(result, method.name, category)
-        for method in result.contenders
-        if result.runs_of(method.name, category)
-    ]
-
-
-def _figures(result: Result, name: str, category: str | None) -> Figures:
-    runs = result.runs_of(name, category)
     baseline = result.runs_of(result.reference, category) if result.reference else []
-    steps = [seconds for run in runs for seconds in run.step_seconds]
-    fed = [run.fed for run in runs if run.fed is not None]
-    peaks = [run.peak_memory for run in runs if run.peak_memory is not None]
-    equal, compared = _equality(result, name, runs, baseline)
-    accepted: Counter[str] = sum((Counter(run.accepted) for run in runs), Counter())
-    return Figures(
-        method=name,
-        rows=len({run.row for run in runs}),
-        tokens_per_step=ratio(sum(run.tokens for run in runs), sum(run.steps for run in runs)),
-        width=ratio(sum(fed), len(steps)) if len(fed) == len(runs) else None,
-        tokens_per_second=rate(runs),
-        first_seconds=statistics.median(run.first_seconds for run in runs),
-        step_median=statistics.median(steps) if steps else None,
-        step_p95=float(np.quantile(steps, 0.95)) if steps else None,
-        speedup=None if name == result.reference else speedup(runs, baseline),
-        peak_memory=max(peaks, default=None),
-        equal=equal,
-        compared=compared,
-        accepted=dict(sorted(accepted.items())),
-    )
+    found = []
+    for method in result.contenders:
+        if not (runs := result.runs_of(method.name, category)):
+            continue
+        steps = [seconds for run in runs for seconds in run.step_seconds]
+        fed = [run.fed for run in runs if run.fed is not None]
+        peaks = [run.peak_memory for run in runs if run.peak_memory is not None]
+        comparable = not (result.conditions.sampled and method.foreign)
+        itself = method.name == result.reference
+        equal, compared = equality(runs, baseline) if comparable and not itself else (0, 0)
+        accepted: Counter[str] = sum((Counter(run.accepted) for run in runs), Counter())
+        found.append(
+            Figures(
+                method=method.name,
+                rows=len({run.row for run in runs}),
+                tokens_per_step=tokens_per_step(runs),
+                width=ratio(sum(fed), len(steps)) if len(fed) == len(runs) else None,
+                tokens_per_second=rate(runs),
+                first_seconds=statistics.median(run.first_seconds for run in runs),
+                step_median=statistics.median(steps) if steps else None,
+                step_p95=float(np.quantile(steps, 0.95)) if steps else None,
+                speedup=None if itself else speedup(runs, baseline),
+                peak_memory=max(peaks, default=None),
+                equal=equal,
+                compared=compared,
+                accepted=dict(sorted(accepted.items())),
+            )
+        )
+    return found
+
+
+def tokens_per_step(runs: Iterable[Run]) -> float:
+    """Completion tokens over steps."""
+    runs = list(runs)
+    return ratio(sum(run.tokens for run in runs), sum(run.steps for run in runs))
 
 
 def rate(runs: Iterable[Run]) -> float:
@@ -113,7 +124,7 @@ def speedup(runs: Sequence[Run], baseline: Sequence[Run]) -> Interval | None:
     Of a row's repeats the median counts: what disturbs one of them is no property of the method.
 
     Returns:
-        None with fewer than `FEWEST` rows.
+        None with fewer than `MIN_ROWS` rows.
     """
     from scipy.stats import bootstrap
 
@@ -123,7 +134,7 @@ def speedup(runs: Sequence[Run], baseline: Sequence[Run]) -> Interval | None:
         for row in ours
         if (both := sorted(ours[row].keys() & theirs.get(row, {}).keys()))
     ]
-    if len(rows) < FEWEST:
+    if len(rows) < MIN_ROWS:
         return None
     columns = tuple(np.array(rows).T)
     found = bootstrap(
@@ -132,7 +143,6 @@ def speedup(runs: Sequence[Run], baseline: Sequence[Run]) -> Interval | None:
         paired=True,
         vectorized=True,
         n_resamples=RESAMPLES,
-        confidence_level=CONFIDENCE,
         method="percentile",
         rng=np.random.default_rng(0),  # the same runs give the same interval
     ).confidence_interval
@@ -160,33 +170,30 @@ def _by_row(runs: Iterable[Run]) -> dict[str, dict[int, tuple[int, float]]]:
     return found
 
 
-def _equality(
-    result: Result, name: str, runs: Sequence[Run], baseline: Sequence[Run]
-) -> tuple[int, int]:
-    """Answers equal to the baseline's, and answers compared.
+def comparable(pairs: Iterable[tuple[Run, Run]]) -> list[tuple[Run, Run]]:
+    """Pairs of answers up to the first turn of each conversation that differs.
 
-    After a turn that differs, the prompts differ too, and nothing is compared.
+    The prompts of later turns contain that answer, so they differ as well.
     """
-    foreign = next(method.foreign for method in result.contenders if method.name == name)
-    if name == result.reference or (result.conditions.sampled and foreign):
-        return 0, 0
-    theirs = {(run.row, run.repeat, run.turn): run for run in baseline}
-    equal = compared = 0
     parted: set[tuple[str, int]] = set()
-    for run in sorted(runs, key=lambda run: run.turn):
-        other = theirs.get((run.row, run.repeat, run.turn))
-        if other is None or (run.row, run.repeat) in parted:
-            continue
-        compared += 1
-        if run.digest == other.digest:
-            equal += 1
-        else:
-            parted.add((run.row, run.repeat))
-    return equal, compared
+    found = []
+    for one, other in sorted(pairs, key=lambda pair: pair[0].turn):
+        if (conversation := (one.row, one.repeat)) not in parted:
+            found.append((one, other))
+            if one.digest != other.digest:
+                parted.add(conversation)
+    return found
+
+
+def equality(runs: Iterable[Run], baseline: Iterable[Run]) -> tuple[int, int]:
+    """Answers equal to the baseline's, and answers compared."""
+    theirs = {run.key: run for run in baseline}
+    pairs = comparable((run, theirs[run.key]) for run in runs if run.key in theirs)
+    return sum(one.digest == other.digest for one, other in pairs), len(pairs)
 
 
 def drift(result: Result) -> float | None:
-    """By what share the last repeat took longer than the first, on the same prompts.
+    """Relative time by which the last repeat took longer than the first, on the same prompts.
 
     Returns:
         The median over methods and prompts; None where nothing was repeated.
@@ -201,3 +208,64 @@ def drift(result: Result) -> float | None:
         if len(each) > 1 and each[min(each)]
     ]
     return statistics.median(changes) if changes else None
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values corrected for their number (Holm, 1979)."""
+    found, largest = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        largest = max(largest, min((len(p_values) - rank) * p_values[index], 1.0))
+        found[index] = largest
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A time in B over the same time in A.
+
+    Attributes:
+        verdict: slower, faster, equal, unclear or unrelated.
+        ratio: median over the answers; above 1 is slower.
+        low, high: its 95 % bootstrap interval; None with too few answers for the test.
+        visible: smallest relative change that would have shown; None likewise.
+        pairs: number of answers.
+    """
+
+    verdict: str
+    ratio: float
+    low: float | None
+    high: float | None
+    visible: float | None
+    pairs: int
+
+
+def judge(samples: Mapping[str, Sequence[float]], margin: float) -> dict[str, Change]:
+    """Judge changes of several methods together: Wilcoxon's signed-rank test at level `ALPHA`.
+
+    Args:
+        samples: by method, log(time in B / time in A) of each answer; not empty.
+        margin: relative change that is noise, however many answers show it.
+    """
+    from scipy.stats import bootstrap, wilcoxon
+
+    # With fewer answers, even signs that all agree are not significant at Holm's first level.
+    fewest = math.ceil(math.log2(2 * max(len(samples), 1) / ALPHA))
+    found, p_values = dict[str, Change](), dict[str, float]()
+    for name, sample in samples.items():
+        values = np.asarray(sample)
+        middle = float(np.median(values))
+        found[name] = Change(UNCLEAR, math.exp(middle), None, None, None, len(values))
+        if len(values) < fewest:
+            continue
+        p_values[name] = float(wilcoxon(values, zero_method="zsplit").pvalue)
+        interval = bootstrap((values,), np.median, method="percentile", batch=999, rng=0)
+        low, high = interval.confidence_interval
+        visible = max(math.expm1(max(high - middle, middle - low)), margin)
+        verdict = EQUAL if visible <= VISIBLE else UNCLEAR
+        middle, low, high = math.exp(middle), math.exp(low), math.exp(high)
+        found[name] = Change(verdict, middle, low, high, visible, len(values))
+    for name, corrected in zip(p_values, holm([*p_values.values()]), strict=True):
+        change = found[name].ratio
+        if corrected <= ALPHA and abs(math.log(change)) > math.log1p(margin):
+            found[name] = replace(found[name], verdict=SLOWER if change > 1.0 else FASTER)
+    return found

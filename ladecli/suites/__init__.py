@@ -7,20 +7,36 @@ from __future__ import annotations
 
 import difflib
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import Protocol, TypeVar
+from pathlib import Path
 
+from .. import files
 from ..errors import UsageError
-from . import fetched, files
-from .rows import Row, parse, refuse_repeated
-
-__all__ = ["BUILTIN", "NAMES", "Row", "Suite", "load", "some"]
+from . import hub
 
 BUILTIN = "builtin"
-NAMES = (BUILTIN, *fetched.NAMES)
+NAMES = (BUILTIN, *hub.NAMES)
 """All suites that have a name."""
+STDIN = "-"
+"""The name of standard input."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One conversation of a suite.
+
+    Attributes:
+        id: its name within the suite.
+        category: what it is an example of.
+        turns: the user's texts; at least one, none of them blank.
+    """
+
+    id: str
+    category: str
+    turns: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,70 +62,129 @@ def load(name: str, *, offline: bool = False, progress: bool = False) -> Suite:
         progress: whether a download shows a bar on stderr.
 
     Raises:
-        UsageError: there is no such suite or file, or a row of it makes no sense.
+        UsageError: there is no such suite or file, or a row of it is invalid.
         LadeError: a suite cannot be fetched.
     """
     if name == BUILTIN:
         text = resources.files(__name__).joinpath("builtin.jsonl").read_text(encoding="utf-8")
-        return Suite(name, tuple(parse(text, name).values()))
-    if name in fetched.NAMES:
-        return Suite(name, fetched.fetch(name, offline=offline, progress=progress))
-    if not _is_path(name):
-        raise UsageError(_unknown(name))
-    rows = files.read_rows(name)
-    refuse_repeated(rows, files.short(name))
-    return Suite(files.short(name), tuple(rows.values()))
+        return Suite(name, tuple(_parse(text, name).values()))
+    if name in hub.NAMES:
+        found = hub.fetch(name, offline=offline, progress=progress)
+        return Suite(name, tuple(Row(*each) for each in found))
+    looks_like_a_path = "/" in name or os.sep in name or name.endswith((".jsonl", ".json"))
+    if name != STDIN and not looks_like_a_path and not (name and os.path.exists(name)):
+        near = difflib.get_close_matches(name.lower().replace("_", "-"), NAMES, n=1)
+        if near:
+            raise UsageError(f"there is no suite {name!r}; did you mean {near[0]}?")
+        raise UsageError(
+            f"there is neither a suite nor a prompt file {name!r}; suites are {', '.join(NAMES)},"
+            " and files end in .jsonl"
+        )
+    rows, where = read_rows(name), _short(name)
+    lines: dict[str, int] = {}
+    for number, row in rows.items():
+        if row.id in lines:
+            raise UsageError(
+                f"{where}, lines {lines[row.id]} and {number}: both rows have the id {row.id!r};"
+                " give each its own"
+            )
+        lines[row.id] = number
+    return Suite(where, tuple(rows.values()))
 
 
-class _Categorised(Protocol):
-    """Whatever has a category."""
-
-    @property
-    def category(self) -> str:
-        """Its name."""
-
-
-_Kind = TypeVar("_Kind", bound=_Categorised)
-
-
-def some(rows: Sequence[_Kind], limit: int | None) -> tuple[_Kind, ...]:
-    """A part of a suite that has something of every category, as far as it goes.
-
-    Args:
-        rows: of the suite.
-        limit: at most so many, at least 1; None for all of them.
-
-    Returns:
-        The first rows of all categories, then the second ones, and so on, categories in the
-        order in which they appear; without a limit the rows as they are.
-    """
+def some(rows: Sequence[Row], limit: int | None) -> tuple[Row, ...]:
+    """At most `limit` rows: the first of every category, then the second of each, and so on."""
     if limit is None:
         return tuple(rows)
-    by_category: dict[str, list[_Kind]] = {}
-    ranks = []
-    for row in rows:
-        alike = by_category.setdefault(row.category, [])
-        ranks.append(len(alike))
-        alike.append(row)
-    order = {category: place for place, category in enumerate(by_category)}
-    dealt = sorted(
-        zip(ranks, rows, strict=True), key=lambda pair: (pair[0], order[pair[1].category])
-    )
-    return tuple(row for _, row in dealt[:limit])
+    categories = list(dict.fromkeys(row.category for row in rows))
+    ranks = dict.fromkeys(categories, 0)
+    order = []
+    for index, row in enumerate(rows):
+        order.append((ranks[row.category], categories.index(row.category), index))
+        ranks[row.category] += 1
+    return tuple(rows[index] for _, _, index in sorted(order)[:limit])
 
 
-def _is_path(name: str) -> bool:
-    """Whether a name that no suite has is meant as a file's."""
-    looks_it = os.sep in name or "/" in name or name.endswith((".jsonl", ".json"))
-    return name == files.STDIN or looks_it or (name != "" and os.path.exists(name))
+def spoken(name: str) -> str:
+    """A file of prompts, or standard input, in an error message."""
+    return "standard input" if name == STDIN else f"the prompt file {name}"
 
 
-def _unknown(name: str) -> str:
-    """What to say of a name that is neither a suite's nor a file's."""
-    near = difflib.get_close_matches(name.lower().replace("_", "-"), NAMES, n=1)
-    if near:
-        return f"there is no suite {name!r}; did you mean {near[0]}?"
-    return (
-        f"there is neither a suite nor a prompt file {name!r}; suites are {', '.join(NAMES)}, and"
-        " files end in .jsonl"
-    )
+def name_of(line: int) -> str:
+    """The id of a row that has none of its own."""
+    return f"line-{line}"
+
+
+def read_text(name: str) -> str:
+    """The text of a file, or of standard input.
+
+    Raises:
+        UsageError: it cannot be read, or holds no text; the message names it and the fix.
+    """
+    if name == STDIN and sys.stdin is None:
+        raise UsageError("standard input is closed; name a file in place of -")
+    try:
+        if name == STDIN:
+            data = files.read_stream(sys.stdin.buffer)
+        else:
+            data = files.read(Path(name).expanduser())
+    except FileNotFoundError:
+        raise UsageError(f"there is no prompt file {name}; check the path") from None
+    except IsADirectoryError:
+        raise UsageError(f"the prompt file {name} is a folder; name a file in it") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{spoken(name)} cannot be read: {reason}") from error
+    if b"\0" in data:
+        raise UsageError(f"{spoken(name)} is binary (a zero byte); give a text file")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{spoken(name)} is not UTF-8 (byte {error.start}); convert it, for example with"
+            " iconv -f latin1 -t utf-8"
+        ) from None
+
+
+def read_rows(name: str) -> dict[int, Row]:
+    """The rows of a JSONL file, or of standard input, by the numbers of their lines.
+
+    Raises:
+        UsageError: it cannot be read, a row is invalid, or there is none.
+    """
+    text = read_text(name)
+    rows = _parse(text, _short(name))
+    if not rows:
+        problem = "holds no prompts" if text else "is empty"
+        raise UsageError(f'{spoken(name)} {problem}; write rows like {{"prompt": "Hello"}}')
+    return rows
+
+
+def _short(name: str) -> str:
+    return "standard input" if name == STDIN else name
+
+
+def _parse(text: str, where: str) -> dict[int, Row]:
+    """The rows of a text of JSON lines, by the numbers of their lines, from 1 on.
+
+    Args:
+        text: a JSON object a line; unknown keys and blank lines are ignored.
+        where: the name of the text in messages.
+
+    Raises:
+        UsageError: a row is invalid.
+    """
+    from .line import invalid, parse
+
+    rows: dict[int, Row] = {}
+    # Strings of JSON may contain other line separators than this one.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            found = parse(line)
+        except ValueError as error:
+            raise UsageError(f"{where}, line {number}: {invalid(error)}") from None
+        turns = found.turns or [] if found.prompt is None else [found.prompt]
+        rows[number] = Row(found.id or name_of(number), found.category or "all", tuple(turns))
+    return rows

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from ladecli.bench.measure import MOST_FAILURES, Measured, Measurement
+from ladecli.bench.measure import MAX_FAILURES, TRIES, Measured, Measurement
 from ladecli.bench.result import Method
-from ladecli.bench.runners import TRIES, Answer
+from ladecli.bench.runners import Answer
 from ladecli.device import Device
 from ladecli.errors import LadeError
 
@@ -18,8 +18,8 @@ DEVICE = Device("cpu", "cpu", "Test CPU")
 class FakeTask:
     room = 10
 
-    def __init__(self, name: str, turns: int = 1, shared: bool = False) -> None:
-        self.id, self.category, self.shared = name, "chat", shared
+    def __init__(self, name: str, turns: int = 1) -> None:
+        self.id, self.category = name, "chat"
         self._turns = turns
         self.cut: str | None = None
 
@@ -37,12 +37,12 @@ class FakeRunner:
     def __init__(self, name: str, diary: list[str], fails: tuple[int, ...] = ()) -> None:
         self.method = Method(name, name)
         self.asked = 0
-        self.captured = 0
+        self.built = 0
         self._diary = diary
         self._fails = fails
 
-    def begin(self, *, keep: bool) -> None:
-        self._diary.append(f"{self.method.name} begins{' with the prompt' if keep else ''}")
+    def begin(self) -> None:
+        self._diary.append(f"{self.method.name} begins")
 
     def answer(self, prompt: list[int], cancelled: Callable[[], bool]) -> Answer:
         self.asked += 1
@@ -51,7 +51,7 @@ class FakeRunner:
         if cancelled():
             return Answer(reason="interrupted")
         self._diary.append(f"{self.method.name} answers")
-        return Answer([7, 8, 9], "text", [0.5, 0.7, 0.8], [1, 2, 3], 5, reason="length")
+        return Answer([7, 8, 9], "text", [0.5, 0.7, 0.8], [1, 2, 3], [3, 4, 1], reason="length")
 
 
 def measure(
@@ -59,9 +59,8 @@ def measure(
     tasks: list[FakeTask],
     repeats: int = 1,
     cancelled: Callable[[], bool] = lambda: False,
-    read: Callable[[list[int]], None] = lambda _prompt: None,
 ) -> Measured:
-    return Measurement(runners, DEVICE, cancelled, read).run(tasks, repeats)
+    return Measurement(runners, DEVICE, cancelled).run(tasks, repeats)
 
 
 def test_a_run_holds_what_the_answer_said() -> None:
@@ -99,7 +98,7 @@ class Capturing(FakeRunner):
         self._captures = answers + 1
 
     def answer(self, prompt: list[int], cancelled: Callable[[], bool]) -> Answer:
-        self.captured += self.asked < self._captures
+        self.built += self.asked < self._captures
         return super().answer(prompt, cancelled)
 
 
@@ -109,20 +108,6 @@ def test_answers_during_which_a_step_was_captured_do_not_count(answers: int, tri
     runs = measure([Capturing(diary, answers)], [FakeTask("row", turns=2)]).runs
     assert [run.turn for run in runs] == [1, 2]
     assert diary[2:] == ["a begins", "a answers", "a answers"] * tries
-
-
-def test_a_shared_prompt_is_read_before_each_answer() -> None:
-    diary: list[str] = []
-    measure(
-        [FakeRunner("a", diary), FakeRunner("b", diary)],
-        [FakeTask("row", shared=True)],
-        read=lambda prompt: diary.append(f"{len(prompt)} tokens are read"),
-    )
-    at = diary.index("3 tokens are read")
-    assert diary[at::3] == ["3 tokens are read"] * 2
-    assert sorted(diary[at + 1 : at + 3] + diary[at + 4 :]) == [
-        "a answers", "a begins with the prompt", "b answers", "b begins with the prompt",
-    ]  # fmt: skip
 
 
 def test_a_failure_costs_one_row_of_one_method() -> None:
@@ -139,8 +124,8 @@ def test_a_failure_costs_one_row_of_one_method() -> None:
 def test_a_method_that_fails_on_rows_in_succession_is_not_tried_again() -> None:
     broken = FakeRunner("b", [], fails=tuple(range(1, 99)))
     measured = measure([FakeRunner("a", []), broken], [FakeTask(f"r{n}") for n in range(5)])
-    assert len(measured.failures) == MOST_FAILURES
-    assert broken.asked == 1 + MOST_FAILURES
+    assert len(measured.failures) == MAX_FAILURES
+    assert broken.asked == 1 + MAX_FAILURES
     assert len(measured.runs) == 5
 
 
@@ -165,27 +150,3 @@ def test_ctrl_c_keeps_what_was_measured() -> None:
     assert measured.interrupted
     assert measured.seconds > 0.0
     assert 4 <= len(measured.runs) < 9
-
-
-def test_what_no_run_took_is_overhead(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Clock:
-        now = 100.0
-
-        def perf_counter(self) -> float:
-            return self.now
-
-    clock = Clock()
-    monkeypatch.setattr("ladecli.bench.measure.time", clock)
-
-    class Slow(FakeRunner):
-        def begin(self, *, keep: bool) -> None:
-            clock.now += 1.0
-
-        def answer(self, prompt: list[int], cancelled: Callable[[], bool]) -> Answer:
-            clock.now += 9.0
-            return super().answer(prompt, cancelled)
-
-    measured = measure([Slow("a", []), Slow("b", [])], [FakeTask("r1"), FakeTask("r2")])
-    assert (measured.seconds, measured.busy) == (40.0, 36.0)
-    assert measured.overhead == pytest.approx(0.1)
-    assert [run.began for run in measured.runs] == [1.0, 11.0, 21.0, 31.0]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ladecli import suites
-from ladecli.bench import axes, methods
+from ladecli.bench import methods
 from ladecli.bench.methods import DEFAULT as USUAL
 from ladecli.bench.methods import STRATEGIES
 from ladecli.bench.result import FOREIGN
@@ -45,28 +45,6 @@ def test_compiled_steps_take_part_if_they_are_named() -> None:
     ((method, settings),) = chosen(strategies="hf-compiled").chosen
     assert method.foreign
     assert settings == chosen(strategies="hf").chosen[0][1]
-
-
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        (
-            {"device_map": "auto"},
-            "hf-compiled runs on one device; leave it out of --strategies, or leave --device-map",
-        ),
-        (
-            {"sweep": ["context=1k,2k"]},
-            "hf-compiled has a cache of one length; sweep one context at a time with it",
-        ),
-    ],
-)
-def test_options_that_exclude_compiled_steps_are_refused(
-    asked: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UsageError) as caught:
-        chosen(strategies="autoregressive,hf-compiled", **asked)
-    assert str(caught.value).startswith(message)
-    assert chosen(strategies="autoregressive,hf", **asked).chosen
 
 
 def test_one_length_can_be_swept_with_compiled_steps() -> None:
@@ -109,26 +87,6 @@ def test_a_cell_with_an_axis_that_has_no_effect_is_refused() -> None:
     assert refused.error == "W changes nothing without the source trajectory"
 
 
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ({"sweep": [""]}, "--sweep is empty; give axes, such as 'W=5,10 N=3', or leave it out"),
-        ({"sweep": ["W=0"]}, "--sweep W=0: needs a number from 1 on, or the name of another axis"),
-        ({"sweep": ["N=1"]}, "--sweep N=1: needs a number from 2 on, or the name of another axis"),
-        ({"sweep": ["W=N N=W"]}, "--sweep W=N: N must have numbers then"),
-        (
-            {"sweep": ["W=3"], "window": 5, "origins": {"window": "flag -W"}},
-            "--sweep has values of W; leave the option for one value out",
-        ),
-        ({"sweep": ["budget=4 W=15"]}, "no cell of the sweep can run: budget 4 is smaller than"),
-    ],
-)
-def test_contradictions_are_refused(asked: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        chosen(**asked)
-    assert str(caught.value).startswith(message)
-
-
 def test_transformers_generate_does_not_run_on_a_model_that_ranks_share() -> None:
     """Its generate would run on one rank alone, and wait for the others for ever."""
     made = chosen(parallel=2, parallel_mode="tensor").chosen
@@ -153,24 +111,3 @@ def test_the_help_names_all_values() -> None:
     assert f"default: all but {unusual}, which compiles" in helps["strategies"]
     assert ", ".join(suites.NAMES) in helps["prompts"]
     assert ", ".join(methods.AXES) in helps["sweep"]
-
-
-def test_axes_stand_in_one_text_or_in_several() -> None:
-    one = axes.parse(["W=5,10 N=3"], methods.AXES)
-    assert one == axes.parse(["window=5,10", "ngram=3"], methods.AXES)
-    assert one == {"W": ("5", "10"), "N": ("3",)}
-    assert list(axes.cells(one)) == [{"W": "5", "N": "3"}, {"W": "10", "N": "3"}]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("W", "an axis is NAME=VALUE,VALUE with a name of W, N, G, budget, sources, context"),
-        ("dtype=float32", "an axis is NAME=VALUE,VALUE"),
-        ("W=", "W has no values"),
-        ("W=5 window=3", "--sweep has W twice"),
-    ],
-)
-def test_an_invalid_axis_is_refused(text: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        axes.parse([text], methods.AXES)

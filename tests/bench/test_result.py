@@ -1,4 +1,4 @@
-"""Results as JSON and back, and what they say of machine, model and command."""
+"""Results as JSON and back, and what they record of model, command and sampling."""
 
 from __future__ import annotations
 
@@ -7,13 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ladecli import models
-from ladecli.bench import facts
-from ladecli.bench.result import SCHEMA, read, to_json
+from ladecli.bench.result import SCHEMA, command_line, read, sampling_shown, to_json
 from ladecli.decoder.config import SamplingConfig
-from ladecli.errors import UsageError
-from ladecli.options import BenchRequest
-from ladecli.session import Session
 
 from .makers import result
 
@@ -42,25 +37,6 @@ def test_keys_are_those_of_the_schema() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"{", "is no result of lade bench"),
-        (b"[]", "has no schema, and this program reads lade-bench/1; measure again"),
-        (b'{"schema": "lade-bench/9"}', "has schema 'lade-bench/9'"),
-        (b'{"schema": "lade-bench/1"}', "is damaged: created: Field required"),
-        ("{}".encode("utf-16"), "is not UTF-8"),
-    ],
-)
-def test_other_files_are_refused(content: bytes, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "r.json"
-    path.write_bytes(content)
-    with pytest.raises(UsageError) as caught:
-        read(path)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
     ("typed", "shown"),
     [
         (["bench", "meta-llama/Llama-2-7b-hf"], "lade bench meta-llama/Llama-2-7b-hf"),
@@ -73,18 +49,10 @@ def test_other_files_are_refused(content: bytes, message: str, tmp_path: Path) -
     ],
 )
 def test_the_command_has_no_folders_of_the_users(typed: list[str], shown: str) -> None:
-    assert facts.command_line(typed) == shown
-
-
-def test_a_local_model_has_the_name_of_its_folder(model_folder: str) -> None:
-    model = facts.model_of(Session(models.load(model_folder)), BenchRequest())
-    assert (model.name, model.context, model.made_for) == ("tiny-llama", 256, 256)
-    assert str(Path(model_folder).parent) not in to_json(result(model=model))
+    assert command_line(typed) == shown
 
 
 def test_sampling_is_what_differs_from_the_default() -> None:
-    assert facts.described_sampling(SamplingConfig(seed=7)) == {}
-    assert facts.described_sampling(SamplingConfig(temperature=0.7, seed=2**64 - 1)) == {
-        "temperature": 0.7,
-        "seed": 2**64 - 1,
-    }
+    assert sampling_shown(SamplingConfig(seed=7)) == {}
+    sampled = {"temperature": 0.7, "seed": 2**64 - 1}
+    assert sampling_shown(SamplingConfig(**sampled)) == sampled

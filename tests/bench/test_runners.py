@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
-
 import pytest
 
-from ladecli import models, stock, suites
-from ladecli.bench.dialogue import Dialogue, passages
+from ladecli import models, suites
 from ladecli.bench.measure import Spent
 from ladecli.bench.methods import DEFAULT
 from ladecli.bench.result import Method
-from ladecli.bench.runners import (
-    TRIES,
-    Answer,
-    CompiledStockRunner,
-    OwnRunner,
-    StockRunner,
-    runner,
-)
+from ladecli.bench.runners import Answer, StockRunner, runner
+from ladecli.bench.tasks import Dialogue, passages
 from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.errors import PromptError
 from ladecli.decoder.events import Started
-from ladecli.decoder.load import load_decoder
-from ladecli.errors import LadeError, UsageError
 from ladecli.session import Session, Settings
 
-from ..capturing import Again
 from ..compiling import Compiler
 
 REPETITIVE = "def f(x):\n    return f(x)\n" * 4
@@ -39,15 +26,9 @@ def session(model_folder: str) -> Session:
     return Session(models.load(model_folder))
 
 
-def made(session: Session, strategy: str) -> OwnRunner | StockRunner:
-    found = runner(Method(strategy, strategy), session, SETTINGS, lambda: 200)
-    assert isinstance(found, OwnRunner | StockRunner)
-    return found
-
-
 def answered(session: Session, strategy: str, prompt: list[int]) -> Answer:
-    method = made(session, strategy)
-    method.begin(keep=False)
+    method = runner(Method(strategy, strategy), session, SETTINGS, 200)
+    method.begin()
     return method.answer(prompt, lambda: False)
 
 
@@ -58,10 +39,9 @@ def test_methods_give_the_same_text_each_in_its_own_steps(session: Session) -> N
     for answer in answers.values():
         assert (answer.ids, answer.text, answer.reason) == (plain.ids, plain.text, "length")
         assert answer.lengths[-1] == 24
-        assert len(answer.step_seconds) == len(answer.marks) - 1
         assert answer.marks == sorted(answer.marks)
     assert len(plain.marks) == len(answers["hf"].marks) == 24
-    assert (plain.fed, answers["hf"].fed) == (23, None)
+    assert (plain.widths[1:], answers["hf"].widths) == ([1] * 23, [])
     assert not plain.accepted
     for name, source in (("jacobi", "jacobi"), ("prompt-lookup", "context")):
         assert set(answers[name].accepted) <= {source}
@@ -74,7 +54,7 @@ def test_time_is_accounted_for_by_part(session: Session) -> None:
     found = {}
     for name in ("autoregressive", "lookahead"):
         spent, answer = Spent(), answered(session, name, prompt)
-        spent.add(answer)
+        spent.add(answer, len(prompt))
         found[name] = spent.summary(name, session.loaded.part)
         assert found[name].seconds.keys() == {"draft", "forward", "verify", "learn", "text"}
         total = sum(found[name].seconds.values()) * found[name].steps
@@ -85,46 +65,16 @@ def test_time_is_accounted_for_by_part(session: Session) -> None:
     assert plain.read_bytes >= session.loaded.spec.weight_bytes
     assert lookahead.width > 1.0
     assert lookahead.operations > plain.operations
-    assert not answered(session, "hf", prompt).loads
-
-
-def prepared(session: Session) -> CompiledStockRunner:
-    method = made(session, "hf-compiled")
-    assert isinstance(method, CompiledStockRunner)
-    method.prepare(session.encode("Once"), lambda: False)
-    return method
 
 
 def test_compiled_steps_give_the_same_answer(session: Session, compiler: Compiler) -> None:
-    method, prompt = prepared(session), session.encode(REPETITIVE)
+    method = runner(Method("hf-compiled", "hf-compiled"), session, SETTINGS, 200)
+    assert isinstance(method, StockRunner)
+    method.compile(session.encode("Once"), lambda: False)
+    built, prompt = method.built, session.encode(REPETITIVE)
     answer, plain = method.answer(prompt, lambda: False), answered(session, "hf", prompt)
     assert (answer.ids, answer.text, answer.lengths) == (plain.ids, plain.text, plain.lengths)
-    assert compiler.count == 1
-
-
-def test_an_answer_during_which_something_was_compiled_does_not_count(
-    session: Session, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    method, prompt = prepared(session), session.encode(REPETITIVE)
-    before, whole, asked = method.steps.seconds, stock.generate, list[int]()
-
-    def generate(*given: Any, **options: Any) -> Any:
-        asked.append(len(asked))
-        compiler.count += asked[-1] < compiling
-        return whole(*given, **options)
-
-    monkeypatch.setattr(stock, "generate", generate)
-    compiling = 2
-    assert len(method.answer(prompt, lambda: False).ids) == 24
-    assert len(asked) == 3
-    assert method.steps.seconds > before
-    compiling = 99
-    with pytest.raises(LadeError, match="compiles something anew in every answer"):
-        method.answer(prompt, lambda: False)
-    assert len(asked) == 3 + TRIES
-    # After Ctrl-C there is no other try.
-    assert method.answer(prompt, lambda: True).reason == "interrupted"
-    assert len(asked) == 4 + TRIES
+    assert method.built == built == compiler.count == 1
 
 
 @pytest.mark.parametrize("strategy", ["autoregressive", "lookahead", "hf"])
@@ -132,31 +82,9 @@ def test_every_conversation_starts_cold(session: Session, strategy: str) -> None
     prompt = session.encode(REPETITIVE)
     answered(session, "lookahead", prompt)
     drafts = session.drafts
-    made(session, strategy).begin(keep=False)
+    runner(Method(strategy, strategy), session, SETTINGS, 200).begin()
     assert next(iter(session.stream(prompt, SETTINGS))) == Started(0, len(prompt))
     assert strategy == "hf" or session.drafts is not drafts
-
-
-def test_a_shared_prompt_stays(session: Session) -> None:
-    prompt = session.encode(REPETITIVE)
-    answered(session, "lookahead", prompt)
-    made(session, "autoregressive").begin(keep=True)
-    assert next(iter(session.stream(prompt, SETTINGS))) == Started(len(prompt) - 1, len(prompt))
-
-
-def test_captured_steps_stay_while_transformers_decodes(
-    model_folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    load = partial(load_decoder, capture=Again())
-    monkeypatch.setattr("ladecli.session.load_decoder", load)
-    session = Session(models.load(model_folder))
-    prompt = session.encode(REPETITIVE)
-    answered(session, "lookahead", prompt)
-    captured = made(session, "lookahead").captured
-    assert captured > 0
-    answered(session, "hf", prompt)
-    answered(session, "lookahead", prompt)
-    assert made(session, "lookahead").captured == captured
 
 
 def test_passages_of_one_place_begin_alike(session: Session) -> None:
@@ -170,10 +98,6 @@ def test_passages_of_one_place_begin_alike(session: Session) -> None:
         passages(session, [250], 1, 8)[0].first()
 
 
-def dialogue(session: Session, *turns: str, template: bool = False) -> Dialogue:
-    return Dialogue(session, suites.Row("talk", "prose", turns), template, "Be kind.", 24)
-
-
 def test_a_conversation_goes_on_from_the_answers(session: Session) -> None:
     asked: list[tuple[int, str]] = []
 
@@ -181,26 +105,9 @@ def test_a_conversation_goes_on_from_the_answers(session: Session) -> None:
         asked.append((turn, session.loaded.tokenizer.decode(prompt)))
         return "It."
 
-    talk = dialogue(session, "Say it.", "Again.")
+    row = suites.Row("talk", "prose", ("Say it.", "Again.", "a " * 300))
+    talk = Dialogue(session, row, False, "Be kind.", 24)
     talk.hold(answer)
     assert asked == [(1, "Be kind.\nSay it."), (2, "Be kind.\nSay it.\nIt.\nAgain.")]
-    assert talk.cut is None
-    assert len(session.encode(asked[1][1])) + 24 <= talk.room <= session.decoder.max_context
-
-
-def test_a_turn_that_cannot_be_asked_ends_the_conversation(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refusing(self: Session, messages: list[dict[str, str]], *, reply: bool = True) -> list[int]:
-        if len(messages) > 2:
-            raise UsageError("the template wants no second turn")
-        return [5, 6]
-
-    monkeypatch.setattr(Session, "encode_chat", refusing)
-    talk, turns = dialogue(session, "One.", "Two.", "Three.", template=True), list[int]()
-    talk.hold(lambda turn, _prompt: turns.append(turn) or "x")
-    assert turns == [1]
-    assert talk.cut == "turn 2: the template wants no second turn"
+    assert (talk.cut or "").startswith("turn 3: the prompt has ")
     assert talk.room == session.decoder.max_context
-    with pytest.raises(PromptError, match="with an answer of 24 is more than the context's 256"):
-        dialogue(session, "a " * 300).first()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,7 @@ from huggingface_hub.utils import are_progress_bars_disabled
 from ladecli import suites
 from ladecli.errors import LadeError
 from ladecli.suites import Row
-from ladecli.suites.fetched import YOURS
+from ladecli.suites.hub import FIX
 
 MT_BENCH = ("space", "lmsys/mt-bench", "data/mt_bench/question.jsonl")
 GSM8K = ("dataset", "DaertML/gsm8k-jsonl", "test.jsonl")
@@ -145,85 +144,53 @@ def test_bars_are_shown_where_they_are_wanted(hub: Hub, progress: bool) -> None:
     assert not are_progress_bars_disabled()
 
 
-def unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ladecli.model_files.hub_answers", lambda: False)
-
-
-def told_to_be_offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-
-
 @pytest.mark.parametrize(
-    ("change", "offline", "why"),
+    ("cause", "why"),
     [
-        (unreachable, False, "the hub cannot be reached"),
-        (told_to_be_offline, False, "the hub cannot be reached"),
-        (lambda _: None, True, "--offline forbids to fetch it"),
+        ("unreachable", "the hub cannot be reached"),
+        ("variable", "the hub cannot be reached"),
+        ("flag", "--offline forbids to fetch it"),
     ],
 )
-def test_no_network(
-    hub: Hub,
-    monkeypatch: pytest.MonkeyPatch,
-    change: Callable[[pytest.MonkeyPatch], None],
-    offline: bool,
-    why: str,
-) -> None:
-    change(monkeypatch)
+def test_no_network(hub: Hub, monkeypatch: pytest.MonkeyPatch, cause: str, why: str) -> None:
+    monkeypatch.setattr("ladecli.model_files.hub_answers", lambda: cause != "unreachable")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", cause == "variable")
     with pytest.raises(LadeError) as error:
-        suites.load("gsm8k", offline=offline)
-    assert str(error.value) == f"the suite gsm8k is not on this machine, and {why}; {YOURS}"
+        suites.load("gsm8k", offline=cause == "flag")
+    assert str(error.value) == f"the suite gsm8k is not on this machine, and {why}; {FIX}"
     assert hub.asked == []
 
 
 FAILURES = {
-    "gone": (
-        errors.RepositoryNotFoundError("404 Client Error\nlong", response=ANSWER),
-        "the hub no longer offers the suite gsm8k (DaertML/gsm8k-jsonl, test.jsonl)",
-    ),
-    "gated": (
-        errors.GatedRepoError("403 Client Error\nlong", response=ANSWER),
-        "the hub no longer offers the suite gsm8k (DaertML/gsm8k-jsonl, test.jsonl)",
-    ),
-    "no file": (
-        errors.EntryNotFoundError("404"),
-        "the hub no longer offers the suite gsm8k (DaertML/gsm8k-jsonl, test.jsonl)",
-    ),
-    "network lost": (
-        errors.LocalEntryNotFoundError("cannot find the file\nlong"),
-        "the suite gsm8k is not on this machine, and the hub cannot be reached",
-    ),
+    "gone": (errors.RepositoryNotFoundError("404\nlong", response=ANSWER), "no longer offers"),
+    "gated": (errors.GatedRepoError("403\nlong", response=ANSWER), "no longer offers"),
+    "no file": (errors.EntryNotFoundError("404"), "no longer offers"),
+    "network lost": (errors.LocalEntryNotFoundError("cannot\nlong"), "cannot be reached"),
     "server": (
         errors.HfHubHTTPError("500 Server Error\nlong", response=ANSWER),
-        "the suite gsm8k cannot be fetched: 500 Server Error",
+        "500 Server Error",
     ),
-    "halfway": (ReadTimeout(), "the suite gsm8k cannot be fetched: ReadTimeout"),
-    "disk": (
-        OSError(errno.ENOSPC, "No space left on device"),
-        "no space left on disk for the suite gsm8k",
-    ),
+    "halfway": (ReadTimeout(), "cannot be fetched: ReadTimeout"),
+    "disk": (OSError(errno.ENOSPC, "No space left on device"), "no space left on disk"),
 }
 
 
 @pytest.mark.parametrize("case", FAILURES)
 def test_what_the_hub_refuses_is_one_line_with_the_fix(hub: Hub, case: str) -> None:
-    hub.failure, line = FAILURES[case]
+    hub.failure, reason = FAILURES[case]
     with pytest.raises(LadeError) as error:
         suites.load("gsm8k")
-    assert str(error.value) == f"{line}; {YOURS}"
+    message = str(error.value)
+    assert reason in message
+    assert message.endswith(FIX)
+    assert ("gsm8k" in message, "\n" in message) == (True, False)
     assert not are_progress_bars_disabled()
 
 
-def test_a_suite_that_is_another_one_by_now(hub: Hub) -> None:
+def test_a_suite_that_was_changed(hub: Hub) -> None:
     hub.files[GSM8K].pop()
-    with pytest.raises(LadeError) as error:
+    with pytest.raises(LadeError, match="gsm8k was changed on the hub"):
         suites.load("gsm8k")
-    assert str(error.value) == (
-        f"the suite gsm8k was changed on the hub (1318 rows, not 1319); {YOURS}"
-    )
     hub.files[HUMANEVAL][3] = {"text": "def"}
-    with pytest.raises(LadeError) as error:
+    with pytest.raises(LadeError, match="humaneval was changed on the hub"):
         suites.load("humaneval")
-    assert str(error.value) == (
-        "RedHatAI/speculator_benchmarks, HumanEval.jsonl, line 4: needs 'prompt' or 'turns';"
-        f" {YOURS}"
-    )

@@ -1,4 +1,4 @@
-"""The prompts of a benchmark: conversations of a suite, and passages of an exact length."""
+"""What methods are asked: conversations of a suite, and passages of an exact length."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 
 MODULES = ("argparse", "statistics", "textwrap", "tarfile", "mailbox", "difflib", "configparser")
 """Their source is a long text that every machine has, and repeats itself as texts do."""
+MARKUP = 32
+"""Tokens that a chat template adds to a turn, at most, where room is estimated."""
 
 
 class Dialogue:
-    """One row, held with a model turn by turn.
+    """One row of a suite, held with a model turn by turn.
 
     Args:
-        session: the model at work.
+        session: the model.
         row: what the user says.
         template: whether the model's chat template is applied.
         system: the system message, if there is one.
@@ -31,11 +33,8 @@ class Dialogue:
 
     Attributes:
         id, category: of the row.
-        shared: always False: every method reads the prompts anew.
         cut: why the conversation ended before one of its turns; None where it did not.
     """
-
-    shared = False
 
     def __init__(
         self,
@@ -49,7 +48,7 @@ class Dialogue:
         self.category = row.category
         self.cut: str | None = None
         self._session = session
-        self._row = row
+        self._turns = row.turns
         self._template = template
         self._system = system
         self._new_tokens = new_tokens
@@ -58,19 +57,19 @@ class Dialogue:
         """Hold the conversation, up to a turn that the context has no room for.
 
         Args:
-            answer: from the number of the turn, from 1 on, and the ids of its prompt to the
-                text of the reply.
+            answer: gets the number of the turn, from 1 on, and the ids of its prompt; returns
+                the text of the reply.
         """
-        said = Conversation(self._system)
-        for number, text in enumerate(self._row.turns, start=1):
-            said = said.asked(text)
+        talk = Conversation(self._system)
+        for number, text in enumerate(self._turns, start=1):
+            talk = talk.asked(text)
             try:
-                ids = self._checked(said)
+                ids = self._encoded(talk)
             except (UsageError, PromptError) as error:
-                which = f"turn {number}: " if len(self._row.turns) > 1 else ""
+                which = f"turn {number}: " if len(self._turns) > 1 else ""
                 self.cut = f"{which}{error}"
                 return
-            said = said.answered(answer(number, ids))
+            talk = talk.answered(answer(number, ids))
 
     def first(self) -> list[int]:
         """The ids of the first prompt.
@@ -78,27 +77,21 @@ class Dialogue:
         Raises:
             UsageError, PromptError: it is empty or too long, or the template refuses it.
         """
-        return self._checked(Conversation(self._system).asked(self._row.turns[0]))
+        return self._encoded(Conversation(self._system).asked(self._turns[0]))
 
     @property
     def room(self) -> int:
-        """Tokens of the longest prompt and its answer, or a few more.
+        """Estimated tokens of the longest prompt and its answer."""
+        later = sum(len(self._session.encode(text)) + MARKUP for text in self._turns[1:])
+        needed = len(self.first()) + later + len(self._turns) * self._new_tokens
+        return min(needed, self._session.decoder.max_context)
 
-        Some answers have more tokens than they were made of, once they are part of a prompt.
-        """
-        *before, last = self._row.turns
-        said = Conversation(self._system)
-        for text in before:
-            said = said.asked(text).answered("")
-        most = self._session.decoder.max_context
-        try:
-            prompt = len(self._encoded(said.asked(last)))
-        except UsageError:  # the template wants answers, or no second turn
-            return most
-        return min(prompt + (len(before) + 1) * self._new_tokens, most)
-
-    def _checked(self, said: Conversation) -> list[int]:
-        ids, room = self._encoded(said), self._session.decoder.max_context
+    def _encoded(self, talk: Conversation) -> list[int]:
+        if self._template:
+            ids = self._session.encode_chat(talk.for_template())
+        else:
+            ids = self._session.encode(talk.as_text())
+        room = self._session.decoder.max_context
         if len(ids) + self._new_tokens > room:
             raise PromptError(
                 f"the prompt has {len(ids):,} tokens, which with an answer of {self._new_tokens:,}"
@@ -107,11 +100,6 @@ class Dialogue:
         self._session.decoder.check_prompt(ids)
         return ids
 
-    def _encoded(self, said: Conversation) -> list[int]:
-        if self._template:
-            return self._session.encode_chat(said.for_template())
-        return self._session.encode(said.as_text())
-
 
 class Passage:
     """A prompt of an exact number of tokens, cut out of a longer text.
@@ -119,12 +107,10 @@ class Passage:
     Attributes:
         id: "4096/1".
         category: the length.
-        shared: always True: the prompt is read once, which takes as long for all methods.
         cut: always None.
         room: tokens of the prompt and its answer.
     """
 
-    shared = True
     cut: str | None = None
 
     def __init__(self, number: int, ids: Sequence[int], longest: int, new_tokens: int = 1) -> None:
@@ -150,7 +136,6 @@ class Passage:
 
 
 Task: TypeAlias = Dialogue | Passage
-"""What every method is asked in turn."""
 
 
 def passages(session: Session, lengths: Sequence[int], each: int, new_tokens: int) -> list[Passage]:
