@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .api import Model, load
+    from .custom_generate import lookahead
     from .decoder.config import LookaheadConfig, SamplingConfig
     from .decoder.errors import (
         ConfigError,
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
         PromptError,
         UnsupportedModelError,
     )
-    from .drop_in import lookahead
     from .errors import LadeError, LoadError, UsageError
     from .events import Ended, Piece, PromptRead, TextStep
 
@@ -53,7 +53,7 @@ __all__ = [
 _HOME = {
     "Model": "api",
     "load": "api",
-    "lookahead": "drop_in",
+    "lookahead": "custom_generate",
     "LookaheadConfig": "decoder.config",
     "SamplingConfig": "decoder.config",
     "ConfigError": "decoder.errors",

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from . import launch, models, ways
+from . import models
 from .decoder.config import LookaheadConfig, SamplingConfig
 from .decoder.errors import PromptError
-from .errors import LadeError, UsageError
+from .errors import LadeError
 from .events import Ended, TextEvent, TextStep
 from .metrics import Tally
-from .options import LoadOptions, Request
-from .provision import provide
+from .opening import open_session
+from .option_fields import settings_of
+from .options import Request
 from .session import Session, Settings
+from .terminal import Terminal
 from .visualize import memory_line
 
 Prompt = str | Sequence[dict[str, str]]
 """A text to continue, or a conversation: messages with `role` and `content`."""
+_PER_CALL = {"model", "strategy", "pool_file", "parallel", "parallel_mode"}
+"""Options of the command line that `load` does not have."""
 
 
 class Model:
@@ -29,15 +32,16 @@ class Model:
     Args:
         session: the model at work.
         lookahead: settings used where a call gives none.
-        notices: what was worth a warning when it was loaded.
     """
 
-    def __init__(
-        self, session: Session, lookahead: LookaheadConfig, notices: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, session: Session, lookahead: LookaheadConfig) -> None:
         self.session = session
         self.lookahead = lookahead
-        self.notices = tuple(notices)
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """What was worth a warning when it was loaded."""
+        return self.session.notices
 
     def stream(
         self,
@@ -54,11 +58,11 @@ class Model:
 
         Args:
             prompt: a text to continue, or the messages of a conversation.
-            max_new_tokens: at most so many; None for as many as the context holds.
+            max_new_tokens: None for as many as the context holds.
             strategy: lookahead, autoregressive, jacobi or prompt-lookup.
             lookahead: window, n-grams and guesses; None for the profile's.
             stop: a string that ends the answer, or several.
-            ignore_eos: go on behind end tokens.
+            ignore_eos: keep decoding after end-of-text tokens.
             sampling: fields of `SamplingConfig`: temperature, top_k, top_p, min_p,
                 repetition_penalty, seed.  Without any, greedy with the model's own penalty.
 
@@ -100,18 +104,7 @@ class Model:
         return "".join(text)
 
 
-def load(
-    name: str | Path = models.DEMO,
-    *,
-    attention: str = "auto",
-    cuda_graphs: bool | None = None,
-    compile: bool = False,
-    kernels: bool = True,
-    max_context: int | None = None,
-    profile: str | None = None,
-    budget: int | None = None,
-    **options: Any,
-) -> Model:
+def load(name: str | Path = models.DEMO, **options: Any) -> Model:
     """Load a model from the Hugging Face hub or a local folder.
 
     What `lade generate` would tell its user on the way comes as warnings, and stays in the
@@ -120,62 +113,27 @@ def load(
 
     Args:
         name: a hub id, a folder, or "demo" for the bundled model.
-        attention: auto (the fastest here), reference, sdpa, flash or triton.
-        cuda_graphs: whether steps are captured as CUDA graphs; None for wherever that can be.
-        compile: whether captured steps are compiled by torch first.
-        kernels: whether Triton kernels may be used.
-        max_context: the most tokens of prompt and answer together; None for as many as the model
-            was made for and memory has room for.
-        profile: name of the hardware profile; None for the detected device's.
-        budget: tokens in one step; None for the profile's.
-        options: fields of `settings.LoadOptions`: dtype, device, quantize, …; but for
-            `tensor_parallel`, which takes processes that the command line starts.
+        options: those of `lade generate` about the model and its drafts, by the names of their
+            flags: dtype, device, quantize, attention, cuda_graphs, max_context, profile, budget …
 
     Raises:
-        UsageError, ConfigError: an argument is out of range, or memory has no room for the
-            context or the steps that were asked for.
+        UsageError, ConfigError: an option is out of range, or memory has no room for the context
+            or the steps that were asked for.
         LadeError: the model cannot be loaded; the message says why and what helps.
         UnsupportedModelError: it cannot be decoded here.
     """
-    request = Request(
-        model=str(name),
-        attention=attention,
-        cuda_graphs=cuda_graphs,
-        compile=compile,
-        kernels=kernels,
-        max_context=max_context,
-        profile=profile,
-        budget=budget,
-        **_fields(LoadOptions(**options)),
-    )
+    known = {
+        key
+        for key, setting in settings_of(Request).items()
+        if setting.option.panel in ("Decoding", "Model")
+    } | {"max_context"}
+    for key in options.keys() - known | options.keys() & _PER_CALL:
+        raise TypeError(f"load() has no option {key!r}")
+    request = Request(model=str(name), **options)
     request.check()
-    planned = models.plan(str(name), request.load_options())
-    ways.check(request, planned.device, planned.part)
-    backend = ways.attention_of(request, planned.device, planned.part).name
-    graphs = ways.no_graphs(request, planned.device) is None
-    choice = launch.choice_for(request, planned.device, planned.spec)
-    settings = request.lookahead(choice.lookahead)
-    provided = provide(request, planned, settings, backend, graphs)
-    loaded = models.load(planned, beside=provided.beside)
-    session = Session(
-        loaded,
-        attention=backend,
-        max_context=provided.context,
-        graphs=graphs,
-        compiled=compile,
-        kernels=kernels,
-        pack=provided.pack,
-    )
-    more = provided.notice, ways.without_graphs(request, session)
-    notices = [*session.notices, *choice.notices, *filter(None, more)]
-    for notice in notices:
+    session = open_session(request, Terminal(quiet=True))
+    for notice in session.notices:
         warnings.warn(notice, stacklevel=2)
-    return Model(session, settings, notices)
-
-
-def _fields(options: LoadOptions) -> dict[str, Any]:
-    """The options as fields of a request."""
-    given = asdict(options)
-    if given.pop("tensor_parallel") > 1:
-        raise UsageError("tensor_parallel takes several processes: lade generate --parallel K does")
-    return given
+    choice = session.setup.choice
+    assert choice is not None
+    return Model(session, request.lookahead(choice.base(request.wants_paper)))

@@ -13,7 +13,7 @@ from types import FrameType
 
 from platformdirs import user_state_path
 
-from . import files, launch
+from . import files, opening
 from .decoder.errors import DeviceLostError, RankError
 from .errors import LadeError, UsageError
 from .options import ChatRequest
@@ -31,11 +31,11 @@ def run(request: ChatRequest) -> int:
     Raises:
         LadeError, DecoderError: with a line for the user.
     """
-    launch.check(request)
+    opening.check(request)
     terminal = Terminal(request.color, request.quiet)
-    with ended_tidily(), unechoed(), launch.opened(request, terminal) as session:
+    with ended_tidily(), unechoed(), opening.opened(request, terminal) as session:
         chat = Chat(session, request, terminal, open_reader)
-        with launch.kept_drafts(session, request):
+        with opening.kept_drafts(session, request):
             greet(chat)
             with autosaved(chat):
                 loop(chat)

@@ -182,7 +182,7 @@ def _refuse_flags(group: typer.Context) -> None:
 def generate(request: options.GenerateRequest) -> int:
     """Complete one or more prompts; the answer goes to stdout and nothing else does."""
     from .generate import run
-    from .launch import on_ranks
+    from .opening import on_ranks
 
     return on_ranks(request, run)
 
@@ -195,7 +195,7 @@ def chat(request: options.ChatRequest) -> int:
     to stdout, and the first mistake ends it.
     """
     from .chat import run
-    from .launch import on_ranks
+    from .opening import on_ranks
 
     return on_ranks(request, run)
 
@@ -215,7 +215,7 @@ def bench(request: options.BenchRequest) -> int:
     lade bench compare A.json B.json says what changed between two of its results.
     """
     from .bench.command import run
-    from .launch import on_ranks
+    from .opening import on_ranks
 
     return on_ranks(request, run)
 

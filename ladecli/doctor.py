@@ -19,7 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import __version__, config, device_map, launch, model_files, profiles, screen, ways
+from . import __version__, config, decode_setup, device_map, model_files, profiles, screen
 from .decoder.errors import DecoderError
 from .errors import LadeError, UsageError, told
 from .memory import told as size_of
@@ -27,7 +27,6 @@ from .model_files import version
 from .option_fields import PREFIX, config_path
 from .options import DoctorRequest
 from .profiles import user
-from .provision import provide
 from .terminal import Terminal
 from .visualize import counted, printable
 
@@ -390,7 +389,7 @@ def profile(subject: Subject) -> Iterator[Finding]:
 
 def cuda_graphs(subject: Subject) -> Iterator[Finding]:
     """Whether steps are captured as CUDA graphs, as far as that is known without a model."""
-    why = ways.no_graphs(subject.request, _device(subject))
+    why = decode_setup.why_no_graphs(subject.request, _device(subject))
     data = {"on": why is None}
     if why is None:
         yield Finding("CUDA graphs", "on, for every model whose steps can be captured", data=data)
@@ -484,16 +483,16 @@ def model(subject: Subject) -> Iterator[Finding]:
         yield Finding("weights", value, PROBLEM, f"pip install {' '.join(lacking)}")
     yield Finding("context", f"{facts.context} tokens", data={"context": facts.context})
     try:
-        attention = ways.attention_of(request, planned.device, planned.part)
-        ways.check(request, planned.device, planned.part)
+        attention = decode_setup.attention_of(request, planned.device, planned.part)
+        decode_setup.check_device(request, planned.device, planned.part)
         data = {"name": attention.name, "why": attention.why}
         yield Finding("attention", f"{attention.name}: {attention.why}", data=data)
-        choice = launch.choice_for(request, planned.device, planned.part)
+        choice = decode_setup.choice_for(request, planned.device, planned.part)
         yield from _settings(request, choice)
     except (LadeError, DecoderError) as error:
         yield Finding("settings", str(error), PROBLEM)
         return
-    yield _memory(request, planned, choice, attention.name)
+    yield _memory(request, planned)
 
 
 def _settings(request: DoctorRequest, choice: Choice) -> Iterator[Finding]:
@@ -517,19 +516,17 @@ def _settings(request: DoctorRequest, choice: Choice) -> Iterator[Finding]:
         yield Finding("notice", notice, NOTE)
 
 
-def _memory(request: DoctorRequest, planned: Plan, choice: Choice, attention: str) -> Finding:
+def _memory(request: DoctorRequest, planned: Plan) -> Finding:
     """Whether the model and its texts fit."""
     if request.device_map not in (None, *device_map.WORDS):
         return Finding("memory", "placed by a map of your own, so it is not estimated", NOTE)
-    settings = request.lookahead(choice.base(request.wants_paper))
-    captured = ways.no_graphs(request, planned.device) is None
     try:
-        provided = provide(request, planned, settings, attention, captured)
+        provided = decode_setup.decide(request, planned)
     except (LadeError, DecoderError) as error:
         return Finding("memory", str(error), PROBLEM)
     data = {"context": provided.context}
-    if provided.notice:
-        return Finding("memory", provided.notice, WARNING, data=data)
+    if provided.short:
+        return Finding("memory", provided.short, WARNING, data=data)
     limited = request.max_context is not None
     context = f"{provided.context} tokens of context" if limited else "its whole context"
     return Finding("memory", f"the model and {context} fit", data=data)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import export, launch
+from . import export, opening
 from .decoder.config import SamplingConfig
 from .decoder.errors import PromptError, RankError
 from .errors import INTERRUPTED, LadeError, UsageError
@@ -32,19 +32,19 @@ def run(request: GenerateRequest) -> int:
     Raises:
         LadeError, DecoderError: with a line for the user.
     """
-    launch.check(request)
+    opening.check(request)
     prompts = gather(request.prompt or [], request.prompt_file or [])
     export.check(request, len(prompts))
     terminal = Terminal(request.color, request.quiet)
-    with launch.opened(request, terminal) as session:
+    with opening.opened(request, terminal) as session:
         return _answer_all(request, session, prompts)
 
 
 def _answer_all(request: GenerateRequest, session: Session, prompts: Sequence[Prompt]) -> int:
     """Answer the prompts one after the other; returns the exit code."""
-    choice = launch.choose_profile(request, session)
+    choice = opening.choose_profile(request, session)
     greedy = SamplingConfig(repetition_penalty=session.loaded.repetition_penalty)
-    settings = launch.settings_of(request, choice, greedy)
+    settings = opening.settings_of(request, choice, greedy)
     # All prompts are checked before the first is answered: no half of the work is lost.
     encoded = [_encode(session, request, prompt.text) for prompt in prompts]
     for number, ids in enumerate(encoded, start=1):
@@ -54,7 +54,7 @@ def _answer_all(request: GenerateRequest, session: Session, prompts: Sequence[Pr
         plain_step = session.measure_plain_step(settings.sampling)
     code = 0
     unwritten: list[LadeError] = []
-    with ctrl_c() as cancelled, launch.kept_drafts(session, request):
+    with ctrl_c() as cancelled, opening.kept_drafts(session, request):
         for number, ids in enumerate(encoded):
             if number and not request.json:
                 print()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from . import launch, profiles, screen
+from . import decode_setup, profiles, screen
 from .decoder.config import SOURCES, LookaheadConfig
 from .memory import ModelSpec, told
 from .planner.cluster import known_model
@@ -144,7 +144,7 @@ def _chosen(request: ProfileRequest, model: str, terminal: Terminal) -> tuple[Pr
         from .device import measure_rates
 
         planned = models.plan(model, request.load_options())
-        choice = launch.choice_for(request, planned.device, planned.part)
+        choice = decode_setup.choice_for(request, planned.device, planned.part)
         if choice.profile != profiles.MEASURED:
             return profiles.read(choice.profile), choice
         # They were measured a moment ago, and are remembered.

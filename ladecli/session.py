@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
+from .decode_setup import Setup
 from .decoder.config import LookaheadConfig, SamplingConfig
 from .decoder.drafting.memory import DraftMemory
 from .decoder.engine import Limits
@@ -24,7 +25,7 @@ from .text import TextStream, apply_chat_template
 WARM_UP_STEPS = 20
 MEASURED_STEPS = 80
 MEASURED_SECONDS = 1.0
-"""A plain step is measured over so many steps, or for so long, whichever is less."""
+"""A plain step is measured over this many steps, or this long, whichever is less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +36,9 @@ class Settings:
         strategy: a name of `decoder.strategies.STRATEGIES`.
         lookahead: window, n-grams, guesses, budget and sources.
         sampling: how tokens are chosen.
-        max_new_tokens: at most so many; None for as many as the context holds.
+        max_new_tokens: None for as many as the context holds.
         stop: strings that end the text.
-        ignore_eos: decode on behind end tokens.
+        ignore_eos: keep decoding after end-of-text tokens.
     """
 
     strategy: str = "lookahead"
@@ -67,12 +68,7 @@ class Session:
 
     Args:
         loaded: model and tokenizer.
-        attention: name of the attention backend.
-        max_context: the most tokens of prompt and answer together; None for the model's own.
-        graphs: whether steps are captured as CUDA graphs where that is possible.
-        compiled: whether those are compiled by torch first.
-        kernels: whether Triton kernels may be used.
-        pack: whether float32 weights on a CPU may be stored twice, for speed.
+        setup: how it is decoded.
         group: the ranks that decode together.
         followers: the other ranks of the group, where this is their leader.
 
@@ -86,37 +82,41 @@ class Session:
     def __init__(
         self,
         loaded: LoadedModel,
+        setup: Setup | None = None,
         *,
-        attention: str = "auto",
-        max_context: int | None = None,
-        graphs: bool = True,
-        compiled: bool = False,
-        kernels: bool = True,
-        pack: bool = True,
         group: Group = ALONE,
         followers: Followers | None = None,
     ) -> None:
         self.loaded = loaded
+        self.setup = setup = setup or Setup()
         self.decoder = load_decoder(
             loaded.model,
-            attention=attention,
-            max_context=max_context,
-            cuda_graphs=graphs,
-            compile=compiled,
-            kernels=kernels,
-            pack=pack,
+            attention=setup.attention.name,
+            max_context=setup.context,
+            cuda_graphs=setup.no_graphs is None,
+            compile=setup.compiled,
+            kernels=setup.kernels,
+            pack=setup.pack,
         )
         self.drafts = DraftMemory()
-        self._group = group
-        self._followers = followers
+        self.group = group
+        self.followers = followers
         self._shared: Generator[TextEvent] | None = None
         self._told = len(self.decoder.runner.notices)
 
     @property
     def attention(self) -> str:
-        """Name of the attention backend of its steps: that which was asked for, unless it failed
-        here."""
+        """Name of the attention backend of its steps: that of the setup, unless it failed here."""
         return self.decoder.runner.model.attention
+
+    @property
+    def no_graphs(self) -> str | None:
+        """Why its steps are not captured as CUDA graphs; None where they are."""
+        runner = self.decoder.runner
+        if runner.captures:
+            return None
+        failures = [line.partition(": ")[2] for line in runner.notices if "CUDA graphs" in line]
+        return self.setup.no_graphs or (failures or ["the model lies on several devices"])[0]
 
     @cached_property
     def stock_model(self) -> Any:
@@ -130,7 +130,7 @@ class Session:
     @property
     def ranks(self) -> int:
         """How many processes decode together."""
-        return self._group.size
+        return self.group.size
 
     def start_over(self, *, keep_text: bool = False) -> None:
         """Begin as a new session would: nothing that was decoded or learned helps any more.
@@ -149,7 +149,7 @@ class Session:
         if ignored := self.loaded.ignored_settings:
             names = ", ".join(ignored)
             notices.append(f"not applied, though the model's generation config has it: {names}")
-        return tuple(notices)
+        return (*notices, *self.setup.notices)
 
     def news(self) -> list[str]:
         """Lines about how steps run that the last answers brought up; each is told once."""
@@ -244,7 +244,7 @@ class Session:
         """
         if self.drafts.broken:
             self.drafts = DraftMemory()
-        followers = self._followers
+        followers = self.followers
         settings = self._prepared(settings)
         # A follower hears of nothing but what takes all ranks.
         together = followers is None or followers.takes_part(settings)
@@ -258,7 +258,7 @@ class Session:
             settings.sampling,
             Limits(settings.max_new_tokens, stop_ids, should_stop),
             detailed=detailed,
-            group=self._group if together else ALONE,
+            group=self.group if together else ALONE,
         )
         if followers is None or not together:
             return _as_text(events, text, cancelled, contextlib.nullcontext())
@@ -271,7 +271,7 @@ class Session:
 
     def _prepared(self, settings: Settings) -> Settings:
         """Settings that know which widths steps are captured for; followers are told them."""
-        follows = self.ranks > 1 and self._followers is None
+        follows = self.ranks > 1 and self.followers is None
         if follows or settings.lookahead.widths:
             return settings
         widths = tuple(self.decoder.runner.widths(settings.lookahead.step_limit))

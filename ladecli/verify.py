@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import chi_square, launch, screen, suites, ways
+from . import chi_square, opening, screen, suites
 from .bench.result import (
     PLAIN,
     Machine,
@@ -70,7 +70,7 @@ def run(request: VerifyRequest) -> int:
     else:
         new_tokens = request.new_tokens
     request = replace(request, max_new_tokens=new_tokens)
-    launch.check(request)
+    opening.check(request)
     if samples and not request.temperature:
         raise UsageError(
             "--chi-square tests sampling, and greedy decoding draws nothing; add --temperature 1,"
@@ -81,7 +81,7 @@ def run(request: VerifyRequest) -> int:
     suite = suites.load(request.prompts, offline=request.offline, progress=watched)
     rows = suites.some(suite.rows, limit)
     terminal = Terminal(request.color, request.quiet)
-    session = launch.open_session(request, terminal)
+    session = opening.open_session(request, terminal)
     answers = 2 * (samples * len(rows) if samples else sum(len(row.turns) for row in rows))
     found: Comparison | chi_square.Sampled
     with ctrl_c() as cancelled, terminal.bar("verifying", answers) as advance:
@@ -306,12 +306,12 @@ class Verifier:
 
         loaded = session.loaded
         greedy = SamplingConfig(repetition_penalty=loaded.repetition_penalty)
-        choice = launch.choose_profile(request, session)
+        choice = opening.choose_profile(request, session)
         self._session = session
         self._request = request
         self._cancelled = cancelled
         self._advance = advance
-        self._settings = launch.settings_of(request, choice, greedy)
+        self._settings = opening.settings_of(request, choice, greedy)
         self._plain = replace(self._settings, strategy=PLAIN)
         self._rescorer = Rescorer(session.decoder, quantised=loaded.spec.weights not in FULL)
         self._spell = speller(loaded.tokenizer)
@@ -319,7 +319,7 @@ class Verifier:
             "strategy": request.strategy,
             "weights": loaded.spec.weights,
             "compute": loaded.spec.compute,
-            "attention": ways.attention_of(request, loaded.device, loaded.part).name,
+            "attention": session.setup.attention.name,
         }
         if request.strategy == "lookahead":
             self.settings_shown |= lookahead_shown(self._settings.lookahead)

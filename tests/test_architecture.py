@@ -17,12 +17,23 @@ ROOT = Path(ladecli.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 HEAVY = ("torch", "transformers")
 MODEL_ROOM = (
-    *("decoder", "device.py", "drop_in.py", "model_spec.py", "models.py", "placement.py"),
+    *("decoder", "device.py", "custom_generate.py", "model_spec.py", "models.py", "placement.py"),
     "stock.py",
 )
 """Who may know torch; everything else deals in numbers and text."""
 LIGHT = (
-    *("visualize", "events", "metrics", "option_fields", "options", "prompts", "profiles", "chat"),
+    *(
+        "visualize",
+        "events",
+        "metrics",
+        "option_fields",
+        "options",
+        "opening",
+        "decode_setup",
+        "prompts",
+        "profiles",
+        "chat",
+    ),
     *("generate", "replay", "export", "live", "markdown", "repl.commands"),
     *("inspector", "trace", "terminal", "files"),
     *("tune", "profile_list", "memory", "suites", "planner"),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ladecli import opening
 from ladecli.bench.methods import DEFAULT
 from ladecli.bench.result import SCHEMA, read
 from ladecli.bench.runners import OwnRunner
@@ -215,9 +216,8 @@ def test_our_methods_sample_the_same_texts(lade: Any, model_folder: str, prompts
 def test_bad_input_is_one_line_and_loads_nothing(
     lade: Any, arguments: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ladecli import launch
 
-    monkeypatch.setattr(launch, "opened", lambda *_, **__: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(opening, "opened", lambda *_, **__: pytest.fail("a model was loaded"))
     done = lade("bench", "demo", *arguments)
     assert done.code == 2
     assert message in done.err

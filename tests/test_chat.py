@@ -17,6 +17,7 @@ import pytest
 from ladecli import model_files, models
 from ladecli.chat import autosaved, handle, loop
 from ladecli.conversation import Conversation, from_json
+from ladecli.decode_setup import Setup
 from ladecli.decoder.errors import DecoderError
 from ladecli.errors import LadeError, UsageError
 from ladecli.options import ChatRequest
@@ -306,7 +307,7 @@ def test_a_chat_that_ends_badly_is_saved(
 def test_a_full_context_drops_the_oldest_turns_when_the_user_agrees(
     make: Make, loaded: models.LoadedModel
 ) -> None:
-    on = Session(loaded, max_context=200)
+    on = Session(loaded, Setup(context=200))
     chat = make(*QUESTIONS, "x", "d", "/exit", on=on, system="Be brief.")
     loop(chat)
     assert "200 tokens" in asked(chat)[0]
@@ -323,7 +324,7 @@ def test_a_full_context_drops_the_oldest_turns_when_the_user_agrees(
 def test_a_full_context_stops_otherwise(
     make: Make, loaded: models.LoadedModel, answer: str | type[BaseException]
 ) -> None:
-    on = Session(loaded, max_context=150)
+    on = Session(loaded, Setup(context=150))
     chat = make(*QUESTIONS, "one more", "what?", answer, on=on, max_new_tokens=30)
     loop(chat)
     assert len(asked(chat)) == 2, "asked again after an answer that is none"
@@ -335,7 +336,7 @@ def test_a_full_context_stops_otherwise(
 def test_a_full_context_on_a_pipe_is_an_error(make: Make, loaded: models.LoadedModel) -> None:
     lines = io.StringIO("\n".join([*QUESTIONS, "one more"]))
     with pytest.raises(LadeError, match="the context of 150 tokens is full"):
-        loop(make(on=Session(loaded, max_context=150), reader=Reader(lines)))
+        loop(make(on=Session(loaded, Setup(context=150)), reader=Reader(lines)))
 
 
 def test_a_message_that_does_not_fit_by_itself(
@@ -343,7 +344,7 @@ def test_a_message_that_does_not_fit_by_itself(
 ) -> None:
     path = tmp_path / "long file.txt"
     path.write_text("long " * 300)
-    chat = make(on=Session(loaded, max_context=150), max_new_tokens=3)
+    chat = make(on=Session(loaded, Setup(context=150)), max_new_tokens=3)
     with pytest.raises(UsageError, match=r"does not fit .* of 150 tokens .*; shorten it$"):
         handle(chat, "long " * 300)
     assert chat.draft == "long " * 300
@@ -358,7 +359,7 @@ def test_a_message_that_does_not_fit_by_itself(
 def test_a_reply_that_fills_the_context_says_so(
     make: Make, loaded: models.LoadedModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    chat = make(QUESTIONS[0], on=Session(loaded, max_context=60), max_new_tokens=None)
+    chat = make(QUESTIONS[0], on=Session(loaded, Setup(context=60)), max_new_tokens=None)
     loop(chat)
     assert "the context of 60 tokens is full" in capsys.readouterr().err
     assert chat.used >= 59

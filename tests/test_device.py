@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from ladecli import device, launch
+from ladecli import decode_setup, device
 from ladecli.device import Details, Device, details, detect, free_memory, gpu_build, present
 from ladecli.errors import UsageError
 from ladecli.options import Request
@@ -188,6 +188,6 @@ def test_a_device_without_room_for_it_gets_cautious_settings(
 
     monkeypatch.setattr(device, "measure_rates", fail)
     monkeypatch.setattr("ladecli.decoder.attention.triton_available", lambda _: True)
-    choice = launch.choice_for(Request(), Device("cuda", "cuda:0", "Unheard Of"), shape())
+    choice = decode_setup.choice_for(Request(), Device("cuda", "cuda:0", "Unheard Of"), shape())
     assert choice.profile == "gpu"
     assert any("settings are those of a slow one" in line for line in choice.notices)

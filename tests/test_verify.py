@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ladecli import chi_square, launch
+from ladecli import chi_square, opening
 from ladecli.bench.statistics import holm
 from ladecli.decoder import engine
 from ladecli.decoder.engine import Decoder
@@ -219,7 +219,7 @@ SAMPLING = ("--chi-square", "100", "-t", "1")
 def test_mistakes_are_told_before_a_model_is_loaded(
     lade: Lade, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], named: str
 ) -> None:
-    monkeypatch.setattr(launch, "open_session", None)
+    monkeypatch.setattr(opening, "open_session", None)
     found = lade("verify", *arguments)
     assert (found.code, found.out) == (2, "")
     assert named in found.err

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import launch, suites, ways
+from .. import opening, suites
 from ..decoder.config import SamplingConfig
 from ..decoder.errors import PromptError
 from ..errors import INTERRUPTED, LadeError, UsageError, told
@@ -56,7 +56,7 @@ def run(request: BenchRequest) -> int:
     paths = [Path(name).expanduser() for name in request.report or []]
     for path in paths:
         report.check(path)
-    launch.check(request)
+    opening.check(request)
     terminal = Terminal(request.color, request.quiet)
     suite = None
     if "context" not in swept:
@@ -64,7 +64,7 @@ def run(request: BenchRequest) -> int:
         suite = suites.load(request.prompts, offline=request.offline, progress=watched)
     longest = max(map(int, swept.get("context", ())), default=0)
     stretch = longest + request.new_tokens if longest else 0
-    with launch.opened(request, terminal, stretch=stretch) as session:
+    with opening.opened(request, terminal, stretch=stretch) as session:
         benchmark = Benchmark(request, session, swept, suite)
         with ctrl_c() as cancelled, terminal.bar("measuring", benchmark.runs) as progress:
             result = benchmark.measure(cancelled, progress, terminal.say)
@@ -121,7 +121,7 @@ class Benchmark:
         self._suite = suite
         self._template = session.has_template and not request.raw and suite is not None
         self._created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-        self._choice: Choice = launch.choose_profile(request, session)
+        self._choice: Choice = opening.choose_profile(request, session)
         greedy = SamplingConfig(repetition_penalty=session.loaded.repetition_penalty)
         self._methods: Methods = methods.choose(self._request, self._choice, greedy, swept)
         self._tasks, self._skipped = self._usable()
@@ -213,7 +213,7 @@ class Benchmark:
             reference=PLAIN if PLAIN in names else names[0] if len(names) > 1 else None,
             machine=Machine.of(self._session),
             model=Model.of(self._session, request),
-            attention_why=ways.attention_of(request, loaded.device, loaded.part).why,
+            attention_why=self._session.setup.attention.why,
             conditions=Conditions(
                 prompts="passages" if self._suite is None else Path(self._suite.name).name,
                 rows=len(self._tasks),

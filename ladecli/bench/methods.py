@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from .. import launch
+from .. import opening
 from ..decoder.config import SOURCES, SamplingConfig
 from ..decoder.errors import ConfigError
 from ..errors import UsageError
@@ -184,7 +184,7 @@ def choose(request: BenchRequest, choice: Choice, greedy: SamplingConfig, swept:
         wanted = request
         if name == "paper":
             wanted = replace(request, sources="trajectory", budget=None)
-        settings = launch.settings_of(wanted, choice, greedy)
+        settings = opening.settings_of(wanted, choice, greedy)
         shown = lookahead_shown(settings.lookahead) if name in ("paper", "lookahead") else {}
         chosen.append((Method(name, name, shown), settings))
     return Methods(tuple(chosen))
@@ -192,14 +192,14 @@ def choose(request: BenchRequest, choice: Choice, greedy: SamplingConfig, swept:
 
 def _cells(request: BenchRequest, choice: Choice, greedy: SamplingConfig, grid: Sweep) -> Methods:
     """Plain decoding, and lookahead with the settings of each cell."""
-    chosen = [(Method(PLAIN, PLAIN), launch.settings_of(request, choice, greedy))]
+    chosen = [(Method(PLAIN, PLAIN), opening.settings_of(request, choice, greedy))]
     refused = []
     for combination in itertools.product(*grid.values()):
         cell = dict(zip(grid, combination, strict=True))
         values = {axis: cell.get(value, value) for axis, value in cell.items()}
         name = "lookahead " + " ".join(f"{axis}={value}" for axis, value in values.items())
         try:
-            settings = launch.settings_of(replace(request, **_options(values)), choice, greedy)
+            settings = opening.settings_of(replace(request, **_options(values)), choice, greedy)
             windowed = [axis for axis in values if axis in LETTERS.values()]
             if windowed and "trajectory" not in settings.lookahead.sources:
                 raise ConfigError(f"{windowed[0]} changes nothing without the source trajectory")

@@ -92,7 +92,6 @@ class Model:
     @classmethod
     def of(cls, session: Session, request: Request) -> Model:
         """The model of a session, with the attention backend that the request selects."""
-        from .. import ways
 
         loaded, shape = session.loaded, session.loaded.spec
         local = Path(loaded.name).is_dir()
@@ -106,7 +105,7 @@ class Model:
             cache_bytes=shape.cache_bytes,
             context=session.decoder.max_context,
             made_for=loaded.made_for or session.decoder.facts.context,
-            attention=ways.attention_of(request, loaded.device, loaded.part).name,
+            attention=session.setup.attention.name,
             captured=session.decoder.runner.captures,
             compiled=session.decoder.runner.compiles,
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import export, launch
+from .. import export, opening
 from ..conversation import Conversation
 from ..errors import LadeError, UsageError, told
 from ..events import Ended, TextEvent, TextStep
@@ -96,7 +96,7 @@ class Chat:
         self.base: Conversation | None = None
         self.attached: list[str] = []
         self.leaving = False
-        self.choice: Choice = launch.choose_profile(request, session)
+        self.choice: Choice = opening.choose_profile(request, session)
         self.console = terminal.console(sys.stderr)  # only replies go to stdout
         self.reader = open_reader(self)
         self._view: View | None = None
@@ -277,7 +277,7 @@ class Chat:
 
     def settings(self) -> Settings:
         """How the next reply is decoded."""
-        return launch.settings_of(self.request, self.choice, self.session.loaded.sampling)
+        return opening.settings_of(self.request, self.choice, self.session.loaded.sampling)
 
     def change(self, request: ChatRequest) -> None:
         """Use other options from now on.
@@ -285,8 +285,8 @@ class Chat:
         Raises:
             UsageError, ConfigError: they do not go together; then nothing changes.
         """
-        choice = launch.choose_profile(request, self.session)
-        launch.settings_of(request, choice, self.session.loaded.sampling)
+        choice = opening.choose_profile(request, self.session)
+        opening.settings_of(request, choice, self.session.loaded.sampling)
         self.request, self.choice = request, choice
 
     def toggle_colors(self) -> None:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import launch, screen, suites, ways
+from .. import opening, screen, suites
 from ..errors import LadeError, UsageError
 from ..profiles import Profile, Setting, Tuned, user
 from ..terminal import Terminal
@@ -108,7 +108,7 @@ def run(request: TuneRequest) -> int:
     Raises:
         LadeError, DecoderError: with a line for the user.
     """
-    launch.check(request)
+    opening.check(request)
     if not request.dry_run:
         try:
             user.make_folder()
@@ -117,7 +117,7 @@ def run(request: TuneRequest) -> int:
     watched = not request.quiet and sys.stderr.isatty()
     texts = sample_prompts(request.prompts, offline=request.offline, progress=watched)
     terminal = Terminal(request.color, request.quiet)
-    session = launch.open_session(request, terminal)
+    session = opening.open_session(request, terminal)
     try:
         with terminal.bar("tuning", int(1000 * request.seconds)) as advance:
             report = tune(session, request, texts, _clocked(advance))
@@ -191,7 +191,7 @@ def tune(
     began = time.perf_counter()
     loaded, seconds = session.loaded, request.seconds
     samples = _encoded(session, texts)
-    choice = launch.choose_profile(request, session)
+    choice = opening.choose_profile(request, session)
     text = [token for sample in samples for token in sample]
     tuner = Tuner(session.decoder, loaded.stop_ids, progress)
     curve = tuner.measure_curve(text, CURVE_SHARE * seconds)
@@ -209,7 +209,7 @@ def tune(
             device=user.key_of(loaded.device),
             parameters=loaded.spec.parameters,
             weights=loaded.spec.weights,
-            attention=ways.attention_of(request, loaded.device, loaded.part).name,
+            attention=session.setup.attention.name,
             versions=user.versions_here(),
             date=datetime.date.today().isoformat(),
         ),

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from . import launch
+from .decode_setup import choice_for
 from .decoder.config import LookaheadConfig, SamplingConfig
 from .decoder.engine import Decoder, Limits
 from .decoder.events import Finished
@@ -141,7 +141,7 @@ def _known(model: Any) -> _Known:
     hub = {"trust_remote_code": True, "local_files_only": True}
     spec = spec_of(empty_model(model.config, hub), model.dtype)
     request = Request(attention="sdpa", cuda_graphs=False)
-    choice = launch.choice_for(request, detect(str(model.device)), spec)
+    choice = choice_for(request, detect(str(model.device)), spec)
     forward, notices = make_forward(model, examine(model.config), "auto", join=False)
     for notice in (*choice.notices, *notices):
         warnings.warn(notice, stacklevel=3)

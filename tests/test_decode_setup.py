@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from ladecli import ways
+from ladecli import decode_setup
+from ladecli.decode_setup import Attention, Setup
 from ladecli.decoder.errors import ConfigError
 from ladecli.device import Device
 from ladecli.errors import UsageError
 from ladecli.options import Request
 from ladecli.session import Session
-from ladecli.ways import Attention
 
 from .profiles.makers import shape
 
@@ -21,7 +21,6 @@ GPU = Device("cuda", "cuda:0", "NVIDIA H200")
 CPU = Device("cpu", "cpu", "AMD EPYC")
 MPS = Device("mps", "mps", "Apple M4")
 NEEDS = "they need a CUDA GPU, and the model runs on"
-FAILED = "steps run without CUDA graphs, and slower: a: b"
 SPLIT = "the ranks of a model that is split wait for one another within every step"
 
 
@@ -38,7 +37,7 @@ SPLIT = "the ranks of a model that is split wait for one another within every st
     ],
 )
 def test_where_steps_are_captured(device: Device, options: dict[str, Any], why: str | None) -> None:
-    assert ways.no_graphs(Request(**options), device) == why
+    assert decode_setup.why_no_graphs(Request(**options), device) == why
 
 
 @pytest.mark.parametrize(
@@ -53,8 +52,8 @@ def test_graphs_that_cannot_be_are_refused(origin: str | None, end: str) -> None
     origins = {"cuda_graphs": origin} if origin else {}
     request = Request(cuda_graphs=True, origins=origins)
     with pytest.raises(UsageError, match=f"^no CUDA graphs: {NEEDS} AMD EPYC; {end}$"):
-        ways.check(request, CPU, shape())
-    ways.check(request, GPU, shape())
+        decode_setup.check_device(request, CPU, shape())
+    decode_setup.check_device(request, GPU, shape())
 
 
 @pytest.mark.parametrize(
@@ -92,13 +91,13 @@ def test_attention_comes_to_a_name(
 ) -> None:
     monkeypatch.setattr("ladecli.decoder.attention.triton_available", lambda _: works)
     model = replace(shape(), compute=compute)
-    found = ways.attention_of(Request(**options), device, model)
+    found = decode_setup.attention_of(Request(**options), device, model)
     assert found.name == name
     assert found.why
 
 
 def test_keys_and_values_of_two_sizes_leave_no_choice() -> None:
-    found = ways.attention_of(Request(), GPU, replace(shape(), latent=576))
+    found = decode_setup.attention_of(Request(), GPU, replace(shape(), latent=576))
     assert found == Attention("sdpa", "keys and values of this model differ in size")
 
 
@@ -120,48 +119,17 @@ def test_triton_on_a_cpu_is_refused_before_a_model_is_loaded(
 def test_there_is_nothing_to_compile_without_graphs() -> None:
     model = shape()
     asked = Request(compile=True, origins={"compile": "LADE_COMPILE"})
-    ways.check(asked, GPU, model)
-    with pytest.raises(
-        UsageError, match=r"^nothing to compile: no CUDA graphs, for they need a CUDA GPU"
-    ):
-        ways.check(asked, CPU, model)
+    decode_setup.check_device(asked, GPU, model)
+    with pytest.raises(UsageError, match=r"^nothing to compile: they need a CUDA GPU"):
+        decode_setup.check_device(asked, CPU, model)
     with pytest.raises(UsageError, match=r"leave LADE_COMPILE out$"):
-        ways.check(asked, CPU, model)
+        decode_setup.check_device(asked, CPU, model)
     with pytest.raises(UsageError, match=r"^only CUDA graphs are compiled; leave"):
         replace(asked, cuda_graphs=False).check()
 
 
-class Decoded:
-    """A session that says how its steps ran."""
-
-    def __init__(self, device: Device, captures: bool, notices: tuple[str, ...]) -> None:
-        self.loaded = self.decoder = self.runner = self
-        self.device, self.captures, self.notices = device, captures, notices
-
-
-@pytest.mark.parametrize(
-    ("device", "captures", "notices", "why", "told"),
-    [
-        (GPU, True, (), None, None),
-        (GPU, False, (FAILED,), "a: b", None),
-        (CPU, False, (), f"{NEEDS} AMD EPYC", None),
-        (
-            *(GPU, False, ("about kernels",), "the model lies on several devices"),
-            "steps run without CUDA graphs, and slower: the model lies on several devices",
-        ),
-    ],
-)
-def test_what_became_of_graphs(
-    device: Device, captures: bool, notices: tuple[str, ...], why: str | None, told: str | None
-) -> None:
-    session: Any = Decoded(device, captures, notices)
-    assert ways.why_no_graphs(Request(), session) == why
-    assert ways.without_graphs(Request(), session) is None, "nobody asked"
-    if device.kind == "cuda":
-        assert ways.without_graphs(Request(cuda_graphs=True), session) == told
-
-
-def test_a_real_session_on_a_cpu_captures_nothing(model_folder: str) -> None:
+def test_a_session_says_why_its_steps_are_not_captured(model_folder: str) -> None:
     from ladecli import models
 
-    assert not Session(models.load(model_folder)).decoder.runner.captures
+    session = Session(models.load(model_folder), Setup(no_graphs="no GPU"))
+    assert session.no_graphs == "no GPU"

@@ -1,4 +1,4 @@
-"""From a request to a session that is ready to answer, for every command that decodes."""
+"""From a request to a session that is ready to answer: for commands, ranks and programs alike."""
 
 from __future__ import annotations
 
@@ -12,26 +12,22 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from . import export, profiles, ways
+from . import export, profiles
+from .decode_setup import check_device, choice_for, decide
 from .errors import LadeError
+from .parallel import place
 from .parallel.follow import compare_models, connect
-from .parallel.start import started
-from .provision import provide
+from .parallel.start import Followers, started
 from .terminal import Terminal
 
 if TYPE_CHECKING:
     from .decoder.config import SamplingConfig
     from .decoder.parallel.transport import DistributedTransport
-    from .device import Device
-    from .memory import ModelSpec
     from .models import Plan
     from .options import Request
     from .session import Session, Settings
 
 Kind = TypeVar("Kind", bound="Request")
-
-_HEAVY = (".models", ".session")
-"""Modules whose import brings torch and transformers."""
 
 
 def check(request: Request) -> None:
@@ -52,7 +48,7 @@ def on_ranks(request: Kind, lead: Callable[[Kind], int]) -> int:
     """Run a command; or, on a rank that is to follow, do what the leader's command takes.
 
     Args:
-        request: what the user asked for.
+        request: of the user.
         lead: the command.
 
     Returns:
@@ -61,11 +57,9 @@ def on_ranks(request: Kind, lead: Callable[[Kind], int]) -> int:
     Raises:
         LadeError, DecoderError: with a line for the user.
     """
-    from .parallel import follow, place
+    from .parallel import follow
 
-    if place.is_follower():
-        return follow.run(request, open_follower)
-    return lead(request)
+    return follow.run(request, open_follower) if place.is_follower() else lead(request)
 
 
 @contextlib.contextmanager
@@ -73,8 +67,8 @@ def opened(request: Request, terminal: Terminal, *, stretch: int = 0) -> Iterato
     """A session with as many ranks as were asked for, which end with it.
 
     Args:
-        request: what the user asked for.
-        terminal: where it is shown what a user wants to see on the way.
+        request: of the user, checked.
+        terminal: where progress and notices are shown.
         stretch: tokens of context that there must be, whatever the model was made for.
 
     Raises:
@@ -84,7 +78,7 @@ def opened(request: Request, terminal: Terminal, *, stretch: int = 0) -> Iterato
     with contextlib.ExitStack() as stack:
         with terminal.progress(f"starting {request.model or 'demo'}"):
             leader = stack.enter_context(started(request, open_follower))
-        # What is wrong with the request is told before anybody waits for other ranks.
+        # What is wrong with the request is told before other ranks are waited for.
         planned = _plan(leader.request, terminal)
         if leader.notice:
             terminal.say(leader.notice)
@@ -94,27 +88,19 @@ def opened(request: Request, terminal: Terminal, *, stretch: int = 0) -> Iterato
         yield _load(planned, leader.request, terminal, leader.ranks, stretch)
 
 
+def open_session(request: Request, terminal: Terminal) -> Session:
+    """A session of this process alone; arguments and errors as for `opened`."""
+    return _load(_plan(request, terminal), request, terminal)
+
+
 def open_follower(request: Request) -> Callable[[DistributedTransport], Session]:
-    """Plan the session of a rank that does what the leader tells it; what is returned opens it."""
+    """Plan the session of a rank that follows; what is returned loads it."""
     terminal = Terminal(quiet=True)
     return partial(_load, _plan(request, terminal), request, terminal)
 
 
-def open_session(request: Request, terminal: Terminal) -> Session:
-    """Load the model for this process alone, and show on the way what a user wants to see.
-
-    Args:
-        request: what the user asked for.
-        terminal: where it is shown.
-
-    Raises:
-        LadeError, DecoderError: it cannot be loaded or decoded; the message says why.
-    """
-    return _load(_plan(request, terminal), request, terminal)
-
-
 def _plan(request: Request, terminal: Terminal) -> Plan:
-    """Find out how to load the model; arguments as `opened` has them."""
+    """Find the model and read its configuration; arguments as for `opened`."""
     from . import model_files
 
     name = request.model or "demo"
@@ -125,7 +111,7 @@ def _plan(request: Request, terminal: Terminal) -> Plan:
 
     with _loading(terminal, name):
         planned = models.plan(name, request.load_options(), progress=_bars(request))
-        ways.check(request, planned.device, planned.part)
+        check_device(request, planned.device, planned.part)
         return planned
 
 
@@ -133,7 +119,7 @@ def _load(
     planned: Plan,
     request: Request,
     terminal: Terminal,
-    processes: DistributedTransport | None = None,
+    ranks: DistributedTransport | None = None,
     stretch: int = 0,
 ) -> Session:
     """Load a model that was planned.
@@ -141,51 +127,36 @@ def _load(
     Args:
         planned: the model.
         request, terminal, stretch: as `opened` has them; of several ranks, the leader's stretch
-            is that of all.
-        processes: the ranks, where there are several, each of which calls this.
+            holds.
+        ranks: where there are several, each of which calls this.
     """
-    if processes is not None:
-        stretch = processes.broadcast(stretch)
+    from . import models
+    from .session import Session
+
+    if ranks is not None:
+        stretch = ranks.broadcast(stretch)
     if stretch:
-        from .models import stretched
-
-        planned = stretched(planned, stretch)
+        planned = models.stretched(planned, stretch)
     with _loading(terminal, planned.name):
-        from . import models
-        from .session import Session
-
-        attention = ways.attention_of(request, planned.device, planned.part).name
-        if processes is not None:
-            # Each rank may have found another one a little faster.
-            attention = processes.broadcast(attention)
-        choice = choice_for(request, planned.device, planned.part)
-        settings = request.lookahead(choice.base(request.wants_paper))
-        captured = ways.no_graphs(request, planned.device) is None
-        provided = provide(request, planned, settings, attention, captured)
-        if processes is not None:
-            contexts = processes.gather_objects(provided.context or sys.maxsize)
-            provided = provided.among(min(contexts))
-        loaded = models.load(planned, beside=provided.beside, progress=_bars(request))
-        make = partial(
-            Session,
-            loaded,
-            attention=attention,
-            max_context=provided.context,
-            graphs=captured,
-            compiled=request.compile,
-            kernels=request.kernels,
-            pack=provided.pack,
-        )
-        session = make() if processes is None else _among(processes, request, make)
-    notices = (
-        *session.notices,
-        *choice.notices,
-        provided.notice,
-        ways.without_graphs(request, session),
-    )
-    for line in filter(None, notices):
+        setup = decide(request, planned, ranks)
+        loaded = models.load(planned, beside=setup.beside, progress=_bars(request))
+        session = Session(loaded, setup)
+        if ranks is not None:
+            _join(session, ranks, request)
+    for line in session.notices:
         terminal.say(line)
     return session
+
+
+def _join(session: Session, ranks: DistributedTransport, request: Request) -> None:
+    """Let a session decode with other ranks, which have loaded the same."""
+    from .decoder.parallel.groups import LookaheadParallel, TensorParallel
+
+    split = request.parallel_mode == "tensor"
+    group = TensorParallel(ranks) if split else LookaheadParallel(ranks)
+    session.group = group
+    session.followers = Followers(ranks, group, split=split) if ranks.rank == 0 else None
+    compare_models(ranks, session, split=split)
 
 
 def _import_all() -> None:
@@ -195,7 +166,7 @@ def _import_all() -> None:
         # that nothing fits into.
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     first = "torch" not in sys.modules
-    for name in _HEAVY:
+    for name in (".models", ".session"):
         import_module(name, __package__)
     if first:
         gc.freeze()  # modules stay: the garbage collector need not look at them again
@@ -212,59 +183,22 @@ def _loading(terminal: Terminal, name: str) -> Iterator[None]:
 
 
 def _bars(request: Request) -> bool:
-    """Whether somebody watches a download."""
+    """Whether a download shows progress bars."""
     return not request.quiet and sys.stderr.isatty()
 
 
-def _among(
-    processes: DistributedTransport, request: Request, make: Callable[..., Session]
-) -> Session:
-    """A session that decodes with other ranks, which have loaded the same."""
-    from .decoder.parallel.groups import LookaheadParallel, TensorParallel
-    from .parallel.start import Followers
-
-    split = request.parallel_mode == "tensor"
-    group = TensorParallel(processes) if split else LookaheadParallel(processes)
-    followers = Followers(processes, group, split=split) if processes.rank == 0 else None
-    session = make(group=group, followers=followers)
-    compare_models(processes, session, split=split)
-    return session
-
-
 def choose_profile(request: Request, session: Session) -> profiles.Choice:
-    """What the profile of the request, or of the device, says for the model.
-
-    Raises:
-        UsageError: there is no profile of this name.
-    """
+    """What the profile of a request says for the model of a session; see `choice_for`."""
     return choice_for(request, session.loaded.device, session.loaded.part)
-
-
-def choice_for(request: Request, device: Device, shape: ModelSpec) -> profiles.Choice:
-    """What the profile of the request, or of a device, says for a model of some shape."""
-    from .decoder.memory import attempt
-    from .device import measure_rates
-
-    select = partial(
-        profiles.select,
-        request.profile,
-        device,
-        shape,
-        attention=ways.attention_of(request, device, shape).name,
-        captured=ways.no_graphs(request, device) is None,
-    )
-    measure = partial(measure_rates, device, shape.compute)
-    # A device that is too full to be measured gets cautious settings.
-    return attempt(select, measure=measure) or select()
 
 
 def settings_of(request: Request, choice: profiles.Choice, sampling: SamplingConfig) -> Settings:
     """How to decode one answer; where sampling needs a seed and has none, it draws one.
 
     Args:
-        request: what the user asked for.
+        request: of the user.
         choice: the profile's settings.
-        sampling: what holds where the user asked for nothing.
+        sampling: what holds where the request has none.
     """
     from .session import Settings
 
@@ -300,7 +234,7 @@ def kept_drafts(session: Session, request: Request) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        # What went wrong counts; a failure to save comes second.
+        # The first error counts; a failure to save comes second.
         with contextlib.suppress(LadeError):
             save()
         raise

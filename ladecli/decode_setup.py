@@ -1,0 +1,216 @@
+"""How a model is decoded: profile, attention, CUDA graphs and room, decided once."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from . import device_map, memory, profiles
+from .errors import UsageError
+from .option_fields import CONFIG_FILE, config_path
+from .parallel.place import place_of
+
+if TYPE_CHECKING:
+    from .decoder.config import LookaheadConfig
+    from .decoder.parallel.transport import DistributedTransport
+    from .device import Device
+    from .memory import ModelSpec
+    from .models import Plan
+    from .options import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """An attention backend, and why it was chosen."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """How a model is decoded, decided before its weights are read.
+
+    Attributes:
+        attention: the backend.
+        no_graphs: why steps are not captured as CUDA graphs; None where they are.
+        choice: what the profile says; None where no profile was asked.
+        context: the most tokens of a text; None for what the model was made for.
+        beside: memory that decoding takes beside the weights.
+        pack: whether weights on a CPU may be stored twice, for speed.
+        compiled: whether captured steps are compiled by torch.
+        kernels: whether Triton kernels may be used.
+        short: a line for the user where memory has no room for all of the context, or None.
+    """
+
+    attention: Attention = Attention("auto", "the fastest one here")
+    no_graphs: str | None = None
+    choice: profiles.Choice | None = None
+    context: int | None = None
+    beside: memory.Need | None = None
+    pack: bool = True
+    compiled: bool = False
+    kernels: bool = True
+    short: str | None = None
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """Lines for the user."""
+        told = self.choice.notices if self.choice is not None else ()
+        return (*told, self.short) if self.short else told
+
+
+def decide(request: Request, planned: Plan, ranks: DistributedTransport | None = None) -> Setup:
+    """How a model is decoded.
+
+    Args:
+        request: of the user.
+        planned: the model.
+        ranks: that decode together, each of which calls this.
+
+    Raises:
+        LoadError: the model does not fit into memory.
+        UsageError: a context or steps that were asked for do not; the message says what does.
+    """
+    device, shape = planned.device, planned.part
+    attention = attention_of(request, device, shape)
+    if ranks is not None:  # each may have found another one a little faster
+        attention = ranks.broadcast(attention)
+    no_graphs = why_no_graphs(request, device)
+    choice = choice_for(request, device, shape)
+    settings = request.lookahead(choice.base(request.wants_paper))
+    context, notice, beside = _room(request, planned, settings, attention.name, no_graphs is None)
+    if ranks is not None:
+        least = min(ranks.gather_objects(context or sys.maxsize))
+        if least < (context or least):
+            context, notice = least, f"texts end at {least:,} tokens: another rank has less room"
+    # Transposed weights for steps of one token, and packed ones for wider steps.
+    twice = 2 * beside.weights + beside.cache + beside.step
+    pack = request.device_map is None and twice <= memory.usable(_free(request, device))
+    return Setup(
+        attention=attention,
+        no_graphs=no_graphs,
+        choice=choice,
+        context=context,
+        beside=beside,
+        pack=pack,
+        compiled=request.compile,
+        kernels=request.kernels,
+        short=notice,
+    )
+
+
+def _room(
+    request: Request, planned: Plan, settings: LookaheadConfig, attention: str, captured: bool
+) -> tuple[int | None, str | None, memory.Need]:
+    """The most tokens of context that memory has room for, a notice, and what decoding takes."""
+    from . import placement
+    from .device import free_memory
+
+    plain = request.strategy == "autoregressive"
+    width = 1 if plain else settings.step_limit
+    asked = memory.Asked(
+        longest=planned.facts.context,
+        wanted=request.max_context,
+        width=width,
+        attention=attention,
+        captured=captured and request.device_map is None,
+    )
+    device, part = planned.device, planned.part
+    if request.device_map is None:
+        free = _free(request, device)
+        context, notice = memory.room(
+            planned.name, part, free, asked, where=device.label, kind=device.kind
+        )
+    elif request.device_map in device_map.WORDS:
+        context, notice = memory.spread(
+            planned.name,
+            planned.spec,
+            [free_memory(gpu) for gpu in placement.gpus()],
+            free_memory(placement.processor()),
+            asked,
+        )
+    else:  # a map of the user's own is taken as it is
+        context, notice = request.max_context or planned.facts.context, None
+    return context, notice, asked.need(part, context)
+
+
+def _free(request: Request, device: Device) -> float:
+    """Bytes of memory for this process: processes that compute on the same device share it."""
+    from .device import free_memory
+
+    return free_memory(device) / (1 if device.kind == "cuda" else place_of(request).local_size)
+
+
+def attention_of(request: Request, device: Device, shape: ModelSpec) -> Attention:
+    """The attention backend that a request comes to for a model on a device."""
+    if request.attention != "auto":
+        return Attention(request.attention, "as asked for")
+    if shape.latent is not None:
+        return Attention("sdpa", "keys and values of this model differ in size")
+    if device.kind != "cuda":
+        return Attention("sdpa", f"the fastest one on {device.label}")
+    if not request.kernels:
+        return Attention("sdpa", "Triton kernels are switched off")
+    from .decoder.attention import choose_backend
+    from .device import in_torch
+
+    name = choose_backend("auto", *in_torch(device, shape.compute))
+    why = "the split-KV kernel, for half precision" if name == "triton" else "no other works here"
+    return Attention(name, why)
+
+
+def why_no_graphs(request: Request, device: Device) -> str | None:
+    """Why steps are not captured as CUDA graphs, as far as a device tells; None where they are."""
+    if request.cuda_graphs is False:
+        return "switched off"
+    if device.kind != "cuda":
+        return f"they need a CUDA GPU, and the model runs on {device.label}"
+    if request.parallel_mode == "tensor":
+        return "the ranks of a model that is split wait for one another within every step"
+    return None
+
+
+def check_device(request: Request, device: Device, shape: ModelSpec) -> None:
+    """Refuse an attention backend, or CUDA graphs, that were asked for and cannot be here.
+
+    Raises:
+        UsageError, ConfigError: the message says why.
+    """
+    why = why_no_graphs(request, device)
+    for option, problem in (("cuda_graphs", "no CUDA graphs"), ("compile", "nothing to compile")):
+        if getattr(request, option) and why is not None:
+            origin = request.origins.get(option, option).removeprefix("flag ")
+            if origin == CONFIG_FILE:
+                origin = f"{option.replace('_', '-')} in {config_path()}"
+            raise UsageError(f"{problem}: {why}; leave {origin} out")
+    if request.attention in ("flash", "triton"):  # which do not work everywhere
+        from .decoder.attention import check_usable
+        from .device import in_torch
+
+        heads = shape.heads, shape.kv_heads, shape.head_size
+        check_usable(request.attention, *in_torch(device, shape.compute), *heads)
+
+
+def choice_for(request: Request, device: Device, shape: ModelSpec) -> profiles.Choice:
+    """What the profile of the request, or of a device, says for a model.
+
+    Raises:
+        UsageError: there is no profile of this name.
+    """
+    from .decoder.memory import attempt
+    from .device import measure_rates
+
+    select = partial(
+        profiles.select,
+        request.profile,
+        device,
+        shape,
+        attention=attention_of(request, device, shape).name,
+        captured=why_no_graphs(request, device) is None,
+    )
+    measure = partial(measure_rates, device, shape.compute)
+    # A device that is too full to be measured gets cautious settings.
+    return attempt(select, measure=measure) or select()
