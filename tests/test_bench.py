@@ -159,7 +159,7 @@ def test_lengths_can_be_swept_also_beyond_the_models_own(lade: Any, model_folder
     sweep = ("--sweep", "context=100,1k", "--limit", "1")
     done = lade("bench", model_folder, *QUICK, *sweep, "--json")
     assert done.code == 0
-    assert "was made for 256 tokens: behind them" in done.err
+    assert "was made for 256 tokens: after them" in done.err
     found = json.loads(done.out)
     assert [c["name"] for c in found["contenders"]] == ["autoregressive", "paper", "lookahead"]
     assert {(run["category"], run["prompt_tokens"]) for run in found["runs"]} == {
