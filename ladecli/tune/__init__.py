@@ -120,22 +120,18 @@ def run(request: TuneRequest) -> int:
     session = opening.open_session(request, terminal)
     try:
         with terminal.bar("tuning", int(1000 * request.seconds)) as advance:
-            report = tune(session, request, texts, _clocked(advance))
+            report = tune(session, request, texts, _moving(advance))
     except KeyboardInterrupt:
         terminal.say("stopped; no profile was written")
         raise
-    # What was measured is shown even where it cannot be written.
-    path, failure = None, None
+    path = None
     try:
         path = None if request.dry_run else user.write(profile_of(report))
-    except LadeError as error:
-        failure = error
-    if request.json:
-        print(json.dumps(as_object(report, path)))
-    else:
-        show(report, terminal.console(sys.stdout))
-    if failure is not None:
-        raise failure
+    finally:  # what was measured is shown even where it cannot be written
+        if request.json:
+            print(json.dumps(as_object(report, path)))
+        else:
+            show(report, terminal.console(sys.stdout))
     if path is None:
         terminal.say("nothing was written (--dry-run)")
     else:
@@ -143,17 +139,18 @@ def run(request: TuneRequest) -> int:
     return 0
 
 
-def _clocked(advance: Callable[[int], None]) -> Callable[[], None]:
-    """Move a bar on by the milliseconds since the last call."""
-    before = time.monotonic()
+def _moving(advance: Callable[[int], None]) -> Callable[[], float]:
+    """A clock that moves a bar on by the milliseconds since it was looked at last."""
+    last = time.perf_counter()
 
-    def progress() -> None:
-        nonlocal before
-        now = time.monotonic()
-        advance(int(1000 * (now - before)))
-        before = now
+    def clock() -> float:
+        nonlocal last
+        now = time.perf_counter()
+        advance(round(1000 * now) - round(1000 * last))
+        last = now
+        return now
 
-    return progress
+    return clock
 
 
 def sample_prompts(name: str | None, *, offline: bool = False, progress: bool = False) -> list[str]:
@@ -172,7 +169,7 @@ def tune(
     session: Session,
     request: TuneRequest,
     texts: Sequence[str],
-    progress: Callable[[], None] = lambda: None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Report:
     """Measure what steps cost, and find the settings that are fastest at that.
 
@@ -180,7 +177,7 @@ def tune(
         session: an open session.
         request: `seconds`, and what else the user asked for.
         texts: sample prompts.
-        progress: called now and then.
+        clock: seconds.
 
     Raises:
         UsageError: no prompt leaves room for an answer.
@@ -188,12 +185,12 @@ def tune(
     """
     from .measure import Tuner, candidates, min_seconds, setting_of
 
-    began = time.perf_counter()
+    began = clock()
     loaded, seconds = session.loaded, request.seconds
     samples = _encoded(session, texts)
     choice = opening.choose_profile(request, session)
     text = [token for sample in samples for token in sample]
-    tuner = Tuner(session.decoder, loaded.stop_ids, progress)
+    tuner = Tuner(session.decoder, loaded.stop_ids, clock)
     curve = tuner.measure_curve(text, CURVE_SHARE * seconds)
     plain = curve.plain[0]
     if len(curve.cost.widths) < MIN_WIDTHS:
@@ -202,7 +199,7 @@ def tune(
             f" {plain:.2g} s; give --seconds {advised(max(10, 400 * plain), seconds)}"
         )
     field = candidates(curve.cost, choice.lookahead, loaded.device.kind == "cpu")
-    outcome = tuner.search(samples, field, began + MOST * seconds - time.perf_counter(), plain)
+    outcome = tuner.search(samples, field, began + MOST * seconds - clock(), plain)
     return Report(
         model=loaded.name,
         key=Tuned(
@@ -217,7 +214,7 @@ def tune(
         curve=curve,
         outcome=outcome,
         setting=setting_of(outcome.best if outcome else None, choice.lookahead, curve.cost),
-        seconds=time.perf_counter() - began,
+        seconds=clock() - began,
         advised=advised(RESERVE * min_seconds(plain) / (MOST - CURVE_SHARE), seconds),
     )
 
@@ -297,20 +294,15 @@ def show(report: Report, console: Console) -> None:
 def as_object(report: Report, path: Path | None) -> dict[str, Any]:
     """The figures as JSON, with the path of the profile if one was written."""
     curve, setting, outcome = report.curve, report.setting, report.outcome
-    found: dict[str, Any] = {
+    names = ("window", "ngram", "guesses", "sources", "widths")
+    return {
         "schema": SCHEMA,
         "model": report.model,
         **report.key.model_dump(),
         "seconds": round(report.seconds, 3),
         "step_cost": {**asdict(curve.cost), "plain_seconds": curve.plain, "steps": curve.steps},
-        "search": None,
-        "setting": {"budget": setting.step_limit},
-        "profile": None if path is None else str(path),
-    }
-    for name in ("window", "ngram", "guesses", "sources", "widths"):
-        found["setting"][name] = getattr(setting, name)
-    if outcome is not None:
-        found["search"] = {
+        "search": outcome
+        and {
             "candidates": [
                 {"name": score.candidate.name, "speed": score.speed, "repeats": score.repeats}
                 for score in outcome.scores
@@ -318,5 +310,8 @@ def as_object(report: Report, path: Path | None) -> dict[str, Any]:
             "best": outcome.best.candidate.name,
             "agrees": outcome.agrees,
             "prompts": outcome.prompts,
-        }
-    return found
+        },
+        "setting": {"budget": setting.step_limit}
+        | {name: getattr(setting, name) for name in names},
+        "profile": None if path is None else str(path),
+    }
