@@ -280,10 +280,12 @@ def _up_to(parameters: float, all_others: str) -> str:
 def _table(*titles: str, numbers: tuple[str, ...] = (), last: tuple[str, ...] = ()) -> Table:
     """A table with columns of text, of numbers, which stand right, and of text again."""
     table = screen.bare_table()
-    for title in (*titles, *numbers, *last):
-        number = title in numbers
-        justify = "right" if number else "left"
-        table.add_column(title, justify=justify, overflow="fold", no_wrap=number)
+    for title in titles:
+        table.add_column(title, overflow="fold")
+    for title in numbers:
+        table.add_column(title, justify="right", no_wrap=True)
+    for title in last:
+        table.add_column(title, overflow="fold")
     return table
 
 

@@ -31,8 +31,6 @@ CURVE_SHARE, MOST = 0.25, 0.93
 """Of the time, for what steps cost, and for that and the search."""
 MIN_WIDTHS = 3
 """Fewer make no curve."""
-RESERVE = 1.25
-"""Factor on the time that seems to be needed, or was too little, in the time that is advised."""
 LONGEST = 384
 """Last tokens of a sample prompt that are used: reading is not what is measured."""
 
@@ -49,7 +47,6 @@ class Report:
         outcome: of the search; None if there was too little time for one.
         setting: the one to use.
         seconds: what it took, without loading.
-        advised: seconds to give where there was no time to compare settings.
     """
 
     model: str
@@ -59,7 +56,6 @@ class Report:
     outcome: Outcome | None
     setting: LookaheadConfig
     seconds: float
-    advised: int
 
     @property
     def kept(self) -> bool:
@@ -76,7 +72,7 @@ class Report:
         if "trajectory" in setting.sources:
             shape = f"W={setting.window} N={setting.ngram} G={setting.guesses}, {shape}"
         if outcome is None:
-            return f"{shape}, as before, at the costs measured here: there was no time to compare"
+            return f"{shape}, as before, at the costs measured here"
         if outcome.best.candidate.config is None:
             return "plain decoding is fastest here: no draft pays for itself"
         speed = f"{outcome.best.speed:.2f}× plain decoding"
@@ -91,9 +87,9 @@ class Report:
         """What to know before believing these figures."""
         outcome = self.outcome
         if outcome is None:
-            return [f"--seconds {self.advised} or more is time to compare settings"]
+            return ["there was no time to compare settings: raise --seconds"]
         if outcome.agrees is None:
-            return ["there was no time for a repeat: --seconds gives more"]
+            return ["there was no time for a repeat: raise --seconds"]
         if not outcome.agrees:
             return [
                 f"repeats differ by {outcome.disagreement:.0%}: something else runs here; tune"
@@ -183,7 +179,7 @@ def tune(
         UsageError: no prompt leaves room for an answer.
         LadeError: the model is too slow to measure anything in the time.
     """
-    from .measure import Tuner, candidates, min_seconds, setting_of
+    from .measure import Tuner, candidates, setting_of
 
     began = clock()
     loaded, seconds = session.loaded, request.seconds
@@ -196,7 +192,7 @@ def tune(
     if len(curve.cost.widths) < MIN_WIDTHS:
         raise LadeError(
             f"{seconds:g} s are too few to measure steps, of which a plain one takes"
-            f" {plain:.2g} s; give --seconds {advised(max(10, 400 * plain), seconds)}"
+            f" {plain:.2g} s; give --seconds {math.ceil(max(10, 400 * plain, 2 * seconds))}"
         )
     field = candidates(curve.cost, choice.lookahead, loaded.device.kind == "cpu")
     outcome = tuner.search(samples, field, began + MOST * seconds - clock(), plain)
@@ -215,13 +211,7 @@ def tune(
         outcome=outcome,
         setting=setting_of(outcome.best if outcome else None, choice.lookahead, curve.cost),
         seconds=clock() - began,
-        advised=advised(RESERVE * min_seconds(plain) / (MOST - CURVE_SHARE), seconds),
     )
-
-
-def advised(needed: float, given: float) -> int:
-    """Seconds to give where `given` were too few: always more."""
-    return math.ceil(max(needed, RESERVE * given))
 
 
 def profile_of(report: Report) -> Profile:
@@ -301,8 +291,9 @@ def as_object(report: Report, path: Path | None) -> dict[str, Any]:
         **report.key.model_dump(),
         "seconds": round(report.seconds, 3),
         "step_cost": {**asdict(curve.cost), "plain_seconds": curve.plain, "steps": curve.steps},
-        "search": outcome
-        and {
+        "search": None
+        if outcome is None
+        else {
             "candidates": [
                 {"name": score.candidate.name, "speed": score.speed, "repeats": score.repeats}
                 for score in outcome.scores

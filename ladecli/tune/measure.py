@@ -128,7 +128,7 @@ class Tuner:
 
         Args:
             text: token ids to continue; it is repeated as often as a context needs.
-            seconds: how long this may take; the first round of turns may take as long again.
+            seconds: how long this may take, the first round of a slow model as long again.
 
         Returns:
             Medians, raised where noise made a wider step seem cheaper than a narrower one.
@@ -138,6 +138,8 @@ class Tuner:
         contexts = contexts or [min(CONTEXTS[0], self._decoder.max_context // 3)]
         texts = {c: (list(text) * (c // len(text) + 1))[:c] for c in contexts}
         widths, visit = self._affordable(texts[contexts[0]])
+        # The first round is whole, but for a slow model, which would take too long.
+        latest = limit + seconds if visit == 1 else math.inf
         times: dict[int, dict[int, list[float]]] = {}
         for context in contexts:
             now, end = self._now(), limit
@@ -149,7 +151,7 @@ class Tuner:
                 end = now + (limit - now) / (len(contexts) - len(times))
             elif len(contexts) > 1:
                 end = (now + limit) / 2  # most texts are short
-            times[context] = self._take_turns(texts[context], widths, visit, end, limit + seconds)
+            times[context] = self._take_turns(texts[context], widths, visit, end, latest)
             widths = [width for width in widths if times[context][width]]
         medians = [[statistics.median(each[width]) for width in widths] for each in times.values()]
         rows = (
@@ -292,7 +294,7 @@ class Tuner:
         first = self._turns % len(runners)
         self._turns += 1
         for runner in (*runners[first:], *runners[:first]):
-            self._now()
+            self._now()  # moves the bar
             tokens, seconds = self._decode(runner.config, prompt, new)
             if tokens:
                 runner.speeds.setdefault(number, []).append(tokens / seconds)
