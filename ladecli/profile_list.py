@@ -178,8 +178,13 @@ def _show_profile(
 ) -> None:
     """All of a profile, with its settings by size, or what was chosen for a model."""
     screen.line(console, printable(f"{profile.name}: {profile.description}"), "bold")
-    for name, fact in _facts(profile):
-        screen.line(console, printable(f"{name:12}{fact}"))
+    facts = screen.bare_table()
+    facts.show_header = False
+    facts.add_column(style="cyan", no_wrap=True)
+    facts.add_column(overflow="fold")
+    for fact in _facts(profile):
+        facts.add_row(*map(printable, fact))
+    screen.show(facts, console)
     console.print()
     origins: list[str] = []  # their letters are a, b and so on
 
