@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -235,3 +236,41 @@ def test_other_prompts_decide(
         for name, speeds in (("new", challenger), (CURRENT, current))
     ]
     assert (best_of(scores).candidate.name == "new") == replaced
+
+
+@pytest.mark.parametrize("prompts", [3, 8])
+def test_chance_seldom_replaces_the_current_setting(prompts: int) -> None:
+    rng, replaced = random.Random(prompts), 0
+    for _ in range(400):
+        scores = [
+            finalist(name, *([10.0 * rng.lognormvariate(0, 0.05)] for _ in range(prompts)))
+            for name in (CURRENT, "a", "b", "c")
+        ]
+        scores.sort(key=lambda s: -s.speed)
+        replaced += best_of(scores).candidate.name != CURRENT
+    assert replaced < 0.1 * 400
+
+
+def test_no_moment_of_the_machine_counts_for_an_answer() -> None:
+    steps = iter(range(10**9))
+    decoder = FakeDecoder(
+        lambda w, n, _: 0.2 if next(steps) % 97 == 0 else 4e-3 * (1.0 if w == 1 else 2.0),
+        lambda w: 1 if w == 1 else 3,
+    )
+    assert found_by(decoder, 60.0).best.speed == pytest.approx(1.5, rel=0.1)
+
+
+def test_noise_never_makes_a_wider_step_cheaper() -> None:
+    row = curve_of(FakeDecoder(lambda w, n, _: 1e-2, noise=0.8), 5.0).cost.costs[0]
+    assert all(a <= b for a, b in pairwise(row))
+
+
+def test_repeats_that_do_not_agree_are_told() -> None:
+    # Drafts become three times as slow somewhere in the last round.
+    decoder = FakeDecoder(
+        lambda w, n, now: 4e-3 * (1.0 if w == 1 else 2.0 if now < 15.0 else 6.0),
+        lambda w: 1 if w == 1 else 4,
+    )
+    outcome = found_by(decoder)
+    assert outcome.agrees is False
+    assert outcome.disagreement > 0.3

@@ -213,3 +213,19 @@ def test_a_broken_file_is_told_and_left_out(content: bytes, fault: str) -> None:
 )
 def test_sizes_in_short(parameters: float, text: str) -> None:
     assert user.short(parameters) == text
+
+
+@pytest.mark.parametrize(("name", "device"), [("cpu", CPU), ("apple", APPLE)])
+def test_a_users_file_replaces_a_shipped_one(name: str, device: Device) -> None:
+    put(name, OWN.replace("A100", "nothing here"))
+    assert profiles.names().count(name) == 1
+    for asked in (None, name):
+        assert profiles.select(asked, device, DEMO).lookahead.window == 4
+
+
+def test_costs_are_those_of_graphs_where_steps_are_graphs() -> None:
+    def wide(**given: bool) -> float:
+        return profiles.select(None, A100, shape(), **given).lookahead.step_cost.at(128, 1024)
+
+    # While kernels are launched one by one there is time for more tokens.
+    assert wide(captured=False) < 1.05 < 1.1 < wide(captured=True) == wide()
