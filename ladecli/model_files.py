@@ -11,6 +11,7 @@ import errno
 import json
 import math
 import pickle
+import re
 import socket
 import urllib.parse
 import urllib.request
@@ -24,7 +25,7 @@ from huggingface_hub import constants, scan_cache_dir, try_to_load_from_cache
 from huggingface_hub import errors as hub_errors
 from safetensors import SafetensorError, safe_open
 
-from .errors import LoadError
+from .errors import LoadError, UsageError
 
 DEMO = "demo"
 """Name of the bundled model; a folder of that name is ./demo."""
@@ -39,10 +40,26 @@ _TOKENIZERS = (
     *("vocab.json", "vocab.txt", "spiece.model", "*.tiktoken"),
 )
 _OTHER_FORMATS = {
-    "model_index.json": "is a diffusion pipeline, no language model",
+    "model_index.json": "is a diffusion pipeline, not a language model",
     "adapter_config.json": "is an adapter: merge it into its base model to use it here",
     "*.gguf": "holds GGUF files: give the checkpoint that they were made from",
 }
+_GENERATES = ("ForCausalLM", "LMHead", "ForConditionalGeneration")
+"""Parts of the names of model classes that continue texts."""
+_ALIASES = {
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
+    "hidden_size": ("n_embd", "d_model", "n_embed"),
+    "intermediate_size": ("n_inner", "ffn_dim", "d_ff"),
+    "num_attention_heads": ("n_head", "n_heads"),
+    "max_position_embeddings": ("n_positions", "n_ctx", "max_seq_len", "seq_length"),
+    "dtype": ("torch_dtype",),
+}
+"""What families call the settings that transformers knows by one name."""
+_SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
+_MOST_LAYERS = 1000
+"""A configuration with more layers is damaged; building its model would take forever."""
+_LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
+_EMBEDDINGS = ("embed_tokens.weight", "wte.weight")
 _PACKAGES = {
     "gptq": ("gptqmodel", "optimum"),
     "awq": ("gptqmodel", "accelerate"),
@@ -67,8 +84,8 @@ _BY_TYPE: dict[type[BaseException], str] = {
     hub_errors.HFValidationError: "{name} is no name of a model; use OWNER/NAME or a folder",
     hub_errors.EntryNotFoundError: "{name} holds no model that transformers can load",
     SafetensorError: "{name}: the weights are damaged; download or copy them again",
-    pickle.UnpicklingError: "{name}: its pickled weights are refused, for they may run code; get"
-    " safetensors instead",
+    pickle.UnpicklingError: "{name}: its pickled weights are refused, for they contain code;"
+    " get safetensors instead",
 }
 """What the errors of libraries mean; the first that applies counts."""
 _BY_WORDS = {
@@ -80,6 +97,24 @@ _BY_WORDS = {
     "trust_remote_code": "{name} needs code of its own; read it, then allow it with"
     " --trust-remote-code",
 }
+
+
+_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""Plain types of safetensors files, and torch's names of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor of a safetensors file: its name, type ("BF16") and shape."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """How many numbers it has."""
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,18 +133,65 @@ class CachedModel:
     bytes: int
 
 
+class Config:
+    """A config.json, with settings as attributes under the names that transformers gives them.
+
+    Unlike transformers' own classes it needs no torch, and has only what the file states.
+    """
+
+    def __init__(self, stated: dict[str, Any]) -> None:
+        self.stated = stated
+
+    def __getattr__(self, name: str) -> Any:
+        for key in (name, *_ALIASES.get(name, ())):
+            if self.stated.get(key) is not None:
+                return self.stated[key]
+        raise AttributeError(name)
+
+    def get_text_config(self, decoder: bool = True) -> Config:
+        """The settings of the language model, where there are others for images or sound."""
+        text = self.stated.get("text_config")
+        return Config({**self.stated, **text}) if isinstance(text, dict) else self
+
+    @property
+    def other_purpose(self) -> str | None:
+        """What the model is instead of one that continues texts; None if it is one.
+
+        Embedding models are common, and would load with weights missing.
+        """
+        names = self.stated.get("architectures") or []
+        if "AutoModelForCausalLM" in str(self.stated.get("auto_map")):  # code of its own
+            return None
+        if not names or any(part in str(names) for part in _GENERATES):
+            return None
+        return f"is not a causal language model but a {str(names).strip(chr(39) + '[]')}"
+
+    @property
+    def fault(self) -> str | None:
+        """A size that no model has, or None."""
+        text = self.get_text_config()
+        for name in _SIZES:
+            size = getattr(text, name, 1)
+            if not isinstance(size, int | list) or (isinstance(size, int) and size < 1):
+                return f"config.json is damaged ({name} is {size!r})"
+        layers = getattr(text, "num_hidden_layers", 1)
+        if isinstance(layers, int) and layers > _MOST_LAYERS:
+            return f"config.json is damaged (it has {layers:,} layers)"
+        return None
+
+
 def resolve(name: str) -> str:
     """The folder, or the name on the hub, that a MODEL argument stands for.
 
     Raises:
         LoadError: the path does not exist, or is no model in Hugging Face format.
+        UsageError: the address names something else than a model, or a revision of it.
     """
     if name == DEMO:
         return str(Path(__file__).with_name("demo"))
     path = Path(name).expanduser()
-    hub_page = f"{constants.ENDPOINT}/"
-    if name.startswith(hub_page):
-        return name.removeprefix(hub_page).rstrip("/")
+    if not path.exists() and (found := _from_address(name)):
+        return found
     if not (name.startswith((".", "/", "~")) or name.count("/") > 1 or path.exists()):
         return name
     if path.is_file():
@@ -119,6 +201,56 @@ def resolve(name: str) -> str:
     if not (path / "config.json").is_file():
         raise LoadError(f"{name} {missing(path)}")
     return str(path)
+
+
+def _from_address(name: str) -> str | None:
+    """OWNER/NAME of a page on the hub, with or without https://; None for what is no address."""
+    url = urllib.parse.urlsplit(name if "://" in name else f"https://{name}")
+    hub = urllib.parse.urlsplit(constants.ENDPOINT).hostname
+    if url.hostname not in (hub, "huggingface.co", "www.huggingface.co", "hf.co"):
+        if "://" in name:
+            raise UsageError(f"{name} is not a page of {hub}; give OWNER/NAME or a folder")
+        return None
+    parts = [part for part in url.path.split("/") if part]
+    if not parts or parts[0] in ("datasets", "spaces", "collections", "papers"):
+        raise UsageError(f"{name} is not the page of a model; give OWNER/NAME or a folder")
+    model, revision = "/".join(parts[:2]), "/".join(parts[3:4])
+    if revision not in ("", "main"):
+        raise UsageError(f"{name} names a revision; give {model} --revision {revision}")
+    return model
+
+
+def check(name: str) -> None:
+    """Refuse what cannot be loaded, as far as that shows at once: before torch is imported.
+
+    Raises:
+        LoadError, UsageError: as `resolve`; or a local folder has no weights, or holds a model
+            that cannot continue a text.
+    """
+    folder = Path(resolve(name))
+    if not folder.is_dir():
+        return
+    check_config(name, folder)
+    if absent := missing(folder):
+        raise LoadError(f"{name} {absent}")
+
+
+def check_config(name: str, folder: Path) -> None:
+    """Refuse a configuration that transformers cannot, or should not, make a model of.
+
+    Raises:
+        LoadError: the message begins with the model's name.
+    """
+    try:
+        config = Config(read_object(folder / "config.json"))
+    except FileNotFoundError:  # not downloaded yet
+        return
+    except LoadError as error:
+        raise LoadError(f"{name}: {error}; download or copy it again") from error
+    if config.other_purpose:
+        raise LoadError(f"{name} {config.other_purpose}, so it cannot continue a text")
+    if config.fault:
+        raise LoadError(f"{name}: {config.fault}; download or copy it again")
 
 
 def on_this_machine(name: str) -> bool:
@@ -202,7 +334,8 @@ def missing(folder: Path) -> str | None:
         return str(error)
     if not files:
         others = sorted(path.name for path in folder.glob("*.safetensors"))
-        return f"holds no model.safetensors but {others[0]}" if others else "holds no weights"
+        found = f"no model.safetensors but {others[0]}" if others else "no weights"
+        return f"holds {found}; download or copy model.safetensors"
     if absent := sum(not path.is_file() for path in files):  # a dangling link is no file
         return f"holds {len(files) - absent} of {len(files)} files of weights; download the rest"
     if not any(any(folder.glob(pattern)) for pattern in _TOKENIZERS):
@@ -215,19 +348,37 @@ def damage(folder: Path) -> str | None:
 
     Of the weights, only the heads of safetensors files are read.
     """
-    for name in _JSON_FILES:
-        if name.endswith(".index.json") and (folder / name.removesuffix(".index.json")).is_file():
-            continue  # an index is not read where the whole file is there
-        try:
-            read_object(folder / name)
-        except FileNotFoundError:
-            continue
-        except LoadError as error:
-            return str(error)
     try:
-        tensor_types(folder)
+        for name in _JSON_FILES:
+            whole = folder / name.removesuffix(".index.json")
+            if name.endswith(".index.json") and whole.is_file():
+                continue  # an index is not read where the whole file is there
+            with contextlib.suppress(FileNotFoundError):
+                read_object(folder / name)
+        tensors = stored_tensors(folder)
+        config = Config(read_object(folder / "config.json"))
+        return config.fault or _misfit(config, tensors)
+    except FileNotFoundError:
+        return None
     except LoadError as error:
         return str(error)
+
+
+def _misfit(config: Config, tensors: list[Tensor]) -> str | None:
+    """What config.json says otherwise than the weights; None where nothing shows."""
+    text = config.get_text_config()
+    numbers = [int(found[1]) for each in tensors if (found := _LAYER.search(each.name))]
+    held, stated = max(numbers, default=0) + 1, getattr(text, "num_hidden_layers", 0)
+    if numbers and isinstance(stated, int) and stated > held:
+        return f"the weights are incomplete ({held} layers, and config.json has {stated})"
+    hidden = getattr(text, "hidden_size", None)
+    for each in tensors:
+        embeds = each.name.endswith(_EMBEDDINGS) and each.kind in _TYPES
+        if embeds and hidden not in (None, each.shape[-1]):
+            return (
+                f"the weights do not fit config.json ({each.name} has {each.shape[-1]} columns,"
+                f" and hidden_size is {hidden})"
+            )
     return None
 
 
@@ -270,35 +421,39 @@ def weight_files(folder: Path) -> list[Path]:
     return []
 
 
-def tensor_types(folder: Path) -> Counter[str]:
-    """The number of weights of each safetensors type ("BF16") in the files that exist.
+def stored_tensors(folder: Path) -> list[Tensor]:
+    """The tensors in those safetensors files of a model that exist.
 
     Raises:
         LoadError: a file is damaged or cut off.
     """
-    counts: Counter[str] = Counter()
+    found = []
     for path in weight_files(folder):
         if path.suffix != ".safetensors" or not path.is_file():
             continue
         try:
             with safe_open(path, framework="numpy") as file:
-                for key in file.keys():  # noqa: SIM118, not a dict
-                    tensor = file.get_slice(key)
-                    counts[tensor.get_dtype()] += math.prod(tensor.get_shape())
+                for name in file.keys():  # noqa: SIM118, not a dict
+                    part = file.get_slice(name)
+                    found.append(Tensor(name, part.get_dtype(), tuple(part.get_shape())))
         except (SafetensorError, OSError) as error:
             raise LoadError(f"{path.name} is damaged or cut off ({error})") from error
-    return counts
+    return found
+
+
+def main_type(tensors: list[Tensor]) -> str | None:
+    """The type of most plain numbers: float32, float16 or bfloat16; None where there are none."""
+    counts: Counter[str] = Counter()
+    for each in tensors:
+        if each.kind in _TYPES:
+            counts[_TYPES[each.kind]] += each.size
+    return next((kind for kind, _ in counts.most_common(1)), None)
 
 
 def stored_type(folder: Path) -> str | None:
-    """The type of most plain weights in a folder's safetensors files.
-
-    Returns:
-        float32, float16 or bfloat16; None without such a file, or with a damaged one.
-    """
-    names = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+    """The type of most weights of a folder; None without safetensors, or with damaged ones."""
     with contextlib.suppress(LoadError):
-        return next((names[k] for k, _ in tensor_types(folder).most_common() if k in names), None)
+        return main_type(stored_tensors(folder))
     return None
 
 

@@ -139,6 +139,9 @@ def plan(name: str, options: LoadOptions | None = None, *, progress: bool = True
     device = detect(options.device)
     source = model_files.resolve(name)
     local = Path(source).is_dir()
+    folder = _folder(source, options.revision)
+    if folder is not None:
+        model_files.check_config(name, folder)
     hub = {
         "revision": options.revision,
         "local_files_only": options.offline or not (local or model_files.hub_answers()),
@@ -197,18 +200,14 @@ def stretched(planned: Plan, context: int) -> Plan:
 
 
 def damage(planned: Plan) -> str | None:
-    """What is missing or broken among a model's files, as far as that shows without reading all of
-    them; None where nothing is, or where what is missing is still to be downloaded."""
+    """What transformers would refuse of a model's files: code in pickled weights, or the
+    tokenizer.  None where nothing is wrong, or where it is still to be downloaded."""
     folder = _folder(planned.source, planned.options.revision)
     if folder is None:
         return None
-    if damaged := model_files.damage(folder):
-        return f"{damaged}; download or copy it again"
-    if missing := model_files.missing(folder):
-        return f"{planned.name} {missing}" if Path(planned.source).is_dir() else None
     for path in model_files.weight_files(folder):
         if path.suffix == ".bin" and _has_code(path):
-            return f"{path.name} is refused, for it may run code; get safetensors instead"
+            return f"{path.name} is refused: it contains code; get safetensors instead"
     try:
         _tokenizer(planned)
     except LoadError as error:

@@ -104,7 +104,7 @@ def _plan(request: Request, terminal: Terminal) -> Plan:
     from . import model_files
 
     name = request.model or "demo"
-    model_files.resolve(name)  # a wrong path is refused before seconds of imports
+    model_files.check(name)  # before seconds of imports
     with terminal.progress(f"starting {name}"):
         _import_all()
     from . import models
