@@ -50,14 +50,9 @@ _SETTLED = ("strategy", "window", "ngram", "guesses", "budget", "sources")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was checked.
+    """One thing that was checked: what there is in words, its level, and for programs as data.
 
-    Attributes:
-        name: what.
-        value: what there is, in words.
-        level: `OK`, `NOTE`, `WARNING` or `PROBLEM`.
-        fix: what to do, a command where there is one; None where there is nothing to do.
-        data: the numbers, for programs.
+    A fix says what to do: a command where there is one.
     """
 
     name: str
@@ -186,7 +181,7 @@ def torch_works(_request: DoctorRequest) -> Iterator[Finding]:
 
 def devices(_request: DoctorRequest) -> Iterator[Finding]:
     """The devices that torch can use and their memory; the one that models run on first."""
-    from .device import details, free_memory, present
+    from .device import details, detect, free_memory, present
 
     # Torch warns of a driver that is too old, and of a GPU that it has no code for.
     with warnings.catch_warnings(record=True) as caught:
@@ -195,13 +190,14 @@ def devices(_request: DoctorRequest) -> Iterator[Finding]:
         known = details(found[0])
     first = found[0]
     capability = f", compute capability {known.capability}" if known.capability else ""
-    data = {"name": first.torch_name, "label": first.label, "capability": known.capability}
+    data: dict[str, object] = {"name": first.torch_name, "label": first.label}
+    data["capability"] = known.capability
     yield Finding("device", f"{first.label} ({first.torch_name}){capability}", data=data)
     if first.kind == "cuda":
         yield Finding("driver", known.driver or "version unknown", data={"version": known.driver})
-        if known.capability and known.capability.startswith(("6.", "7.")):
-            value = "this GPU has no units for it"
-            yield Finding("bfloat16", value, NOTE, "--dtype float16 is faster")
+    if known.capability and known.capability.startswith(("6.", "7.")):
+        value = "this GPU has no units for it"
+        yield Finding("bfloat16", value, NOTE, "--dtype float16 is faster")
     for device in found:
         name = {"cpu": "main memory", "mps": "memory"}.get(device.kind)
         free = free_memory(device)
@@ -213,61 +209,54 @@ def devices(_request: DoctorRequest) -> Iterator[Finding]:
             "end other programs that use it" if scarce else None,
             {"free_bytes": free, "total_bytes": device.memory},
         )
+    cpu = detect("cpu")
+    limit = os.environ.get("OMP_NUM_THREADS")
+    why = f" (OMP_NUM_THREADS={limit})" if limit else ""
+    data = {"label": cpu.label, "cores": known.cores, "threads": cpu.threads}
+    count = f"{counted(known.cores, 'core')}, torch uses {counted(cpu.threads, 'thread')}{why}"
+    yield Finding("processor", f"{cpu.label}: {count}", data=data)
     for line in dict.fromkeys(str(each.message).strip().splitlines()[0] for each in caught):
         yield Finding("torch says", line, WARNING, "update the driver, or torch")
-
-
-def processor(_request: DoctorRequest) -> Iterator[Finding]:
-    """The cores of the processor, and the threads that torch computes with."""
-    from .device import details, detect
-
-    device = detect("cpu")
-    cores = details(device).cores
-    limit = os.environ.get("OMP_NUM_THREADS")
-    known = f"{counted(cores, 'core')}, " if cores else ""
-    why = f" (OMP_NUM_THREADS={limit})" if limit else ""
-    yield Finding(
-        "processor",
-        f"{device.label}: {known}torch uses {counted(device.threads, 'thread')}{why}",
-        data={"label": device.label, "cores": cores, "threads": device.threads},
-    )
 
 
 def unused_gpu(_request: DoctorRequest) -> Iterator[Finding]:
     """A GPU of the machine that torch cannot use."""
     from .device import detect, gpu_build
 
-    maker = _gpu_maker() if detect().kind == "cpu" else None
-    if maker is None:
+    if detect().kind != "cpu":
         return
-    hiding = [name for name in _HIDING if os.environ.get(name) in ("", "-1")]
-    build = gpu_build()
-    if hiding:
-        yield Finding("GPU", f"{hiding[0]} hides it", NOTE, f"unset {hiding[0]} to use it")
-    else:
-        value = f"an {maker} GPU is here, and this torch (for {build or 'CPUs'}) cannot use it"
+    maker = "AMD" if Path("/dev/kfd").exists() else None
+    if tool := shutil.which("nvidia-smi"):  # which is also in images for machines without a GPU
+        listed = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=5)
+        maker = "NVIDIA" if listed.returncode == 0 and "GPU" in listed.stdout else maker
+    hiding = next((name for name in _HIDING if os.environ.get(name) in ("", "-1")), None)
+    if maker and hiding:
+        yield Finding("GPU", f"{hiding} hides it", NOTE, f"unset {hiding} to use it")
+    elif maker:
+        build = gpu_build() or "CPUs"
+        value = f"an {maker} GPU is here, and this torch (for {build}) cannot use it"
         fix = "install a torch for it, as pytorch.org/get-started says, or update its driver"
         yield Finding("GPU", value, WARNING, fix)
 
 
-def _gpu_maker() -> str | None:
-    """The maker of a GPU that the system knows, whatever torch says."""
-    if Path("/dev/nvidia0").exists():
-        return "NVIDIA"
-    if tool := shutil.which("nvidia-smi"):  # which is also in images for machines without a GPU
-        listed = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=5)
-        if listed.returncode == 0 and "GPU" in listed.stdout:
-            return "NVIDIA"
-    return "AMD" if Path("/dev/kfd").exists() else None
-
-
 def versions(_request: DoctorRequest) -> Iterator[Finding]:
-    """Versions of lade and Python, and of transformers."""
+    """Versions of lade, Python and transformers; required packages that are missing or too old."""
+    from packaging.requirements import Requirement
+
     yield Finding("lade", __version__)
     system = f"{platform.system()} {platform.machine()}"
     yield Finding("Python", f"{platform.python_version()} on {system}")
     if found := version("transformers"):
         yield Finding("transformers", found)
+    for need in map(Requirement, metadata.requires("ladecli") or ()):
+        if need.marker is not None and not need.marker.evaluate({"extra": ""}):
+            continue
+        found = version(need.name)
+        if found is None or not need.specifier.contains(found, prereleases=True):
+            there = "is missing" if found is None else f"{found} is installed"
+            value = f"{there}, and {need.specifier or 'any version'} is needed"
+            fix = f"pip install '{need.name}{need.specifier}'"
+            yield Finding(need.name, value, PROBLEM, fix)
 
 
 def torch_build(_request: DoctorRequest) -> Iterator[Finding]:
@@ -278,22 +267,6 @@ def torch_build(_request: DoctorRequest) -> Iterator[Finding]:
     found, build = version("torch"), gpu_build()
     data = {"version": found, "build": build}
     yield Finding("torch", f"{found}, for {build or usual}", data=data)
-
-
-def requirements(_request: DoctorRequest) -> Iterator[Finding]:
-    """Required packages that are missing, or installed in another version."""
-    from packaging.requirements import Requirement
-
-    for text in metadata.requires("ladecli") or ():
-        need = Requirement(text)
-        if need.marker is not None and not need.marker.evaluate({"extra": ""}):
-            continue
-        found = version(need.name)
-        if found is None or not need.specifier.contains(found, prereleases=True):
-            there = "is missing" if found is None else f"{found} is installed"
-            value = f"{there}, and {need.specifier or 'any version'} is needed"
-            fix = f"pip install '{need.name}{need.specifier}'"
-            yield Finding(need.name, value, PROBLEM, fix)
 
 
 def optional_parts(_request: DoctorRequest) -> Iterator[Finding]:
@@ -314,18 +287,7 @@ def optional_parts(_request: DoctorRequest) -> Iterator[Finding]:
             yield Finding(name, value, NOTE, f"pip install {packages}", data)
 
 
-def options(request: DoctorRequest) -> Iterator[Finding]:
-    """A value from a variable or the config file that no command can work with."""
-    from .device import detect
-
-    try:
-        request.check()
-        detect(request.device)
-    except (LadeError, DecoderError) as error:
-        yield Finding("options", str(error), PROBLEM)
-
-
-def config_file(request: DoctorRequest) -> Iterator[Finding]:
+def config_file(_request: DoctorRequest) -> Iterator[Finding]:
     """The config file, and whether it can be read."""
     path = config_path()
     data = {"path": str(path), "exists": path.exists()}
@@ -334,10 +296,25 @@ def config_file(request: DoctorRequest) -> Iterator[Finding]:
         return
     try:
         config.read()
+        yield Finding("config file", str(path), data=data)
     except UsageError as error:
         yield Finding("config file", str(error), PROBLEM, f"correct {path}", data)
+
+
+def options(request: DoctorRequest) -> Iterator[Finding]:
+    """Values that no command can work with; whether steps are captured as CUDA graphs."""
+    from .device import detect
+
+    try:
+        request.check()
+        why = decode_setup.why_no_graphs(request, detect(request.device))
+    except (LadeError, DecoderError) as error:
+        yield Finding("options", str(error), PROBLEM)
         return
-    yield Finding("config file", str(path), data=data)
+    level = OK if why is None else PROBLEM if request.cuda_graphs else NOTE
+    value = f"off: {why}" if why else "on, for every model whose steps can be captured"
+    fix = "leave --cuda-graphs out" if level == PROBLEM else None
+    yield Finding("CUDA graphs", value, level, fix, {"on": why is None})
 
 
 def profile(request: DoctorRequest) -> Iterator[Finding]:
@@ -354,32 +331,16 @@ def profile(request: DoctorRequest) -> Iterator[Finding]:
         value = f"none knows {device.label}: settings come from a quick measurement"
         yield Finding("profile", value, WARNING, "lade tune MODEL measures them well")
     else:
-        why = "for Apple GPUs" if device.kind == "mps" else "for processors"
-        why = f"knows {device.label}" if usual.devices else why
-        yield Finding("profile", f"{usual.name}: {why}", data={"name": usual.name})
-    tuned = sum(each.tuned is not None for each in own)
-    count = f"{counted(len(own), 'profile')}, {tuned} of them tuned, in" if own else "none in"
-    data = {"folder": str(user.folder()), "names": [each.name for each in own]}
-    yield Finding("your profiles", f"{count} {user.folder()}", data=data)
+        data = {"name": usual.name}
+        yield Finding("profile", f"{usual.name}, for {device.label}", data=data)
+    listed = {"folder": str(user.folder()), "names": [each.name for each in own]}
+    held = f"{counted(len(own), 'profile')} in" if own else "none in"
+    yield Finding("your profiles", f"{held} {user.folder()}", data=listed)
     for fault in faults:
         yield Finding("your profiles", fault, WARNING, "correct the file, or remove it")
 
 
-def cuda_graphs(request: DoctorRequest) -> Iterator[Finding]:
-    """Whether steps are captured as CUDA graphs, as far as that is known without a model."""
-    from .device import detect
-
-    why = decode_setup.why_no_graphs(request, detect(request.device))
-    data = {"on": why is None}
-    if why is None:
-        yield Finding("CUDA graphs", "on, for every model whose steps can be captured", data=data)
-    elif request.cuda_graphs:
-        yield Finding("CUDA graphs", why, PROBLEM, "leave --cuda-graphs out", data)
-    else:
-        yield Finding("CUDA graphs", f"off: {why}", NOTE, data=data)
-
-
-def variables(request: DoctorRequest) -> Iterator[Finding]:
+def variables(_request: DoctorRequest) -> Iterator[Finding]:
     """The LADE_* variables, and those that are misspelt."""
     strays = config.stray_variables(os.environ)
     unknown = {line.split(" ")[0] for line in strays}
@@ -392,25 +353,19 @@ def variables(request: DoctorRequest) -> Iterator[Finding]:
 
 
 def hub(request: DoctorRequest) -> Iterator[Finding]:
-    """Whether models can be downloaded."""
-    from huggingface_hub import constants
+    """Whether models can be downloaded, and whether there is a token, which is never shown."""
+    from huggingface_hub import constants, get_token
 
     local = "only models on this machine can be used"
     if constants.HF_HUB_OFFLINE or request.offline:
         by = f"offline, by {request.origins.get('offline', 'a program')}"
-        said = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else by
-        yield Finding("hub", f"{said}: {local}", NOTE, "unset it to download", {"offline": True})
+        why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else by
+        yield Finding("hub", f"{why}: {local}", NOTE, "unset it to download", {"offline": True})
     elif model_files.hub_answers():
         yield Finding("hub", "can be reached", data={"offline": False})
     else:
         value = f"cannot be reached: {local}"
         yield Finding("hub", value, WARNING, "check the network", {"offline": True})
-
-
-def token(_request: DoctorRequest) -> Iterator[Finding]:
-    """Whether there is a token of the hub; it is never shown."""
-    from huggingface_hub import get_token
-
     if get_token() is not None:
         yield Finding("token", "there is one", data={"present": True})
     else:
@@ -517,19 +472,15 @@ def _setup(request: DoctorRequest, setup: Setup) -> Iterator[Finding]:
 CHECKS: tuple[tuple[Any, ...], ...] = (
     ("Machine", torch_works),
     ("Machine", devices, torch_works),
-    ("Machine", processor, torch_works),
     ("Machine", unused_gpu, torch_works),
     ("Versions", versions),
     ("Versions", torch_build, torch_works),
-    ("Versions", requirements),
     ("Optional parts", optional_parts, torch_works),
     ("Settings", config_file),
     ("Settings", options, torch_works),
     ("Settings", profile, torch_works, options),
-    ("Settings", cuda_graphs, torch_works, options),
     ("Settings", variables),
     ("Hub", hub),
-    ("Hub", token),
     ("Hub", cache),
     ("Model", model, torch_works, options),
 )

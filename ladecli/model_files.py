@@ -19,7 +19,7 @@ from collections import Counter
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from huggingface_hub import constants, scan_cache_dir, try_to_load_from_cache
 from huggingface_hub import errors as hub_errors
@@ -59,7 +59,6 @@ _SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size
 _MOST_LAYERS = 1000
 """A configuration with more layers is damaged; building its model would take forever."""
 _LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
-_EMBEDDINGS = ("embed_tokens.weight", "wte.weight")
 _PACKAGES = {
     "gptq": ("gptqmodel", "optimum"),
     "awq": ("gptqmodel", "accelerate"),
@@ -103,18 +102,12 @@ _TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Plain types of safetensors files, and torch's names of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """A tensor of a safetensors file: its name, type ("BF16") and shape."""
+class Tensor(NamedTuple):
+    """A tensor of a safetensors file: its name, type ("BF16"), and how many numbers it has."""
 
     name: str
     kind: str
-    shape: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        """How many numbers it has."""
-        return math.prod(self.shape)
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +165,9 @@ class Config:
         text = self.get_text_config()
         for name in _SIZES:
             size = getattr(text, name, 1)
-            if not isinstance(size, int | list) or (isinstance(size, int) and size < 1):
+            most = _MOST_LAYERS if name == "num_hidden_layers" else size
+            if not isinstance(size, list) and not (isinstance(size, int) and 1 <= size <= most):
                 return f"config.json is damaged ({name} is {size!r})"
-        layers = getattr(text, "num_hidden_layers", 1)
-        if isinstance(layers, int) and layers > _MOST_LAYERS:
-            return f"config.json is damaged (it has {layers:,} layers)"
         return None
 
 
@@ -206,14 +197,13 @@ def resolve(name: str) -> str:
 def _from_address(name: str) -> str | None:
     """OWNER/NAME of a page on the hub, with or without https://; None for what is no address."""
     url = urllib.parse.urlsplit(name if "://" in name else f"https://{name}")
-    hub = urllib.parse.urlsplit(constants.ENDPOINT).hostname
-    if url.hostname not in (hub, "huggingface.co", "www.huggingface.co", "hf.co"):
-        if "://" in name:
-            raise UsageError(f"{name} is not a page of {hub}; give OWNER/NAME or a folder")
+    own = urllib.parse.urlsplit(constants.ENDPOINT).hostname
+    on_hub = url.hostname in (own, "huggingface.co", "www.huggingface.co", "hf.co")
+    if not on_hub and "://" not in name:
         return None
     parts = [part for part in url.path.split("/") if part]
-    if not parts or parts[0] in ("datasets", "spaces", "collections", "papers"):
-        raise UsageError(f"{name} is not the page of a model; give OWNER/NAME or a folder")
+    if not on_hub or not parts or parts[0] in ("datasets", "spaces", "collections", "papers"):
+        raise UsageError(f"{name} is not the page of a model on the hub; give OWNER/NAME")
     model, revision = "/".join(parts[:2]), "/".join(parts[3:4])
     if revision not in ("", "main"):
         raise UsageError(f"{name} names a revision; give {model} --revision {revision}")
@@ -333,9 +323,7 @@ def missing(folder: Path) -> str | None:
     except LoadError as error:
         return str(error)
     if not files:
-        others = sorted(path.name for path in folder.glob("*.safetensors"))
-        found = f"no model.safetensors but {others[0]}" if others else "no weights"
-        return f"holds {found}; download or copy model.safetensors"
+        return "holds no weights; download or copy model.safetensors"
     if absent := sum(not path.is_file() for path in files):  # a dangling link is no file
         return f"holds {len(files) - absent} of {len(files)} files of weights; download the rest"
     if not any(any(folder.glob(pattern)) for pattern in _TOKENIZERS):
@@ -350,36 +338,21 @@ def damage(folder: Path) -> str | None:
     """
     try:
         for name in _JSON_FILES:
-            whole = folder / name.removesuffix(".index.json")
-            if name.endswith(".index.json") and whole.is_file():
-                continue  # an index is not read where the whole file is there
-            with contextlib.suppress(FileNotFoundError):
-                read_object(folder / name)
+            # An index is not read where the whole file is there.
+            if not (folder / name.removesuffix(".index.json")).is_file() or "index" not in name:
+                with contextlib.suppress(FileNotFoundError):
+                    read_object(folder / name)
         tensors = stored_tensors(folder)
         config = Config(read_object(folder / "config.json"))
-        return config.fault or _misfit(config, tensors)
     except FileNotFoundError:
         return None
     except LoadError as error:
         return str(error)
-
-
-def _misfit(config: Config, tensors: list[Tensor]) -> str | None:
-    """What config.json says otherwise than the weights; None where nothing shows."""
-    text = config.get_text_config()
-    numbers = [int(found[1]) for each in tensors if (found := _LAYER.search(each.name))]
-    held, stated = max(numbers, default=0) + 1, getattr(text, "num_hidden_layers", 0)
-    if numbers and isinstance(stated, int) and stated > held:
-        return f"the weights are incomplete ({held} layers, and config.json has {stated})"
-    hidden = getattr(text, "hidden_size", None)
-    for each in tensors:
-        embeds = each.name.endswith(_EMBEDDINGS) and each.kind in _TYPES
-        if embeds and hidden not in (None, each.shape[-1]):
-            return (
-                f"the weights do not fit config.json ({each.name} has {each.shape[-1]} columns,"
-                f" and hidden_size is {hidden})"
-            )
-    return None
+    layers = [int(found[1]) for each in tensors if (found := _LAYER.search(each.name))]
+    held, stated = max(layers, default=-1) + 1, getattr(config.get_text_config(), _SIZES[0], 0)
+    if not config.fault and 0 < held < stated:
+        return f"the weights have {held} layers, and config.json {stated}; copy both again"
+    return config.fault
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -435,26 +408,22 @@ def stored_tensors(folder: Path) -> list[Tensor]:
             with safe_open(path, framework="numpy") as file:
                 for name in file.keys():  # noqa: SIM118, not a dict
                     part = file.get_slice(name)
-                    found.append(Tensor(name, part.get_dtype(), tuple(part.get_shape())))
+                    size = math.prod(part.get_shape())
+                    found.append(Tensor(name, part.get_dtype(), size))
         except (SafetensorError, OSError) as error:
             raise LoadError(f"{path.name} is damaged or cut off ({error})") from error
     return found
 
 
-def main_type(tensors: list[Tensor]) -> str | None:
-    """The type of most plain numbers: float32, float16 or bfloat16; None where there are none."""
-    counts: Counter[str] = Counter()
-    for each in tensors:
-        if each.kind in _TYPES:
-            counts[_TYPES[each.kind]] += each.size
-    return next((kind for kind, _ in counts.most_common(1)), None)
-
-
 def stored_type(folder: Path) -> str | None:
-    """The type of most weights of a folder; None without safetensors, or with damaged ones."""
+    """float32, float16 or bfloat16: the type of most plain weights in a folder's safetensors
+    files; None where there are none, or they are damaged."""
+    counts: Counter[str] = Counter()
     with contextlib.suppress(LoadError):
-        return main_type(stored_tensors(folder))
-    return None
+        for each in stored_tensors(folder):
+            if each.kind in _TYPES:
+                counts[_TYPES[each.kind]] += each.size
+    return next((kind for kind, _ in counts.most_common(1)), None)
 
 
 def version(package: str) -> str | None:
@@ -480,8 +449,8 @@ def explain(name: str, error: Exception, folder: Path | None, part: str) -> str:
     Args:
         name: of the model.
         error: what was raised, with its causes.
-        folder: the model's files on this machine, if any.
-        part: of the model that was loaded, "its tokenizer" for example; "" for all of it.
+        folder: the model's files, if they are on this machine.
+        part: what was loaded, "its tokenizer" for example; "" for all of it.
     """
     chain: list[BaseException] = []
     cause: BaseException | None = error

@@ -9,7 +9,7 @@ import json as jsons
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from . import memory, model_files, screen
 from .decoder import families
@@ -28,25 +28,30 @@ CONTEXT = 4096
 SCHEMA = 1
 """Version of what --json prints."""
 _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+_STATES = {
+    (True, True): ("yes", "green"),
+    (True, False): ("untested", "yellow"),
+    (False, False): ("no", "red"),
+    (None, False): ("-", ""),
+}
+"""The last column, by whether a model is supported and tested, and its style."""
+_SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
+_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _MADE_PLAIN = ("fp8", "compressed-tensors")
 """Quantized weights that become plain ones before they are multiplied, FP8 on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model on this machine, as --json prints it.
+    """A model on this machine, as --json prints it; None and "" stand for what is unknown.
 
     Attributes:
-        name: as it is given to a command.
-        path: of its folder, or None where there is none.
-        size_bytes: on disk.
-        family: transformers' model type, "" if unknown.
-        dtype: of its weights, or how they are quantized ("gptq 4bit"); "" if unknown.
-        parameters: number of weights, or None.
-        context: the longest text in tokens, or None.
+        family: transformers' model type.
+        dtype: of its weights, or how they are quantized ("gptq 4bit").
+        context: the longest text in tokens.
         fits: the first setting that fits this machine: a type, "8bit" or "4bit"; or None.
-        needs_bytes: what that setting needs, or the smallest where none fits; None if unknown.
-        supported: whether lade decodes it; None where that cannot be told.
+        needs_bytes: what that setting needs, or the smallest where none fits.
+        supported: whether lade decodes it.
         tested: whether its family is among those that are tested.
         notes: reasons, and what else to know.
     """
@@ -152,7 +157,7 @@ def examine(cached: CachedModel, device: Device, free: int) -> Model:
     known = {getattr(text, "model_type", ""), model.family}
     tested = bool(known & (families.FAMILIES.keys() | families.TESTED_STOCK))
     model = replace(model, supported=True, tested=tested)
-    return _with_memory(model, text, model_files.stored_tensors(folder), device, free)
+    return _with_memory(model, text, folder, device, free)
 
 
 def _dtype(config: Config) -> str:
@@ -169,11 +174,9 @@ def _dtype(config: Config) -> str:
     return f"{method} {bits}bit" if bits else method
 
 
-def _with_memory(
-    model: Model, config: Config, tensors: list[Tensor], device: Device, free: int
-) -> Model:
+def _with_memory(model: Model, config: Config, folder: Path, device: Device, free: int) -> Model:
     """The model with its number of weights, and whether and in which form it fits."""
-    spec = _spec(model, config, tensors, device)
+    spec = _spec(model.dtype, config, folder, device.kind)
     notes = []
     if lacking := model_files.missing_packages(model.dtype):
         notes.append(f"needs {' and '.join(lacking)}: pip install {' '.join(lacking)}")
@@ -182,7 +185,10 @@ def _with_memory(
     if spec is None:
         return replace(model, notes=tuple(notes))
     context, fits, needed = min(model.context or CONTEXT, CONTEXT), None, 0.0
-    for flag, form in [(spec.weights, spec), *memory.smaller_forms(spec, device.kind)]:
+    forms = memory.smaller_forms(spec, device.kind)
+    if spec.weights == "float32" and forms:  # bitsandbytes goes with bfloat16 then
+        forms[1:] = memory.smaller_forms(forms[0][1], device.kind)
+    for flag, form in [(spec.weights, spec), *forms]:
         needed = memory.estimate(form, context=context).total
         if needed <= memory.usable(free):
             fits = flag.split()[1] if " " in flag else flag
@@ -199,31 +205,33 @@ def _with_memory(
     )
 
 
-def _spec(model: Model, config: Config, tensors: list[Tensor], device: Device) -> ModelSpec | None:
-    """What memory depends on; None where the files do not state it."""
+def _spec(dtype: str, config: Config, folder: Path, kind: str) -> ModelSpec | None:
+    """What memory depends on; None where the files do not state it.
 
-    def stated(name: str, default: Any = None) -> Any:
-        return getattr(config, name, default)
-
-    hidden, heads = stated("hidden_size"), stated("num_attention_heads")
-    inner = stated("intermediate_size", 4 * hidden if hidden else None)
-    inner = max(inner) if isinstance(inner, list) else inner
-    needed = (hidden, heads, inner, stated("num_hidden_layers"), stated("vocab_size"))
-    if not all(isinstance(each, int) for each in needed):
+    Args:
+        dtype: of the weights, or how they are quantized.
+        config: of the language model.
+        folder: of its files.
+        kind: of device.
+    """
+    given = {name: getattr(config, name, None) for name in _SIZES}
+    if not all(isinstance(given[name], int) for name in _SIZES):
         return None
-    plain = model_files.main_type(tensors) or "float32"
-    compute = model.dtype if model.dtype in memory.FULL else plain
-    weights, linear = model.dtype.split(" ")[0], None
-    packed = weights not in (*memory.FULL, "")
-    size = sum(path.stat().st_size for path in model_files.weight_files(Path(model.path or "")))
-    bytes_each = 4 if compute == "float32" else 2
+    hidden, heads = int(config.hidden_size), int(config.num_attention_heads)
+    inner = getattr(config, "intermediate_size", 4 * hidden)
+    compute = dtype if dtype in memory.FULL else model_files.stored_type(folder) or "float32"
+    method = dtype.split(" ")[0]
+    packed = method not in (*memory.FULL, "")
+    size = sum(path.stat().st_size for path in model_files.weight_files(folder))
     # Pickled weights do not say how many they are.
-    parameters = sum(_numbers(each, weights) for each in tensors) or size / bytes_each
-    if packed and (weights not in _MADE_PLAIN or (weights == "fp8" and device.kind == "cuda")):
-        linear = 0.0
+    tensors = model_files.stored_tensors(folder)
+    parameters = sum(_numbers(each, method) for each in tensors) or size / _BYTES[compute]
+    if packed and (method not in _MADE_PLAIN or (method == "fp8" and kind == "cuda")):
+        weights, linear = method, 0.0
     else:
-        weights = compute = "float32" if device.kind == "cpu" and not packed else compute
-        size = int(parameters * (4 if compute == "float32" else 2))
+        weights = compute = "float32" if kind == "cpu" and not packed else compute
+        size, linear = int(parameters * _BYTES[compute]), None
+    rank = getattr(config, "kv_lora_rank", None)
     return ModelSpec(
         parameters=float(parameters),
         active=float(parameters),
@@ -232,13 +240,13 @@ def _spec(model: Model, config: Config, tensors: list[Tensor], device: Device) -
         compute=compute,
         layers=config.num_hidden_layers,
         hidden=hidden,
-        inner=inner,
+        inner=max(inner) if isinstance(inner, list) else inner,
         heads=heads,
-        kv_heads=stated("num_key_value_heads", heads),
-        head_size=stated("head_dim", hidden // heads),
+        kv_heads=getattr(config, "num_key_value_heads", heads),
+        head_size=getattr(config, "head_dim", hidden // heads),
         vocabulary=config.vocab_size,
         linear=linear,
-        latent=config.kv_lora_rank + config.qk_rope_head_dim if stated("kv_lora_rank") else None,
+        latent=rank + config.qk_rope_head_dim if rank else None,
     )
 
 
@@ -268,30 +276,22 @@ def _print_table(models: list[Model], terminal: Terminal) -> None:
             "-" if model.parameters is None else short(model.parameters),
             model.family or "-",
             _SHORT.get(model.dtype, model.dtype.split(" ")[0]) or "-",
-            _tokens(model.context),
+            "-" if model.context is None else _tokens(model.context),
             _SHORT.get(model.fits or "", model.fits)
             or ("-" if model.needs_bytes is None else "no"),
         )
-        table.add_row(*(Text(printable(cell)) for cell in cells), Text(*_state(model)))
+        table.add_row(
+            *(Text(printable(cell)) for cell in cells),
+            Text(*_STATES[model.supported, model.tested]),
+        )
     screen.show(table, console)
     for model in models:
         for note in model.notes:
             screen.line(console, printable(f"{model.name}: {note}"), "dim")
 
 
-def _state(model: Model) -> tuple[str, str]:
-    """The last column: whether lookahead decodes the model, and the style of the word."""
-    if model.supported is None:
-        return "-", ""
-    if not model.supported:
-        return "no", "red"
-    return ("yes", "green") if model.tested else ("untested", "yellow")
-
-
-def _tokens(count: int | None) -> str:
+def _tokens(count: int) -> str:
     """A number of tokens: 2048, 32k for 32768."""
-    if count is None:
-        return "-"
     if count < 10_000:
         return str(count)
     return f"{count // 1024}k" if count % 1024 == 0 else f"{round(count / 1000)}k"
