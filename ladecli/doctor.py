@@ -394,11 +394,15 @@ def model(request: DoctorRequest) -> Iterator[Finding]:
     if request.model is None:
         return
     try:
-        folder = Path(model_files.resolve(request.model))
+        source = model_files.resolve(request.model)
     except LadeError as error:
         yield Finding("model", str(error), PROBLEM)
         return
-    if folder.is_dir() and (wrong := model_files.damage(folder) or model_files.missing(folder)):
+    folder = model_files.folder_of(source, request.revision)
+    wrong = model_files.damage(folder) if folder else None
+    if not wrong and Path(source).is_dir():  # what lacks in the cache is downloaded
+        wrong = model_files.missing(Path(source))
+    if wrong:
         yield Finding("files", wrong, PROBLEM, "download or copy the model again")
         return
     from . import models

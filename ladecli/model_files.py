@@ -55,7 +55,8 @@ _ALIASES = {
     "dtype": ("torch_dtype",),
 }
 """What families call the settings that transformers knows by one name."""
-_SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
+SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
+"""Settings that every decoder has, and that are at least 1."""
 _MOST_LAYERS = 1000
 """A configuration with more layers is damaged; building its model would take forever."""
 _LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
@@ -96,8 +97,6 @@ _BY_WORDS = {
     "trust_remote_code": "{name} needs code of its own; read it, then allow it with"
     " --trust-remote-code",
 }
-
-
 _TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Plain types of safetensors files, and torch's names of them."""
 
@@ -163,7 +162,7 @@ class Config:
     def fault(self) -> str | None:
         """A size that no model has, or None."""
         text = self.get_text_config()
-        for name in _SIZES:
+        for name in SIZES:
             size = getattr(text, name, 1)
             most = _MOST_LAYERS if name == "num_hidden_layers" else size
             if not isinstance(size, list) and not (isinstance(size, int) and 1 <= size <= most):
@@ -218,39 +217,48 @@ def check(name: str) -> None:
             that cannot continue a text.
     """
     folder = Path(resolve(name))
-    if not folder.is_dir():
-        return
-    check_config(name, folder)
-    if absent := missing(folder):
-        raise LoadError(f"{name} {absent}")
+    if folder.is_dir():
+        check_config(name, folder)
+        if absent := missing(folder):
+            raise LoadError(f"{name} {absent}")
 
 
 def check_config(name: str, folder: Path) -> None:
-    """Refuse a configuration that transformers cannot, or should not, make a model of.
+    """Refuse configurations that transformers cannot, or should not, make a model of.
+
+    transformers would go on without a damaged generation config: with other stop tokens.
 
     Raises:
         LoadError: the message begins with the model's name.
     """
+    config, again = Config({}), "download or copy it again"
     try:
-        config = Config(read_object(folder / "config.json"))
-    except FileNotFoundError:  # not downloaded yet
-        return
+        for file in ("config.json", GENERATION):
+            with contextlib.suppress(FileNotFoundError):  # to be downloaded, or there is none
+                stated = read_object(folder / file)
+                config = Config(stated) if file == "config.json" else config
     except LoadError as error:
-        raise LoadError(f"{name}: {error}; download or copy it again") from error
+        fix = f"{again}, or delete it" if file == GENERATION else again
+        raise LoadError(f"{name}: {error}; {fix}") from error
     if config.other_purpose:
         raise LoadError(f"{name} {config.other_purpose}, so it cannot continue a text")
     if config.fault:
-        raise LoadError(f"{name}: {config.fault}; download or copy it again")
+        raise LoadError(f"{name}: {config.fault}; {again}")
 
 
-def on_this_machine(name: str) -> bool:
-    """Whether loading a model needs no download, judged by its config.json."""
-    source = resolve(name)
+def folder_of(source: str, revision: str | None = None) -> Path | None:
+    """Where a model's files are, as far as they are on this machine, judged by its config.json.
+
+    Args:
+        source: as `resolve` returns it.
+        revision: of a model of the hub.
+    """
     if Path(source).is_dir():
-        return True
-    with contextlib.suppress(hub_errors.HFValidationError):
-        return isinstance(try_to_load_from_cache(source, "config.json"), str)
-    return True  # not a valid name: loading reports it
+        return Path(source)
+    with contextlib.suppress(hub_errors.HFValidationError):  # loading reports it
+        found = try_to_load_from_cache(source, "config.json", revision=revision)
+        return Path(found).parent if isinstance(found, str) else None
+    return None
 
 
 def suggest(name: str) -> str:
@@ -349,7 +357,7 @@ def damage(folder: Path) -> str | None:
     except LoadError as error:
         return str(error)
     layers = [int(found[1]) for each in tensors if (found := _LAYER.search(each.name))]
-    held, stated = max(layers, default=-1) + 1, getattr(config.get_text_config(), _SIZES[0], 0)
+    held, stated = max(layers, default=-1) + 1, getattr(config.get_text_config(), SIZES[0], 0)
     if not config.fault and 0 < held < stated:
         return f"the weights have {held} layers, and config.json {stated}; copy both again"
     return config.fault

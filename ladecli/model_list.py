@@ -15,7 +15,7 @@ from . import memory, model_files, screen
 from .decoder import families
 from .errors import LoadError
 from .memory import ModelSpec
-from .model_files import CachedModel, Config, Tensor
+from .model_files import SIZES, CachedModel, Config, Tensor
 from .profiles.user import short
 from .terminal import Terminal
 from .visualize import counted, printable
@@ -35,7 +35,6 @@ _STATES = {
     (None, False): ("-", ""),
 }
 """The last column, by whether a model is supported and tested, and its style."""
-_SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _MADE_PLAIN = ("fp8", "compressed-tensors")
 """Quantized weights that become plain ones before they are multiplied, FP8 on a CPU."""
@@ -214,8 +213,8 @@ def _spec(dtype: str, config: Config, folder: Path, kind: str) -> ModelSpec | No
         folder: of its files.
         kind: of device.
     """
-    given = {name: getattr(config, name, None) for name in _SIZES}
-    if not all(isinstance(given[name], int) for name in _SIZES):
+    given = {name: getattr(config, name, None) for name in SIZES}
+    if not all(isinstance(given[name], int) for name in SIZES):
         return None
     hidden, heads = int(config.hidden_size), int(config.num_attention_heads)
     inner = getattr(config, "intermediate_size", 4 * hidden)
