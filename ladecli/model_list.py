@@ -147,14 +147,15 @@ def examine(cached: CachedModel, device: Device, free: int) -> Model:
         return replace(model, supported=False, notes=(config.other_purpose,))
     if problem := model_files.damage(folder) or model_files.missing(folder):
         return replace(model, notes=(problem,))
-    if "AutoConfig" in str(config.stated.get("auto_map")) and model.family not in families.FAMILIES:
-        return replace(model, notes=("needs code of its own: read it, then --trust-remote-code",))
     if not model.family:
         return replace(model, notes=("config.json names no model_type",))
     if why := families.refusal(config):
         return replace(model, supported=False, notes=(f"not supported: {why}",))
     known = {getattr(text, "model_type", ""), model.family}
     tested = bool(known & (families.FAMILIES.keys() | families.TESTED_STOCK))
+    if not tested and "AutoConfig" in str(config.stated.get("auto_map")):
+        note = "may need code of its own: read that, then allow it with --trust-remote-code"
+        return replace(model, notes=(note,))
     model = replace(model, supported=True, tested=tested)
     return _with_memory(model, text, folder, device, free)
 
