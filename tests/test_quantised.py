@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 import transformers
 
 from ladecli import models
-from ladecli.decoder.config import LookaheadConfig, SamplingConfig
+from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.engine import Limits
 from ladecli.decoder.strategies import make_strategy
 from ladecli.errors import LoadError, UsageError
@@ -80,15 +79,6 @@ def test_the_plan_knows_the_size_of_packed_weights(loaded: LoadedModel) -> None:
     # Scales are not in what transformers counts.
     assert held <= loaded.spec.weight_bytes * 1.001
     assert held > loaded.spec.weight_bytes * 0.95
-
-
-def test_nothing_is_logged_for_every_product(
-    loaded: LoadedModel, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert Session(loaded).measure_plain_step(SamplingConfig()) > 0
-    assert caplog.records == []
-    # The line is a warning, of the loggers below this one.
-    assert not logging.getLogger("bitsandbytes.autograd").isEnabledFor(logging.WARNING)
 
 
 def test_shapes_that_its_kernels_refuse_give_one_line(
