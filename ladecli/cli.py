@@ -20,7 +20,7 @@ from typer.exceptions import TyperException
 from . import __version__, config, device_map, options
 from .decoder.errors import ConfigError, DecoderError, PromptError
 from .errors import INTERRUPTED, LadeError, UsageError, told
-from .option_fields import PREFIX, Options, Setting, settings_of
+from .option_fields import ALIASES, PREFIX, Options, Setting, settings_of
 from .parallel import place
 from .terminal import Terminal
 from .visualize import printable
@@ -33,8 +33,6 @@ _ORDER = (
 )
 _ON_RANKS = ("chat", "generate", "bench")
 """Commands that several processes can run together."""
-_ALIASES = {"--temp": "--temperature", "--max-tokens": "--max-new-tokens"}
-"""Names that other programs have for our options."""
 
 
 class _Commands(TyperGroup):
@@ -357,7 +355,8 @@ def entry(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     # People append it to the call that failed, so it counts wherever it stands.
     debug = "--debug" in arguments
-    arguments = [_ALIASES.get(each, each) for each in arguments if each != "--debug"]
+    flags = {f"--{alias}": f"--{name}" for alias, name in ALIASES.items()}
+    arguments = [flags.get(each, each) for each in arguments if each != "--debug"]
     try:
         result = typer.main.get_command(app).main(arguments, "lade", standalone_mode=False)
         return result if isinstance(result, int) else 0

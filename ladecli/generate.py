@@ -136,6 +136,8 @@ def _answer(
         terminal.say(news)
     if tally.reason == "context":
         terminal.say(f"the context of {session.decoder.max_context} tokens is full")
+    if not "".join(text).strip() and tally.reason == "eos":
+        terminal.say("the answer is empty: the model ended it at once; --ignore-eos goes on")
     if tally.reason == "length" and "max_new_tokens" not in request.origins:
         terminal.say(f"stopped at {request.max_new_tokens} tokens; -n sets another limit")
     if line := memory_line(tally):

@@ -18,6 +18,8 @@ _NOT_APPLIED = frozenset(
 """Settings that change even greedy text, and that this decoder does not have."""
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 _PENALTY = "repetition_penalty"
+_CHAT = {"temperature": 0.7, "top_p": 0.9}
+"""How a chat samples where the model does not say: greedy, small models run into loops."""
 
 
 def stop_ids(config: Any, vocabulary: int) -> frozenset[int]:
@@ -31,11 +33,13 @@ def stop_ids(config: Any, vocabulary: int) -> frozenset[int]:
 
 
 def sampling(config: Any) -> SamplingConfig:
-    """How tokens are to be chosen."""
+    """How tokens of a chat are to be chosen."""
     names = (*_SAMPLING, _PENALTY) if config.do_sample else (_PENALTY,)
     given = {name: value for name in names if (value := _setting(config, name)) is not None}
     if config.do_sample:
         given.setdefault("temperature", 1.0)  # as transformers does
+    elif config.do_sample is None:
+        given |= _CHAT
     return SamplingConfig(**given)
 
 

@@ -12,6 +12,8 @@ from .errors import UsageError
 
 PREFIX = "LADE_"
 """Of every variable that sets an option."""
+ALIASES = {"temp": "temperature", "max-tokens": "max-new-tokens"}
+"""Names that other programs have for our options."""
 CONFIG_FILE = "config file"
 """The origin of what the config file says."""
 

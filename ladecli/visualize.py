@@ -29,6 +29,8 @@ OTHER_SOURCE_STYLE = "yellow"
 BARS = "▁▂▃▄▅▆▇█"
 REMEMBERED_STEPS = 24
 """Steps that the status row draws as bars."""
+LOOP = 120
+"""Characters of the longest phrase whose repetition is noticed."""
 _FEWEST_BARS = 1
 """Columns that no figure takes from the bars."""
 NOW_STEPS = 8
@@ -216,6 +218,7 @@ class ViewState:
         tally: the counts so far.
         recent: tokens and seconds of the last steps, the newest last.
         reading: tokens done and in total while the prompt is read, else None.
+        tail: the newest characters of the text.
     """
 
     plain_step: float | None = None
@@ -223,6 +226,14 @@ class ViewState:
     tally: Tally = field(default_factory=Tally)
     recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=REMEMBERED_STEPS))
     reading: tuple[int, int] | None = None
+    tail: str = ""
+
+
+def repeats(text: str) -> bool:
+    """Whether a text ends in the same few words over and over, at least four times."""
+    return bool(text) and any(
+        text.endswith(text[-length:] * max(4, LOOP // length)) for length in range(1, LOOP)
+    )
 
 
 def fold(state: ViewState, event: TextEvent) -> ViewState:
@@ -236,6 +247,8 @@ def fold(state: ViewState, event: TextEvent) -> ViewState:
         case TextStep():
             state.reading = None
             state.recent.append((len(event.token_ids), event.seconds))
+            text = state.tail + "".join(piece.text for piece in event.pieces)
+            state.tail = text[-4 * LOOP :]
     return state
 
 
@@ -300,6 +313,8 @@ def _figures(state: ViewState, times: str, colours: bool) -> list[Text]:
         Text.assemble(f"{tally.tokens_per_step:.2f}", (" tok/step", "dim")),
         Text.assemble(f"{faster:.1f}{times}" if faster else "-", (" plain", "dim")),
     ]
+    if repeats(state.tail):
+        parts.insert(1, Text("repeats itself: Ctrl-C stops it", "yellow"))
     if colours and tally.accepted:
         parts.append(styled("from ", "dim").append_text(legend(tally.accepted)))
     if faster and tally.steps > NOW_STEPS:

@@ -822,7 +822,7 @@ def test_a_chat_needs_a_template_or_raw(
     assert refused.code == 2
     assert "has no chat template: it continues texts; use lade generate, or --raw" in refused.err
     piped(monkeypatch, "the cat\n")
-    raw = lade("chat", model_folder, "--raw", "-n", "10", "--ignore-eos")
+    raw = lade("chat", model_folder, "--raw", "-t", "0", "-n", "10", "--ignore-eos")
     assert raw.code == 0
     generated = lade("generate", model_folder, "-p", "the cat", "-n", "10", "--ignore-eos")
     assert raw.out == generated.out

@@ -13,7 +13,7 @@ import torch
 from transformers import DynamicCache
 
 import ladecli
-from ladecli import drop_in
+from ladecli import custom_generate
 from ladecli.decoder.strategies import make_strategy
 from ladecli.device import Device
 from ladecli.profiles import Rates, user
@@ -37,7 +37,7 @@ def _own_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models are shared between tests, and others bind them."""
     for family in ("llama", "mistral", "gpt2"):
         monkeypatch.setattr(model_of(family).config, "_attn_implementation", "sdpa")
-    monkeypatch.setattr(drop_in, "_MODELS", WeakKeyDictionary())
+    monkeypatch.setattr(custom_generate, "_MODELS", WeakKeyDictionary())
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gpt2"])
@@ -136,9 +136,9 @@ def test_settings_are_chosen_once_for_a_model_and_place(monkeypatch: pytest.Monk
         types.append(dtype)
         return original(model, dtype)
 
-    original, known = drop_in.spec_of, WeakKeyDictionary[Any, Any]()
-    monkeypatch.setattr(drop_in, "spec_of", spec_of)
-    monkeypatch.setattr(drop_in, "_MODELS", known)
+    original, known = custom_generate.spec_of, WeakKeyDictionary[Any, Any]()
+    monkeypatch.setattr(custom_generate, "spec_of", spec_of)
+    monkeypatch.setattr(custom_generate, "_MODELS", known)
     short_answer()
     short_answer()
     assert types == [torch.float32]
@@ -171,18 +171,18 @@ def test_what_there_is_to_say_of_the_settings_is_a_warning() -> None:
 
 def test_a_gpu_that_no_profile_knows_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device("cuda", "cuda:0", "ACME Accelerator 9000", int(16e9))
-    monkeypatch.setattr(drop_in, "detect", lambda name: device)
+    monkeypatch.setattr(custom_generate, "detect", lambda name: device)
     configs: list[ladecli.LookaheadConfig] = []
 
     def strategy(name: str, config: ladecli.LookaheadConfig) -> Any:
         configs.append(config)
         return make_strategy(name, config)
 
-    monkeypatch.setattr(drop_in, "make_strategy", strategy)
+    monkeypatch.setattr(custom_generate, "make_strategy", strategy)
     for arithmetic in (1e8, 1e14):
         rates = Rates(1e12, arithmetic, "measured here")
         monkeypatch.setattr("ladecli.device.measure_rates", lambda *args, rates=rates: rates)
-        monkeypatch.setattr(drop_in, "_MODELS", WeakKeyDictionary())
+        monkeypatch.setattr(custom_generate, "_MODELS", WeakKeyDictionary())
         with pytest.warns(UserWarning, match="9000: settings come from a quick measurement"):
             short_answer()
     slow, fast = (config.step_cost.at(16, 64) for config in configs)

@@ -188,9 +188,13 @@ def test_a_damaged_generation_config_is_refused(tmp_path: Path) -> None:
 
 
 SAMPLES = {"do_sample": True}
+GREEDY = {"do_sample": False}
+UNSAID = SamplingConfig(temperature=0.7, top_p=0.9)
+"""Of chats, where a model does not say whether to sample."""
 GENERATION: list[tuple[dict[str, Any], SamplingConfig, set[int], list[str]]] = [
-    ({}, SamplingConfig(), {2}, []),
-    ({"eos_token_id": 5, "temperature": "hot"}, SamplingConfig(), {5}, []),
+    ({}, UNSAID, {2}, []),
+    (GREEDY, SamplingConfig(), {2}, []),
+    ({"eos_token_id": 5, "temperature": "hot"}, UNSAID, {5}, []),
     (
         SAMPLES | {"eos_token_id": [5, "x", 7], "temperature": "hot", "top_k": -5},
         SamplingConfig(temperature=1.0),
@@ -221,9 +225,9 @@ GENERATION: list[tuple[dict[str, Any], SamplingConfig, set[int], list[str]]] = [
         {2},
         ["num_beams"],
     ),
-    ({"repetition_penalty": 2}, SamplingConfig(repetition_penalty=2.0), {2}, []),
-    ({"repetition_penalty": 0}, SamplingConfig(), {2}, ["repetition_penalty 0"]),
-    ({"repetition_penalty": True}, SamplingConfig(), {2}, ["repetition_penalty True"]),
+    (GREEDY | {"repetition_penalty": 2}, SamplingConfig(repetition_penalty=2.0), {2}, []),
+    (GREEDY | {"repetition_penalty": 0}, SamplingConfig(), {2}, ["repetition_penalty 0"]),
+    (GREEDY | {"repetition_penalty": True}, SamplingConfig(), {2}, ["repetition_penalty True"]),
 ]
 
 

@@ -20,6 +20,7 @@ from ladecli.visualize import (
     fold,
     legend,
     printable,
+    repeats,
     sparkline,
     statistics_line,
     status_line,
@@ -253,3 +254,23 @@ def test_sparkline() -> None:
     assert sparkline([1, 2, 3], 2) == "▂▃"
     assert sparkline([1, 2, 3], 0) == sparkline([], 5) == ""
     assert sparkline([1, 5, 12], 5, unicode=False) == "159"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("and so on " * 30, True),
+        ("=" * 200, True),
+        (("a line of sixty characters, which a small model says over again" + "\n") * 5, True),
+        ("-" * 80, False),
+        ("it goes, it goes, it goes, then stops", False),
+        ("", False),
+    ],
+)
+def test_a_text_that_goes_round_in_circles_is_noticed(text: str, expected: bool) -> None:
+    assert repeats(text) is expected
+    state = ViewState()
+    for piece in (text[at : at + 7] for at in range(0, len(text), 7)):
+        fold(state, TextStep((Piece(piece, None),), (1,), 1, 0, 0.01))
+    row = status_line(state, 200).plain
+    assert ("repeats itself" in row) is expected

@@ -18,7 +18,7 @@ from ..markdown import MarkdownRenderer
 from ..metrics import Tally, total
 from ..options import ChatRequest
 from ..terminal import Terminal, ctrl_c
-from ..visualize import Together, View, ViewState, counted, memory_line, printable
+from ..visualize import Together, View, ViewState, counted, memory_line, printable, repeats
 from .reader import Reader, escaped
 
 if TYPE_CHECKING:
@@ -231,6 +231,8 @@ class Chat:
         if tally.reason != "memory" and memory != self._memory:
             self._memory = memory
             lines.append(memory or "")
+        if repeats(reply.text):
+            lines.append("it repeats itself: /set temperature 0.7 or repetition-penalty 1.1 helps")
         for line in filter(None, lines):
             self.note(f"({line})")
         if self.shows_stats:

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from .. import profiles
 from ..decoder.config import SOURCES
 from ..errors import UsageError
-from ..option_fields import Setting, default_of, settings_of
+from ..option_fields import ALIASES, Setting, default_of, settings_of
 from ..options import ChatRequest
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ def known(name: str) -> Setting:
         UsageError: there is none.
     """
     name = name.lstrip("-").replace("_", "-").lower()
+    name = ALIASES.get(name, name)
     found = {setting.name: setting for setting in settings_of(ChatRequest).values()}
     if name in LIVE:
         return found[name]
