@@ -40,9 +40,9 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Ten
 
 
 def assert_close(found: Tensor, expected: Tensor) -> None:
-    """Equal but for the order of a sum, which may round one number in half precision."""
+    """Equal but for the order of a sum, and for roundings in half precision."""
     assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
-    near = 1e-5 if found.dtype == torch.float32 else 2e-3
+    near = 1e-5 if found.dtype == torch.float32 else 8e-3
     torch.testing.assert_close(found, expected, atol=near, rtol=near)
 
 
