@@ -14,7 +14,7 @@ from ladecli.decoder.events import Event, Finished, FinishReason, Step, Token
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.strategies import make_strategy
 
-from .families import model_of
+from .families import model_of, prompt_for
 
 PAPER = LookaheadConfig(window=4, ngram=4, guesses=4, sources=("trajectory",))
 
@@ -79,3 +79,17 @@ def transformers_ids(model: Any, prompt: Sequence[int], new: int, **options: Any
     finally:
         model.config._attn_implementation = before
     return [int(i) for i in out[0, len(prompt) :]]
+
+
+def three_texts(decoder: Decoder) -> list[list[int]]:
+    """Texts that ranks and one process must agree on: plain, with lookahead, and sampled."""
+    config = LookaheadConfig(window=4, ngram=4, guesses=4, budget=20)
+    ways = (
+        ("autoregressive", None),
+        ("lookahead", None),
+        ("lookahead", SamplingConfig(temperature=1.0, seed=3)),
+    )
+    return [
+        ids_of(run(decoder, prompt_for("llama"), strategy, config, sampling, Limits(16)))
+        for strategy, sampling in ways
+    ]

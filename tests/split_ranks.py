@@ -20,7 +20,7 @@ from ladecli.decoder.load import load_decoder
 from ladecli.errors import LadeError
 from ladecli.options import LoadOptions
 
-from .split_texts import texts
+from .decoding import three_texts
 
 
 def findings(folder: str, ranks: int) -> dict[str, object]:
@@ -36,7 +36,7 @@ def findings(folder: str, ranks: int) -> dict[str, object]:
         mine = parameter.to_local() if hasattr(parameter, "to_local") else parameter
         held += mine.nbytes
     decoder = load_decoder(model)
-    said = texts(decoder)
+    said = three_texts(decoder)
     decoder.forget()
     step = layout.build([5, 7, 11, 13], 0, layout.Draft())
     logits = decoder.runner.run(step)

@@ -60,11 +60,10 @@ def spelling(script: list[int]) -> Decoder:
 
 
 @pytest.mark.parametrize("answer", [edited, summary, quotation])
-@pytest.mark.parametrize("seed", range(3))
 def test_copies_take_less_than_half_the_steps_of_the_paper(
-    answer: Callable[[random.Random, list[int]], list[int]], seed: int
+    answer: Callable[[random.Random, list[int]], list[int]],
 ) -> None:
-    rng = random.Random(seed)
+    rng = random.Random(0)
     prompt = document(rng, 240) + ASK
     wanted = answer(rng, prompt[:240])
     script = prompt + wanted

@@ -24,9 +24,9 @@ from ladecli.device import Device
 from ladecli.errors import UsageError
 from ladecli.options import LoadOptions
 
+from .decoding import three_texts
 from .families import model_of
 from .hub_files import use_devices
-from .split_texts import texts
 from .tokenizers_here import byte_level
 
 CPU, ELSEWHERE = torch.device("cpu"), torch.device("meta")
@@ -154,7 +154,7 @@ def test_weights_on_the_disk_give_the_same_text(
     loaded = models.load(str(folder), replace(ON_CPU, device_map=placed))
     assert any(p.device == ELSEWHERE for p in loaded.model.parameters()), "it is on the disk"
     whole = models.load(str(folder), ON_CPU)
-    assert texts(load_decoder(loaded.model)) == texts(load_decoder(whole.model))
+    assert three_texts(load_decoder(loaded.model)) == three_texts(load_decoder(whole.model))
     device_map.remove_offloaded()
     assert not [*written.iterdir()], "nothing is left"
 

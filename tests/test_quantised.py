@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from ladecli.decoder.strategies import make_strategy
 from ladecli.errors import LoadError, UsageError
 from ladecli.models import LoadedModel
 from ladecli.options import LoadOptions
-from ladecli.session import Session, Settings
+from ladecli.session import Session
 
 from .tokenizers_here import byte_level
 
@@ -80,17 +79,6 @@ def test_the_plan_knows_the_size_of_packed_weights(loaded: LoadedModel) -> None:
     # Scales are not in what transformers counts.
     assert held <= loaded.spec.weight_bytes * 1.001
     assert held > loaded.spec.weight_bytes * 0.95
-
-
-def test_nothing_is_logged_for_every_product(
-    loaded: LoadedModel, caplog: pytest.LogCaptureFixture
-) -> None:
-    plain = Settings("autoregressive", max_new_tokens=8, ignore_eos=True)
-    session = Session(loaded)
-    assert sum(1 for _ in session.stream(session.encode("The"), plain)) > 8
-    assert caplog.records == []
-    # The line is a warning, of the loggers below this one.
-    assert not logging.getLogger("bitsandbytes.autograd").isEnabledFor(logging.WARNING)
 
 
 def test_shapes_that_its_kernels_refuse_give_one_line(

@@ -20,8 +20,8 @@ from ladecli.device import Device
 from ladecli.errors import UsageError
 from ladecli.options import LoadOptions
 
+from .decoding import three_texts
 from .families import model_of
-from .split_texts import texts
 from .tokenizers_here import byte_level
 
 ROOT = Path(__file__).parent.parent
@@ -76,7 +76,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     reports = [home / f"{rank}.json" for rank in range(2)]
     run_ranks(home, [[str(home / "meeting"), str(report), *folders] for report in reports])
     one = {
-        Path(folder).name: texts(
+        Path(folder).name: three_texts(
             load_decoder(models.load(folder, LoadOptions(device="cpu", dtype="float32")).model)
         )
         for folder in folders
@@ -110,89 +110,43 @@ def test_parts_that_do_not_fit_together_are_refused_by_all(found: dict[str, Any]
         assert error.endswith("; use --device-map auto or --parallel-mode lookahead")
 
 
+WIDE = {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 8}
+
+
 @pytest.mark.parametrize(
-    ("family", "changes", "ranks", "message"),
+    ("family", "changes", "ranks", "named"),
     [
-        (
-            "gpt2",
-            {},
-            2,
-            "models of the family 'gpt2' have no tensor-parallel plan in transformers; use"
-            " --device-map auto or --parallel-mode lookahead",
-        ),
-        (
-            "llama",
-            {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 8},
-            3,
-            "8 key/value heads of M cannot be split over 3 ranks; use --parallel 2 or 4 or 8",
-        ),
-        (
-            "llama",
-            {"num_attention_heads": 8, "num_key_value_heads": 2},
-            3,
-            "2 key/value heads of M cannot be split over 3 ranks; use --parallel 2",
-        ),
-        (
-            "llama",
-            {"num_key_value_heads": 1},
-            2,
-            "1 key/value head of M cannot be split over 2 ranks; use --device-map auto or"
-            " --parallel-mode lookahead",
-        ),
-        (
-            "mixtral",
-            {"intermediate_size": 47},
-            2,
-            "47 columns of the feed-forward block of M cannot be split over 2 ranks; use"
-            " --device-map auto or --parallel-mode lookahead",
-        ),
+        ("gpt2", {}, 2, ["'gpt2'", "--parallel-mode lookahead"]),
+        ("llama", WIDE, 3, ["8 key/value heads", "--parallel 2 or 4 or 8"]),
+        ("llama", {"num_key_value_heads": 1}, 2, ["1 key/value head ", "--device-map auto"]),
+        ("mixtral", {"intermediate_size": 47}, 2, ["47 columns", "--device-map auto"]),
     ],
 )
-def test_what_cannot_be_split_is_said_before_weights_are_read(
-    family: str, changes: dict[str, Any], ranks: int, message: str, tmp_path: Path
+def test_what_cannot_be_split_is_refused_before_weights_are_read(
+    family: str, changes: dict[str, Any], ranks: int, named: list[str], tmp_path: Path
 ) -> None:
     config = model_of(family).config
     type(config)(**config.to_dict() | changes).save_pretrained(tmp_path)
     with pytest.raises(UsageError) as caught:
         models.plan(str(tmp_path), LoadOptions(device="cpu", tensor_parallel=ranks))
-    assert str(caught.value) == message.replace(" M ", f" {tmp_path} ")
+    assert all(part in str(caught.value) for part in named)
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"device_map": "auto"},
-            "--parallel-mode tensor spreads the model over ranks, and --device-map over the devices"
-            " of one process; leave one of them out",
-        ),
-        (
-            {"quantize": "8bit"},
-            "--quantize 8bit does not go with --parallel-mode tensor: bitsandbytes cannot split its"
-            " weights; use --device-map auto, or leave --quantize out",
-        ),
-    ],
+    ("options", "named"), [({"device_map": "auto"}, "--device-map"), ({"quantize": "8bit"}, "8bit")]
 )
-def test_what_does_not_go_with_ranks(options: dict[str, str], message: str) -> None:
-    with pytest.raises(UsageError) as caught:
+def test_what_does_not_go_with_ranks(options: dict[str, str], named: str) -> None:
+    with pytest.raises(UsageError, match=f"{named}.*leave") as caught:
         models.plan("demo", LoadOptions(device="cpu", tensor_parallel=2, **options))
-    assert str(caught.value) == message
+    assert "--parallel-mode tensor" in str(caught.value)
 
 
-def test_devices_that_transformers_cannot_split_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = LoadOptions(tensor_parallel=2)
+def test_apple_gpus_hold_whole_models() -> None:
     apple = Device("mps", "mps", "Apple M4", 8 << 30)
-    with pytest.raises(UsageError, match="no model on Apple GPUs; use --parallel-mode lookahead"):
-        placement.check("m", options, apple, None)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(UsageError, match="hide them: CUDA_VISIBLE_DEVICES= lade …"):
-        placement.check("m", options, Device("cpu", "cpu", "CPU", 8 << 30), None)
+    with pytest.raises(UsageError, match="use --parallel-mode lookahead"):
+        placement.check("m", LoadOptions(tensor_parallel=2), apple, None)
 
 
 def test_a_split_needs_its_ranks() -> None:
-    with pytest.raises(DecoderError) as caught:
+    with pytest.raises(DecoderError, match=r"2 ranks.*--parallel 2 --parallel-mode tensor"):
         models.load("demo", LoadOptions(device="cpu", tensor_parallel=2))
-    assert str(caught.value) == (
-        "the model is to be split over 2 ranks, and 1 decode together; start them with --parallel 2"
-        " --parallel-mode tensor"
-    )

@@ -5,12 +5,10 @@ from __future__ import annotations
 import random
 import sys
 import types
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from ladecli.decoder.attention import (
@@ -22,7 +20,6 @@ from ladecli.decoder.attention import (
     register_for_compile,
     triton_available,
 )
-from ladecli.decoder.attention.triton import Gpu, plan
 from ladecli.decoder.errors import ConfigError
 from ladecli.decoder.layout import Draft, StepLayout, build, build_chunk
 from ladecli.decoder.tree import TokenTree
@@ -132,53 +129,35 @@ def test_reference_against_a_loop_over_queries(
             torch.testing.assert_close(out[0, head, row], expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("backend", OTHERS)
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "size", "count", "prefix"),
-    [
-        (2, 2, 8, 1, 0),
-        (4, 1, 16, 1, 50),
-        (2, 2, 80, 1, 300),
-        (4, 2, 64, 2, 1),
-        (6, 2, 16, 2, 300),
-        (2, 2, 16, 7, 0),
-        (4, 2, 128, 7, 50),
-        (4, 2, 128, 7, 300),
-        (1, 1, 128, 1, 300),
-        (2, 2, 128, 33, 300),
-        (4, 2, 8, 33, 1),
-        (2, 1, 64, 33, 300),
-        (3, 3, 16, 70, 50),
-    ],
-)
-def test_backends_over_shapes(
-    backend: str, heads: int, kv_heads: int, size: int, count: int, prefix: int
-) -> None:
-    mask = mask_of(tree_step(count, prefix), prefix)
-    assert_agree(backend, mask, inputs(heads, kv_heads, count, prefix + count, size))
+CASES = [  # heads, key/value heads, head size, tokens, prefix, sliding window, soft cap
+    (2, 2, 8, 1, 0, None, None),
+    (4, 1, 16, 1, 50, 3, None),
+    (2, 2, 80, 1, 300, None, None),
+    (4, 2, 64, 2, 1, None, 5.0),
+    (2, 2, 16, 7, 0, 1, 5.0),
+    (4, 2, 16, 7, 50, 20, None),
+    (4, 2, 128, 7, 300, 60, 5.0),
+    (1, 1, 128, 1, 300, 20, 5.0),
+    (4, 2, 8, 33, 1, None, None),
+    (2, 1, 64, 33, 300, 3, None),
+    (3, 3, 16, 70, 50, None, None),
+]
 
 
 @pytest.mark.parametrize("backend", OTHERS)
-@pytest.mark.parametrize("window", [1, 3, 20, 60])
-@pytest.mark.parametrize("softcap", [None, 5.0])
-@pytest.mark.parametrize(
-    ("count", "prefix", "size"), [(1, 50, 16), (7, 50, 16), (7, 0, 16), (7, 300, 128)]
-)
-def test_backends_over_sliding_windows_and_soft_caps(
-    backend: str, window: int, softcap: float | None, count: int, prefix: int, size: int
-) -> None:
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_backends_over_shapes_windows_and_soft_caps(backend: str, case: tuple[Any, ...]) -> None:
+    heads, kv_heads, size, count, prefix, window, softcap = case
     mask = mask_of(tree_step(count, prefix), prefix)
-    assert_agree(backend, mask, inputs(4, 2, count, prefix + count, size), window, softcap)
+    for dtype in TOLERANCE:
+        tensors = inputs(heads, kv_heads, count, prefix + count, size, dtype)
+        assert_agree(backend, mask, tensors, window, softcap)
 
 
 @pytest.mark.parametrize("backend", OTHERS)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(("count", "prefix"), [(1, 70), (9, 300)])
-def test_backends_in_half_precision(
-    backend: str, dtype: torch.dtype, count: int, prefix: int
-) -> None:
-    mask = mask_of(tree_step(count, prefix), prefix)
-    assert_agree(backend, mask, inputs(4, 2, count, prefix + count, 128, dtype))
+def test_scores_far_apart_do_not_overflow(backend: str) -> None:
+    query, key, value = inputs(4, 2, 9, 49, 16)
+    assert_agree(backend, mask_of(tree_step(9, 40), 40), (200 * query, key, value))
 
 
 @pytest.mark.parametrize("backend", OTHERS)
@@ -197,12 +176,11 @@ def test_lookahead_windows_and_prompt_chunks(backend: str, window: int | None) -
 
 @pytest.mark.parametrize("backend", [*OTHERS, "reference"])
 @pytest.mark.parametrize(
-    ("count", "prefix"), [(1, 1), (1, 50), (9, 1), (9, 50), (40, 1), (40, 300)]
+    ("count", "prefix", "size"), [(1, 1, 16), (1, 50, 128), (9, 50, 16), (40, 1, 16), (40, 300, 16)]
 )
 @pytest.mark.parametrize("window", [None, 10])
-@pytest.mark.parametrize("size", [16, 128])
 def test_captured_steps_are_those_of_the_exact_length(
-    backend: str, count: int, prefix: int, window: int | None, size: int
+    backend: str, count: int, prefix: int, size: int, window: int | None
 ) -> None:
     layout, slots = tree_step(count, prefix), 384
     query, key, value = inputs(4, 2, count, slots, size)
@@ -233,51 +211,6 @@ def test_triton_reads_nothing_that_no_token_sees(window: int | None) -> None:
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("backend", OTHERS)
-def test_scores_far_apart_do_not_overflow(backend: str) -> None:
-    query, key, value = inputs(4, 2, 9, 49, 16)
-    assert_agree(backend, mask_of(tree_step(9, 40), 40), (200 * query, key, value))
-
-
-@given(st.integers(1, 40), st.integers(0, 20), st.none() | st.integers(1, 30), st.integers(0, 99))
-@settings(max_examples=40, deadline=None)
-def test_masks_follow_from_bits_and_positions(
-    count: int, prefix: int, window: int | None, seed: int
-) -> None:
-    layout = tree_step(count, prefix, seed)
-    where = np.array([*range(prefix), *layout.positions])
-    seen = np.ones((count, prefix + count), dtype=bool)
-    seen[:, prefix:] = [[row >> i & 1 for i in range(count)] for row in layout.rows]
-    if window is not None:
-        seen &= where > np.array(layout.positions)[:, None] - window
-    mask = mask_of(layout, prefix)
-    first = mask.first_slot(window)
-    assert not seen[:, :first].any()
-    for each, expected in (
-        (mask, seen[:, first:]),
-        (captured_mask(layout, prefix, prefix + count + 5), np.pad(seen, ((0, 0), (0, 5)))),
-    ):
-        added = each.additive_mask(window, 2, torch.float32, CPU)
-        if added is None:
-            assert expected.all()
-        else:
-            hidden = torch.where(torch.from_numpy(expected), 0.0, float("-inf"))
-            assert torch.equal(added, hidden.repeat(2, 1))
-
-
-H100 = Gpu(132, 228 * 1024)
-
-
-@given(st.integers(1, 512), st.sampled_from([1, 2, 4, 8]), st.integers(1, 32), st.integers(1, 512))
-@settings(deadline=None)
-def test_what_splits_leave_is_never_more_than_the_keys(
-    count: int, groups: int, kv_heads: int, blocks: int
-) -> None:
-    slots = 256 * blocks
-    launch = plan(count, groups, kv_heads, 128, slots, 2, H100)
-    assert launch.splits == 1 or launch.splits * groups * count <= slots
-
-
 @pytest.mark.skipif(not triton_available(CPU), reason=NO_TRITON)
 def test_torch_compiles_around_the_kernels() -> None:
     mask, (query, key, value) = mask_of(tree_step(5, 17), 17), inputs(4, 2, 5, 22, 8)
@@ -297,11 +230,6 @@ def test_auto_is_sdpa_off_cuda() -> None:
     assert choose_backend("reference", CPU, torch.float32) == "reference"
     with pytest.raises(ConfigError, match="unknown attention 'eager'; use one of auto, reference"):
         choose_backend("eager", CPU, torch.float32)
-
-
-@pytest.mark.parametrize("backend", ["reference", *OTHERS])
-def test_backends_that_work_pass_the_check(backend: str) -> None:
-    check_usable(backend, CPU, torch.float32, 4, 2, 16)
 
 
 def test_backends_that_do_not_work_fail_the_check(monkeypatch: pytest.MonkeyPatch) -> None:

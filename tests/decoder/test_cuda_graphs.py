@@ -6,7 +6,6 @@ What is captured here is done again in replays, Python and all, on a CPU.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,12 +16,9 @@ from ladecli.decoder.attention import triton_available
 from ladecli.decoder.config import LookaheadConfig, SamplingConfig
 from ladecli.decoder.cuda_graphs import CudaGraphs, Work
 from ladecli.decoder.engine import Decoder, Limits
-from ladecli.decoder.events import Started, Step
 from ladecli.decoder.families import ModelFacts
 from ladecli.decoder.kv_cache import KVCache
 from ladecli.decoder.load import load_decoder
-from ladecli.decoder.runner import Runner
-from ladecli.decoder.strategies import make_strategy
 
 from ..capturing import Again
 from ..decoding import decoder_of, ids_of, run, steps_of, transformers_ids
@@ -59,56 +55,21 @@ def test_captured_steps_give_the_same_text(family: str) -> None:
     assert not decoder.runner.notices
 
 
-def test_a_prefix_is_reused() -> None:
-    decoder, prompt = captured("llama"), prompt_for("llama")
-    first = ids_of(run(decoder, prompt, "lookahead", CONFIG))
-    longer = [*prompt, *first[:30], 7, 8]
-    expected = ids_of(run(decoder_of("llama"), longer))
-    events = run(decoder, longer, "lookahead", CONFIG)
-    assert ids_of(events) == expected
-    assert isinstance(events[0], Started)
-    assert events[0].cached > len(prompt)
-
-
-class Padded(Oracle):
-    """Notes the width of what is fed."""
-
-    def __init__(self, rule: Callable[..., int]) -> None:
-        super().__init__(rule)
-        self.widths: set[int] = set()
-
-    def forward(self, step: Any, cache: Any) -> torch.Tensor:
-        self.widths.add(len(step.tokens))
-        return super().forward(step, cache)
-
-
-def fake_decoder(model: Oracle, capture: Again, context: int = 512, slots: int = 0) -> Decoder:
+def fake_decoder(model: Oracle, capture: Again, context: int = 512) -> Decoder:
     facts = ModelFacts("oracle", 1, model.vocabulary, context, None, None)
-    cache = KVCache(model.layer_shapes, context + 256, slots)
+    cache = KVCache(model.layer_shapes, context + 256)
     return Decoder(CudaGraphs(model, cache, facts, context, capture=capture), facts)
 
 
 def test_no_token_sees_padding() -> None:
     """The fake forward asserts of every row that it sees a text without gaps."""
-    model = Padded(counts)
+    model = Oracle(counts)
     decoder = fake_decoder(model, Again())
     for strategy in ("lookahead", "jacobi", "prompt-lookup", "autoregressive"):
         text = ids_of(run(decoder, [15, 16, 17], strategy, replace(CONFIG, sources=("context",))))
         assert text == [10 + (token - 9) % 20 for token in [17, *text[:-1]]]
-    assert model.widths <= {1, 2, 3, 4, 8, 16, 24}
     # Rows of padding are there, and see themselves.
-    assert any(len(texts) == 4 for texts in model.steps)
-
-
-def test_only_some_widths_are_captured() -> None:
-    decoder = captured("llama")
-    runner = decoder.runner
-    assert [*runner.widths(20)] == [1, 2, 4, 8, 16, 20]
-    assert [*runner.widths(24)] == [1, 2, 4, 8, 16, 24]
-    config = replace(CONFIG, budget=20, widths=tuple(runner.widths(20)))
-    capture_count = runner.captured
-    run(decoder, prompt_for("llama"), "lookahead", config)
-    assert 0 < runner.captured - capture_count <= 6
+    assert {1, 4} <= {len(texts) for texts in model.steps} <= {1, 2, 3, 4, 8, 16, 24}
 
 
 def test_a_cache_may_grow_under_captured_steps() -> None:
@@ -134,27 +95,6 @@ def test_the_context_may_be_full() -> None:
     assert ids_of(run(captured("llama"), prompt, "lookahead", CONFIG, limits=Limits())) == expected
 
 
-def test_a_text_may_be_broken_off_anywhere() -> None:
-    decoder, prompt = captured("llama"), prompt_for("llama")
-    expected = ids_of(run(decoder_of("llama"), prompt))
-    for steps in range(1, 6):
-        events = decoder.generate(prompt, make_strategy("lookahead", CONFIG))
-        for _, event in zip(range(steps + 1), events, strict=False):
-            assert not isinstance(event, Step) or event.tokens
-        events.close()
-        assert ids_of(run(decoder, prompt, "lookahead", CONFIG)) == expected
-
-
-def test_a_step_is_yielded_before_the_next_width_is_captured() -> None:
-    capture = Again()
-    decoder = fake_decoder(Oracle(counts), capture)
-    events = decoder.generate([15, 16], make_strategy("autoregressive", CONFIG), None, Limits(9))
-    seen = [(capture.captures, capture.replays) for event in events if isinstance(event, Step)]
-    # The first step takes two tokens, all others one: each is captured once the one before it
-    # has been yielded; a step that is captured is launched before.
-    assert seen[:4] == [(1, 1), (2, 3), (2, 4), (2, 5)]
-
-
 def test_long_pending_text_and_very_wide_steps_are_not_captured() -> None:
     capture = Again()
     model = Oracle(counts)
@@ -167,44 +107,34 @@ def test_long_pending_text_and_very_wide_steps_are_not_captured() -> None:
     assert {len(texts) for texts in model.steps} >= {600}
 
 
-def test_steps_that_cannot_be_captured_run_one_operation_at_a_time() -> None:
-    prompt = prompt_for("llama")
+class Stale(Again):
+    """Does nothing when it is replayed."""
+
+    def __call__(self, work: Work) -> Work:
+        super().__call__(work)
+        return lambda: None
+
+
+@pytest.mark.parametrize(
+    "capture",
+    [
+        Again(ValueError("not that\nat all")),
+        # The two widths of the trial can be captured, the next one cannot.
+        Again(None, None, None, None, RuntimeError("no more")),
+        Again(None, None, None, None, torch.OutOfMemoryError("CUDA out of memory")),
+        Stale(),
+    ],
+    ids=["at load", "later", "memory", "wrong"],
+)
+def test_captures_that_fail_are_done_without(capture: Again) -> None:
+    decoder, prompt = captured("llama", capture), prompt_for("llama")
     expected = ids_of(run(decoder_of("llama"), prompt))
-    # At load: the trial's two widths can be captured, the next one cannot.
-    decoder = captured("llama", Again(None, None, None, None, RuntimeError("no\nmore")))
-    assert decoder.runner.captures
-    assert ids_of(run(decoder, prompt, "lookahead", CONFIG)) == expected
-    assert not decoder.runner.captures
-    assert decoder.runner.notices == ["steps run without CUDA graphs, and slower: no"]
-    assert not decoder.runner.widths(24)
-    decoder = captured("llama", Again(ValueError("not that")))
-    assert type(decoder.runner) is Runner
-    assert decoder.runner.notices == ["steps run without CUDA graphs, and slower: not that"]
-    assert ids_of(run(decoder, prompt, "lookahead", CONFIG)) == expected
-
-
-def test_captured_steps_that_are_wrong_are_found_at_load() -> None:
-    class Stale(Again):
-        """Does nothing when it is replayed."""
-
-        def __call__(self, work: Work) -> Work:
-            super().__call__(work)
-            return lambda: None
-
-    decoder = captured("llama", Stale())
-    assert type(decoder.runner) is Runner
-    (notice,) = decoder.runner.notices
-    assert notice.startswith("steps run without CUDA graphs, and slower: a trial step was off by")
-
-
-def test_without_memory_for_a_capture_steps_run_one_operation_at_a_time() -> None:
-    capture = Again(torch.OutOfMemoryError("CUDA out of memory"))
-    decoder = fake_decoder(Oracle(counts), capture)
-    expected = [10 + (17 + i - 9) % 20 for i in range(40)]
     for _ in range(2):
-        assert ids_of(run(decoder, [15, 16, 17], "lookahead", CONFIG)) == expected
-    assert capture.captures == 1
-    assert len(decoder.runner.notices) == 1
+        assert ids_of(run(decoder, prompt, "lookahead", CONFIG)) == expected
+    assert not decoder.runner.captures
+    (notice,) = decoder.runner.notices
+    assert "without CUDA graphs" in notice
+    assert "\n" not in notice
 
 
 def test_a_compiler_that_fails_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,13 +147,13 @@ def test_a_compiler_that_fails_is_done_without(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch, "compile", broken)
     decoder = captured("llama", compile=True)
     assert (decoder.runner.captures, decoder.runner.compiles) == (True, False)
-    assert decoder.runner.notices == ["steps are not compiled, and slower: no compiler"]
+    (notice,) = decoder.runner.notices
+    assert "no compiler" in notice
     prompt = prompt_for("llama")
     assert ids_of(run(decoder, prompt)) == ids_of(run(decoder_of("llama"), prompt))
 
 
-@pytest.mark.parametrize("family", ["gemma2"])
-def test_a_captured_forward_is_one_graph_for_the_compiler(family: str) -> None:
+def test_a_captured_forward_is_one_graph_for_the_compiler() -> None:
     """Traced, not compiled: that takes most of a minute."""
     from torch import _dynamo
 
@@ -235,10 +165,10 @@ def test_a_captured_forward_is_one_graph_for_the_compiler(family: str) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "compile", traced)
-        decoder = captured(family, compile=True)
+        decoder = captured("gemma2", compile=True)
     assert decoder.runner.compiles
-    prompt = prompt_for(family)
-    expected = ids_of(run(decoder_of(family), prompt))
+    prompt = prompt_for("gemma2")
+    expected = ids_of(run(decoder_of("gemma2"), prompt))
     assert ids_of(run(decoder, prompt, "lookahead", CONFIG)) == expected
     assert not decoder.runner.notices
 
@@ -250,9 +180,9 @@ def triton_ops() -> Any:
     return importlib.import_module("ladecli.decoder.triton_kernels").TritonOps()
 
 
-@pytest.mark.parametrize("family", ["gemma2", "glm4", "ministral3"])
+@pytest.mark.parametrize("family", ["gemma2", "glm4"])
 def test_kernels_give_the_same_text(family: str) -> None:
-    prompt, few = prompt_for(family, 6), Limits(3)
+    prompt, few = prompt_for(family, 4), Limits(3)
     eager, decoder = decoder_of(family), captured(family)
     expected = ids_of(run(eager, prompt, limits=few))
     for each in (eager, decoder):
@@ -275,4 +205,5 @@ def test_a_kernel_that_fails_is_done_without(monkeypatch: pytest.MonkeyPatch) ->
     decoder.runner.model.use("sdpa", ops)
     assert ids_of(run(decoder, prompt)) == expected
     (notice,) = decoder.runner.notices
-    assert notice == "steps run without Triton kernels, and slower: out of resources"
+    assert "Triton" in notice
+    assert notice.endswith("out of resources")

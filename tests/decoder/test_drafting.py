@@ -19,14 +19,13 @@ from ladecli.decoder.drafting.ngram_model import (
     MAX_CHILDREN,
     MAX_SUCCESSORS,
     ORDER,
-    SOURCE_OF_KIND,
     WINDOW,
     NgramModel,
     RepeatedSpan,
     Row,
     pack,
 )
-from ladecli.decoder.drafting.sources import BOUNDARY, LENGTHS, MAX_CORPUS, OVERLAP, PRIORS
+from ladecli.decoder.drafting.sources import BOUNDARY, LENGTHS
 from ladecli.decoder.drafting.suffix_automaton import SuffixAutomaton
 from ladecli.decoder.errors import DraftStateError
 from ladecli.decoder.events import Token
@@ -36,7 +35,7 @@ from ladecli.decoder.step_cost import CostCurve, StepCost
 from ladecli.decoder.strategies.lookahead import Lookahead
 from ladecli.decoder.tree import ROOT, TokenTree
 from ladecli.decoder.verify import Verdict
-from ladecli.decoder.window import LookaheadWindow, WindowBlock
+from ladecli.decoder.window import WindowBlock
 
 PASSAGE = list(range(100, 160))
 
@@ -119,41 +118,6 @@ def test_probabilities_are_probabilities(seed: int, vocabulary: int) -> None:
         assert all(0 <= kind < KINDS for _, _, kind in ranked)
 
 
-def test_the_models_successors_back_off_to_shorter_contexts() -> None:
-    model = NgramModel()
-    recycle(model, [1, 2], {5: 0.8, 6: 0.1})
-    ranked = model.successors([2])
-    assert [(token, SOURCE_OF_KIND[kind]) for _, token, kind in ranked] == [
-        (5, "recycled"),
-        (6, "recycled"),
-    ]
-    assert ranked[0][0] == pytest.approx(8 * ranked[1][0])
-    recycle(model, [3, 2], {7: 0.5})
-    assert best(model, 1, 2)[0] == 5
-    assert best(model, 3, 2)[0] == 7
-
-
-def test_guesses_of_the_window_give_way_to_answers() -> None:
-    model = NgramModel()
-    model.recycle_window([(1, 2)], [{8: 0.9}])
-    assert [(token, SOURCE_OF_KIND[kind]) for _, token, kind in model.successors([2])] == [
-        (8, "trajectory")
-    ]
-    recycle(model, [2], {5: 0.9})
-    assert best(model, 2) == [5]
-    model.recycle_window([(1, 2)], [{9: 0.9}])
-    assert best(model, 2) == [5]
-    assert best(model, 1, 2)[0] == 9, "a pair has a row of its own"
-
-
-def test_contexts_that_differ_in_any_token_are_told_apart() -> None:
-    model, last = NgramModel(), (1 << 20) - 1
-    contexts = [[a, b, c, d] for a in (0, last) for b in (0, 9) for c in (1, 9) for d in (1, last)]
-    for number, context in enumerate(contexts):
-        recycle(model, context, {100 + number: 1.0})
-    assert [best(model, *context)[0] for context in contexts] == [*range(100, 116)]
-
-
 def test_memory_is_bounded_and_the_oldest_goes() -> None:
     model = NgramModel()
     tokens = range(CONTEXTS + 5000)
@@ -225,13 +189,6 @@ def test_a_repeated_span_is_followed_to_its_end() -> None:
     assert tree.tokens == PASSAGE[25:28]
 
 
-def test_a_repeated_span_is_left_where_another_token_is_tried() -> None:
-    model = NgramModel()
-    recycle(model, [9], {50: 1.0})
-    tree = model.build_tree([9], 99, free(20), RepeatedSpan([10, 11], 0, 2, 0.5))
-    assert set(paths(tree)) == {(10,), (10, 11), (50,)}
-
-
 def test_nodes_that_do_not_pay_are_left_out() -> None:
     model, text = taught(*[[1, 2, 3, 4, 5, 6, 7, 8, 1]] * 12), [1, 2, 3, 4]
     sizes = [len(model.build_tree(text, 99, priced(99, c))) for c in (0.0, 0.02, 0.2, 0.9, 2.0)]
@@ -241,14 +198,6 @@ def test_nodes_that_do_not_pay_are_left_out() -> None:
     jump = StepCost((1, 2, 9), (0,), ((1.0, 3.5, 3.6),))
     assert len(model.build_tree(text, 99, jump.curve(0, 1, 8, ()))) > 4
     assert len(model.build_tree(text, 99, jump.curve(0, 1, 1, ()))) == 0
-
-
-def test_probabilities_may_underflow() -> None:
-    model = taught([7] * 50)
-    tree = model.build_tree([7] * 4, 5000, free(5000))
-    assert 50 < len(tree) <= 5000
-    recycle(model, [3], {4: 1.0, 5: 0.0, 6: 0.0})
-    assert best(model, 3)[0] == 4
 
 
 def test_evidence_that_promises_too_much_is_trusted_less() -> None:
@@ -271,15 +220,6 @@ def test_evidence_that_promises_too_much_is_trusted_less() -> None:
     assert len(model.build_tree([1], 9, curve)) == 2
 
 
-def test_the_margin_is_what_one_more_node_was_worth() -> None:
-    model = NgramModel()
-    recycle(model, [1], {2: 0.6, 3: 0.3})
-    model.build_tree([1], 1, free(1))
-    assert model.margin == pytest.approx(model.successors([1])[0][0])
-    model.build_tree([1], 1, free(9))
-    assert model.margin == 0.0, "there was room for more"
-
-
 # Sources.
 
 
@@ -299,12 +239,6 @@ def learned(*text: int) -> DraftMemory:
     memory = DraftMemory()
     memory.context.begin(text)
     return memory
-
-
-def probability(memory: DraftMemory) -> float:
-    span = memory.context.repeated_span()
-    assert span is not None
-    return span.probability
 
 
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=40), st.data())
@@ -331,28 +265,6 @@ def test_a_fork_counts_what_is_new_after_what_is_common() -> None:
     assert memory.context.corpus.tokens == [1, 2, 3, 4, BOUNDARY, 1, 2, 7, 8]
 
 
-@pytest.mark.parametrize(("length", "prior"), [(4, 0.0), *zip(LENGTHS, PRIORS, strict=True)])
-def test_a_repeated_span_is_longer_than_a_context(length: int, prior: float) -> None:
-    """And the longer it is, the more probably it goes on."""
-    span = learned(*PASSAGE, *PASSAGE[:length]).context.repeated_span()
-    if length < LENGTHS[0]:
-        assert span is None
-    else:
-        assert span is not None
-        assert span.tokens[span.start :][:9] == PASSAGE[length : length + 9]
-        assert span.probability == pytest.approx(prior)
-
-
-def test_a_fork_repeats_the_end_of_what_is_common() -> None:
-    memory = learned(*PASSAGE, 1, 2)
-    memory.context.begin([*PASSAGE, 3, 4, 5, 6, 9, *PASSAGE[-4:], 3, 4])
-    corpus = memory.context.corpus.tokens
-    assert corpus[: len(PASSAGE) + 3 + OVERLAP] == [*PASSAGE, 1, 2, BOUNDARY, *PASSAGE[-OVERLAP:]]
-    span = memory.context.repeated_span()
-    assert span is not None, "the passage crosses the fork"
-    assert list(span.tokens[span.start :][:2]) == [5, 6]
-
-
 def test_nothing_crosses_a_boundary() -> None:
     memory = learned(1, 2, 3, 4)
     memory.context.begin([5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6])
@@ -368,53 +280,6 @@ def test_nothing_crosses_a_boundary() -> None:
         assert tree.tokens[: len(PASSAGE) - end] == PASSAGE[end:]
     memory.context.learn(step([*PASSAGE, 7], 1), [])
     assert memory.context.trials == [0.0] * len(LENGTHS), "a boundary broke no promise"
-
-
-def test_of_many_texts_the_older_half_goes() -> None:
-    source = DraftMemory().context
-    texts = [[10_000 + number, *range(MAX_CORPUS // 4)] for number in range(7)]
-    for text in texts:
-        source.begin(text)
-        assert len(source.corpus) <= MAX_CORPUS + len(text) + OVERLAP
-    source.begin([10_006, *range(12)])
-    span = source.repeated_span()
-    assert span is not None
-    assert list(span.tokens[span.start :][:3]) == [12, 13, 14]
-
-
-def test_tokens_are_credited_to_their_source() -> None:
-    memory = learned(1, 2)
-    memory.trajectory.learn(step([1, 2], 1), [(3, 4)])
-    memory.recycled.learn(step([5, 6], 1, rows=[{7: 1.0}]), [])
-    for token, source in ((1, "context"), (3, "trajectory"), (5, "recycled")):
-        assert memory.model.build_tree([token], 1, free(1)).sources == [source]
-
-
-def block_of(current: int) -> WindowBlock:
-    """A window whose last row follows (20, 30) and (21, 31)."""
-    window = LookaheadWindow(2, 4, [1], random.Random(0))
-    window.rows = [[0, 11], [20, 21], [30, 31]]
-    return window.block(current)
-
-
-def test_successors_are_remembered_after_text_tree_and_window() -> None:
-    tree = TokenTree()
-    tree.add([7, 8], "context", 9)
-    tree.add([9], "context", 9)
-    before, rows = [1, 2, 3, 4, 5], [{50 + i: 0.875, 70 + i: 0.125} for i in range(6)]
-    memory = DraftMemory()
-    memory.recycled.learn(step([*before, 7, 6], 2, tree, block_of(5), rows), [])
-    answers, guesses = memory.model.answers, memory.model.guesses
-    followed = [before, [*before, 7], [*before, 7, 8], [*before, 9]]
-    for order in range(1, ORDER + 1):
-        keys = [pack(path[-order:]) for path in followed]
-        assert answers[order] == dict(zip(keys, rows, strict=False))
-    assert guesses[1] == {30: rows[4], 31: rows[5]}
-    assert guesses[2] == {pack([20, 30]): rows[4], pack([21, 31]): rows[5]}
-    # A window of one row begins with the current token, which has its successors already.
-    memory, block = DraftMemory(), LookaheadWindow(2, 2, [8], random.Random(0)).block(5)
-    memory.recycled.learn(step([5, 6], 1, window=block, rows=rows[:3]), [])
-    assert memory.model.guesses[1] == {8: rows[2]}
 
 
 # The suffix automaton.

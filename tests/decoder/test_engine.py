@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
@@ -20,7 +19,7 @@ from ladecli.decoder.layout import StepLayout
 from ladecli.decoder.runner import Pending, Runner
 from ladecli.decoder.strategies import make_strategy
 
-from ..decoding import ids_of, reason_of, run, steps_of, tokens_of
+from ..decoding import ids_of, reason_of, run, steps_of
 from ..oracle import Markov, cached_ids, counts, decoder_with, oracle, scrambles, spells, watch
 
 STRATEGIES = ("autoregressive", "lookahead", "jacobi", "prompt-lookup")
@@ -72,22 +71,6 @@ def test_a_fully_matched_ngram_yields_n_tokens(ngram: int) -> None:
     assert {*yields[40:-1]} == {ngram}
 
 
-def test_every_token_has_its_source() -> None:
-    events = run(oracle(counts), [10, 11, 12], "lookahead", pool(4), limits=Limits(100))
-    for step in steps_of(events)[:-1]:
-        accepted = len(step.tokens) - 1
-        assert [token.source for token in step.tokens] == ["trajectory"] * accepted + [None]
-        assert step.proposed >= accepted
-    assert {len(step.tokens) for step in steps_of(events)} == {1, 4}
-
-
-def test_ngrams_of_the_prompt_serve_from_the_first_step() -> None:
-    decoder = oracle(spells([*range(10, 20)] * 20))
-    config = LookaheadConfig(window=2, ngram=4, guesses=2, sources=("context",))
-    events = run(decoder, [*range(10, 20), 10], "lookahead", config, limits=Limits(8))
-    assert [token.source for token in steps_of(events)[0].tokens] == ["context"] * 6 + [None]
-
-
 def test_jacobi_converges_with_an_oracle_by_position() -> None:
     text = [10 + i % 80 for i in range(60)]
     decoder = oracle(spells(text))
@@ -122,19 +105,6 @@ def test_strategies_yield_what_plain_decoding_yields(
 
 
 # Events.
-
-
-def test_steps_tell_widths_sources_and_times() -> None:
-    events = run(scrambled(), PROMPT, "lookahead", SMALL, limits=Limits(80))
-    steps = steps_of(events)
-    assert sum(len(step.tokens) for step in steps) == 80
-    assert all(step.width <= SMALL.step_limit for step in steps[1:])
-    assert {token.source for token in tokens_of(events)} <= {None, *SOURCES}
-    for step in steps:
-        times = (step.times.draft, step.times.forward, step.times.verify, step.times.learn)
-        assert min(times) >= 0.0
-        assert sum(times) == pytest.approx(step.seconds)
-        assert step.detail is None
 
 
 def test_a_long_prompt_is_read_in_chunks() -> None:
@@ -343,15 +313,6 @@ def test_a_generation_reports_first_what_it_need_not_read() -> None:
     assert kinds == [Started, Step, Step, Finished]
 
 
-def test_a_second_prompt_feeds_only_what_is_new() -> None:
-    decoder, fed = scrambled(), list[int]()
-    first = run(decoder, PROMPT, limits=Limits(10))
-    watch(decoder, lambda step: fed.append(len(step.tokens)))
-    run(decoder, [*PROMPT, *ids_of(first), 7, 7], limits=Limits(1))
-    # The last generated token was never fed; the two new ones come after it.
-    assert fed == [3]
-
-
 def started(decoder: Decoder, prompt: list[int], events: int = 4) -> Generator[Event]:
     """A generation that is under way."""
     generation = decoder.generate(prompt, make_strategy("lookahead", SMALL), None, Limits(40))
@@ -382,33 +343,6 @@ def test_the_cache_belongs_to_the_newest_generation() -> None:
     assert cached_ids(decoder) == [*PROMPT, *expected][:-1]
     unfinished.close()
     assert cached_ids(decoder) == [*PROMPT, *expected][:-1]
-
-
-def test_threads_never_mix_texts() -> None:
-    """There is one cache: a thread gets its own text, or an error since another took over."""
-    decoder = scrambled(2)
-    prompts = [[3, 1, 4, 1, 5], [2, 7, 1, 8]]
-    expected = [ids_of(run(scrambled(2), prompt)) for prompt in prompts]
-    wrong: list[object] = []
-
-    def work(number: int) -> None:
-        for _ in range(15):
-            try:
-                found = ids_of(run(decoder, prompts[number]))
-            except DecoderError:
-                continue
-            except Exception as error:
-                wrong.append(error)
-                continue
-            if found != expected[number]:
-                wrong.append(found)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
 
 
 @pytest.mark.parametrize("keep_memory", [False, True])

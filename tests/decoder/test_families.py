@@ -9,7 +9,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from ladecli.decoder.errors import UnsupportedModelError
-from ladecli.decoder.families import DEFAULT_CONTEXT, FAMILIES, examine, refusal
+from ladecli.decoder.families import FAMILIES, examine, refusal
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.stock_model import StockModel
 
@@ -99,17 +99,6 @@ def test_an_unknown_family_that_differs_is_refused() -> None:
     assert model.config._attn_implementation == before, "a refused model is left as it was"
 
 
-def test_a_model_is_left_as_it_was_after_steps() -> None:
-    """Also where one was broken off: transformers' own forward must go on as before."""
-    model = model_of("gpt2")
-    before = model.config._attn_implementation
-    decoder = load_decoder(model)
-    assert model.config._attn_implementation == before
-    generation = run(decoder, prompt_for("gpt2"))
-    assert model.config._attn_implementation == before
-    assert transformers_ids(model, prompt_for("gpt2"), 40) == ids_of(generation)
-
-
 # Facts.
 
 
@@ -122,11 +111,6 @@ def test_facts() -> None:
     assert examine(model_of("llama").config).sliding_window is None
 
 
-def test_windows_that_no_layer_uses_are_none() -> None:
-    config = CONFIG_MAPPING["qwen2"](use_sliding_window=False, sliding_window=4096)
-    assert examine(config).sliding_window is None
-
-
 def test_rope_limits() -> None:
     long = examine(model_of("phi3_long").config)
     assert (long.rope_boundary, long.max_positions) == (40, 160)
@@ -134,14 +118,6 @@ def test_rope_limits() -> None:
     assert (dynamic.rope_boundary, dynamic.max_positions) == (None, 40)
     scaled = examine(model_of("llama3").config)
     assert (scaled.rope_boundary, scaled.max_positions) == (None, 256)
-
-
-def test_a_model_that_does_not_say_how_long_texts_may_be() -> None:
-    config = CONFIG_MAPPING["bloom"]()
-    config.model_type = "unheard_of"
-    facts = examine(config)
-    assert facts.max_positions is None
-    assert facts.context == DEFAULT_CONTEXT
 
 
 def test_a_damaged_configuration_is_refused() -> None:

@@ -17,7 +17,7 @@ import torch
 from ladecli.decoder.config import SOURCES, LookaheadConfig, SamplingConfig
 from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.decoder.engine import Decoder
-from ladecli.decoder.errors import NoMemoryError, RankError
+from ladecli.decoder.errors import RankError
 from ladecli.decoder.events import Event, Finished, Step, StepNarrowed, Token
 from ladecli.decoder.layout import Draft, StepLayout
 from ladecli.decoder.limits import Limits
@@ -203,28 +203,6 @@ def test_tensor_parallel_ranks_yield_the_text_of_one(strategy: str) -> None:
     assert simulate(3, one) == [expected(sampling=SAMPLED)] * 3
 
 
-def test_more_ranks_have_narrower_steps_and_send_messages_of_one_length() -> None:
-    """The paper's drafts do not depend on the ranks."""
-
-    def one(transport: Threads) -> tuple[list[Event], list[int]]:
-        events = generate(
-            decoder_of(),
-            LookaheadParallel(transport),
-            config=LookaheadConfig(9, 4, 9, sources=PAPER),
-        )
-        return [*events], transport.sent
-
-    [(alone, _)], ranks = simulate(1, one), simulate(4, one)
-    tokens = [e.tokens for e in alone if isinstance(e, Step)]
-    whole = max(e.width for e in alone[2:] if isinstance(e, Step))
-    for events, sent in ranks:
-        steps = [e for e in events if isinstance(e, Step)]
-        assert [e.tokens for e in steps] == tokens
-        assert max(e.width for e in steps[1:]) <= whole / 4 + 9
-        # One message for the start and one for each step.
-        assert sent == sent[:1] * (1 + len(steps))
-
-
 def test_an_output_of_two_ranks_is_that_of_the_first() -> None:
     tree = TokenTree([5, 6, 7], [ROOT, 0, 0], [1, 2, 2], ["context"] * 3)
 
@@ -344,13 +322,3 @@ def test_a_rank_without_memory_for_any_step_ends_the_text_on_all(at: int) -> Non
         assert events[-1] == Finished("memory")
         assert ids(events) == expected()[: len(ids(events))]
         assert bool(ids(events)) == (at > 0)
-
-
-def test_parts_of_a_model_cannot_retry_a_smaller_step() -> None:
-    def one(transport: Threads) -> None:
-        full, decoder = transport.rank == 1, decoder_on(transport, TensorParallel)
-        failing(decoder, torch.OutOfMemoryError, lambda n, _: full and n == 2)
-        [*generate(decoder, TensorParallel(transport))]
-
-    with pytest.raises(NoMemoryError, match="out of memory in a step of all ranks"):
-        simulate(2, one)

@@ -81,16 +81,6 @@ def test_the_cache_is_a_list_of_tokens(data: st.DataObject, shapes: list[LayerSh
         assert cache.slots >= cache.length
 
 
-@pytest.mark.parametrize("kept", [[0], [0, 1, 2, 3], [0, 2], [0, 1, 3], [3], [0, 3], [1, 2, 3], []])
-def test_the_kept_move_to_the_front(kept: list[int]) -> None:
-    cache, step = KVCache(ALIKE), [10, 11, 12, 13]
-    write(cache, [7, 8])
-    cache.keep([0, 1])
-    write(cache, step)
-    cache.keep(kept)
-    assert contents(cache) == [7, 8, *(step[index] for index in kept)]
-
-
 def test_layers_of_one_shape_share_a_tensor() -> None:
     cache = KVCache(VARIED)
     assert cache.tensors == []
@@ -136,15 +126,6 @@ def test_the_last_growth_starts_from_less_than_two_thirds() -> None:
         assert len(sizes) == 1 or sizes[-2] <= max(0.6 * whole, GROWTH)
 
 
-@pytest.mark.parametrize(("most", "slots"), [(5000, 2048), (600, 3 * GROWTH), (None, 2048)])
-def test_a_new_cache_can_start_with_room(most: int | None, slots: int) -> None:
-    cache = KVCache(ALIKE, most, first_slots=2048)
-    for _ in "ab":  # and so does one whose memory was given back
-        write(cache, [1, 2])
-        assert cache.slots == slots
-        cache.release()
-
-
 @pytest.fixture
 def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Lets tensors of more than some slots run out of memory."""
@@ -179,18 +160,3 @@ def test_growth_makes_do_with_what_memory_has(most: int, limit: Callable[[int], 
     assert cache.slots == most * GROWTH
     assert contents(cache) == text
     write(cache, [5])
-
-
-@pytest.mark.parametrize("first_slots", [0, 2048])
-def test_a_start_that_memory_has_no_room_for_can_be_smaller(
-    first_slots: int, limit: Callable[[int], None]
-) -> None:
-    cache = KVCache(ALIKE, 5000, first_slots)
-    limit(GROWTH)
-    with pytest.raises(torch.OutOfMemoryError):
-        write(cache, [*range(GROWTH + 1)])
-    assert cache.slots == cache.length == 0
-    write(cache, [1, 2, 3])
-    cache.keep(range(3))
-    assert cache.slots == GROWTH
-    assert contents(cache) == [1, 2, 3]

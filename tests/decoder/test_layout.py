@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ladecli.decoder import layout as layouts
-from ladecli.decoder.events import Token
 from ladecli.decoder.layout import Draft, StepLayout, build, build_chunk
 from ladecli.decoder.tree import ROOT, TokenTree
 from ladecli.decoder.verify import walk
@@ -59,13 +58,6 @@ def test_a_tree_is_the_set_of_prefixes(candidates: list[list[int]], limit: int) 
         first = next(n for n, c in enumerate(candidates) if tuple(c[: len(path)]) == path)
         assert tree.sources[node] == f"source {first}", "the source that proposed it first"
         assert tree.child(node, 77) is None
-
-
-def test_a_full_tree_takes_known_prefixes_only() -> None:
-    tree = tree_of([[5, 6], [5, 7], [8]], limit=3)
-    assert tree.tokens == [5, 6, 7]
-    assert tree.grow(1, 9, "grown") == 3
-    assert tree.depths[3] == 3
 
 
 # Steps.
@@ -186,7 +178,3 @@ def test_the_walk_follows_the_models_own_tokens(candidates: list[list[int]], see
     ]
     # It went on as long as any candidate did.
     assert not any(tuple(c[: len(text)]) == text for c in candidates)
-
-
-def test_a_walk_without_candidates_yields_one_token() -> None:
-    assert walk(TokenTree(), lambda row, path: 7).tokens == (Token(7),)

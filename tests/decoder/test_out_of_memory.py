@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 
 from ladecli.decoder.config import GROWTH, LookaheadConfig, SamplingConfig
 from ladecli.decoder.engine import Decoder, Limits
-from ladecli.decoder.events import Event, Prefill, Step, StepNarrowed
+from ladecli.decoder.events import Event, Step, StepNarrowed
 from ladecli.decoder.load import load_decoder
-from ladecli.decoder.memory import Backoff, attempt, is_out_of_memory
+from ladecli.decoder.memory import attempt, is_out_of_memory
 from ladecli.decoder.runner import StepInputs
 from ladecli.decoder.step_cost import StepCost
 from ladecli.decoder.strategies import make_strategy
 
-from ..decoding import PAPER, decoder_of, ids_of, reason_of, run, steps_of
+from ..decoding import decoder_of, ids_of, reason_of, run, steps_of
 from ..families import model_of, new_model, prompt_for
 from ..oracle import cached_ids, oracle, scrambles, watch
 
@@ -107,47 +107,6 @@ def test_other_families_yield_the_same(family: str) -> None:
         decoder = decoder_of(family)
         short(decoder, wider_than(most))
         assert ids_of(run(decoder, prompt, "lookahead", CONFIGS["all"])) == expected
-
-
-def test_drafts_go_on_where_there_is_room_for_them() -> None:
-    """A plain step is the last resort: with room for 9 tokens, drafts are accepted still."""
-    for strategy, config in (("lookahead", CONFIGS["all"]), ("prompt-lookup", PAPER)):
-        decoder = oracle(lambda seen: 10 + len(seen) % 6)
-        short(decoder, wider_than(9))
-        events = run(decoder, [10 + i % 6 for i in range(24)], strategy, config)
-        assert len(steps_of(events)) < 16, "few of 40 tokens came from drafts"
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("most", [40, 9, 1])
-def test_chunks_of_the_prompt_become_smaller(strategy: str, most: int) -> None:
-    prompt = [(7 * i) % 12 for i in range(150)]
-    expected = ids_of(run(scrambled(), prompt))
-    decoder = scrambled(chunk=64)
-    ran = short(decoder, wider_than(most))
-    events = run(decoder, prompt, strategy, CONFIGS["all"])
-    assert ids_of(events) == expected
-    assert max(ran) <= most
-    read = [event.done for event in events if isinstance(event, Prefill)]
-    assert read
-    assert all(a < b <= len(prompt) for a, b in pairwise(read))
-    # A long prompt says nothing about how wide the steps after it may be.
-    assert most < 40 or strategy != "prompt-lookup" or not narrowed(events)
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("at", range(1, 14))
-def test_one_bad_moment_anywhere_changes_nothing(strategy: str, at: int) -> None:
-    decoder, forwards = scrambled(chunk=8), itertools.count(1)
-    short(decoder, lambda _: next(forwards) == at)
-    events = run(decoder, PROMPT, strategy, CONFIGS["all"])
-    # The plain step of plain decoding cannot be narrowed: there the text ends.
-    plain = strategy == "autoregressive" and reason_of(events) == "memory"
-    assert ids_of(events) == EXPECTED[: len(ids_of(events)) if plain else 40]
-    # Memory comes back: the next generation starts without the limits of the last one.
-    again = run(decoder, PROMPT, strategy, CONFIGS["all"])
-    assert ids_of(again) == EXPECTED[:40]
-    assert not narrowed(again)
 
 
 @settings(max_examples=50, deadline=None)
@@ -238,23 +197,6 @@ def test_memory_may_run_out_after_the_forward_too() -> None:
     assert narrowed(events)
 
 
-def test_keys_that_cannot_be_kept_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    decoder, bad = scrambled(), iter([True, False, True])
-    keep, lost = decoder.cache.keep, list[int]()
-
-    def keep_or_fail(kept: Any) -> None:
-        if list(kept) != [*range(len(kept))] and next(bad, False):
-            lost.append(len(kept))
-            raise MemoryError
-        keep(kept)
-
-    monkeypatch.setattr(decoder.cache, "keep", keep_or_fail)
-    events = run(decoder, PROMPT, "lookahead", CONFIGS["all"])
-    assert ids_of(events) == EXPECTED[:40]
-    assert len(lost) == 2
-    assert not narrowed(events), "the step itself had room"
-
-
 def test_a_failed_try_leaves_no_tensors_behind() -> None:
     decoder, held = decoder_of("llama"), list[weakref.ref[torch.Tensor]]()
     forward = decoder.runner.model.forward
@@ -329,25 +271,3 @@ def test_what_counts_as_out_of_memory(error: BaseException, counts: bool) -> Non
     else:
         with pytest.raises(type(error)):
             attempt(work)
-
-
-@pytest.mark.parametrize(
-    ("pending", "width", "then"),
-    [
-        (512, 1, (256, None)),
-        (100, 60, (50, None)),
-        (60, 60, (512, 30)),
-        (1, 60, (512, 30)),
-        (1, 2, (512, 1)),
-        (2, 1, (1, None)),
-        (1, 1, None),
-    ],
-)
-def test_the_larger_part_is_halved(
-    pending: int, width: int, then: tuple[int, int | None] | None
-) -> None:
-    backoff = Backoff(512)
-    before = backoff.width
-    assert backoff.shrink(pending, width) is (then is not None)
-    if then is not None:
-        assert (backoff.chunk, backoff.width) == (then[0], then[1] or before)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from itertools import combinations_with_replacement
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -110,14 +109,6 @@ def test_no_rank_exceeds_the_limit(given: tuple[Draft, list[int]]) -> None:
             assert share.draft.width in draft.widths
 
 
-@given(st.integers(1, 60), st.lists(st.integers(0, 5), min_size=1, max_size=6))
-def test_single_tokens_are_divided_evenly(count: int, missing: list[int]) -> None:
-    divided = partition(Draft(tree_of([ROOT] * count)), missing)
-    widest = max(fed(s) + again for s, again in zip(divided.shares, missing, strict=True))
-    total = count + sum(1 + again for again in missing)
-    assert widest == max(-(-total // len(missing)), 1 + max(missing))
-
-
 @given(
     st.integers(1, 12).flatmap(lambda n: st.tuples(*[st.integers(ROOT, i - 1) for i in range(n)]))
 )
@@ -141,16 +132,6 @@ def test_the_widest_share_is_as_narrow_as_stretches_of_branches_allow(parents: t
     assert max(map(fed, partition(Draft(tree), [0, 0, 0]).shares)) == best
 
 
-def test_a_rank_that_feeds_tokens_again_gets_less() -> None:
-    divided = partition(Draft(tree_of([ROOT] * 20), limit=60), [8, 0, 0])
-    assert [len(share.draft.tree) for share in divided.shares] == [2, 10, 8]  # 11 tokens at most
-
-
-def test_the_last_nodes_go_where_there_is_no_room() -> None:
-    divided = partition(Draft(tree_of([ROOT] * 20), limit=6), [0, 0])
-    assert divided.draft.tree.tokens == [100 + n for n in range(10)]
-
-
 def test_a_window_that_does_not_fit_leaves_its_room_to_candidates() -> None:
     window = block_of(9, 5)
     divided = partition(Draft(tree_of([ROOT] * 20), window, limit=11), [0, 0])
@@ -158,13 +139,6 @@ def test_a_window_that_does_not_fit_leaves_its_room_to_candidates() -> None:
     assert len(divided.draft.tree) == 20
     # Three ranks have room for it.
     assert partition(Draft(tree_of([]), window, limit=24), [0, 0, 0]).draft.window is window
-
-
-@pytest.mark.parametrize(
-    ("path", "held"), [((), []), ((0,), [0]), ((0, 2), [0, 1]), ((0, 1), [0]), ((1,), [])]
-)
-def test_what_a_rank_has_of_a_path(path: tuple[int, ...], held: list[int]) -> None:
-    assert Share(Draft(tree_of([ROOT, 0])), [0, 2]).held(path) == held
 
 
 def test_one_rank_computes_the_draft_itself() -> None:

@@ -16,7 +16,7 @@ from ladecli.decoder.runner import Forward, StepInputs
 
 from ..decoding import decoder_of, ids_of, run, steps_of
 from ..families import prompt_for
-from ..oracle import Markov, decoder_with, watch
+from ..oracle import watch
 
 GREEDY = SamplingConfig()
 DRAWN = SamplingConfig(temperature=0.8, seed=3)
@@ -78,30 +78,6 @@ def test_a_drawn_token_is_told_from_another() -> None:
     removed = gap_to(decoder_of("llama"), "llama", narrow)
     assert removed.distance == pytest.approx(removed.gap, rel=2e-3)
     assert not removed.explained
-
-
-def test_a_token_at_the_edge_of_top_k_is_near() -> None:
-    """Rounding decides which of two nearly equal tokens is left in."""
-    table = torch.tensor([[0.0, 1.2, 1.0, 1.0 - 1e-6]]).expand(4, -1)
-    sampling = SamplingConfig(temperature=2.0, top_k=2, seed=2)
-    prompts = ([0] * length for length in range(1, 50))
-    found = (gap_of(prompt, table, sampling) for prompt in prompts)
-    # Where the noise of the position favours both of them over the best token.
-    gap = next(gap for gap in found if gap is not None)
-    assert gap.distance == pytest.approx(1e-6, rel=0.2)
-    assert gap.explained
-
-
-def gap_of(prompt: list[int], table: Tensor, sampling: SamplingConfig) -> LogitGap | None:
-    """The gap between tokens 2 and 3, if without top-k the noise would choose 3."""
-    decoder = decoder_with(Markov(table))
-    without = SamplingConfig(temperature=sampling.temperature, seed=sampling.seed)
-    if ids_of(run(decoder, prompt, sampling=without, limits=Limits(1))) != [3]:
-        return None
-    if ids_of(run(decoder, prompt, sampling=sampling, limits=Limits(1))) != [2]:
-        return None
-    decoder.runner.model = Noisy(decoder.runner.model, 1e-6, 3)
-    return Rescorer(decoder).gap(prompt, len(prompt), (2, 3), 4, sampling)
 
 
 class Noisy:

@@ -50,7 +50,7 @@ def random_logits(*shape: int, seed: int = 1, scale: float = 3.0) -> Tensor:
 # The best tokens.
 
 
-@pytest.mark.parametrize("vocabulary", [5, 97, 40_000])
+@pytest.mark.parametrize("vocabulary", [5, 97, 40_003])
 @pytest.mark.parametrize("count", [1, 3, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_best_tokens_are_those_of_topk(vocabulary: int, count: int, dtype: torch.dtype) -> None:
@@ -66,19 +66,10 @@ def test_the_best_tokens_are_those_of_topk(vocabulary: int, count: int, dtype: t
             assert ids[:, 0].tolist() == first
 
 
-def test_the_best_of_equal_tokens_is_the_first_and_none_is_overlooked() -> None:
-    vocabulary = 40_003
-    for places in ([7, 8], [63, 64, 192], [vocabulary - 1], [5, vocabulary - 2]):
-        scores = torch.zeros(1, vocabulary)
-        scores[0, places] = 1.0
-        assert top_tokens(scores, 1)[1].item() == places[0]
-        assert top_tokens(scores, len(places))[1][0].tolist() == places
-
-
 # Probabilities.
 
 
-@pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
+@pytest.mark.parametrize("temperature", [1e-6, 0.3, 1.7])
 @pytest.mark.parametrize("top_k", [0, 1, 5, 500])
 @pytest.mark.parametrize("top_p", [0.05, 0.9, 1.0])
 @pytest.mark.parametrize("min_p", [0.0, 0.1, 1.0])
@@ -103,15 +94,6 @@ def test_the_distribution_is_that_of_transformers(
     assert torch.equal(alone, found)
 
 
-def test_no_temperature_is_too_small_or_too_large() -> None:
-    logits = torch.tensor([[3.0, 90.0, 89.9, -5.0]])
-    for temperature in (1e-6, 1e-40, 5e-324):
-        scores = restricted(logits, SamplingConfig(temperature=temperature))
-        assert scores.softmax(-1).tolist() == [[0.0, 1.0, 0.0, 0.0]]
-    scores = restricted(logits, SamplingConfig(temperature=1e300))
-    torch.testing.assert_close(scores.softmax(-1), torch.full((1, 4), 0.25))
-
-
 @pytest.mark.parametrize("penalty", [0.8, 1.2, 3.0])
 def test_the_repetition_penalty_is_that_of_transformers(penalty: float) -> None:
     logits, text = random_logits(2, 30), torch.tensor([[3, 3, 7, 12, 29], [1, 1, 1, 1, 2]])
@@ -128,33 +110,26 @@ def test_noise_depends_on_seed_and_position_only() -> None:
     assert len(rows) == len(pairs)
     assert torch.equal(gumbel_noise(7, 9, 500, CPU)[:40], gumbel_noise(7, 9, 40, CPU))
     # SplitMix64 is specified to the bit, so this may never change: texts would.
-    expected = torch.tensor(PINNED)
-    torch.testing.assert_close(gumbel_noise(0, 0, 3, CPU), expected, rtol=1e-6, atol=1e-6)
+    pinned = torch.tensor([1.9016414, -1.2652518, 1.1223969])
+    torch.testing.assert_close(gumbel_noise(0, 0, 3, CPU), pinned, rtol=1e-6, atol=1e-6)
 
 
-PINNED = [1.9016414, -1.2652518, 1.1223969]
+COUNT = 4000
 
 
-@pytest.mark.parametrize("across", ["tokens", "positions", "seeds"])
-def test_noise_follows_gumbels_distribution(across: str) -> None:
-    """Whether one position is looked at, one token at many positions, or one at many seeds."""
-    count = 4000
-    numbers = {
-        "tokens": lambda: gumbel_noise(3, 77, count, CPU),
-        "positions": lambda: torch.cat([gumbel_noise(3, p, 1, CPU) for p in range(count)]),
-        "seeds": lambda: torch.cat([gumbel_noise(s, 5, 1, CPU) for s in range(count)]),
-    }[across]()
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        gumbel_noise(3, 77, COUNT, CPU),
+        noise_at(3, range(COUNT), 1)[:, 0],
+        torch.cat([gumbel_noise(seed, 5, 1, CPU) for seed in range(COUNT)]),
+    ],
+    ids=["tokens", "positions", "seeds"],
+)
+def test_noise_follows_gumbels_distribution(numbers: Tensor) -> None:
     assert numbers.isfinite().all()
     assert stats.kstest(numbers.numpy(), stats.gumbel_r.cdf).pvalue > 1e-3
     assert abs(stats.pearsonr(numbers[:-1].numpy(), numbers[1:].numpy()).statistic) < 0.06
-
-
-def test_rare_tokens_are_drawn_as_often_as_they_should() -> None:
-    """The upper tail is exact: of two million numbers some are beyond 13."""
-    noise = torch.cat([gumbel_noise(1, position, 50_000, CPU) for position in range(40)])
-    for bound in (5.0, 9.0, 13.0):
-        expected = len(noise) * stats.gumbel_r.sf(bound)
-        assert abs(int((noise > bound).sum()) - expected) < 4.0 * expected**0.5 + 1.0
 
 
 def test_tokens_are_drawn_with_their_probabilities() -> None:
@@ -166,24 +141,15 @@ def test_tokens_are_drawn_with_their_probabilities() -> None:
     assert stats.chisquare(counts.numpy(), 8_000 * probabilities.numpy()).pvalue > 1e-3
 
 
-def test_a_batch_of_rows_is_chosen_as_row_by_row() -> None:
-    logits = random_logits(7, 300)
-    noise = noise_at(2, range(7), 300)
-    settings: list[dict[str, Any]] = [
-        {},
-        {"top_k": 5},
-        {"top_p": 0.7},
-        {"min_p": 0.2},
-        {"top_k": 40, "top_p": 0.9, "min_p": 0.01, "temperature": 1.4},
-    ]
-    for each in settings:
-        config = SamplingConfig(**{"temperature": 0.8} | each)
-        alone = [choose(logits[i : i + 1], config, noise[i : i + 1]).item() for i in range(7)]
-        assert choose(logits, config, noise).tolist() == alone
-        allowed = restricted(logits, config).isfinite()
-        assert all(allowed[row, token] for row, token in enumerate(alone))
-    greedy = choose(logits, SamplingConfig(), None).tolist()
-    assert greedy == logits.argmax(-1).tolist()
+@pytest.mark.parametrize(
+    "settings", [{}, {"top_k": 40, "top_p": 0.9, "min_p": 0.01, "temperature": 1.4}], ids=str
+)
+def test_a_batch_of_rows_is_chosen_as_row_by_row(settings: dict[str, Any]) -> None:
+    logits, noise = random_logits(7, 300), noise_at(2, range(7), 300)
+    config = SamplingConfig(**{"temperature": 0.8} | settings)
+    alone = [choose(logits[i : i + 1], config, noise[i : i + 1]).item() for i in range(7)]
+    assert choose(logits, config, noise).tolist() == alone
+    assert choose(logits, SamplingConfig(), None).tolist() == logits.argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("strategy", ["lookahead", "prompt-lookup"])
@@ -276,17 +242,6 @@ def test_processors_come_first_and_see_the_text_and_the_path() -> None:
     assert output.best == logits.argmax(-1).tolist(), "drafts learn what the model itself said"
     with_penalty = read(logits, SamplingConfig(repetition_penalty=1e6), [look])
     assert with_penalty.choose(2, [1, 3]) != 3, "the penalty comes after processors"
-
-
-def test_successors_have_their_probabilities() -> None:
-    logits = random_logits(len(STEP.outputs), 12)
-    for count in (1, 4, 99):
-        found = Sampler(SamplingConfig()).read(logits.clone(), STEP, len(TREE), count).successors
-        values, ids = logits.softmax(-1).topk(min(count, 12))
-        assert [[*row] for row in found] == ids.tolist()
-        shares = torch.tensor([[*row.values()] for row in found])
-        torch.testing.assert_close(shares, values)
-    assert Sampler(SamplingConfig()).read(logits, STEP, len(TREE), 0).successors == ()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -11,15 +11,14 @@ from hypothesis import strategies as st
 
 from ladecli.decoder.config import STRATEGIES, LookaheadConfig
 from ladecli.decoder.drafting import budget
-from ladecli.decoder.drafting.budget import AdaptiveWindow, SpeculationBudget
+from ladecli.decoder.drafting.budget import SpeculationBudget
 from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.decoder.errors import ConfigError
-from ladecli.decoder.events import Token
 from ladecli.decoder.layout import Draft
 from ladecli.decoder.observation import Observation, State
 from ladecli.decoder.step_cost import StepCost
 from ladecli.decoder.strategies import Strategy, make_strategy
-from ladecli.decoder.verify import Verdict, walk
+from ladecli.decoder.verify import walk
 
 ALL = ("trajectory", "context", "recycled")
 PAPER = ("trajectory",)
@@ -116,28 +115,6 @@ def test_the_papers_pool_proposes_ngrams_of_the_window() -> None:
     assert {source for step in steps for source in step.draft.tree.sources} == {"trajectory"}
 
 
-def test_prompt_lookup_proposes_what_followed_before() -> None:
-    strategy = make_strategy("prompt-lookup", LookaheadConfig())
-    for text, drafted in (([7, 1, 2, *range(10, 22), 9, 1, 2], [*range(10, 20)]), ([7, 7], [7])):
-        state = State(text, len(text), draft_depth=30, room=30)
-        strategy.begin(state)
-        assert strategy.propose(state).tree.tokens == drafted
-
-
-@pytest.mark.parametrize(("accepted", "drafted"), [(0, [11, 12, 13]), (2, [13])])
-def test_jacobi_takes_the_corrections_after_what_was_accepted(
-    accepted: int, drafted: list[int]
-) -> None:
-    strategy, state = make_strategy("jacobi", LookaheadConfig(3)), State([1, 2], 2, 9, 9)
-    strategy.begin(state)
-    draft = strategy.propose(state)
-    tokens = tuple(Token(token) for token in range(10, 11 + accepted))
-    verdict = Verdict(tuple(range(accepted)), tokens)
-    state.tokens += [token.id for token in tokens]
-    strategy.observe(state, Observation(draft, state.tokens, verdict, [10, 11, 12, 13]))
-    assert strategy.propose(state).tree.tokens[: len(drafted)] == drafted
-
-
 def test_a_window_that_does_not_pay_is_narrowed_then_dropped() -> None:
     text = random.Random(0).choices(range(9000), k=200)
     config = LookaheadConfig(4, 3, 4, 24, step_cost=StepCost((1, 64), (0,), ((1.0, 4.0),)))
@@ -168,22 +145,6 @@ def test_where_drafts_do_not_pay_steps_are_plain_and_few_ask_for_successors() ->
     assert plain.count(0) == 3 * len(plain) // 4 + (len(plain) % 4 > 0)
 
 
-@pytest.mark.parametrize(
-    ("balance", "window", "candidates"),
-    [(0.0, True, True), (-1.0, True, True), (-1.1, False, True), (-2.1, False, False)],
-)
-def test_a_window_stops_before_candidates_do(
-    balance: float, *, window: bool, candidates: bool
-) -> None:
-    memory, text = DraftMemory(), [5, 6, 7, 8] * 6
-    strategy = make_strategy("lookahead", LookaheadConfig(3, 3, 3, 30), memory)
-    state = State(text, len(text), draft_depth=20, room=100)
-    strategy.begin(state)
-    memory.budget.balance = balance
-    draft = strategy.propose(state)
-    assert (draft.window is not None, len(draft.tree) > 0) == (window, candidates)
-
-
 def test_what_a_memory_holds_helps_the_next_generation() -> None:
     memory, text = DraftMemory(), text_of(300)
     counts = []
@@ -211,43 +172,3 @@ def test_drafts_lose_no_more_than_the_budget(steps: list[tuple[int, float]]) -> 
         lost, worst = lost + cost - tokens, max(worst, cost - tokens)
         allowed = budget.INITIAL_BALANCE + budget.MAX_DEFICIT + budget.LOSS_PER_TOKEN * written
         assert lost <= allowed + worst + 1e-9
-
-
-# The adaptive window.
-
-ROWS, COLUMNS = 4, 7
-
-
-def widths(window: AdaptiveWindow, steps: int, price: float, found: int = 0) -> list[int]:
-    """Columns after each step."""
-    after = []
-    for _ in range(steps):
-        window.update(found, ROWS * window.columns, price, ROWS * COLUMNS)
-        after.append(window.columns)
-    return after
-
-
-def dropped() -> AdaptiveWindow:
-    window = AdaptiveWindow(COLUMNS)
-    while window.columns:
-        widths(window, 1, price=0.1)
-    return window
-
-
-@pytest.mark.parametrize("columns", [1, 2, 7])
-def test_a_window_that_is_not_worth_its_place_is_halved_then_dropped(columns: int) -> None:
-    trial, half = budget.TRIAL_STEPS, max(columns // 2, 1)
-    seen = widths(AdaptiveWindow(columns), 2 * trial, price=2.0)
-    assert seen == [*[columns] * (trial - 1), *[half] * trial, 0]
-
-
-def test_a_dropped_window_is_tried_again_after_pauses_that_double() -> None:
-    window, pauses = dropped(), list[int]()
-    for _ in range(6):
-        pauses.append(1)
-        while not widths(window, 1, price=0.5)[0]:
-            pauses[-1] += 1
-        assert window.columns == COLUMNS // 2, "it starts narrow where its place is dear"
-        assert widths(window, budget.TRIAL_STEPS, price=0.5)[-1] == 0
-    assert (pauses[0], pauses[-1]) == budget.PAUSES
-    assert pauses[1:] == [min(2 * pause, pauses[-1]) for pause in pauses[:-1]]

@@ -21,7 +21,7 @@ from ladecli.decoder.stock_model import StockModel
 from ladecli.decoder.transformer import Transformer
 from ladecli.decoder.tree import TokenTree
 
-from ..decoding import decoder_of, ids_of, run, transformers_ids
+from ..decoding import ids_of, run, transformers_ids
 from ..families import OWN, model_of, new_model, prompt_for
 
 LLAMA = prompt_for("llama")
@@ -102,14 +102,6 @@ def test_large_matrices_are_packed_and_yield_the_same() -> None:
             events = run(decoder, LLAMA, strategy, config, limits=Limits(30))
             assert ids_of(events) == expected
             assert ids_of(run(decoder, LLAMA, strategy, config, sampling)) == drawn
-
-
-def test_without_joining_the_model_stays_as_it_was() -> None:
-    model = copy.deepcopy(model_of("llama"))
-    before = [parameter.data_ptr() for parameter in model.parameters()]
-    decoder = load_decoder(model, join=False)
-    assert decoder.runner.model.keeps_weights
-    assert [parameter.data_ptr() for parameter in model.parameters()] == before
 
 
 class Adapted(nn.Module):
@@ -229,10 +221,3 @@ def test_a_model_that_fails_is_refused_in_one_line() -> None:
     model.transformer.h[0].register_forward_pre_hook(broken)
     with pytest.raises(UnsupportedModelError, match=r"'gpt2' are not supported: .* no cable$"):
         load_decoder(model)
-
-
-def test_the_context_is_bounded_by_the_model_and_by_the_caller() -> None:
-    assert decoder_of("llama").max_context == 256
-    assert decoder_of("llama", max_context=64).max_context == 64
-    assert decoder_of("llama", max_context=10**6).max_context == 256
-    assert decoder_of("llama_dynamic").max_context == 40

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -86,27 +85,6 @@ def test_ngrams_are_columns_closed_by_the_outputs() -> None:
     assert lookahead.rows == [[20, 21, 22], [30, 31, 32], [40, 41, 42]]
 
 
-def test_a_window_of_bigrams_is_one_row() -> None:
-    lookahead = window_of(3, 2)
-    assert lookahead.filled
-    assert list(lookahead.block(7).last_row) == [-1, 0, 1]
-    lookahead.rows = [[0, 11, 12]]
-    assert lookahead.ngrams(9, [5, 6, 7]) == [(9, 5), (11, 6), (12, 7)]
-
-
-@pytest.mark.parametrize("steps", [0, 1, 5])
-def test_a_narrowed_window_goes_on_with_its_first_columns(steps: int) -> None:
-    wide, narrow = window_of(6, 4, [1, 2, 3]), window_of(6, 4, [1, 2, 3])
-    for window in (wide, narrow):
-        for step in range(steps):
-            window.advance([10 * step + column for column in range(len(window.rows[0]))])
-    narrow.narrow(2)
-    assert narrow.rows == [row[: len(narrow.rows[0])] for row in wide.rows]
-    while not narrow.filled:
-        narrow.advance([5] * len(narrow.rows[0]))
-    assert [len(row) for row in narrow.rows] == [2, 2, 2]
-
-
 # The pool.
 
 
@@ -115,14 +93,6 @@ def pool_of(guesses: int, *ngrams: tuple[int, ...]) -> NgramPool:
     for ngram in ngrams:
         pool.add(ngram, guesses)
     return pool
-
-
-def test_continuations_come_newest_first() -> None:
-    pool = pool_of(3, (1, 2, 3), (1, 4, 5), (2, 6, 7))
-    assert list(pool.candidates(1)) == [(4, 5), (2, 3)]
-    assert list(pool.candidates(2)) == [(6, 7)]
-    assert list(pool.candidates(3)) == []
-    assert list(pool) == [(1, 2, 3), (1, 4, 5), (2, 6, 7)]
 
 
 def test_the_oldest_goes_and_a_repeated_one_is_renewed() -> None:
