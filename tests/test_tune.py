@@ -17,6 +17,8 @@ from ladecli.tune.measure import CURRENT, PLAIN, Candidate, Curve, Outcome, Scor
 
 from .test_tuning import CONFIG, COST
 
+pytestmark = pytest.mark.slow
+
 QUICK = ("tune", "demo", "--seconds", "3")
 
 
