@@ -15,6 +15,8 @@ from ladecli.profiles import user
 
 from .profiles.makers import tuned
 
+pytestmark = pytest.mark.slow
+
 DEMO = Path(ladecli.__file__).with_name("demo")
 
 

@@ -158,6 +158,7 @@ def test_the_decoders_map_imports_nothing() -> None:
     assert list(imports_of(ROOT / "decoder" / "__init__.py")) == []
 
 
+@pytest.mark.slow
 def test_decoding_on_a_cpu_needs_no_compiler() -> None:
     """Importing triton takes a second; transformers may do it, so that our kernels are the sign."""
     kernels = {

@@ -17,6 +17,8 @@ from ladecli.bench.runners import OwnRunner
 
 from .compiling import Compiler
 
+pytestmark = pytest.mark.slow
+
 QUICK = ("-n", "12", "--repeat", "1", "--raw", "--ignore-eos")
 
 

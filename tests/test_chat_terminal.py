@@ -7,7 +7,11 @@ import re
 import signal
 from pathlib import Path
 
+import pytest
+
 from .screens import Terminal
+
+pytestmark = pytest.mark.slow
 
 QUESTION = "What is lookahead decoding?"
 ALT_ENTER, TAB, UP = "\x1b\r", "\t", "\x1b[A"

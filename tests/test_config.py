@@ -187,10 +187,9 @@ def test_files_as_editors_write_them(requested: Any) -> None:
         ("seed = 3\nseed = 4", " cannot be read: Cannot overwrite a value"),
     ],
 )
-@pytest.mark.parametrize("command", ["generate", "models"])
-def test_mistakes_in_the_file(text: str, message: str, command: str, refused: Any) -> None:
+def test_mistakes_in_the_file(text: str, message: str, refused: Any) -> None:
     path = write(text)
-    assert refused(command).startswith(f"lade: the config file {path}{message}")
+    assert refused("generate").startswith(f"lade: the config file {path}{message}")
 
 
 def test_a_home_that_is_no_folder_holds_no_file(
@@ -345,7 +344,7 @@ def test_init_where_nothing_can_be_written(
     config_path().parent.rmdir()
     config_path().parent.write_text("a file")
     assert entry(["config", "init"]) == 1
-    assert "config.toml cannot be written: File exists" in capsys.readouterr().err
+    assert "config.toml cannot be written" in capsys.readouterr().err
 
 
 def test_show_tells_values_and_origins(

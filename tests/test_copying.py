@@ -19,6 +19,8 @@ from ladecli.decoder.engine import Decoder, Limits
 from .decoding import ids_of, run
 from .oracle import oracle
 
+pytestmark = pytest.mark.slow
+
 VOCABULARY = 400
 ASK = [VOCABULARY - 1, VOCABULARY - 2]
 

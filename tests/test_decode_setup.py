@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 
 from ladecli import decode_setup
-from ladecli.decode_setup import Attention, Setup
-from ladecli.decoder.errors import ConfigError
+from ladecli.decode_setup import Attention
 from ladecli.device import Device
 from ladecli.errors import UsageError
 from ladecli.options import Request
-from ladecli.session import Session
 
 from .profiles.makers import shape
 
@@ -101,21 +99,6 @@ def test_keys_and_values_of_two_sizes_leave_no_choice() -> None:
     assert found == Attention("sdpa", "keys and values of this model differ in size")
 
 
-def test_triton_on_a_cpu_is_refused_before_a_model_is_loaded(
-    monkeypatch: pytest.MonkeyPatch, lade: Any
-) -> None:
-    from ladecli import models
-    from ladecli.decoder import attention
-
-    def refuse(*_: object) -> None:
-        raise ConfigError("attention 'triton' needs the package triton")
-
-    monkeypatch.setitem(attention.BACKENDS, "triton", refuse)
-    monkeypatch.setattr(models, "load", refuse)
-    result = lade("generate", "-p", "a", "--attention", "triton")
-    assert (result.code, result.err) == (2, "lade: attention 'triton' needs the package triton\n")
-
-
 def test_there_is_nothing_to_compile_without_graphs() -> None:
     model = shape()
     asked = Request(compile=True, origins={"compile": "LADE_COMPILE"})
@@ -126,10 +109,3 @@ def test_there_is_nothing_to_compile_without_graphs() -> None:
         decode_setup.check_device(asked, CPU, model)
     with pytest.raises(UsageError, match=r"^only CUDA graphs are compiled; leave"):
         replace(asked, cuda_graphs=False).check()
-
-
-def test_a_session_says_why_its_steps_are_not_captured(model_folder: str) -> None:
-    from ladecli import models
-
-    session = Session(models.load(model_folder), Setup(no_graphs="no GPU"))
-    assert session.no_graphs == "no GPU"

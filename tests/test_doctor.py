@@ -27,6 +27,8 @@ from ladecli.profiles import user
 
 from .hub_files import CPU, LLAMA_7B, add_model, use_devices, weights
 
+pytestmark = pytest.mark.slow
+
 DEMO = Path(model_files.resolve("demo"))
 H100 = Device("cuda", "cuda:0", "NVIDIA H100 80GB HBM3", int(85e9))
 

@@ -31,6 +31,8 @@ from ladecli.decoder.tree import TokenTree
 from .decoding import PAPER, decoder_of, ids_of, run, steps_of, transformers_ids
 from .families import FAMILIES, OWN, model_of, prompt_for
 
+pytestmark = pytest.mark.slow
+
 OTHERS = ("lookahead", "jacobi", "prompt-lookup")
 BOTH = [LookaheadConfig(5, 4, 5, sources=sources) for sources in (("trajectory",), SOURCES)]
 """The paper's algorithm, and what is built on it."""

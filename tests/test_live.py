@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import statistics
-import time
 from collections.abc import Iterable
 
 import pyte
@@ -77,7 +75,7 @@ class Terminal:
         for event in events:
             self.now += 10
             self.view.show(event)
-            self._update()
+            self.update()
         return self.lines
 
     def say(self, text: str, size: int = 5, source: str | None = None) -> list[str]:
@@ -85,7 +83,7 @@ class Terminal:
 
     def redraw(self) -> list[str]:
         self.view.redraw()
-        self._update()
+        self.update()
         return self.lines
 
     def resize(self, width: int) -> None:
@@ -102,10 +100,10 @@ class Terminal:
 
     def finish(self) -> list[str]:
         self.view.finish()
-        self._update()
+        self.update()
         return self.lines
 
-    def _update(self) -> None:
+    def update(self) -> None:
         parts, self.writes.parts = self.writes.parts, []
         self._stream.feed("".join(parts).replace("\n", "\r\n"))
 
@@ -159,7 +157,7 @@ def test_a_reply_on_its_way(
     assert (terminal.screen.cursor.x, terminal.screen.cursor.y) == (0, len(grown))
 
 
-@pytest.mark.parametrize(("width", "size"), [(12, 1), (30, 7), (80, 400)])
+@pytest.mark.parametrize(("width", "size"), [(12, 3), (30, 7), (80, 400)])
 def test_a_long_reply_is_in_the_scrollback_complete_and_once(width: int, size: int) -> None:
     code = "\n```python\n" + "x = 'a line of code that is folded' + 1\n" * 4 + "```\n"
     text = PROSE + code + "中文没有空格,所以必须在宽度处换行。" * 4 + "😀 emoji 👍 too " * 6
@@ -169,13 +167,6 @@ def test_a_long_reply_is_in_the_scrollback_complete_and_once(width: int, size: i
     assert shown == ["$ lade", *rows_of(text, width)]
     assert "".join("".join(shown[1:]).split()) == "".join(text.split())
     assert before[:-2] == shown[: len(before) - 2], "complete rows stay"
-
-
-def test_a_row_as_wide_as_the_screen() -> None:
-    terminal = Terminal(10)
-    assert terminal.say("1234567890", 10)[1] == "1234567890"
-    terminal.say("\n1234567890\n", 11)
-    assert terminal.finish() == ["$ lade", "1234567890", "1234567890"]
 
 
 def test_no_text_can_drive_the_terminal() -> None:
@@ -201,35 +192,28 @@ def test_what_was_held_back_is_shown_at_the_end() -> None:
 
 def test_a_reply_without_text_leaves_nothing() -> None:
     terminal = Terminal()
-    terminal.view.finish()
-    assert terminal.writes.parts == []
-    terminal = Terminal()
     terminal.show(Started(0, 10), Ended("eos"))
     assert terminal.finish() == ["$ lade"]
     assert terminal.screen.cursor.y == 1
 
 
-def test_the_cursor_is_hidden_meanwhile_and_restored() -> None:
-    terminal = Terminal()
-    terminal.say("text")
-    assert terminal.screen.cursor.hidden
-    assert terminal.screen.cursor.x == 0, "where what is typed does no harm"
-    terminal.finish()
-    assert not terminal.screen.cursor.hidden
-
-
-def test_the_cursor_is_restored_after_an_exception() -> None:
+def test_the_cursor_is_hidden_meanwhile_and_restored_whatever_happens() -> None:
     class Broken(MarkdownRenderer):
         def feed(self, *_: object) -> None:
             raise RuntimeError
 
-    terminal = Terminal()
-    terminal.say("text")
-    terminal.view.renderer = Broken(True, True)
+    terminal, failing = Terminal(), Terminal()
+    for each in (terminal, failing):
+        each.say("text")
+        assert each.screen.cursor.hidden
+        assert each.screen.cursor.x == 0, "where what is typed does no harm"
+    terminal.finish()
+    failing.view.renderer = Broken(True, True)
     with pytest.raises(RuntimeError):
-        terminal.finish()
-    terminal._update()
+        failing.view.finish()
+    failing.update()
     assert not terminal.screen.cursor.hidden
+    assert not failing.screen.cursor.hidden
 
 
 # Switches and sizes.
@@ -248,8 +232,7 @@ def test_a_switch_in_the_middle_changes_the_row_that_grows() -> None:
     assert terminal.finish()[1:] == ["**bold** is", "now **bold**,"]
 
 
-@pytest.mark.parametrize("cut", range(300, 420, 17))
-@pytest.mark.parametrize("to", [13, 25, 60, 100])
+@pytest.mark.parametrize(("cut", "to"), [(300, 13), (317, 25), (351, 60), (402, 100), (419, 13)])
 def test_a_resize_loses_and_repeats_nothing(cut: int, to: int) -> None:
     terminal = Terminal(40)
     terminal.say(PROSE[:cut], 50)
@@ -312,18 +295,3 @@ def test_drawing_takes_a_fiftieth_of_the_time() -> None:
     terminal.reading = 0.002  # two looks for a refresh
     drawn = refreshes(terminal, [step("x ")] * 5000, 1e-3)
     assert drawn * 0.002 == pytest.approx(0.02 * terminal.now, rel=0.2)
-
-
-def test_the_cost_of_a_refresh_does_not_grow() -> None:
-    terminal = Terminal(80)
-    words = "Some **words** of a `reply`, that goes on.\n\n- and on,\n```python\nx = 1\n```\n"
-    times = []
-    for number in range(2000):
-        at = number * 4 % len(words)
-        terminal.writes.parts.clear()
-        terminal.now += 10
-        began = time.perf_counter()
-        terminal.view.show(step(words[at : at + 4], "context", 1))
-        times.append(time.perf_counter() - began)
-    first, last = statistics.median(times[100:400]), statistics.median(times[-300:])
-    assert last < 2 * first, f"{first * 1e6:.0f} to {last * 1e6:.0f} microseconds"

@@ -49,12 +49,6 @@ def test_a_mistake_names_those_variables_that_it_is_due_to() -> None:
         request.check()
 
 
-def test_two_mistakes_are_told_one_after_the_other() -> None:
-    origins = {"strategy": "LADE_STRATEGY", "color": "LADE_COLOR"}
-    with pytest.raises(UsageError, match=r"^unknown strategy 'x'; .* \(LADE_STRATEGY\)$"):
-        ChatRequest(strategy="x", color="y", origins=origins).check()
-
-
 @pytest.mark.parametrize("budget", range(1, 12))
 def test_any_budget_goes_with_any_profile(budget: int) -> None:
     profile = LookaheadConfig(5, 3, 5, 128)

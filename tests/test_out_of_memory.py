@@ -27,6 +27,8 @@ from ladecli.trace import read_trace
 
 from .test_chat import QUESTIONS, Script, said
 
+pytestmark = pytest.mark.slow
+
 OUT = r"out of memory after \d+ tokens of context; a smaller --max-context, --quantize 4bit or a"
 SQUEEZED = r"out of memory: steps have at most [1-5] tokens? now; a smaller --budget avoids this"
 OPTIONS = ("generate", "-p", "def ", "-n", "40", "--ignore-eos", "--budget", "16", "-W", "2")

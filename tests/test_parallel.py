@@ -19,6 +19,8 @@ from ladecli.errors import UsageError
 from ladecli.options import Request
 from ladecli.parallel.place import Place, is_follower, place_of, placed
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 SECONDS = 120.0
 LADE = ("-m", "ladecli", "generate")

@@ -29,6 +29,8 @@ from .families import model_of
 from .hub_files import use_devices
 from .tokenizers_here import byte_level
 
+pytestmark = pytest.mark.slow
+
 CPU, ELSEWHERE = torch.device("cpu"), torch.device("meta")
 """The second stands for another GPU: it has shapes and devices, and no numbers."""
 ON_CPU = LoadOptions(device="cpu", dtype="float32")

@@ -21,6 +21,8 @@ from ladecli.session import Session
 
 from .tokenizers_here import byte_level
 
+pytestmark = pytest.mark.slow
+
 NEAR_TIE = 0.05
 """Quantised products round rows of one step and of several differently.  Where the best two
 logits are closer than this share of their spread, either may win."""

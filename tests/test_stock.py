@@ -16,6 +16,8 @@ from ladecli.stock import CompiledSteps
 
 from .compiling import Compiler
 
+pytestmark = pytest.mark.slow
+
 ON = Settings("autoregressive", max_new_tokens=30, ignore_eos=True)
 CODE = "def f(x):\n    return f(x)\ndef f(x):\n"
 TEXTS = ("Once upon a time", CODE, "a")

@@ -24,6 +24,8 @@ from .decoding import three_texts
 from .families import model_of
 from .tokenizers_here import byte_level
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 FAMILIES = ("llama", "mixtral", "phi3")
 """Plain, with experts, and one whose ranks gather what they have computed."""

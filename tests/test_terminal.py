@@ -88,7 +88,8 @@ def test_columns_without_anything_are_left_out_with_their_notes() -> None:
 # Closed pipes.
 
 
-@pytest.mark.parametrize("command", ["doctor", "profiles", "replay --step", "replay"])
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["doctor", "replay --step", "replay"])
 def test_a_closed_pipe_ends_quietly(command: str, tmp_path: Path) -> None:
     trace = [str(record(tmp_path / "a.trace", "paper"))] if "replay" in command else []
     read, write = os.pipe()

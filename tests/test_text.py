@@ -31,7 +31,7 @@ def ids_of(tokenizer: Any, text: str) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(before=TEXT, text=TEXT)
 def test_pieces_add_up_to_the_text(kind: str, before: str, text: str) -> None:
     tokenizer = TOKENIZERS[kind]()
@@ -45,7 +45,7 @@ def test_pieces_add_up_to_the_text(kind: str, before: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(tokens=st.lists(st.integers(0, 255), max_size=30))
 def test_any_bytes_are_streamed_without_losing_valid_text(kind: str, tokens: list[int]) -> None:
     """Models do emit broken UTF-8; what surrounds it must survive."""
@@ -91,7 +91,7 @@ def test_an_unfinished_character_is_shown_at_the_end_only() -> None:
     assert detokenizer.flush() == ""
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     pieces=st.lists(st.text("ab\n", max_size=4), max_size=12),
     stops=st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=3),

@@ -19,6 +19,8 @@ from ladecli.tune.measure import CURRENT, PLAIN, Candidate, Curve, Outcome, Scor
 from .profiles.makers import tuned
 from .test_tuning import CONFIG, COST
 
+pytestmark = pytest.mark.slow
+
 QUICK = ("tune", "demo", "--seconds", "3")
 
 

@@ -26,6 +26,8 @@ from ladecli.decoder.tree import ROOT, TokenTree
 from ladecli.decoder.verify import Choose, Verdict, walk
 from ladecli.session import Session
 
+pytestmark = pytest.mark.slow
+
 Lade = Any
 QUICK = ("verify", "-q", "--limit", "2", "-n", "24")
 DIVERGENCE = {

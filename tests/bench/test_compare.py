@@ -15,6 +15,8 @@ from ladecli.bench.statistics import judge
 
 from .makers import result
 
+pytestmark = pytest.mark.slow
+
 METHODS = {"autoregressive": 1.0, "paper": 0.8, "lookahead": 1.5, "hf": 0.8}
 EVIL = "look\x1b[2Jahead\u202e"
 Data = dict[str, Any]

@@ -18,6 +18,8 @@ from ladecli.bench.result import Failure, Result, Skipped, read
 
 from .makers import result, run, sweep
 
+pytestmark = pytest.mark.slow
+
 
 class Screen(io.StringIO):
     """A stream that has a width."""

@@ -25,6 +25,8 @@ from ladecli.decoder.layout import Draft, StepLayout, build, build_chunk
 from ladecli.decoder.tree import TokenTree
 from ladecli.decoder.window import LookaheadWindow
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 

@@ -25,6 +25,8 @@ from ..decoding import decoder_of, ids_of, run, steps_of, transformers_ids
 from ..families import model_of, new_model, prompt_for
 from ..oracle import Oracle, counts
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 FAMILIES = ("llama", "gemma2", "qwen3", "olmo2", "phi3_long", "glm4", "smollm3", "gpt2")
 CONFIG = LookaheadConfig(4, 4, 4, 24)

@@ -22,6 +22,8 @@ from ladecli.decoder.strategies import make_strategy
 from ..decoding import ids_of, reason_of, run, steps_of
 from ..oracle import Markov, cached_ids, counts, decoder_with, oracle, scrambles, spells, watch
 
+pytestmark = pytest.mark.slow
+
 STRATEGIES = ("autoregressive", "lookahead", "jacobi", "prompt-lookup")
 SMALL = LookaheadConfig(4, 4, 4)
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]

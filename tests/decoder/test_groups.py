@@ -35,6 +35,8 @@ from ladecli.decoder.verify import Verdict
 
 from ..families import model_of, prompt_for
 
+pytestmark = pytest.mark.slow
+
 PAPER = ("trajectory",)
 CONFIGS = {
     "paper": LookaheadConfig(5, 4, 5, sources=PAPER),

@@ -28,6 +28,8 @@ from ..decoding import decoder_of, ids_of, reason_of, run, steps_of
 from ..families import model_of, new_model, prompt_for
 from ..oracle import cached_ids, oracle, scrambles, watch
 
+pytestmark = pytest.mark.slow
+
 STRATEGIES = ("autoregressive", "lookahead", "jacobi", "prompt-lookup")
 SAMPLINGS = (
     SamplingConfig(),

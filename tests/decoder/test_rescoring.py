@@ -18,6 +18,8 @@ from ..decoding import decoder_of, ids_of, run, steps_of
 from ..families import prompt_for
 from ..oracle import watch
 
+pytestmark = pytest.mark.slow
+
 GREEDY = SamplingConfig()
 DRAWN = SamplingConfig(temperature=0.8, seed=3)
 # Rotary frequencies that change with the length, learned positions, sliding windows.

@@ -36,6 +36,8 @@ from ladecli.decoder.verify import walk
 from ..decoding import ids_of, run, tokens_of
 from ..oracle import Markov, decoder_with
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 

@@ -24,6 +24,8 @@ from ladecli.decoder.tree import TokenTree
 from ..decoding import ids_of, run, transformers_ids
 from ..families import OWN, model_of, new_model, prompt_for
 
+pytestmark = pytest.mark.slow
+
 LLAMA = prompt_for("llama")
 
 

@@ -30,7 +30,10 @@ kernels: Any = importlib.import_module("ladecli.decoder.triton_kernels")
 OPS: Any = kernels.TritonOps()
 TORCH: Any = TorchOps()
 CPU = torch.device("cpu")
-pytestmark = pytest.mark.skipif(not triton_available(CPU), reason="needs TRITON_INTERPRET=1")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not triton_available(CPU), reason="needs TRITON_INTERPRET=1"),
+]
 # The interpreter cuts numbers off where a GPU rounds to bfloat16.
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 
