@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from ladecli.decoder.config import Limits
 from ladecli.decoder.drafting.memory import DraftMemory
-from ladecli.decoder.limits import Limits
 from ladecli.decoder.load import load_decoder
 from ladecli.events import Ended
 from ladecli.models import LoadedModel, load
