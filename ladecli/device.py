@@ -1,27 +1,44 @@
-"""What hardware is here, how much of its memory is free, and how fast it is."""
+"""What hardware is here, how much of its memory is free, and how fast it is.
+
+Torch is imported where it is first asked: the memory of a machine without a GPU needs none.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from importlib import import_module, metadata
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import psutil
-import torch
 
 from .errors import UsageError
 from .profiles.derive import Rates
+
+if TYPE_CHECKING:
+    import torch
+else:
+
+    class _Torch:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(import_module("torch"), name)
+
+    torch = _Torch()
 
 _PROCESS = Path("/proc/self")
 _CGROUPS = Path("/sys/fs/cgroup")
 _LARGE = {"cuda": (256 << 20, 4096), "mps": (128 << 20, 2048), "cpu": (64 << 20, 512)}
 """By kind of device, bytes to copy and rows of a square product: well beyond its caches."""
+_GPU_FILES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+"""Without any of them, Linux has no GPU that torch could use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +50,7 @@ class Device:
         torch_name: as torch wants it, "cuda:1" for example.
         label: the name of the GPU, or of the processor.
         memory: bytes that programs can have of it in all; 0 if unknown.
-        threads: that torch computes with on a CPU; 0 elsewhere.
+        threads: that torch computes with on a CPU; 0 elsewhere, or if unknown.
     """
 
     kind: str
@@ -83,10 +100,20 @@ def detect(wanted: str = "auto") -> Device:
         why = "no GPU answers" if gpu_build() else "this torch is built without CUDA"
         raise UsageError(f"no CUDA device: {why}; use --device cpu, or install a CUDA build")
     if kind in ("auto", "mps") and torch.backends.mps.is_available():
-        return Device("mps", "mps", _processor(), torch.mps.recommended_max_memory())
+        return Device("mps", "mps", _processor_name(), torch.mps.recommended_max_memory())
     if kind == "mps":
         raise UsageError("no Apple GPU (mps) here; use --device cpu")
     return _cpu()
+
+
+def glance() -> Device:
+    """The device that models run on by default: without torch where that must be the processor."""
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        if metadata.version("torch").endswith("+cpu"):
+            return _processor()
+    if platform.system() == "Linux" and not any(map(os.path.exists, _GPU_FILES)):
+        return _processor()
+    return detect()
 
 
 def present() -> list[Device]:
@@ -161,7 +188,6 @@ def gpu_build() -> str | None:
 
 
 @lru_cache(maxsize=16)
-@torch.inference_mode()
 def measure_rates(device: Device, dtype: str, seconds: float = 0.15) -> Rates:
     """Copy a large tensor and multiply two large matrices, over and over.
 
@@ -175,13 +201,14 @@ def measure_rates(device: Device, dtype: str, seconds: float = 0.15) -> Rates:
     """
     size, rows = _LARGE[device.kind]
     place, kind = in_torch(device, dtype)
-    source = torch.zeros(size, dtype=torch.uint8, device=place)
-    target = torch.empty_like(source)
-    # A copy reads and writes every byte.
-    bandwidth = 2 * size / _fastest(lambda: target.copy_(source), device, seconds)
-    factor = torch.randn(rows, rows, device=place).to(kind)
-    out = torch.empty_like(factor)
-    fastest = _fastest(lambda: torch.mm(factor, factor, out=out), device, seconds)
+    with torch.inference_mode():
+        source = torch.zeros(size, dtype=torch.uint8, device=place)
+        target = torch.empty_like(source)
+        # A copy reads and writes every byte.
+        bandwidth = 2 * size / _fastest(lambda: target.copy_(source), device, seconds)
+        factor = torch.randn(rows, rows, device=place).to(kind)
+        out = torch.empty_like(factor)
+        fastest = _fastest(lambda: torch.mm(factor, factor, out=out), device, seconds)
     return Rates(bandwidth, 2.0 * rows**3 / fastest, f"measured here, {device.label}")
 
 
@@ -219,11 +246,16 @@ def _gpu(number: int) -> Device:
 
 
 def _cpu() -> Device:
+    return replace(_processor(), threads=torch.get_num_threads())
+
+
+def _processor() -> Device:
+    """The processor, without the threads that torch computes with."""
     total = min([int(psutil.virtual_memory().total), *(limit for limit, _ in _groups())])
-    return Device("cpu", "cpu", _processor(), total, torch.get_num_threads())
+    return Device("cpu", "cpu", _processor_name(), total)
 
 
-def _processor() -> str:
+def _processor_name() -> str:
     """The processor's own name, "Apple M2 Max" for example."""
     if platform.system() == "Darwin":
         name = _output("sysctl", "-n", "machdep.cpu.brand_string")

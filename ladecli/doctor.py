@@ -1,7 +1,7 @@
 """`lade doctor`: check the machine, the installation, the settings and a model; name the fixes.
 
 A check is a function that yields findings: what there is, whether that is fine, and the fix.
-`SECTIONS` lists all checks in the order of the report.
+`CHECKS` lists all of them in the order of the report.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import __version__, config, decode_setup, device_map, model_files, profiles, screen
 from .decoder.errors import DecoderError
@@ -33,9 +33,7 @@ from .visualize import counted, printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from .device import Device
-    from .models import Plan
-    from .profiles import Choice
+    from .decode_setup import Setup
 
 SCHEMA = 1
 """Version of what --json prints."""
@@ -52,14 +50,9 @@ _SETTLED = ("strategy", "window", "ngram", "guesses", "budget", "sources")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was checked.
+    """One thing that was checked: what there is in words, its level, and for programs as data.
 
-    Attributes:
-        name: what.
-        value: what there is, in words.
-        level: `OK`, `NOTE`, `WARNING` or `PROBLEM`.
-        fix: what to do, a command where there is one; None where there is nothing to do.
-        data: the numbers, for programs.
+    A fix says what to do: a command where there is one.
     """
 
     name: str
@@ -69,21 +62,10 @@ class Finding:
     data: Mapping[str, object] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """What is checked: the options of the call."""
-
-    request: DoctorRequest
-
-
-Check = Callable[[Subject], Iterator[Finding]]
+Check = Callable[[DoctorRequest], Iterator[Finding]]
 PARTS = (
-    (
-        "flash-attn",
-        "the newest kernels for --attention flash; torch has others",
-        "'ladecli[flash]'",
-    ),
-    ("triton", "one fused kernel for a step's attention (--attention triton)", "triton"),
+    ("flash-attn", "the kernels for --attention flash", "'ladecli[flash]'"),
+    ("triton", "fused kernels for the steps of a GPU (--attention triton)", "triton"),
     ("bitsandbytes", "--quantize 4bit and 8bit", "'ladecli[quant]'"),
     ("accelerate", "--quantize, --device-map, loading straight to a GPU", "'ladecli[quant]'"),
     ("gptqmodel", "checkpoints in GPTQ and AWQ", "gptqmodel optimum accelerate"),
@@ -106,8 +88,8 @@ def run(request: DoctorRequest) -> int:
         The exit code: 0, or 1 where something cannot work.
 
     Raises:
-        UsageError, ConfigError: a flag of this call is wrong.  A wrong variable or config file is
-            a finding.
+        UsageError, LoadError: an argument of this call is wrong.  A wrong variable or config file
+            is a finding.
     """
     typed = {
         key: getattr(request, key)
@@ -115,22 +97,24 @@ def run(request: DoctorRequest) -> int:
         if origin == "argument" or origin.startswith("flag ")
     }
     DoctorRequest(**typed).check()
+    if "model" in typed:
+        model_files.resolve(typed["model"])
     terminal = Terminal(request.color)
     with terminal.progress("looking around"):
-        report = examine(Subject(request))
-    levels = [finding.level for findings in report.values() for finding in findings]
+        report = examine(request)
+    levels = [finding.level for _, finding in report]
     if request.json:
-        checks = [
-            {"section": title.lower(), **asdict(finding)}
-            for title, findings in report.items()
-            for finding in findings
-        ]
-        found = {"schema": SCHEMA, "lade": __version__, "ok": PROBLEM not in levels}
-        print(jsons.dumps({**found, "checks": checks}, ensure_ascii=False))
+        found = {
+            "schema": SCHEMA,
+            "lade": __version__,
+            "ok": PROBLEM not in levels,
+            "checks": [{"section": title.lower(), **asdict(each)} for title, each in report],
+        }
+        print(jsons.dumps(found, ensure_ascii=False))
     else:
         console = terminal.console(sys.stdout)
-        for title, findings in report.items():
-            _print_section(title, findings, console)
+        for title in dict.fromkeys(title for title, _ in report):
+            _print_section(title, [each for name, each in report if name == title], console)
         counts = [(levels.count(level), level) for level in (PROBLEM, WARNING)]
         summary = " and ".join(counted(number, level) for number, level in counts if number)
         worst = next((level for number, level in counts if number), OK)
@@ -139,35 +123,27 @@ def run(request: DoctorRequest) -> int:
     return int(PROBLEM in levels)
 
 
-def examine(subject: Subject) -> dict[str, list[Finding]]:
+def examine(request: DoctorRequest) -> list[tuple[str, Finding]]:
     """Run all checks; nothing raises.
 
     Returns:
-        The findings of each section, by its title.
+        Every finding with the title of its section.
     """
-    report: dict[str, list[Finding]] = {}
-    skipped: frozenset[Check] = frozenset()
-    for title, checks in SECTIONS.items():
-        findings: list[Finding] = []
-        for check in checks:
-            if check in skipped:
-                continue
-            found = list(_guarded(check, subject))
-            if any(finding.level == PROBLEM for finding in found):
-                skipped |= _NEEDED_BY.get(check, frozenset())
-            findings += found
-        if findings:
-            report[title] = findings
+    report: list[tuple[str, Finding]] = []
+    failed: set[Check] = set()
+    for title, check, *needs in CHECKS:
+        if not failed.isdisjoint(needs):
+            continue
+        found: list[Finding] = []
+        try:
+            found += check(request)
+        except Exception as error:  # whatever is wrong with a machine must not end the report
+            name = getattr(check, "__name__", "check").replace("_", " ")
+            found.append(Finding(name, f"could not be looked at: {told(error)}", WARNING))
+        if any(each.level == PROBLEM for each in found):
+            failed.add(check)
+        report += [(title, each) for each in found]
     return report
-
-
-def _guarded(check: Check, subject: Subject) -> Iterator[Finding]:
-    """The findings of a check; a failure becomes a finding itself."""
-    try:
-        yield from check(subject)
-    except Exception as error:  # whatever is wrong with a machine must not end the report
-        name = getattr(check, "__name__", "check").replace("_", " ")
-        yield Finding(name, f"could not be looked at: {told(error)}", WARNING)
 
 
 def _print_section(title: str, findings: list[Finding], console: Console) -> None:
@@ -193,19 +169,19 @@ def _print_section(title: str, findings: list[Finding], console: Console) -> Non
     screen.show(grid, console)
 
 
-def libraries(_subject: Subject) -> Iterator[Finding]:
-    """Whether all that decoding needs can be imported."""
+def torch_works(_request: DoctorRequest) -> Iterator[Finding]:
+    """Whether torch, without which nothing is decoded, can be imported."""
     try:
-        from . import session  # noqa: F401
+        import_module("torch")
     except Exception as error:
         name = getattr(error, "name", None) or "torch"
         fix = f"pip install --force-reinstall {name.partition('.')[0]}"
         yield Finding(name, f"cannot be imported: {told(error)}", PROBLEM, fix)
 
 
-def devices(_subject: Subject) -> Iterator[Finding]:
+def devices(_request: DoctorRequest) -> Iterator[Finding]:
     """The devices that torch can use and their memory; the one that models run on first."""
-    from .device import details, free_memory, present
+    from .device import details, detect, free_memory, present
 
     # Torch warns of a driver that is too old, and of a GPU that it has no code for.
     with warnings.catch_warnings(record=True) as caught:
@@ -214,13 +190,14 @@ def devices(_subject: Subject) -> Iterator[Finding]:
         known = details(found[0])
     first = found[0]
     capability = f", compute capability {known.capability}" if known.capability else ""
-    data = {"name": first.torch_name, "label": first.label, "capability": known.capability}
+    data: dict[str, object] = {"name": first.torch_name, "label": first.label}
+    data["capability"] = known.capability
     yield Finding("device", f"{first.label} ({first.torch_name}){capability}", data=data)
     if first.kind == "cuda":
         yield Finding("driver", known.driver or "version unknown", data={"version": known.driver})
-        if known.capability and known.capability.startswith(("6.", "7.")):
-            value = "this GPU has no units for it"
-            yield Finding("bfloat16", value, NOTE, "--dtype float16 is faster")
+    if known.capability and known.capability.startswith(("6.", "7.")):
+        value = "this GPU has no units for it"
+        yield Finding("bfloat16", value, NOTE, "--dtype float16 is faster")
     for device in found:
         name = {"cpu": "main memory", "mps": "memory"}.get(device.kind)
         free = free_memory(device)
@@ -232,79 +209,46 @@ def devices(_subject: Subject) -> Iterator[Finding]:
             "end other programs that use it" if scarce else None,
             {"free_bytes": free, "total_bytes": device.memory},
         )
+    cpu = detect("cpu")
+    limit = os.environ.get("OMP_NUM_THREADS")
+    why = f" (OMP_NUM_THREADS={limit})" if limit else ""
+    data = {"label": cpu.label, "cores": known.cores, "threads": cpu.threads}
+    count = f"{counted(known.cores, 'core')}, torch uses {counted(cpu.threads, 'thread')}{why}"
+    yield Finding("processor", f"{cpu.label}: {count}", data=data)
     for line in dict.fromkeys(str(each.message).strip().splitlines()[0] for each in caught):
         yield Finding("torch says", line, WARNING, "update the driver, or torch")
 
 
-def processor(_subject: Subject) -> Iterator[Finding]:
-    """The cores of the processor, and the threads that torch computes with."""
-    from .device import details, detect
-
-    device = detect("cpu")
-    cores = details(device).cores
-    limit = os.environ.get("OMP_NUM_THREADS")
-    known = f"{counted(cores, 'core')}, " if cores else ""
-    why = f" (OMP_NUM_THREADS={limit})" if limit else ""
-    yield Finding(
-        "processor",
-        f"{device.label}: {known}torch uses {counted(device.threads, 'thread')}{why}",
-        data={"label": device.label, "cores": cores, "threads": device.threads},
-    )
-
-
-def unused_gpu(_subject: Subject) -> Iterator[Finding]:
+def unused_gpu(_request: DoctorRequest) -> Iterator[Finding]:
     """A GPU of the machine that torch cannot use."""
     from .device import detect, gpu_build
 
-    maker = _gpu_maker() if detect().kind == "cpu" else None
-    if maker is None:
+    if detect().kind != "cpu":
         return
-    hiding = [name for name in _HIDING if os.environ.get(name) in ("", "-1")]
-    build = gpu_build()
-    if hiding:
-        yield Finding("GPU", f"{hiding[0]} hides it", NOTE, f"unset {hiding[0]} to use it")
-    else:
-        value = f"an {maker} GPU is here, and this torch (for {build or 'CPUs'}) cannot use it"
+    maker = "AMD" if Path("/dev/kfd").exists() else None
+    if tool := shutil.which("nvidia-smi"):  # which is also in images for machines without a GPU
+        listed = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=5)
+        maker = "NVIDIA" if listed.returncode == 0 and "GPU" in listed.stdout else maker
+    hiding = next((name for name in _HIDING if os.environ.get(name) in ("", "-1")), None)
+    if maker and hiding:
+        yield Finding("GPU", f"{hiding} hides it", NOTE, f"unset {hiding} to use it")
+    elif maker:
+        build = gpu_build() or "CPUs"
+        value = f"an {maker} GPU is here, and this torch (for {build}) cannot use it"
         fix = "install a torch for it, as pytorch.org/get-started says, or update its driver"
         yield Finding("GPU", value, WARNING, fix)
 
 
-def _gpu_maker() -> str | None:
-    """The maker of a GPU that the system knows, whatever torch says."""
-    if Path("/dev/nvidia0").exists():
-        return "NVIDIA"
-    if tool := shutil.which("nvidia-smi"):  # which is also in images for machines without a GPU
-        listed = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=5)
-        if listed.returncode == 0 and "GPU" in listed.stdout:
-            return "NVIDIA"
-    return "AMD" if Path("/dev/kfd").exists() else None
+def versions(_request: DoctorRequest) -> Iterator[Finding]:
+    """Versions of lade, Python and transformers; required packages that are missing or too old."""
+    from packaging.requirements import Requirement
 
-
-def versions(_subject: Subject) -> Iterator[Finding]:
-    """Versions of lade and Python, and of transformers."""
     yield Finding("lade", __version__)
     system = f"{platform.system()} {platform.machine()}"
     yield Finding("Python", f"{platform.python_version()} on {system}")
     if found := version("transformers"):
         yield Finding("transformers", found)
-
-
-def torch_build(_subject: Subject) -> Iterator[Finding]:
-    """The version of torch, and the devices that it was built for."""
-    from .device import gpu_build
-
-    usual = "Apple GPUs and CPUs" if sys.platform == "darwin" else "CPUs only"
-    found, build = version("torch"), gpu_build()
-    data = {"version": found, "build": build}
-    yield Finding("torch", f"{found}, for {build or usual}", data=data)
-
-
-def requirements(_subject: Subject) -> Iterator[Finding]:
-    """Required packages that are missing, or installed in another version."""
-    from packaging.requirements import Requirement
-
-    for text in metadata.requires("ladecli") or ():
-        need = Requirement(text)
+    for need in map(Requirement, metadata.requires("ladecli") or ()):
         if need.marker is not None and not need.marker.evaluate({"extra": ""}):
             continue
         found = version(need.name)
@@ -315,7 +259,17 @@ def requirements(_subject: Subject) -> Iterator[Finding]:
             yield Finding(need.name, value, PROBLEM, fix)
 
 
-def optional_parts(_subject: Subject) -> Iterator[Finding]:
+def torch_build(_request: DoctorRequest) -> Iterator[Finding]:
+    """The version of torch, and the devices that it was built for."""
+    from .device import gpu_build
+
+    usual = "Apple GPUs and CPUs" if sys.platform == "darwin" else "CPUs only"
+    found, build = version("torch"), gpu_build()
+    data = {"version": found, "build": build}
+    yield Finding("torch", f"{found}, for {build or usual}", data=data)
+
+
+def optional_parts(_request: DoctorRequest) -> Iterator[Finding]:
     """Optional packages: their versions, or what they would bring."""
     from .device import detect
 
@@ -333,22 +287,7 @@ def optional_parts(_subject: Subject) -> Iterator[Finding]:
             yield Finding(name, value, NOTE, f"pip install {packages}", data)
 
 
-def _device(subject: Subject) -> Device:
-    from .device import detect
-
-    return detect(subject.request.device)
-
-
-def options(subject: Subject) -> Iterator[Finding]:
-    """A value from a variable or the config file that no command can work with."""
-    try:
-        subject.request.check()
-        _device(subject)
-    except (LadeError, DecoderError) as error:
-        yield Finding("options", str(error), PROBLEM)
-
-
-def config_file(subject: Subject) -> Iterator[Finding]:
+def config_file(_request: DoctorRequest) -> Iterator[Finding]:
     """The config file, and whether it can be read."""
     path = config_path()
     data = {"path": str(path), "exists": path.exists()}
@@ -357,17 +296,33 @@ def config_file(subject: Subject) -> Iterator[Finding]:
         return
     try:
         config.read()
+        yield Finding("config file", str(path), data=data)
     except UsageError as error:
         yield Finding("config file", str(error), PROBLEM, f"correct {path}", data)
+
+
+def options(request: DoctorRequest) -> Iterator[Finding]:
+    """Values that no command can work with; whether steps are captured as CUDA graphs."""
+    from .device import detect
+
+    try:
+        request.check()
+        why = decode_setup.why_no_graphs(request, detect(request.device))
+    except (LadeError, DecoderError) as error:
+        yield Finding("options", str(error), PROBLEM)
         return
-    yield Finding("config file", str(path), data=data)
+    level = OK if why is None else PROBLEM if request.cuda_graphs else NOTE
+    value = f"off: {why}" if why else "on, for every model whose steps can be captured"
+    fix = "leave --cuda-graphs out" if level == PROBLEM else None
+    yield Finding("CUDA graphs", value, level, fix, {"on": why is None})
 
 
-def profile(subject: Subject) -> Iterator[Finding]:
+def profile(request: DoctorRequest) -> Iterator[Finding]:
     """The profile that is used here, and the user's own ones."""
-    request = subject.request
+    from .device import detect
+
     own, faults = user.read_all()
-    device = _device(subject)
+    device = detect(request.device)
     usual = profiles.usual(device, own)
     if request.profile is not None:
         value = f"{request.profile}, by {request.origins.get('profile', 'a program')}"
@@ -376,30 +331,16 @@ def profile(subject: Subject) -> Iterator[Finding]:
         value = f"none knows {device.label}: settings come from a quick measurement"
         yield Finding("profile", value, WARNING, "lade tune MODEL measures them well")
     else:
-        why = "for Apple GPUs" if device.kind == "mps" else "for processors"
-        why = f"knows {device.label}" if usual.devices else why
-        yield Finding("profile", f"{usual.name}: {why}", data={"name": usual.name})
-    tuned = sum(each.tuned is not None for each in own)
-    count = f"{counted(len(own), 'profile')}, {tuned} of them tuned, in" if own else "none in"
-    data = {"folder": str(user.folder()), "names": [each.name for each in own]}
-    yield Finding("your profiles", f"{count} {user.folder()}", data=data)
+        data = {"name": usual.name}
+        yield Finding("profile", f"{usual.name}, for {device.label}", data=data)
+    listed = {"folder": str(user.folder()), "names": [each.name for each in own]}
+    held = f"{counted(len(own), 'profile')} in" if own else "none in"
+    yield Finding("your profiles", f"{held} {user.folder()}", data=listed)
     for fault in faults:
         yield Finding("your profiles", fault, WARNING, "correct the file, or remove it")
 
 
-def cuda_graphs(subject: Subject) -> Iterator[Finding]:
-    """Whether steps are captured as CUDA graphs, as far as that is known without a model."""
-    why = decode_setup.why_no_graphs(subject.request, _device(subject))
-    data = {"on": why is None}
-    if why is None:
-        yield Finding("CUDA graphs", "on, for every model whose steps can be captured", data=data)
-    elif subject.request.cuda_graphs:
-        yield Finding("CUDA graphs", why, PROBLEM, "leave --cuda-graphs out", data)
-    else:
-        yield Finding("CUDA graphs", f"off: {why}", NOTE, data=data)
-
-
-def variables(subject: Subject) -> Iterator[Finding]:
+def variables(_request: DoctorRequest) -> Iterator[Finding]:
     """The LADE_* variables, and those that are misspelt."""
     strays = config.stray_variables(os.environ)
     unknown = {line.split(" ")[0] for line in strays}
@@ -411,27 +352,20 @@ def variables(subject: Subject) -> Iterator[Finding]:
         yield Finding("variables", line, WARNING)
 
 
-def hub(subject: Subject) -> Iterator[Finding]:
-    """Whether models can be downloaded."""
-    from huggingface_hub import constants
+def hub(request: DoctorRequest) -> Iterator[Finding]:
+    """Whether models can be downloaded, and whether there is a token, which is never shown."""
+    from huggingface_hub import constants, get_token
 
-    request = subject.request
     local = "only models on this machine can be used"
     if constants.HF_HUB_OFFLINE or request.offline:
         by = f"offline, by {request.origins.get('offline', 'a program')}"
-        said = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else by
-        yield Finding("hub", f"{said}: {local}", NOTE, "unset it to download", {"offline": True})
+        why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else by
+        yield Finding("hub", f"{why}: {local}", NOTE, "unset it to download", {"offline": True})
     elif model_files.hub_answers():
         yield Finding("hub", "can be reached", data={"offline": False})
     else:
         value = f"cannot be reached: {local}"
         yield Finding("hub", value, WARNING, "check the network", {"offline": True})
-
-
-def token(_subject: Subject) -> Iterator[Finding]:
-    """Whether there is a token of the hub; it is never shown."""
-    from huggingface_hub import get_token
-
     if get_token() is not None:
         yield Finding("token", "there is one", data={"present": True})
     else:
@@ -439,7 +373,7 @@ def token(_subject: Subject) -> Iterator[Finding]:
         yield Finding("token", value, NOTE, "hf auth login", {"present": False})
 
 
-def cache(_subject: Subject) -> Iterator[Finding]:
+def cache(_request: DoctorRequest) -> Iterator[Finding]:
     """Where downloads go, and what is there."""
     folder = model_files.cache_folder()
     models = model_files.cached_models()
@@ -455,10 +389,21 @@ def cache(_subject: Subject) -> Iterator[Finding]:
     yield Finding("cache", f"{held} {folder}; {size_of(free)} free on its disk", data=data)
 
 
-def model(subject: Subject) -> Iterator[Finding]:
+def model(request: DoctorRequest) -> Iterator[Finding]:
     """Whether the model can be loaded and decoded, and with which settings."""
-    request = subject.request
     if request.model is None:
+        return
+    try:
+        source = model_files.resolve(request.model)
+    except LadeError as error:
+        yield Finding("model", str(error), PROBLEM)
+        return
+    folder = model_files.folder_of(source, request.revision)
+    wrong = model_files.damage(folder) if folder else None
+    if not wrong and Path(source).is_dir():  # what lacks in the cache is downloaded
+        wrong = model_files.missing(Path(source))
+    if wrong:
+        yield Finding("files", wrong, PROBLEM, "download or copy the model again")
         return
     from . import models
 
@@ -467,36 +412,38 @@ def model(subject: Subject) -> Iterator[Finding]:
     except (LadeError, DecoderError) as error:
         yield Finding("model", str(error), PROBLEM)
         return
-    if damaged := models.damage(planned):
-        yield Finding("files", damaged, PROBLEM)
+    if wrong := models.damage(planned):
+        yield Finding("files", wrong, PROBLEM)
         return
-    facts, shape = planned.facts, planned.spec
+    facts, spec = planned.facts, planned.spec
     tested = "tested" if facts.tested else "not tested here: tried before the first answer"
     yield Finding("family", f"{facts.family}, {tested}", data={"tested": facts.tested})
-    parameters = f"{user.short(shape.parameters)} parameters"
-    yield Finding("weights", f"{parameters}, {size_of(shape.weight_bytes)} as {shape.weights}")
-    yield Finding("exactness", shape.exactness)
+    parameters = f"{user.short(spec.parameters)} parameters"
+    yield Finding("weights", f"{parameters}, {size_of(spec.weight_bytes)} as {spec.weights}")
+    yield Finding("exactness", spec.exactness)
     for notice in planned.notices:
         yield Finding("notice", notice, NOTE)
-    if lacking := model_files.missing_packages(shape.weights):
-        value = f"{shape.weights} needs {' and '.join(lacking)}"
+    if lacking := model_files.missing_packages(spec.weights):
+        value = f"{spec.weights} needs {' and '.join(lacking)}"
         yield Finding("weights", value, PROBLEM, f"pip install {' '.join(lacking)}")
     yield Finding("context", f"{facts.context} tokens", data={"context": facts.context})
+    name = "settings"
     try:
-        attention = decode_setup.attention_of(request, planned.device, planned.part)
         decode_setup.check_device(request, planned.device, planned.part)
-        data = {"name": attention.name, "why": attention.why}
-        yield Finding("attention", f"{attention.name}: {attention.why}", data=data)
-        choice = decode_setup.choice_for(request, planned.device, planned.part)
-        yield from _settings(request, choice)
+        name = "memory"
+        setup = decode_setup.decide(request, planned)
     except (LadeError, DecoderError) as error:
-        yield Finding("settings", str(error), PROBLEM)
+        yield Finding(name, str(error), PROBLEM)
         return
-    yield _memory(request, planned)
+    yield from _setup(request, setup)
 
 
-def _settings(request: DoctorRequest, choice: Choice) -> Iterator[Finding]:
-    """How the model would be decoded, and where each setting comes from."""
+def _setup(request: DoctorRequest, setup: Setup) -> Iterator[Finding]:
+    """How the model would be decoded, where each setting comes from, and whether it fits."""
+    data: dict[str, object] = asdict(setup.attention)
+    yield Finding("attention", f"{setup.attention.name}: {setup.attention.why}", data=data)
+    choice = setup.choice
+    assert choice is not None  # `decide` has asked a profile
     used = request.lookahead(choice.base(request.wants_paper))
     window = f"W={used.window} N={used.ngram} G={used.guesses}, "
     steps = (
@@ -514,37 +461,31 @@ def _settings(request: DoctorRequest, choice: Choice) -> Iterator[Finding]:
     yield Finding("origin", "; ".join([f"profile {choice.profile}, {origin}", *others]))
     for notice in choice.notices:
         yield Finding("notice", notice, NOTE)
-
-
-def _memory(request: DoctorRequest, planned: Plan) -> Finding:
-    """Whether the model and its texts fit."""
+    data = {"context": setup.context}
     if request.device_map not in (None, *device_map.WORDS):
-        return Finding("memory", "placed by a map of your own, so it is not estimated", NOTE)
-    try:
-        provided = decode_setup.decide(request, planned)
-    except (LadeError, DecoderError) as error:
-        return Finding("memory", str(error), PROBLEM)
-    data = {"context": provided.context}
-    if provided.short:
-        return Finding("memory", provided.short, WARNING, data=data)
-    limited = request.max_context is not None
-    context = f"{provided.context} tokens of context" if limited else "its whole context"
-    return Finding("memory", f"the model and {context} fit", data=data)
+        value = "placed by a map of your own, so it is not estimated"
+        yield Finding("memory", value, NOTE, data=data)
+    elif setup.short:
+        yield Finding("memory", setup.short, WARNING, data=data)
+    else:
+        limited = request.max_context is not None
+        context = f"{setup.context} tokens of context" if limited else "its whole context"
+        yield Finding("memory", f"the model and {context} fit", data=data)
 
 
-SECTIONS: dict[str, tuple[Check, ...]] = {
-    "Machine": (libraries, devices, processor, unused_gpu),
-    "Versions": (versions, torch_build, requirements),
-    "Optional parts": (optional_parts,),
-    "Settings": (config_file, options, profile, cuda_graphs, variables),
-    "Hub": (hub, token, cache),
-    "Model": (model,),
-}
-_NEEDED_BY: dict[Check, frozenset[Check]] = {
-    libraries: frozenset(
-        {devices, processor, unused_gpu, torch_build, optional_parts}
-        | {options, profile, cuda_graphs, model}
-    ),
-    options: frozenset({profile, cuda_graphs, model}),
-}
-"""Checks that are left out where another one has found a problem."""
+CHECKS: tuple[tuple[Any, ...], ...] = (
+    ("Machine", torch_works),
+    ("Machine", devices, torch_works),
+    ("Machine", unused_gpu, torch_works),
+    ("Versions", versions),
+    ("Versions", torch_build, torch_works),
+    ("Optional parts", optional_parts, torch_works),
+    ("Settings", config_file),
+    ("Settings", options, torch_works),
+    ("Settings", profile, torch_works, options),
+    ("Settings", variables),
+    ("Hub", hub),
+    ("Hub", cache),
+    ("Model", model, torch_works, options),
+)
+"""Each check with the title of its section, and those without whose success it is left out."""

@@ -32,11 +32,6 @@ COLUMNS = 88
 """Cells of a line in the SVG."""
 
 
-def wanted(request: Request) -> bool:
-    """Whether an answer has files beside it."""
-    return any(getattr(request, name) for name in OPTIONS)
-
-
 def check(request: Request, answers: int = 1) -> None:
     """Refuse files that cannot be written, or would replace each other or a prompt.
 

@@ -49,16 +49,13 @@ def _answer_all(request: GenerateRequest, session: Session, prompts: Sequence[Pr
     encoded = [_encode(session, request, prompt.text) for prompt in prompts]
     for number, ids in enumerate(encoded, start=1):
         _check(session, ids, f"prompt {number} of {len(encoded)}: " if len(encoded) > 1 else "")
-    plain_step = None
-    if export.wanted(request):
-        plain_step = session.measure_plain_step(settings.sampling)
     code = 0
     unwritten: list[LadeError] = []
     with ctrl_c() as cancelled, opening.kept_drafts(session, request):
         for number, ids in enumerate(encoded):
             if number and not request.json:
                 print()
-            files = export.views(request, session, settings, ids, plain_step, number + 1)
+            files = export.views(request, session, settings, ids, None, number + 1)
             name = prompts[number].id
             reason = _answer(
                 request, session, settings, choice.profile, name, ids, cancelled, files, unwritten

@@ -11,6 +11,7 @@ import errno
 import json
 import math
 import pickle
+import re
 import socket
 import urllib.parse
 import urllib.request
@@ -18,13 +19,13 @@ from collections import Counter
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from huggingface_hub import constants, scan_cache_dir, try_to_load_from_cache
 from huggingface_hub import errors as hub_errors
 from safetensors import SafetensorError, safe_open
 
-from .errors import LoadError
+from .errors import LoadError, UsageError
 
 DEMO = "demo"
 """Name of the bundled model; a folder of that name is ./demo."""
@@ -39,10 +40,26 @@ _TOKENIZERS = (
     *("vocab.json", "vocab.txt", "spiece.model", "*.tiktoken"),
 )
 _OTHER_FORMATS = {
-    "model_index.json": "is a diffusion pipeline, no language model",
+    "model_index.json": "is a diffusion pipeline, not a language model",
     "adapter_config.json": "is an adapter: merge it into its base model to use it here",
     "*.gguf": "holds GGUF files: give the checkpoint that they were made from",
 }
+_GENERATES = ("ForCausalLM", "LMHead", "ForConditionalGeneration")
+"""Parts of the names of model classes that continue texts."""
+_ALIASES = {
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
+    "hidden_size": ("n_embd", "d_model", "n_embed"),
+    "intermediate_size": ("n_inner", "ffn_dim", "d_ff"),
+    "num_attention_heads": ("n_head", "n_heads"),
+    "max_position_embeddings": ("n_positions", "n_ctx", "max_seq_len", "seq_length"),
+    "dtype": ("torch_dtype",),
+}
+"""What families call the settings that transformers knows by one name."""
+SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
+"""Settings that every decoder has, and that are at least 1."""
+_MOST_LAYERS = 1000
+"""A configuration with more layers is damaged; building its model would take forever."""
+_LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
 _PACKAGES = {
     "gptq": ("gptqmodel", "optimum"),
     "awq": ("gptqmodel", "accelerate"),
@@ -67,8 +84,8 @@ _BY_TYPE: dict[type[BaseException], str] = {
     hub_errors.HFValidationError: "{name} is no name of a model; use OWNER/NAME or a folder",
     hub_errors.EntryNotFoundError: "{name} holds no model that transformers can load",
     SafetensorError: "{name}: the weights are damaged; download or copy them again",
-    pickle.UnpicklingError: "{name}: its pickled weights are refused, for they may run code; get"
-    " safetensors instead",
+    pickle.UnpicklingError: "{name}: its pickled weights are refused, for they contain code;"
+    " get safetensors instead",
 }
 """What the errors of libraries mean; the first that applies counts."""
 _BY_WORDS = {
@@ -80,6 +97,16 @@ _BY_WORDS = {
     "trust_remote_code": "{name} needs code of its own; read it, then allow it with"
     " --trust-remote-code",
 }
+_TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""Plain types of safetensors files, and torch's names of them."""
+
+
+class Tensor(NamedTuple):
+    """A tensor of a safetensors file: its name, type ("BF16"), and how many numbers it has."""
+
+    name: str
+    kind: str
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,18 +125,63 @@ class CachedModel:
     bytes: int
 
 
+class Config:
+    """A config.json, with settings as attributes under the names that transformers gives them.
+
+    Unlike transformers' own classes it needs no torch, and has only what the file states.
+    """
+
+    def __init__(self, stated: dict[str, Any]) -> None:
+        self.stated = stated
+
+    def __getattr__(self, name: str) -> Any:
+        for key in (name, *_ALIASES.get(name, ())):
+            if self.stated.get(key) is not None:
+                return self.stated[key]
+        raise AttributeError(name)
+
+    def get_text_config(self, decoder: bool = True) -> Config:
+        """The settings of the language model, where there are others for images or sound."""
+        text = self.stated.get("text_config")
+        return Config({**self.stated, **text}) if isinstance(text, dict) else self
+
+    @property
+    def other_purpose(self) -> str | None:
+        """What the model is instead of one that continues texts; None if it is one.
+
+        Embedding models are common, and would load with weights missing.
+        """
+        names = self.stated.get("architectures") or []
+        if "AutoModelForCausalLM" in str(self.stated.get("auto_map")):  # code of its own
+            return None
+        if not names or any(part in str(names) for part in _GENERATES):
+            return None
+        return f"is not a causal language model but a {str(names).strip(chr(39) + '[]')}"
+
+    @property
+    def fault(self) -> str | None:
+        """A size that no model has, or None."""
+        text = self.get_text_config()
+        for name in SIZES:
+            size = getattr(text, name, 1)
+            most = _MOST_LAYERS if name == "num_hidden_layers" else size
+            if not isinstance(size, list) and not (isinstance(size, int) and 1 <= size <= most):
+                return f"config.json is damaged ({name} is {size!r})"
+        return None
+
+
 def resolve(name: str) -> str:
     """The folder, or the name on the hub, that a MODEL argument stands for.
 
     Raises:
         LoadError: the path does not exist, or is no model in Hugging Face format.
+        UsageError: the address names something else than a model, or a revision of it.
     """
     if name == DEMO:
         return str(Path(__file__).with_name("demo"))
     path = Path(name).expanduser()
-    hub_page = f"{constants.ENDPOINT}/"
-    if name.startswith(hub_page):
-        return name.removeprefix(hub_page).rstrip("/")
+    if not path.exists() and (found := _from_address(name)):
+        return found
     if not (name.startswith((".", "/", "~")) or name.count("/") > 1 or path.exists()):
         return name
     if path.is_file():
@@ -121,14 +193,72 @@ def resolve(name: str) -> str:
     return str(path)
 
 
-def on_this_machine(name: str) -> bool:
-    """Whether loading a model needs no download, judged by its config.json."""
-    source = resolve(name)
+def _from_address(name: str) -> str | None:
+    """OWNER/NAME of a page on the hub, with or without https://; None for what is no address."""
+    url = urllib.parse.urlsplit(name if "://" in name else f"https://{name}")
+    own = urllib.parse.urlsplit(constants.ENDPOINT).hostname
+    on_hub = url.hostname in (own, "huggingface.co", "www.huggingface.co", "hf.co")
+    if not on_hub and "://" not in name:
+        return None
+    parts = [part for part in url.path.split("/") if part]
+    if not on_hub or not parts or parts[0] in ("datasets", "spaces", "collections", "papers"):
+        raise UsageError(f"{name} is not the page of a model on the hub; give OWNER/NAME")
+    model, revision = "/".join(parts[:2]), "/".join(parts[3:4])
+    if revision not in ("", "main"):
+        raise UsageError(f"{name} names a revision; give {model} --revision {revision}")
+    return model
+
+
+def check(name: str) -> None:
+    """Refuse what cannot be loaded, as far as that shows at once: before torch is imported.
+
+    Raises:
+        LoadError, UsageError: as `resolve`; or a local folder has no weights, or holds a model
+            that cannot continue a text.
+    """
+    folder = Path(resolve(name))
+    if folder.is_dir():
+        check_config(name, folder)
+        if absent := missing(folder):
+            raise LoadError(f"{name} {absent}")
+
+
+def check_config(name: str, folder: Path) -> None:
+    """Refuse configurations that transformers cannot, or should not, make a model of.
+
+    transformers would go on without a damaged generation config: with other stop tokens.
+
+    Raises:
+        LoadError: the message begins with the model's name.
+    """
+    config, again = Config({}), "download or copy it again"
+    try:
+        for file in ("config.json", GENERATION):
+            with contextlib.suppress(FileNotFoundError):  # to be downloaded, or there is none
+                stated = read_object(folder / file)
+                config = Config(stated) if file == "config.json" else config
+    except LoadError as error:
+        fix = f"{again}, or delete it" if file == GENERATION else again
+        raise LoadError(f"{name}: {error}; {fix}") from error
+    if config.other_purpose:
+        raise LoadError(f"{name} {config.other_purpose}, so it cannot continue a text")
+    if config.fault:
+        raise LoadError(f"{name}: {config.fault}; {again}")
+
+
+def folder_of(source: str, revision: str | None = None) -> Path | None:
+    """Where a model's files are, as far as they are on this machine, judged by its config.json.
+
+    Args:
+        source: as `resolve` returns it.
+        revision: of a model of the hub.
+    """
     if Path(source).is_dir():
-        return True
-    with contextlib.suppress(hub_errors.HFValidationError):
-        return isinstance(try_to_load_from_cache(source, "config.json"), str)
-    return True  # not a valid name: loading reports it
+        return Path(source)
+    with contextlib.suppress(hub_errors.HFValidationError):  # loading reports it
+        found = try_to_load_from_cache(source, "config.json", revision=revision)
+        return Path(found).parent if isinstance(found, str) else None
+    return None
 
 
 def suggest(name: str) -> str:
@@ -201,8 +331,7 @@ def missing(folder: Path) -> str | None:
     except LoadError as error:
         return str(error)
     if not files:
-        others = sorted(path.name for path in folder.glob("*.safetensors"))
-        return f"holds no model.safetensors but {others[0]}" if others else "holds no weights"
+        return "holds no weights; download or copy model.safetensors"
     if absent := sum(not path.is_file() for path in files):  # a dangling link is no file
         return f"holds {len(files) - absent} of {len(files)} files of weights; download the rest"
     if not any(any(folder.glob(pattern)) for pattern in _TOKENIZERS):
@@ -215,20 +344,23 @@ def damage(folder: Path) -> str | None:
 
     Of the weights, only the heads of safetensors files are read.
     """
-    for name in _JSON_FILES:
-        if name.endswith(".index.json") and (folder / name.removesuffix(".index.json")).is_file():
-            continue  # an index is not read where the whole file is there
-        try:
-            read_object(folder / name)
-        except FileNotFoundError:
-            continue
-        except LoadError as error:
-            return str(error)
     try:
-        tensor_types(folder)
+        for name in _JSON_FILES:
+            # An index is not read where the whole file is there.
+            if not (folder / name.removesuffix(".index.json")).is_file() or "index" not in name:
+                with contextlib.suppress(FileNotFoundError):
+                    read_object(folder / name)
+        tensors = stored_tensors(folder)
+        config = Config(read_object(folder / "config.json"))
+    except FileNotFoundError:
+        return None
     except LoadError as error:
         return str(error)
-    return None
+    layers = [int(found[1]) for each in tensors if (found := _LAYER.search(each.name))]
+    held, stated = max(layers, default=-1) + 1, getattr(config.get_text_config(), SIZES[0], 0)
+    if not config.fault and 0 < held < stated:
+        return f"the weights have {held} layers, and config.json {stated}; copy both again"
+    return config.fault
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -270,36 +402,36 @@ def weight_files(folder: Path) -> list[Path]:
     return []
 
 
-def tensor_types(folder: Path) -> Counter[str]:
-    """The number of weights of each safetensors type ("BF16") in the files that exist.
+def stored_tensors(folder: Path) -> list[Tensor]:
+    """The tensors in those safetensors files of a model that exist.
 
     Raises:
         LoadError: a file is damaged or cut off.
     """
-    counts: Counter[str] = Counter()
+    found = []
     for path in weight_files(folder):
         if path.suffix != ".safetensors" or not path.is_file():
             continue
         try:
             with safe_open(path, framework="numpy") as file:
-                for key in file.keys():  # noqa: SIM118, not a dict
-                    tensor = file.get_slice(key)
-                    counts[tensor.get_dtype()] += math.prod(tensor.get_shape())
+                for name in file.keys():  # noqa: SIM118, not a dict
+                    part = file.get_slice(name)
+                    size = math.prod(part.get_shape())
+                    found.append(Tensor(name, part.get_dtype(), size))
         except (SafetensorError, OSError) as error:
             raise LoadError(f"{path.name} is damaged or cut off ({error})") from error
-    return counts
+    return found
 
 
 def stored_type(folder: Path) -> str | None:
-    """The type of most plain weights in a folder's safetensors files.
-
-    Returns:
-        float32, float16 or bfloat16; None without such a file, or with a damaged one.
-    """
-    names = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+    """float32, float16 or bfloat16: the type of most plain weights in a folder's safetensors
+    files; None where there are none, or they are damaged."""
+    counts: Counter[str] = Counter()
     with contextlib.suppress(LoadError):
-        return next((names[k] for k, _ in tensor_types(folder).most_common() if k in names), None)
-    return None
+        for each in stored_tensors(folder):
+            if each.kind in _TYPES:
+                counts[_TYPES[each.kind]] += each.size
+    return next((kind for kind, _ in counts.most_common(1)), None)
 
 
 def version(package: str) -> str | None:
@@ -325,8 +457,8 @@ def explain(name: str, error: Exception, folder: Path | None, part: str) -> str:
     Args:
         name: of the model.
         error: what was raised, with its causes.
-        folder: the model's files on this machine, if any.
-        part: of the model that was loaded, "its tokenizer" for example; "" for all of it.
+        folder: the model's files, if they are on this machine.
+        part: what was loaded, "its tokenizer" for example; "" for all of it.
     """
     chain: list[BaseException] = []
     cause: BaseException | None = error

@@ -1,53 +1,56 @@
-"""`lade models`: the models in the Hugging Face cache, and whether they fit and are supported."""
+"""`lade models`: the models in the Hugging Face cache, and whether they fit and are supported.
+
+Configurations and the heads of the weights tell; neither torch nor transformers is imported.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import json as jsons
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from . import memory, model_files, screen
-from .decoder.errors import DecoderError
-from .errors import LadeError, told
-from .model_files import CachedModel
-from .options import LoadOptions
+from .decoder import families
+from .errors import LoadError
+from .memory import ModelSpec
+from .model_files import SIZES, CachedModel, Config, Tensor
 from .profiles.user import short
 from .terminal import Terminal
 from .visualize import counted, printable
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from .device import Device
-    from .memory import ModelSpec
 
 CONTEXT = 4096
 """Tokens of context that a model must have room for, or its own context where that is shorter."""
 SCHEMA = 1
 """Version of what --json prints."""
-_CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
-_GENERATES = ("ForCausalLM", "LMHead", "ForConditionalGeneration")
 _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+_STATES = {
+    (True, True): ("yes", "green"),
+    (True, False): ("untested", "yellow"),
+    (False, False): ("no", "red"),
+    (None, False): ("-", ""),
+}
+"""The last column, by whether a model is supported and tested, and its style."""
+_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+_MADE_PLAIN = ("fp8", "compressed-tensors")
+"""Quantized weights that become plain ones before they are multiplied, FP8 on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model on this machine, as --json prints it.
+    """A model on this machine, as --json prints it; None and "" stand for what is unknown.
 
     Attributes:
-        name: as it is given to a command.
-        path: of its folder, or None where there is none.
-        size_bytes: on disk.
-        family: transformers' model type, "" if unknown.
-        dtype: of its weights, or how they are quantized ("gptq 4bit"); "" if unknown.
-        parameters: number of weights, or None.
-        context: the longest text in tokens, or None.
+        family: transformers' model type.
+        dtype: of its weights, or how they are quantized ("gptq 4bit").
+        context: the longest text in tokens.
         fits: the first setting that fits this machine: a type, "8bit" or "4bit"; or None.
-        needs_bytes: what that setting needs, or the smallest where none fits; None if unknown.
-        supported: whether lade decodes it; None where that cannot be told.
+        needs_bytes: what that setting needs, or the smallest where none fits.
+        supported: whether lade decodes it.
         tested: whether its family is among those that are tested.
         notes: reasons, and what else to know.
     """
@@ -76,13 +79,13 @@ def run(color: str, *, json: bool = False) -> int:
     Returns:
         The exit code, 0.
     """
+    from .device import free_memory, glance
+
     terminal = Terminal(color)
     demo = Path(model_files.resolve(model_files.DEMO))
     with terminal.progress("looking at models"):
         cached = model_files.cached_models()
-        from .device import detect, free_memory
-
-        device = detect()
+        device = glance()
         free = free_memory(device)
         bundled = CachedModel(model_files.DEMO, demo, model_files.size_on_disk(demo))
         models = [examine(each, device, free) for each in (bundled, *cached)]
@@ -98,12 +101,7 @@ def run(color: str, *, json: bool = False) -> int:
         }
         print(jsons.dumps(found, ensure_ascii=False))
         return 0
-    console = terminal.console(sys.stdout)
-    on_screen = screen.is_screen(console)
-    screen.show(_table(models, notes=not on_screen), console)
-    for model in models if on_screen else ():
-        for note in model.notes:
-            screen.line(console, printable(f"{model.name}: {note}"), "dim")
+    _print_table(models, terminal)
     if not cached:
         terminal.say(
             f"no models in {cache} yet; `lade chat Qwen/Qwen2.5-1.5B-Instruct` downloads one, and"
@@ -117,7 +115,7 @@ def run(color: str, *, json: bool = False) -> int:
 
 
 def examine(cached: CachedModel, device: Device, free: int) -> Model:
-    """What is known of a model without loading it; damaged files become notes.
+    """What the files of a model say; what is wrong with them becomes a note.
 
     Args:
         cached: its name and folder.
@@ -132,77 +130,41 @@ def examine(cached: CachedModel, device: Device, free: int) -> Model:
         )
         return Model(cached.name, None, cached.bytes, notes=(note,))
     model = Model(cached.name, str(folder), cached.bytes)
-    problem = model_files.damage(folder) or model_files.missing(folder)
-    with contextlib.suppress(OSError, LadeError):
-        config = model_files.read_object(folder / "config.json")
-        model = replace(model, **_stated(config, folder))
-        if (other := _other_purpose(config)) is not None:
-            return replace(model, supported=False, notes=(other,))
-    return replace(model, notes=(problem,)) if problem else _planned(model, device, free)
-
-
-def _planned(model: Model, device: Device, free: int) -> Model:
-    """The model with what planning to load it finds out: whether it is supported, and fits."""
-    from . import models
-
-    path = model.path or ""
     try:
-        planned = models.plan(path, LoadOptions(offline=True), progress=False)
-    except DecoderError as error:
-        return replace(model, supported=False, notes=(str(error),))
-    except Exception as error:  # transformers' code, on any configuration
-        return replace(model, notes=(told(error).removeprefix(path).lstrip(": "),))
-    facts, shape = planned.facts, planned.spec
-    fits, needed = _first_fitting(shape, min(facts.context, CONTEXT), free, device.kind)
-    weights = {"8bit": "int8", "4bit": "nf4"}.get(fits or "", model.dtype)
-    notes = []
-    if fits is None:
-        usable = memory.told(memory.usable(free))
-        notes.append(f"needs {memory.told(needed)}, and {usable} can be used")
-    if lacking := model_files.missing_packages(weights):
-        notes.append(f"needs {' and '.join(lacking)}: pip install {' '.join(lacking)}")
-    if not facts.tested:
-        notes.append("a family without tests here: tried before the first answer")
-    return replace(
+        config = Config(model_files.read_object(folder / "config.json"))
+    except (OSError, LoadError) as error:
+        absent = model_files.missing(folder) if isinstance(error, FileNotFoundError) else None
+        return replace(model, notes=(absent or str(error),))
+    text = config.get_text_config()
+    context = getattr(text, "max_position_embeddings", None)
+    model = replace(
         model,
-        parameters=int(shape.parameters),
-        context=facts.max_positions,
-        fits=fits,
-        needs_bytes=int(needed),
-        supported=True,
-        tested=facts.tested,
-        notes=tuple(notes),
+        family=str(config.stated.get("model_type") or ""),
+        dtype=_dtype(text) or model_files.stored_type(folder) or "",
+        context=context if isinstance(context, int) else None,
     )
+    if config.other_purpose:
+        return replace(model, supported=False, notes=(config.other_purpose,))
+    if problem := model_files.damage(folder) or model_files.missing(folder):
+        return replace(model, notes=(problem,))
+    if not model.family:
+        return replace(model, notes=("config.json names no model_type",))
+    if why := families.refusal(config):
+        return replace(model, supported=False, notes=(f"not supported: {why}",))
+    known = {getattr(text, "model_type", ""), model.family}
+    tested = bool(known & (families.FAMILIES.keys() | families.TESTED_STOCK))
+    if not tested and "AutoConfig" in str(config.stated.get("auto_map")):
+        note = "may need code of its own: read that, then allow it with --trust-remote-code"
+        return replace(model, notes=(note,))
+    model = replace(model, supported=True, tested=tested)
+    return _with_memory(model, text, folder, device, free)
 
 
-def _first_fitting(
-    shape: ModelSpec, context: int, free: int, kind: str
-) -> tuple[str | None, float]:
-    """The first setting that fits, from the default to the smallest, and the bytes it needs."""
-    needed = 0.0
-    for flag, form in [(shape.weights, shape), *memory.smaller_forms(shape, kind)]:
-        needed = memory.estimate(form, context=context).total
-        if needed <= memory.usable(free):
-            return (flag.split()[1] if " " in flag else flag), needed
-    return None, needed
-
-
-def _stated(config: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Fields of `Model` that config.json and the heads of the weights state."""
-    text = config.get("text_config")
-    both = {**(text if isinstance(text, dict) else {}), **config}
-    limits = [both[key] for key in _CONTEXT_KEYS if isinstance(both.get(key), int)]
-    dtype = str(both.get("dtype") or both.get("torch_dtype") or "auto").removeprefix("torch.")
-    if isinstance(given := both.get("quantization_config"), dict):
-        dtype = _method(given)
-    if dtype == "auto":
-        dtype = model_files.stored_type(folder) or ""
-    family = str(config.get("model_type") or "")
-    return {"family": family, "context": limits[0] if limits else None, "dtype": dtype}
-
-
-def _method(given: dict[str, Any]) -> str:
-    """The quantization of a checkpoint, with its bits where they are known."""
+def _dtype(config: Config) -> str:
+    """The type of the weights that a configuration states, or how they are quantized."""
+    given = getattr(config, "quantization_config", None)
+    if not isinstance(given, dict):
+        return str(getattr(config, "dtype", "")).removeprefix("torch.").replace("auto", "")
     if given.get("load_in_4bit"):
         return str(given.get("bnb_4bit_quant_type") or "nf4")
     if given.get("load_in_8bit"):
@@ -212,63 +174,124 @@ def _method(given: dict[str, Any]) -> str:
     return f"{method} {bits}bit" if bits else method
 
 
-def _other_purpose(config: dict[str, Any]) -> str | None:
-    """Why a model was not made to continue texts, or None; embedding models are common."""
-    names = str(config.get("architectures") or "").strip("[]'")
-    if "AutoModelForCausalLM" in str(config.get("auto_map")):  # code of its own
-        return None
-    generates = not names or any(part in names for part in _GENERATES)
-    return None if generates else f"is no causal language model but a {names}"
+def _with_memory(model: Model, config: Config, folder: Path, device: Device, free: int) -> Model:
+    """The model with its number of weights, and whether and in which form it fits."""
+    spec = _spec(model.dtype, config, folder, device.kind)
+    notes = []
+    if lacking := model_files.missing_packages(model.dtype):
+        notes.append(f"needs {' and '.join(lacking)}: pip install {' '.join(lacking)}")
+    if not model.tested:
+        notes.append("a family without tests here: tried before the first answer")
+    if spec is None:
+        return replace(model, notes=tuple(notes))
+    context, fits, needed = min(model.context or CONTEXT, CONTEXT), None, 0.0
+    forms = memory.smaller_forms(spec, device.kind)
+    if spec.weights == "float32" and forms:  # bitsandbytes goes with bfloat16 then
+        forms[1:] = memory.smaller_forms(forms[0][1], device.kind)
+    for flag, form in [(spec.weights, spec), *forms]:
+        needed = memory.estimate(form, context=context).total
+        if needed <= memory.usable(free):
+            fits = flag.split()[1] if " " in flag else flag
+            break
+    else:
+        usable = memory.told(memory.usable(free))
+        notes.insert(0, f"needs {memory.told(needed)}, and {usable} can be used")
+    return replace(
+        model,
+        parameters=int(spec.parameters),
+        fits=fits,
+        needs_bytes=int(needed),
+        notes=tuple(notes),
+    )
 
 
-def _table(models: list[Model], *, notes: bool) -> Table:
-    """One row for each model.
+def _spec(dtype: str, config: Config, folder: Path, kind: str) -> ModelSpec | None:
+    """What memory depends on; None where the files do not state it.
 
     Args:
-        models: in order.
-        notes: whether a last column holds the notes.
+        dtype: of the weights, or how they are quantized.
+        config: of the language model.
+        folder: of its files.
+        kind: of device.
     """
+    given = {name: getattr(config, name, None) for name in SIZES}
+    if not all(isinstance(given[name], int) for name in SIZES):
+        return None
+    hidden, heads = int(config.hidden_size), int(config.num_attention_heads)
+    inner = getattr(config, "intermediate_size", 4 * hidden)
+    compute = dtype if dtype in memory.FULL else model_files.stored_type(folder) or "float32"
+    method = dtype.split(" ")[0]
+    packed = method not in (*memory.FULL, "")
+    size = sum(path.stat().st_size for path in model_files.weight_files(folder))
+    # Pickled weights do not say how many they are.
+    tensors = model_files.stored_tensors(folder)
+    parameters = sum(_numbers(each, method) for each in tensors) or size / _BYTES[compute]
+    if packed and (method not in _MADE_PLAIN or (method == "fp8" and kind == "cuda")):
+        weights, linear = method, 0.0
+    else:
+        weights = compute = "float32" if kind == "cpu" and not packed else compute
+        size, linear = int(parameters * _BYTES[compute]), None
+    rank = getattr(config, "kv_lora_rank", None)
+    return ModelSpec(
+        parameters=float(parameters),
+        active=float(parameters),
+        weights=weights,
+        weight_bytes=float(size),
+        compute=compute,
+        layers=config.num_hidden_layers,
+        hidden=hidden,
+        inner=max(inner) if isinstance(inner, list) else inner,
+        heads=heads,
+        kv_heads=getattr(config, "num_key_value_heads", heads),
+        head_size=getattr(config, "head_dim", hidden // heads),
+        vocabulary=config.vocab_size,
+        linear=linear,
+        latent=rank + config.qk_rope_head_dim if rank else None,
+    )
+
+
+def _numbers(tensor: Tensor, weights: str) -> int:
+    """The weights that a tensor holds: 4-bit ones are packed into wider integers."""
+    if weights in ("nf4", "fp4", "gptq", "awq"):
+        return tensor.size * {"U8": 2, "I32": 8}.get(tensor.kind, 1)
+    return tensor.size
+
+
+def _print_table(models: list[Model], terminal: Terminal) -> None:
+    """A row for each model, and the notes below."""
     from rich.table import Table
     from rich.text import Text
 
+    console = terminal.console(sys.stdout)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("model", overflow="fold")
     for head in ("size", "params", "type", "dtype", "ctx", "fits", "lookahead"):
         right = head in ("size", "params", "ctx")
         widest = {"type": 11, "dtype": 8}.get(head)
         table.add_column(head, justify="right" if right else "left", max_width=widest, no_wrap=True)
-    if notes:
-        table.add_column("")
     for model in models:
-        state, style = _state(model)
         cells = (
             model.name,
             memory.told(model.size_bytes),
             "-" if model.parameters is None else short(model.parameters),
             model.family or "-",
             _SHORT.get(model.dtype, model.dtype.split(" ")[0]) or "-",
-            _tokens(model.context),
+            "-" if model.context is None else _tokens(model.context),
             _SHORT.get(model.fits or "", model.fits)
             or ("-" if model.needs_bytes is None else "no"),
         )
-        row = [*(Text(printable(cell)) for cell in cells), Text(state, style)]
-        table.add_row(*row, *([Text(printable("; ".join(model.notes)))] if notes else []))
-    return table
+        table.add_row(
+            *(Text(printable(cell)) for cell in cells),
+            Text(*_STATES[model.supported, model.tested]),
+        )
+    screen.show(table, console)
+    for model in models:
+        for note in model.notes:
+            screen.line(console, printable(f"{model.name}: {note}"), "dim")
 
 
-def _state(model: Model) -> tuple[str, str]:
-    """The last column: whether lookahead decodes the model, and the style of the word."""
-    if model.supported is None:
-        return "-", ""
-    if not model.supported:
-        return "no", "red"
-    return ("yes", "green") if model.tested else ("untested", "yellow")
-
-
-def _tokens(count: int | None) -> str:
+def _tokens(count: int) -> str:
     """A number of tokens: 2048, 32k for 32768."""
-    if count is None:
-        return "-"
     if count < 10_000:
         return str(count)
     return f"{count // 1024}k" if count % 1024 == 0 else f"{round(count / 1000)}k"

@@ -15,8 +15,6 @@ from typing import Any
 
 import torch
 import transformers
-from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import enable_progress_bars
 
 from . import generation_config, memory, model_files, placement
@@ -139,6 +137,9 @@ def plan(name: str, options: LoadOptions | None = None, *, progress: bool = True
     device = detect(options.device)
     source = model_files.resolve(name)
     local = Path(source).is_dir()
+    folder = model_files.folder_of(source, options.revision)
+    if folder is not None:
+        model_files.check_config(name, folder)
     hub = {
         "revision": options.revision,
         "local_files_only": options.offline or not (local or model_files.hub_answers()),
@@ -149,8 +150,7 @@ def plan(name: str, options: LoadOptions | None = None, *, progress: bool = True
     with _explained(name, options), _quiet(progress):
         facts = examine(config)
         placement.check(name, options, device, config)
-        folder = _folder(source, options.revision)
-        _check_generation_config(name, folder)
+        folder = model_files.folder_of(source, options.revision)
         plain = make_fp8_plain(device, config)
         empty = empty_model(config, hub)
         free = free_memory(device)
@@ -197,18 +197,14 @@ def stretched(planned: Plan, context: int) -> Plan:
 
 
 def damage(planned: Plan) -> str | None:
-    """What is missing or broken among a model's files, as far as that shows without reading all of
-    them; None where nothing is, or where what is missing is still to be downloaded."""
-    folder = _folder(planned.source, planned.options.revision)
+    """What transformers would refuse of a model's files: code in pickled weights, or the
+    tokenizer.  None where nothing is wrong, or where it is still to be downloaded."""
+    folder = model_files.folder_of(planned.source, planned.options.revision)
     if folder is None:
         return None
-    if damaged := model_files.damage(folder):
-        return f"{damaged}; download or copy it again"
-    if missing := model_files.missing(folder):
-        return f"{planned.name} {missing}" if Path(planned.source).is_dir() else None
     for path in model_files.weight_files(folder):
         if path.suffix == ".bin" and _has_code(path):
-            return f"{path.name} is refused, for it may run code; get safetensors instead"
+            return f"{path.name} is refused: it contains code; get safetensors instead"
     try:
         _tokenizer(planned)
     except LoadError as error:
@@ -295,30 +291,6 @@ def check_forward(planned: Plan, model: Any) -> None:
         weights = planned.spec.weights
         fix = {"nf4": "; try --quantize 8bit", "int8": "; try --quantize 4bit"}.get(weights, "")
         raise LoadError(f"{name} cannot be computed in {weights} on {label}: {why}{fix}") from error
-
-
-def _folder(source: str, revision: str | None) -> Path | None:
-    """Where the files of a model are, as far as they are on this machine; None for what is no name
-    of a model, too."""
-    if Path(source).is_dir():
-        return Path(source)
-    try:
-        found = try_to_load_from_cache(source, "config.json", revision=revision)
-    except HFValidationError:
-        return None
-    return Path(found).parent if isinstance(found, str) else None
-
-
-def _check_generation_config(name: str, folder: Path | None) -> None:
-    """Refuse a damaged generation config, without which transformers would go on: end tokens and
-    the penalty are in it."""
-    try:
-        if folder is not None:
-            model_files.read_object(folder / model_files.GENERATION)
-    except FileNotFoundError:
-        return
-    except LoadError as error:
-        raise LoadError(f"{name}: {error}; download or copy it again, or delete it") from error
 
 
 def _has_code(path: Path) -> bool:
@@ -410,5 +382,5 @@ def _explained(name: str, options: LoadOptions, part: str = "") -> Iterator[None
     except MemoryError as error:
         raise LoadError(f"{name} does not fit into memory; try --dtype bfloat16") from error
     except Exception as error:
-        folder = _folder(model_files.resolve(name), options.revision)
+        folder = model_files.folder_of(model_files.resolve(name), options.revision)
         raise LoadError(model_files.explain(name, error, folder, part)) from error

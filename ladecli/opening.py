@@ -104,7 +104,7 @@ def _plan(request: Request, terminal: Terminal) -> Plan:
     from . import model_files
 
     name = request.model or "demo"
-    model_files.resolve(name)  # a wrong path is refused before seconds of imports
+    model_files.check(name)  # before seconds of imports
     with terminal.progress(f"starting {name}"):
         _import_all()
     from . import models
@@ -177,7 +177,7 @@ def _loading(terminal: Terminal, name: str) -> Iterator[None]:
     """A spinner; but a download shows bars of its own, which that would spoil."""
     from . import model_files
 
-    local = model_files.on_this_machine(name)
+    local = model_files.folder_of(model_files.resolve(name)) is not None
     with terminal.progress(f"loading {name}") if local else contextlib.nullcontext():
         yield
 

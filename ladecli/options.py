@@ -433,10 +433,6 @@ class PlanRequest(Request):
         " comma: within a node, between nodes.",
         metavar="KIND|GB/S",
     )
-    text: str | None = _plan(
-        "The text on which tokens per step were measured: stories (default) or demo.",
-        metavar="NAME",
-    )
     budget: int | None = _decode("Maximum number of tokens in a step on each GPU.")
     json: bool = _json()
 

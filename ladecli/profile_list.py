@@ -5,29 +5,27 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
-
-from rich.table import Table
 
 from . import decode_setup, profiles, screen
 from .decoder.config import SOURCES, LookaheadConfig
 from .memory import ModelSpec, told
-from .planner.cluster import known_model
+from .planner import known_model
 from .profiles import Choice, Profile, user
-from .profiles.recognise import TOLERANCE
 from .profiles.schema import VALUES
 from .terminal import Terminal
 from .visualize import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from .device import Device
     from .options import ListRequest, ProfileRequest
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the JSON objects."""
 WIDTHS = (16, 32, 64)
 """Steps whose cost is shown, in tokens."""
@@ -35,12 +33,6 @@ CONTEXT = 1024
 """Tokens of text before those steps."""
 SIZES = ("0.5b", "1.5b", "3b", "7b", "13b", "34b", "70b")
 """Well-known models for which settings are shown where no model is named."""
-_KINDS = {
-    "cpu": "any processor",
-    "apple": "any Apple GPU",
-    "gpu": "any other GPU, if it cannot be measured; or --profile gpu",
-}
-"""How the profiles without names of devices are found."""
 
 
 def run_list(request: ListRequest) -> int:
@@ -53,30 +45,23 @@ def run_list(request: ListRequest) -> int:
     terminal = Terminal(request.color)
     device, own, notices = _machine(terminal, request.device)
     usual = profiles.usual(device, own)
-    found = profiles.every(own)
-    rows = [(found[name], _is_here(found[name], device, usual)) for name in sorted(found)]
+    found = sorted(profiles.every(own).values(), key=lambda profile: profile.name)
+    here = {each.name for each in found if _is_here(each, device, usual)}
     if not request.json:
-        console = _console(terminal, notices)
-        _show_list(console, device, usual, rows)
+        _show_list(_console(terminal, notices), device, usual, found, here)
         return 0
-    described = {"kind": device.kind, "label": device.label, "memory_bytes": device.memory}
-    _print(
+    rows = [
         {
-            "schema": SCHEMA,
-            "device": described,
-            "profile": usual.name if usual else None,
-            "profiles": [
-                {
-                    **_identity(profile),
-                    "shadows_shipped": _shadows(profile),
-                    "this_machine": here,
-                    "hardware": _hardware(profile),
-                }
-                for profile, here in rows
-            ],
-            "notices": notices,
+            **_identity(profile),
+            "shadows_shipped": _shadows(profile),
+            "this_machine": profile.name in here,
+            "hardware": _hardware(profile),
         }
-    )
+        for profile in found
+    ]
+    described = {"kind": device.kind, "label": device.label, "memory_bytes": device.memory}
+    name = usual.name if usual else None
+    _print({"device": described, "profile": name, "profiles": rows, "notices": notices})
     return 0
 
 
@@ -93,16 +78,16 @@ def run_show(request: ProfileRequest) -> int:
     """
     request.check()  # before anything slow begins
     terminal = Terminal(request.color)
-    choice = None
+    choice, notices = None, []
     if request.model is not None:
         profile, choice = _chosen(request, request.model, terminal)
         notices = list(choice.notices)
     elif request.profile is not None:
-        profile, notices = profiles.read(request.profile), []
+        profile = profiles.read(request.profile)
     else:
         profile, notices = _usual(terminal, request.device)
     if request.json:
-        _print(_as_object(profile, request.model, choice, notices))
+        _print({**_as_object(profile, request.model, choice), "notices": notices})
     else:
         _show_profile(_console(terminal, notices), profile, request.model, choice)
     return 0
@@ -131,25 +116,26 @@ def _usual(terminal: Terminal, wanted: str) -> tuple[Profile, list[str]]:
     if usual is not None:
         return usual, notices
     with terminal.progress(f"measuring {device.label}"):
-        from .device import measure_rates
-
-        rates = measure_rates(device, "bfloat16")
-    return profiles.measured(rates, "bfloat16"), [*notices, _used(device, None)]
+        return _measured(device, "bfloat16"), [*notices, profiles.unknown(device)]
 
 
 def _chosen(request: ProfileRequest, model: str, terminal: Terminal) -> tuple[Profile, Choice]:
     """The settings for a model, and their profile."""
     with terminal.progress(f"looking at {model}"):
         from . import models
-        from .device import measure_rates
 
         planned = models.plan(model, request.load_options())
         choice = decode_setup.choice_for(request, planned.device, planned.part)
-        if choice.profile != profiles.MEASURED:
-            return profiles.read(choice.profile), choice
-        # They were measured a moment ago, and are remembered.
-        rates = measure_rates(planned.device, planned.spec.compute)
-        return profiles.measured(rates, planned.spec.compute), choice
+        if choice.profile == profiles.MEASURED:
+            return _measured(planned.device, planned.spec.compute), choice
+        return profiles.read(choice.profile), choice
+
+
+def _measured(device: Device, compute: str) -> Profile:
+    """The profile of a device that is measured now; `measure_rates` remembers the figures."""
+    from .device import measure_rates
+
+    return profiles.measured(measure_rates(device, compute), compute)
 
 
 def _is_here(profile: Profile, device: Device, usual: Profile | None) -> bool:
@@ -163,33 +149,27 @@ def _shadows(profile: Profile) -> bool:
     return profile.place != "shipped" and profile.name in profiles.shipped_names()
 
 
-def _used(device: Device, usual: Profile | None) -> str:
-    """Which profile a machine uses, in words."""
-    if usual is not None:
-        return f"{usual.name} is for this machine: {user.key_of(device)}"
-    return profiles.unknown(device)
-
-
 def _show_list(
-    console: Console, device: Device, usual: Profile | None, rows: list[tuple[Profile, bool]]
+    console: Console, device: Device, usual: Profile | None, found: list[Profile], here: set[str]
 ) -> None:
     """The list of profiles; a star marks what this machine uses."""
-    table = _table("", "profile", "for", "GB/s", "TFLOP/s", "from", right=("GB/s", "TFLOP/s"))
-    for profile, here in rows:
-        hardware = profile.hardware
+    table = _table("", "profile", "for", numbers=("GB/s", "TFLOP/s"), last=("from",))
+    for profile in found:
+        hardware, mine = profile.hardware, profile.name in here
         table.add_row(
-            "*" if here else "",
+            "*" if mine else "",
             printable(profile.name),
             printable(profile.description),
             f"{hardware.bandwidth / 1e9:.0f}" if hardware else "-",
             profiles.tera(max(hardware.by_type.values())) if hardware else "-",
             f"{profile.place}, before the shipped one" if _shadows(profile) else profile.place,
-            style="bold" if here else None,
+            style="bold" if mine else None,
         )
     screen.show(table, console)
     console.print()
-    screen.line(console, f"* {printable(_used(device, usual))}")
-    if any(here and profile.tuned for profile, here in rows):
+    used = f"{usual.name} is for this machine: {user.key_of(device)}" if usual else None
+    screen.line(console, f"* {printable(used or profiles.unknown(device))}")
+    if any(profile.tuned for profile in found if profile.name in here):
         screen.line(console, "* tuned: for the model that it was tuned on")
 
 
@@ -198,33 +178,58 @@ def _show_profile(
 ) -> None:
     """All of a profile, with its settings by size, or what was chosen for a model."""
     screen.line(console, printable(f"{profile.name}: {profile.description}"), "bold")
-    console.print()
-    facts = _table()
-    facts.add_column(style="cyan")
+    facts = screen.bare_table()
+    facts.show_header = False
+    facts.add_column(style="cyan", no_wrap=True)
     facts.add_column(overflow="fold")
     for fact in _facts(profile):
         facts.add_row(*map(printable, fact))
     screen.show(facts, console)
     console.print()
-    letters: dict[str, str] = {}
-    if choice is not None:
+    origins: list[str] = []  # their letters are a, b and so on
+
+    def letter(origin: str) -> str:
+        if origin not in origins:
+            origins.append(origin)
+        return chr(ord("a") + origins.index(origin) % 26)
+
+    if choice is None:
+        numbers = ("W", "N", "G", "budget")
+        table = _table("model", "weights", numbers=numbers, last=("sources",))
+        for width in WIDTHS:
+            table.add_column(str(width), justify="right", no_wrap=True)
+        table.add_column("origin")
+        for size, weights, lookahead, origin in _by_size(profile):
+            shape = (lookahead.window, lookahead.ngram, lookahead.guesses, lookahead.step_limit)
+            all_of_them = len(lookahead.sources) == len(SOURCES)
+            sources = "all" if all_of_them else " ".join(lookahead.sources)
+            costs = _costs(lookahead)
+            table.add_row(size, weights, *map(str, shape), sources, *costs, letter(origin))
+    else:
         screen.line(console, printable(f"for {model}"), "bold")
-    table = _by_size(profile, letters) if choice is None else _values(choice, letters)
+        table = _table("setting", "value", "origin")
+        for name, value in _values(choice.lookahead).items():
+            table.add_row(name, value, letter(choice.origins[name]))
+        table.add_row("the paper's", _wng(choice.paper), letter(choice.paper_origin))
     screen.show(table, console)
     console.print()
-    for origin, letter in letters.items():
-        screen.line(console, printable(f"{letter}  {origin}"))
-    costs = f"cost of a step of N tokens after {CONTEXT} tokens of text, in plain steps"
+    for origin in origins:
+        screen.line(console, printable(f"{letter(origin)}  {origin}"))
     columns = "step_cost" if choice else ", ".join(map(str, WIDTHS))
-    screen.line(console, f"{columns}: {costs}")
+    costs_of = f"cost of a step of N tokens after {CONTEXT} tokens of text, in plain steps"
+    screen.line(console, f"{columns}: {costs_of}")
 
 
 def _facts(profile: Profile) -> Iterator[tuple[str, str]]:
     """The facts that stand above the settings, each with its name."""
-    place = "measured a moment ago" if profile.place == "measured" else profile.place
     path = _path(profile)
-    yield "from", f"{place}: {path}" if path else place
-    yield "recognised", _recognised(profile)
+    yield "from", f"{profile.place}: {path}" if path else profile.place
+    if profile.devices:
+        yield "devices", f"{', '.join(profile.devices)} in the name that the driver reports"
+    if profile.not_devices:
+        yield "but not", ", ".join(profile.not_devices)
+    if profile.memory:
+        yield "memory", f"about {' or '.join(map(told, profile.memory))}"
     if hardware := profile.hardware:
         yield "bandwidth", f"{hardware.bandwidth / 1e9:.0f} GB/s"
         rates = (f"{kind} {profiles.tera(rate)}" for kind, rate in hardware.by_type.items())
@@ -235,79 +240,32 @@ def _facts(profile: Profile) -> Iterator[tuple[str, str]]:
         size = f"{user.short(tuned.parameters)} parameters, {tuned.weights}"
         yield "tuned on", f"{tuned.device}; {size}; attention {tuned.attention}"
         yield "tuned with", f"{versions}; {tuned.date}"
-    for number, paper in enumerate(profile.papers):
-        size = _up_to(paper.up_to_parameters, "larger" if number else "any size")
+    for paper in profile.papers:
+        size = _up_to(paper.up_to_parameters, "larger models")
         yield "the paper's", f"{size}: {_wng(paper.lookahead)}, published: {paper.source}"
 
 
-def _recognised(profile: Profile) -> str:
-    """How a profile is found, in words."""
-    if profile.place == "measured":
-        return "no profile knows this GPU"
-    if profile.tuned is not None:
-        return "by all that it was tuned on"
-    if profile.name in _KINDS:
-        return _KINDS[profile.name]
-    if not profile.devices:
-        return "only by its name: --profile"
-    text = f"by {' or '.join(map(repr, profile.devices))} in a GPU's name"
-    if profile.not_devices:
-        text += f", without {' or '.join(map(repr, profile.not_devices))}"
-    if profile.memory:
-        text += f"; memory within {TOLERANCE:.0%} of {' or '.join(map(told, profile.memory))}"
-    return text
-
-
-def _values(choice: Choice, letters: dict[str, str]) -> Table:
-    """Every value that was chosen for a model, with a letter for its origin."""
-    found: dict[str, Any] = asdict(choice.lookahead)
-    found["budget"] = choice.lookahead.step_limit
-    costs = zip(WIDTHS, _costs(choice.lookahead), strict=True)
-    found["step_cost"] = [f"{width}: {cost}" for width, cost in costs]
-    table = _table("setting", "value", "origin")
-    for name in VALUES:
-        value = found[name]
-        text = str(value) if isinstance(value, int) else ", ".join(map(str, value)) or "any"
-        table.add_row(name, text, _letter(choice.origins[name], letters))
-    table.add_row("the paper's", _wng(choice.paper), _letter(choice.paper_origin, letters))
-    return table
-
-
-def _by_size(profile: Profile, letters: dict[str, str]) -> Table:
-    """Explicit settings, then derived ones for models of the usual sizes."""
-    numbers = ("W", "N", "G", "budget", *map(str, WIDTHS))
-    titles = ("model", "weights", *numbers[:4], "sources", *numbers[4:], "origin")
-    table = _table(*titles, right=numbers)
-
-    def add(
-        model: str, weights: str, lookahead: LookaheadConfig, origins: Mapping[str, str]
-    ) -> None:
-        wng = (str(value) for value in (lookahead.window, lookahead.ngram, lookahead.guesses))
-        sources = "all" if len(lookahead.sources) == len(SOURCES) else " ".join(lookahead.sources)
-        budget, costs = str(lookahead.step_limit), _costs(lookahead)
-        table.add_row(model, weights, *wng, budget, sources, *costs, _letters(origins, letters))
-
+def _by_size(profile: Profile) -> Iterator[tuple[str, str, LookaheadConfig, str]]:
+    """Size, weights, settings and origin: explicit settings, then derived ones by usual sizes."""
     for setting in profile.settings:
         size, weights = _up_to(setting.up_to_parameters, "any"), " ".join(setting.weights) or "any"
-        add(size, weights, setting.lookahead, setting.origins)
+        yield size, weights, setting.lookahead, setting.origin
     if profile.hardware is not None:  # or else the explicit settings are for every model
         for size, shape in shapes_for(profile):
             if profile.setting(shape) is None:
                 choice = profiles.choose(profile, shape)
-                add(size, shape.weights, choice.lookahead, choice.origins)
-    return table
+                yield size, shape.weights, choice.lookahead, choice.origin
 
 
-def _letters(origins: Mapping[str, str], letters: dict[str, str]) -> str:
-    """Letters for origins: that of most values alone, others after the values' names."""
-    most = max(origins.values(), key=list(origins.values()).count)
-    others = [f"{name} {_letter(o, letters)}" for name, o in origins.items() if o != most]
-    return ", ".join([_letter(most, letters), *others])
-
-
-def _letter(origin: str, letters: dict[str, str]) -> str:
-    """The letter of an origin: the next one, if it has none yet."""
-    return letters.setdefault(origin, chr(ord("a") + len(letters) % 26))
+def _values(lookahead: LookaheadConfig) -> dict[str, str]:
+    """Every value of the settings as text."""
+    found: dict[str, Any] = asdict(lookahead) | {"budget": lookahead.step_limit}
+    pairs = zip(WIDTHS, _costs(lookahead), strict=True)
+    found["step_cost"] = [f"{width}: {cost}" for width, cost in pairs]
+    return {
+        name: str(value) if isinstance(value, int) else ", ".join(map(str, value)) or "any"
+        for name, value in ((name, found[name]) for name in VALUES)
+    }
 
 
 def _costs(lookahead: LookaheadConfig) -> list[str]:
@@ -324,20 +282,20 @@ def _up_to(parameters: float, all_others: str) -> str:
     return all_others if parameters == math.inf else f"up to {user.short(parameters)}"
 
 
-def _table(*titles: str, right: Iterable[str] = ()) -> Table:
-    """A table without lines; columns of numbers stand right."""
-    table = Table(box=None, show_header=bool(titles), pad_edge=False, padding=(0, 2, 0, 0))
+def _table(*titles: str, numbers: tuple[str, ...] = (), last: tuple[str, ...] = ()) -> Table:
+    """A table with columns of text, of numbers, which stand right, and of text again."""
+    table = screen.bare_table()
     for title in titles:
-        number = title in right
-        table.add_column(title, justify="right" if number else "left", overflow="fold")
-        table.columns[-1].no_wrap = number
+        table.add_column(title, overflow="fold")
+    for title in numbers:
+        table.add_column(title, justify="right", no_wrap=True)
+    for title in last:
+        table.add_column(title, overflow="fold")
     return table
 
 
-def _as_object(
-    profile: Profile, model: str | None, choice: Choice | None, notices: list[str]
-) -> dict[str, Any]:
-    """What `lade profiles show --json` prints: the profile, and the settings that follow."""
+def _as_object(profile: Profile, model: str | None, choice: Choice | None) -> dict[str, Any]:
+    """The profile as in its file, and the settings that follow from it."""
     if choice is not None:
         settings = [{"model": model, **_settings(choice)}]
     else:
@@ -350,34 +308,8 @@ def _as_object(
             }
             for size, shape in shapes_for(profile)
         ]
-    return {
-        "schema": SCHEMA,
-        **_identity(profile),
-        "devices": profile.devices,
-        "not_devices": profile.not_devices,
-        "memory_bytes": profile.memory,
-        "hardware": _hardware(profile),
-        "tuned": profile.tuned.model_dump() if profile.tuned else None,
-        "paper": [
-            {
-                "up_to_parameters": _limit(paper.up_to_parameters),
-                **paper.model_dump(include={"window", "ngram", "guesses"}),
-                "origin": f"published: {paper.source}",
-            }
-            for paper in profile.papers
-        ],
-        "explicit": [
-            {
-                "up_to_parameters": _limit(setting.up_to_parameters),
-                "weights": setting.weights or None,
-                **asdict(setting.lookahead),
-                "origins": setting.origins,
-            }
-            for setting in profile.settings
-        ],
-        "settings": settings,
-        "notices": notices,
-    }
+    written = profile.model_dump(by_alias=True, exclude_unset=True, exclude_none=True)
+    return {**_identity(profile), **written, "settings": settings}
 
 
 def _identity(profile: Profile) -> dict[str, Any]:
@@ -407,10 +339,6 @@ def _path(profile: Profile) -> str | None:
     return str(user.path_of(profile.name)) if own else None
 
 
-def _limit(parameters: float) -> float | None:
-    return None if parameters == math.inf else parameters
-
-
 def _console(terminal: Terminal, notices: list[str]) -> Console:
     """Show notices; what comes next goes to stdout."""
     for notice in notices:
@@ -419,4 +347,4 @@ def _console(terminal: Terminal, notices: list[str]) -> Console:
 
 
 def _print(data: dict[str, Any]) -> None:
-    print(json.dumps(data, ensure_ascii=False))
+    print(json.dumps({"schema": SCHEMA, **data}, ensure_ascii=False))

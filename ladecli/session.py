@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import statistics
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,15 +16,9 @@ from .decoder.events import Event, Finished, Prefill, Started, Step, StepNarrowe
 from .decoder.load import load_decoder
 from .decoder.parallel.groups import ALONE, Group
 from .decoder.strategies import make_strategy
-from .errors import LadeError
 from .events import Ended, Piece, PromptRead, TextEvent, TextStep
 from .models import LoadedModel
 from .text import TextStream, apply_chat_template
-
-WARM_UP_STEPS = 20
-MEASURED_STEPS = 80
-MEASURED_SECONDS = 1.0
-"""A plain step is measured over this many steps, or this long, whichever is less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,36 +182,6 @@ class Session:
         """Whether the template has opened a block of reasoning, in which the answer begins."""
         end = self.loaded.tokenizer.decode(list(prompt[-8:]), skip_special_tokens=False)
         return str(end).rstrip().endswith("<think>")
-
-    def measure_plain_step(self, sampling: SamplingConfig) -> float:
-        """Seconds of a plain step here and now: the median of a few, on a short text.
-
-        Longer texts make every step dearer, so speed-ups against it are understated there.
-
-        Raises:
-            LadeError: there is no memory for a single step.
-        """
-        prompt = (self.encode("The") or [0])[:1]
-        plain = Settings(
-            strategy="autoregressive",
-            sampling=sampling,
-            max_new_tokens=WARM_UP_STEPS + MEASURED_STEPS,
-            ignore_eos=True,
-        )
-        seconds: list[float] = []
-        # As an answer is made, text and all: bare steps in a row find warmer caches.
-        for event in self.stream(prompt, plain):
-            if isinstance(event, TextStep):
-                seconds.append(event.seconds)
-            if len(seconds) > 3 and sum(seconds) > MEASURED_SECONDS:
-                break
-        if not seconds:
-            raise LadeError(
-                "out of memory in the first step; --quantize 4bit or a smaller model helps"
-            )
-        # The first steps wake whatever sleeps; where steps are slow, one wakes it all.
-        warm = min(WARM_UP_STEPS, len(seconds) // 4)
-        return statistics.median(seconds[warm:])
 
     def stream(
         self,

@@ -15,7 +15,6 @@ os.environ["TRITON_INTERPRET"] = "0" if os.environ.get("LADE_TEST_GPU") == "1" e
 import pytest
 import torch
 
-from ladecli import session
 from ladecli.cli import entry
 
 from .compiling import Compiler
@@ -40,14 +39,6 @@ def _no_search_for_old_garbage() -> Iterator[None]:
         patch.setattr(gc, "unfreeze", lambda: None)
         yield
     gc.unfreeze()
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _short_measurements() -> Iterator[None]:
-    """How long a plain step takes is a matter of a few steps; what people see takes a second."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "MEASURED_SECONDS", 0.0)
-        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -173,9 +173,6 @@ def _run(
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = opened
     sys.argv = ["lade", *arguments]
 
-    from ladecli import session
     from ladecli.__main__ import run_and_exit
 
-    # See the fixture of the same purpose in conftest.py.
-    session.MEASURED_SECONDS = 0.0
     run_and_exit()

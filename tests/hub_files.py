@@ -123,5 +123,6 @@ def use_devices(
         monkeypatch.setattr(
             module, "detect", lambda wanted="auto": devices[-1 if wanted == "cpu" else 0]
         )
+    monkeypatch.setattr(device, "glance", lambda: devices[0])
     for module in (device, models, placement):
         monkeypatch.setattr(module, "free_memory", lambda _: int(free))

@@ -549,12 +549,12 @@ def damaged(folder: Path, model_folder: str, what: str) -> str:
     [
         ("no-config", "holds no config.json; give a folder in Hugging Face format"),
         ("short-weights", "the weights are damaged; download or copy them again"),
-        ("no-weights", "cannot be loaded"),
+        ("no-weights", "holds no weights"),
         ("no-tokenizer", "holds no tokenizer; copy tokenizer.json beside the weights"),
         ("other-shape", "the weights"),
         ("missing-layer", "the weights are incomplete (model.layers.1.mlp.down_proj.weight and 2"),
         ("broken-config", "config.json is damaged (Expecting property name"),
-        ("config-of-words", "its configuration cannot be loaded: Validation error for field 'num_"),
+        ("config-of-words", "config.json is damaged (num_"),
         ("cut-generation-config", "generation_config.json is damaged (Expecting ',' delimiter"),
         ("list-for-generation-config", "generation_config.json is damaged (it is no JSON object)"),
         ("binary-tokenizer", "tokenizer.json is damaged ('utf-8' codec can't decode"),
@@ -860,7 +860,6 @@ def test_files_beside_the_answer(lade: Any, model_folder: str, tmp_path: Path) -
     trace = read_trace(tmp_path / "a-2.trace")
     assert [i for step in trace.steps for i in step.token_ids] == texts[1]
     assert all(step.detail is not None for step in trace.steps)
-    assert trace.header.plain_step is not None
     replayed = lade("replay", str(tmp_path / "a.trace"), "--speed", "inf")
     shown = lade("generate", model_folder, "-p", "the cat", "-n", "20", "--ignore-eos")
     assert replayed.out == shown.out

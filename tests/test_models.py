@@ -16,7 +16,6 @@ from safetensors.torch import load_file, save_file
 
 from ladecli import memory, models, placement
 from ladecli.decoder.config import SamplingConfig
-from ladecli.decoder.errors import UnsupportedModelError
 from ladecli.device import Device, detect
 from ladecli.errors import LoadError, UsageError
 from ladecli.options import LoadOptions
@@ -165,19 +164,6 @@ def test_no_memory_to_compute_with_is_no_reason_for_wider_weights(
 def test_what_is_no_name_of_a_model(name: str) -> None:
     with pytest.raises(LoadError, match=r"is no name of a model; use OWNER/NAME or a folder$"):
         models.plan(name, LoadOptions(device="cpu"))
-
-
-@pytest.mark.parametrize("layers", [0, -1])
-def test_a_model_without_layers_is_refused(tmp_path: Path, layers: int) -> None:
-    name = demo_with(tmp_path / "copy", num_hidden_layers=layers)
-    with pytest.raises(UnsupportedModelError, match=f"{layers} layers"):
-        models.plan(name, LoadOptions(device="cpu"))
-
-
-def test_more_layers_than_there_are_weights(tmp_path: Path) -> None:
-    name = demo_with(tmp_path / "copy", num_hidden_layers=9)
-    with pytest.raises(LoadError, match="the weights are incomplete"):
-        models.load(name, LoadOptions(device="cpu"))
 
 
 def test_a_damaged_generation_config_is_refused(tmp_path: Path) -> None:

@@ -14,12 +14,10 @@ import torch
 from ladecli import models
 from ladecli.chat import loop
 from ladecli.cli import entry
-from ladecli.decoder.config import SamplingConfig
 from ladecli.decoder.engine import Decoder
 from ladecli.decoder.events import Started, StepNarrowed
 from ladecli.decoder.layout import StepLayout
 from ladecli.decoder.load import load_decoder
-from ladecli.errors import LadeError
 from ladecli.events import Ended, Piece, TextStep
 from ladecli.metrics import Tally
 from ladecli.options import ChatRequest
@@ -148,7 +146,6 @@ def test_a_trace_holds_what_happened(
     lade: Lade, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     calls = iter(range(10**6))
-    monkeypatch.setattr(Session, "measure_plain_step", lambda *_: 0.004)
     # Memory runs out while steps still have a window.
     tighten(monkeypatch, lambda layout: len(layout.tokens) > 5 or next(calls) >= 6)
     files = {name: tmp_path / f"x.{name}" for name in ("trace", "svg", "html")}
@@ -227,15 +224,6 @@ def test_narrower_steps_are_not_told_again_in_a_chat(
     assert len(said(chat)) == 8
     widths = re.findall(r"\(out of memory: steps have at most (\d)", capsys.readouterr().err)
     assert widths == sorted(set(widths), reverse=True), "only what is worse than before is told"
-
-
-def test_without_memory_for_a_step_nothing_can_be_measured(
-    loaded: models.LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tighten(monkeypatch, after(0))
-    session = Session(loaded)
-    with pytest.raises(LadeError, match="out of memory in the first step; --quantize 4bit"):
-        session.measure_plain_step(SamplingConfig())
 
 
 # Figures.

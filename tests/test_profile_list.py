@@ -36,7 +36,7 @@ def test_the_list_marks_this_machine(
     result = lade("profiles")
     assert (result.code, result.err) == (0, "")
     lines = result.out.splitlines()
-    assert [line.strip("* ").split()[0] for line in lines[1:4]] == ["a100", "a100-80gb", "a10g"]
+    assert [line.strip("* ").split()[0] for line in lines[2:5]] == ["a100", "a100-80gb", "a10g"]
     *stars, last = [line.split()[1] for line in lines if line.startswith("*")]
     assert (stars, last) == (([marked], marked) if marked else ([], "no"))
     assert device.label in lines[-1]
@@ -55,7 +55,7 @@ def test_the_users_profiles_are_listed(lade: Any) -> None:
     assert result.err.startswith("lade: profile broken is no valid TOML")
     assert result.err.count("\n") == 1
     found = json.loads(lade("profiles", "--json").out)
-    assert (found["schema"], found["profile"]) == (1, "cpu")
+    assert (found["schema"], found["profile"]) == (2, "cpu")
     assert found["device"] == {"kind": "cpu", "label": "AMD EPYC", "memory_bytes": 8 << 30}
     rows = {row["name"]: row for row in found["profiles"]}
     assert list(rows) == sorted(rows)
@@ -110,9 +110,9 @@ def test_the_settings_for_a_model(lade: Any) -> None:
 @pytest.mark.usefixtures("here")
 def test_a_profile_for_programs(lade: Any) -> None:
     found = json.loads(lade("profiles", "show", "a100", "--json").out)
-    assert (found["schema"], found["name"], found["from"]) == (1, "a100", "shipped")
+    assert (found["schema"], found["name"], found["from"]) == (2, "a100", "shipped")
     assert [paper["window"] for paper in found["paper"]] == [15, 10, 7]
-    assert found["paper"][2]["up_to_parameters"] is None
+    assert found["hardware"]["bandwidth"] == 1555e9
     assert len(found["settings"]) == 7 * 3
     for row in found["settings"]:
         assert list(row["origins"]) == list(VALUES)
@@ -124,7 +124,7 @@ def test_a_profile_for_programs(lade: Any) -> None:
         found = json.loads(lade(*show).out)
         assert (found["name"], found["from"]) == (tuned(attention=attention).name, "tuned")
         assert [(row["model"], row["budget"]) for row in found["settings"]] == [("demo", 16)]
-        assert found["explicit"][0]["origins"]["budget"] == "measured: AMD EPYC, 2026-11-21"
+        assert found["settings"][0]["origins"]["budget"] == "measured: AMD EPYC, 2026-11-21"
 
 
 @pytest.mark.parametrize(

@@ -109,11 +109,6 @@ def test_costs_are_in_plain_steps_of_the_same_context() -> None:
     assert decoder.now < 11.0
 
 
-def test_noise_never_makes_a_wider_step_cheaper() -> None:
-    row = curve_of(FakeDecoder(lambda w, n, _: 1e-2, noise=0.8), 5.0).cost.costs[0]
-    assert all(a <= b for a, b in pairwise(row))
-
-
 @pytest.mark.parametrize("plain", [0.06, 0.2, 1.0, 4.0])
 def test_a_slow_model_is_measured_roughly_and_in_time(plain: float) -> None:
     decoder = FakeDecoder(lambda w, n, _: plain * (1.0 + 0.02 * (w - 1)))
@@ -173,17 +168,6 @@ def test_what_is_kept(
     assert replace(chosen, step_cost=StepCost()) == setting
 
 
-def test_repeats_that_do_not_agree_are_told() -> None:
-    # Drafts become three times as slow somewhere in the last round.
-    decoder = FakeDecoder(
-        lambda w, n, now: 4e-3 * (1.0 if w == 1 else 2.0 if now < 15.0 else 6.0),
-        lambda w: 1 if w == 1 else 4,
-    )
-    outcome = found_by(decoder)
-    assert outcome.agrees is False
-    assert outcome.disagreement > 0.3
-
-
 def test_a_slow_model_is_tried_with_what_promises_most() -> None:
     outcome = found_by(best_at(32, 1.5), 1.1 * min_seconds(4e-3))
     assert (len(outcome.scores), outcome.prompts) == (3, 3)
@@ -203,15 +187,6 @@ def test_prompts_and_settings_that_say_nothing_are_left_out() -> None:
     decoder.widest = 31  # memory does not suffice for more
     configs = [s.candidate.config for s in found_by(decoder).scores]
     assert max(config.step_limit for config in configs if config) < 32
-
-
-def test_no_moment_of_the_machine_counts_for_an_answer() -> None:
-    steps = iter(range(10**9))
-    decoder = FakeDecoder(
-        lambda w, n, _: 0.2 if next(steps) % 97 == 0 else 4e-3 * (1.0 if w == 1 else 2.0),
-        lambda w: 1 if w == 1 else 3,
-    )
-    assert found_by(decoder, 60.0).best.speed == pytest.approx(1.5, rel=0.1)
 
 
 @pytest.mark.parametrize("seconds", [1.0, 10.0, 30.0])
@@ -274,3 +249,28 @@ def test_chance_seldom_replaces_the_current_setting(prompts: int) -> None:
         scores.sort(key=lambda s: -s.speed)
         replaced += best_of(scores).candidate.name != CURRENT
     assert replaced < 0.1 * 400
+
+
+def test_no_moment_of_the_machine_counts_for_an_answer() -> None:
+    steps = iter(range(10**9))
+    decoder = FakeDecoder(
+        lambda w, n, _: 0.2 if next(steps) % 97 == 0 else 4e-3 * (1.0 if w == 1 else 2.0),
+        lambda w: 1 if w == 1 else 3,
+    )
+    assert found_by(decoder, 60.0).best.speed == pytest.approx(1.5, rel=0.1)
+
+
+def test_noise_never_makes_a_wider_step_cheaper() -> None:
+    row = curve_of(FakeDecoder(lambda w, n, _: 1e-2, noise=0.8), 5.0).cost.costs[0]
+    assert all(a <= b for a, b in pairwise(row))
+
+
+def test_repeats_that_do_not_agree_are_told() -> None:
+    # Drafts become three times as slow somewhere in the last round.
+    decoder = FakeDecoder(
+        lambda w, n, now: 4e-3 * (1.0 if w == 1 else 2.0 if now < 15.0 else 6.0),
+        lambda w: 1 if w == 1 else 4,
+    )
+    outcome = found_by(decoder)
+    assert outcome.agrees is False
+    assert outcome.disagreement > 0.3

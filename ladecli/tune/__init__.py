@@ -31,8 +31,6 @@ CURVE_SHARE, MOST = 0.25, 0.93
 """Of the time, for what steps cost, and for that and the search."""
 MIN_WIDTHS = 3
 """Fewer make no curve."""
-RESERVE = 1.25
-"""Factor on the time that seems to be needed, or was too little, in the time that is advised."""
 LONGEST = 384
 """Last tokens of a sample prompt that are used: reading is not what is measured."""
 
@@ -49,7 +47,6 @@ class Report:
         outcome: of the search; None if there was too little time for one.
         setting: the one to use.
         seconds: what it took, without loading.
-        advised: seconds to give where there was no time to compare settings.
     """
 
     model: str
@@ -59,7 +56,6 @@ class Report:
     outcome: Outcome | None
     setting: LookaheadConfig
     seconds: float
-    advised: int
 
     @property
     def kept(self) -> bool:
@@ -76,7 +72,7 @@ class Report:
         if "trajectory" in setting.sources:
             shape = f"W={setting.window} N={setting.ngram} G={setting.guesses}, {shape}"
         if outcome is None:
-            return f"{shape}, as before, at the costs measured here: there was no time to compare"
+            return f"{shape}, as before, at the costs measured here"
         if outcome.best.candidate.config is None:
             return "plain decoding is fastest here: no draft pays for itself"
         speed = f"{outcome.best.speed:.2f}× plain decoding"
@@ -91,9 +87,9 @@ class Report:
         """What to know before believing these figures."""
         outcome = self.outcome
         if outcome is None:
-            return [f"--seconds {self.advised} or more is time to compare settings"]
+            return ["there was no time to compare settings: raise --seconds"]
         if outcome.agrees is None:
-            return ["there was no time for a repeat: --seconds gives more"]
+            return ["there was no time for a repeat: raise --seconds"]
         if not outcome.agrees:
             return [
                 f"repeats differ by {outcome.disagreement:.0%}: something else runs here; tune"
@@ -120,22 +116,18 @@ def run(request: TuneRequest) -> int:
     session = opening.open_session(request, terminal)
     try:
         with terminal.bar("tuning", int(1000 * request.seconds)) as advance:
-            report = tune(session, request, texts, _clocked(advance))
+            report = tune(session, request, texts, _moving(advance))
     except KeyboardInterrupt:
         terminal.say("stopped; no profile was written")
         raise
-    # What was measured is shown even where it cannot be written.
-    path, failure = None, None
+    path = None
     try:
         path = None if request.dry_run else user.write(profile_of(report))
-    except LadeError as error:
-        failure = error
-    if request.json:
-        print(json.dumps(as_object(report, path)))
-    else:
-        show(report, terminal.console(sys.stdout))
-    if failure is not None:
-        raise failure
+    finally:  # what was measured is shown even where it cannot be written
+        if request.json:
+            print(json.dumps(as_object(report, path)))
+        else:
+            show(report, terminal.console(sys.stdout))
     if path is None:
         terminal.say("nothing was written (--dry-run)")
     else:
@@ -143,17 +135,18 @@ def run(request: TuneRequest) -> int:
     return 0
 
 
-def _clocked(advance: Callable[[int], None]) -> Callable[[], None]:
-    """Move a bar on by the milliseconds since the last call."""
-    before = time.monotonic()
+def _moving(advance: Callable[[int], None]) -> Callable[[], float]:
+    """A clock that moves a bar on by the milliseconds since it was looked at last."""
+    last = time.perf_counter()
 
-    def progress() -> None:
-        nonlocal before
-        now = time.monotonic()
-        advance(int(1000 * (now - before)))
-        before = now
+    def clock() -> float:
+        nonlocal last
+        now = time.perf_counter()
+        advance(round(1000 * now) - round(1000 * last))
+        last = now
+        return now
 
-    return progress
+    return clock
 
 
 def sample_prompts(name: str | None, *, offline: bool = False, progress: bool = False) -> list[str]:
@@ -172,7 +165,7 @@ def tune(
     session: Session,
     request: TuneRequest,
     texts: Sequence[str],
-    progress: Callable[[], None] = lambda: None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Report:
     """Measure what steps cost, and find the settings that are fastest at that.
 
@@ -180,29 +173,29 @@ def tune(
         session: an open session.
         request: `seconds`, and what else the user asked for.
         texts: sample prompts.
-        progress: called now and then.
+        clock: seconds.
 
     Raises:
         UsageError: no prompt leaves room for an answer.
         LadeError: the model is too slow to measure anything in the time.
     """
-    from .measure import Tuner, candidates, min_seconds, setting_of
+    from .measure import Tuner, candidates, setting_of
 
-    began = time.perf_counter()
+    began = clock()
     loaded, seconds = session.loaded, request.seconds
     samples = _encoded(session, texts)
     choice = opening.choose_profile(request, session)
     text = [token for sample in samples for token in sample]
-    tuner = Tuner(session.decoder, loaded.stop_ids, progress)
+    tuner = Tuner(session.decoder, loaded.stop_ids, clock)
     curve = tuner.measure_curve(text, CURVE_SHARE * seconds)
     plain = curve.plain[0]
     if len(curve.cost.widths) < MIN_WIDTHS:
         raise LadeError(
             f"{seconds:g} s are too few to measure steps, of which a plain one takes"
-            f" {plain:.2g} s; give --seconds {advised(max(10, 400 * plain), seconds)}"
+            f" {plain:.2g} s; give --seconds {math.ceil(max(10, 400 * plain, 2 * seconds))}"
         )
     field = candidates(curve.cost, choice.lookahead, loaded.device.kind == "cpu")
-    outcome = tuner.search(samples, field, began + MOST * seconds - time.perf_counter(), plain)
+    outcome = tuner.search(samples, field, began + MOST * seconds - clock(), plain)
     return Report(
         model=loaded.name,
         key=Tuned(
@@ -217,14 +210,8 @@ def tune(
         curve=curve,
         outcome=outcome,
         setting=setting_of(outcome.best if outcome else None, choice.lookahead, curve.cost),
-        seconds=time.perf_counter() - began,
-        advised=advised(RESERVE * min_seconds(plain) / (MOST - CURVE_SHARE), seconds),
+        seconds=clock() - began,
     )
-
-
-def advised(needed: float, given: float) -> int:
-    """Seconds to give where `given` were too few: always more."""
-    return math.ceil(max(needed, RESERVE * given))
 
 
 def profile_of(report: Report) -> Profile:
@@ -297,20 +284,16 @@ def show(report: Report, console: Console) -> None:
 def as_object(report: Report, path: Path | None) -> dict[str, Any]:
     """The figures as JSON, with the path of the profile if one was written."""
     curve, setting, outcome = report.curve, report.setting, report.outcome
-    found: dict[str, Any] = {
+    names = ("window", "ngram", "guesses", "sources", "widths")
+    return {
         "schema": SCHEMA,
         "model": report.model,
         **report.key.model_dump(),
         "seconds": round(report.seconds, 3),
         "step_cost": {**asdict(curve.cost), "plain_seconds": curve.plain, "steps": curve.steps},
-        "search": None,
-        "setting": {"budget": setting.step_limit},
-        "profile": None if path is None else str(path),
-    }
-    for name in ("window", "ngram", "guesses", "sources", "widths"):
-        found["setting"][name] = getattr(setting, name)
-    if outcome is not None:
-        found["search"] = {
+        "search": None
+        if outcome is None
+        else {
             "candidates": [
                 {"name": score.candidate.name, "speed": score.speed, "repeats": score.repeats}
                 for score in outcome.scores
@@ -318,5 +301,8 @@ def as_object(report: Report, path: Path | None) -> dict[str, Any]:
             "best": outcome.best.candidate.name,
             "agrees": outcome.agrees,
             "prompts": outcome.prompts,
-        }
-    return found
+        },
+        "setting": {"budget": setting.step_limit}
+        | {name: getattr(setting, name) for name in names},
+        "profile": None if path is None else str(path),
+    }

@@ -29,8 +29,6 @@ VISIT = 4
 """Steps of one width in a row; the first one, which finds the caches of another, does not count."""
 SLOW, SLOW_WIDTHS = 0.05, (1, 2, 8, 32)
 """Seconds of a plain step from which on each width gets one step in turn, and only these do."""
-LATEST = 2.0
-"""The first round of a slow model may take this many times the seconds that are given."""
 ROOM = 128
 """Tokens that a visit may add to its text."""
 
@@ -110,70 +108,50 @@ class Tuner:
     Args:
         decoder: the model.
         stop_ids: where answers end.
-        progress: called now and then.
-        clock: seconds.
+        clock: seconds; it is looked at now and then, and may move a progress bar on.
     """
 
     def __init__(
         self,
         decoder: Decoder,
         stop_ids: frozenset[int] = frozenset(),
-        progress: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._decoder, self._stop_ids = decoder, stop_ids
-        self._progress, self._now = progress, clock
+        self._decoder, self._stop_ids, self._now = decoder, stop_ids, clock
         self._drafts: dict[int, DraftMemory] = defaultdict(DraftMemory)
         self._turns = 0
 
-    def measure_curve(
-        self,
-        text: Sequence[int],
-        seconds: float,
-        widths: Sequence[int] = WIDTHS,
-        contexts: Sequence[int] = CONTEXTS,
-    ) -> Curve:
+    def measure_curve(self, text: Sequence[int], seconds: float) -> Curve:
         """Measure steps of real generations, all widths taking turns.
+
+        Contexts that the model cannot hold, or that would take too long, are left out.
 
         Args:
             text: token ids to continue; it is repeated as often as a context needs.
-            seconds: how long this may take, the first context at least once.
-            widths: ascending from 1.
-            contexts: lengths of text; those that the model cannot hold, or that would take too
-                long, are left out.
+            seconds: how long this may take, the first round of a slow model as long again.
 
         Returns:
             Medians, raised where noise made a wider step seem cheaper than a narrower one.
         """
         limit = self._now() + seconds
-        usable = [c for c in contexts if c <= self._decoder.max_context - ROOM]
-        usable = usable or [min(contexts[0], self._decoder.max_context // 3)]
-        texts = {c: (list(text) * (c // len(text) + 1))[:c] for c in usable}
+        contexts = [c for c in CONTEXTS if c <= self._decoder.max_context - ROOM]
+        contexts = contexts or [min(CONTEXTS[0], self._decoder.max_context // 3)]
+        texts = {c: (list(text) * (c // len(text) + 1))[:c] for c in contexts}
+        widths, visit = self._affordable(texts[contexts[0]])
+        # The first round is whole, but for a slow model, which would take too long.
+        latest = limit + seconds if visit == 1 else math.inf
         times: dict[int, dict[int, list[float]]] = {}
-        # The first steps load and compile, and do not count, nor does the first round.
-        plain = min(min(self._steps(texts[usable[0]], 1, 2)) for _ in range(2))
-        if slow := plain > SLOW:
-            widths = [width for width in widths if width in SLOW_WIDTHS]
-        else:
-            dear = 0
-            for width in widths:
-                found = self._steps(texts[usable[0]], width, 3)
-                dear = dear + 1 if min(found, default=0.0) > MAX_COST * plain else 0
-                if dear == 2:  # wider steps never pay; one alone may be noise
-                    widths = [each for each in widths if each <= width]
-                    break
-        for context in usable:
+        for context in contexts:
             now, end = self._now(), limit
             if times:
-                seen = times[usable[0]]
+                seen = times[contexts[0]]
                 reading = context * statistics.median(seen[widths[-1]]) / widths[-1]
                 if reading > (limit - now) / 2:
                     break
-                end = now + (limit - now) / (len(usable) - len(times))
-            elif len(usable) > 1:
+                end = now + (limit - now) / (len(contexts) - len(times))
+            elif len(contexts) > 1:
                 end = (now + limit) / 2  # most texts are short
-            latest = limit + (LATEST - 1) * seconds if slow else math.inf
-            times[context] = self._take_turns(texts[context], widths, end, latest)
+            times[context] = self._take_turns(texts[context], widths, visit, end, latest)
             widths = [width for width in widths if times[context][width]]
         medians = [[statistics.median(each[width]) for width in widths] for each in times.values()]
         rows = (
@@ -186,18 +164,30 @@ class Tuner:
             sum(len(each[width]) for each in times.values() for width in widths),
         )
 
+    def _affordable(self, text: list[int]) -> tuple[list[int], int]:
+        """Widths to measure, and the steps of one width in a row."""
+        # The first steps load and compile, and do not count.
+        plain = min(min(self._steps(text, 1, 2)) for _ in range(2))
+        if plain > SLOW:
+            return list(SLOW_WIDTHS), 1
+        dear = 0
+        for number, width in enumerate(WIDTHS):
+            found = self._steps(text, width, 3)
+            dear = dear + 1 if min(found, default=0.0) > MAX_COST * plain else 0
+            if dear == 2:  # wider steps never pay; one alone may be noise
+                return list(WIDTHS[: number + 1]), VISIT
+        return list(WIDTHS), VISIT
+
     def _take_turns(
-        self, text: list[int], widths: Sequence[int], end: float, latest: float
+        self, text: list[int], widths: Sequence[int], visit: int, end: float, latest: float
     ) -> dict[int, list[float]]:
         """Seconds of steps of all widths in turn until `end`; the first round ends at `latest`."""
         times: dict[int, list[float]] = {width: [] for width in widths}
         limit = latest
         while True:
             for width in widths:
-                if latest < math.inf:
-                    times[width] += self._steps(text, width, 1)
-                else:
-                    times[width] += self._steps(text, width, VISIT)[1:]
+                found = self._steps(text, width, visit)
+                times[width] += found[1:] if visit > 1 else found
                 if self._now() > limit:
                     return times
             limit = end
@@ -206,7 +196,6 @@ class Tuner:
 
     def _steps(self, text: list[int], width: int, count: int) -> list[float]:
         """Seconds of some steps of one width after a text; none where memory does not suffice."""
-        self._progress()
         config = LookaheadConfig(
             budget=width, sources=("context", "recycled"), widths=(1, width) if width > 1 else (1,)
         )
@@ -305,7 +294,7 @@ class Tuner:
         first = self._turns % len(runners)
         self._turns += 1
         for runner in (*runners[first:], *runners[:first]):
-            self._progress()
+            self._now()  # moves the bar
             tokens, seconds = self._decode(runner.config, prompt, new)
             if tokens:
                 runner.speeds.setdefault(number, []).append(tokens / seconds)

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 
-from ladecli.decoder.config import CAPTURED_WIDTHS
 from ladecli.decoder.step_cost import StepCost
 from ladecli.memory import ModelSpec
 from ladecli.profiles.derive import (
-    CONTEXTS,
     GRAPH_LAUNCH,
     LAUNCH,
     Rates,
-    derive,
     fitted,
     step_seconds,
 )
@@ -77,16 +73,6 @@ def test_launching_kernels_takes_time_outside_of_graphs() -> None:
     packed = replace(EIGHT, layers=32)  # whose products look for outliers on the host
     eager, captured = (step_seconds(GPU, packed, 8, 0, captured=each) for each in (False, True))
     assert captured == eager
-
-
-def test_a_derived_curve_is_that_of_its_step_times() -> None:
-    for shape in (makers.shape(), EXPERTS, PACKED):
-        cost = derive(GPU, shape, captured=True).step_cost
-        assert (cost.widths, cost.contexts) == (CAPTURED_WIDTHS, CONTEXTS)
-        for context, row in zip(CONTEXTS, cost.costs, strict=True):
-            times = [step_seconds(GPU, shape, w, context, captured=True) for w in CAPTURED_WIDTHS]
-            assert row == pytest.approx([each / times[0] for each in times], abs=6e-4)
-            assert all(a <= b for a, b in pairwise(row))
 
 
 # What follows from a curve: a budget of at most 1.25 steps of two tokens, and a window of ten

@@ -83,14 +83,6 @@ def test_settings_depend_on_the_type_of_the_weights() -> None:
     assert half < brain
 
 
-def test_costs_are_those_of_graphs_where_steps_are_graphs() -> None:
-    def wide(**given: bool) -> float:
-        return profiles.select(None, A100, shape(), **given).lookahead.step_cost.at(128, 1024)
-
-    # While kernels are launched one by one there is time for more tokens.
-    assert wide(captured=False) < 1.05 < 1.1 < wide(captured=True) == wide()
-
-
 @pytest.mark.parametrize("name", ["x", "../cpu", "cpu.toml", "CPU", "measured here"])
 def test_unknown_names_list_the_known_ones(name: str) -> None:
     with pytest.raises(UsageError, match=r"^unknown profile .*; known profiles: a100, a100-80gb,"):
@@ -180,13 +172,6 @@ def test_the_nearest_size_wins_then_the_newest() -> None:
     assert found == (newer, []), "and a fresh profile silences an outdated one"
 
 
-def test_a_tuned_profile_leaves_the_papers_setting_to_the_device() -> None:
-    user.write(tuned(device="NVIDIA A100-SXM4-80GB"))
-    choice = profiles.select(None, A100, DEMO)
-    assert choice.profile.startswith("tuned-nvidia-a100-sxm4-80gb-")
-    assert (choice.lookahead.budget, choice.paper.window) == (16, 15)
-
-
 @pytest.mark.parametrize(
     ("device", "name"),
     [("../../etc/passwd", "etc-passwd"), ("显卡", "device"), ("x" * 99, "x" * 48)],
@@ -204,14 +189,6 @@ def test_a_profile_by_hand_is_found_by_name_and_by_device() -> None:
     assert profiles.select(None, A100, DEMO).profile == "a100-80gb", "mine is for another one"
     put("mine", OWN.replace("A100", "AMD EPYC"))
     assert profiles.select(None, CPU, DEMO).profile == "mine", "a processor has a name too"
-
-
-@pytest.mark.parametrize(("name", "device"), [("cpu", CPU), ("apple", APPLE)])
-def test_a_users_file_replaces_a_shipped_one(name: str, device: Device) -> None:
-    put(name, OWN.replace("A100", "nothing here"))
-    assert profiles.names().count(name) == 1
-    for asked in (None, name):
-        assert profiles.select(asked, device, DEMO).lookahead.window == 4
 
 
 @pytest.mark.parametrize(
@@ -236,3 +213,19 @@ def test_a_broken_file_is_told_and_left_out(content: bytes, fault: str) -> None:
 )
 def test_sizes_in_short(parameters: float, text: str) -> None:
     assert user.short(parameters) == text
+
+
+@pytest.mark.parametrize(("name", "device"), [("cpu", CPU), ("apple", APPLE)])
+def test_a_users_file_replaces_a_shipped_one(name: str, device: Device) -> None:
+    put(name, OWN.replace("A100", "nothing here"))
+    assert profiles.names().count(name) == 1
+    for asked in (None, name):
+        assert profiles.select(asked, device, DEMO).lookahead.window == 4
+
+
+def test_costs_are_those_of_graphs_where_steps_are_graphs() -> None:
+    def wide(**given: bool) -> float:
+        return profiles.select(None, A100, shape(), **given).lookahead.step_cost.at(128, 1024)
+
+    # While kernels are launched one by one there is time for more tokens.
+    assert wide(captured=False) < 1.05 < 1.1 < wide(captured=True) == wide()

@@ -1,8 +1,8 @@
 """`lade plan`: estimate decoding speed on more GPUs, and where more of them stop paying.
 
 Nothing is measured or loaded.  A step takes as long as the slower of reading and multiplying, plus
-kernel launches (`profiles.derive`), plus exchanges between GPUs (`cluster`).  It yields the tokens
-per step that benchmarks/ranks.py measured.
+kernel launches (`profiles.derive`), plus exchanges between GPUs.  It yields the tokens per step
+that benchmarks/ranks.py measured; those, links and well-known models are in planner.toml.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ import math
 import re
 import sys
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
+from importlib import resources
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from .. import memory, profiles, screen
-from ..decoder.drafting.ngram_model import MAX_SUCCESSORS
-from ..decoder.parallel.messages import message_type
-from ..errors import UsageError
-from ..memory import FULL, ModelSpec
-from ..options import PlanRequest
-from ..profiles import user
-from ..profiles.derive import GRAPH_LAUNCH, HOST, LAUNCH, Rates, step_seconds
-from ..profiles.recognise import recognise
-from ..profiles.schema import Profile
-from ..terminal import Terminal
-from ..visualize import counted, printable
-from .cluster import STAGING, Links, known_model, links_of, measurements, tokens_per_step
+from . import memory, profiles, screen, toml
+from .decoder.drafting.ngram_model import MAX_SUCCESSORS
+from .decoder.parallel.messages import message_type
+from .errors import UsageError
+from .memory import FULL, ModelSpec
+from .options import PlanRequest
+from .profiles import user
+from .profiles.derive import HOST, Rates, step_seconds
+from .profiles.recognise import recognise
+from .profiles.schema import Profile
+from .terminal import Terminal
+from .visualize import counted, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,6 +44,122 @@ MODES = {
 DEFAULT_SIZE = "7b"
 PAYS = 0.10
 """More GPUs pay while twice as many bring at least this share more tokens per second."""
+
+# An exchange takes a start, the hops on its way, and its bytes at a share of the bandwidth.  Hops
+# lie between those of NCCL's protocols for few bytes and for many (its src/graph/tuning.cc).
+START = 7e-6
+SHARE = 0.65
+"""Assumed: eight A100 reach some 230 of 300 GB/s in nccl-tests."""
+STAGING = 60e-6
+"""Seconds to the GPU and back; assumed: two small copies, for which the host waits."""
+
+
+@cache
+def _data() -> dict[str, Any]:
+    text = resources.files(__package__).joinpath("planner.toml").read_text(encoding="utf-8")
+    return dict(toml.loads(text))
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """The links within and between nodes: rows of planner.toml with a name."""
+
+    gpus_per_node: int
+    within: dict[str, Any]
+    between: dict[str, Any]
+
+    def all_gather(self, size: float, gpus: int) -> float:
+        """Seconds until every GPU has the `size` bytes of each of the others."""
+        return self._seconds(size * (gpus - 1), gpus, 1)
+
+    def all_reduce(self, size: float, gpus: int) -> float:
+        """Seconds until every GPU has the sum of `size` bytes: to one of them, and back."""
+        return self._seconds(2 * size * (gpus - 1) / gpus, gpus, 2)
+
+    def _seconds(self, size: float, gpus: int, passes: int) -> float:
+        """A chain through each node and a tree over nodes: start, hops, bytes over bandwidth."""
+        nodes = math.ceil(gpus / self.gpus_per_node)
+        local, remote = min(gpus, self.gpus_per_node) - 1, math.ceil(math.log2(nodes))
+        used = [link for link, hops in ((self.within, local), (self.between, remote)) if hops]
+        latency = local * self.within["hops"][0] + remote * self.between["hops"][0]
+        bandwidth = SHARE * min(link["bandwidth"] for link in used)
+        return float(START + passes * latency + size / bandwidth)
+
+
+def links_of(gpu: str, request: PlanRequest) -> Links:
+    """The links that GPUs of a kind (a profile's name) usually have, or those of --link.
+
+    Raises:
+        UsageError: a link is unknown, or between nodes where there is one node.
+    """
+    own, links = _data()["gpus"].get(gpu, {}), _data()["links"]
+    known = {
+        kind: {"name": kind, **row, "bandwidth": own.get(kind, row["bandwidth"])}
+        for kinds in links.values()
+        for kind, row in kinds.items()
+    }
+    found = {"within": known["nvlink" if "nvlink" in own else "pcie"], "between": known["ethernet"]}
+    gpus, per_node = request.counts[-1], request.per_node
+    given = [] if request.link is None else request.link.lower().replace(" ", "").split(",")
+    for n, word in enumerate(given):
+        # One number is the slowest link that there is; of two, the first is within a node.
+        place = "between" if n or (gpus > per_node and len(given) == 1) else "within"
+        if link := known.get(word):
+            place = "within" if word in links["within"] else "between"
+        elif re.fullmatch(r"\d*\.?\d+", word) and float(word) > 0:
+            speed = {"bandwidth": 1e9 * float(word)}
+            link = found[place] | {"name": "link", **speed, "source": "--link"}
+        else:
+            raise UsageError(
+                f"unknown link {word!r}; use {', '.join(known)}, a number of GB/s, or two with a"
+                " comma: within a node, between nodes"
+            )
+        if place == "between" and gpus <= per_node:
+            raise UsageError(
+                f"--link {word} is between nodes, and {gpus} GPUs in nodes of {per_node} are one"
+                " node; add --nodes or --gpus-per-node"
+            )
+        found[place] = link
+    return Links(per_node, **found)
+
+
+def tokens_per_step(ranks: int, width: int) -> float:
+    """Tokens per step of `ranks` that feed `width` tokens each.
+
+    Linear in the logarithms between measurements.  Beyond the widest nothing is added; beyond the
+    most ranks, every doubling brings half of what the one before brought.
+    """
+    import numpy as np
+
+    measured = _data()["measured"]
+    beyond = 1 - 0.5 ** max(math.log2(ranks / measured["ranks"][-1]), 0.0)
+    values = [
+        np.interp(math.log2(ranks), np.log2(measured["ranks"]), row) + beyond * (row[-1] - row[-2])
+        for row in measured["tokens_per_step"]
+    ]
+    return float(np.interp(math.log2(width), np.log2([1, *measured["budgets"]]), [1.0, *values]))
+
+
+def known_model(size: str, dtype: str, quantize: str = "none") -> tuple[str, ModelSpec]:
+    """Name and shape of a well-known model by its size ("7b") or name ("llama-3-8b").
+
+    Raises:
+        UsageError: no such model is known.
+    """
+    models, sizes = _data()["models"], _data()["sizes"]
+    word = size.strip().lower()
+    name = sizes.get(word) or sizes.get(f"{word}b", word)
+    if name not in models:
+        raise UsageError(
+            f"unknown model size {size!r}; known: {', '.join(sizes)}, and {', '.join(models)}"
+        )
+    parameters, layers, hidden, inner, heads, kv_heads, vocabulary, *experts = models[name]
+    active = experts[0] if experts else parameters
+    weight_bytes = parameters * (4 if dtype == "float32" else 2)
+    numbers = (layers, hidden, inner, heads, kv_heads, hidden // heads, vocabulary)
+    shape = ModelSpec(parameters, active, dtype, weight_bytes, dtype, *numbers)
+    forms = dict(memory.smaller_forms(shape, "cuda"))
+    return name, forms.get(f"--quantize {quantize}", shape)
 
 
 def find_gpu(name: str | None, terminal: Terminal) -> tuple[Profile, float | None]:
@@ -65,7 +181,7 @@ def find_gpu(name: str | None, terminal: Terminal) -> tuple[Profile, float | Non
         size = float(given[1]) * 1e9 if given else 0.0
     else:
         with terminal.progress("looking at this machine"):
-            from ..device import detect
+            from .device import detect
 
             device = detect()
         if device.kind != "cuda":
@@ -88,7 +204,7 @@ def find_model(
         usual = f"no model was named: {name} stands for one of {DEFAULT_SIZE}"
         return name, shape, (() if request.model_size else (usual,))
     with terminal.progress(f"looking at {request.model}"):
-        from .. import models
+        from . import models
 
         # By itself a CPU would take float32, and a GPU takes the type that is stored.
         auto = request.dtype == "auto"
@@ -133,13 +249,11 @@ class Plan:
     """What is asked for, on what it is estimated, and the estimates.
 
     Attributes:
-        measured: tokens per step, see `measurements`.
         memory: bytes of one GPU; None if unknown.
         notes: what else there is to say of the model.
     """
 
     request: PlanRequest
-    measured: dict[str, Any]
     gpu: Profile
     memory: float | None
     links: Links
@@ -211,8 +325,7 @@ class Plan:
             talking += self.reductions * self.links.all_reduce(states, gpus)
             talking += self.links.all_gather(logits, gpus)
             sent += self.reductions * states + logits
-        step = computing + drafting + talking
-        tokens = tokens_per_step(self.measured, ranks, width)
+        step, tokens = computing + drafting + talking, tokens_per_step(ranks, width)
         parts = (computing, drafting, talking, sent)
         return Row(*place, None, needed, step, *parts, tokens, tokens / step)
 
@@ -289,6 +402,7 @@ class Plan:
         gain = math.floor(1000 * stops["gain"]) / 10
         return f"{pays}; going to {stops['beyond']} brings {gain:+.1f}% tokens/s"
 
+    @property
     def conclusion(self) -> str:
         """The fastest way in one line."""
         best, asked = self.best, self.request.gpus
@@ -303,26 +417,26 @@ class Plan:
             f" {self.speedup(best):.2f}× plain decoding on {counted(self.baseline.gpus, 'GPU')}"
         )
 
-    def caveats(self) -> list[str]:
+    @property
+    def caveat(self) -> str:
         """What the conclusion depends on most."""
-        return [f"tokens per step are those of a small model, {self.measured['model']}"]
+        return f"tokens per step are those of a small model, {_data()['measured']['model']}"
 
+    @property
     def assumptions(self) -> list[str]:
         """What the estimates depend on, a sentence each."""
-        shape, rates, links, measured = self.shape, self.rates, self.links, self.measured
+        rates, links, measured = self.rates, self.links, _data()["measured"]
         places = [("within a node", links.within)] if links.gpus_per_node > 1 else []
         if self.request.counts[-1] > links.gpus_per_node:
             places.append(("between nodes", links.between))
         usable = memory.told(self.usable) if self.memory else "any amount"
         budget = "as asked for" if self.request.budget else f"profile {self.gpu.name}"
-        small, launched = (1e3 * shape.layers * each for each in (GRAPH_LAUNCH, LAUNCH))
         return [
             *self.notes,
             f"a GPU reads {rates.bandwidth / 1e9:.0f} GB/s and computes"
-            f" {rates.arithmetic / 1e12:.3g} TFLOP/s in {shape.compute} ({rates.source}); decoding"
-            f" may take {usable} of its memory",
-            f"a step is one CUDA graph, with {small:.1f} ms of small kernels; split models and int8"
-            f" launch kernels one by one, {launched:.1f} ms (not measured on a GPU)",
+            f" {rates.arithmetic / 1e12:.3g} TFLOP/s in {self.shape.compute} ({rates.source});"
+            f" decoding may take {usable} of its memory",
+            "a step is one CUDA graph; split models and int8 launch kernels one by one",
             *(
                 f"{place}: {link['name']}, {link['bandwidth'] / 1e9:.3g} GB/s in each direction,"
                 f" {link['hops'][0] * 1e6:.3g} µs a hop ({link['source']})"
@@ -332,8 +446,8 @@ class Plan:
             f" split model needs {self.reductions} all-reduces in it, which nothing hides",
             f"a step feeds {self.budget} tokens on each GPU ({budget}), or one where drafts do not"
             f" pay, after {self.request.context:,} tokens of context; one text at a time",
-            f"tokens per step are those of {measured['model']} on {measured['text']!r}"
-            f" ({measured['origin']}, up to {measured['ranks'][-1]} ranks); see --text",
+            f"tokens per step are those of {measured['model']} ({measured['origin']}, up to"
+            f" {measured['ranks'][-1]} ranks)",
             f"more GPUs pay while twice as many bring {PAYS:.0%} more tokens per second",
         ]
 
@@ -345,13 +459,13 @@ class Plan:
             return {key: getattr(row, key) for key in keys}
 
         def full(row: Row) -> dict[str, Any]:
+            # JSON has no NaN.
+            figures = {key: None if value != value else value for key, value in asdict(row).items()}
             possible = not row.why_not
-            return {
-                **{key: _or_none(value) for key, value in asdict(row).items()},
-                "possible": possible,
-                "speedup": self.speedup(row) if possible else None,
-                "efficiency": self.efficiency(row) if possible else None,
-            }
+            figures["possible"] = possible
+            figures["speedup"] = self.speedup(row) if possible else None
+            figures["efficiency"] = self.efficiency(row) if possible else None
+            return figures
 
         return {
             "schema": SCHEMA,
@@ -366,7 +480,7 @@ class Plan:
             "links": asdict(self.links),
             "budget": self.budget,
             "context": self.request.context,
-            "text": self.measured["text"],
+            "text": _data()["measured"]["text"],
             "asked": self.request.gpus,
             "exchange_bytes": exchange_bytes(self.budget),
             "pays_from": PAYS,
@@ -380,20 +494,19 @@ class Plan:
                 for mode in MODES
             },
             "best": brief(self.best),
-            "caveats": self.caveats(),
-            "assumptions": self.assumptions(),
+            "caveats": [self.caveat],
+            "assumptions": self.assumptions,
         }
 
     def show(self, console: Console) -> None:
         """Print the conclusion, then the table of all modes and the assumptions."""
         shape, size = self.shape, memory.told(self.shape.weight_bytes)
-        model = (
-            f"{self.model} in {shape.weights} ({user.short(shape.parameters)} parameters, {size})"
-        )
+        parameters = f"{user.short(shape.parameters)} parameters, {size}"
+        model = f"{self.model} in {shape.weights} ({parameters})"
         heading = f"{model} on {self.gpu.description}: estimated, not measured"
         screen.line(console, printable(heading))
-        screen.line(console, self.conclusion(), "bold")
-        for line in (*self.caveats(), *map(self.verdict, MODES)):
+        screen.line(console, self.conclusion, "bold")
+        for line in (self.caveat, *map(self.verdict, MODES)):
             screen.line(console, printable(line))
         console.print()
         table = screen.bare_table()
@@ -410,13 +523,8 @@ class Plan:
         screen.show(table, console)
         console.print()
         screen.line(console, "Assumptions", "bold")
-        for text in self.assumptions():
+        for text in self.assumptions:
             screen.line(console, printable(f"- {text}"))
-
-
-def _or_none(value: Any) -> Any:
-    """None in place of NaN, which JSON does not have."""
-    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def exchange_bytes(width: int) -> int:
@@ -434,11 +542,9 @@ def run(request: PlanRequest) -> int:
     """
     request.check()
     terminal = Terminal(request.color)
-    measured = measurements(request.text)  # refused before the GPU and the model are looked for
     gpu, size = find_gpu(request.gpu, terminal)
-    links = links_of(gpu.name, request.link, request.counts[-1], request.per_node)
-    model, shape, notes = find_model(request, gpu, terminal)
-    plan = Plan(request, measured, gpu, size, links, model, shape, notes)
+    links = links_of(gpu.name, request)
+    plan = Plan(request, gpu, size, links, *find_model(request, gpu, terminal))
     _ = plan.best  # refused before anything is printed
     if request.json:
         print(json.dumps(plan.as_object(), ensure_ascii=False))
