@@ -24,7 +24,7 @@ from ladecli import models
 from ladecli.decoder.config import SOURCES, LookaheadConfig, SamplingConfig
 from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.decoder.events import Step
-from ladecli.decoder.limits import Limits
+from ladecli.decoder.config import Limits
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.parallel.groups import ALONE, Group, LookaheadParallel
 from ladecli.decoder.parallel.transport import DistributedTransport

@@ -4,7 +4,7 @@ A map, in the order in which a step passes through it:
 
 - `load`        which forward runs a model, and whether a trial step agrees (`trial`)
 - `engine`      the only loop: propose, lay out, forward, verify, commit, observe
-- `prefill`     the prompt in chunks; `limits`: where a text ends; `memory`: back-off
+- `prefill`     the prompt in chunks; `memory`: what to try after running out of memory
 - `strategies`  what to try next: autoregressive, jacobi, prompt lookup, lookahead
 - `window`      the paper's 2-D window of Jacobi iterations, and the pool of its n-grams
 - `drafting`    the online n-gram model, the sources that feed it, and the speculation budget

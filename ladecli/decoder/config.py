@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from .errors import ConfigError
+from .events import FinishReason, Token
 from .step_cost import StepCost, fitting
 
 STRATEGIES = ("lookahead", "autoregressive", "jacobi", "prompt-lookup")
@@ -164,3 +166,45 @@ class SamplingConfig:
     def greedy(self) -> bool:
         """Whether the most probable token is always chosen."""
         return self.temperature == 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Where a generation ends, whatever the strategy.
+
+    Attributes:
+        max_new_tokens: the most tokens; None for as many as the context holds.
+        stop_ids: ids that end the text; the id itself is committed.
+        should_stop: called with every token at commit, in order; true ends the text with
+            that token, and tokens after it are dropped.
+
+    Raises:
+        ConfigError: `max_new_tokens` is negative.
+    """
+
+    max_new_tokens: int | None = None
+    stop_ids: frozenset[int] = frozenset()
+    should_stop: Callable[[int], bool] | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens is not None and self.max_new_tokens < 0:
+            raise ConfigError(f"max-new-tokens must be 0 or more, not {self.max_new_tokens}")
+
+    def cut(
+        self, tokens: tuple[Token, ...], most: int
+    ) -> tuple[tuple[Token, ...], FinishReason | None]:
+        """The tokens of a step up to the one that ends the text, and why it ended, if it did.
+
+        Args:
+            tokens: at least one.
+            most: tokens until the longest text.
+        """
+        for count, token in enumerate(tokens, start=1):
+            stop = self.should_stop is not None and self.should_stop(token.id)
+            if token.id in self.stop_ids:
+                return tokens[:count], "eos"
+            if stop:
+                return tokens[:count], "stop"
+            if count >= most:
+                return tokens[:count], "length"
+        return tokens, None

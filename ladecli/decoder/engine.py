@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from . import layout
-from .config import PREFILL_CHUNK, SamplingConfig
+from .config import PREFILL_CHUNK, Limits, SamplingConfig
 from .errors import ConfigError, DecoderError, NoMemoryError, PromptError
 from .events import (
     Event,
@@ -25,7 +25,6 @@ from .events import (
 from .families import ModelFacts
 from .kv_cache import KVCache
 from .layout import StepLayout
-from .limits import Limits, cut
 from .memory import Backoff, attempt
 from .observation import Observation, State
 from .parallel.groups import ALONE, GenerationStopped, Group, OutOfMemory, StepResult
@@ -363,7 +362,7 @@ class Decoder:
             # Pending tokens stand where they belong: to keep them takes no memory.
             self.cache.keep(range(fed))
         tokens = state.tokens
-        committed, reason = cut(found.verdict.tokens, len(tokens), task.end, task.limits)
+        committed, reason = task.limits.cut(found.verdict.tokens, task.end - len(tokens))
         if reason is not None:
             task.group.end()
         # The last committed token is the next current token: its keys come then.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -121,7 +122,7 @@ class Runner:
 
         Here nothing happens before the result is asked for.
         """
-        return lambda: self.run(layout)
+        return partial(self.run, layout)
 
     @torch.inference_mode()
     def run(self, layout: StepLayout) -> Tensor:

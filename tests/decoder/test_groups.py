@@ -14,13 +14,12 @@ import numpy as np
 import pytest
 import torch
 
-from ladecli.decoder.config import SOURCES, LookaheadConfig, SamplingConfig
+from ladecli.decoder.config import SOURCES, Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.decoder.engine import Decoder
 from ladecli.decoder.errors import RankError
 from ladecli.decoder.events import Event, Finished, Step, StepNarrowed, Token
 from ladecli.decoder.layout import Draft, StepLayout
-from ladecli.decoder.limits import Limits
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.parallel.groups import (
     ALONE,

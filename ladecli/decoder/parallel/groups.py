@@ -275,7 +275,8 @@ def _merged(partition: Partition, messages: NDArray[Any]) -> StepResult:
     draft, columns = partition.draft, 1 + len(partition.draft.tree)
     ranks = list(zip(messages, partition.shares, strict=False))  # one share: that of rank 0
     # A path ends early on a rank without its branch; the one that has it goes furthest.
-    path = max((_tokens(message) for message, _ in ranks), key=len)
+    paths = [message["tokens"] for message, _ in ranks]
+    path = max((tokens[tokens != NO_TOKEN].tolist() for tokens in paths), key=len)
     best = [0] * draft.outputs
     successors: list[dict[int, float]] = [{} for _ in best] if draft.successors else []
     for message, share in reversed(ranks):  # what several have is the first one's
@@ -289,11 +290,6 @@ def _merged(partition: Partition, messages: NDArray[Any]) -> StepResult:
                 pairs = zip(*row, strict=True)
                 successors[output] = {token: p for token, p in pairs if token != NO_TOKEN}
     return StepResult(_verdict(draft, path), best, successors)
-
-
-def _tokens(message: Any) -> list[int]:
-    """Of the path that a rank accepted."""
-    return [token for token in message["tokens"].tolist() if token != NO_TOKEN]
 
 
 def _verdict(draft: Draft, tokens: Sequence[int]) -> Verdict:
@@ -314,6 +310,5 @@ def _draft_checksum(draft: Draft) -> int:
 
 
 def _checksum(parts: Sequence[object]) -> int:
-    """CRC-32 of what `repr` makes of them, as a signed 32-bit integer."""
-    value = zlib.crc32(repr(parts).encode())
-    return value - (1 << 32) if value >= 1 << 31 else value
+    """CRC-32 of what `repr` makes of them."""
+    return zlib.crc32(repr(parts).encode())

@@ -38,7 +38,7 @@ def message_type(max_outputs: int, max_successors: int) -> np.dtype[Any]:
     return np.dtype(
         [
             ("kind", np.int32),
-            ("checksum", np.int32),  # of the request or the draft: equal on all ranks
+            ("checksum", np.uint32),  # of the request or the draft: equal on all ranks
             ("numbers", np.int32, 2),
             ("tokens", np.int32, max_outputs),  # of the accepted path, the bonus token last
             ("best", np.int32, max_outputs),

@@ -35,8 +35,7 @@ class Share:
 
     def held(self, path: Sequence[int]) -> list[int]:
         """The start of a path of the whole tree, up to the first node that is not in this share."""
-        own = {node: index for index, node in enumerate(self.nodes)}
-        return [own[node] for node in takewhile(own.__contains__, path)]
+        return [*map(self.nodes.index, takewhile(self.nodes.__contains__, path))]
 
 
 @dataclass(frozen=True, slots=True)
