@@ -17,6 +17,7 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
+from ladecli.decoder import weights
 from ladecli.decoder.config import SOURCES, LookaheadConfig, SamplingConfig
 from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.decoder.engine import Limits
@@ -89,9 +90,13 @@ def test_plain_decoding_equals_transformers(family: str) -> None:
     assert ids_of(events) == theirs(family)
 
 
+@pytest.mark.parametrize("packed", [False, True], ids=["joined", "packed"])
 @pytest.mark.parametrize("family", OWN)
-def test_joined_weights_equal_transformers(family: str) -> None:
-    decoder = load_decoder(copy.deepcopy(model_of(family)), join=True)
+def test_joined_and_packed_weights_equal_transformers(
+    family: str, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "PACKED_FROM", 1)  # matrices of small models, too
+    decoder = load_decoder(copy.deepcopy(model_of(family)), join=True, pack=packed)
     assert isinstance(decoder.runner.model, Transformer)
     assert not decoder.runner.model.keeps_weights
     for strategy in ("autoregressive", "lookahead"):

@@ -10,7 +10,6 @@ from functools import partial
 import pytest
 import torch
 
-from ladecli.decoder.config import Limits
 from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.decoder.load import load_decoder
 from ladecli.events import Ended

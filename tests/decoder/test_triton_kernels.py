@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ladecli.decoder.attention import triton_available
@@ -20,7 +21,7 @@ from ladecli.decoder.families import examine
 from ladecli.decoder.kv_cache import Target
 from ladecli.decoder.load import compile_attention
 from ladecli.decoder.rotary import Rotary
-from ladecli.decoder.transformer import Norm, TorchOps, Transformer
+from ladecli.decoder.transformer import Norm, Transformer
 
 from ..families import model_of
 
@@ -28,12 +29,8 @@ pytest.importorskip("triton")
 kernels: Any = importlib.import_module("ladecli.decoder.triton_kernels")
 
 OPS: Any = kernels.TritonOps()
-TORCH: Any = TorchOps()
 CPU = torch.device("cpu")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not triton_available(CPU), reason="needs TRITON_INTERPRET=1"),
-]
+pytestmark = pytest.mark.skipif(not triton_available(CPU), reason="needs TRITON_INTERPRET=1")
 # The interpreter cuts numbers off where a GPU rounds to bfloat16.
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 
@@ -43,10 +40,18 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Ten
 
 
 def assert_close(found: Tensor, expected: Tensor) -> None:
-    """Equal but for the order of a sum, and for roundings in half precision."""
+    """Equal but for the order of a sum, which may round one number in half precision."""
     assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
-    near = 1e-5 if found.dtype == torch.float32 else 8e-3
+    near = 1e-5 if found.dtype == torch.float32 else 2e-3
     torch.testing.assert_close(found, expected, atol=near, rtol=near)
+
+
+def normed(x: Tensor, weight: Tensor, eps: float, float_weight: bool) -> Tensor:
+    """As Llama and, with a float weight, Gemma have it in transformers."""
+    value = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps)
+    if float_weight:
+        return (value * weight.float()).to(x.dtype)
+    return weight * value.to(x.dtype)
 
 
 @DTYPES
@@ -55,29 +60,45 @@ def assert_close(found: Tensor, expected: Tensor) -> None:
 def test_norms(dtype: torch.dtype, float_weight: bool, count: int, width: int) -> None:
     x, update = randn(2, count, width, dtype=dtype)
     weight = 1 + 0.1 * randn(width, seed=1)
-    norm = Norm(weight if float_weight else weight.to(dtype), 1e-3)
-    assert_close(OPS.rms_norm(x, norm), TORCH.rms_norm(x, norm))
-    # Rows that are not adjacent.
-    part = Norm(norm.weight[:4].clone(), 1e-3)
-    assert_close(OPS.rms_norm(x[:, 2:6], part), TORCH.rms_norm(x[:, 2:6], part))
-    residual = x.clone()
-    assert_close(OPS.add_rms_norm(residual, update, norm), TORCH.rms_norm(x + update, norm))
-    assert torch.equal(residual, x + update)
+    weight = weight if float_weight else weight.to(dtype)
+    expected = normed(x, weight, 1e-3, float_weight)
+    assert_close(OPS.rms_norm(x, Norm(weight, 1e-3)), expected)
+    total = x + update
+    assert_close(
+        OPS.add_rms_norm(x, update, Norm(weight, 1e-3)),
+        normed(total, weight, 1e-3, float_weight),
+    )
+    assert torch.equal(x, total)
 
 
-class Slots:
-    """The cache of one layer, [2, heads, slots, size], written by torch or by a kernel."""
+def test_norms_of_rows_that_are_not_adjacent() -> None:
+    x, weight = randn(3, 40), randn(16, seed=1)
+    expected = normed(x[:, 8:24], weight, 1e-3, False)
+    assert_close(OPS.rms_norm(x[:, 8:24], Norm(weight, 1e-3)), expected)
 
-    def __init__(self, cache: Tensor, start: int | Tensor) -> None:
-        self.cache, self.start = cache, start
 
-    def target(self, _layer: int, count: int) -> Target:
-        return Target(*self.cache, self.start, int(self.start) + count)
+def angles(count: int, rotary: int, interleaved: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and sines by number of a head, the sign of its partner in the sine."""
+    angle = randn(count, rotary // 2, seed=3)
+    cos, sin = angle.cos(), angle.sin()
+    if interleaved:
+        both = cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
+    else:
+        both = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+    return both[0].to(dtype), both[1].to(dtype)
 
-    def write(self, _layer: int, keys: Tensor, values: Tensor) -> Tensor:
-        first, end = int(self.start), int(self.start) + keys.shape[1]
-        self.cache[:, :, first:end] = torch.stack((keys, values))
-        return self.cache[:, :, :end]
+
+def turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """Rotary embedding of [T, heads, size] by complex numbers, in float64."""
+    count = cos.shape[-1]
+    part, rest = x[..., :count].double(), x[..., count:].double()
+    pairs = part.unflatten(-1, (-1, 2)) if interleaved else part.unflatten(-1, (2, -1)).mT
+    first = cos[:, ::2] if interleaved else cos[:, : count // 2]
+    second = sin[:, 1::2] if interleaved else sin[:, count // 2 :]
+    factor = torch.complex(first.double(), second.double())[:, None]
+    out = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * factor)
+    out = out.flatten(-2) if interleaved else out.mT.flatten(-2)
+    return torch.cat((out, rest), -1).to(x.dtype)
 
 
 @DTYPES
@@ -104,23 +125,33 @@ def test_rope_and_write(
     float_weight: bool,
     start: int | Tensor,
 ) -> None:
-    qkv = randn(3, (heads + 2 * kv_heads) * size, dtype=dtype)
-    weights = (1 + 0.1 * randn(2, size, seed=2)).to(torch.float32 if float_weight else dtype)
-    norms = [Norm(weight, 1e-3) if norm else None for weight in weights]
+    count, slots, first = 3, 9, int(start)
+    qkv = randn(count, (heads + 2 * kv_heads) * size, dtype=dtype)
+    cos, sin = angles(count, rotary, interleaved, dtype)
+    weights = 1 + 0.1 * randn(2, size, seed=2)
+    weights = weights if float_weight else weights.to(dtype)
+    cache = randn(2, kv_heads, slots, size, dtype=dtype, seed=4)
+    expected = cache.clone()
+    query, key, value = qkv.view(count, -1, size).split([heads, kv_heads, kv_heads], dim=1)
+    if norm:
+        query, key = (
+            normed(x, w, 1e-3, float_weight) for x, w in zip((query, key), weights, strict=True)
+        )
+    expected[0, :, first : first + count] = turned(key, cos, sin, interleaved).transpose(0, 1)
+    expected[1, :, first : first + count] = value.transpose(0, 1)
     layer = types.SimpleNamespace(
         **{"index": 0, "heads": heads, "kv_heads": kv_heads, "head_size": size},
-        **dict(zip(("query_norm", "key_norm"), norms, strict=True)),
+        query_norm=Norm(weights[0], 1e-3) if norm else None,
+        key_norm=Norm(weights[1], 1e-3) if norm else None,
     )
-    # As tables of positions have them.
-    cos, sin = randn(3, 2, 1, rotary, dtype=dtype, seed=3).unbind(1)
-    cache = randn(2, kv_heads, 9, size, dtype=dtype, seed=4)
-    slots = [Slots(cache.clone(), start) for _ in range(2)]
-    found, expected = (
-        ops.rope_and_write(qkv, layer, Rotary(cos, sin, interleaved), each)
-        for ops, each in zip((OPS, TORCH), slots, strict=True)
-    )
-    for mine, theirs in zip((*found, slots[0].cache), (*expected, slots[1].cache), strict=True):
-        assert_close(mine, theirs)
+    # As a table of positions has them.
+    rotary = Rotary(*torch.stack((cos, sin), 1)[:, :, None].unbind(1), interleaved)
+    target = types.SimpleNamespace(target=lambda *_: Target(*cache, start, first + count))
+    out, *seen = OPS.rope_and_write(qkv, layer, rotary, target)
+    assert_close(out.transpose(0, 1), turned(query, cos, sin, interleaved))
+    assert_close(cache, expected)
+    assert_close(torch.stack(seen), expected[:, :, : first + count])
+    assert torch.equal(cache[1], expected[1])
 
 
 @DTYPES
@@ -129,7 +160,14 @@ def test_rope_and_write(
 def test_gate(dtype: torch.dtype, activation: str, count: int, width: int) -> None:
     both = 5 * randn(count, 2 * width, dtype=dtype)
     both[0, :4] = torch.tensor([-200.0, 200.0, 0.0, -40.0])
-    assert_close(OPS.gate(both, activation), TORCH.gate(both, activation))
+    gate, up = both.chunk(2, dim=-1)
+    act = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
+    assert_close(OPS.gate(both, activation), act * up)
+
+
+def test_tensors_that_are_not_dense_are_refused() -> None:
+    with pytest.raises(ValueError, match="must be dense"):
+        OPS.add_rms_norm(randn(6, 4).T, randn(4, 6), Norm(torch.ones(6), 1e-3))
 
 
 def test_attention_is_compiled_for_all_widths() -> None:
@@ -139,7 +177,8 @@ def test_attention_is_compiled_for_all_widths() -> None:
 
 
 COMPILE = """
-import sys
+import dataclasses, subprocess, sys
+from pathlib import Path
 
 import triton
 from triton.backends import backends
@@ -163,7 +202,12 @@ def compiled(kernel, pointers, numbers, constants, warps=4, stages=3, capability
     source = triton.compiler.ASTSource(kernel, types, constants, attributes)
     options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": fusion}
     found = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    print(kernel.__name__, found.metadata.shared)
+    binary = Path(sys.argv[1]) / "kernel.cubin"
+    binary.write_bytes(found.asm["cubin"])
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    usage = subprocess.run([tool, "-res-usage", binary], capture_output=True, text=True).stdout
+    stack = int(usage.partition("STACK:")[2].split()[0])
+    print(kernel.__name__, found.metadata.shared, stack, "wgmma" in found.asm["ptx"])
 
 
 pointers = {"*bf16": "query key value out", "*fp32": "lse", "*i32": "length positions words"}
@@ -184,14 +228,20 @@ compiled(rows.gate_kernel, {"*bf16": "both out"}, "", sizes, capability=80)
 
 
 def test_all_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
-    """Two programs of attention fit in the shared memory of an H100's multiprocessor."""
+    """Without a GPU at hand this much can be known: the compiler takes them, registers suffice,
+    two programs of attention fit on a multiprocessor of an H100, and its matrix unit is used."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment |= {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_DEFAULT_FP_FUSION": "1"}
-    command = [sys.executable, "-c", COMPILE]
+    command = [sys.executable, "-c", COMPILE, str(tmp_path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode == 77:
         pytest.skip("this triton has no compiler for NVIDIA's GPUs")
     assert done.returncode == 0, done.stderr[-2000:]
-    shared = dict(line.split() for line in done.stdout.splitlines())
-    assert {*shared} == {"attend", "join", "norm_kernel", "rope_kernel", "gate_kernel"}
-    assert 2 * (int(shared["attend"]) + 1024) <= 228 * 1024
+    lines = [line.split() for line in done.stdout.splitlines()]
+    found = {name: (int(shared), int(stack)) for name, shared, stack, _ in lines}
+    assert len(found) == 5
+    assert 2 * (found["attend"][0] + 1024) <= 228 * 1024
+    assert lines[0][3] == "True"
+    # A few registers of attention may be spilled, not tiles.
+    assert found.pop("attend")[1] <= 128
+    assert {stack for _, stack in found.values()} == {0}
