@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -118,7 +119,7 @@ class Need:
     Attributes:
         weights: of the model.
         cache: keys and values of the longest text.
-        step: what one step holds beside them.
+        step: what the largest step holds beside them, or the smaller cache while it is copied.
     """
 
     weights: float
@@ -146,24 +147,27 @@ def estimate(
         context: the most tokens of a text.
         width: the most tokens of a step.
         attention: the backend; `reference` holds the scores of all heads.
-        captured: whether steps are CUDA graphs, which keep their logits.
+        captured: whether steps are CUDA graphs, which keep their memory.
     """
     if captured:
         width = max(width, CAPTURED_WIDTHS[-1])
-    # A cache that grows exists twice for a moment.
-    growing = 1.0 + NEARLY_ALL if context > PREFILL_CHUNK else 1.0
-    cache = growing * (context + max(GROWTH, width)) * spec.cache_bytes
-    # A chunk of the prompt has logits of one row only; every draft token has its own.
-    tokens = max(min(PREFILL_CHUNK, context), width)
-    states = tokens * (6 * spec.hidden + 3 * spec.inner) * spec.value_bytes
-    logits = width * spec.vocabulary * ((2 if captured else 1) * spec.value_bytes + 4)
-    # The mask as booleans, and added to the scores of the heads that share a key head.
+    slots = context + max(GROWTH, width)
+    copied = GROWTH  # the cache doubles, and is allocated whole after NEARLY_ALL of it
+    while 2 * copied <= NEARLY_ALL * slots:
+        copied *= 2
+    # Activations, and the mask as booleans and as a term of the scores of the heads that share a
+    # key head; the reference holds scores and probabilities of all heads in float32.
     groups = spec.heads // spec.kv_heads
     score = 1 + groups * spec.value_bytes
     if attention == "reference":
-        score = 1 + 4 * groups + 8 * spec.heads  # scores and probabilities in float32
-    scores = tokens * (context + tokens) * score
-    return Need(spec.weight_bytes, cache, states + logits + scores)
+        score = 1 + 4 * groups + 8 * spec.heads
+    row = (6 * spec.hidden + 3 * spec.inner) * spec.value_bytes + context * score
+    # Every token of a step has logits, in float32 as well; of the prompt only the last one.
+    logits = spec.vocabulary * (spec.value_bytes + (4 if spec.value_bytes < 4 else 0))
+    prefill, step = min(PREFILL_CHUNK, context) * row + logits, width * (row + logits)
+    others = max(prefill, copied * spec.cache_bytes)
+    held = others + step if captured else max(others, step)
+    return Need(spec.weight_bytes, slots * spec.cache_bytes, held)
 
 
 def usable(free: float) -> float:
@@ -193,27 +197,23 @@ class Asked:
         """The most tokens of a text, if there is room for it."""
         return min(self.wanted or self.longest, self.longest)
 
+    @property
+    def least(self) -> int:
+        """Tokens of context without which the model is of no use."""
+        return min(self.context, LEAST_CONTEXT)
+
     def need(self, spec: ModelSpec, context: int) -> Need:
-        """What decoding texts of this length takes."""
-        return estimate(
-            spec,
-            context=context,
-            width=self.width,
-            attention=self.attention,
-            captured=self.captured,
-        )
+        """What decoding texts of at most `context` tokens takes."""
+        width, attention, captured = self.width, self.attention, self.captured
+        return estimate(spec, context=context, width=width, attention=attention, captured=captured)
 
     def fitting(self, spec: ModelSpec, room: float) -> int:
         """The longest context that bytes of memory have room for; 0 where that is of no use."""
-        low = min(self.context, LEAST_CONTEXT)
-        least, most = (self.need(spec, context).total for context in (low, self.context))
-        if most <= room:
+        if self.need(spec, self.context).total <= room:
             return self.context
-        if least > room:
-            return 0
-        # After a first chunk of the prompt, memory grows by the same amount with every token.
-        tokens = low + (self.context - low) * (room - least) / (most - least)
-        return int(tokens) // 64 * 64
+        lengths = range(self.least, self.context, 64)
+        fitting = bisect_right(lengths, room, key=lambda n: self.need(spec, n).total)
+        return lengths[fitting - 1] // 64 * 64 if fitting else 0
 
 
 def room(
@@ -237,7 +237,7 @@ def room(
 
     Raises:
         LoadError: the weights do not fit, or leave no room for a text.
-        UsageError: the wanted context or steps do not fit; the message says which do.
+        UsageError: the wanted context does not fit; the message says which does.
     """
     free = usable(free)
     most = asked.fitting(spec, free)
@@ -245,46 +245,29 @@ def room(
         return most, None
     forms = smaller_forms(spec, kind)
     if not most:
-        raise _too_large(name, spec, free, asked, where, forms)
-    needed_all = asked.need(spec, asked.context)
+        needed = asked.need(spec, asked.least).total
+        # Logits of a large vocabulary may be what does not fit.
+        ways = [(flag, asked.need(form, asked.least).total) for flag, form in forms]
+        if asked.width > 16:
+            narrow = replace(asked, width=16).need(spec, asked.least).total
+            ways.insert(0, ("--budget 16", narrow))
+        fix = next((f"{flag} needs {told(size)}" for flag, size in ways if size <= free), "")
+        raise LoadError(
+            f"{name} needs {told(needed)}, {told(needed - free)} more than the {told(free)} that"
+            f" can be used on {where}; {fix or 'take a smaller model, or free some memory'}"
+        )
+    need = asked.need(spec, asked.context)
     line = (
-        f"{asked.context:,} tokens of context need {told(needed_all.cache + needed_all.step)}"
-        f" beside the weights of {told(needed_all.weights)}, and {told(free)} can be used on"
-        f" {where}"
+        f"{asked.context:,} tokens of context need {told(need.cache + need.step)} beside the"
+        f" weights of {told(need.weights)}, and {told(free)} can be used on {where}"
     )
-    roomier, flag = max(
+    longest, flag = max(
         ((asked.fitting(form, free), flag) for flag, form in forms), default=(0, "")
     )
-    hint = f"; {flag} leaves room for {roomier:,}" if roomier > most else ""
+    hint = f"; {flag} leaves room for {longest:,}" if longest > most else ""
     if asked.wanted is not None:
         raise UsageError(f"{line}; --max-context {most} fits{hint}")
     return most, f"{line}: texts end at {most:,} tokens{hint}"
-
-
-def _too_large(
-    name: str,
-    spec: ModelSpec,
-    free: float,
-    asked: Asked,
-    where: str,
-    forms: Sequence[tuple[str, ModelSpec]],
-) -> UsageError | LoadError:
-    """Why there is no room for a text, with narrower steps, or the first smaller form, that fit."""
-    widths = (width for width in (64, 32, 16, 8, 4, 1) if width < asked.width)
-    if width := next((w for w in widths if replace(asked, width=w).fitting(spec, free)), 0):
-        return UsageError(
-            f"steps of {asked.width} tokens of {name} do not fit into the {told(free)} that can"
-            f" be used on {where}; --budget {width} does"
-        )
-    least = min(asked.context, LEAST_CONTEXT)
-    needed = asked.need(spec, least).total
-    smaller = ((flag, asked.need(form, least).total) for flag, form in forms)
-    fix = "take a smaller model, or free some memory"
-    fix = next((f"{flag} needs {told(size)}" for flag, size in smaller if size <= free), fix)
-    return LoadError(
-        f"{name} needs {told(needed)}, {told(needed - free)} more than the {told(free)} that can be"
-        f" used on {where}; {fix}"
-    )
 
 
 def spread(
@@ -294,11 +277,9 @@ def spread(
     in the memory of the processor, or on the disk, and are copied in every step.
 
     Args:
-        name: of the model, for messages.
-        spec: of the model.
+        name, spec, asked: as for `room`.
         gpus: bytes that are free on each; none where the processor computes.
         processor: bytes of its memory that are free.
-        asked: what there must be room for.
 
     Raises:
         LoadError, UsageError: as `room`, where texts do not fit even without any weights.
@@ -310,10 +291,10 @@ def spread(
     # Half of it for texts, so that there is room for weights that come and go.
     bare = replace(spec, parameters=0.0, weight_bytes=0.0, linear=0.0)
     context, shorter = room(name, bare, free / 2, asked, where=where, kind=kind)
-    elsewhere = "in the processor's memory or on the disk" if gpus else "on the disk"
+    stay = "the processor's memory or the disk" if gpus else "the disk"
     notice = (
         f"the weights of {told(spec.weight_bytes)} do not fit on {where}: every step reads the rest"
-        f" from where it stays, {elsewhere}, which is slow"
+        f" from {stay}, which is slow"
     )
     return context, f"{notice}; {shorter}" if shorter else notice
 
@@ -325,25 +306,19 @@ def smaller_forms(spec: ModelSpec, kind: str = "cpu") -> list[tuple[str, ModelSp
         spec: of the model as it is.
         kind: of device; bitsandbytes has no kernels for Apple's GPUs.
     """
-    packed = spec.linear
-    if packed is None:
-        # Embeddings and the last layer stay as they are.
-        packed = max(spec.parameters - 2 * spec.vocabulary * spec.hidden, 0.0)
-    plain = spec.parameters - packed
     forms = []
     if spec.weights == "float32":
-        half = replace(
-            spec,
-            weights="bfloat16",
-            compute="bfloat16",
-            weight_bytes=spec.weight_bytes - 2 * spec.parameters,
-        )
-        forms.append(("--dtype bfloat16", half))
-    if packed and spec.weights in FULL and kind != "mps":
+        half = spec.weight_bytes - 2 * spec.parameters
+        form = replace(spec, weights="bfloat16", compute="bfloat16", weight_bytes=half)
+        forms.append(("--dtype bfloat16", form))
+    linear = spec.linear
+    if linear is None:
+        linear = max(spec.parameters - 2 * spec.vocabulary * spec.hidden, 0.0)
+    if linear and spec.weights in FULL and kind != "mps":
         # By itself a CPU would go back to float32 where packed weights leave room for that.
         kept = " --dtype bfloat16" if kind == "cpu" and spec.compute == "bfloat16" else ""
         for flag, (weights, bytes_each) in PACKED.items():
-            size = packed * bytes_each + plain * spec.value_bytes
+            size = linear * bytes_each + (spec.parameters - linear) * spec.value_bytes
             form = replace(spec, weights=weights, weight_bytes=size)
             forms.append((f"--quantize {flag}{kept}", form))
     return forms

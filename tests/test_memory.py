@@ -51,15 +51,15 @@ def test_what_a_decoder_really_holds(heads: int, kv_heads: int, attention: str) 
         vocab_size=200,
     )
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    decoder = load_decoder(model, max_context=2000, attention=attention)
+    decoder = load_decoder(model, max_context=2048, attention=attention)
     strategy = make_strategy("lookahead", LookaheadConfig(5, 3, 5, 24))
-    prompt = torch.arange(1990).remainder(150).tolist()
+    prompt = torch.arange(2040).remainder(150).tolist()
     with Held() as held:
         for _ in decoder.generate(prompt, strategy, None, Limits(8)):
             pass
     spec = spec_of(empty_model(config, {}), torch.float32)
-    need = estimate(spec, context=2000, width=24, attention=attention)
-    assert 0.6 * (need.cache + need.step) < held.most <= need.cache + need.step
+    need = estimate(spec, context=2048, width=24, attention=attention)
+    assert held.most / (need.cache + need.step) == pytest.approx(1, abs=0.1)
 
 
 def test_captured_steps_take_a_little_more() -> None:
@@ -116,11 +116,11 @@ def test_weights_that_do_not_fit_name_the_first_form_that_does(
         ask(free, spec, kind)
 
 
-def test_a_budget_that_does_not_fit_names_one_that_does() -> None:
+def test_steps_that_do_not_fit_name_a_budget_that_does() -> None:
     # Logits of a large vocabulary are what a wide step takes.
     wide = replace(LLAMA_7B, vocabulary=2_000_000)
-    free = estimate(wide, context=1024, width=64).total / 0.97 + 1e6
-    with pytest.raises(UsageError, match=r"steps of 512 tokens of m do not fit .*; --budget 64"):
+    free = estimate(wide, context=1024, width=16).total / 0.97 + 1e6
+    with pytest.raises(LoadError, match=r"^m needs .*; --budget 16 needs"):
         room("m", wide, free, Asked(1024, width=512))
 
 
@@ -136,9 +136,9 @@ def test_sizes_for_people() -> None:
     [
         ([10, 10], 8, 4096, None),
         ([8, 8], 8, None, r"2 GPUs: texts end at"),
-        ([12], 64, 4096, r"13\.5 GB do not fit on 1 GPU: .* processor's memory or on the disk, .*"),
+        ([12], 64, 4096, r"13\.5 GB do not fit on 1 GPU: .* processor's memory or the disk, .*"),
         ([6, 6], 1, 4096, r"do not fit on 2 GPUs"),
-        ([], 12, 4096, r"do not fit on this machine: .* stays, on the disk, which is slow"),
+        ([], 12, 4096, r"do not fit on this machine: .* the disk, which is slow"),
     ],
 )
 def test_a_model_that_is_spread_over_devices(
