@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
-from . import __version__, config, device_map, options
+from . import __version__, config, options, placement
 from .decoder.errors import ConfigError, DecoderError, PromptError
 from .errors import INTERRUPTED, LadeError, UsageError, told
 from .option_fields import ALIASES, PREFIX, Options, Setting, settings_of
@@ -341,7 +341,7 @@ def run() -> int:
     flushed = [_flushed(stream) for stream in (sys.stdout, sys.stderr)]
     if not all(flushed):
         code = code or LadeError.exit_code
-    device_map.remove_offloaded()
+    placement.remove_offloaded()
     return code
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from . import device_map, memory, profiles
+from . import memory, placement, profiles
 from .errors import UsageError
 from .option_fields import CONFIG_FILE, config_path
 from .parallel.place import place_of
@@ -106,7 +106,6 @@ def _room(
     request: Request, planned: Plan, settings: LookaheadConfig, attention: str, captured: bool
 ) -> tuple[int | None, str | None, memory.Need]:
     """The most tokens of context that memory has room for, a notice, and what decoding takes."""
-    from . import placement
     from .device import free_memory
 
     plain = request.strategy == "autoregressive"
@@ -124,7 +123,7 @@ def _room(
         context, notice = memory.room(
             planned.name, part, free, asked, where=device.label, kind=device.kind
         )
-    elif request.device_map in device_map.WORDS:
+    elif request.device_map in placement.WORDS:
         context, notice = memory.spread(
             planned.name,
             planned.spec,

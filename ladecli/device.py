@@ -14,14 +14,13 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from importlib import import_module, metadata
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from .errors import UsageError
-from .profiles.derive import Rates
 
 if TYPE_CHECKING:
     import torch
@@ -75,6 +74,22 @@ class Details:
     cores: int
 
 
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """The two rates of a device that settings are derived from.
+
+    Attributes:
+        bandwidth: of its memory, bytes per second.
+        arithmetic: dense operations per second in the type of the products; a product and a sum
+            are two.
+        source: of the figures.
+    """
+
+    bandwidth: float
+    arithmetic: float
+    source: str
+
+
 def in_torch(device: Device, type_name: str) -> tuple[torch.device, torch.dtype]:
     """A device, and a type of numbers such as "bfloat16", as torch has them."""
     return torch.device(device.torch_name), getattr(torch, type_name)
@@ -103,14 +118,11 @@ def detect(wanted: str = "auto") -> Device:
         return Device("mps", "mps", _processor_name(), torch.mps.recommended_max_memory())
     if kind == "mps":
         raise UsageError("no Apple GPU (mps) here; use --device cpu")
-    return _cpu()
+    return replace(_processor(), threads=torch.get_num_threads())
 
 
 def glance() -> Device:
     """The device that models run on by default: without torch where that must be the processor."""
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        if metadata.version("torch").endswith("+cpu"):
-            return _processor()
     if platform.system() == "Linux" and not any(map(os.path.exists, _GPU_FILES)):
         return _processor()
     return detect()
@@ -122,7 +134,7 @@ def present() -> list[Device]:
     if found[0].kind == "cuda":
         found += [_gpu(number) for number in range(1, torch.cuda.device_count())]
     if found[0].kind != "cpu":
-        found.append(_cpu())
+        found.append(detect("cpu"))
     return found
 
 
@@ -204,12 +216,13 @@ def measure_rates(device: Device, dtype: str, seconds: float = 0.15) -> Rates:
     with torch.inference_mode():
         source = torch.zeros(size, dtype=torch.uint8, device=place)
         target = torch.empty_like(source)
-        # A copy reads and writes every byte.
-        bandwidth = 2 * size / _fastest(lambda: target.copy_(source), device, seconds)
+        copying = _fastest(lambda: target.copy_(source), place, seconds)
         factor = torch.randn(rows, rows, device=place).to(kind)
         out = torch.empty_like(factor)
-        fastest = _fastest(lambda: torch.mm(factor, factor, out=out), device, seconds)
-    return Rates(bandwidth, 2.0 * rows**3 / fastest, f"measured here, {device.label}")
+        multiplying = _fastest(lambda: torch.mm(factor, factor, out=out), place, seconds)
+    # A copy reads and writes every byte.
+    rates = 2 * size / copying, 2.0 * rows**3 / multiplying
+    return Rates(*rates, f"measured here, {device.label}")
 
 
 def synchronize(device: torch.device) -> None:
@@ -220,20 +233,15 @@ def synchronize(device: torch.device) -> None:
         torch.mps.synchronize()
 
 
-def _fastest(work: Callable[[], object], device: Device, seconds: float) -> float:
+def _fastest(work: Callable[[], object], place: torch.device, seconds: float) -> float:
     """Seconds of the fastest of many calls, the first two of which do not count."""
-    place = torch.device(device.torch_name)
-    for _ in range(2):
-        work()
-    synchronize(place)
-    best, now = float("inf"), time.perf_counter()
-    end = now + seconds
-    while best == float("inf") or now < end:
+    best, calls, end = float("inf"), 0, time.perf_counter() + seconds
+    while calls < 3 or time.perf_counter() < end:
         began = time.perf_counter()
         work()
         synchronize(place)
-        now = time.perf_counter()
-        best = min(best, now - began)
+        calls += 1
+        best = min(best, time.perf_counter() - began if calls > 2 else best)
     return best
 
 
@@ -243,10 +251,6 @@ def _gpu(number: int) -> Device:
     # ROCm leaves the names of some chips empty.
     label = name or getattr(properties, "gcnArchName", "") or "unknown GPU"
     return Device("cuda", f"cuda:{number}", label, int(properties.total_memory))
-
-
-def _cpu() -> Device:
-    return replace(_processor(), threads=torch.get_num_threads())
 
 
 def _processor() -> Device:

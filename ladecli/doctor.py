@@ -19,7 +19,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import __version__, config, decode_setup, device_map, model_files, profiles, screen
+from . import __version__, config, decode_setup, model_files, placement, profiles, screen
 from .decoder.errors import DecoderError
 from .errors import LadeError, UsageError, told
 from .memory import told as size_of
@@ -462,7 +462,7 @@ def _setup(request: DoctorRequest, setup: Setup) -> Iterator[Finding]:
     for notice in choice.notices:
         yield Finding("notice", notice, NOTE)
     data = {"context": setup.context}
-    if request.device_map not in (None, *device_map.WORDS):
+    if request.device_map not in (None, *placement.WORDS):
         value = "placed by a map of your own, so it is not estimated"
         yield Finding("memory", value, NOTE, data=data)
     elif setup.short:

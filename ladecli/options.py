@@ -14,7 +14,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from functools import partial
 from typing import Any
 
-from . import device_map
+from . import placement
 from .decoder.config import SOURCES, STRATEGIES, LookaheadConfig, SamplingConfig
 from .errors import UsageError
 from .option_fields import Options, option, settings_of
@@ -64,7 +64,7 @@ class LoadOptions:
         if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", self.device):
             raise UsageError(f"unknown device {self.device!r}; use auto, cpu, cuda, cuda:N or mps")
         if self.device_map is not None:
-            device_map.parse(self.device_map)
+            placement.parse_device_map(self.device_map)
 
 
 @dataclass(frozen=True, kw_only=True)

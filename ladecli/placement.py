@@ -1,29 +1,82 @@
-"""Where a model's weights go: on one device, several, or split over ranks; and how packed."""
+"""Where a model's weights go: on one device, several, or split over ranks; and how packed.
+
+Torch is imported where it is needed: options are checked without it.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
 import math
 import os
 import re
-from typing import Any
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import torch
-import transformers
-from transformers.distributed import DistributedConfig
-
-from . import device_map, memory
+from . import memory
 from .decoder.errors import RankError
 from .device import Device, free_memory, present
 from .errors import UsageError
 from .memory import ModelSpec
-from .options import LoadOptions
 
+if TYPE_CHECKING:
+    import torch
+
+    from .options import LoadOptions
+
+WORDS = ("auto", "balanced", "balanced_low_0", "sequential")
+"""Ways in which transformers spreads a model by itself, as it calls them."""
+_OFFLOADED: list[tempfile.TemporaryDirectory[str]] = []
 _CUT = ("colwise", "rowwise", "embedding_", "packed_")
 """How names of transformers' styles begin that give each rank a part of a weight."""
 _OWN_HEADS = ("colwise", "packed_colwise")
 """Styles after which each rank goes on with its own part of the numbers."""
+
+
+def parse_device_map(text: str) -> str | dict[str, int | str]:
+    """What `--device-map` means: one of `WORDS`, or a device for every part of a model.
+
+    Args:
+        text: a word, or JSON (or a .json file) from names of modules to what accelerate takes as
+            a device: the number of a GPU, "cuda:N", "cpu" or "disk".
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    if text in WORDS:
+        return text
+    if re.fullmatch(r"cpu|mps|cuda(:\d+)?", text):
+        raise UsageError(f"--device-map {text} names one device; use --device {text}")
+    path = Path(text).expanduser()
+    try:
+        given = json.loads(path.read_text("utf-8") if text.endswith(".json") else text)
+    except OSError as error:
+        raise UsageError(f"cannot read the device map {text}: {error.strerror}") from error
+    except ValueError:
+        given = None
+    if not isinstance(given, dict) or not given:
+        raise UsageError(
+            f"unknown device map {text!r}; use one of {', '.join(WORDS)}, or JSON that names a"
+            ' device for each part of the model, such as {"": 0}'
+        )
+    devices: dict[str, int | str] = {}
+    for part, device in given.items():
+        if not re.fullmatch(r"\d+|cuda:\d+|cpu|disk", str(device)):
+            raise UsageError(
+                f"the device map puts {part!r} on {device!r}; a device is the number of a GPU,"
+                " cuda:N, cpu or disk"
+            )
+        index = str(device).removeprefix("cuda:")
+        devices[part] = int(index) if index.isdecimal() else index
+    return devices
+
+
+def remove_offloaded() -> None:
+    """Remove weights that were kept on the disk, where a program ends without Python's exit."""
+    while _OFFLOADED:
+        _OFFLOADED.pop().cleanup()
 
 
 def check(name: str, options: LoadOptions, device: Device, config: Any) -> None:
@@ -38,118 +91,26 @@ def check(name: str, options: LoadOptions, device: Device, config: Any) -> None:
     Raises:
         UsageError: the options do not go together, or a package is missing.
     """
+    quantize = options.quantize
     if options.tensor_parallel > 1:
         _check_ranks(options, device)
     if options.device_map is not None:
         _require("--device-map", "pip install accelerate", "accelerate")
-        _check_gpus(device_map.parse(options.device_map))
-    if options.quantize == "none":
+        count = len(gpus())
+        chosen = parse_device_map(options.device_map)
+        for part, place in chosen.items() if isinstance(chosen, dict) else ():
+            if isinstance(place, int) and place >= count:
+                raise UsageError(
+                    f"the device map puts {part!r} on GPU {place}, and the GPUs here are {count}"
+                )
+    if quantize == "none":
         return
     if (given := getattr(config, "quantization_config", None)) is not None:
         raise UsageError(
             f"{name} is quantised already ({given.get('quant_method', 'unknown method')}); leave"
             " --quantize out"
         )
-    fix = "pip install 'ladecli[quant]'"
-    _require(f"--quantize {options.quantize}", fix, "bitsandbytes", "accelerate")
-
-
-def rank_spec(name: str, model: Any, spec: ModelSpec, ranks: int) -> ModelSpec:
-    """What one rank holds of a model that transformers splits as its family's plan says.
-
-    Args:
-        name: of the model, for messages.
-        model: without weights.
-        spec: of the whole model.
-        ranks: how many there are.
-
-    Raises:
-        UsageError: it cannot be split; the message says what can be done instead.
-    """
-    if ranks == 1:
-        return spec
-    plan = model.tp_plan or {}
-    if not plan:
-        raise UsageError(
-            f"models of the family {model.config.model_type!r} have no tensor-parallel plan in"
-            " transformers; use --device-map auto or --parallel-mode lookahead"
-        )
-    heads = any("attn" in part and style in _OWN_HEADS for part, style in plan.items())
-    # A head, or an expert, that is cut in two would still give a text, and another one.
-    uneven = spec.uneven_heads(ranks) if heads else None
-    if not uneven and spec.inner % ranks:
-        uneven = f"{spec.inner} columns of the feed-forward block"
-    if uneven:
-        whole = math.gcd(spec.inner, *((spec.heads, spec.kv_heads) if heads else ()))
-        fitting = [str(n) for n in range(2, min(whole, 64) + 1) if whole % n == 0]
-        fix = (
-            f"--parallel {' or '.join(fitting)}"
-            if fitting
-            else ("--device-map auto or --parallel-mode lookahead")
-        )
-        raise UsageError(f"{uneven} of {name} cannot be split over {ranks} ranks; use {fix}")
-    cut = sum(each.numel() for part, each in model.named_parameters() if _is_cut(plan, part))
-    return spec.shard(ranks, whole=spec.parameters - cut, heads=heads)
-
-
-def keywords(
-    options: LoadOptions,
-    device: Device,
-    config: Any,
-    dtype: torch.dtype,
-    beside: memory.Need | None = None,
-) -> dict[str, Any]:
-    """Keywords of `from_pretrained`; arguments as for `check`, which they have passed.
-
-    Args:
-        dtype: of activations.
-        beside: what decoding takes beside the weights, to which a device map leaves room.
-
-    Raises:
-        RankError: the ranks that the model is to be split over have not found each other.
-    """
-    place: dict[str, Any] = {}
-    stored = getattr(config, "quantization_config", None)
-    quantised = options.quantize != "none" or stored is not None
-    if options.tensor_parallel > 1:
-        place["distributed_config"] = _split(options.tensor_parallel, device)
-    elif options.device_map is not None:
-        place["device_map"] = chosen = device_map.parse(options.device_map)
-        # For what goes to the disk and is not in the checkpoint as it is needed.
-        place["offload_folder"] = device_map.offload_folder()
-        if isinstance(chosen, str) and beside is not None:
-            place["max_memory"] = _limits(beside)
-    elif importlib.util.find_spec("accelerate") and (device.kind != "cpu" or quantised):
-        # Straight to the device; quantised weights would go to any GPU that is there.
-        place["device_map"] = device.torch_name
-    if options.quantize != "none":
-        # It logs a line for every product in 8 bits, and one for kernels that it does not need.
-        logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-        place["quantization_config"] = transformers.BitsAndBytesConfig(
-            load_in_4bit=options.quantize == "4bit",
-            load_in_8bit=options.quantize == "8bit",
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_compute_dtype=dtype,
-            # With the default threshold a result depends on the other tokens of the batch.
-            llm_int8_threshold=0.0,
-        )
-    return place
-
-
-def gpus() -> list[Device]:
-    """The GPUs that a device map can spread a model over."""
-    return [each for each in present() if each.kind == "cuda"]
-
-
-def processor() -> Device:
-    """The device that takes what GPUs have no room for."""
-    return next(each for each in present() if each.kind == "cpu")
-
-
-def _require(option: str, fix: str, *packages: str) -> None:
-    missing = [each for each in packages if importlib.util.find_spec(each) is None]
-    if missing:
-        raise UsageError(f"{option} needs {' and '.join(missing)}: {fix}")
+    _require(f"--quantize {quantize}", "pip install 'ladecli[quant]'", "bitsandbytes", "accelerate")
 
 
 def _check_ranks(options: LoadOptions, device: Device) -> None:
@@ -169,20 +130,52 @@ def _check_ranks(options: LoadOptions, device: Device) -> None:
         raise UsageError(
             "transformers splits no model on Apple GPUs; use --parallel-mode lookahead"
         )
-    if device.kind == "cpu" and torch.cuda.is_available():
+    if device.kind == "cpu" and gpus():
         raise UsageError(
             "transformers splits a model over the GPUs that it finds, so --device cpu does not go"
             " with --parallel-mode tensor; hide them: CUDA_VISIBLE_DEVICES= lade …"
         )
 
 
-def _check_gpus(chosen: str | dict[str, int | str]) -> None:
-    """Refuse a map that names a GPU which is not here."""
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    for part, value in chosen.items() if isinstance(chosen, dict) else ():
-        if isinstance(value, int) and value >= count:
-            here = f"the last one is {count - 1}" if count else "there is none here"
-            raise UsageError(f"the device map puts {part!r} on GPU {value}, and {here}")
+def _require(option: str, fix: str, *packages: str) -> None:
+    missing = [each for each in packages if importlib.util.find_spec(each) is None]
+    if missing:
+        raise UsageError(f"{option} needs {' and '.join(missing)}: {fix}")
+
+
+def rank_spec(name: str, model: Any, spec: ModelSpec, ranks: int) -> ModelSpec:
+    """What one rank holds of a model that transformers splits as its family's plan says.
+
+    Args:
+        name: of the model, for messages.
+        model: without weights.
+        spec: of the whole model.
+        ranks: how many there are.
+
+    Raises:
+        UsageError: it cannot be split; the message says what can be done instead.
+    """
+    if ranks == 1:
+        return spec
+    other = "--device-map auto or --parallel-mode lookahead"
+    plan = model.tp_plan or {}
+    if not plan:
+        raise UsageError(
+            f"models of the family {model.config.model_type!r} have no tensor-parallel plan in"
+            f" transformers; use {other}"
+        )
+    heads = any("attn" in part and style in _OWN_HEADS for part, style in plan.items())
+    # A head, or an expert, that is cut in two would still give a text, and another one.
+    uneven = spec.uneven_heads(ranks) if heads else None
+    if not uneven and spec.inner % ranks:
+        uneven = f"{spec.inner} columns of the feed-forward block"
+    if uneven:
+        whole = math.gcd(spec.inner, *((spec.heads, spec.kv_heads) if heads else ()))
+        fitting = [str(n) for n in range(2, min(whole, 64) + 1) if whole % n == 0]
+        fix = f"--parallel {' or '.join(fitting)}" if fitting else other
+        raise UsageError(f"{uneven} of {name} cannot be split over {ranks} ranks; use {fix}")
+    cut = sum(each.numel() for part, each in model.named_parameters() if _is_cut(plan, part))
+    return spec.shard(ranks, whole=spec.parameters - cut, heads=heads)
 
 
 def _is_cut(plan: dict[str, str], name: str) -> bool:
@@ -192,8 +185,59 @@ def _is_cut(plan: dict[str, str], name: str) -> bool:
     return style.startswith(_CUT)
 
 
-def _split(ranks: int, device: Device) -> DistributedConfig:
+def keywords(
+    options: LoadOptions,
+    device: Device,
+    config: Any,
+    dtype: torch.dtype,
+    beside: memory.Need | None = None,
+) -> dict[str, Any]:
+    """Keywords of `from_pretrained`; arguments as for `check`, which they have passed.
+
+    Args:
+        dtype: of activations.
+        beside: what decoding takes beside the weights, to which a device map leaves room.
+
+    Raises:
+        RankError: the ranks that the model is to be split over have not found each other.
+    """
+    import transformers
+
+    place: dict[str, Any] = {}
+    stored = getattr(config, "quantization_config", None)
+    quantised = options.quantize != "none" or stored is not None
+    if options.tensor_parallel > 1:
+        place["distributed_config"] = _split(options.tensor_parallel, device)
+    elif options.device_map is not None:
+        place["device_map"] = chosen = parse_device_map(options.device_map)
+        # For what goes to the disk and is not in the checkpoint as it is needed.
+        folder = tempfile.TemporaryDirectory(prefix="lade-", ignore_cleanup_errors=True)
+        _OFFLOADED.append(folder)
+        place["offload_folder"] = folder.name
+        if isinstance(chosen, str) and beside is not None:
+            place["max_memory"] = _limits(beside)
+    elif importlib.util.find_spec("accelerate") and (device.kind != "cpu" or quantised):
+        # Straight to the device; quantised weights would go to any GPU that is there.
+        place["device_map"] = device.torch_name
+    if options.quantize != "none":
+        # It logs a line for every product in 8 bits, and one for kernels that it does not need.
+        logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+        place["quantization_config"] = transformers.BitsAndBytesConfig(
+            load_in_4bit=options.quantize == "4bit",
+            load_in_8bit=options.quantize == "8bit",
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_compute_dtype=dtype,
+            # With the default threshold a result depends on the other tokens of the batch.
+            llm_int8_threshold=0.0,
+        )
+    return place
+
+
+def _split(ranks: int, device: Device) -> Any:
     """The plan of tensor parallelism over the process group that there is."""
+    import torch
+    from transformers.distributed import DistributedConfig
+
     # Without a group transformers would make one of its own, from torchrun's variables.
     there = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     if there != ranks:
@@ -219,3 +263,13 @@ def _limits(beside: memory.Need) -> dict[int | str, int]:
         for index, each in enumerate(free)
     }
     return {**limits, "cpu": int(spare)}
+
+
+def gpus() -> list[Device]:
+    """The GPUs that a device map can spread a model over."""
+    return [each for each in present() if each.kind == "cuda"]
+
+
+def processor() -> Device:
+    """The device that takes what GPUs have no room for."""
+    return next(each for each in present() if each.kind == "cpu")

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 from . import memory, profiles, screen, toml
 from .decoder.drafting.ngram_model import MAX_SUCCESSORS
 from .decoder.parallel.messages import message_type
+from .device import Rates
 from .errors import UsageError
 from .memory import FULL, ModelSpec
 from .options import PlanRequest
 from .profiles import user
-from .profiles.derive import HOST, Rates, step_seconds
+from .profiles.derive import HOST, step_seconds
 from .profiles.recognise import recognise
 from .profiles.schema import Profile
 from .terminal import Terminal

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from ladecli import device_map, memory, models, placement
+from ladecli import memory, models, placement
 from ladecli.decoder import layout
 from ladecli.decoder.config import GROWTH
 from ladecli.decoder.kv_cache import KVCache, LayerShape
@@ -157,7 +157,7 @@ def test_weights_on_the_disk_give_the_same_text(
     assert any(p.device == ELSEWHERE for p in loaded.model.parameters()), "it is on the disk"
     whole = models.load(str(folder), ON_CPU)
     assert three_texts(load_decoder(loaded.model)) == three_texts(load_decoder(whole.model))
-    device_map.remove_offloaded()
+    placement.remove_offloaded()
     assert not [*written.iterdir()], "nothing is left"
 
 
@@ -173,7 +173,7 @@ def test_auto_keeps_on_the_disk_what_memory_has_no_room_for(
     ids = torch.arange(30, 40)[None]
     with torch.inference_mode():
         assert torch.equal(spread(ids).logits, everywhere(ids).logits)
-    device_map.remove_offloaded()
+    placement.remove_offloaded()
 
 
 def test_auto_leaves_room_for_texts_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,16 +186,16 @@ def test_auto_leaves_room_for_texts_on_gpus(monkeypatch: pytest.MonkeyPatch) -> 
     assert place["max_memory"] == {0: room, 1: room, "cpu": spare}
 
 
-@pytest.mark.parametrize("word", device_map.WORDS)
+@pytest.mark.parametrize("word", placement.WORDS)
 def test_words_of_transformers(word: str) -> None:
-    assert device_map.parse(word) == word
+    assert placement.parse_device_map(word) == word
 
 
 def test_maps_from_text_and_files(tmp_path: Path) -> None:
     path = tmp_path / "map.json"
     path.write_text('{"model": 1, "lm_head": "cuda:0", "x": "disk"}')
-    assert device_map.parse(str(path)) == {"model": 1, "lm_head": 0, "x": "disk"}
-    assert device_map.parse('{"": "cpu"}') == {"": "cpu"}
+    assert placement.parse_device_map(str(path)) == {"model": 1, "lm_head": 0, "x": "disk"}
+    assert placement.parse_device_map('{"": "cpu"}') == {"": "cpu"}
 
 
 @pytest.mark.parametrize(
@@ -205,10 +205,10 @@ def test_maps_from_text_and_files(tmp_path: Path) -> None:
         ("{", "unknown device map '{'"),
         ("cuda:1", "--device-map cuda:1 names one device; use --device cuda:1"),
         ("no.json", "cannot read the device map no.json: No such file or directory"),
-        ("{}", "the device map names no part of the model"),
+        ("{}", "unknown device map '{}'"),
         ('{"model": -1}', "the device map puts 'model' on -1; a device is the number of a GPU,"),
         ('{"model": "gpu"}', "the device map puts 'model' on 'gpu'; a device is"),
-        ('{"": 0}', "the device map puts '' on GPU 0, and there is none here"),
+        ('{"": 0}', "the device map puts '' on GPU 0, and the GPUs here are 0"),
     ],
 )
 def test_maps_that_are_refused(text: str, message: str, lade: Any) -> None:

@@ -9,10 +9,11 @@ from importlib import resources
 from typing import TYPE_CHECKING
 
 from ..decoder.config import LookaheadConfig
+from ..device import Rates
 from ..errors import UsageError
 from ..memory import ModelSpec
 from . import user
-from .derive import Rates, derive
+from .derive import derive
 from .recognise import recognise
 from .schema import VALUES, Hardware, Profile, Setting, Tuned, parse
 

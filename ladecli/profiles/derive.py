@@ -14,6 +14,7 @@ from itertools import accumulate
 
 from ..decoder.config import CAPTURED_WIDTHS, LookaheadConfig
 from ..decoder.step_cost import StepCost
+from ..device import Rates
 from ..memory import ModelSpec
 
 CONTEXTS = (1024, 4096, 16384)
@@ -42,22 +43,6 @@ WINDOW_BUDGET = 32
 """The narrowest budget in which a window pays (benchmarks/tokens_per_step.py)."""
 WINDOW_COST = 1.1
 """The most that a window may cost, in plain steps."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """The two rates of a device that settings are derived from.
-
-    Attributes:
-        bandwidth: of its memory, bytes per second.
-        arithmetic: dense operations per second in the type of the products; a product and a sum
-            are two.
-        source: of the figures.
-    """
-
-    bandwidth: float
-    arithmetic: float
-    source: str
 
 
 @dataclass(frozen=True, slots=True)

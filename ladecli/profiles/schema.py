@@ -18,9 +18,9 @@ from pydantic import (
 from .. import toml
 from ..decoder.config import SOURCES, LookaheadConfig
 from ..decoder.step_cost import StepCost
+from ..device import Rates
 from ..errors import UsageError
 from ..memory import ModelSpec
-from .derive import Rates
 
 VALUES = ("window", "ngram", "guesses", "budget", "sources", "step_cost", "widths")
 """What a profile sets."""

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from ladecli.decoder.step_cost import StepCost
+from ladecli.device import Rates
 from ladecli.memory import ModelSpec
 from ladecli.profiles.derive import (
     GRAPH_LAUNCH,
     LAUNCH,
-    Rates,
     fitted,
     step_seconds,
 )
