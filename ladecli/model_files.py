@@ -25,7 +25,7 @@ from huggingface_hub import constants, scan_cache_dir, try_to_load_from_cache
 from huggingface_hub import errors as hub_errors
 from safetensors import SafetensorError, safe_open
 
-from .errors import LoadError, UsageError
+from .errors import LoadError
 
 DEMO = "demo"
 """Name of the bundled model; a folder of that name is ./demo."""
@@ -59,6 +59,10 @@ SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"
 """Settings that every decoder has, and that are at least 1."""
 _MOST_LAYERS = 1000
 """A configuration with more layers is damaged; building its model would take forever."""
+_PAGE = re.compile(
+    r"(?:https://)?(?:huggingface\.co|hf\.co)/([^/]+/[^/?#]+)(?:/tree/main/?|[?#].*)?"
+)
+"""The address of a model on the hub."""
 _LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
 _PACKAGES = {
     "gptq": ("gptqmodel", "optimum"),
@@ -175,13 +179,12 @@ def resolve(name: str) -> str:
 
     Raises:
         LoadError: the path does not exist, or is no model in Hugging Face format.
-        UsageError: the address names something else than a model, or a revision of it.
     """
     if name == DEMO:
         return str(Path(__file__).with_name("demo"))
     path = Path(name).expanduser()
-    if not path.exists() and (found := _from_address(name)):
-        return found
+    if not path.exists() and (found := _PAGE.fullmatch(name)):
+        return found[1]
     if not (name.startswith((".", "/", "~")) or name.count("/") > 1 or path.exists()):
         return name
     if path.is_file():
@@ -193,27 +196,11 @@ def resolve(name: str) -> str:
     return str(path)
 
 
-def _from_address(name: str) -> str | None:
-    """OWNER/NAME of a page on the hub, with or without https://; None for what is no address."""
-    url = urllib.parse.urlsplit(name if "://" in name else f"https://{name}")
-    own = urllib.parse.urlsplit(constants.ENDPOINT).hostname
-    on_hub = url.hostname in (own, "huggingface.co", "www.huggingface.co", "hf.co")
-    if not on_hub and "://" not in name:
-        return None
-    parts = [part for part in url.path.split("/") if part]
-    if not on_hub or not parts or parts[0] in ("datasets", "spaces", "collections", "papers"):
-        raise UsageError(f"{name} is not the page of a model on the hub; give OWNER/NAME")
-    model, revision = "/".join(parts[:2]), "/".join(parts[3:4])
-    if revision not in ("", "main"):
-        raise UsageError(f"{name} names a revision; give {model} --revision {revision}")
-    return model
-
-
 def check(name: str) -> None:
     """Refuse what cannot be loaded, as far as that shows at once: before torch is imported.
 
     Raises:
-        LoadError, UsageError: as `resolve`; or a local folder has no weights, or holds a model
+        LoadError: as `resolve`; or a local folder has no weights, or holds a model
             that cannot continue a text.
     """
     folder = Path(resolve(name))

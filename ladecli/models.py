@@ -8,7 +8,7 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,9 @@ import torch
 import transformers
 from huggingface_hub.utils import enable_progress_bars
 
-from . import generation_config, memory, model_files, placement
+from . import memory, model_files, placement
 from .decoder.config import SamplingConfig
-from .decoder.errors import DecoderError
+from .decoder.errors import ConfigError, DecoderError
 from .decoder.families import ModelFacts, examine
 from .decoder.memory import is_out_of_memory
 from .decoder.stock_model import input_device
@@ -30,6 +30,14 @@ from .model_spec import choose_dtype, empty_model, make_fp8_plain, spec_of
 from .options import LoadOptions
 
 DEMO = model_files.DEMO
+_NOT_APPLIED = (
+    *("no_repeat_ngram_size", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens"),
+    *("forced_bos_token_id", "forced_eos_token_id", "min_length", "min_new_tokens"),
+    *("sequence_bias", "exponential_decay_length_penalty", "guidance_scale", "num_beams"),
+)
+"""Settings of generation configs that change even greedy text, and that the decoder has not."""
+_CHAT = {"temperature": 0.7, "top_p": 0.9}
+"""How a chat samples where the model does not say: greedy, small models run into loops."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,51 +81,88 @@ class Plan:
         return str(self.dtype).removeprefix("torch.")
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A model with its tokenizer.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel(Plan):
+    """A plan that was carried out: a model with its tokenizer.
 
     Attributes:
-        name, device, spec, part, made_for: as in `Plan`.
         model: a causal language model in evaluation mode.
         tokenizer: its tokenizer.
-        notices: lines that the user should see.
         seconds: what loading took.
         again: loads the model with its weights once more; None where that cannot be.
     """
 
-    name: str
     model: Any
     tokenizer: Any
-    device: Device
-    spec: ModelSpec
-    part: ModelSpec
-    notices: tuple[str, ...]
-    seconds: float
-    made_for: int | None = None
+    seconds: float = 0.0
     again: Callable[[], Any] | None = None
 
     @property
     def stop_ids(self) -> frozenset[int]:
         """Every id that ends a text: those of the generation config, or the tokenizer's."""
         own = self.tokenizer.eos_token_id
-        ids = generation_config.stop_ids(self.model.generation_config, self.spec.vocabulary)
-        return ids or frozenset(() if own is None else (own,))
-
-    @property
-    def ignored_settings(self) -> list[str]:
-        """Settings of the generation config that are not applied; see `generation_config`."""
-        return generation_config.ignored(self.model.generation_config, self.spec.vocabulary)
+        ids = {each for each in self._stated_stops if self._is_token(each)}
+        return frozenset(ids or (() if own is None else (own,)))
 
     @property
     def sampling(self) -> SamplingConfig:
-        """How the model's own generation config wants tokens to be chosen."""
-        return generation_config.sampling(self.model.generation_config)
+        """How the model's own generation config wants tokens to be chosen, as far as it makes
+        sense: many of these files are edited by hand."""
+        config = self.model.generation_config
+        given = {n: v for n in _read_settings(config) if (v := _setting(config, n)) is not None}
+        if config.do_sample:
+            given.setdefault("temperature", 1.0)  # as transformers does
+        elif config.do_sample is None:
+            given |= _CHAT
+        return SamplingConfig(**given)
 
     @property
     def repetition_penalty(self) -> float:
         """The penalty of the generation config, which holds for greedy decoding, too."""
         return self.sampling.repetition_penalty
+
+    @property
+    def ignored_settings(self) -> list[str]:
+        """Settings of the generation config that are not applied."""
+        config = self.model.generation_config
+        stated = config.to_diff_dict()
+        wrong = [
+            name
+            for name in _read_settings(config)
+            if getattr(config, name) is not None and _setting(config, name) is None
+        ]
+        if not all(self._is_token(each) for each in self._stated_stops):
+            wrong.append("eos_token_id")
+        found = [name for name in _NOT_APPLIED if stated.get(name)]
+        return sorted([*found, *(f"{name} {getattr(config, name)!r}" for name in wrong)])
+
+    @property
+    def _stated_stops(self) -> list[Any]:
+        stated = self.model.generation_config.eos_token_id
+        return list(stated) if isinstance(stated, list | tuple) else [stated] * (stated is not None)
+
+    def _is_token(self, value: object) -> bool:
+        return type(value) is int and 0 <= value < self.spec.vocabulary
+
+
+def _read_settings(config: Any) -> tuple[str, ...]:
+    """The settings of a generation config that count: most of them only where it samples."""
+    penalty = "repetition_penalty"
+    return ("temperature", "top_k", "top_p", "min_p", penalty) if config.do_sample else (penalty,)
+
+
+def _setting(config: Any, name: str) -> Any:
+    """A setting of a generation config as `SamplingConfig` has it; None where it makes no sense."""
+    value = getattr(config, name)
+    if type(value) not in (int, float):
+        return None
+    number: Any
+    try:
+        number = int(value) if name == "top_k" else float(value)
+        SamplingConfig(**{name: number})
+    except (ConfigError, OverflowError, ValueError):
+        return None
+    return number if number == value else None
 
 
 def plan(name: str, options: LoadOptions | None = None, *, progress: bool = True) -> Plan:
@@ -243,18 +288,9 @@ def load(
     model = read()
     if planned.spec.weights not in FULL or planned.options.tensor_parallel > 1:
         check_forward(planned, model)
-    return LoadedModel(
-        planned.name,
-        model,
-        tokenizer,
-        planned.device,
-        planned.spec,
-        planned.part,
-        planned.notices,
-        time.perf_counter() - began,
-        planned.made_for,
-        again=read,
-    )
+    known = {each.name: getattr(planned, each.name) for each in fields(Plan)}
+    seconds = time.perf_counter() - began
+    return LoadedModel(**known, model=model, tokenizer=tokenizer, seconds=seconds, again=read)
 
 
 @torch.inference_mode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -223,10 +224,11 @@ def test_a_generation_config_counts_as_far_as_it_makes_sense(
 ) -> None:
     config = transformers.GenerationConfig()
     config.update(**given)
-    model = SimpleNamespace(generation_config=config)
-    spec: Any = SimpleNamespace(vocabulary=100)
-    tokenizer = SimpleNamespace(eos_token_id=2)
-    loaded = models.LoadedModel("x", model, tokenizer, GPU, spec, spec, (), 0.0)
+    planned = models.plan("demo")
+    known = {name: getattr(planned, name) for name in planned.__dataclass_fields__}
+    known["spec"] = replace(planned.spec, vocabulary=100)
+    model, tokenizer = SimpleNamespace(generation_config=config), SimpleNamespace(eos_token_id=2)
+    loaded = models.LoadedModel(**known, model=model, tokenizer=tokenizer)
     assert loaded.sampling == sampling
     assert loaded.repetition_penalty == sampling.repetition_penalty
     assert loaded.stop_ids == ends
