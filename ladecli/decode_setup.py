@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from . import memory, placement, profiles
+from .device import DEVICE_MAPS
 from .errors import UsageError
 from .option_fields import CONFIG_FILE, config_path
 from .parallel.place import place_of
@@ -123,7 +124,7 @@ def _room(
         context, notice = memory.room(
             planned.name, part, free, asked, where=device.label, kind=device.kind
         )
-    elif request.device_map in placement.WORDS:
+    elif request.device_map in DEVICE_MAPS:
         context, notice = memory.spread(
             planned.name,
             planned.spec,

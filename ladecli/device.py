@@ -6,6 +6,7 @@ Torch is imported where it is first asked: the memory of a machine without a GPU
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import platform
 import re
@@ -34,6 +35,8 @@ else:
 
 _PROCESS = Path("/proc/self")
 _CGROUPS = Path("/sys/fs/cgroup")
+DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
+"""Ways in which transformers spreads a model by itself, as it calls them."""
 _LARGE = {"cuda": (256 << 20, 4096), "mps": (128 << 20, 2048), "cpu": (64 << 20, 512)}
 """By kind of device, bytes to copy and rows of a square product: well beyond its caches."""
 _GPU_FILES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
@@ -88,6 +91,44 @@ class Rates:
     bandwidth: float
     arithmetic: float
     source: str
+
+
+def parse_device_map(text: str) -> str | dict[str, int | str]:
+    """What `--device-map` means: one of `DEVICE_MAPS`, or a device for every part of a model.
+
+    Args:
+        text: a word, or JSON (or a .json file) from names of modules to what accelerate takes as
+            a device: the number of a GPU, "cuda:N", "cpu" or "disk".
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    if text in DEVICE_MAPS:
+        return text
+    if re.fullmatch(r"cpu|mps|cuda(:\d+)?", text):
+        raise UsageError(f"--device-map {text} names one device; use --device {text}")
+    path = Path(text).expanduser()
+    try:
+        given = json.loads(path.read_text("utf-8") if text.endswith(".json") else text)
+    except OSError as error:
+        raise UsageError(f"cannot read the device map {text}: {error.strerror}") from error
+    except ValueError:
+        given = None
+    if not isinstance(given, dict) or not given:
+        raise UsageError(
+            f"unknown device map {text!r}; use one of {', '.join(DEVICE_MAPS)}, or JSON that names"
+            ' a device for each part of the model, such as {"": 0}'
+        )
+    devices: dict[str, int | str] = {}
+    for part, device in given.items():
+        if not re.fullmatch(r"\d+|cuda:\d+|cpu|disk", str(device)):
+            raise UsageError(
+                f"the device map puts {part!r} on {device!r}; a device is the number of a GPU,"
+                " cuda:N, cpu or disk"
+            )
+        index = str(device).removeprefix("cuda:")
+        devices[part] = int(index) if index.isdecimal() else index
+    return devices
 
 
 def in_torch(device: Device, type_name: str) -> tuple[torch.device, torch.dtype]:

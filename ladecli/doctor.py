@@ -19,8 +19,9 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import __version__, config, decode_setup, model_files, placement, profiles, screen
+from . import __version__, config, decode_setup, model_files, profiles, screen
 from .decoder.errors import DecoderError
+from .device import DEVICE_MAPS
 from .errors import LadeError, UsageError, told
 from .memory import told as size_of
 from .model_files import version
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from .decode_setup import Setup
+    from .models import Plan
 
 SCHEMA = 1
 """Version of what --json prints."""
@@ -187,8 +189,7 @@ def devices(_request: DoctorRequest) -> Iterator[Finding]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         found = present()
-        known = details(found[0])
-    first = found[0]
+        first, known = found[0], details(found[0])
     capability = f", compute capability {known.capability}" if known.capability else ""
     data: dict[str, object] = {"name": first.torch_name, "label": first.label}
     data["capability"] = known.capability
@@ -200,17 +201,15 @@ def devices(_request: DoctorRequest) -> Iterator[Finding]:
         yield Finding("bfloat16", value, NOTE, "--dtype float16 is faster")
     for device in found:
         name = {"cpu": "main memory", "mps": "memory"}.get(device.kind)
+        name = name or f"memory {device.torch_name}"
         free = free_memory(device)
-        scarce = free < _SCARCE * device.memory
-        yield Finding(
-            name or f"memory {device.torch_name}",
-            f"{size_of(free)} free of {size_of(device.memory)}",
-            WARNING if scarce else OK,
-            "end other programs that use it" if scarce else None,
-            {"free_bytes": free, "total_bytes": device.memory},
-        )
-    cpu = detect("cpu")
-    limit = os.environ.get("OMP_NUM_THREADS")
+        value = f"{size_of(free)} free of {size_of(device.memory)}"
+        data = {"free_bytes": free, "total_bytes": device.memory}
+        if free < _SCARCE * device.memory:
+            yield Finding(name, value, WARNING, "end other programs that use it", data)
+        else:
+            yield Finding(name, value, data=data)
+    cpu, limit = detect("cpu"), os.environ.get("OMP_NUM_THREADS")
     why = f" (OMP_NUM_THREADS={limit})" if limit else ""
     data = {"label": cpu.label, "cores": known.cores, "threads": cpu.threads}
     count = f"{counted(known.cores, 'core')}, torch uses {counted(cpu.threads, 'thread')}{why}"
@@ -233,8 +232,9 @@ def unused_gpu(_request: DoctorRequest) -> Iterator[Finding]:
     if maker and hiding:
         yield Finding("GPU", f"{hiding} hides it", NOTE, f"unset {hiding} to use it")
     elif maker:
-        build = gpu_build() or "CPUs"
-        value = f"an {maker} GPU is here, and this torch (for {build}) cannot use it"
+        value = (
+            f"an {maker} GPU is here, and this torch (for {gpu_build() or 'CPUs'}) cannot use it"
+        )
         fix = "install a torch for it, as pytorch.org/get-started says, or update its driver"
         yield Finding("GPU", value, WARNING, fix)
 
@@ -249,14 +249,12 @@ def versions(_request: DoctorRequest) -> Iterator[Finding]:
     if found := version("transformers"):
         yield Finding("transformers", found)
     for need in map(Requirement, metadata.requires("ladecli") or ()):
-        if need.marker is not None and not need.marker.evaluate({"extra": ""}):
-            continue
         found = version(need.name)
-        if found is None or not need.specifier.contains(found, prereleases=True):
-            there = "is missing" if found is None else f"{found} is installed"
+        wanted = need.marker is None or need.marker.evaluate({"extra": ""})
+        if wanted and not (found and need.specifier.contains(found, prereleases=True)):
+            there = f"{found} is installed" if found else "is missing"
             value = f"{there}, and {need.specifier or 'any version'} is needed"
-            fix = f"pip install '{need.name}{need.specifier}'"
-            yield Finding(need.name, value, PROBLEM, fix)
+            yield Finding(need.name, value, PROBLEM, f"pip install '{need.name}{need.specifier}'")
 
 
 def torch_build(_request: DoctorRequest) -> Iterator[Finding]:
@@ -264,9 +262,8 @@ def torch_build(_request: DoctorRequest) -> Iterator[Finding]:
     from .device import gpu_build
 
     usual = "Apple GPUs and CPUs" if sys.platform == "darwin" else "CPUs only"
-    found, build = version("torch"), gpu_build()
-    data = {"version": found, "build": build}
-    yield Finding("torch", f"{found}, for {build or usual}", data=data)
+    data = {"version": version("torch"), "build": gpu_build()}
+    yield Finding("torch", f"{data['version']}, for {data['build'] or usual}", data=data)
 
 
 def optional_parts(_request: DoctorRequest) -> Iterator[Finding]:
@@ -331,8 +328,8 @@ def profile(request: DoctorRequest) -> Iterator[Finding]:
         value = f"none knows {device.label}: settings come from a quick measurement"
         yield Finding("profile", value, WARNING, "lade tune MODEL measures them well")
     else:
-        data = {"name": usual.name}
-        yield Finding("profile", f"{usual.name}, for {device.label}", data=data)
+        value = f"{usual.name}, for {device.label}"
+        yield Finding("profile", value, data={"name": usual.name})
     listed = {"folder": str(user.folder()), "names": [each.name for each in own]}
     held = f"{counted(len(own), 'profile')} in" if own else "none in"
     yield Finding("your profiles", f"{held} {user.folder()}", data=listed)
@@ -393,28 +390,35 @@ def model(request: DoctorRequest) -> Iterator[Finding]:
     """Whether the model can be loaded and decoded, and with which settings."""
     if request.model is None:
         return
+    name = "model"
     try:
         source = model_files.resolve(request.model)
-    except LadeError as error:
-        yield Finding("model", str(error), PROBLEM)
-        return
-    folder = model_files.folder_of(source, request.revision)
-    wrong = model_files.damage(folder) if folder else None
-    if not wrong and Path(source).is_dir():  # what lacks in the cache is downloaded
-        wrong = model_files.missing(Path(source))
-    if wrong:
-        yield Finding("files", wrong, PROBLEM, "download or copy the model again")
-        return
-    from . import models
+        folder = model_files.folder_of(source, request.revision)
+        wrong = model_files.damage(folder) if folder else None
+        if not wrong and Path(source).is_dir():  # what lacks in the cache is downloaded
+            wrong = model_files.missing(Path(source))
+        if wrong:
+            yield Finding("files", wrong, PROBLEM, "download or copy the model again")
+            return
+        from . import models
 
-    try:
         planned = models.plan(request.model, request.load_options(), progress=False)
+        if wrong := models.damage(planned):
+            yield Finding("files", wrong, PROBLEM)
+            return
+        yield from _facts(planned)
+        name = "settings"
+        decode_setup.check_device(request, planned.device, planned.part)
+        name = "memory"
+        setup = decode_setup.decide(request, planned)
     except (LadeError, DecoderError) as error:
-        yield Finding("model", str(error), PROBLEM)
+        yield Finding(name, str(error), PROBLEM)
         return
-    if wrong := models.damage(planned):
-        yield Finding("files", wrong, PROBLEM)
-        return
+    yield from _setup(request, setup)
+
+
+def _facts(planned: Plan) -> Iterator[Finding]:
+    """What a model is, and whether what it needs is installed."""
     facts, spec = planned.facts, planned.spec
     tested = "tested" if facts.tested else "not tested here: tried before the first answer"
     yield Finding("family", f"{facts.family}, {tested}", data={"tested": facts.tested})
@@ -427,15 +431,6 @@ def model(request: DoctorRequest) -> Iterator[Finding]:
         value = f"{spec.weights} needs {' and '.join(lacking)}"
         yield Finding("weights", value, PROBLEM, f"pip install {' '.join(lacking)}")
     yield Finding("context", f"{facts.context} tokens", data={"context": facts.context})
-    name = "settings"
-    try:
-        decode_setup.check_device(request, planned.device, planned.part)
-        name = "memory"
-        setup = decode_setup.decide(request, planned)
-    except (LadeError, DecoderError) as error:
-        yield Finding(name, str(error), PROBLEM)
-        return
-    yield from _setup(request, setup)
 
 
 def _setup(request: DoctorRequest, setup: Setup) -> Iterator[Finding]:
@@ -462,7 +457,7 @@ def _setup(request: DoctorRequest, setup: Setup) -> Iterator[Finding]:
     for notice in choice.notices:
         yield Finding("notice", notice, NOTE)
     data = {"context": setup.context}
-    if request.device_map not in (None, *placement.WORDS):
+    if request.device_map not in (None, *DEVICE_MAPS):
         value = "placed by a map of your own, so it is not estimated"
         yield Finding("memory", value, NOTE, data=data)
     elif setup.short:

@@ -14,8 +14,8 @@ from dataclasses import MISSING, dataclass, fields, replace
 from functools import partial
 from typing import Any
 
-from . import placement
 from .decoder.config import SOURCES, STRATEGIES, LookaheadConfig, SamplingConfig
+from .device import parse_device_map
 from .errors import UsageError
 from .option_fields import Options, option, settings_of
 
@@ -64,7 +64,7 @@ class LoadOptions:
         if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", self.device):
             raise UsageError(f"unknown device {self.device!r}; use auto, cpu, cuda, cuda:N or mps")
         if self.device_map is not None:
-            placement.parse_device_map(self.device_map)
+            parse_device_map(self.device_map)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,18 +6,16 @@ Torch is imported where it is needed: options are checked without it.
 from __future__ import annotations
 
 import importlib.util
-import json
 import logging
 import math
 import os
 import re
 import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import memory
 from .decoder.errors import RankError
-from .device import Device, free_memory, present
+from .device import Device, free_memory, parse_device_map, present
 from .errors import UsageError
 from .memory import ModelSpec
 
@@ -26,51 +24,11 @@ if TYPE_CHECKING:
 
     from .options import LoadOptions
 
-WORDS = ("auto", "balanced", "balanced_low_0", "sequential")
-"""Ways in which transformers spreads a model by itself, as it calls them."""
 _OFFLOADED: list[tempfile.TemporaryDirectory[str]] = []
 _CUT = ("colwise", "rowwise", "embedding_", "packed_")
 """How names of transformers' styles begin that give each rank a part of a weight."""
 _OWN_HEADS = ("colwise", "packed_colwise")
 """Styles after which each rank goes on with its own part of the numbers."""
-
-
-def parse_device_map(text: str) -> str | dict[str, int | str]:
-    """What `--device-map` means: one of `WORDS`, or a device for every part of a model.
-
-    Args:
-        text: a word, or JSON (or a .json file) from names of modules to what accelerate takes as
-            a device: the number of a GPU, "cuda:N", "cpu" or "disk".
-
-    Raises:
-        UsageError: it is none of these.
-    """
-    if text in WORDS:
-        return text
-    if re.fullmatch(r"cpu|mps|cuda(:\d+)?", text):
-        raise UsageError(f"--device-map {text} names one device; use --device {text}")
-    path = Path(text).expanduser()
-    try:
-        given = json.loads(path.read_text("utf-8") if text.endswith(".json") else text)
-    except OSError as error:
-        raise UsageError(f"cannot read the device map {text}: {error.strerror}") from error
-    except ValueError:
-        given = None
-    if not isinstance(given, dict) or not given:
-        raise UsageError(
-            f"unknown device map {text!r}; use one of {', '.join(WORDS)}, or JSON that names a"
-            ' device for each part of the model, such as {"": 0}'
-        )
-    devices: dict[str, int | str] = {}
-    for part, device in given.items():
-        if not re.fullmatch(r"\d+|cuda:\d+|cpu|disk", str(device)):
-            raise UsageError(
-                f"the device map puts {part!r} on {device!r}; a device is the number of a GPU,"
-                " cuda:N, cpu or disk"
-            )
-        index = str(device).removeprefix("cuda:")
-        devices[part] = int(index) if index.isdecimal() else index
-    return devices
 
 
 def remove_offloaded() -> None:

@@ -37,7 +37,7 @@ LIGHT = (
     *("generate", "replay", "export", "live", "markdown", "repl.commands"),
     *("inspector", "trace", "terminal", "files"),
     *("tune", "profile_list", "memory", "suites", "planner"),
-    *("model_files", "model_list", "doctor"),
+    *("model_files", "model_list", "doctor", "placement", "device"),
     *("parallel.start", "parallel.follow", "parallel.place"),
     *("bench.command", "bench.report", "bench.compare"),
     *("verify", "chi_square"),

@@ -76,6 +76,7 @@ def test_the_report_ends_with_a_summary(lade: Any, monkeypatch: pytest.MonkeyPat
     assert "\x1b" not in done.out
     monkeypatch.setenv("LADE_TEMPRATURE", "0.5")
     done = lade("doctor", "--cuda-graphs")
+    assert "LADE_TEMPERATURE" in done.out
     assert (done.code, done.out.splitlines()[-1]) == (1, "1 problem and 1 warning.")
     assert "leave --cuda-graphs out" in done.out
 
@@ -109,9 +110,7 @@ def test_a_wrong_flag(flags: str, message: str, lade: Any) -> None:
     assert message in done.err
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("DEVICE", "tpu"), ("PROFILE", "moon"), ("BUDGET", "0")]
-)
+@pytest.mark.parametrize(("name", "value"), [("DEVICE", "tpu"), ("PROFILE", "moon")])
 def test_a_wrong_variable_is_a_problem(
     name: str, value: str, monkeypatch: pytest.MonkeyPatch, checked: Any
 ) -> None:
@@ -222,15 +221,6 @@ def test_the_config_file(checked: Any) -> None:
     assert "temprature" in broken["value"]
 
 
-def test_misspelt_variables(monkeypatch: pytest.MonkeyPatch, checked: Any) -> None:
-    monkeypatch.setenv("LADE_SEED", "3")
-    monkeypatch.setenv("LADE_TEMPRATURE", "0.5")
-    given, stray = checked()["variables"]
-    assert given["value"] == "LADE_SEED=3"
-    assert stray["level"] == "warning"
-    assert "LADE_TEMPERATURE" in stray["value"]
-
-
 def test_a_broken_profile_of_the_users(checked: Any) -> None:
     user.folder().mkdir(parents=True)
     (user.folder() / "mine.toml").write_text("nonsense = 1\n")
@@ -309,8 +299,6 @@ GPTQ = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
         ({"model_type": "unheard_of"}, "unheard_of"),
         ({"architectures": ["BertForMaskedLM"]}, "not a causal language model but a BertFor"),
         ({"num_hidden_layers": BILLION}, "num_hidden_layers is 1000000000"),
-        ({"num_attention_heads": 0}, "num_attention_heads is 0"),
-        ({"num_attention_heads": "many"}, "num_attention_heads is 'many'"),
         ({"num_hidden_layers": 99}, "incomplete|weights have . layers, and config.json 99"),
         pytest.param(
             GPTQ,
@@ -348,23 +336,13 @@ def test_a_wrong_path_is_refused_at_once(name: str, lade: Any, tmp_path: Path) -
     assert str(folder) in done.err
 
 
-def test_a_wrong_path_in_a_variable_is_a_problem(
-    monkeypatch: pytest.MonkeyPatch, checked: Any
-) -> None:
-    monkeypatch.setenv("LADE_MODEL", "./nothing")
-    (problem,) = problems(checked())
-    assert "./nothing" in problem["value"]
-
-
 @pytest.mark.parametrize(
     ("name", "change", "words"),
     [
         ("model.safetensors", lambda data: data[:-9], "model.safetensors is damaged"),
-        ("model.safetensors", None, "holds no weights"),
         ("tokenizer.json", None, "holds no tokenizer"),
         ("tokenizer.json", lambda data: data[:99], "tokenizer.json is damaged"),
         ("tokenizer.json", lambda _: b"{}", "its tokenizer cannot be loaded"),
-        ("tokenizer_config.json", lambda _: b"\xff", "tokenizer_config.json is damaged"),
     ],
 )
 def test_files_that_are_missing_or_damaged(
@@ -384,15 +362,6 @@ def test_files_that_are_missing_or_damaged(
     assert "exactness" not in found
     done = lade("generate", str(folder), "-p", "x")
     assert (done.code, done.out, done.err.count("\n")) == (1, "", 1)
-
-
-def test_a_link_to_nothing_is_no_file(tmp_path: Path, lade: Any) -> None:
-    folder = Path(shutil.copytree(DEMO, tmp_path / "copy"))
-    (folder / "model.safetensors").unlink()
-    (folder / "model.safetensors").symlink_to("nowhere")
-    done = lade("generate", str(folder), "-p", "x")
-    assert (done.code, done.err.count("\n")) == (1, 1)
-    assert "no weights" in done.err
 
 
 class Code:
@@ -427,10 +396,7 @@ def failing(*_: Any, **__: Any) -> Any:
     ("place", "name"),
     [
         (device, "present"),
-        (device, "gpu_build"),
-        (metadata, "requires"),
         (user, "read_all"),
-        (huggingface_hub, "get_token"),
         (model_files, "cached_models"),
     ],
 )

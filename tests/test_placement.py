@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from ladecli import memory, models, placement
+from ladecli import device, memory, models, placement
 from ladecli.decoder import layout
 from ladecli.decoder.config import GROWTH
 from ladecli.decoder.kv_cache import KVCache, LayerShape
@@ -73,32 +73,6 @@ def test_keys_are_where_their_layers_are() -> None:
     assert {each.shape[3] for each in cache.tensors} == {2 * GROWTH}, "all grow together"
     cache.release()
     assert not cache.tensors
-
-
-def limit(patch: pytest.MonkeyPatch, slots: int) -> None:
-    """Let there be no memory elsewhere for a cache of more slots."""
-    real = torch.zeros
-
-    def limited(shape: Any, **kwargs: Any) -> torch.Tensor:
-        if kwargs["device"] == ELSEWHERE and shape[3] > slots:
-            raise torch.OutOfMemoryError
-        return real(shape, **kwargs)
-
-    patch.setattr(torch, "zeros", limited)
-
-
-def test_growing_is_for_all_devices_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = spread_cache()
-    write(cache, [1, 2, 3])
-    cache.keep(range(3))
-    with monkeypatch.context() as patch:
-        limit(patch, 0)
-        with pytest.raises(torch.OutOfMemoryError):
-            cache.reserve(GROWTH + 1)
-    write(cache, [4])
-    cache.keep([0])
-    assert cache.slots == GROWTH
-    assert held(cache, 0) == [1, 2, 3, 4]
 
 
 class Waits:
@@ -186,16 +160,16 @@ def test_auto_leaves_room_for_texts_on_gpus(monkeypatch: pytest.MonkeyPatch) -> 
     assert place["max_memory"] == {0: room, 1: room, "cpu": spare}
 
 
-@pytest.mark.parametrize("word", placement.WORDS)
+@pytest.mark.parametrize("word", device.DEVICE_MAPS)
 def test_words_of_transformers(word: str) -> None:
-    assert placement.parse_device_map(word) == word
+    assert device.parse_device_map(word) == word
 
 
 def test_maps_from_text_and_files(tmp_path: Path) -> None:
     path = tmp_path / "map.json"
     path.write_text('{"model": 1, "lm_head": "cuda:0", "x": "disk"}')
-    assert placement.parse_device_map(str(path)) == {"model": 1, "lm_head": 0, "x": "disk"}
-    assert placement.parse_device_map('{"": "cpu"}') == {"": "cpu"}
+    assert device.parse_device_map(str(path)) == {"model": 1, "lm_head": 0, "x": "disk"}
+    assert device.parse_device_map('{"": "cpu"}') == {"": "cpu"}
 
 
 @pytest.mark.parametrize(
