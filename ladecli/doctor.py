@@ -19,9 +19,8 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import __version__, config, decode_setup, model_files, profiles, screen
+from . import __version__, config, decode_setup, device, model_files, profiles, screen
 from .decoder.errors import DecoderError
-from .device import DEVICE_MAPS
 from .errors import LadeError, UsageError, told
 from .memory import told as size_of
 from .model_files import version
@@ -183,13 +182,11 @@ def torch_works(_request: DoctorRequest) -> Iterator[Finding]:
 
 def devices(_request: DoctorRequest) -> Iterator[Finding]:
     """The devices that torch can use and their memory; the one that models run on first."""
-    from .device import details, detect, free_memory, present
-
     # Torch warns of a driver that is too old, and of a GPU that it has no code for.
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = present()
-        first, known = found[0], details(found[0])
+        found = device.present()
+        first, known = found[0], device.details(found[0])
     capability = f", compute capability {known.capability}" if known.capability else ""
     data: dict[str, object] = {"name": first.torch_name, "label": first.label}
     data["capability"] = known.capability
@@ -199,17 +196,17 @@ def devices(_request: DoctorRequest) -> Iterator[Finding]:
     if known.capability and known.capability.startswith(("6.", "7.")):
         value = "this GPU has no units for it"
         yield Finding("bfloat16", value, NOTE, "--dtype float16 is faster")
-    for device in found:
-        name = {"cpu": "main memory", "mps": "memory"}.get(device.kind)
-        name = name or f"memory {device.torch_name}"
-        free = free_memory(device)
-        value = f"{size_of(free)} free of {size_of(device.memory)}"
-        data = {"free_bytes": free, "total_bytes": device.memory}
-        if free < _SCARCE * device.memory:
+    for each in found:
+        name = {"cpu": "main memory", "mps": "memory"}.get(each.kind)
+        name = name or f"memory {each.torch_name}"
+        free = device.free_memory(each)
+        value = f"{size_of(free)} free of {size_of(each.memory)}"
+        data = {"free_bytes": free, "total_bytes": each.memory}
+        if free < _SCARCE * each.memory:
             yield Finding(name, value, WARNING, "end other programs that use it", data)
         else:
             yield Finding(name, value, data=data)
-    cpu, limit = detect("cpu"), os.environ.get("OMP_NUM_THREADS")
+    cpu, limit = device.detect("cpu"), os.environ.get("OMP_NUM_THREADS")
     why = f" (OMP_NUM_THREADS={limit})" if limit else ""
     data = {"label": cpu.label, "cores": known.cores, "threads": cpu.threads}
     count = f"{counted(known.cores, 'core')}, torch uses {counted(cpu.threads, 'thread')}{why}"
@@ -220,9 +217,7 @@ def devices(_request: DoctorRequest) -> Iterator[Finding]:
 
 def unused_gpu(_request: DoctorRequest) -> Iterator[Finding]:
     """A GPU of the machine that torch cannot use."""
-    from .device import detect, gpu_build
-
-    if detect().kind != "cpu":
+    if device.detect().kind != "cpu":
         return
     maker = "AMD" if Path("/dev/kfd").exists() else None
     if tool := shutil.which("nvidia-smi"):  # which is also in images for machines without a GPU
@@ -232,9 +227,8 @@ def unused_gpu(_request: DoctorRequest) -> Iterator[Finding]:
     if maker and hiding:
         yield Finding("GPU", f"{hiding} hides it", NOTE, f"unset {hiding} to use it")
     elif maker:
-        value = (
-            f"an {maker} GPU is here, and this torch (for {gpu_build() or 'CPUs'}) cannot use it"
-        )
+        build = device.gpu_build() or "CPUs"
+        value = f"an {maker} GPU is here, and this torch (for {build}) cannot use it"
         fix = "install a torch for it, as pytorch.org/get-started says, or update its driver"
         yield Finding("GPU", value, WARNING, fix)
 
@@ -259,18 +253,14 @@ def versions(_request: DoctorRequest) -> Iterator[Finding]:
 
 def torch_build(_request: DoctorRequest) -> Iterator[Finding]:
     """The version of torch, and the devices that it was built for."""
-    from .device import gpu_build
-
     usual = "Apple GPUs and CPUs" if sys.platform == "darwin" else "CPUs only"
-    data = {"version": version("torch"), "build": gpu_build()}
+    data = {"version": version("torch"), "build": device.gpu_build()}
     yield Finding("torch", f"{data['version']}, for {data['build'] or usual}", data=data)
 
 
 def optional_parts(_request: DoctorRequest) -> Iterator[Finding]:
     """Optional packages: their versions, or what they would bring."""
-    from .device import detect
-
-    kind = detect().kind
+    kind = device.detect().kind
     for name, brings, packages in PARTS:
         # Only metadata is read: importing a broken package can crash.
         found = next(filter(None, map(version, (name, *_SAME.get(name, ())))), None)
@@ -300,11 +290,9 @@ def config_file(_request: DoctorRequest) -> Iterator[Finding]:
 
 def options(request: DoctorRequest) -> Iterator[Finding]:
     """Values that no command can work with; whether steps are captured as CUDA graphs."""
-    from .device import detect
-
     try:
         request.check()
-        why = decode_setup.why_no_graphs(request, detect(request.device))
+        why = decode_setup.why_no_graphs(request, device.detect(request.device))
     except (LadeError, DecoderError) as error:
         yield Finding("options", str(error), PROBLEM)
         return
@@ -316,19 +304,17 @@ def options(request: DoctorRequest) -> Iterator[Finding]:
 
 def profile(request: DoctorRequest) -> Iterator[Finding]:
     """The profile that is used here, and the user's own ones."""
-    from .device import detect
-
     own, faults = user.read_all()
-    device = detect(request.device)
-    usual = profiles.usual(device, own)
+    here = device.detect(request.device)
+    usual = profiles.usual(here, own)
     if request.profile is not None:
         value = f"{request.profile}, by {request.origins.get('profile', 'a program')}"
         yield Finding("profile", value, data={"name": request.profile})
     elif usual is None:
-        value = f"none knows {device.label}: settings come from a quick measurement"
+        value = f"none knows {here.label}: settings come from a quick measurement"
         yield Finding("profile", value, WARNING, "lade tune MODEL measures them well")
     else:
-        value = f"{usual.name}, for {device.label}"
+        value = f"{usual.name}, for {here.label}"
         yield Finding("profile", value, data={"name": usual.name})
     listed = {"folder": str(user.folder()), "names": [each.name for each in own]}
     held = f"{counted(len(own), 'profile')} in" if own else "none in"
@@ -457,7 +443,7 @@ def _setup(request: DoctorRequest, setup: Setup) -> Iterator[Finding]:
     for notice in choice.notices:
         yield Finding("notice", notice, NOTE)
     data = {"context": setup.context}
-    if request.device_map not in (None, *DEVICE_MAPS):
+    if request.device_map not in (None, *device.DEVICE_MAPS):
         value = "placed by a map of your own, so it is not estimated"
         yield Finding("memory", value, NOTE, data=data)
     elif setup.short:
