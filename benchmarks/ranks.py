@@ -23,12 +23,12 @@ from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.events import Step
-from ladecli.decoder.layout import Draft
 from ladecli.decoder.load import load_decoder, new_cache
 from ladecli.decoder.parallel.groups import LookaheadParallel
 from ladecli.decoder.parallel.partition import partition
 from ladecli.decoder.runner import Runner
 from ladecli.decoder.strategies import make_strategy
+from ladecli.decoder.strategy import Draft
 from ladecli.decoder.tree import TokenTree
 from ladecli.decoder.window import LookaheadWindow
 
@@ -49,11 +49,11 @@ def widest(window: int, ngram: int, size: int) -> int:
     """Tokens of the widest rank in a full step of the paper's algorithm with G = W."""
     rows = LookaheadWindow(window, ngram, [1], random.Random(0))
     while not rows.filled:
-        rows.advance([1] * len(rows.rows[0]))
+        rows.advance(1, [1] * len(rows.rows[0]))
     tree = TokenTree()
     for guess in range(window):
         tree.add([guess, *range(ngram - 2)], "trajectory", 10**6)
-    shares = partition(Draft(tree, rows.block(1)), [0] * size).shares
+    _, shares = partition(Draft(tree, rows.block(1)), [0] * size)
     parts = [(share.draft.tree, share.draft.window) for share in shares]
     return max(1 + len(tree) + (len(part.tokens) if part else 0) for tree, part in parts)
 

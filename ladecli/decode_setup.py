@@ -83,7 +83,7 @@ def decide(request: Request, planned: Plan, ranks: DistributedTransport | None =
     settings = request.lookahead(choice.base(request.wants_paper))
     context, notice, beside = _room(request, planned, settings, attention.name, no_graphs is None)
     if ranks is not None:
-        least = min(ranks.gather_objects(context or sys.maxsize))
+        least = min(ranks.gather(context or sys.maxsize))
         if least < (context or least):
             context, notice = least, f"texts end at {least:,} tokens: another rank has less room"
     # Transposed weights for steps of one token, and packed ones for wider steps.

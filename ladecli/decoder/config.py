@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from .errors import ConfigError
-from .events import FinishReason, Token
 from .step_cost import StepCost, fitting
 
 STRATEGIES = ("lookahead", "autoregressive", "jacobi", "prompt-lookup")
@@ -119,6 +118,12 @@ class LookaheadConfig:
             limit = self.window_cells + self.guesses * (self.ngram - 1)
         return max((width for width in self.widths if width <= limit), default=limit)
 
+    def limit_within(self, widest: int) -> int:
+        """The same where memory suffices for `widest` tokens."""
+        if widest >= self.step_limit:
+            return self.step_limit
+        return max((width for width in self.widths if width <= widest), default=widest)
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingConfig:
@@ -189,22 +194,3 @@ class Limits:
     def __post_init__(self) -> None:
         if self.max_new_tokens is not None and self.max_new_tokens < 0:
             raise ConfigError(f"max-new-tokens must be 0 or more, not {self.max_new_tokens}")
-
-    def cut(
-        self, tokens: tuple[Token, ...], most: int
-    ) -> tuple[tuple[Token, ...], FinishReason | None]:
-        """The tokens of a step up to the one that ends the text, and why it ended, if it did.
-
-        Args:
-            tokens: at least one.
-            most: tokens until the longest text.
-        """
-        for count, token in enumerate(tokens, start=1):
-            stop = self.should_stop is not None and self.should_stop(token.id)
-            if token.id in self.stop_ids:
-                return tokens[:count], "eos"
-            if stop:
-                return tokens[:count], "stop"
-            if count >= most:
-                return tokens[:count], "length"
-        return tokens, None

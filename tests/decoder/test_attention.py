@@ -21,7 +21,8 @@ from ladecli.decoder.attention import (
     triton_available,
 )
 from ladecli.decoder.errors import ConfigError
-from ladecli.decoder.layout import Draft, StepLayout, build, build_chunk
+from ladecli.decoder.layout import StepLayout, build, build_chunk
+from ladecli.decoder.strategy import Draft
 from ladecli.decoder.tree import TokenTree
 from ladecli.decoder.window import LookaheadWindow
 
@@ -167,7 +168,7 @@ def test_scores_far_apart_do_not_overflow(backend: str) -> None:
 def test_lookahead_windows_and_prompt_chunks(backend: str, window: int | None) -> None:
     ahead = LookaheadWindow(5, 4, [1, 2, 3], random.Random(0))
     for _ in range(4):
-        ahead.advance([7] * len(ahead.rows[0]))
+        ahead.advance(1, [7] * len(ahead.rows[0]))
     for layout in (
         build([8, 9], 40, Draft(window=ahead.block(9), width=24)),
         build_chunk(range(20), 40, anchor=90),

@@ -24,8 +24,9 @@ from ladecli.decoder.attention import (
 from ladecli.decoder.errors import ConfigError
 from ladecli.decoder.families import examine
 from ladecli.decoder.kv_cache import Target
-from ladecli.decoder.layout import Draft, StepLayout, build
+from ladecli.decoder.layout import StepLayout, build
 from ladecli.decoder.load import compile_attention
+from ladecli.decoder.strategy import Draft
 from ladecli.decoder.transformer import Norm, Rotary, Transformer
 from ladecli.decoder.tree import TokenTree
 

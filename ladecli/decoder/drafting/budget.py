@@ -128,4 +128,4 @@ def cell_price(margin: float, curve: CostCurve, nodes: int, tokens: float) -> fl
         tokens: that the step yielded for the cost of a plain step.
     """
     # Further nodes would be less and less probable: on average about half as much.
-    return max(margin / 2.0, curve.slope[min(nodes, curve.max_nodes - 1)] * tokens)
+    return max(margin / 2.0, curve.slope[min(nodes, len(curve.slope) - 2)] * tokens)
