@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from . import memory, profiles, screen, toml
-from .decoder.parallel.groups import MESSAGE_BYTES
+from .decoder.config import MESSAGE_BYTES
 from .errors import UsageError
 from .memory import FULL, ModelSpec
 from .options import PlanRequest

@@ -29,6 +29,9 @@ CAPTURED_WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 """Tokens that a captured step may have; wider ones have a multiple of the last."""
 COMPILED_WIDTHS = (1, 16, 64, 128)
 """The same where each of them has to be compiled first."""
+MESSAGE_BYTES = 1 << 13
+"""Of a message between ranks that takes one round; a step of 60 tokens with their successors has
+about 4,000."""
 
 
 def captured_width(tokens: int, widths: tuple[int, ...] = CAPTURED_WIDTHS) -> int:
@@ -118,10 +121,8 @@ class LookaheadConfig:
             limit = self.window_cells + self.guesses * (self.ngram - 1)
         return max((width for width in self.widths if width <= limit), default=limit)
 
-    def limit_within(self, widest: int) -> int:
-        """The same where memory suffices for `widest` tokens."""
-        if widest >= self.step_limit:
-            return self.step_limit
+    def narrower(self, widest: int) -> int:
+        """The same where memory suffices for fewer, `widest` tokens."""
         return max((width for width in self.widths if width <= widest), default=widest)
 
 

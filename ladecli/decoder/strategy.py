@@ -42,10 +42,6 @@ class State:
     widest: int = sys.maxsize
     missing: Sequence[int] = (0,)
 
-    def places(self, limit: int) -> int:
-        """Tokens that a draft may have where no rank feeds more than `limit`."""
-        return sum(max(limit - 1 - count, 0) for count in self.missing)
-
 
 @dataclass(frozen=True, slots=True)
 class Draft:

@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     from .transport import DistributedTransport
 
 
-MESSAGE_BYTES = 1 << 13
-"""Of a message that takes one round; a step of 60 tokens with their successors has about 4,000."""
-
-
 @dataclass(frozen=True, slots=True)
 class OutOfMemory:
     """Memory ran out in a step.

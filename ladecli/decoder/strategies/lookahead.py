@@ -37,6 +37,7 @@ class Lookahead(Strategy):
 
     def __init__(self, config: LookaheadConfig, memory: DraftMemory) -> None:
         self._config = config
+        self._limit = config.step_limit
         self._memory = memory
         # Accepted text is the newest evidence of a context, so it is learned last.
         sources: dict[str, Source] = {
@@ -63,10 +64,12 @@ class Lookahead(Strategy):
     def propose(self, state: State) -> Draft:
         """The window where it pays, and the most probable prefixes after the text."""
         config, memory = self._config, self._memory
-        limit, widths = config.limit_within(state.widest), config.widths
+        limit, widths = self._limit, config.widths
+        if state.widest < limit:
+            limit = config.narrower(state.widest)
         # What each rank feeds in any case, and the places that are left.
         loads = [1 + count for count in state.missing]
-        places = state.places(limit)
+        places = sum([limit - load for load in loads if load < limit])
         block = None if self._window is None else self._window_block(self._window, state, places)
         cells = len(block.tokens) if block else 0
         base, context = sum(loads) + cells, len(state.tokens)

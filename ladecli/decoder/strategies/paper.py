@@ -24,6 +24,7 @@ class PaperLookahead(Strategy):
 
     def __init__(self, config: LookaheadConfig, memory: DraftMemory) -> None:
         self._config = config
+        self._limit = config.step_limit
         self._memory = memory
         self._window = LookaheadWindow(1, 2, [0], random.Random(0))
 
@@ -35,8 +36,9 @@ class PaperLookahead(Strategy):
     def propose(self, state: State) -> Draft:
         """The window if it fits, and the newest n-grams under the current token, merged."""
         config = self._config
-        limit = config.limit_within(state.widest)
-        room = state.places(limit)
+        limit = self._limit if state.widest >= self._limit else config.narrower(state.widest)
+        loads = [1 + count for count in state.missing]
+        room = sum([limit - load for load in loads if load < limit])
         window = self._window.block(state.tokens[-1])
         block = None
         if len(window.tokens) <= room and self._window.max_offset <= state.room:
@@ -45,8 +47,8 @@ class PaperLookahead(Strategy):
         depth = min(state.draft_depth, config.ngram - 1)
         for candidate in islice(self._memory.pool.candidates(state.tokens[-1]), config.guesses):
             tree.add(candidate[:depth], "trajectory", room)
-        fed = len(state.missing) + sum(state.missing) + len(tree)
-        width = fitting(fed + (len(block.tokens) if block else 0), config.widths)
+        fed = sum(loads) + len(tree) + (len(block.tokens) if block else 0)
+        width = fitting(fed, config.widths)
         return Draft(tree, block, width, limit=limit, widths=config.widths)
 
     def observe(self, state: State, draft: Draft, result: StepResult) -> None:
