@@ -71,14 +71,11 @@ class Decoder:
     still in it is prefilled from there on only.
 
     Args:
-        runner: runs the steps of a model.
-        facts: about the model.
         max_context: the most tokens of prompt and text together; None for what the model was
             made for.
         prefill_chunk: prompt tokens per forward.
 
     Attributes:
-        runner, facts: as given.
         max_context: as above, and not more than the model was made for.
         cache: keys and values of the committed text.
     """
@@ -370,7 +367,6 @@ def _end_of_text(
 
     Args:
         tokens: at least one.
-        limits: of the generation.
         most: tokens until the longest text.
     """
     for count, token in enumerate(tokens, start=1):

@@ -65,9 +65,6 @@ class AdaptiveWindow:
     costs, whichever is more.  A window that does not bring as much is halved, then dropped: where
     a text repeats itself, say, long candidates need its room.  It returns as soon as there is
     room again, or after a pause.
-
-    Args:
-        columns: W.
     """
 
     def __init__(self, columns: int) -> None:

@@ -26,12 +26,7 @@ NO_ROOM = CostCurve((1.0,), (0.0,))
 
 
 class Lookahead(Strategy):
-    """The window and the other sources that are switched on, and the model that they feed.
-
-    Args:
-        config: settings.
-        memory: what earlier generations learned; this one adds to it.
-    """
+    """The window and the other sources that are switched on, and the model that they feed."""
 
     name = "lookahead"
 
