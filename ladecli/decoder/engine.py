@@ -344,16 +344,15 @@ class Decoder:
         again, as pending tokens of the next step.  Tokens after the end leave `found`.
         """
         tokens, fed = state.tokens, step.layout.pending
+        count, reason = _end_of_text(found.tokens, task.limits, task.end - len(tokens))
+        if reason is not None:
+            task.group.end()
+        # The last committed token is the next current token: its keys come then.
+        del found.tokens[count:], found.nodes[count - 1 :]
         kept = [*range(fed), *[fed + place for place in task.group.held(found.nodes)]]
         if attempt(self.cache.keep, kept) is None:
             # Pending tokens stand where they belong: to keep them takes no memory.
             self.cache.keep(range(fed))
-        count, reason = _end_of_text(found.tokens, task.limits, task.end - len(tokens))
-        if reason is not None:
-            task.group.end()
-        del found.tokens[count:], found.nodes[count - 1 :]
-        # The last committed token is the next current token: its keys come then.
-        self.cache.truncate(len(tokens) + count - 1)
         ids = [token.id for token in found.tokens]
         tokens += ids
         task.sampler.commit(ids)
