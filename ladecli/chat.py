@@ -20,7 +20,7 @@ from .options import ChatRequest
 from .repl import commands
 from .repl.reader import LEAVE, Reader, TerminalReader, can_edit, history_path, unechoed, unescaped
 from .repl.session import Chat
-from .terminal import Terminal
+from .view.terminal import Terminal
 
 SMALL_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 

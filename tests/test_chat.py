@@ -16,15 +16,15 @@ import pytest
 
 from ladecli import model_files, models
 from ladecli.chat import autosaved, handle, loop
-from ladecli.conversation import Conversation, from_json
 from ladecli.decode_setup import Setup
 from ladecli.decoder.errors import DecoderError
 from ladecli.errors import LadeError, UsageError
 from ladecli.options import ChatRequest
+from ladecli.repl.conversation import Conversation, from_json
 from ladecli.repl.reader import Reader
 from ladecli.repl.session import Chat
 from ladecli.session import Session
-from ladecli.terminal import Terminal
+from ladecli.view.terminal import Terminal
 
 QUESTIONS = ("What is lookahead decoding?", "What is the pool?", "How do I read a file in Python?")
 END = 1  # the demo model's end of a turn

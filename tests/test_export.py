@@ -13,7 +13,7 @@ from rich.cells import cell_len
 
 from ladecli.errors import LadeError
 from ladecli.events import Ended, Piece, TextEvent, TextStep
-from ladecli.export import COLUMNS, Exporter
+from ladecli.trace.export import COLUMNS, Exporter
 
 SVG = "{http://www.w3.org/2000/svg}"
 

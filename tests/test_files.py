@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from ladecli import export, files
+from ladecli import files
 from ladecli.errors import LadeError, UsageError
 from ladecli.options import GenerateRequest
+from ladecli.trace import export
 
 
 def test_places_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,9 @@ from rich.console import Console
 
 from ladecli.decoder.events import Detail
 from ladecli.events import Piece, TextStep
-from ladecli.inspector import StepView
 from ladecli.metrics import Tally
 from ladecli.trace import Header, Trace, read_trace
+from ladecli.trace.inspector import StepView
 
 from .recording import record, small_trace
 

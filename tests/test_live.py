@@ -11,8 +11,8 @@ from rich.console import Console
 
 from ladecli.decoder.events import Started
 from ladecli.events import Ended, Piece, PromptRead, TextEvent, TextStep
-from ladecli.live import LiveView
-from ladecli.markdown import MarkdownRenderer
+from ladecli.view.live import LiveView
+from ladecli.view.markdown import MarkdownRenderer
 from ladecli.visualize import ViewState
 
 HEIGHT = 6

@@ -11,7 +11,7 @@ from rich.style import Style
 from rich.text import Text
 
 from ladecli.events import Piece
-from ladecli.markdown import MarkdownRenderer
+from ladecli.view.markdown import MarkdownRenderer
 
 FAMILY = "👨\u200d👩\u200d👧\u200d👦"
 HEART = "❤\ufe0f"

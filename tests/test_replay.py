@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ladecli.events import Ended, Piece, PromptRead, TextEvent, TextStep
-from ladecli.replay import paced
+from ladecli.trace.replay import paced
 
 from .recording import events_of, record, small_trace, write
 from .screens import Terminal

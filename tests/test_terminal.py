@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ladecli import screen, terminal
-from ladecli.screen import Column, Table
-from ladecli.terminal import Terminal
+from ladecli.view import screen, terminal
+from ladecli.view.screen import Column, Table
+from ladecli.view.terminal import Terminal
 
 from . import forked
 from .recording import record

@@ -16,12 +16,12 @@ from prompt_toolkit.document import Document
 from rich.table import Table
 
 from .. import files
-from ..conversation import Conversation, from_json
 from ..errors import UsageError
 from ..events import TextStep
 from ..metrics import ratio, total
-from ..terminal import ctrl_c
+from ..view.terminal import ctrl_c
 from ..visualize import SOURCE_STYLES, counted, legend, printable
+from .conversation import Conversation, from_json
 from .reader import escaped
 from .session import Chat, Reply
 from .settings import LIVE, TUNED, change, in_effect, known, suggestion, values_of

@@ -28,7 +28,7 @@ from prompt_toolkit.output import Output, create_output
 from prompt_toolkit.styles import Style
 
 from ..errors import UsageError
-from ..terminal import is_dumb
+from ..view.terminal import is_dumb
 from ..visualize import printable
 
 QUOTES = '"""'

@@ -9,16 +9,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import export, opening
-from ..conversation import Conversation
+from .. import opening
 from ..errors import LadeError, UsageError, told
 from ..events import Ended, TextEvent, TextStep
-from ..live import LiveView
-from ..markdown import MarkdownRenderer
 from ..metrics import Tally, total
 from ..options import ChatRequest
-from ..terminal import Terminal, ctrl_c
+from ..trace import export
+from ..view.live import LiveView
+from ..view.markdown import MarkdownRenderer
+from ..view.terminal import Terminal, ctrl_c
 from ..visualize import Together, View, ViewState, counted, memory_line, printable, repeats
+from .conversation import Conversation
 from .reader import Reader, escaped
 
 if TYPE_CHECKING:

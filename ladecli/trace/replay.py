@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from .errors import INTERRUPTED, UsageError
-from .events import PromptRead, TextEvent, TextStep
-from .metrics import Tally
-from .terminal import Terminal, ctrl_c, is_dumb
-from .trace import Trace, read_trace
-from .visualize import View, ViewState
+from ..errors import INTERRUPTED, UsageError
+from ..events import PromptRead, TextEvent, TextStep
+from ..metrics import Tally
+from ..view.terminal import Terminal, ctrl_c, is_dumb
+from ..visualize import View, ViewState
+from . import Trace, read_trace
 
 _NAP = 1 / 16
 """Seconds between two looks at whether Ctrl-C was pressed."""
@@ -78,8 +78,8 @@ def _view(trace: Trace, terminal: Terminal) -> View:
     console = terminal.live_console()
     if console is None:
         return terminal.writer()
-    from .live import LiveView
-    from .markdown import MarkdownRenderer
+    from ..view.live import LiveView
+    from ..view.markdown import MarkdownRenderer
 
     state = ViewState(plain_step=trace.header.plain_step)
     thinking = trace.header.prompt.rstrip().endswith("<think>")

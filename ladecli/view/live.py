@@ -11,9 +11,9 @@ from rich.control import Control
 from rich.segment import ControlType, Segment, Segments
 from rich.text import Text
 
-from .events import Ended, Piece, TextEvent, TextStep
+from ..events import Ended, Piece, TextEvent, TextStep
+from ..visualize import ViewState, fold, status_line
 from .markdown import MarkdownRenderer
-from .visualize import ViewState, fold, status_line
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from . import files
-from .decoder.events import Detail, Started, StepNarrowed
-from .errors import LadeError, UsageError
-from .events import Ended, Piece, PromptRead, TextEvent, TextStep
-from .visualize import printable
+from .. import files
+from ..decoder.events import Detail, Started, StepNarrowed
+from ..errors import LadeError, UsageError
+from ..events import Ended, Piece, PromptRead, TextEvent, TextStep
+from ..visualize import printable
 
 if TYPE_CHECKING:
-    from .session import Settings
-    from .text import Tokenizer
+    from ..session import Settings
+    from ..text import Tokenizer
 
 VERSION: Literal[1] = 1
 OPTION = "--trace"

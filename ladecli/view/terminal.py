@@ -14,8 +14,8 @@ from typing import NoReturn, TextIO
 
 from rich.console import COLOR_SYSTEMS, Console
 
-from .metrics import Tally
-from .visualize import Writer, printable, statistics_line
+from ..metrics import Tally
+from ..visualize import Writer, printable, statistics_line
 
 DRAWN_EVERY = 0.1
 """Seconds from one drawing of a bar to the next, at least."""

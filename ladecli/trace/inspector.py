@@ -22,10 +22,10 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from .decoder.events import Detail
-from .metrics import Tally
-from .trace import Trace
-from .visualize import counted, printable, style_of
+from ..decoder.events import Detail
+from ..metrics import Tally
+from ..visualize import counted, printable, style_of
+from . import Trace
 
 ROOT = -1
 """The parent of the tree's first level: the current token."""

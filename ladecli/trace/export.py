@@ -16,16 +16,16 @@ from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
-from . import files
-from .errors import UsageError
-from .events import Ended, TextEvent, TextStep
-from .metrics import Tally
-from .trace import Header, TraceWriter, describe, speller
-from .visualize import View, printable, statistics_line, style_of
+from .. import files
+from ..errors import UsageError
+from ..events import Ended, TextEvent, TextStep
+from ..metrics import Tally
+from ..visualize import View, printable, statistics_line, style_of
+from . import Header, TraceWriter, describe, speller
 
 if TYPE_CHECKING:
-    from .options import Request
-    from .session import Session, Settings
+    from ..options import Request
+    from ..session import Session, Settings
 
 OPTIONS = ("trace", "svg", "html")
 COLUMNS = 88

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len, chop_cells
 from rich.text import Text
 
-from .events import Piece
-from .visualize import printable, style_of
+from ..events import Piece
+from ..visualize import printable, style_of
 
 if TYPE_CHECKING:
     from pygments.lexer import Lexer
