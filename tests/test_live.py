@@ -95,8 +95,6 @@ class Terminal:
         self.console.width = width
         self._screen_of(width)
         self._stream.feed("\r\n".join(rows))
-        below = sum(max(-(-len(row) // width), 1) for row in rows[at:]) - 1
-        self._stream.feed("\r" + f"\x1b[{below}A" * bool(below))
 
     def finish(self) -> list[str]:
         self.view.finish()
@@ -195,25 +193,6 @@ def test_a_reply_without_text_leaves_nothing() -> None:
     terminal.show(Started(0, 10), Ended("eos"))
     assert terminal.finish() == ["$ lade"]
     assert terminal.screen.cursor.y == 1
-
-
-def test_the_cursor_is_hidden_meanwhile_and_restored_whatever_happens() -> None:
-    class Broken(MarkdownRenderer):
-        def feed(self, *_: object) -> None:
-            raise RuntimeError
-
-    terminal, failing = Terminal(), Terminal()
-    for each in (terminal, failing):
-        each.say("text")
-        assert each.screen.cursor.hidden
-        assert each.screen.cursor.x == 0, "where what is typed does no harm"
-    terminal.finish()
-    failing.view.renderer = Broken(True, True)
-    with pytest.raises(RuntimeError):
-        failing.view.finish()
-    failing.update()
-    assert not terminal.screen.cursor.hidden
-    assert not failing.screen.cursor.hidden
 
 
 # Switches and sizes.
