@@ -88,7 +88,7 @@ def test_mistakes_are_one_line(lade: Any, small: str) -> None:
     Path(small).write_text(Path(small).read_text("utf-8").replace('"width":7', '"width":[]'))
     result = lade("replay", small, "--step")
     assert result.code == 2
-    assert result.err.startswith(f"lade: the trace {small}, line 3: width: ")
+    assert result.err.startswith(f"lade: the trace {small}, line 4: width: ")
     assert result.err.count("\n") == 1
 
 
@@ -118,10 +118,6 @@ def test_walking_through_the_steps(tmp_path: Path) -> None:
         for key, number in walk:
             terminal.send(key)
             wait_for_step(terminal, number, count)
-        terminal.send("?")
-        terminal.wait("this help, and back")
-        terminal.send("?")
-        wait_for_step(terminal, 1, count)
         terminal.send("q")
         assert terminal.close() == 0
         assert terminal.raw.count(b"\x1b[?1049h") == 1

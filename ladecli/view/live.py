@@ -12,7 +12,7 @@ from rich.segment import ControlType, Segment, Segments
 from rich.text import Text
 
 from ..events import Ended, Piece, TextEvent, TextStep
-from ..visualize import ViewState, fold, status_line
+from ..visualize import ViewState, status_line
 from .markdown import MarkdownRenderer
 
 SHORTEST, LONGEST = 1 / 20, 1 / 2
@@ -63,7 +63,7 @@ class LiveView:
 
     def show(self, event: TextEvent) -> None:
         """Take one more event, and draw if it is time to."""
-        fold(self.state, event)
+        self.state.add(event)
         match event:
             case TextStep():
                 self._pieces += event.pieces
