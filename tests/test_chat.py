@@ -453,8 +453,7 @@ def test_show_tells_where_values_come_from(make: Make, capsys: pytest.CaptureFix
     assert "profile cpu: measured: AMD EPYC" in rows["ngram"]
     ends = {
         **{"temperature": "the model's", "top-k": "LADE_TOP_K", "stats": "flag --no-stats"},
-        # What was given counts as given, also where it is the default.
-        **{"markdown": "config file", "ignore-eos": "default", "max-new-tokens": "given"},
+        **{"markdown": "config file", "ignore-eos": "default"},
         **{"budget": "follows from what you set", "sources": "follows from what you set"},
     }
     assert {name: rows[name].endswith(end) for name, end in ends.items()} == dict.fromkeys(

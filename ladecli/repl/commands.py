@@ -160,10 +160,8 @@ def system(chat: Chat, text: str) -> None:
 def regenerate(chat: Chat, _: str) -> None:
     """Answer the last message again."""
     _last_question(chat)
-    if chat.settings().sampling.greedy:
-        chat.note("greedy decoding gives the same reply again: /set temperature 0.8")
-    elif chat.request.seed is not None:
-        chat.note("the seed is fixed, and gives the same reply again: /set seed default")
+    if chat.settings().sampling.greedy or chat.request.seed is not None:
+        chat.note("the same reply again: /set temperature 0.8 and seed default give others")
     chat.answer(chat.conversation.without_reply())
 
 
@@ -250,10 +248,8 @@ def load(chat: Chat, name: str) -> None:
             return
     chat.conversation = chat.saved = loaded
     chat.file = _path(name)
-    chat.note(f"loaded {counted(len(loaded.messages), 'message')}")
-    if loaded.messages:
-        last = loaded.messages[-1]
-        chat.note(f"the last, by the {last.role}: {shorten(last.content, LINE)}")
+    last = f": … {shorten(loaded.messages[-1].content, LINE)}" if loaded.messages else ""
+    chat.note(f"loaded {counted(len(loaded.messages), 'message')}{last}")
 
 
 # Options.

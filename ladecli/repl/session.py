@@ -101,7 +101,6 @@ class Chat:
         self.console = terminal.console(sys.stderr)  # only replies go to stdout
         self.reader = open_reader(self)
         self._view: View | None = None
-        self._memory: str | None = None  # the last line about it, which is not repeated
         self._counted: tuple[Conversation | None, int] = (None, 0)
 
     @property
@@ -229,8 +228,7 @@ class Chat:
         }
         empty = "" if reply.text.strip() else "the reply is empty"
         lines = [remarks.get(tally.reason or "", empty), *self.session.news()]
-        if tally.reason != "memory" and memory != self._memory:
-            self._memory = memory
+        if tally.reason != "memory":
             lines.append(memory or "")
         if repeats(reply.text):
             lines.append("it repeats itself: /set temperature 0.7 or repetition-penalty 1.1 helps")
