@@ -167,46 +167,6 @@ def test_a_later_turn_reads_its_new_tokens_only(
     assert after.token_ids == fresh_reply(chat, loaded)
 
 
-@pytest.mark.slow
-def test_what_changed_is_read_again_and_nothing_else(
-    make: Make, loaded: models.LoadedModel
-) -> None:
-    one, two, three = QUESTIONS
-    lines = ("/undo", three, "/edit What is the window?", "/system Be brief.", two)
-    chat = make(one, two, *lines, max_new_tokens=12)
-    loop(chat)
-    first, _, third, edited, last = chat.replies
-    exchange = len(first.prompt) + len(first.token_ids)
-    assert third.tally.cached >= exchange - 1
-    assert edited.tally.cached >= exchange - 1
-    assert last.tally.cached == 1, "a system message stands at the start"
-    for turn in range(2, 5):
-        assert chat.replies[turn].token_ids == fresh_reply(chat, loaded, turn)
-
-
-@pytest.mark.slow
-def test_sampled_turns_draw_their_own_seeds(make: Make) -> None:
-    chat = make(QUESTIONS[0], "/regenerate", "/regenerate", temperature=2.0, max_new_tokens=12)
-    loop(chat)
-    assert len({tuple(reply.token_ids) for reply in chat.replies}) == 3
-    assert len(chat.conversation.messages) == 2
-    fixed = make(QUESTIONS[0], "/regenerate", temperature=2.0, seed=7, max_new_tokens=12)
-    loop(fixed)
-    assert fixed.replies[0].token_ids == fixed.replies[1].token_ids
-
-
-def test_a_chat_takes_the_models_own_sampling(
-    loaded: models.LoadedModel, make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = loaded.model.generation_config
-    for name, value in {"do_sample": True, "temperature": 0.7, "top_p": 0.9}.items():
-        monkeypatch.setattr(config, name, value)
-    sampling = make().settings().sampling
-    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.7, 0.9, 0)
-    mine = make(temperature=0.1, top_k=5).settings().sampling
-    assert (mine.temperature, mine.top_p, mine.top_k) == (0.1, 0.9, 5)
-
-
 # Ctrl-C and errors.
 
 

@@ -83,11 +83,6 @@ def test_keys_that_end_the_input(
         reader.ask("why? ")
 
 
-def test_a_draft_stands_in_the_input(keyboard: PipeInput, make: Make) -> None:
-    keyboard.send_text("!" + ENTER)
-    assert make().read("what I said") == "what I said!"
-
-
 def test_what_is_typed_during_a_reply_waits(keyboard: PipeInput, make: Make) -> None:
     toggled: list[bool] = []
     reader = make(on_toggle=lambda: toggled.append(True))
@@ -160,11 +155,6 @@ def test_completion(tmp_path: Path) -> None:
     assert completed("/help und") == ["undo"]
     (tmp_path / "chat.json").touch()
     assert completed(f"/load {tmp_path}/ch") == ["at.json"]
-
-
-@pytest.mark.parametrize("prose", ["", "hello", "what is /etc", "/set a\nb", "/unknown x"])
-def test_prose_is_not_completed(prose: str) -> None:
-    assert completed(prose) == []
 
 
 def test_lines_of_a_pipe() -> None:

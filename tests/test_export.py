@@ -122,11 +122,6 @@ def test_long_lines_are_wrapped_between_words(tmp_path: Path) -> None:
     assert words in html
 
 
-def test_only_what_was_asked_for_is_written(tmp_path: Path) -> None:
-    Exporter(None, tmp_path / "x.html", "m", "p").finish()
-    assert [path.name for path in tmp_path.iterdir()] == ["x.html"]
-
-
 def test_a_folder_that_is_gone_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(LadeError, match=r"^--svg .* cannot be written: No such file"):
         Exporter(tmp_path / "gone" / "x.svg", None, "m", "p").finish()

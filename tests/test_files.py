@@ -80,11 +80,6 @@ def test_what_was_there_stays_until_the_new_file_is_whole(
     assert os.listdir(tmp_path) == ["x"]
 
 
-def test_devices_are_written_to_and_not_replaced() -> None:
-    files.write(Path("/dev/null"), "text", "--svg")
-    assert Path("/dev/null").is_char_device()
-
-
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs an endless device")
 def test_a_device_without_an_end_is_refused() -> None:
     with pytest.raises(OSError, match="it holds more than 100 MB"):

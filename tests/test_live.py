@@ -182,12 +182,6 @@ def test_the_last_line_is_ended_once(ending: str) -> None:
     assert terminal.screen.cursor.y == 3 + max(len(ending) - 1, 0)
 
 
-def test_what_was_held_back_is_shown_at_the_end() -> None:
-    terminal = Terminal()
-    terminal.show(step("a **"), Ended("length", "\N{REPLACEMENT CHARACTER}"))
-    assert terminal.finish()[1:] == ["a **\N{REPLACEMENT CHARACTER}"]
-
-
 def test_a_reply_without_text_leaves_nothing() -> None:
     terminal = Terminal()
     terminal.show(Started(0, 10), Ended("eos"))
@@ -220,15 +214,6 @@ def test_a_resize_loses_and_repeats_nothing(cut: int, to: int) -> None:
     terminal.say(PROSE[cut:], 50)
     # Words that were on the screen may be broken.
     assert "".join("".join(terminal.finish()[1:]).split()) == "".join(PROSE.split())
-
-
-def test_a_resize_in_a_folded_line_of_code_overwrites_nothing() -> None:
-    terminal = Terminal(20)
-    assert terminal.say("```\n" + "x" * 30, 9)[2:4] == ["x" * 20, "x" * 10]
-    terminal.resize(15)
-    terminal.redraw()
-    terminal.say("y\n", 2)
-    assert "".join(terminal.finish()[2:]) == "x" * 30 + "y"
 
 
 # Colours.

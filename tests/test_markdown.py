@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.cells import cell_len
 from rich.console import Console
 from rich.style import Style
 from rich.text import Text
@@ -135,10 +134,6 @@ def test_rows(text: str, width: int, rows: list[str]) -> None:
     assert lines_of(text, width) == rows
 
 
-def test_without_markdown_nothing_hangs() -> None:
-    assert lines_of("- an item that wraps", 10, markdown=False) == ["- an item", "that wraps"]
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     text=st.lists(
@@ -165,12 +160,6 @@ def test_rows_depend_on_the_text_alone_and_fit(
     assert all(row.cell_len <= max(width, 2) for row in rows)
     whole = rows_of(text, width, markdown)
     assert [(row.plain, row.end) for row in rows] == [(row.plain, row.end) for row in whole]
-
-
-def test_styles_do_not_depend_on_the_pieces() -> None:
-    renderer = MarkdownRenderer(True, False)
-    rows = [row for character in SAMPLE for row in renderer.feed([Piece(character)], 80)[0]]
-    assert [*map(styles_of, rows)] == [*map(styles_of, rows_of(SAMPLE, 80))]
 
 
 def test_a_new_width_lays_out_only_what_is_not_complete() -> None:
@@ -252,17 +241,6 @@ def test_other_languages(language: str) -> None:
     assert ("b", "bold") in styles_of(rows[3])
 
 
-def test_lexers_that_fail_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pygments.lexer import ExtendedRegexLexer
-
-    def broken(*_args: object, **_options: object) -> None:
-        raise RuntimeError("a lexer's own trouble")
-
-    monkeypatch.setattr(ExtendedRegexLexer, "get_tokens_unprocessed", broken)
-    rows = rows_of("```python\nx = 1\n")
-    assert styles_of(rows[1]) == [("x = 1", "")]
-
-
 @pytest.mark.parametrize(
     ("text", "italic"),
     [
@@ -323,14 +301,3 @@ def test_reasoning_is_dim_with_its_tags() -> None:
     assert styles_of(renderer.feed([Piece("# Hm **b</thi")], 80)[1]) == [("# Hm **b</thi", "dim")]
     (row,), _ = renderer.feed([Piece("nk>Yes\n")], 80)
     assert styles_of(row) == [("# Hm **b</think>", "dim"), ("Yes", "")]
-
-
-@pytest.mark.parametrize("text", ["write `<think>` for", "```\n<think>\nx", "a <thing> b"])
-def test_other_tags_are_text(text: str) -> None:
-    last = rows_of(text)[-1]
-    assert not any("dim" in style for run, style in styles_of(last) if run != "`")
-
-
-def test_cells_are_those_of_the_text() -> None:
-    _, row = MarkdownRenderer(True, False).feed([Piece(f"{FAMILY}{HEART}中{ACCENTED}")], 80)
-    assert row.cell_len == cell_len(f"{FAMILY}{HEART}中{ACCENTED}") == 7

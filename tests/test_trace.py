@@ -87,19 +87,6 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
-def test_every_id_is_spelled_once_where_it_first_appears(tmp_path: Path) -> None:
-    known: set[str] = set()
-    for row in rows_of(record(tmp_path / "x", "all sources")):
-        new = set(row.get("texts", {}))
-        assert not new & known
-        known |= new
-        if detail := row.get("detail"):
-            met = {*detail["tree"], *detail["outputs"], detail["current"], *row["token_ids"]}
-            met |= {token for cells in detail["window"] for token in cells}
-            assert {str(token) for token in met} <= known
-    assert known
-
-
 def test_spaces_at_the_start_of_words_are_spelled() -> None:
     class Drops:
         """A tokenizer that drops the space at the start of a text."""

@@ -17,13 +17,11 @@ from ladecli.visualize import (
     Together,
     ViewState,
     Writer,
-    legend,
     printable,
     repeats,
     sparkline,
     statistics_line,
     status_line,
-    style_of,
 )
 
 
@@ -78,23 +76,6 @@ def test_an_answer_as_it_comes(safe: bool, colors: ColorSystem | None, expected:
         writer.show(event)
     writer.finish()
     assert stream.getvalue() == expected
-
-
-def test_no_line_break_is_added_where_there_is_one() -> None:
-    stream = io.StringIO()
-    writer = Writer(stream, safe=False)
-    writer.finish()
-    writer.show(step(("a\n", None)))
-    writer.finish()
-    assert stream.getvalue() == "a\n"
-
-
-def test_every_source_can_be_told_from_the_others() -> None:
-    sources = (None, "trajectory", "context", "recycled", "jacobi", "something new")
-    assert len({style_of(source) for source in sources}) == len(sources)
-    line = legend(["recycled", "context"])
-    assert line.plain == "context recycled"
-    assert {"cyan", "blue"} <= {str(span.style) for span in line.spans}
 
 
 def test_printable_keeps_text_and_drops_commands() -> None:
@@ -182,11 +163,6 @@ def test_statistics(width: int, lines: list[str]) -> None:
     assert statistics_line(tally_of(ANSWER), width, plain_step=0.3).plain.split("\n") == lines
 
 
-def test_statistics_say_nothing_that_is_not_known() -> None:
-    line = statistics_line(tally_of(ANSWER[1:2]), 80)
-    assert line.plain == "1 token in 1 step · 1.00 tokens per step · 2.0 tok/s"
-
-
 # The status row.
 
 REPLY: list[TextEvent] = [Started(0, 600), *ANSWER, *[step(("x", None), width=1)] * 16]
@@ -211,12 +187,6 @@ DRAFTED = [*REPLY, *[step(*[("x", "context")] * 4, width=6)] * 8]
 )  # fmt: skip
 def test_status(events: list[TextEvent], width: int, line: str) -> None:
     assert status_line(state_of(events, max_context=2048), width, colours=True).plain == line
-
-
-def test_status_in_ascii_and_without_colours() -> None:
-    line = status_line(state_of(DRAFTED, max_context=2048), 80, unicode=False)
-    assert line.plain.isascii()
-    assert line.plain.startswith("4.1 tok/s | 2.00 tok/step | 2.0x plain | now 4.0x | 654/2048")
 
 
 @pytest.mark.parametrize(
