@@ -27,7 +27,7 @@ from ladecli.events import Ended, TextEvent, TextStep
 from ladecli.session import Session, Settings
 from ladecli.view.live import LiveView
 from ladecli.view.markdown import MarkdownRenderer
-from ladecli.visualize import ViewState
+from ladecli.view.status import ViewState
 
 
 @contextlib.contextmanager

@@ -37,7 +37,7 @@ from .decoder.errors import PromptError
 from .errors import INTERRUPTED, LadeError, UsageError
 from .events import Reason
 from .memory import FULL
-from .trace import speller
+from .trace.format import speller
 from .view import screen
 from .view.terminal import Terminal, ctrl_c
 from .visualize import counted, printable

@@ -35,7 +35,7 @@ LIGHT = (
         "chat",
     ),
     *("generate", "trace.replay", "trace.export", "view.live", "view.markdown", "repl.commands"),
-    *("trace.inspector", "view.terminal", "files"),
+    *("trace.format", "trace.inspector", "view.status", "view.terminal", "files"),
     *("tune", "profile_list", "memory", "suites", "planner"),
     *("model_files", "model_list", "doctor"),
     *("parallel.start", "parallel.follow", "parallel.place"),

@@ -13,7 +13,7 @@ from rich.console import Console
 from ladecli.decoder.events import Detail
 from ladecli.events import Piece, TextStep
 from ladecli.metrics import Tally
-from ladecli.trace import Header, Trace, read_trace
+from ladecli.trace.format import Header, Trace, read_trace
 from ladecli.trace.inspector import StepView
 
 from .recording import record, small_trace

@@ -13,7 +13,7 @@ from ladecli.decoder.events import Started
 from ladecli.events import Ended, Piece, PromptRead, TextEvent, TextStep
 from ladecli.view.live import LiveView
 from ladecli.view.markdown import MarkdownRenderer
-from ladecli.visualize import ViewState
+from ladecli.view.status import ViewState
 
 HEIGHT = 6
 

@@ -22,7 +22,7 @@ from ladecli.events import Ended
 from ladecli.options import ChatRequest
 from ladecli.repl.session import Chat
 from ladecli.session import Session
-from ladecli.trace import read_trace
+from ladecli.trace.format import read_trace
 from ladecli.view.terminal import Terminal
 
 from .test_chat import QUESTIONS, Script, said

@@ -14,7 +14,7 @@ import pytest
 from ladecli.decoder.events import Started, StepNarrowed
 from ladecli.errors import LadeError, UsageError
 from ladecli.events import Ended, Piece, PromptRead, TextEvent, TextStep
-from ladecli.trace import Header, Trace, TraceWriter, read_trace, speller
+from ladecli.trace.format import Header, Trace, TraceWriter, read_trace, speller
 
 from .recording import PROMPT, SETTINGS, demo, events_of, record, write
 

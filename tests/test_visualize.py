@@ -12,16 +12,13 @@ from ladecli.decoder.events import Started
 from ladecli.errors import LadeError
 from ladecli.events import Ended, Piece, PromptRead, TextEvent, TextStep
 from ladecli.metrics import Tally
+from ladecli.view.status import BARS, ViewState, sparkline, status_line
 from ladecli.visualize import (
-    BARS,
     Together,
-    ViewState,
     Writer,
     printable,
     repeats,
-    sparkline,
     statistics_line,
-    status_line,
 )
 
 

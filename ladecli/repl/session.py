@@ -17,8 +17,9 @@ from ..options import ChatRequest
 from ..trace import export
 from ..view.live import LiveView
 from ..view.markdown import MarkdownRenderer
+from ..view.status import ViewState
 from ..view.terminal import Terminal, ctrl_c
-from ..visualize import Together, View, ViewState, counted, memory_line, printable, repeats
+from ..visualize import Together, View, counted, memory_line, printable, repeats
 from .conversation import Conversation
 from .reader import Reader, escaped
 

@@ -19,7 +19,6 @@ from ..errors import UsageError
 from ..events import Ended, TextEvent, TextStep
 from ..metrics import Tally
 from ..visualize import View, printable, statistics_line, style_of
-from . import Header, TraceWriter, describe, speller
 
 if TYPE_CHECKING:
     from ..options import Request
@@ -90,19 +89,21 @@ def views(
         number: of the answer, from 1 on; each has files of its own.
     """
     made: list[View] = []
-    tokenizer, name = session.loaded.tokenizer, session.loaded.name
     trace, svg, html = (_path(request, option, number) for option in OPTIONS)
+    name, decode = session.loaded.name, session.loaded.tokenizer.decode
     if trace:
+        from .format import Header, TraceWriter, describe, speller
+
         header = Header(
             model=name,
-            prompt=tokenizer.decode(list(ids), skip_special_tokens=False),
+            prompt=decode(list(ids), skip_special_tokens=False),
             prompt_tokens=len(ids),
             settings=describe(settings),
             plain_step=plain_step,
         )
-        made.append(TraceWriter(trace, header, speller(tokenizer)))
+        made.append(TraceWriter(trace, header, speller(session.loaded.tokenizer)))
     if svg or html:
-        prompt = tokenizer.decode(list(ids), skip_special_tokens=True)
+        prompt = decode(list(ids), skip_special_tokens=True)
         made.append(Exporter(svg, html, name, prompt, plain_step))
     return made
 

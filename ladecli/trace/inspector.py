@@ -23,7 +23,7 @@ from ..decoder.events import Detail
 from ..events import TextStep
 from ..metrics import Tally
 from ..visualize import counted, printable, style_of
-from . import Trace
+from .format import Trace
 
 ROOT = -1
 """The parent of the tree's first level: the current token."""

@@ -12,9 +12,10 @@ from ..events import PromptRead, TextEvent, TextStep
 from ..metrics import Tally
 from ..view.live import LiveView
 from ..view.markdown import MarkdownRenderer
+from ..view.status import ViewState
 from ..view.terminal import Terminal, ctrl_c, is_dumb
-from ..visualize import View, ViewState
-from . import Trace, read_trace
+from ..visualize import View
+from .format import Trace, read_trace
 from .inspector import Browser, StepView
 
 _NAP = 1 / 16

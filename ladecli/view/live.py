@@ -12,8 +12,8 @@ from rich.segment import ControlType, Segment, Segments
 from rich.text import Text
 
 from ..events import Ended, Piece, TextEvent, TextStep
-from ..visualize import ViewState, status_line
 from .markdown import MarkdownRenderer
+from .status import ViewState, status_line
 
 SHORTEST, LONGEST = 1 / 20, 1 / 2
 """Seconds between two refreshes, at least and at most."""
