@@ -225,12 +225,12 @@ class Chat:
             " oldest messages can be dropped",
             "length": "cut at max-new-tokens",
             "interrupted": "stopped",
-            "memory": "",
         }
-        empty = "" if reply.text.strip() else "the reply is empty"
-        lines = [remarks.get(tally.reason or "", empty), *self.session.news()]
+        lines = [remarks.get(tally.reason or "", ""), *self.session.news()]
         if tally.reason != "memory":
             lines.append(memory or "")
+        if not reply.text.strip() and tally.reason in ("eos", "stop"):
+            lines.append("the reply is empty")
         if repeats(reply.text):
             lines.append("it repeats itself: /set temperature 0.7 or repetition-penalty 1.1 helps")
         for line in filter(None, lines):
