@@ -220,9 +220,7 @@ def save(chat: Chat, name: str) -> None:
     if path is None:
         raise UsageError("name a file: /save FILE")
     if path != chat.file and path.exists():
-        question = f"{path} exists: [k]eep it, or [o]verwrite it? "
-        if chat.choose(question, "ko") == "k":
-            raise UsageError(f"{path} was kept; name another file")
+        raise UsageError(f"{path} exists; name another file, or delete it first")
     model = chat.session.loaded.name
     if path.suffix == ".md":
         files.write(path, printable(chat.conversation.as_markdown(model)), "/save")
@@ -243,9 +241,7 @@ def load(chat: Chat, name: str) -> None:
     chat.encode(loaded.asked("?"))  # a template may refuse what another one took
     if chat.unsaved and chat.reader.interactive:
         count = counted(len(chat.conversation.messages), "message")
-        question = f"This chat of {count} is not saved: [k]eep it, or [r]eplace it? "
-        if chat.choose(question, "kr") == "k":
-            return
+        raise UsageError(f"this chat has {count} that no file has; /save FILE or /reset first")
     chat.conversation = chat.saved = loaded
     chat.file = _path(name)
     last = f": … {shorten(loaded.messages[-1].content, LINE)}" if loaded.messages else ""

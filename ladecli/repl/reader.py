@@ -66,7 +66,7 @@ class Reader:
         screen: takes the prompts where a user reads them; None on a pipe.
 
     Attributes:
-        interactive: whether a user is there to be asked.
+        interactive: whether a user types the messages.
     """
 
     def __init__(self, stream: TextIO, screen: TextIO | None = None) -> None:
@@ -82,18 +82,17 @@ class Reader:
             KeyboardInterrupt: Ctrl-C.
             UsageError, UnicodeError: the input is not text that can be sent.
         """
-        message = self.ask(f"{draft}\n> " if draft else "> ")
+        message = self._line(f"{draft}\n> " if draft else "> ")
         try:
             while quotes_open(message):
-                message += "\n" + self.ask("  ")
+                message += "\n" + self._line("  ")
         except EOFError:
             raise UsageError(f"standard input ends within {QUOTES}; close them") from None
         return unquoted(message)
 
-    def ask(self, question: str) -> str:
-        """One line, after a question; errors as `read` has them."""
+    def _line(self, prompt: str) -> str:
         if self._screen is not None:
-            self._screen.write(printable(question))
+            self._screen.write(printable(prompt))
             self._screen.flush()
         line = self._stream.readline()
         if not line:
@@ -170,11 +169,6 @@ class TerminalReader(Reader):
     def read(self, draft: str = "") -> str:
         """The next message; Enter sends it, and the draft stands in the input."""
         return unquoted(self._session.prompt(default=draft))
-
-    def ask(self, question: str) -> str:
-        """One line, after a question."""
-        asking: PromptSession[str] = PromptSession(input=self._input, output=self._output)
-        return asking.prompt(question)
 
     def flush(self) -> None:
         """Discard what was typed and not read yet."""
