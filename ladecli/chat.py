@@ -155,11 +155,9 @@ def _read(chat: Chat) -> str:
 
 def handle(chat: Chat, text: str) -> None:
     """Act on one input: a command, or a message to the model; errors as `loop` has them."""
-    command = commands.parse(text)
-    if command is not None:
-        chat.base = None
-        commands.perform(chat, *command)
-    elif text in LEAVE:
+    if commands.perform(chat, text):
+        return
+    if text in LEAVE:
         chat.leaving = True
     else:
         chat.say(unescaped(text))

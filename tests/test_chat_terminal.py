@@ -176,7 +176,7 @@ def test_what_is_typed_before_the_prompt_stands_in_it() -> None:
     """The program as people start it, which takes a while."""
     options = ("-n", "9", "--ignore-eos", "--color", "never")
     with Terminal("chat", "demo", *options, forked=False) as terminal:
-        terminal.read(1.0)
+        terminal.wait(lambda _: not terminal.child.getecho(), "end of the echo")
         terminal.send("typed early")
         ready(terminal)
         terminal.wait("> typed early")

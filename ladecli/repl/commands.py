@@ -67,26 +67,23 @@ def command(usage: str) -> Callable[[Action], Action]:
     return register
 
 
-def parse(text: str) -> tuple[str, str] | None:
-    """The name and the argument of an input that is a command; None if it is a message.
+def perform(chat: Chat, text: str) -> bool:
+    """Run the command in an input; False if it is a message.
 
     An unknown name is taken for a misspelt command, but not before several lines: those were
     pasted, and are for the model.
-    """
-    match = _COMMAND.fullmatch(text.rstrip())
-    if match is None or (_find(match[1]) is None and "\n" in text.strip()):
-        return None
-    return match[1] or "help", (match[2] or "").strip()
-
-
-def perform(chat: Chat, name: str, argument: str) -> None:
-    """Run a command.
 
     Raises:
         LadeError, DecoderError: there is none of this name, or it cannot be done.
     """
+    match = _COMMAND.fullmatch(text.rstrip())
+    if match is None:
+        return False
+    name, argument = match[1] or "help", (match[2] or "").strip()
     found = _find(name)
     if found is None:
+        if "\n" in text.strip():
+            return False
         hint = suggestion(name.lower(), [*COMMANDS, *ALIASES], "/") or "/help lists all"
         raise UsageError(
             f"there is no command /{name}; {hint} (a space before it sends it to the model)"
@@ -95,7 +92,9 @@ def perform(chat: Chat, name: str, argument: str) -> None:
         raise UsageError(f"/{found.name} takes no arguments")
     if not argument and found.arguments == "FILE":
         raise UsageError(f"name a file: {found.usage}")
+    chat.base = None
     found.action(chat, argument)
+    return True
 
 
 def _find(name: str) -> Command | None:
