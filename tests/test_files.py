@@ -12,7 +12,7 @@ import pytest
 from ladecli import files
 from ladecli.errors import LadeError, UsageError
 from ladecli.options import GenerateRequest
-from ladecli.trace.format import export
+from ladecli.trace import export
 
 
 def test_places_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
