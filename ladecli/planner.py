@@ -17,7 +17,7 @@ from importlib import resources
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from . import memory, profiles, screen, toml
+from . import memory, profiles, toml
 from .decoder.config import MESSAGE_BYTES
 from .errors import UsageError
 from .memory import FULL, ModelSpec
@@ -26,7 +26,8 @@ from .profiles import user
 from .profiles.derive import HOST, Rates, step_seconds
 from .profiles.recognise import recognise
 from .profiles.schema import Profile
-from .terminal import Terminal
+from .view import screen
+from .view.terminal import Terminal
 from .visualize import counted, printable
 
 if TYPE_CHECKING:
