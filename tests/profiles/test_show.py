@@ -16,7 +16,7 @@ from ladecli.option_fields import config_path
 from ladecli.profiles import Rates, user
 from ladecli.profiles.schema import VALUES
 
-from .profiles.makers import A100, ACME, CPU, OWN, put, tuned
+from .makers import A100, ACME, CPU, OWN, put, tuned
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_the_users_profiles_are_listed(lade: Any) -> None:
     assert len(found["notices"]) == 1
 
 
-@pytest.mark.parametrize("name", profiles.shipped_names())
+@pytest.mark.parametrize("name", profiles.shipped())
 @pytest.mark.usefixtures("here")
 def test_every_profile_can_be_shown_with_its_origins(name: str, lade: Any) -> None:
     result = lade("profiles", "show", name)
@@ -77,7 +77,7 @@ def test_every_profile_can_be_shown_with_its_origins(name: str, lade: Any) -> No
     if profile.hardware:
         assert "\na  derived: from " in result.out
         assert profile.hardware.source in result.out
-    for text in (*(s.origin for s in profile.settings), *(p.source for p in profile.papers)):
+    for text in (*(s.origin for s in profile.settings), *(p.origin for p in profile.papers)):
         assert text in result.out
 
 
