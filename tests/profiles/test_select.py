@@ -8,7 +8,7 @@ import pytest
 
 from ladecli import profiles
 from ladecli.device import Device
-from ladecli.errors import LadeError, UsageError
+from ladecli.errors import UsageError
 from ladecli.memory import ModelSpec
 from ladecli.profiles import Rates, user
 from ladecli.profiles.schema import VALUES
@@ -120,14 +120,6 @@ def test_a_tuned_profile_comes_back_as_it_was_written() -> None:
     user.write(tuned(date="2026-12-01"))
     assert user.names() == [path.stem]
     assert user.read(path.stem) == tuned(date="2026-12-01")
-
-
-def test_a_folder_that_cannot_be_made_is_one_line() -> None:
-    user.folder().parent.mkdir(parents=True, exist_ok=True)
-    user.folder().write_text("in the way")
-    with pytest.raises(LadeError, match=f"the folder {user.folder()} cannot be made: "):
-        user.write(tuned())
-    assert user.names() == []
 
 
 @pytest.mark.parametrize(
