@@ -40,7 +40,7 @@ from .profiles.makers import tuned
 PROMPTS = [[5] * 20, [6] * 30, [7] * 25] * 3
 COST = StepCost((1, 8, 64), (128,), ((1.0, 1.3, 3.0),))
 CONFIG = LookaheadConfig(5, 3, 5, 20, ("context",))
-QUICK = ("tune", "demo", "--seconds", "3")
+QUICK = ("tune", "demo", "--seconds", "4")
 
 
 class FakeDecoder:
@@ -274,19 +274,6 @@ def test_other_prompts_decide(
         for name, gains in (("new", challenger), (CURRENT, current))
     ]
     assert (best_of(finalists).name == "new") == replaced
-
-
-@pytest.mark.parametrize("prompts", [3, 8])
-def test_chance_seldom_replaces_the_current_setting(prompts: int) -> None:
-    rng, replaced = random.Random(prompts), 0
-    for _ in range(400):
-        finalists = [
-            Candidate(name, None, {n: [rng.gauss(0, 0.05)] for n in range(prompts)})
-            for name in (CURRENT, "a", "b", "c", PLAIN)
-        ]
-        finalists.sort(key=lambda each: -each.speed)
-        replaced += best_of(finalists).name != CURRENT
-    assert replaced < 0.1 * 400
 
 
 # The command.

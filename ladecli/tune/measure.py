@@ -28,6 +28,8 @@ WIDTHS = (1, 8, 32, 2, 16, 64, 4, 24, 48, 96, 128)
 CONTEXTS = (128, 1024, 4096, 16384)
 VISIT = 4
 """Steps of one width in a row; the first one, which finds the caches of another, does not count."""
+SLOW = 0.05
+"""Seconds of a plain step from which on one step of a width in a row must do."""
 ROOM = 128
 """Tokens that a visit may add to its text."""
 MAX_COST = 4.0
@@ -152,7 +154,9 @@ class Tuner:
         texts = {c: (list(text) * (c // len(text) + 1))[:c] for c in contexts}
         times: dict[int, dict[int, list[float]]] = {}
         widths = list(WIDTHS)
-        self._steps(texts[contexts[0]], 1, 2)  # the first steps load and compile
+        # The first steps load and compile.
+        plain = min(min(self._steps(texts[contexts[0]], 1, 2)) for _ in range(2))
+        visit = 1 if plain > SLOW else VISIT
         for context, prompt in texts.items():
             now = self._now()
             if times:
@@ -161,18 +165,21 @@ class Tuner:
                 if reading > (end - now) / 2:
                     break
             found: dict[int, list[float]] = {width: [] for width in widths}
-            # The first round is whole, but for a slow model, which would take too long.
-            limit = end + seconds
             # Half of what is left, since most texts are short; all of it for the last.
             share = (end - now) / (1 if context == contexts[-1] else 2)
-            while context not in times or self._now() < limit:
+            # The first round is whole, but for a slow model, which would take too long.
+            limit, late = end + seconds, False
+            while not late:
                 for width in widths:
-                    found[width] += self._steps(prompt, width, VISIT)[1:]
-                    if self._now() > limit:
+                    found[width] += self._steps(prompt, width, visit)[visit > 1 :]
+                    if late := self._now() > limit:
                         break
-                limit = now + share
+                if late and times and context not in times:
+                    break  # a part of a round says too little of another context
                 times[context] = found
                 widths = _payable(found)
+                limit = now + share
+                late = late or self._now() > limit
         medians = [
             [statistics.median(each[width]) for width in sorted(widths)] for each in times.values()
         ]

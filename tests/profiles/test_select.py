@@ -166,14 +166,6 @@ def test_the_nearest_size_wins() -> None:
     assert choice.notices == (), "a fresh profile silences an outdated one"
 
 
-@pytest.mark.parametrize(
-    ("device", "name"),
-    [("../../etc/passwd", "etc-passwd"), ("显卡", "device"), ("x" * 99, "x" * 48)],
-)
-def test_names_are_safe_as_names_of_files(device: str, name: str) -> None:
-    assert tuned(device=device).name == f"tuned-{name}-3.1M-float32-sdpa"
-
-
 def test_a_profile_by_hand_is_found_by_name_and_by_device() -> None:
     put("mine", OWN).with_name("x.toml~").write_text("no profile")
     assert user.names() == ["mine"]
@@ -207,14 +199,6 @@ def test_a_broken_file_is_told_and_left_out(content: bytes, fault: str) -> None:
 )
 def test_sizes_in_short(parameters: float, text: str) -> None:
     assert user.short(parameters) == text
-
-
-@pytest.mark.parametrize(("name", "device"), [("cpu", CPU), ("apple", APPLE)])
-def test_a_users_file_replaces_a_shipped_one(name: str, device: Device) -> None:
-    put(name, OWN.replace("A100", "nothing here"))
-    assert profiles.names().count(name) == 1
-    for asked in (None, name):
-        assert profiles.select(asked, device, DEMO).lookahead.window == 4
 
 
 def test_costs_are_those_of_graphs_where_steps_are_graphs() -> None:
