@@ -143,7 +143,7 @@ class Tuner:
 
         Args:
             text: token ids to continue; it is repeated as often as a context needs.
-            seconds: how long this may take, the first round of a slow model as long again.
+            seconds: how long this may take; the first round of a slow model, three times as long.
 
         Returns:
             Medians, raised where noise made a wider step seem cheaper than a narrower one.
@@ -168,7 +168,7 @@ class Tuner:
             # Half of what is left, since most texts are short; all of it for the last.
             share = (end - now) / (1 if context == contexts[-1] else 2)
             # The first round is whole, but for a slow model, which would take too long.
-            limit, late = end + seconds, False
+            limit, late = end + 2 * seconds, False
             while not late:
                 for width in widths:
                     found[width] += self._steps(prompt, width, visit)[visit > 1 :]
