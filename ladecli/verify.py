@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import chi_square, opening, screen, suites
+from . import chi_square, opening, suites
 from .bench.result import (
     PLAIN,
     Machine,
@@ -37,8 +37,9 @@ from .decoder.errors import PromptError
 from .errors import INTERRUPTED, LadeError, UsageError
 from .events import Reason
 from .memory import FULL
-from .terminal import Terminal, ctrl_c
-from .trace import speller
+from .trace.format import speller
+from .view import screen
+from .view.terminal import Terminal, ctrl_c
 from .visualize import counted, printable
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from .. import opening, suites
 from ..decoder.config import SamplingConfig
 from ..decoder.errors import PromptError
 from ..errors import INTERRUPTED, LadeError, UsageError, told
-from ..terminal import Terminal, ctrl_c
+from ..view.terminal import Terminal, ctrl_c
 from . import methods, report
 from .result import (
     PLAIN,

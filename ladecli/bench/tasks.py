@@ -7,9 +7,9 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from ..conversation import Conversation
 from ..decoder.errors import PromptError
 from ..errors import UsageError
+from ..repl.conversation import Conversation
 
 if TYPE_CHECKING:
     from ..session import Session

@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from .. import decode_setup, profiles, screen
+from .. import decode_setup, profiles
 from ..decoder.config import SOURCES, LookaheadConfig
 from ..memory import ModelSpec, told
 from ..planner import known_model
-from ..terminal import Terminal
+from ..view import screen
+from ..view.terminal import Terminal
 from ..visualize import printable
 from . import Choice, Profile, user
 from .schema import VALUES, Setting
