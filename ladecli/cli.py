@@ -260,7 +260,7 @@ def plan(request: options.PlanRequest) -> int:
 @_command(options.ListRequest, "", profiles)
 def list_profiles(request: options.ListRequest) -> int:
     """List the hardware profiles, and mark the one that this machine uses."""
-    from .profile_list import run_list
+    from .profiles.show import run_list
 
     return run_list(request)
 
@@ -268,7 +268,7 @@ def list_profiles(request: options.ListRequest) -> int:
 @_command(options.ProfileRequest, "show", profiles)
 def show_profile(request: options.ProfileRequest) -> int:
     """Show a profile: how it is recognised, and every value with its origin."""
-    from .profile_list import run_show
+    from .profiles.show import run_show
 
     return run_show(request)
 

@@ -14,7 +14,7 @@ import sys
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from importlib import resources
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
 
 from . import memory, profiles, toml
@@ -43,6 +43,7 @@ MODES = {
 }
 """Drafts dealt out to whole models; the model split; the model split, one token per step."""
 DEFAULT_SIZE = "7b"
+CAVEAT = "tokens per step are those of a small model, which benchmarks/ranks.py measured"
 PAYS = 0.10
 """More GPUs pay while twice as many bring at least this share more tokens per second."""
 
@@ -101,7 +102,7 @@ def links_of(gpu: str, request: PlanRequest) -> Links:
     }
     found = {"within": known["nvlink" if "nvlink" in own else "pcie"], "between": known["ethernet"]}
     gpus, per_node = request.counts[-1], request.per_node
-    given = [] if request.link is None else request.link.lower().replace(" ", "").split(",")
+    given = request.link.lower().replace(" ", "").split(",") if request.link else []
     for n, word in enumerate(given):
         # One number is the slowest link that there is; of two, the first is within a node.
         place = "between" if n or (gpus > per_node and len(given) == 1) else "within"
@@ -259,19 +260,19 @@ class Plan:
     memory: float | None
     links: Links
     model: str
-    shape: ModelSpec
+    spec: ModelSpec
     notes: tuple[str, ...]
 
     @cached_property
     def rates(self) -> Rates:
         """The rates of one GPU."""
         assert self.gpu.hardware is not None  # `find_gpu` leaves others out
-        return self.gpu.hardware.rates_for(self.shape.compute)
+        return self.gpu.hardware.rates_for(self.spec.compute)
 
     @cached_property
     def budget(self) -> int:
         """The most tokens in a step of each GPU: as asked for, or of the GPU's profile."""
-        profile = profiles.choose(self.gpu, self.shape).lookahead
+        profile = profiles.choose(self.gpu, self.spec).lookahead
         return self.request.lookahead(profile).step_limit
 
     @property
@@ -279,24 +280,13 @@ class Plan:
         """Bytes of one GPU that decoding may take."""
         return math.inf if self.memory is None else memory.usable(self.memory)
 
-    @property
-    def reductions(self) -> int:
-        """All-reduces in a step of a split model: two for each layer, one for the embeddings."""
-        return 2 * self.shape.layers + 1
-
-    def needed(self, shape: ModelSpec, width: int) -> float:
+    def needed(self, spec: ModelSpec, width: int) -> float:
         """Bytes of one GPU that decoding with steps of `width` tokens takes."""
-        return memory.estimate(shape, context=self.request.context, width=width).total
+        return memory.estimate(spec, context=self.request.context, width=width).total
 
-    def row(self, mode: str, gpus: int) -> Row:
-        """A step in a mode on a number of GPUs: plain where drafts do not pay."""
-        plain = self._row(mode, gpus, 1)
-        if mode == PLAIN or plain.why_not:
-            return plain
-        return max(self._row(mode, gpus, self.budget), plain, key=lambda row: row.tokens_per_second)
-
-    def _row(self, mode: str, gpus: int, width: int) -> Row:
-        whole, context = self.shape, self.request.context
+    def row(self, mode: str, gpus: int, width: int) -> Row:
+        """A step of `width` tokens on each GPU, in a mode on a number of GPUs."""
+        whole, context = self.spec, self.request.context
         place = (mode, gpus, math.ceil(gpus / self.links.gpus_per_node))
         split = gpus > 1 and mode != LOOKAHEAD
         if split and whole.weights not in FULL:
@@ -304,9 +294,9 @@ class Plan:
         if split and whole.kv_heads % gpus:
             heads = counted(whole.kv_heads, "key/value head")
             return Row(*place, f"{heads} cannot be split over {counted(gpus, 'GPU')}")
-        shape = whole.shard(gpus) if split else whole
+        spec = whole.shard(gpus) if split else whole
         widest = 1 if mode == PLAIN else self.budget  # messages and memory are sized for it
-        needed = self.needed(shape, widest)
+        needed = self.needed(spec, widest)
         if needed > self.usable:
             usable = memory.told(self.usable)
             why_not = f"needs {memory.told(needed)} on each GPU, which has {usable}"
@@ -314,26 +304,34 @@ class Plan:
         # Ranks of a split model wait for one another within a step, which is then no CUDA graph;
         # in lookahead parallelism every rank grows the tree of all ranks.
         ranks = 1 if split else gpus
-        computing = step_seconds(self.rates, shape, width, context, captured=not split)
+        computing = step_seconds(self.rates, spec, width, context, captured=not split)
         drafting = HOST * width * (ranks - 1) if width > 1 else 0.0
         talking = sent = 0.0
         if gpus > 1:
             sent = MESSAGE_BYTES
             talking = self.links.all_gather(sent, gpus) + STAGING
         if split:
+            # An all-reduce after attention and feed-forward of each layer and the embeddings.
+            reductions = 2 * whole.layers + 1
             states = width * whole.hidden * whole.value_bytes
             logits = width * whole.vocabulary * whole.value_bytes / gpus
-            talking += self.reductions * self.links.all_reduce(states, gpus)
+            talking += reductions * self.links.all_reduce(states, gpus)
             talking += self.links.all_gather(logits, gpus)
-            sent += self.reductions * states + logits
+            sent += reductions * states + logits
         step, tokens = computing + drafting + talking, tokens_per_step(ranks, width)
         parts = (computing, drafting, talking, sent)
         return Row(*place, None, needed, step, *parts, tokens, tokens / step)
 
     @cached_property
     def rows(self) -> dict[str, list[Row]]:
-        """The estimates by mode, the fewest GPUs first."""
-        return {mode: [self.row(mode, gpus) for gpus in self.request.counts] for mode in MODES}
+        """The estimates by mode, the fewest GPUs first: plain steps where drafts do not pay."""
+
+        def fastest(mode: str, gpus: int) -> Row:
+            widths = (1,) if mode == PLAIN else (1, self.budget)
+            rows = (self.row(mode, gpus, width) for width in widths)
+            return max(rows, key=lambda row: row.tokens_per_second)
+
+        return {mode: [fastest(mode, gpus) for gpus in self.request.counts] for mode in MODES}
 
     def possible(self, mode: str) -> list[Row]:
         """The rows of a mode that are possible."""
@@ -352,17 +350,20 @@ class Plan:
         rows = [row for mode in MODES for row in self.possible(mode) if row.gpus <= most]
         if rows:
             return max(rows, key=lambda row: (row.tokens_per_second, -row.gpus, row.mode == PLAIN))
-        helps = [
+        fitting = (
             f"{flag} needs {memory.told(self.needed(form, 1))}"
-            for flag, form in memory.smaller_forms(self.shape, "cuda")
+            for flag, form in memory.smaller_forms(self.spec, "cuda")
             if self.needed(form, 1) <= self.usable
-        ][:1]
-        enough = (gpus for gpus in (2, 4, 8, 16, 32, 64) if not self.row(TENSOR, gpus).why_not)
-        helps += [f"--gpus {gpus} can share it" for gpus in enough][:1]
-        if self.shape.weight_bytes < self.usable:
+        )
+        enough = (gpus for gpus in (2, 4, 8, 16, 32, 64) if not self.row(TENSOR, gpus, 1).why_not)
+        helps = [
+            *islice(fitting, 1),
+            *(f"--gpus {gpus} can share it" for gpus in islice(enough, 1)),
+        ]
+        if self.spec.weight_bytes < self.usable:
             helps.append("a smaller --context may fit")
         raise UsageError(
-            f"{self.model} needs {memory.told(self.needed(self.shape, self.budget))} with"
+            f"{self.model} needs {memory.told(self.needed(self.spec, self.budget))} with"
             f" {self.request.context:,} tokens of context, and {memory.told(self.usable)} can be"
             f" used on one {self.gpu.name}; {', '.join(helps) or 'take a smaller model'}"
         )
@@ -371,15 +372,6 @@ class Plan:
     def baseline(self) -> Row:
         """Plain decoding on the fewest GPUs that hold the model."""
         return self.possible(PLAIN)[0]
-
-    def speedup(self, row: Row) -> float:
-        """Tokens per second over those of the baseline."""
-        return row.tokens_per_second / self.baseline.tokens_per_second
-
-    def efficiency(self, row: Row) -> float:
-        """Tokens per second of each GPU over those of the mode's first possible row."""
-        first = self.possible(row.mode)[0]
-        return row.tokens_per_second / first.tokens_per_second * first.gpus / row.gpus
 
     def stops(self, mode: str) -> dict[str, Any] | None:
         """The most GPUs that pay, and the gain of the doubling that does not."""
@@ -406,78 +398,60 @@ class Plan:
     @property
     def conclusion(self) -> str:
         """The fastest way in one line."""
-        best, asked = self.best, self.request.gpus
-        limit = f" with up to {counted(asked, 'GPU')}" if asked else ""
-        name = f"{MODES[best.mode]} on {counted(best.gpus, 'GPU')}"
-        if best.gpus == 1:
-            plain = "plain decoding on one GPU, since drafts do not pay"
-            name = plain if best.tokens_per_step == 1 else "lookahead on one GPU"
-        speed = best.tokens_per_second
+        best, plain, speed = self.best, self.baseline, self.best.tokens_per_second
+        name = MODES[best.mode] if best.gpus > 1 else "lookahead"
+        if best.gpus == 1 and best.tokens_per_step == 1:
+            name = "plain decoding, since drafts do not pay,"
+        limit = f" with up to {counted(self.request.gpus, 'GPU')}" if self.request.gpus else ""
         return (
-            f"fastest{limit}: {name}, {speed:{',.0f' if speed >= 100 else '.1f'}} tokens/s,"
-            f" {self.speedup(best):.2f}× plain decoding on {counted(self.baseline.gpus, 'GPU')}"
+            f"fastest{limit}: {name} on {counted(best.gpus, 'GPU')}, {speed:.4g} tokens/s,"
+            f" {speed / plain.tokens_per_second:.2f}× plain decoding on"
+            f" {counted(plain.gpus, 'GPU')}"
         )
-
-    @property
-    def caveat(self) -> str:
-        """What the conclusion depends on most."""
-        return f"tokens per step are those of a small model, {_data()['measured']['model']}"
 
     @property
     def assumptions(self) -> list[str]:
         """What the estimates depend on, a sentence each."""
         rates, links, measured = self.rates, self.links, _data()["measured"]
-        places = [("within a node", links.within)] if links.gpus_per_node > 1 else []
-        if self.request.counts[-1] > links.gpus_per_node:
-            places.append(("between nodes", links.between))
         usable = memory.told(self.usable) if self.memory else "any amount"
-        budget = "as asked for" if self.request.budget else f"profile {self.gpu.name}"
         return [
             *self.notes,
             f"a GPU reads {rates.bandwidth / 1e9:.0f} GB/s and computes"
-            f" {rates.arithmetic / 1e12:.3g} TFLOP/s in {self.shape.compute} ({rates.source});"
+            f" {rates.arithmetic / 1e12:.3g} TFLOP/s in {self.spec.compute} ({rates.source});"
             f" decoding may take {usable} of its memory",
-            "a step is one CUDA graph; split models and int8 launch kernels one by one",
             *(
                 f"{place}: {link['name']}, {link['bandwidth'] / 1e9:.3g} GB/s in each direction,"
                 f" {link['hops'][0] * 1e6:.3g} µs a hop ({link['source']})"
-                for place, link in places
+                for place, link in (("within a node", links.within), ("between", links.between))
             ),
-            f"ranks exchange {memory.told(MESSAGE_BYTES)} after every step, and a"
-            f" split model needs {self.reductions} all-reduces in it, which nothing hides",
-            f"a step feeds {self.budget} tokens on each GPU ({budget}), or one where drafts do not"
-            f" pay, after {self.request.context:,} tokens of context; one text at a time",
-            f"tokens per step are those of {measured['model']} ({measured['origin']}, up to"
-            f" {measured['ranks'][-1]} ranks)",
+            f"a step feeds {self.budget} tokens on each GPU, or one where drafts do not pay, after"
+            f" {self.request.context:,} tokens of context; one text at a time",
+            f"tokens per step: {measured['model']}, {measured['origin']}, up to"
+            f" {measured['ranks'][-1]} ranks",
             f"more GPUs pay while twice as many bring {PAYS:.0%} more tokens per second",
         ]
 
+    def figures(self, row: Row) -> dict[str, Any]:
+        """A row for JSON, which has no NaN, with its speed compared."""
+        found = {key: None if value != value else value for key, value in asdict(row).items()}
+        if row.why_not:
+            return found | {"possible": False, "speedup": None, "efficiency": None}
+        first, speed = self.possible(row.mode)[0], row.tokens_per_second
+        return found | {
+            "possible": True,
+            "speedup": speed / self.baseline.tokens_per_second,
+            "efficiency": speed / first.tokens_per_second * first.gpus / row.gpus,
+        }
+
     def as_object(self) -> dict[str, Any]:
         """The object that --json prints; seconds, bytes and shares of 1."""
-
-        def brief(row: Row) -> dict[str, Any]:
-            keys = ("mode", "gpus", "step_seconds", "tokens_per_second")
-            return {key: getattr(row, key) for key in keys}
-
-        def full(row: Row) -> dict[str, Any]:
-            # JSON has no NaN.
-            figures = {key: None if value != value else value for key, value in asdict(row).items()}
-            possible = not row.why_not
-            figures["possible"] = possible
-            figures["speedup"] = self.speedup(row) if possible else None
-            figures["efficiency"] = self.efficiency(row) if possible else None
-            return figures
-
+        keys = ("mode", "gpus", "step_seconds", "tokens_per_second")
+        gpu = {"name": self.gpu.name, "description": self.gpu.description}
         return {
             "schema": SCHEMA,
             "estimated": True,
-            "model": {"name": self.model, **asdict(self.shape)},
-            "gpu": {
-                "name": self.gpu.name,
-                "description": self.gpu.description,
-                "memory_bytes": self.memory,
-                **asdict(self.rates),
-            },
+            "model": {"name": self.model, **asdict(self.spec)},
+            "gpu": {**gpu, "memory_bytes": self.memory, **asdict(self.rates)},
             "links": asdict(self.links),
             "budget": self.budget,
             "context": self.request.context,
@@ -485,29 +459,28 @@ class Plan:
             "asked": self.request.gpus,
             "exchange_bytes": MESSAGE_BYTES,
             "pays_from": PAYS,
-            "baseline": brief(self.baseline),
+            "baseline": {key: getattr(self.baseline, key) for key in keys},
             "modes": {
                 mode: {
-                    "rows": [full(row) for row in self.rows[mode]],
+                    "rows": list(map(self.figures, self.rows[mode])),
                     "stops": self.stops(mode),
                     "verdict": self.verdict(mode),
                 }
                 for mode in MODES
             },
-            "best": brief(self.best),
-            "caveats": [self.caveat],
+            "best": {key: getattr(self.best, key) for key in keys},
+            "caveats": [CAVEAT],
             "assumptions": self.assumptions,
         }
 
     def show(self, console: Console) -> None:
         """Print the conclusion, then the table of all modes and the assumptions."""
-        shape, size = self.shape, memory.told(self.shape.weight_bytes)
-        parameters = f"{user.short(shape.parameters)} parameters, {size}"
-        model = f"{self.model} in {shape.weights} ({parameters})"
-        heading = f"{model} on {self.gpu.description}: estimated, not measured"
-        screen.line(console, printable(heading))
+        size = f"{user.short(self.spec.parameters)} parameters"
+        size += f", {memory.told(self.spec.weight_bytes)}"
+        model = f"{self.model} in {self.spec.weights} ({size}) on {self.gpu.description}"
+        screen.line(console, printable(f"{model}: estimated, not measured"))
         screen.line(console, self.conclusion, "bold")
-        for line in (self.caveat, *map(self.verdict, MODES)):
+        for line in (CAVEAT, *map(self.verdict, MODES)):
             screen.line(console, printable(line))
         console.print()
         table = screen.bare_table()
@@ -518,8 +491,9 @@ class Plan:
             cells = ["does not fit" if row.needed_bytes else "indivisible"]
             if not row.why_not:
                 step, speed = f"{row.step_seconds * 1e3:.1f}", f"{row.tokens_per_second:.1f}"
+                compared = self.figures(row)
                 cells = [step, f"{row.tokens_per_step:.2f}", speed]
-                cells += [f"{self.speedup(row):.2f}", f"{self.efficiency(row):.0%}"]
+                cells += [f"{compared['speedup']:.2f}", f"{compared['efficiency']:.0%}"]
             table.add_row(row.mode, str(row.gpus), *cells)
         screen.show(table, console)
         console.print()

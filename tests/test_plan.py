@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -107,12 +105,9 @@ def test_figures_go_together(lade: Any) -> None:
 
 
 def test_a_plain_step_takes_as_long_as_reading_the_weights(lade: Any) -> None:
-    found = planned(lade, *ON_7B)
     # Llama-2-7B: 13.48 GB of weights and 0.54 GB of keys and values, at 1,555 GB/s: 9 ms.
-    assert found["baseline"]["step_seconds"] == pytest.approx((13.48 + 0.54) / 1555, rel=0.05)
-    wide = found["modes"]["lookahead"]["rows"][0]
-    # The step of 128 tokens multiplies for 5.5 ms meanwhile, so that it hardly takes longer.
-    assert 1 < wide["step_seconds"] / found["baseline"]["step_seconds"] < 1.25
+    step = planned(lade, *ON_7B)["baseline"]["step_seconds"]
+    assert step == pytest.approx((13.48 + 0.54) / 1555, rel=0.05)
 
 
 def test_tokens_per_step_are_the_measured_ones(lade: Any) -> None:
@@ -122,10 +117,6 @@ def test_tokens_per_step_are_the_measured_ones(lade: Any) -> None:
     # A split model drafts as one rank does.
     assert {row["tokens_per_step"] for row in found["tensor"]} == {3.06}
     assert {row["tokens_per_step"] for row in found["tensor-plain"]} == {1.0}
-    # Beyond what was measured more ranks bring less and less; a wider step brings nothing.
-    more = [row["tokens_per_step"] for row in rows(lade, "lookahead", *options, "--gpus", "64")]
-    gains = [b - a for a, b in pairwise(more[3:])]
-    assert all(a == pytest.approx(2 * b) for a, b in pairwise(gains))
     widest = rows(lade, "lookahead", *ON_7B, "--budget", "500")
     assert [row["tokens_per_step"] for row in widest] == [3.63, 4.23, 4.72, 5.23]
 
@@ -236,17 +227,14 @@ def test_the_gpu_that_is_here(lade: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(devices, "detect", lambda: Device("cuda", "cuda:0", "H200", int(150e9)))
     found = planned(lade)["gpu"]
     assert (found["name"], found["memory_bytes"]) == ("h200", 150e9)
+    hardware = '[hardware]\nbandwidth = 2e12\nrates = { float32 = 1e14 }\nsource = "me"\n'
+    put("h200", OWN.replace("A100", "H200").replace("[[setting]]", f"{hardware}[[setting]]"))
+    found = planned(lade)["gpu"]
+    assert (found["bandwidth"], found["source"]) == (2e12, "me"), "the user's own counts"
     monkeypatch.setattr(devices, "detect", lambda: Device("cuda", "cuda:0", "ACME", int(16e9)))
     result = lade("plan")
     assert result.code == 2
     assert "unknown GPU 'ACME'" in result.err
-
-
-def test_a_profile_of_the_users_counts(lade: Any) -> None:
-    hardware = '[hardware]\nbandwidth = 2e12\nrates = { float32 = 1e14 }\nsource = "me"\n'
-    put("mine", OWN.replace("[[setting]]", f"memory = [48e9]\n{hardware}[[setting]]"))
-    found = planned(lade, "--gpu", "mine", "--model-size", "7b")["gpu"]
-    assert (found["bandwidth"], found["memory_bytes"], found["source"]) == (2e12, 48e9, "me")
 
 
 @pytest.mark.parametrize(
@@ -287,11 +275,3 @@ def test_a_page_begins_with_the_verdict_and_fits(lade: Any, monkeypatch: Any) ->
     table = next(n for n, line in enumerate(lines) if line.startswith("mode"))
     assert verdict < table < lines.index("Assumptions")
     assert lines[table + 2].split() == ["lookahead", "1", "10.8", "3.63", "336.8", "3.14", "100%"]
-
-
-def test_planning_imports_no_torch() -> None:
-    code = (
-        "import sys; from ladecli.cli import entry;"
-        f" assert not entry(['plan', *{ON_7B!r}]); sys.exit('torch' in sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -1,29 +1,285 @@
-"""`lade tune` as people use it: what it shows, what it writes, and that it is used then."""
+"""`lade tune`: what it measures with a decoder of known speed, shows and writes."""
 
 from __future__ import annotations
 
 import json
+import math
+import random
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ladecli import suites, toml
+from ladecli import toml
+from ladecli.decoder.config import LookaheadConfig
+from ladecli.decoder.events import Event, Finished, Step, StepTimes, Token
+from ladecli.decoder.step_cost import StepCost
+from ladecli.decoder.strategies import Strategy
+from ladecli.decoder.strategies.lookahead import Lookahead
 from ladecli.device import detect
-from ladecli.errors import UsageError
 from ladecli.profiles import Tuned, user
-from ladecli.tune import Report, as_object, profile_of, sample_prompts
-from ladecli.tune.measure import CURRENT, PLAIN, Candidate, Curve, Outcome, Score
+from ladecli.tune import Report, as_object, profile_of
+from ladecli.tune.measure import (
+    CURRENT,
+    PLAIN,
+    Candidate,
+    Curve,
+    Outcome,
+    Tuner,
+    best_of,
+    candidates,
+    setting_of,
+)
 
 from .profiles.makers import tuned
-from .test_tuning import CONFIG, COST
 
-pytestmark = pytest.mark.slow
+PROMPTS = [[5] * 20, [6] * 30, [7] * 25] * 3
+COST = StepCost((1, 8, 64), (128,), ((1.0, 1.3, 3.0),))
+CONFIG = LookaheadConfig(5, 3, 5, 20, ("context",))
+QUICK = ("tune", "demo", "--seconds", "4")
 
-QUICK = ("tune", "demo", "--seconds", "3")
+
+class FakeDecoder:
+    """Feeds steps as wide as their budget, on a clock of its own, which tuning reads.
+
+    Args:
+        cost: (width, length of the text, seconds so far) -> seconds of a step.
+        accepted: (budget) -> tokens per step.
+        noise: relative; steps are slower by up to this much.
+        max_context: as of a decoder.
+        widest: the most tokens of a step that memory suffices for.
+        answer: tokens of the answer to a prompt.
+    """
+
+    def __init__(
+        self,
+        cost: Callable[[int, int, float], float],
+        accepted: Callable[[int], int] = lambda budget: 1,
+        *,
+        noise: float = 0.0,
+        max_context: int = 2048,
+        widest: int = 10**9,
+        answer: Callable[[Sequence[int]], int] = lambda prompt: 10**9,
+    ) -> None:
+        self.cost, self.accepted, self.noise = cost, accepted, noise
+        self.max_context, self.widest, self.answer = max_context, widest, answer
+        self.now = 0.0
+        self.lengths: set[int] = set()
+        self._rng = random.Random(1)
+        self._read: list[int] = []
+
+    def generate(
+        self, prompt: Sequence[int], strategy: Strategy, sampling: Any = None, limits: Any = None
+    ) -> Iterator[Event]:
+        width = strategy._config.step_limit if isinstance(strategy, Lookahead) else 1
+        left = limits.max_new_tokens if limits else self.max_context - len(prompt)
+        left, length = min(left, self.answer(prompt)), len(prompt)
+        self.lengths.add(length)
+        if self._read != list(prompt):  # a prompt that is in the cache costs nothing
+            self.now += self.cost(64, 0, self.now) * length / 64
+            self._read = list(prompt)
+        if width > self.widest:
+            yield Finished("memory")
+            return
+        while left:
+            count = min(self.accepted(width), left)
+            seconds = self.cost(width, length, self.now) * (1 + self.noise * self._rng.random())
+            self.now += seconds
+            tokens = (Token(7, "context"),) * count
+            yield Step(tokens, width, width - 1, seconds, StepTimes(0.0, seconds, 0.0, 0.0))
+            left, length = left - count, length + count
+        yield Finished("length")
 
 
+def curve_of(decoder: Any, seconds: float) -> Curve:
+    return Tuner(decoder, clock=lambda: decoder.now).measure_curve(list(range(2, 90)), seconds)
+
+
+def found_by(decoder: Any, seconds: float = 20.0, plain: float = 4e-3) -> Outcome | None:
+    tuner = Tuner(decoder, frozenset({9}), clock=lambda: decoder.now)
+    return tuner.search(PROMPTS, candidates(COST, CONFIG, on_cpu=False), seconds, plain)
+
+
+def best_at(budget: int, gain: float, **more: Any) -> FakeDecoder:
+    """Steps of one budget are faster than plain ones, all others slower."""
+    return FakeDecoder(
+        lambda w, n, _: 4e-3 * (4 / gain if w == budget else 1.0 if w == 1 else 4.2),
+        lambda w: 1 if w == 1 else 4,
+        noise=0.02,
+        **more,
+    )
+
+
+# The curve.
+
+
+def test_costs_are_in_plain_steps_of_the_same_context() -> None:
+    decoder = FakeDecoder(lambda w, n, _: (3e-3 + 1e-6 * n) * (1 + 0.02 * (w - 1)), noise=0.01)
+    curve = curve_of(decoder, 10.0)
+    assert set(curve.cost.contexts) == {128, 1024} == decoder.lengths
+    for context in curve.cost.contexts:
+        for width in (2, 12, 30, 64, 128):
+            assert curve.cost.at(width, context) == pytest.approx(1 + 0.02 * (width - 1), rel=0.02)
+    assert curve.plain == pytest.approx((3.13e-3, 4.02e-3), rel=0.02)
+    assert decoder.now < 11.0
+
+
+@pytest.mark.parametrize("plain", [0.06, 0.2, 0.5, 4.0])
+def test_a_slow_model_is_measured_roughly_and_in_time(plain: float) -> None:
+    decoder = FakeDecoder(lambda w, n, _: plain * (1.0 + 0.02 * (w - 1)))
+    curve = curve_of(decoder, 10.0)
+    assert decoder.now < 30.0 + 12 * plain, "the first round may take long, and no other begins"
+    if plain <= 0.5:
+        assert curve.cost.at(32, 128) == pytest.approx(1.62, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("decoder", "seconds", "widths", "contexts"),
+    [
+        (FakeDecoder(lambda w, n, _: 4e-3, widest=40), 5.0, (1, 2, 4, 8, 16, 24, 32), (128, 1024)),
+        (FakeDecoder(lambda w, n, _: 5e-3 * w, max_context=10**5), 10.0, (1, 2, 4, 8), (128,)),
+        (FakeDecoder(lambda w, n, _: 2e-3 * max(1, w / 90), max_context=200), 9.0, None, (66,)),
+    ],
+    ids=["by memory", "by cost and by the time of reading", "by the model's context"],
+)
+def test_what_cannot_be_measured_is_left_out(
+    decoder: FakeDecoder,
+    seconds: float,
+    widths: tuple[int, ...] | None,
+    contexts: tuple[int, ...],
+) -> None:
+    cost = curve_of(decoder, seconds).cost
+    assert cost.contexts == contexts
+    assert cost.widths == (widths or (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128))
+
+
+def test_noise_never_makes_a_wider_step_cheaper() -> None:
+    row = curve_of(FakeDecoder(lambda w, n, _: 1e-2, noise=0.8), 5.0).cost.costs[0]
+    assert all(a <= b for a, b in pairwise(row))
+
+
+# The race.
+
+
+def test_the_fastest_wins() -> None:
+    outcome = found_by(best_at(32, 1.5))
+    assert outcome is not None
+    assert outcome.best.config is not None
+    assert outcome.best.config.step_limit == 32
+    assert outcome.best.speed == pytest.approx(1.5, rel=0.03)
+    assert outcome.agrees
+    assert {PLAIN, CURRENT} < {each.name for each in outcome.finalists}
+    assert len(outcome.finalists) == 5
+    assert setting_of(outcome.best, CONFIG, COST).step_cost == COST
+
+
+@pytest.mark.parametrize(
+    ("wide", "tokens", "noise", "best", "setting"),
+    [
+        (2.0, 3, 0.3, CURRENT, CONFIG),  # others differ by noise alone
+        (3.0, 2, 0.01, PLAIN, LookaheadConfig(budget=1, sources=("context",), widths=(1,))),
+    ],
+)
+def test_what_is_kept(
+    wide: float, tokens: int, noise: float, best: str, setting: LookaheadConfig
+) -> None:
+    outcome = found_by(
+        FakeDecoder(
+            lambda w, n, _: 4e-3 * (1.0 if w == 1 else wide),
+            lambda w: 1 if w == 1 else tokens,
+            noise=noise,
+        )
+    )
+    assert outcome is not None
+    assert outcome.best.name == best
+    assert replace(setting_of(outcome.best, CONFIG, COST), step_cost=StepCost()) == setting
+
+
+def test_a_slow_model_is_tried_with_what_promises_most() -> None:
+    outcome = found_by(best_at(32, 1.5), 13 * 16 * 4e-3)
+    assert outcome is not None
+    assert len(outcome.finalists) == 3
+    assert outcome.agrees is None, "there is no time for a repeat"
+    assert found_by(best_at(32, 1.5), 20.0, plain=1.0) is None, "nor for any comparison"
+    assert setting_of(None, CONFIG, COST) == replace(CONFIG, step_cost=COST)
+
+
+def test_prompts_and_settings_that_say_nothing_are_left_out() -> None:
+    assert found_by(best_at(32, 1.5, answer=lambda prompt: 3)) is None
+    outcome = found_by(best_at(32, 1.5, widest=31))
+    assert outcome is not None
+    assert max(each.config.step_limit for each in outcome.finalists if each.config) < 32
+
+
+@pytest.mark.parametrize("seconds", [1.0, 10.0, 30.0])
+@pytest.mark.parametrize("plain", [1e-3, 2e-2, 0.3, 2.0])
+def test_it_ends_in_time(seconds: float, plain: float) -> None:
+    cost = (lambda w, n, _: plain * (1 + 0.05 * w), lambda w: 1 if w == 1 else 2)
+    decoder = FakeDecoder(*cost, noise=0.2)
+    found_by(decoder, seconds, plain)
+    assert decoder.now < 1.15 * seconds
+
+
+def test_a_disturbed_step_does_not_count_for_an_answer() -> None:
+    steps = iter(range(10**9))
+    decoder = FakeDecoder(
+        lambda w, n, _: 0.2 if next(steps) % 97 == 0 else 4e-3 * (1.0 if w == 1 else 2.0),
+        lambda w: 1 if w == 1 else 3,
+    )
+    outcome = found_by(decoder, 60.0)
+    assert outcome is not None
+    assert outcome.best.speed == pytest.approx(1.5, rel=0.1)
+
+
+def test_repeats_that_do_not_agree_are_told() -> None:
+    # Drafts become three times as slow in the last round.
+    decoder = FakeDecoder(
+        lambda w, n, now: 4e-3 * (1.0 if w == 1 else 2.0 if now < 15.0 else 6.0),
+        lambda w: 1 if w == 1 else 4,
+    )
+    outcome = found_by(decoder)
+    assert outcome is not None
+    assert outcome.agrees is False
+    assert outcome.disagreement > 0.1
+
+
+def test_candidates_are_no_wider_than_was_measured_or_pays() -> None:
+    dear = StepCost((1, 8, 64), (128,), ((1.0, 3.9, 20.0),))
+    for cost, most in ((COST, 64), (dear, 8)):
+        found = candidates(cost, CONFIG, on_cpu=True)
+        assert [c.name for c in found[:2]] == [PLAIN, CURRENT]
+        assert max(c.config.step_limit for c in found[3:] if c.config) == most
+        assert len({c.name for c in found}) == len(found)
+    assert all(c.config.widths[0] == 1 for c in found[3:] if c.config), "plain steps stay possible"
+
+
+@pytest.mark.parametrize(
+    ("challenger", "current", "replaced"),
+    [
+        ((0.40, 0.47, 0.33), (0.18, 0.26, 0.10), True),
+        ((1.10, 0.18, 0.18), (0.18, 0.22, 0.20), False),  # faster on one prompt only
+        ((0.19, 0.20, 0.21), (0.18, 0.19, 0.199), True),  # little, but every time
+        ((0.69, 0.69), (0.18, 0.18), False),  # two prompts say little about others
+    ],
+)
+def test_other_prompts_decide(
+    challenger: tuple[float, ...], current: tuple[float, ...], replaced: bool
+) -> None:
+    finalists = [
+        Candidate(name, None, {number: [gain] for number, gain in enumerate(gains)})
+        for name, gains in (("new", challenger), (CURRENT, current))
+    ]
+    assert (best_of(finalists).name == "new") == replaced
+
+
+# The command.
+
+
+@pytest.mark.slow
 def test_what_it_writes_is_used_from_then_on(lade: Any) -> None:
     result = lade(*QUICK, "--json")
     assert result.code == 0
@@ -39,6 +295,7 @@ def test_what_it_writes_is_used_from_then_on(lade: Any) -> None:
         assert decode[name] == found["setting"][name]
 
 
+@pytest.mark.slow
 def test_a_dry_run_shows_and_writes_nothing(lade: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
@@ -77,6 +334,7 @@ def test_where_no_profile_can_be_written_nothing_is_measured(lade: Any) -> None:
     assert "--dry-run measures and writes nothing" in result.err
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_be_written_does_not_lose_the_figures(lade: Any) -> None:
     name = tuned(device=user.key_of(detect("cpu"))).name
     user.path_of(name).mkdir(parents=True)  # in the way
@@ -90,38 +348,28 @@ def test_interrupted_it_writes_nothing(lade: Any, monkeypatch: pytest.MonkeyPatc
     def interrupted(*_args: Any, **_kwargs: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ladecli.tune.measure.Tuner.search", interrupted)
+    monkeypatch.setattr(Tuner, "measure_curve", interrupted)
     result = lade(*QUICK)
     assert (result.code, result.out) == (130, "")
     assert "no profile was written" in result.err
     assert user.names() == []
 
 
-def test_every_category_is_tried_early(tmp_path: Path) -> None:
-    category = {row.turns[0]: row.category for row in suites.load("builtin").rows}
-    texts = sample_prompts(None)
-    assert sorted(texts) == sorted(category)
-    assert len({category[text] for text in texts[:6]}) == 6
-    path = tmp_path / "x.jsonl"
-    path.write_text('{"prompt": "a"}\n{"turns": ["b", "c"]}\n{"prompt": "d", "category": "e"}\n')
-    assert sample_prompts(str(path)) == ["a", "d", "b"]
-    with pytest.raises(UsageError, match=r"there is no prompt file x\.jsonl"):
-        sample_prompts("x.jsonl")
-
-
-def outcome(speed: float, *repeats: float, name: str = "budget 64") -> Outcome:
-    score = Score(Candidate(name, None if name == PLAIN else CONFIG), speed, repeats)
-    return Outcome(score, (score,), 3)
+def outcome(*speeds: float, name: str = "budget 64") -> Outcome:
+    """A search of one prompt whose best candidate had these speeds."""
+    config = None if name == PLAIN else CONFIG
+    best = Candidate(name, config, {0: [math.log(speed) for speed in speeds]})
+    return Outcome(best, (best,), 1)
 
 
 @pytest.mark.parametrize(
     ("found", "verdict", "caveat"),
     [
         (None, "as before", "raise --seconds"),
-        (outcome(1.5, 1.4, 1.6), "1.50×", "14%"),
-        (outcome(1.5, 1.5), "1.50×", "repeat"),
-        (outcome(1.2, 1.2, 1.2, name=CURRENT), "keeping", None),
-        (outcome(1.0, 1.0, 1.0, name=PLAIN), "plain decoding is fastest", None),
+        (outcome(1.4, 1.6), "1.50×", "14%"),
+        (outcome(1.5), "1.50×", "repeat"),
+        (outcome(1.2, 1.2, name=CURRENT), "keeping", None),
+        (outcome(1.0, 1.0, name=PLAIN), "plain decoding is fastest", None),
     ],
 )
 def test_verdict_and_caveats(found: Outcome | None, verdict: str, caveat: str | None) -> None:

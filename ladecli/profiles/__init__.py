@@ -1,12 +1,16 @@
-"""Hardware profiles: data in TOML files, and one function that selects."""
+"""Hardware profiles: data in TOML files, and one function that selects.
+
+A profile holds settings (`schema.Setting`), or bandwidth and arithmetic from which `derive` makes
+them.  `select` finds the profile of a device; `choose` gives its settings for a model.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..decoder.config import LookaheadConfig
 from ..device import Rates
@@ -15,19 +19,23 @@ from ..memory import ModelSpec
 from . import user
 from .derive import derive
 from .recognise import recognise
-from .schema import VALUES, Hardware, Profile, Setting, Tuned, parse
+from .schema import VALUES, Hardware, Profile, Setting, Tuned, dump, parse
 
 if TYPE_CHECKING:
     from ..device import Device
 
-__all__ = ["Profile", "Rates", "Setting", "Tuned", "parse"]
+__all__ = ["Profile", "Rates", "Setting", "Tuned", "dump", "parse"]
 
 MEASURED = "measured here"
 """The name of the profile of a device that was measured a moment ago."""
 _BY_KIND = {"cpu": "cpu", "mps": "apple", "cuda": "gpu"}
 """Profiles of devices that no profile names."""
-_PAPER = LookaheadConfig(7, 5, 7, sources=("trajectory",))
-_PAPER_ORIGIN = "published: arXiv 2402.02057, RTX 3090, 7B: the least of its W=7 to 10"
+_PAPER = Setting(
+    window=7,
+    ngram=5,
+    guesses=7,
+    origin="published: arXiv 2402.02057, RTX 3090, 7B: the least of its W=7 to 10",
+)
 DEAR_START = 2.5
 """Plain steps that a first draft token may cost with bitsandbytes; beyond, a notice says so."""
 
@@ -40,7 +48,7 @@ class Choice:
         profile: its name.
         lookahead: the settings.
         origins: of each value, by the names in `schema.VALUES`: "measured: ...",
-            "derived: ..." or "published: ...".
+            "derived: ...", "published: ..." or "default".
         paper: settings for the paper's algorithm; the trajectory is their only source.
         paper_origin: of those.
         notices: lines for the user.
@@ -64,22 +72,21 @@ class Choice:
 
 
 @cache
-def shipped_names() -> tuple[str, ...]:
-    """The profiles that come with this program."""
-    files = resources.files(__name__).iterdir()
-    return tuple(sorted(f.name[: -len(".toml")] for f in files if f.name.endswith(".toml")))
+def shipped() -> dict[str, Profile]:
+    """The profiles that come with this program, by name."""
+    files = (f for f in resources.files(__name__).iterdir() if f.name.endswith(".toml"))
+    found = ((f.name.removesuffix(".toml"), f.read_text(encoding="utf-8")) for f in files)
+    return {name: parse(name, text) for name, text in sorted(found)}
 
 
-@cache
-def shipped(name: str) -> Profile:
-    """A profile that comes with this program."""
-    text = resources.files(__name__).joinpath(f"{name}.toml").read_text(encoding="utf-8")
-    return parse(name, text)
+def every(own: list[Profile]) -> dict[str, Profile]:
+    """All profiles by name; the user's `own` replace shipped ones."""
+    return shipped() | {profile.name: profile for profile in own}
 
 
 def names() -> list[str]:
     """The names of all profiles: shipped ones and the user's own."""
-    return sorted({*shipped_names(), *user.names()})
+    return sorted({*shipped(), *user.names()})
 
 
 def read(name: str) -> Profile:
@@ -90,15 +97,9 @@ def read(name: str) -> Profile:
     """
     if name in user.names():
         return user.read(name)
-    if name not in shipped_names():
+    if name not in shipped():
         raise UsageError(f"unknown profile {name!r}; known profiles: {', '.join(names())}")
-    return shipped(name)
-
-
-def every(own: list[Profile]) -> dict[str, Profile]:
-    """All profiles by name; the user's `own` come first, and replace shipped ones."""
-    known = {profile.name: profile for profile in own}
-    return known | {name: shipped(name) for name in shipped_names() if name not in known}
+    return shipped()[name]
 
 
 def usual(device: Device, own: list[Profile]) -> Profile | None:
@@ -123,7 +124,7 @@ def usual(device: Device, own: list[Profile]) -> Profile | None:
 def select(
     name: str | None,
     device: Device,
-    shape: ModelSpec,
+    spec: ModelSpec,
     *,
     attention: str = "sdpa",
     captured: bool | None = None,
@@ -137,7 +138,7 @@ def select(
     Args:
         name: of the profile; None for the one that fits.
         device: where the model runs.
-        shape: of the model.
+        spec: of the model.
         attention: the backend that it runs with.
         captured: whether its steps are CUDA graphs; None for yes on a CUDA GPU.
         measure: measures an unknown GPU; without it the settings are cautious.
@@ -147,22 +148,22 @@ def select(
     """
     captured = device.kind == "cuda" if captured is None else captured
     if name:
-        forced = read(name)
-        misfit = _misfit(forced, device, shape, attention)
-        return choose(forced, shape, notices=misfit, captured=captured)
+        profile = read(name)
+        notices = _misfit(profile, device, spec, attention)
+        return choose(profile, spec, notices=notices, captured=captured)
     own, notices = user.read_all()
-    tuned, outdated = user.tuned_for(own, device, shape, attention)
-    notices += outdated
     known = usual(device, own)
+    tuned, outdated = user.tuned_for(own, device, spec, attention)
     if tuned is not None:
-        return choose(tuned, shape, known, notices, captured)
-    if known is None:
-        if measure is not None:
-            notices.append(unknown(device))
-            return choose(measured(measure(), shape.compute), shape, None, notices, captured)
-        notices.append(unknown(device, "are those of a slow one"))
+        return choose(tuned, spec, known, notices, captured)
+    notices += outdated
+    if known is None and measure is not None:
+        known = measured(measure(), spec.compute)
+        notices.append(unknown(device))
+    elif known is None:
         known = every(own)[_BY_KIND[device.kind]]
-    return choose(known, shape, known, notices, captured)
+        notices.append(unknown(device, "are those of a slow one"))
+    return choose(known, spec, known, notices, captured)
 
 
 def unknown(device: Device, settings: str = "come from a quick measurement") -> str:
@@ -171,10 +172,10 @@ def unknown(device: Device, settings: str = "come from a quick measurement") -> 
     return f"no profile knows {name}: settings {settings}; lade tune finds better ones"
 
 
-def _misfit(profile: Profile, device: Device, shape: ModelSpec, attention: str) -> list[str]:
+def _misfit(profile: Profile, device: Device, spec: ModelSpec, attention: str) -> list[str]:
     """A notice if the profile that the user asks for is made for something else."""
     if tuned := profile.tuned:
-        if user.is_for(tuned, device, shape, attention):
+        if user.is_for(tuned, device, spec, attention):
             return []
         what = f"{user.short(tuned.parameters)} parameters in {tuned.weights}"
         what += f", attention {tuned.attention}, {tuned.device}"
@@ -190,26 +191,24 @@ def _misfit(profile: Profile, device: Device, shape: ModelSpec, attention: str) 
 
 def measured(rates: Rates, compute: str) -> Profile:
     """A profile of a device whose rates were measured, for models that compute in a type."""
-    # One rate is all that is known; only models of this type look at it.
-    speeds = {"float32": rates.arithmetic, compute: rates.arithmetic}
-    figures = {"bandwidth": rates.bandwidth, "rates": speeds, "source": rates.source}
-    hardware = Hardware.model_validate(figures)
+    speeds: Any = {compute: rates.arithmetic}
+    hardware = Hardware(bandwidth=rates.bandwidth, rates=speeds, source=rates.source)
     description = "this device, measured a moment ago"
     return Profile(name=MEASURED, description=description, hardware=hardware, place="measured")
 
 
 def choose(
     profile: Profile,
-    shape: ModelSpec,
+    spec: ModelSpec,
     known: Profile | None = None,
-    notices: list[str] | None = None,
+    notices: Sequence[str] = (),
     captured: bool | None = None,
 ) -> Choice:
     """The settings of a profile for a model.
 
     Args:
         profile: the profile.
-        shape: of the model.
+        spec: of the model.
         known: gives the paper's setting, if `profile` has none.
         notices: lines for the user.
         captured: whether steps are CUDA graphs; None for yes, but in the profiles of processors
@@ -217,31 +216,25 @@ def choose(
     """
     if captured is None:
         captured = profile.name not in (_BY_KIND["cpu"], _BY_KIND["mps"])
-    setting = profile.setting(shape)
+    setting = profile.setting(spec)
     if setting is not None:
         lookahead, origins = setting.lookahead, setting.origins
     else:
         assert profile.hardware is not None  # the schema: hardware, or settings for every model
-        rates = profile.hardware.rates_for(shape.compute)
-        lookahead = derive(rates, shape, captured=captured)
+        rates = profile.hardware.rates_for(spec.compute)
+        lookahead = derive(rates, spec, captured=captured)
         speeds = f"{rates.bandwidth / 1e9:.0f} GB/s and {tera(rates.arithmetic)} TFLOP/s"
         origins = dict.fromkeys(VALUES, f"derived: from {speeds} ({rates.source})")
-    notices = list(notices or ())
     first = lookahead.step_cost.at(2, lookahead.step_cost.contexts[0])
-    if shape.weights == "nf4" and first > DEAR_START:
-        notices.append(
+    if spec.weights == "nf4" and first > DEAR_START:
+        notices = [
+            *notices,
             f"bitsandbytes' fast 4-bit kernels are for one token: the first draft token costs"
-            f" {first:.1f} plain steps, so few drafts pay; 8bit, GPTQ and AWQ draft cheaply"
-        )
-    paper = profile.paper(shape) or (known.paper(shape) if known else None)
-    return Choice(
-        profile.name,
-        lookahead,
-        origins,
-        paper.lookahead if paper else _PAPER,
-        f"published: {paper.source}" if paper else _PAPER_ORIGIN,
-        tuple(notices),
-    )
+            f" {first:.1f} plain steps, so few drafts pay; 8bit, GPTQ and AWQ draft cheaply",
+        ]
+    paper = profile.paper(spec) or (known.paper(spec) if known else None) or _PAPER
+    trajectory = LookaheadConfig(paper.window, paper.ngram, paper.guesses, sources=("trajectory",))
+    return Choice(profile.name, lookahead, origins, trajectory, paper.origin, tuple(notices))
 
 
 def tera(rate: float) -> str:

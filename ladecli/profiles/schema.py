@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Annotated, Any
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from .. import toml
 from ..decoder.config import SOURCES, LookaheadConfig
@@ -22,25 +17,11 @@ from ..device import Rates
 from ..errors import UsageError
 from ..memory import ModelSpec
 
-VALUES = ("window", "ngram", "guesses", "budget", "sources", "step_cost", "widths")
-"""What a profile sets."""
-_DEFAULTS = {
-    "budget": "default: (W + G)(N - 1)",
-    "sources": "default: all",
-    "step_cost": "default: all widths cost the same",
-    "widths": "default: any",
-}
-
-
-def _step_cost(table: Any) -> Any:
-    """The table of a file as the decoder's own class, which checks the figures."""
-    if not isinstance(table, dict):
-        return table
-    known = ("widths", "contexts", "costs")
-    if unknown := next((key for key in table if key not in known), None):
-        raise ValueError(f"step_cost: unknown key {unknown!r}; known: {', '.join(known)}")
-    return StepCost(**table)
-
+VALUES = tuple(field.name for field in fields(LookaheadConfig))
+"""What a setting gives."""
+_NUMBER = r"[-+.\w]+"
+_NUMBERS = re.compile(rf"\[\n(?: +{_NUMBER},\n)+ *\]")
+"""A list of numbers as `tomli_w` writes it, a line for each."""
 
 Text = Annotated[str, Field(pattern=r"\S")]
 Whole = Annotated[int, Field(strict=True)]
@@ -50,11 +31,14 @@ Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-
-class _Arithmetic(_Table):
-    bfloat16: Positive | None = None
-    float16: Positive | None = None
-    float32: Positive
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, table: Any) -> Any:
+        keys = {field.alias or name: field for name, field in cls.model_fields.items()}
+        if isinstance(table, dict) and (unknown := [key for key in table if key not in keys]):
+            known = ", ".join(sorted(key for key, field in keys.items() if not field.exclude))
+            raise ValueError(f"unknown key {unknown[0]!r}; known: {known}")
+        return table
 
 
 class Hardware(_Table):
@@ -62,48 +46,23 @@ class Hardware(_Table):
 
     Attributes:
         bandwidth: of its memory, bytes per second.
-        rates: dense operations per second by type; None for a type without units of its own.
+        rates: dense operations per second by type; a type without units of its own has none.
         source: of the figures.
     """
 
     bandwidth: Positive
-    rates: _Arithmetic
+    rates: Annotated[dict[Literal["bfloat16", "float16", "float32"], Positive], Field(min_length=1)]
     source: Text
 
-    @property
-    def by_type(self) -> dict[str, float]:
-        """The rates of the types that have one."""
-        return self.rates.model_dump(exclude_none=True)
-
     def rates_for(self, compute: str) -> Rates:
-        """The rates of models that compute in a type; float32's for a type without units."""
-        rate = self.by_type.get(compute, self.rates.float32)
-        return Rates(self.bandwidth, rate, self.source)
+        """The rates of models that compute in a type; the lowest for a type without units."""
+        rates = (rate for kind, rate in self.rates.items() if kind == compute)
+        return Rates(self.bandwidth, next(rates, min(self.rates.values())), self.source)
 
     @property
     def half(self) -> str:
         """The 16-bit type that models have here: bfloat16, but where only float16 has units."""
-        return "float16" if self.rates.float16 and not self.rates.bfloat16 else "bfloat16"
-
-
-class Paper(_Table):
-    """W, N and G for the paper's algorithm, with the publication that gives them."""
-
-    up_to_parameters: Positive = math.inf
-    window: Whole
-    ngram: Whole
-    guesses: Whole
-    source: Text
-
-    @model_validator(mode="after")
-    def _in_range(self) -> Paper:
-        _ = self.lookahead  # raises ConfigError, a ValueError
-        return self
-
-    @property
-    def lookahead(self) -> LookaheadConfig:
-        """The decoder's configuration: the trajectory is the only source."""
-        return LookaheadConfig(self.window, self.ngram, self.guesses, sources=("trajectory",))
+        return "float16" if "float16" in self.rates and "bfloat16" not in self.rates else "bfloat16"
 
 
 class Setting(_Table):
@@ -124,7 +83,7 @@ class Setting(_Table):
     sources: tuple[str, ...] = SOURCES
     widths: tuple[Whole, ...] = ()
     origin: Annotated[str, Field(pattern=r"^(measured|published|derived)\b")]
-    step_cost: Annotated[StepCost, BeforeValidator(_step_cost)] = StepCost()
+    step_cost: StepCost = StepCost()
 
     @classmethod
     def of(cls, lookahead: LookaheadConfig, origin: str) -> Setting:
@@ -144,8 +103,7 @@ class Setting(_Table):
     @property
     def origins(self) -> dict[str, str]:
         """The origin of each value, by the names in `VALUES`."""
-        given = self.model_fields_set
-        return {v: self.origin if v in given else _DEFAULTS[v] for v in VALUES}
+        return {v: self.origin if v in self.model_fields_set else "default" for v in VALUES}
 
 
 class Tuned(_Table):
@@ -180,7 +138,7 @@ class Profile(_Table):
         not_devices: words that the device's name must not have.
         memory: sizes in bytes that these devices come with; () for any.
         hardware: what settings are derived from; None where `settings` cover every model.
-        papers: settings of the paper's algorithm, the smallest models first.
+        papers: W, N and G for the paper's algorithm, the smallest models first.
         settings: explicit ones; the first that fits a model counts.
         tuned: None for profiles that `lade tune` did not write.
     """
@@ -192,7 +150,7 @@ class Profile(_Table):
     not_devices: tuple[str, ...] = ()
     memory: tuple[Positive, ...] = ()
     hardware: Hardware | None = None
-    papers: tuple[Paper, ...] = Field(default=(), alias="paper")
+    papers: tuple[Setting, ...] = Field(default=(), alias="paper")
     settings: tuple[Setting, ...] = Field(default=(), alias="setting")
     tuned: Tuned | None = None
 
@@ -208,17 +166,25 @@ class Profile(_Table):
             )
         return self
 
-    def setting(self, shape: ModelSpec) -> Setting | None:
+    def setting(self, spec: ModelSpec) -> Setting | None:
         """The explicit setting for a model, if there is one."""
-        for each in self.settings:
-            typed = not each.weights or shape.weights in each.weights
-            if typed and shape.parameters <= each.up_to_parameters:
-                return each
-        return None
+        return _fitting(self.settings, spec)
 
-    def paper(self, shape: ModelSpec) -> Paper | None:
+    def paper(self, spec: ModelSpec) -> Setting | None:
         """The paper's setting for a model, if there is one."""
-        return next((p for p in self.papers if shape.parameters <= p.up_to_parameters), None)
+        return _fitting(self.papers, spec)
+
+    def as_file(self) -> dict[str, Any]:
+        """The tables of the file."""
+        return self.model_dump(by_alias=True, exclude_unset=True, exclude_none=True)
+
+
+def _fitting(settings: Iterable[Setting], spec: ModelSpec) -> Setting | None:
+    for each in settings:
+        typed = not each.weights or spec.weights in each.weights
+        if typed and spec.parameters <= each.up_to_parameters:
+            return each
+    return None
 
 
 def parse(name: str, text: str, place: str = "shipped") -> Profile:
@@ -238,36 +204,33 @@ def parse(name: str, text: str, place: str = "shipped") -> Profile:
         raise UsageError(f"profile {name}{_fault(error)}") from error
 
 
+def dump(profile: Profile) -> str:
+    """The text of a profile's file; `parse` reads it again."""
+    import tomli_w
+
+    text = tomli_w.dumps(profile.as_file())
+    return _NUMBERS.sub(lambda found: f"[{', '.join(re.findall(_NUMBER, found[0]))}]", text)
+
+
 def _fault(error: ValidationError) -> str:
-    """The first fault in a file: table, key and what is wrong with it, to stand after a name."""
+    """The first fault in a file and its place there, to stand after a name."""
     fault = error.errors()[0]
     path: list[str] = []  # ("setting", 0, "window") -> "setting 1", "window"
     for step in fault["loc"]:
         if isinstance(step, int):
             path[-1] += f" {step + 1}"
-        else:
+        elif step != "[key]":
             path.append(step)
-    if fault["type"] == "value_error":  # one of ours, which names its key
-        tables = [step for step in path if step.split()[0] in _TABLES]
-        return f"{''.join(f', {step}' for step in tables)}: {fault['ctx']['error']}"
-    *tables, key = path
-    where = "".join(f", {step}" for step in tables)
-    if fault["type"] == "missing":
-        return f"{where} lacks {key!r}"
-    if fault["type"] == "extra_forbidden":
-        fields = _TABLES[tables[-1].split()[0] if tables else ""].model_fields
-        known = sorted(f.alias or name for name, f in fields.items() if not f.exclude)
-        return f"{where}: unknown key {key!r}; known: {', '.join(known)}"
-    must = "must be a table" if fault["type"] == "model_type" else fault["msg"]
-    must = must.replace("Input should", "must").replace("a valid tuple", "a list")
-    return f"{where}: {key} {must}, not {fault['input']!r}"
-
-
-_TABLES: Mapping[str, type[_Table]] = {
-    "": Profile,
-    "hardware": Hardware,
-    "rates": _Arithmetic,
-    "paper": Paper,
-    "setting": Setting,
-    "tuned": Tuned,
-}
+    match fault["type"]:
+        case "value_error":  # one of ours, which names its key
+            what = str(fault["ctx"]["error"])
+        case "missing":
+            what = f"lacks {path.pop()!r}"
+        case "unexpected_keyword_argument":
+            what = f"unknown key {path.pop()!r}"
+        case "model_type" | "dataclass_type":
+            what = f"must be a table, not {fault['input']!r}"
+        case _:
+            must = fault["msg"].replace("Input should", "must").replace("a valid tuple", "a list")
+            what = f"{must}, not {fault['input']!r}"
+    return f"{''.join(f', {step}' for step in path)}: {what}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from .. import files
 from ..errors import LadeError, UsageError
 from ..memory import ModelSpec
-from .schema import Profile, Tuned, parse
+from .schema import Profile, Tuned, dump, parse
 
 if TYPE_CHECKING:
     from ..device import Device
@@ -21,9 +21,6 @@ NEAR = 0.1
 """A tuned profile is for models whose size differs by at most this share."""
 _PACKAGES = {"torch": "torch", "transformers": "transformers", "lade": "ladecli"}
 """What a measurement depends on, and the names of the packages."""
-_NUMBER = r"[-+.\w]+"
-_NUMBERS = re.compile(rf"\[\n(?: +{_NUMBER},\n)+ *\]")
-"""A list of numbers as `tomli_w` writes it, a line for each."""
 
 
 def folder() -> Path:
@@ -100,14 +97,6 @@ def write(profile: Profile) -> Path:
     return path
 
 
-def dump(profile: Profile) -> str:
-    """The text of a profile's file; `parse` reads it again."""
-    import tomli_w
-
-    text = tomli_w.dumps(profile.model_dump(by_alias=True, exclude_unset=True, exclude_none=True))
-    return _NUMBERS.sub(lambda found: f"[{', '.join(re.findall(_NUMBER, found[0]))}]", text)
-
-
 def versions_here() -> dict[str, str]:
     """The installed versions of what a measurement depends on."""
     found = dict.fromkeys(_PACKAGES, "unknown")
@@ -124,51 +113,46 @@ def key_of(device: Device) -> str:
     return f"{device.label}, {device.threads} thread{'' if device.threads == 1 else 's'}"
 
 
+def is_for(tuned: Tuned, device: Device, spec: ModelSpec, attention: str) -> bool:
+    """Whether a profile was tuned for this model on this machine."""
+    near = abs(spec.parameters / tuned.parameters - 1.0) <= NEAR
+    same = (tuned.device, tuned.weights, tuned.attention)
+    return near and same == (key_of(device), spec.weights, attention)
+
+
 def tuned_for(
-    profiles: list[Profile], device: Device, shape: ModelSpec, attention: str
+    profiles: list[Profile], device: Device, spec: ModelSpec, attention: str
 ) -> tuple[Profile | None, list[str]]:
     """The profile that was tuned for a model on this machine, and notices about outdated ones.
 
-    Of several, the one for the nearest size, then the newest.
+    Of several, the one for the nearest size.
     """
-
-    def gap(profile: Profile) -> float:
-        assert profile.tuned is not None
-        return abs(profile.tuned.parameters - shape.parameters)
-
-    fitting = [p for p in profiles if p.tuned and is_for(p.tuned, device, shape, attention)]
-    fitting.sort(key=lambda profile: profile.tuned.date if profile.tuned else "", reverse=True)
-    notices: list[str] = []
-    for profile in sorted(fitting, key=gap):
-        if not (changes := changed(profile)):
+    tuned = [(p, p.tuned) for p in profiles if p.tuned]
+    tuned = [pair for pair in tuned if is_for(pair[1], device, spec, attention)]
+    tuned.sort(key=lambda pair: abs(pair[1].parameters - spec.parameters))
+    outdated = []
+    for profile, record in tuned:
+        if not (changes := changed(record)):
             return profile, []
-        notices.append(
+        outdated.append(
             f"profile {profile.name} is not used: it was tuned with {', '.join(changes)};"
             " lade tune makes a new one"
         )
-    return None, notices
+    return None, outdated
 
 
-def is_for(tuned: Tuned, device: Device, shape: ModelSpec, attention: str) -> bool:
-    """Whether a profile was tuned for this model on this machine."""
-    near = abs(shape.parameters / tuned.parameters - 1.0) <= NEAR
-    same = (tuned.device, tuned.weights, tuned.attention)
-    return near and same == (key_of(device), shape.weights, attention)
-
-
-def changed(profile: Profile) -> list[str]:
+def changed(tuned: Tuned) -> list[str]:
     """What is of another version than when a profile was tuned: "torch 2.12, now 2.13"."""
+
+    def series(version: str) -> list[str]:  # major and minor: 2.13 of 2.13.1+cu130
+        return version.split("+")[0].split(".")[:2]
+
     here = versions_here()
     return [
         f"{name} {version}, now {here.get(name, 'missing')}"
-        for name, version in (profile.tuned.versions if profile.tuned else {}).items()
-        if _series(version) != _series(here.get(name, "missing"))
+        for name, version in tuned.versions.items()
+        if series(version) != series(here.get(name, "missing"))
     ]
-
-
-def _series(version: str) -> str:
-    """Major and minor: 2.13 of 2.13.1+cu130."""
-    return ".".join(version.split("+")[0].split(".")[:2])
 
 
 def name_for(tuned: Tuned) -> str:

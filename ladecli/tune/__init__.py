@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +64,7 @@ class Report:
         """Whether the search kept the settings that were in use."""
         from .measure import CURRENT
 
-        return self.outcome is not None and self.outcome.best.candidate.name == CURRENT
+        return self.outcome is not None and self.outcome.best.name == CURRENT
 
     @property
     def verdict(self) -> str:
@@ -74,7 +75,7 @@ class Report:
             shape = f"W={setting.window} N={setting.ngram} G={setting.guesses}, {shape}"
         if outcome is None:
             return f"{shape}, as before, at the costs measured here"
-        if outcome.best.candidate.config is None:
+        if outcome.best.config is None:
             return "plain decoding is fastest here: no draft pays for itself"
         speed = f"{outcome.best.speed:.2f}× plain decoding"
         prompts = counted(outcome.prompts, "sample prompt")
@@ -112,12 +113,24 @@ def run(request: TuneRequest) -> int:
         except LadeError as error:
             raise UsageError(f"{error}; --dry-run measures and writes nothing") from error
     watched = not request.quiet and sys.stderr.isatty()
-    texts = sample_prompts(request.prompts, offline=request.offline, progress=watched)
+    name = request.prompts or suites.BUILTIN
+    rows = suites.load(name, offline=request.offline, progress=watched).rows
+    # Every category early: a slow machine has time for the first few prompts only.
+    texts = [row.turns[0] for row in suites.some(rows, len(rows))]
     terminal = Terminal(request.color, request.quiet)
     session = opening.open_session(request, terminal)
     try:
         with terminal.bar("tuning", int(1000 * request.seconds)) as advance:
-            report = tune(session, request, texts, _moving(advance))
+            began = shown = time.perf_counter()
+
+            def clock() -> float:  # which moves the bar on
+                nonlocal shown
+                now = time.perf_counter()
+                advance(round(1000 * (now - began)) - round(1000 * (shown - began)))
+                shown = now
+                return now
+
+            report = tune(session, request, texts, clock)
     except KeyboardInterrupt:
         terminal.say("stopped; no profile was written")
         raise
@@ -134,32 +147,6 @@ def run(request: TuneRequest) -> int:
     else:
         terminal.say(f"written to {path}; it is used from now on for models like this one")
     return 0
-
-
-def _moving(advance: Callable[[int], None]) -> Callable[[], float]:
-    """A clock that moves a bar on by the milliseconds since it was looked at last."""
-    last = time.perf_counter()
-
-    def clock() -> float:
-        nonlocal last
-        now = time.perf_counter()
-        advance(round(1000 * now) - round(1000 * last))
-        last = now
-        return now
-
-    return clock
-
-
-def sample_prompts(name: str | None, *, offline: bool = False, progress: bool = False) -> list[str]:
-    """The first turns of a suite or a file (None: the builtin suite), every category early.
-
-    Raises:
-        UsageError: there is no such suite or file, or a row of it makes no sense.
-        LadeError: a suite cannot be fetched.
-    """
-    suite = suites.load(name or suites.BUILTIN, offline=offline, progress=progress)
-    # A slow machine has time for the first few prompts only.
-    return [row.turns[0] for row in suites.some(suite.rows, len(suite.rows))]
 
 
 def tune(
@@ -186,9 +173,8 @@ def tune(
     loaded, seconds = session.loaded, request.seconds
     samples = _encoded(session, texts)
     choice = opening.choose_profile(request, session)
-    text = [token for sample in samples for token in sample]
     tuner = Tuner(session.decoder, loaded.stop_ids, clock)
-    curve = tuner.measure_curve(text, CURVE_SHARE * seconds)
+    curve = tuner.measure_curve(list(chain(*samples)), CURVE_SHARE * seconds)
     plain = curve.plain[0]
     if len(curve.cost.widths) < MIN_WIDTHS:
         raise LadeError(
@@ -272,10 +258,10 @@ def show(report: Report, console: Console) -> None:
         settings.add_column("setting", overflow="fold")
         settings.add_column("speed", justify="right")
         settings.add_column("repeats", justify="right")
-        for score in outcome.scores:
-            mark = " ←" if score is outcome.best else ""
-            repeats = " ".join(f"{repeat:.2f}" for repeat in score.repeats[:4])
-            settings.add_row(f"{score.candidate.name}{mark}", f"{score.speed:.2f}×", repeats)
+        for each in outcome.finalists:
+            mark = " ←" if each is outcome.best else ""
+            repeats = " ".join(f"{repeat:.2f}" for repeat in each.repeats[:4])
+            settings.add_row(f"{each.name}{mark}", f"{each.speed:.2f}×", repeats)
         screen.show(settings, console)
     for caveat in report.caveats:
         screen.line(console, f"note: {caveat}")
@@ -296,10 +282,10 @@ def as_object(report: Report, path: Path | None) -> dict[str, Any]:
         if outcome is None
         else {
             "candidates": [
-                {"name": score.candidate.name, "speed": score.speed, "repeats": score.repeats}
-                for score in outcome.scores
+                {"name": each.name, "speed": each.speed, "repeats": each.repeats}
+                for each in outcome.finalists
             ],
-            "best": outcome.best.candidate.name,
+            "best": outcome.best.name,
             "agrees": outcome.agrees,
             "prompts": outcome.prompts,
         },

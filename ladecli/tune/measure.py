@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, islice
+from itertools import accumulate, cycle, islice
 from typing import TYPE_CHECKING
 
 from ..decoder.config import SOURCES, LookaheadConfig, SamplingConfig
@@ -23,37 +23,39 @@ from ..profiles.derive import fitted
 if TYPE_CHECKING:
     from ..decoder.engine import Decoder
 
-WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+WIDTHS = (1, 8, 32, 2, 16, 64, 4, 24, 48, 96, 128)
+"""In the order of being measured: a slow model has no time for the last of them."""
 CONTEXTS = (128, 1024, 4096, 16384)
 VISIT = 4
 """Steps of one width in a row; the first one, which finds the caches of another, does not count."""
-SLOW, SLOW_WIDTHS = 0.05, (1, 2, 8, 32)
-"""Seconds of a plain step from which on each width gets one step in turn, and only these do."""
+SLOW = 0.05
+"""Seconds of a plain step from which on one step of a width in a row must do."""
 ROOM = 128
 """Tokens that a visit may add to its text."""
+MAX_COST = 4.0
+"""Plain steps that a wider one may cost; beyond, none pays."""
 
 PLAIN, CURRENT = "plain decoding", "the current profile"
 """Names of the two candidates that all others are compared with."""
 WINDOWS = ((5, 3, 5), (10, 3, 10), (7, 5, 7), (15, 5, 15))
 """W, N and G; next to other sources G changes nothing."""
 BUDGETS = (8, 16, 24, 32, 64, 128)
-MAX_COST = 4.0
-"""Budgets whose step costs more plain steps than that are not tried."""
 MIN_NEW, MAX_NEW = 16, 96
 """Tokens of an answer."""
 MIN_ANSWER = 8
 """Prompts that are answered in fewer tokens are left out."""
-ROUNDS = (0.3, 0.15)
-"""Shares of the time for the rounds before the last; half of the candidates leave after each."""
-FINALISTS, REPEATS = 3, 2
+ROUND = 0.15
+"""Share of the time after which half of the candidates leave, as long as there are many."""
+FINALISTS, PASSES = 3, 3
+"""Candidates of the last round beside the two, and how often it should see every prompt."""
 MIN_PROMPTS, MANY_PROMPTS = 3, 6
-"""Of the last round: at least 3, and 6 before answers become longer than they must be."""
+"""Prompts: at least 3, and 6 before answers become longer than they must be."""
 DISTURBED = 5.0
 """No step counts for more than this many of its setting's median step."""
 AGREE = 0.05
 """Repeats that differ by more than this do not agree."""
-CHANCE = 1 / 60
-"""P-value below which a challenger replaces the current profile; 5 % with three challengers."""
+CHANCE = 0.05
+"""Chance that a setting replaces the current profile and is no faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,28 +69,41 @@ class Curve:
 
 @dataclass(slots=True)
 class Candidate:
-    """A setting (None: plain decoding), and its tokens per second by prompt."""
+    """A setting, and what it gains over plain decoding.
+
+    Attributes:
+        name: for people.
+        config: the setting; None for plain decoding.
+        gains: by prompt, for each repeat: logarithm of its speed over plain decoding's.
+    """
 
     name: str
     config: LookaheadConfig | None
-    speeds: dict[int, list[float]] = field(default_factory=dict)
+    gains: dict[int, list[float]] = field(default_factory=dict)
 
+    @property
+    def by_prompt(self) -> list[float]:
+        """The gain on each prompt: of its repeats, the median."""
+        return [statistics.median(gains) for gains in self.gains.values()]
 
-@dataclass(frozen=True, slots=True)
-class Score:
-    """Speed over plain decoding on the same prompts: geometric mean, over all and by repeat."""
+    @property
+    def speed(self) -> float:
+        """Geometric mean of its speeds over plain decoding's."""
+        return math.exp(statistics.fmean(self.by_prompt))
 
-    candidate: Candidate
-    speed: float
-    repeats: tuple[float, ...]
+    @property
+    def repeats(self) -> tuple[float, ...]:
+        """The same for each repeat."""
+        by_repeat = zip(*self.gains.values(), strict=False)
+        return tuple(math.exp(statistics.fmean(gains)) for gains in by_repeat)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a search found: the setting to use, the last round's scores, and its prompts."""
+    """What a search found: the setting to use, all of the last round by speed, and its prompts."""
 
-    best: Score
-    scores: tuple[Score, ...]
+    best: Candidate
+    finalists: tuple[Candidate, ...]
     prompts: int
 
     @property
@@ -128,71 +143,55 @@ class Tuner:
 
         Args:
             text: token ids to continue; it is repeated as often as a context needs.
-            seconds: how long this may take, the first round of a slow model as long again.
+            seconds: how long this may take; the first round of a slow model, three times as long.
 
         Returns:
             Medians, raised where noise made a wider step seem cheaper than a narrower one.
         """
-        limit = self._now() + seconds
+        end = self._now() + seconds
         contexts = [c for c in CONTEXTS if c <= self._decoder.max_context - ROOM]
         contexts = contexts or [min(CONTEXTS[0], self._decoder.max_context // 3)]
         texts = {c: (list(text) * (c // len(text) + 1))[:c] for c in contexts}
-        widths, visit = self._affordable(texts[contexts[0]])
-        # The first round is whole, but for a slow model, which would take too long.
-        latest = limit + seconds if visit == 1 else math.inf
         times: dict[int, dict[int, list[float]]] = {}
-        for context in contexts:
-            now, end = self._now(), limit
+        widths = list(WIDTHS)
+        # The first steps load and compile.
+        plain = min(min(self._steps(texts[contexts[0]], 1, 2)) for _ in range(2))
+        visit = 1 if plain > SLOW else VISIT
+        for context, prompt in texts.items():
+            now = self._now()
             if times:
-                seen = times[contexts[0]]
-                reading = context * statistics.median(seen[widths[-1]]) / widths[-1]
-                if reading > (limit - now) / 2:
+                width = max(widths)
+                reading = statistics.median(times[contexts[0]][width]) * context / width
+                if reading > (end - now) / 2:
                     break
-                end = now + (limit - now) / (len(contexts) - len(times))
-            elif len(contexts) > 1:
-                end = (now + limit) / 2  # most texts are short
-            times[context] = self._take_turns(texts[context], widths, visit, end, latest)
-            widths = [width for width in widths if times[context][width]]
-        medians = [[statistics.median(each[width]) for width in widths] for each in times.values()]
+            found: dict[int, list[float]] = {width: [] for width in widths}
+            # Half of what is left, since most texts are short; all of it for the last.
+            share = (end - now) / (1 if context == contexts[-1] else 2)
+            # The first round is whole, but for a slow model, which would take too long.
+            limit, late = end + 2 * seconds, False
+            while not late:
+                for width in widths:
+                    found[width] += self._steps(prompt, width, visit)[visit > 1 :]
+                    if late := self._now() > limit:
+                        break
+                if late and times and context not in times:
+                    break  # a part of a round says too little of another context
+                times[context] = found
+                widths = _payable(found)
+                limit = now + share
+                late = late or self._now() > limit
+        medians = [
+            [statistics.median(each[width]) for width in sorted(widths)] for each in times.values()
+        ]
         rows = (
             tuple(round(cost, 3) for cost in accumulate((each / row[0] for each in row), max))
             for row in medians
         )
         return Curve(
-            StepCost(tuple(widths), tuple(times), tuple(rows)),
+            StepCost(tuple(sorted(widths)), tuple(times), tuple(rows)),
             tuple(row[0] for row in medians),
             sum(len(each[width]) for each in times.values() for width in widths),
         )
-
-    def _affordable(self, text: list[int]) -> tuple[list[int], int]:
-        """Widths to measure, and the steps of one width in a row."""
-        # The first steps load and compile, and do not count.
-        plain = min(min(self._steps(text, 1, 2)) for _ in range(2))
-        if plain > SLOW:
-            return list(SLOW_WIDTHS), 1
-        dear = 0
-        for number, width in enumerate(WIDTHS):
-            found = self._steps(text, width, 3)
-            dear = dear + 1 if min(found, default=0.0) > MAX_COST * plain else 0
-            if dear == 2:  # wider steps never pay; one alone may be noise
-                return list(WIDTHS[: number + 1]), VISIT
-        return list(WIDTHS), VISIT
-
-    def _take_turns(
-        self, text: list[int], widths: Sequence[int], visit: int, end: float, latest: float
-    ) -> dict[int, list[float]]:
-        """Seconds of steps of all widths in turn until `end`; the first round ends at `latest`."""
-        times: dict[int, list[float]] = {width: [] for width in widths}
-        limit = latest
-        while True:
-            for width in widths:
-                found = self._steps(text, width, visit)
-                times[width] += found[1:] if visit > 1 else found
-                if self._now() > limit:
-                    return times
-            limit = end
-            if self._now() > limit:
-                return times
 
     def _steps(self, text: list[int], width: int, count: int) -> list[float]:
         """Seconds of some steps of one width after a text; none where memory does not suffice."""
@@ -228,79 +227,55 @@ class Tuner:
         Returns:
             None if there is too little time to compare anything.
         """
-        if seconds < min_seconds(plain_step):
+        answer = MIN_NEW * plain_step
+        # Three candidates run, and reading the prompts takes about as long as a fourth.
+        if seconds < 4 * MIN_PROMPTS * answer:
             return None
         end = self._now() + seconds
-        anchors, others = list(field[:2]), list(field[2:])
-        for share in (share * seconds for share in ROUNDS):
-            affordable = int(share / (MIN_NEW * plain_step)) - len(anchors)
-            if affordable <= FINALISTS:
-                break  # no time to find out which are worth a try
-            others = others[:affordable]
-            new = int(share / (2 * (len(others) + 2) * plain_step))
-            self._race(prompts, [*anchors, *others], new, share)
-            others = [other for other in others if other.speeds]  # the rest is too wide for memory
-            others.sort(key=lambda other: -score(other, anchors[0]).speed)
-            others = others[: max(len(others) // 2, FINALISTS)]
-            for each in (*anchors, *others):
-                each.speeds = {}  # the next answers have another length
-        left = max(end - self._now(), 0.0)
-        most = int(left / (MIN_PROMPTS * REPEATS * MIN_NEW * plain_step)) - len(anchors)
-        finalists = [*anchors, *others[: min(max(most, 1), FINALISTS)]]
-        new = int(left / (REPEATS * MANY_PROMPTS * len(finalists) * plain_step))
-        count = self._race(prompts, finalists, new, left, REPEATS)
-        if count == 0 or len(finalists) < 2 or finalists[0] is not anchors[0]:
-            return None
-        scores = sorted((score(each, anchors[0]) for each in finalists), key=lambda s: -s.speed)
-        return Outcome(best_of(scores), tuple(scores), count)
-
-    def _race(
-        self,
-        prompts: Sequence[Sequence[int]],
-        runners: list[Candidate],
-        new: int,
-        seconds: float,
-        repeats: int = 1,
-    ) -> int:
-        """Time answers of about `new` tokens to as many prompts as `seconds` suffice for.
-
-        Where there are repeats, all prompts come again, and as often as time allows: a later
-        repeat sees another state of the machine, so that repeats that agree mean something.
-
-        Returns:
-            The number of prompts.
-        """
-        new = min(max(new, MIN_NEW), MAX_NEW)
-        began, once = self._now(), 0.0
-        done: list[int] = []
-        for number, prompt in enumerate(prompts):
-            # It is read before, or the first runner would pay for all.
-            if self._decode(None, prompt, MIN_ANSWER)[0] < MIN_ANSWER:
-                continue
-            self._turn(runners, number, prompt, new)
-            done.append(number)
-            once = self._now() - began
-            passes = repeats if len(done) >= MIN_PROMPTS else 1
-            if passes * once * (1 + 1 / len(done)) > seconds:
+        affordable = int(2 * ROUND * seconds / answer)
+        runners = [*field[:2], *field[2 : max(affordable, 3)]]
+        last = min(len(runners), 2 + FINALISTS)
+        tokens = seconds / (last * PASSES * plain_step)  # of all answers of one in the last round
+        new = int(min(max(tokens / MANY_PROMPTS, MIN_NEW), MAX_NEW))
+        count = int(max(tokens / (2 * new), MIN_PROMPTS))
+        answered = (p for p in prompts if self._decode(None, p, MIN_ANSWER)[0] >= MIN_ANSWER)
+        chosen = list(islice(answered, count))
+        round_end = self._now() + ROUND * seconds
+        for number in cycle(range(len(chosen))):
+            began = self._now()
+            self._turn(runners, number, chosen[number], new)
+            now = self._now()
+            if now + (now - began) > end:
                 break
-        while repeats > 1 and done and self._now() + 0.9 * once < began + seconds:
-            for number in done:
-                self._decode(None, prompts[number], 1)
-                self._turn(runners, number, prompts[number], new)
-        return len(done)
+            others = [each for each in runners if each.name not in (PLAIN, CURRENT)]
+            if len(others) > FINALISTS and now > round_end:
+                others.sort(key=lambda each: each.speed)
+                for slow in others[: min(len(others) // 2, len(others) - FINALISTS)]:
+                    runners.remove(slow)
+                for each in runners:  # the next round is judged by itself
+                    each.gains = {}
+                round_end = now + ROUND * seconds
+        runners.sort(key=lambda each: -each.speed if each.gains else 0.0)
+        if not runners[0].gains or len(runners) < 2:
+            return None
+        return Outcome(best_of(runners), tuple(runners), len(runners[0].gains))
 
     def _turn(self, runners: list[Candidate], number: int, prompt: Sequence[int], new: int) -> None:
         """Every runner on one prompt, in turn the first; those without memory leave."""
+        self._decode(None, prompt, 1)  # it is read before, or the first runner would pay for all
         first = self._turns % len(runners)
         self._turns += 1
+        speeds: dict[str, float] = {}
         for runner in (*runners[first:], *runners[:first]):
             self._now()  # moves the bar
             tokens, seconds = self._decode(runner.config, prompt, new)
             if tokens:
-                runner.speeds.setdefault(number, []).append(tokens / seconds)
+                speeds[runner.name] = tokens / seconds
             else:
-                runner.speeds = {}
                 runners.remove(runner)
+        for runner in runners:
+            gain = math.log(speeds[runner.name] / speeds[PLAIN])
+            runner.gains.setdefault(number, []).append(gain)
 
     def _decode(
         self, config: LookaheadConfig | None, prompt: Sequence[int], new: int
@@ -315,6 +290,14 @@ class Tuner:
         # Widths make steps differ, but not by this much: something else ran on this machine.
         most = DISTURBED * statistics.median(seconds) if seconds else 0.0
         return sum(len(step.tokens) for step in steps), sum(min(s, most) for s in seconds)
+
+
+def _payable(times: dict[int, list[float]]) -> list[int]:
+    """The widths that were measured, up to the first that costs too much, in their order."""
+    costs = {width: statistics.median(found) for width, found in times.items() if found}
+    dear = (width for width, cost in costs.items() if cost > MAX_COST * costs[1])
+    widest = min(dear, default=max(costs))
+    return [width for width in costs if width <= widest]
 
 
 def candidates(cost: StepCost, current: LookaheadConfig, on_cpu: bool) -> list[Candidate]:
@@ -347,45 +330,22 @@ def candidates(cost: StepCost, current: LookaheadConfig, on_cpu: bool) -> list[C
     return found
 
 
-def min_seconds(plain_step: float) -> float:
-    """Seconds in which one challenger can be compared; plain_step: seconds of a plain step."""
-    # Three candidates run, and reading the prompts takes about as long as a fourth.
-    return 4 * MIN_PROMPTS * MIN_NEW * plain_step
-
-
-def score(candidate: Candidate, plain: Candidate) -> Score:
-    """A candidate's speed over plain decoding's: of a prompt's repeats, the median counts."""
-    repeats = min(len(speeds) for speeds in candidate.speeds.values())
-    by_prompt = [
-        [math.log(a / b) for a, b in zip(speeds[:repeats], plain.speeds[number], strict=False)]
-        for number, speeds in candidate.speeds.items()
-    ]
-    speed = math.exp(statistics.fmean(statistics.median(logs) for logs in by_prompt))
-    means = (math.exp(statistics.fmean(logs)) for logs in zip(*by_prompt, strict=True))
-    return Score(candidate, speed, tuple(means))
-
-
-def best_of(scores: Sequence[Score]) -> Score:
+def best_of(finalists: Sequence[Candidate]) -> Candidate:
     """The fastest (the first), or the current setting where other prompts might say otherwise."""
-    from scipy.stats import ttest_1samp
+    from scipy.stats import ttest_rel
 
-    fastest = scores[0]
-    current = next((s for s in scores if s.candidate.name == CURRENT), None)
+    fastest = finalists[0]
+    current = next((each for each in finalists if each.name == CURRENT), None)
     if current is None or fastest is current:
         return fastest  # memory did not suffice for the current setting
-    other = current.candidate.speeds
-    gains = [
-        math.log(statistics.median(speeds) / statistics.median(other[number]))
-        for number, speeds in fastest.candidate.speeds.items()
-    ]
-    if len(gains) < MIN_PROMPTS:
+    if len(fastest.gains) < MIN_PROMPTS:
         return current
-    if max(gains) - min(gains) < 1e-9:  # no variance to test against
-        return fastest if gains[0] > 0 else current
-    return fastest if ttest_1samp(gains, 0.0, alternative="greater").pvalue < CHANCE else current
+    test = ttest_rel(fastest.by_prompt, current.by_prompt, alternative="greater")
+    # Each of those that could have been the fastest had its chance.
+    return fastest if test.pvalue < CHANCE / max(len(finalists) - 2, 1) else current
 
 
-def setting_of(best: Score | None, current: LookaheadConfig, cost: StepCost) -> LookaheadConfig:
+def setting_of(best: Candidate | None, current: LookaheadConfig, cost: StepCost) -> LookaheadConfig:
     """The setting to write, at the measured cost of steps.
 
     Where plain decoding was fastest, it is lookahead without room for any draft; where nothing
@@ -393,6 +353,6 @@ def setting_of(best: Score | None, current: LookaheadConfig, cost: StepCost) -> 
     """
     if best is None:
         return replace(current, step_cost=cost)
-    if best.candidate.config is None:
+    if best.config is None:
         return LookaheadConfig(budget=1, sources=("context",), step_cost=cost, widths=(1,))
-    return best.candidate.config
+    return best.config

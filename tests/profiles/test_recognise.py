@@ -9,7 +9,7 @@ from ladecli.device import Device
 from ladecli.profiles import Profile
 from ladecli.profiles.recognise import recognise
 
-SHIPPED = [profiles.shipped(name) for name in profiles.shipped_names()]
+SHIPPED = profiles.shipped().values()
 
 # Name as the driver reports it, memory in GiB (0: unknown), profile.
 DEVICES = [
@@ -69,7 +69,7 @@ def test_names_of_drivers(label: str, memory: float, expected: str | None) -> No
 def profile(name: str, *devices: str, memory: float | None = None) -> Profile:
     """A profile for devices of these names."""
     values = {"devices": devices, "memory": (memory,) if memory else ()}
-    return profiles.shipped("l4").model_copy(update={"name": name, "not_devices": (), **values})
+    return profiles.shipped()["l4"].model_copy(update={"name": name, "not_devices": (), **values})
 
 
 @pytest.mark.parametrize(
