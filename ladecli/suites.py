@@ -26,7 +26,7 @@ from pydantic import (
 )
 
 from . import files
-from .errors import LadeError, UsageError, told
+from .errors import LadeError, UsageError
 
 BUILTIN = "builtin"
 STDIN = "-"
@@ -328,7 +328,8 @@ def _reason(suite: str, error: Exception, offline: bool) -> str:
     if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
         why = "--offline forbids to fetch it" if offline else "the hub cannot be reached"
         return f"the suite {suite} is not on this machine, and {why}"
-    return f"the suite {suite} cannot be fetched: {told(error)}"
+    lines = str(error).strip().splitlines()
+    return f"the suite {suite} cannot be fetched: {lines[0] if lines else type(error).__name__}"
 
 
 @contextlib.contextmanager
