@@ -316,7 +316,9 @@ def _show(found: Mapping[str, Any], console: Console) -> None:
         for each in found["contenders"]
         if each["verdict"] in (SLOWER, FASTER)
     ]
-    for verdict in changed or [f"times per token are {found['verdict']}"]:
+    fix = "; measure more prompts, or with a higher --repeat"
+    unclear = fix if found["verdict"] == UNCLEAR else ""
+    for verdict in changed or [f"times per token are {found['verdict']}{unclear}"]:
         line(console, printable(verdict), "bold")
 
 

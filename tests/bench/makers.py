@@ -112,28 +112,3 @@ def _settings(name: str) -> dict[str, int | str]:
     if name == "paper":
         return {"window": 7, "ngram": 5, "guesses": 7, "sources": "trajectory"}
     return {}
-
-
-def sweep(
-    windows: tuple[int, ...] = (3, 5, 10), ngrams: tuple[int, ...] = (3, 5), **changes: object
-) -> Result:
-    """A result whose contenders are the cells of a grid of W and N, with G = W."""
-    speeds = {"autoregressive": 1.0}
-    contenders = [Method("autoregressive", "autoregressive")]
-    for window in windows:
-        for ngram in ngrams:
-            name = f"lookahead W={window} N={ngram}"
-            cell = {"W": str(window), "N": str(ngram)}
-            settings = {
-                "window": window,
-                "ngram": ngram,
-                "guesses": window,
-                "sources": "trajectory",
-            }
-            contenders.append(Method(name, "lookahead", settings, cell))
-            speeds[name] = 0.7 + 0.1 * window**0.5 + 0.05 * ngram
-    axes = {"W": tuple(map(str, windows)), "N": tuple(map(str, ngrams))}
-    conditions = Conditions("builtin", 9, 3, 32, False, True, {}, "cpu", axes, "lade bench --sweep")
-    return result(
-        speeds, contenders=tuple(contenders), conditions=conditions, time_spent=(), **changes
-    )

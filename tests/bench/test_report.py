@@ -16,7 +16,7 @@ from ladecli.bench import report
 from ladecli.bench.report import document
 from ladecli.bench.result import Failure, Result, Skipped, read
 
-from .makers import result, run, sweep
+from .makers import result, run
 
 pytestmark = pytest.mark.slow
 
@@ -59,7 +59,6 @@ def contexts() -> Result:
 
 RESULTS = {
     "plain": result,
-    "sweep": sweep,
     "contexts": contexts,
     "one row": lambda: result(rows=1, repeats=1),
     "one method": lambda: result({"lookahead": 1.0}),

@@ -113,17 +113,14 @@ def test_sampled_answers_are_equal(lade: Lade, strategy: str) -> None:
 
 
 def test_half_precision_is_explained(lade: Lade) -> None:
-    found = lade("verify", "-q", "--dtype", "bfloat16", "-n", "40", "--limit", "6", "--json")
+    found = lade("verify", "-q", "--dtype", "bfloat16", "-n", "32", "--limit", "4", "--json")
     read = json.loads(found.out)
     assert (found.code, read["unexplained"]) == (0, 0)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_fault_of_wide_steps_is_reported(
-    lade: Lade, monkeypatch: pytest.MonkeyPatch, dtype: str
-) -> None:
+def test_a_fault_of_wide_steps_is_reported(lade: Lade, monkeypatch: pytest.MonkeyPatch) -> None:
     plant_fault(monkeypatch)
-    options = ("-n", "48", "--sources", "context,recycled", "--budget", "16", "--dtype", dtype)
+    options = ("-n", "48", "--sources", "context,recycled", "--budget", "16")
     found = lade("verify", "-q", "--limit", "4", *options, "--json")
     read = json.loads(found.out)
     assert found.code == 1
@@ -135,7 +132,7 @@ def test_a_fault_of_wide_steps_is_reported(
     assert fault["width"] > 4
     assert fault["plain"]["id"] != fault["other"]["id"]
     # Two logits are moved against each other by twice as much at most.
-    assert 0 < fault["allowed"] < fault["distance"] <= 4.5  # bfloat16 rounds
+    assert 0 < fault["allowed"] < fault["distance"] <= 4.0 + 1e-3
     # The position is that of the first difference.
     answer = next(each for each in read["answers"] if each["divergence"] == fault)
     assert answer["tokens"] == fault["position"]
@@ -272,17 +269,6 @@ def test_ctrl_c_keeps_what_was_compared(lade: Lade, monkeypatch: pytest.MonkeyPa
     assert found.out.splitlines()[-1] == "equal: all 24 tokens of 1 answer"
 
 
-def test_ctrl_c_keeps_what_was_sampled(lade: Lade, monkeypatch: pytest.MonkeyPatch) -> None:
-    interrupt_after(monkeypatch, 90)
-    found = lade(*QUICK, "--chi-square", "2000", "-t", "1", "-n", "1", "--json")
-    read = json.loads(found.out)
-    assert found.code == 130
-    assert read["interrupted"] is True
-    sampled = read["chi_square"]
-    assert 50 < sampled["drawn"] < 100
-    assert sampled["trials"]
-
-
 DRAWN = ("verify", "-q", "--chi-square", "250", "-t", "0.8", "--top-k", "20", "--seed", "11")
 
 
@@ -314,13 +300,6 @@ def test_the_distribution(lade: Lade, monkeypatch: pytest.MonkeyPatch, faulty: b
     assert set(trials[0]) == {
         *("row", "position", "prefix", "samples", "cells", "statistic", "p", "corrected"),
     }
-
-
-def test_the_distribution_in_words(lade: Lade) -> None:
-    found = lade("verify", "-q", "--chi-square", "60", "-t", "1", "--seed", "5", "-n", "1")
-    assert found.code == 0
-    assert "3 prompts" in found.out
-    assert found.out.splitlines()[-1].startswith("no difference found in ")
 
 
 def counts_of(numbers: Sequence[int]) -> Counter[int]:
