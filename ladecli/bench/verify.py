@@ -1,8 +1,7 @@
 """`lade verify`: compare a strategy's answers with those of plain autoregressive decoding.
 
-Every prompt is decoded twice in one process, and the first divergence is reported with the gap
-of the two logits and with what rounding explains.  `--chi-square` draws many answers instead,
-and tests their distribution against the model's probabilities.
+Every prompt is decoded twice in one process; the first divergence is reported with its logit gap.
+`--chi-square` draws many answers instead, and tests them against the model's probabilities.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -384,16 +384,11 @@ class Verifier:
         found = Divergence(row, turn, index + 1, plain_token, token, width)
         if plain_token is None or token is None:
             return found
-        gap = self._rescorer.gap(
-            [*prompt, *answer.ids[:index]],
-            len(prompt),
-            (plain_token.id, token.id),
-            width,
-            self._settings.sampling,
-        )
-        if gap is None:
-            return found
-        return replace(found, **dataclasses.asdict(gap), explained=gap.explained)
+        text, tokens = [*prompt, *answer.ids[:index]], (plain_token.id, token.id)
+        sampling = self._settings.sampling
+        gap = self._rescorer.gap(text, len(prompt), tokens, width, sampling)
+        explained = {**dataclasses.asdict(gap), "explained": gap.explained} if gap else {}
+        return replace(found, **explained)
 
     def _token(self, answer: Answer, index: int) -> Token | None:
         if index >= len(answer.ids):
@@ -401,11 +396,7 @@ class Verifier:
         return Token(answer.ids[index], printable(repr(self._spell(answer.ids[index]))))
 
     def sample(self, dialogues: Sequence[Dialogue], samples: int) -> Sampled:
-        """Draw answers to first turns and test their distribution.
-
-        Args:
-            dialogues: the prompts.
-            samples: answers that are drawn for every prompt.
+        """Draw `samples` answers to each first turn and test their distribution.
 
         Raises:
             LadeError: out of memory.
@@ -455,7 +446,5 @@ class Verifier:
 
 def _first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
     """Index of the first token that differs, or after the end of the shorter; None if equal."""
-    pairs = enumerate(zip(one, other, strict=False))
-    shorter = min(len(one), len(other))
-    found = next((index for index, (a, b) in pairs if a != b), shorter)
-    return found if found < max(len(one), len(other)) else None
+    pairs = enumerate(zip_longest(one, other))
+    return next((index for index, (a, b) in pairs if a != b), None)
