@@ -16,9 +16,8 @@ import time
 from collections import defaultdict
 
 from ladecli.decoder.config import LookaheadConfig
-from ladecli.decoder.observation import Observation, State
 from ladecli.decoder.strategies import make_strategy
-from ladecli.decoder.verify import walk
+from ladecli.decoder.strategy import State, StepResult
 
 VOCABULARY = 8000
 STEPS = 300
@@ -59,15 +58,15 @@ def measure(budget: int, length: int) -> tuple[float, float, float]:
         draft = strategy.propose(state)
         proposing.append(time.thread_time() - began)
         tree, window = draft.tree, draft.window
-        verdict = walk(tree, lambda _, path, start=start: text[start + len(path)])
+        nodes, new = tree.walk(lambda _, path, start=start: text[start + len(path)])
         fed = [text[start - 1], *tree.tokens]
         fed += [token for _, token in window.last_tokens] if window else []
         rows = [row_of(token) for token in fed]
-        state.tokens += [token.id for token in verdict.tokens]
+        state.tokens += [token.id for token in new]
         best = [next(iter(row)) for row in rows]
-        observation = Observation(draft, state.tokens, verdict, best, rows)
+        result = StepResult(nodes, new, best, rows)
         began = time.thread_time()
-        strategy.observe(state, observation)
+        strategy.observe(state, draft, result)
         observing.append(time.thread_time() - began)
     times = (1e6 * statistics.median(part) for part in (proposing, observing))
     return *times, (len(state.tokens) - length) / len(proposing)

@@ -9,6 +9,7 @@ compared with plain decoding's.
 
 from __future__ import annotations
 
+import pickle
 import random
 import threading
 from collections.abc import Callable
@@ -16,19 +17,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import numpy as np
 from common import arguments, decode, opened, print_head, print_row, save
 
 from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.events import Step
-from ladecli.decoder.layout import Draft
 from ladecli.decoder.load import load_decoder, new_cache
 from ladecli.decoder.parallel.groups import LookaheadParallel
 from ladecli.decoder.parallel.partition import partition
 from ladecli.decoder.runner import Runner
 from ladecli.decoder.strategies import make_strategy
+from ladecli.decoder.strategy import Draft
 from ladecli.decoder.tree import TokenTree
 from ladecli.decoder.window import LookaheadWindow
 
@@ -49,11 +49,11 @@ def widest(window: int, ngram: int, size: int) -> int:
     """Tokens of the widest rank in a full step of the paper's algorithm with G = W."""
     rows = LookaheadWindow(window, ngram, [1], random.Random(0))
     while not rows.filled:
-        rows.advance([1] * len(rows.rows[0]))
+        rows.advance(1, [1] * len(rows.rows[0]))
     tree = TokenTree()
     for guess in range(window):
         tree.add([guess, *range(ngram - 2)], "trajectory", 10**6)
-    shares = partition(Draft(tree, rows.block(1)), [0] * size).shares
+    _, shares = partition(Draft(tree, rows.block(1)), [0] * size)
     parts = [(share.draft.tree, share.draft.window) for share in shares]
     return max(1 + len(tree) + (len(part.tokens) if part else 0) for tree, part in parts)
 
@@ -110,10 +110,10 @@ class Threads:
         self._table, self._barrier = table, barrier
 
     def gather(self, message: Any) -> Any:
-        self.sent += message.nbytes
+        self.sent += len(pickle.dumps(message))
         self._table[self.rank] = message
         self._barrier.wait(60)
-        found = np.stack(self._table)
+        found = [*self._table]
         self._barrier.wait(60)  # all have read before one writes again
         return found
 

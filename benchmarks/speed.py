@@ -25,6 +25,7 @@ from common import arguments, conditions, decode, opened, print_head, print_row,
 from ladecli import models, profiles
 from ladecli.decoder import layout
 from ladecli.decoder.engine import Decoder
+from ladecli.decoder.strategy import Draft
 from ladecli.decoder.tree import TokenTree
 
 WIDTHS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -60,7 +61,7 @@ def step_costs(decoder: Decoder, length: int, rounds: int = 30) -> list[float]:
         tree = TokenTree()
         for token in range(width - 1):
             tree.add([token], "benchmark", width)
-        steps.append(layout.build([5], length, layout.Draft(tree)))
+        steps.append(layout.build([5], length, Draft(tree)))
     times: list[list[float]] = [[] for _ in WIDTHS]
     for _ in range(rounds):
         for step, taken in zip(steps, times, strict=True):

@@ -24,10 +24,10 @@ from rich.console import Console
 from ladecli import profiles
 from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.events import Ended, TextEvent, TextStep
-from ladecli.live import LiveView
-from ladecli.markdown import MarkdownRenderer
 from ladecli.session import Session, Settings
-from ladecli.visualize import ViewState
+from ladecli.view.live import LiveView
+from ladecli.view.markdown import MarkdownRenderer
+from ladecli.view.status import ViewState
 
 
 @contextlib.contextmanager

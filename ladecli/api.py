@@ -17,7 +17,7 @@ from .opening import open_session
 from .option_fields import settings_of
 from .options import Request
 from .session import Session, Settings
-from .terminal import Terminal
+from .view.terminal import Terminal
 from .visualize import memory_line
 
 Prompt = str | Sequence[dict[str, str]]

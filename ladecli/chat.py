@@ -20,7 +20,7 @@ from .options import ChatRequest
 from .repl import commands
 from .repl.reader import LEAVE, Reader, TerminalReader, can_edit, history_path, unechoed, unescaped
 from .repl.session import Chat
-from .terminal import Terminal
+from .view.terminal import Terminal
 
 SMALL_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
@@ -93,20 +93,15 @@ def autosaved(chat: Chat) -> Iterator[None]:
         yield
     except BaseException as error:
         # A pipe can send its messages again, unless the machine failed.
-        if chat.reader.interactive or isinstance(error, DeviceLostError | RankError):
+        failed = isinstance(error, DeviceLostError | RankError)
+        if chat.unsaved and (chat.reader.interactive or failed):
             with contextlib.suppress(OSError, LadeError):  # the reason of the end is what counts
-                autosave(chat)
+                _autosave(chat)
         raise
 
 
-def autosave(chat: Chat) -> None:
-    """Write messages that no file has to a new one of the user's state, and name it.
-
-    Raises:
-        LadeError, OSError: it cannot be written.
-    """
-    if not chat.unsaved:
-        return
+def _autosave(chat: Chat) -> None:
+    """Write the conversation to a new file of the user's state, and name it."""
     folder = user_state_path("lade", appauthor=False) / "chats"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     # Two chats may end at the same moment.
@@ -117,58 +112,52 @@ def autosave(chat: Chat) -> None:
 
 
 def loop(chat: Chat) -> None:
-    """Read and answer until the user leaves.
-
-    Raises:
-        LadeError, DecoderError: on a pipe, where nobody can mend what was wrong.
-    """
-    while not chat.leaving:
-        with mended(chat) if chat.reader.interactive else contextlib.nullcontext():
-            take(chat)
-
-
-@contextlib.contextmanager
-def mended(chat: Chat) -> Iterator[None]:
-    """Let the chat go on after Ctrl-C and after errors, with a line about them."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        chat.base = None
-        chat.note("(Ctrl-D or /exit leaves)")
-    except (BrokenPipeError, DeviceLostError, RankError):
-        raise  # nothing more can be shown, or answered
-    except Exception as error:
-        chat.complain(error)
-
-
-def take(chat: Chat) -> None:
-    """Read one input and act on it: a command, or a message to the model.
+    """Read and answer until the user leaves; Ctrl-C and errors do not end a chat at a terminal.
 
     Raises:
         LadeError, DecoderError: with a line for the user.
-        KeyboardInterrupt: Ctrl-C, but in a reply, which it stops.
+        KeyboardInterrupt: Ctrl-C, on a pipe.
     """
+    while not chat.leaving:
+        _turn(chat)
+
+
+def _turn(chat: Chat) -> None:
+    try:
+        handle(chat, _read(chat))
+    except EOFError:
+        chat.leaving = True
+    except (BrokenPipeError, DeviceLostError, RankError):
+        raise  # nothing more can be shown, or answered
+    except KeyboardInterrupt:
+        if not chat.reader.interactive:
+            raise
+        chat.base = None
+        chat.note("(Ctrl-D or /exit leaves)")
+    except Exception as error:
+        if not chat.reader.interactive:
+            raise
+        chat.complain(error)
+
+
+def _read(chat: Chat) -> str:
+    """The next input, which begins with the draft."""
     draft, chat.draft = chat.draft, ""
     try:
         text = chat.reader.read(draft)
         text.encode()  # some terminals and locales let any byte through
-    except EOFError:
-        chat.leaving = True
-        return
     except UnicodeError:
         raise UsageError(
             "the input is not UTF-8; convert it, for example with iconv -f latin1 -t utf-8"
         ) from None
-    handle(chat, text)
+    return text
 
 
 def handle(chat: Chat, text: str) -> None:
-    """Act on one input; errors as `take` has them."""
-    command = commands.parse(text)
-    if command is not None:
-        chat.base = None
-        commands.perform(chat, *command)
-    elif text in LEAVE:
+    """Act on one input: a command, or a message to the model; errors as `loop` has them."""
+    if commands.perform(chat, text):
+        return
+    if text in LEAVE:
         chat.leaving = True
     else:
         chat.say(unescaped(text))

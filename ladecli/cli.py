@@ -22,7 +22,7 @@ from .decoder.errors import ConfigError, DecoderError, PromptError
 from .errors import INTERRUPTED, LadeError, UsageError, told
 from .option_fields import ALIASES, PREFIX, Options, Setting, settings_of
 from .parallel import place
-from .terminal import Terminal
+from .view.terminal import Terminal
 from .visualize import printable
 
 Kind = TypeVar("Kind", bound=Options)
@@ -201,7 +201,7 @@ def chat(request: options.ChatRequest) -> int:
 @_command(options.ReplayRequest)
 def replay(request: options.ReplayRequest) -> int:
     """Play a recorded generation again, or look into its steps."""
-    from .replay import run
+    from .trace.replay import run
 
     return run(request.trace, speed=request.speed, step=request.step, color=request.color)
 

@@ -16,7 +16,7 @@ from . import files, toml
 from .errors import LadeError, UsageError
 from .option_fields import CONFIG_FILE, PANELS, PREFIX, Setting, config_path, settings_of
 from .options import COMMANDS
-from .terminal import Terminal
+from .view.terminal import Terminal
 
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 _HEAD = """\

@@ -83,7 +83,7 @@ def decide(request: Request, planned: Plan, ranks: DistributedTransport | None =
     settings = request.lookahead(choice.base(request.wants_paper))
     context, notice, beside = _room(request, planned, settings, attention.name, no_graphs is None)
     if ranks is not None:
-        least = min(ranks.gather_objects(context or sys.maxsize))
+        least = min(ranks.gather(context or sys.maxsize))
         if least < (context or least):
             context, notice = least, f"texts end at {least:,} tokens: another rank has less room"
     # Transposed weights for steps of one token, and packed ones for wider steps.
@@ -187,11 +187,10 @@ def check_device(request: Request, device: Device, shape: ModelSpec) -> None:
                 origin = f"{option.replace('_', '-')} in {config_path()}"
             raise UsageError(f"{problem}: {why}; leave {origin} out")
     if request.attention in ("flash", "triton"):  # which do not work everywhere
-        from .decoder.attention import check_usable
+        from .decoder.attention import choose_backend
         from .device import in_torch
 
-        heads = shape.heads, shape.kv_heads, shape.head_size
-        check_usable(request.attention, *in_torch(device, shape.compute), *heads)
+        choose_backend(request.attention, *in_torch(device, shape.compute))
 
 
 def choice_for(request: Request, device: Device, shape: ModelSpec) -> profiles.Choice:

@@ -19,7 +19,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import __version__, config, decode_setup, device_map, model_files, profiles, screen
+from . import __version__, config, decode_setup, device_map, model_files, profiles
 from .decoder.errors import DecoderError
 from .errors import LadeError, UsageError, told
 from .memory import told as size_of
@@ -27,7 +27,8 @@ from .model_files import version
 from .option_fields import PREFIX, config_path
 from .options import DoctorRequest
 from .profiles import user
-from .terminal import Terminal
+from .view import screen
+from .view.terminal import Terminal
 from .visualize import counted, printable
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from . import export, opening
+from . import opening
 from .decoder.config import SamplingConfig
 from .decoder.errors import PromptError, RankError
 from .errors import INTERRUPTED, LadeError, UsageError
@@ -16,7 +16,8 @@ from .events import Reason
 from .metrics import Tally
 from .options import GenerateRequest
 from .prompts import Prompt, gather
-from .terminal import Terminal, ctrl_c
+from .trace import export
+from .view.terminal import Terminal, ctrl_c
 from .visualize import Together, View, memory_line
 
 if TYPE_CHECKING:

@@ -48,7 +48,7 @@ class Tally:
         prefill_seconds, decode_seconds: wall time.
         plain_seconds: of the latest steps that fed one token, as all of plain decoding do.
         accepted: draft tokens by source.
-        squeezed: the most tokens of a step after memory ran out; None if it did not.
+        step_limit: the most tokens of a step after memory ran out; None if it did not.
         reason: why the answer ended; None before that.
     """
 
@@ -61,7 +61,7 @@ class Tally:
     decode_seconds: float = 0.0
     plain_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST))
     accepted: Counter[str] = field(default_factory=Counter)
-    squeezed: int | None = None
+    step_limit: int | None = None
     reason: Reason | None = None
     _first_tokens: int = 0
 
@@ -85,7 +85,7 @@ class Tally:
                 self.fed += event.width
                 self.accepted.update(piece.source for piece in event.pieces if piece.source)
             case StepNarrowed():
-                self.squeezed = event.width
+                self.step_limit = event.width
                 if self.steps == 0:
                     self.prefill_seconds += event.seconds
                 else:

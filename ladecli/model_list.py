@@ -11,13 +11,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import memory, model_files, screen
+from . import memory, model_files
 from .decoder import families
 from .errors import LoadError
 from .memory import ModelSpec
 from .model_files import SIZES, CachedModel, Config, Tensor
 from .profiles.user import short
-from .terminal import Terminal
+from .view import screen
+from .view.terminal import Terminal
 from .visualize import counted, printable
 
 if TYPE_CHECKING:

@@ -12,13 +12,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from . import export, profiles
+from . import profiles
 from .decode_setup import check_device, choice_for, decide
 from .errors import LadeError
 from .parallel import place
 from .parallel.follow import compare_models, connect
 from .parallel.start import Followers, started
-from .terminal import Terminal
+from .trace import export
+from .view.terminal import Terminal
 
 if TYPE_CHECKING:
     from .decoder.config import SamplingConfig

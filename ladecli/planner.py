@@ -17,9 +17,8 @@ from importlib import resources
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from . import memory, profiles, screen, toml
-from .decoder.drafting.ngram_model import MAX_SUCCESSORS
-from .decoder.parallel.messages import message_type
+from . import memory, profiles, toml
+from .decoder.config import MESSAGE_BYTES
 from .errors import UsageError
 from .memory import FULL, ModelSpec
 from .options import PlanRequest
@@ -27,7 +26,8 @@ from .profiles import user
 from .profiles.derive import HOST, Rates, step_seconds
 from .profiles.recognise import recognise
 from .profiles.schema import Profile
-from .terminal import Terminal
+from .view import screen
+from .view.terminal import Terminal
 from .visualize import counted, printable
 
 if TYPE_CHECKING:
@@ -317,7 +317,7 @@ class Plan:
         drafting = HOST * width * (ranks - 1) if width > 1 else 0.0
         talking = sent = 0.0
         if gpus > 1:
-            sent = exchange_bytes(widest)
+            sent = MESSAGE_BYTES
             talking = self.links.all_gather(sent, gpus) + STAGING
         if split:
             states = width * whole.hidden * whole.value_bytes
@@ -442,7 +442,7 @@ class Plan:
                 f" {link['hops'][0] * 1e6:.3g} µs a hop ({link['source']})"
                 for place, link in places
             ),
-            f"ranks exchange {memory.told(exchange_bytes(self.budget))} after every step, and a"
+            f"ranks exchange {memory.told(MESSAGE_BYTES)} after every step, and a"
             f" split model needs {self.reductions} all-reduces in it, which nothing hides",
             f"a step feeds {self.budget} tokens on each GPU ({budget}), or one where drafts do not"
             f" pay, after {self.request.context:,} tokens of context; one text at a time",
@@ -482,7 +482,7 @@ class Plan:
             "context": self.request.context,
             "text": _data()["measured"]["text"],
             "asked": self.request.gpus,
-            "exchange_bytes": exchange_bytes(self.budget),
+            "exchange_bytes": MESSAGE_BYTES,
             "pays_from": PAYS,
             "baseline": brief(self.baseline),
             "modes": {
@@ -525,12 +525,6 @@ class Plan:
         screen.line(console, "Assumptions", "bold")
         for text in self.assumptions:
             screen.line(console, printable(f"- {text}"))
-
-
-def exchange_bytes(width: int) -> int:
-    """Bytes of the message of a rank after a step; the size of the model does not matter."""
-    # Plain decoding remembers no successors.
-    return (message_type(width + 1, MAX_SUCCESSORS) if width > 1 else message_type(1, 0)).itemsize
 
 
 def run(request: PlanRequest) -> int:

@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from . import decode_setup, profiles, screen
+from . import decode_setup, profiles
 from .decoder.config import SOURCES, LookaheadConfig
 from .memory import ModelSpec, told
 from .planner import known_model
 from .profiles import Choice, Profile, user
 from .profiles.schema import VALUES
-from .terminal import Terminal
+from .view import screen
+from .view.terminal import Terminal
 from .visualize import printable
 
 if TYPE_CHECKING:

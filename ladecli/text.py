@@ -22,66 +22,48 @@ class Detokenizer:
 
     What a token adds depends on its neighbours: bytes of one character are spread over
     tokens, and some tokenizers drop a leading space at the start of a text.  So each token is
-    decoded together with the few before it, and what it adds to their text is new.
+    decoded together with those of the last text, and what it adds to that is new.
 
     Args:
         tokenizer: decodes ids.
         context: tokens just before the stream, of which the text is known already.
     """
 
-    # A character has at most four bytes and a token at least one; the rest is for
-    # tokenizers that look at a neighbour to decide about a space.
     CONTEXT = 6
-    PATIENCE = 24
-    """Tokens to wait for the end of a character before its bytes are taken for broken."""
+    """Tokens before the stream that are looked at; a character has at most four bytes."""
+    BROKEN = 8
+    """Replacement characters at the end of a text that is broken: half a character has three."""
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        # Runs of tokens that end with a whole character.  A run is forgotten as a whole:
-        # half a character at the front would spoil the decoding of the bytes after it.
-        self._known: list[list[int]] = [self._whole(context)]
+        self._known = list(context[-self.CONTEXT :])
+        # Half a character at the front would spoil the decoding of the bytes after it.
+        while self._known and self._decode(self._known).startswith(REPLACEMENT):
+            del self._known[0]
         self._new: list[int] = []
-        self._shown = 0
 
-    def _whole(self, context: Sequence[int]) -> list[int]:
-        """The end of `context` that starts with a whole character, if there is one."""
-        for start in range(max(len(context) - self.CONTEXT, 0), len(context)):
-            if not self._decode(context[start:]).startswith(REPLACEMENT):
-                return list(context[start:])
-        return []
-
-    def _decode(self, tokens: Sequence[int]) -> str:
-        return self._tokenizer.decode(list(tokens), skip_special_tokens=True)
+    def _decode(self, tokens: list[int]) -> str:
+        return self._tokenizer.decode(tokens, skip_special_tokens=True)
 
     def feed(self, token: int) -> str:
         """The text that is certain after one more token; may be empty."""
         self._new.append(token)
         text = self._added()
-        # A tail of replacement characters is a character that is not complete yet.
-        if not text.endswith(REPLACEMENT) or len(self._new) >= self.PATIENCE:
-            return self._settle(text)
-        whole = text.rstrip(REPLACEMENT)
-        if len(self._new) < self.CONTEXT:
+        if text.endswith(REPLACEMENT) and not text.endswith(REPLACEMENT * self.BROKEN):
             return ""
-        # Every token so far ended inside a character; show those that are complete.
-        new, self._shown = whole[self._shown :], max(self._shown, len(whole))
-        return new
+        return self._commit(text)
 
     def flush(self) -> str:
         """The text of what was held back, complete or not."""
-        return self._settle(self._added()) if self._new else ""
+        return self._commit(self._added())
 
     def _added(self) -> str:
-        known = [token for run in self._known for token in run]
-        return self._decode(known + self._new)[len(self._decode(known)) :]
+        return self._decode(self._known + self._new)[len(self._decode(self._known)) :]
 
-    def _settle(self, text: str) -> str:
-        """Take the new tokens as known, and return what of `text` was not shown yet."""
-        text, self._shown = text[self._shown :], 0
-        self._known.append(self._new)
+    def _commit(self, text: str) -> str:
+        if text:
+            self._known = self._new
         self._new = []
-        while sum(map(len, self._known[1:])) >= self.CONTEXT:
-            del self._known[0]
         return text
 
 

@@ -1,22 +1,18 @@
-"""Events of an answer as coloured text: its tokens, its status row and its statistics."""
+"""Events of an answer as coloured text, and the line of its statistics."""
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Protocol, TextIO
 
 from rich.color import ColorSystem
 from rich.style import Style
 from rich.text import Text
 
-from .decoder.events import Started
 from .errors import LadeError
-from .events import Ended, Piece, PromptRead, TextEvent, TextStep
-from .metrics import Tally, speedup
+from .events import Ended, Piece, TextEvent, TextStep
+from .metrics import Tally
 
 SOURCE_STYLES = {
     "trajectory": "green",
@@ -26,15 +22,8 @@ SOURCE_STYLES = {
 }
 OTHER_SOURCE_STYLE = "yellow"
 
-BARS = "▁▂▃▄▅▆▇█"
-REMEMBERED_STEPS = 24
-"""Steps that the status row draws as bars."""
 LOOP = 120
 """Characters of the longest phrase whose repetition is noticed."""
-_FEWEST_BARS = 1
-"""Columns that no figure takes from the bars."""
-NOW_STEPS = 8
-"""The last steps, of which the status row says how fast they were."""
 
 # C0 but tab and newline, DEL and C1 could drive a terminal; the others turn the reading direction.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -53,11 +42,6 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def styled(text: str, style: str = "") -> Text:
-    """`text` in a style that ends with it: what is appended later does not take it on."""
-    return Text().append(text, style)
-
-
 def style_of(source: str | None) -> str:
     """The style of a token from `source`; the model's own tokens are plain."""
     return "" if source is None else SOURCE_STYLES.get(source, OTHER_SOURCE_STYLE)
@@ -65,7 +49,7 @@ def style_of(source: str | None) -> str:
 
 def legend(sources: Iterable[str]) -> Text:
     """The names of draft sources, each in its colour."""
-    return Text(" ").join(styled(source, style_of(source)) for source in sorted(sources))
+    return Text(" ").join(Text(source, style_of(source)) for source in sorted(sources))
 
 
 # Views of an answer.
@@ -97,24 +81,19 @@ class Together:
             view.show(event)
 
     def finish(self) -> None:
-        """Finish all of them, the first one first, also when one fails.
+        """Finish all of them, the first one first, also when one of them cannot be written.
 
         Raises:
             LadeError: with the errors of all that failed.
         """
-        failures: list[LadeError] = []
-
-        def finish(view: View) -> None:
+        failures: list[str] = []
+        for view in self._views:
             try:
                 view.finish()
-            except LadeError as error:
-                failures.append(error)
-
-        with contextlib.ExitStack() as stack:
-            for view in reversed(self._views):
-                stack.callback(finish, view)
+            except LadeError as error:  # noqa: PERF203
+                failures.append(str(error))
         if failures:
-            raise LadeError("; ".join(map(str, failures)))
+            raise LadeError("; ".join(failures))
 
 
 class Writer:
@@ -168,16 +147,16 @@ def statistics_line(tally: Tally, width: int, plain_step: float | None = None) -
     """
     parts = [
         Text(f"{counted(tally.tokens, 'token')} in {counted(tally.steps, 'step')}"),
-        styled(f"{tally.tokens_per_step:.2f} tokens per step", "bold"),
+        Text(f"{tally.tokens_per_step:.2f} tokens per step", "bold"),
         Text(f"{tally.tokens_per_second:.1f} tok/s"),
     ]
     if faster := tally.speedup(plain_step):
-        parts.append(styled(f"{faster:.1f}× plain", "bold"))
+        parts.append(Text(f"{faster:.1f}× plain", "bold"))
     if tally.accepted:
-        counts = (
-            styled(f"{source} {count}", style_of(source))
+        counts = [
+            Text(f"{source} {count}", style_of(source))
             for source, count in sorted(tally.accepted.items())
-        )
+        ]
         parts.append(Text("accepted: ").append_text(Text(", ").join(counts)))
     lines = [parts[0]]
     for part in parts[1:]:
@@ -196,37 +175,12 @@ def memory_line(tally: Tally) -> str | None:
             f"out of memory after {context} of context; a smaller --max-context, --quantize 4bit"
             " or a smaller model helps"
         )
-    if tally.squeezed is not None:
+    if tally.step_limit is not None:
         return (
-            f"out of memory: steps have at most {counted(tally.squeezed, 'token')} now; a smaller"
+            f"out of memory: steps have at most {counted(tally.step_limit, 'token')} now; a smaller"
             " --budget avoids this"
         )
     return None
-
-
-# The status row.
-
-
-@dataclass(slots=True)
-class ViewState:
-    """What the status row of an unfinished reply shows.
-
-    Attributes:
-        plain_step: seconds of a plain step, for as long as the reply has too few of its own;
-            None if unknown.
-        max_context: the most tokens of prompt and reply together; 0 if unknown.
-        tally: the counts so far.
-        recent: tokens and seconds of the last steps, the newest last.
-        reading: tokens done and in total while the prompt is read, else None.
-        tail: the newest characters of the text.
-    """
-
-    plain_step: float | None = None
-    max_context: int = 0
-    tally: Tally = field(default_factory=Tally)
-    recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=REMEMBERED_STEPS))
-    reading: tuple[int, int] | None = None
-    tail: str = ""
 
 
 def repeats(text: str) -> bool:
@@ -234,94 +188,3 @@ def repeats(text: str) -> bool:
     return bool(text) and any(
         text.endswith(text[-length:] * max(4, LOOP // length)) for length in range(1, LOOP)
     )
-
-
-def fold(state: ViewState, event: TextEvent) -> ViewState:
-    """The state after one more event; it is changed in place, at a cost that does not grow."""
-    state.tally.add(event)
-    match event:
-        case Started():
-            state.reading = event.cached, event.total
-        case PromptRead():
-            state.reading = event.done, event.total
-        case TextStep():
-            state.reading = None
-            state.recent.append((len(event.token_ids), event.seconds))
-            text = state.tail + "".join(piece.text for piece in event.pieces)
-            state.tail = text[-4 * LOOP :]
-    return state
-
-
-def sparkline(counts: Iterable[int], columns: int, unicode: bool = True) -> str:
-    """The newest counts as bars: one token is the lowest; the highest one is at least eight.
-
-    Args:
-        counts: of tokens, the newest last.
-        columns: the most bars.
-        unicode: whether the screen has bars; else digits, 9 for more.
-    """
-    shown = list(counts)[-columns:] if columns > 0 else []
-    if not unicode:
-        return "".join(str(min(count, 9)) for count in shown)
-    top = len(BARS) - 1
-    peak = max([top, *(count - 1 for count in shown)])
-    return "".join(BARS[max(count - 1, 0) * top // peak] for count in shown)
-
-
-def status_line(
-    state: ViewState, width: int, *, unicode: bool = True, colours: bool = False
-) -> Text:
-    """One row about an unfinished reply, never wider than the screen.
-
-    Figures that do not fit are left out from the end; bars of the last steps take the room left.
-
-    Args:
-        state: of the reply.
-        width: of the screen, in cells.
-        unicode: whether the screen has more than ASCII.
-        colours: whether tokens have the colours of their sources, which a legend explains.
-    """
-    if state.reading is not None and not state.tally.steps:
-        return _reading(state.reading, state.tally.cached, width)
-    separator = " · " if unicode else " | "
-    first, *others = _figures(state, "×" if unicode else "x", colours)
-    line = first if first.cell_len <= width else Text(f"{state.tally.tokens_per_second:.0f}/s")
-    for part in others:
-        if line.cell_len + len(separator) + part.cell_len > width - _FEWEST_BARS - 1:
-            break
-        line.append(separator, "dim").append_text(part)
-    bars = sparkline((count for count, _ in state.recent), width - line.cell_len - 1, unicode)
-    line.append(f" {bars}" if bars else "")
-    line.truncate(width)
-    return line
-
-
-def _reading(reading: tuple[int, int], cached: int, width: int) -> Text:
-    progress = f"{reading[0]}/{reading[1]}"
-    kept = f" ({cached} from the cache)" if cached else ""
-    lines = [f"reading the prompt {progress}{kept}", f"reading the prompt {progress}", progress]
-    return Text(next((line for line in lines if len(line) <= width), progress[:width]))
-
-
-def _figures(state: ViewState, times: str, colours: bool) -> list[Text]:
-    """The figures of a reply, the most important first, their units dim."""
-    tally = state.tally
-    plain = tally.plain_step or state.plain_step or 0.0
-    faster = tally.speedup(plain)
-    parts = [
-        Text.assemble(f"{tally.tokens_per_second:.1f}", (" tok/s", "dim")),
-        Text.assemble(f"{tally.tokens_per_step:.2f}", (" tok/step", "dim")),
-        Text.assemble(f"{faster:.1f}{times}" if faster else "-", (" plain", "dim")),
-    ]
-    if repeats(state.tail):
-        parts.insert(1, Text("repeats itself: Ctrl-C stops it", "yellow"))
-    if colours and tally.accepted:
-        parts.append(styled("from ", "dim").append_text(legend(tally.accepted)))
-    if faster and tally.steps > NOW_STEPS:
-        last = list(state.recent)[-NOW_STEPS:]
-        now = speedup(sum(count for count, _ in last), sum(time for _, time in last), plain)
-        parts.append(styled("now ", "dim").append(f"{now:.1f}{times}"))
-    if state.max_context:
-        used = tally.prompt + tally.tokens
-        parts.append(Text.assemble(f"{used}", (f"/{state.max_context}", "dim")))
-    return parts

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from transformers.models.llama import modeling_llama  # noqa: F401
 
-from ladecli import bench, chat, cli, generate, live, markdown, models, session  # noqa: F401
 from ladecli.decoder import load  # noqa: F401
+from ladecli.view import live, markdown  # noqa: F401
 
 torch.set_num_threads(1)

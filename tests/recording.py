@@ -13,7 +13,7 @@ from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.decoder.events import Detail, Started
 from ladecli.events import Ended, Piece, TextEvent, TextStep
 from ladecli.session import Settings
-from ladecli.trace import Header, Trace, TraceWriter, describe, speller
+from ladecli.trace.format import Header, Trace, TraceWriter, describe, speller
 
 PROMPT = "def read(path):\n"
 SETTINGS = {

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from ladecli import models
 from ladecli.decoder import layout
 from ladecli.decoder.load import load_decoder
+from ladecli.decoder.strategy import Draft
 from ladecli.errors import LadeError
 from ladecli.options import LoadOptions
 
@@ -38,7 +39,7 @@ def findings(folder: str, ranks: int) -> dict[str, object]:
     decoder = load_decoder(model)
     said = three_texts(decoder)
     decoder.forget()
-    step = layout.build([5, 7, 11, 13], 0, layout.Draft())
+    step = layout.build([5, 7, 11, 13], 0, Draft())
     logits = decoder.runner.run(step)
     return {
         "texts": said,

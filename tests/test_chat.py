@@ -16,15 +16,15 @@ import pytest
 
 from ladecli import model_files, models
 from ladecli.chat import autosaved, handle, loop
-from ladecli.conversation import Conversation, from_json
 from ladecli.decode_setup import Setup
 from ladecli.decoder.errors import DecoderError
 from ladecli.errors import LadeError, UsageError
 from ladecli.options import ChatRequest
+from ladecli.repl.conversation import Conversation, from_json
 from ladecli.repl.reader import Reader
 from ladecli.repl.session import Chat
 from ladecli.session import Session
-from ladecli.terminal import Terminal
+from ladecli.view.terminal import Terminal
 
 QUESTIONS = ("What is lookahead decoding?", "What is the pool?", "How do I read a file in Python?")
 END = 1  # the demo model's end of a turn
@@ -58,15 +58,10 @@ class Script(Reader):
         self._during = dict(during or {})
         self._events = 0
         self.drafts: list[str] = []
-        self.asked: list[str] = []
         self.flushed = 0
 
     def read(self, draft: str = "") -> str:
         self.drafts.append(draft)
-        return self._next()
-
-    def ask(self, question: str) -> str:
-        self.asked.append(question)
         return self._next()
 
     def flush(self) -> None:
@@ -110,12 +105,6 @@ def make(session: Session) -> Make:
 
 def said(chat: Chat) -> list[str]:
     return [message.content for message in chat.conversation.messages]
-
-
-def asked(chat: Chat) -> list[str]:
-    """The questions that the user was asked."""
-    assert isinstance(chat.reader, Script)
-    return chat.reader.asked
 
 
 def drafts(chat: Chat) -> list[str]:
@@ -165,46 +154,6 @@ def test_a_later_turn_reads_its_new_tokens_only(
     # The token that ended the turn was never fed; all before it were.
     assert after.tally.cached == len(known) - 1
     assert after.token_ids == fresh_reply(chat, loaded)
-
-
-@pytest.mark.slow
-def test_what_changed_is_read_again_and_nothing_else(
-    make: Make, loaded: models.LoadedModel
-) -> None:
-    one, two, three = QUESTIONS
-    lines = ("/undo", three, "/edit What is the window?", "/system Be brief.", two)
-    chat = make(one, two, *lines, max_new_tokens=12)
-    loop(chat)
-    first, _, third, edited, last = chat.replies
-    exchange = len(first.prompt) + len(first.token_ids)
-    assert third.tally.cached >= exchange - 1
-    assert edited.tally.cached >= exchange - 1
-    assert last.tally.cached == 1, "a system message stands at the start"
-    for turn in range(2, 5):
-        assert chat.replies[turn].token_ids == fresh_reply(chat, loaded, turn)
-
-
-@pytest.mark.slow
-def test_sampled_turns_draw_their_own_seeds(make: Make) -> None:
-    chat = make(QUESTIONS[0], "/regenerate", "/regenerate", temperature=2.0, max_new_tokens=12)
-    loop(chat)
-    assert len({tuple(reply.token_ids) for reply in chat.replies}) == 3
-    assert len(chat.conversation.messages) == 2
-    fixed = make(QUESTIONS[0], "/regenerate", temperature=2.0, seed=7, max_new_tokens=12)
-    loop(fixed)
-    assert fixed.replies[0].token_ids == fixed.replies[1].token_ids
-
-
-def test_a_chat_takes_the_models_own_sampling(
-    loaded: models.LoadedModel, make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = loaded.model.generation_config
-    for name, value in {"do_sample": True, "temperature": 0.7, "top_p": 0.9}.items():
-        monkeypatch.setattr(config, name, value)
-    sampling = make().settings().sampling
-    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.7, 0.9, 0)
-    mine = make(temperature=0.1, top_k=5).settings().sampling
-    assert (mine.temperature, mine.top_p, mine.top_k) == (0.1, 0.9, 5)
 
 
 # Ctrl-C and errors.
@@ -300,39 +249,18 @@ def test_a_chat_that_ends_badly_is_saved(
 
 
 @pytest.mark.slow
-def test_a_full_context_drops_the_oldest_turns_when_the_user_agrees(
-    make: Make, loaded: models.LoadedModel
+def test_a_full_context_forgets_the_oldest_turns(
+    make: Make, loaded: models.LoadedModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    on = Session(loaded, Setup(context=200))
-    chat = make(*QUESTIONS, "x", "d", "/exit", on=on, system="Be brief.")
+    chat = make(*QUESTIONS, "x", on=Session(loaded, Setup(context=200)), system="Be brief.")
     loop(chat)
-    assert "200 tokens" in asked(chat)[0]
-    assert "oldest 2 messages" in asked(chat)[0]
+    assert "no longer sees the oldest 2 messages" in capsys.readouterr().err
     assert chat.conversation.forgotten == 2
-    assert len(said(chat)) == 8, "what is dropped can still be saved"
+    assert len(said(chat)) == 8, "what is forgotten can still be saved"
     text = loaded.tokenizer.decode(chat.replies[-1].prompt)
     assert "Be brief." in text
     assert QUESTIONS[0] not in text
     assert chat.replies[-1].token_ids == fresh_reply(chat, loaded)
-
-
-@pytest.mark.parametrize("answer", ["s", "", EOFError, KeyboardInterrupt])
-def test_a_full_context_stops_otherwise(
-    make: Make, loaded: models.LoadedModel, answer: str | type[BaseException]
-) -> None:
-    on = Session(loaded, Setup(context=50))
-    chat = make(QUESTIONS[1], "one more", "what?", answer, on=on, max_new_tokens=30)
-    loop(chat)
-    assert len(asked(chat)) == 2, "asked again after an answer that is none"
-    assert said(chat)[0::2] == [QUESTIONS[1]]
-    assert chat.conversation.forgotten == 0
-    assert drafts(chat)[-1] == "one more"
-
-
-def test_a_full_context_on_a_pipe_is_an_error(make: Make, loaded: models.LoadedModel) -> None:
-    lines = io.StringIO(f"{QUESTIONS[1]}\none more")
-    with pytest.raises(LadeError, match="the context of 50 tokens is full"):
-        loop(make(on=Session(loaded, Setup(context=50)), reader=Reader(lines)))
 
 
 def test_a_message_that_does_not_fit_by_itself(
@@ -453,8 +381,7 @@ def test_show_tells_where_values_come_from(make: Make, capsys: pytest.CaptureFix
     assert "profile cpu: measured: AMD EPYC" in rows["ngram"]
     ends = {
         **{"temperature": "the model's", "top-k": "LADE_TOP_K", "stats": "flag --no-stats"},
-        # What was given counts as given, also where it is the default.
-        **{"markdown": "config file", "ignore-eos": "default", "max-new-tokens": "given"},
+        **{"markdown": "config file", "ignore-eos": "default"},
         **{"budget": "follows from what you set", "sources": "follows from what you set"},
     }
     assert {name: rows[name].endswith(end) for name, end in ends.items()} == dict.fromkeys(
@@ -526,33 +453,31 @@ def test_save_and_load_go_on_where_one_left(
     assert said(again) == said(chat)
 
 
-def test_saving_asks_before_it_replaces_another_file(make: Make, tmp_path: Path) -> None:
+def test_no_file_is_overwritten_but_the_chats_own(make: Make, tmp_path: Path) -> None:
     one, other = tmp_path / "one.json", tmp_path / "other.json"
     other.write_text("mine")
     loop(make(QUESTIONS[0], f"/save {one}", "/reset", "x", "/save", max_new_tokens=3))
     assert from_json(one.read_text()).messages[0].content == QUESTIONS[0], "no name, no file yet"
-    chat = make(QUESTIONS[1], f"/save {other}", "k", max_new_tokens=3)
-    loop(chat)
+    chat = make(max_new_tokens=3)
+    with pytest.raises(UsageError, match="exists; name another file"):
+        handle(chat, f"/save {other}")
     assert other.read_text() == "mine"
-    with pytest.raises(UsageError, match="was kept"):
-        handle(make(reader=Reader(io.StringIO())), f"/save {other}")
-    chat = make(QUESTIONS[1], f"/save {other}", "o", "y", "/save", max_new_tokens=3)
-    loop(chat)
-    assert len(asked(chat)) == 1, "its own file is replaced without a question"
+    other.unlink()
+    for line in (QUESTIONS[1], f"/save {other}", "y", "/save"):
+        handle(chat, line)
     assert from_json(other.read_text()) == chat.conversation
 
 
-def test_loading_asks_before_it_replaces_what_is_not_saved(make: Make, tmp_path: Path) -> None:
-    path, broken = tmp_path / "chat.json", tmp_path / "broken.json"
+def test_loading_replaces_only_what_is_saved(make: Make, tmp_path: Path) -> None:
+    path = tmp_path / "chat.json"
     save(path, Conversation("Be brief."))
-    broken.write_text("{")
-    lines = (QUESTIONS[0], f"/load {broken}", f"/load {path}", "k")
-    chat = make(*lines, max_new_tokens=3)
+    chat = make(QUESTIONS[0], max_new_tokens=3)
     loop(chat)
+    with pytest.raises(UsageError, match="/save FILE or /reset first"):
+        handle(chat, f"/load {path}")
     assert said(chat)[0] == QUESTIONS[0]
-    chat = make(*lines, f"/load {path}", "r", f"/load {path}", max_new_tokens=3)
-    loop(chat)
-    assert len(asked(chat)) == 2
+    for line in (f"/save {tmp_path / 'kept.json'}", f"/load {path}"):
+        handle(chat, line)
     assert chat.conversation == Conversation("Be brief.")
 
 

@@ -78,14 +78,6 @@ def test_keys_that_end_the_input(
     keyboard.send_text(key)
     with pytest.raises(error):
         reader.read()
-    keyboard.send_text(key)
-    with pytest.raises(error):
-        reader.ask("why? ")
-
-
-def test_a_draft_stands_in_the_input(keyboard: PipeInput, make: Make) -> None:
-    keyboard.send_text("!" + ENTER)
-    assert make().read("what I said") == "what I said!"
 
 
 def test_what_is_typed_during_a_reply_waits(keyboard: PipeInput, make: Make) -> None:
@@ -96,14 +88,14 @@ def test_what_is_typed_during_a_reply_waits(keyboard: PipeInput, make: Make) -> 
         look()
         assert toggled == [True]
     assert reader.read() == "nexta\nb"
-    # But not where it was typed before a question, or the reply was stopped.
+    # But not where the reply was stopped.
     keyboard.send_text("next" + ENTER)
     with reader.watched() as look:
         look()
     keyboard.send_text("more" + ENTER)
     reader.flush()
     keyboard.send_text("s" + ENTER)
-    assert reader.ask("[s]top? ") == "s"
+    assert reader.read() == "s"
 
 
 def test_history_outlives_the_program(keyboard: PipeInput, make: Make) -> None:
@@ -162,11 +154,6 @@ def test_completion(tmp_path: Path) -> None:
     assert completed(f"/load {tmp_path}/ch") == ["at.json"]
 
 
-@pytest.mark.parametrize("prose", ["", "hello", "what is /etc", "/set a\nb", "/unknown x"])
-def test_prose_is_not_completed(prose: str) -> None:
-    assert completed(prose) == []
-
-
 def test_lines_of_a_pipe() -> None:
     reader = Reader(io.StringIO('one\n\n"""\ntwo\n three\n"""\r\nlast'))
     assert not reader.interactive
@@ -181,8 +168,8 @@ def test_a_poor_terminal_has_prompts() -> None:
     screen = io.StringIO()
     reader = Reader(io.StringIO("a\nb\n"), screen)
     assert reader.interactive
-    assert (reader.read("draft"), reader.ask("sure? ")) == ("a", "b")
-    assert screen.getvalue() == "draft\n> sure? "
+    assert (reader.read("draft"), reader.read()) == ("a", "b")
+    assert screen.getvalue() == "draft\n> > "
 
 
 @pytest.mark.parametrize(

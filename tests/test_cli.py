@@ -21,7 +21,7 @@ import pexpect
 import pytest
 
 from ladecli.cli import entry
-from ladecli.trace import read_trace
+from ladecli.trace.format import read_trace
 
 from . import forked
 

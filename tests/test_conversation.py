@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ladecli.conversation import Conversation, Message, from_json
+from ladecli.repl.conversation import Conversation, Message, from_json
 
 TALK = Conversation("Be brief.").asked("one").answered("1").asked("two").answered("2", True)
 
@@ -26,22 +26,13 @@ def test_a_conversation_grows_and_shrinks() -> None:
     empty = Conversation()
     assert empty.without_exchange() == empty.without_reply() == empty
     assert empty.last_question is None
-    assert empty.without_oldest() is None
 
 
-def test_the_oldest_are_forgotten_one_exchange_at_a_time() -> None:
-    asked = TALK.asked("three")
-    first = asked.without_oldest()
-    assert first is not None
-    assert [m.content for m in first.seen] == ["two", "2", "three"]
-    second = first.without_oldest()
-    assert second is not None
-    assert [m.content for m in second.seen] == ["three"]
-    assert second.without_oldest() is None
-    assert contents(second) == contents(asked), "nothing is lost"
-    # Where all that the model saw is taken back, it sees again what it had forgotten.
-    assert second.without_exchange().seen == TALK.messages
-    assert first.without_exchange().forgotten == 2
+def test_taking_back_what_is_seen_brings_back_what_was_forgotten() -> None:
+    forgetful = replace(TALK.asked("three"), forgotten=4)
+    assert [m.content for m in forgetful.seen] == ["three"]
+    assert forgetful.without_exchange().seen == TALK.messages
+    assert replace(forgetful, forgotten=2).without_exchange().forgotten == 2
 
 
 def test_room_is_made_generously_and_only_where_it_must_be() -> None:

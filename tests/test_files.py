@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from ladecli import export, files
+from ladecli import files
 from ladecli.errors import LadeError, UsageError
 from ladecli.options import GenerateRequest
+from ladecli.trace import export
 
 
 def test_places_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,11 +78,6 @@ def test_what_was_there_stays_until_the_new_file_is_whole(
         files.write(path, "newer", "--html")
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["x"]
-
-
-def test_devices_are_written_to_and_not_replaced() -> None:
-    files.write(Path("/dev/null"), "text", "--svg")
-    assert Path("/dev/null").is_char_device()
 
 
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs an endless device")

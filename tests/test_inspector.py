@@ -12,16 +12,14 @@ from rich.console import Console
 
 from ladecli.decoder.events import Detail
 from ladecli.events import Piece, TextStep
-from ladecli.inspector import StepView
 from ladecli.metrics import Tally
-from ladecli.trace import Header, Trace, read_trace
+from ladecli.trace.format import Header, Trace, read_trace
+from ladecli.trace.inspector import StepView
 
 from .recording import record, small_trace
 
 
-def shown(
-    trace: Trace, number: int, width: int, height: int | None = None, color: bool = False
-) -> list[str]:
+def shown(trace: Trace, number: int, width: int, color: bool = False) -> list[str]:
     """The lines of a step as Rich prints them, without blanks at their ends."""
     console = Console(
         file=io.StringIO(),
@@ -30,7 +28,7 @@ def shown(
         color_system="standard" if color else None,
     )
     with console.capture() as capture:
-        console.print(StepView(trace, number), height=height)
+        console.print(StepView(trace, number))
     return [line.rstrip() for line in capture.get().removesuffix("\n").split("\n")]
 
 
@@ -45,7 +43,7 @@ def test_a_step_with_everything() -> None:
         "outputs  ␣你好  .",
         "n-grams 2 closed, the window's columns ─────────────────────────────────────────",
         "␣cat ␣the ␣你好 · ␣the ␣mat .",
-        "draft 6 proposed, 2 accepted ───────────────────────────────────────────────────",
+        "draft 6 proposed, 2 accepted ✓; → the model's own token ────────────────────────",
         "␣cat",
         "├── ␣sat ✓  trajectory",
         "│   ├── ␣on ✓ → ␣the  context",
@@ -95,24 +93,20 @@ def test_sources_have_their_colors_and_accepted_tokens_are_bold() -> None:
         assert part in screen
 
 
-@pytest.mark.parametrize("name", ["paper", "plain"])
-def test_no_line_is_too_wide_and_no_screen_too_high(name: str, tmp_path: Path) -> None:
-    trace = read_trace(record(tmp_path / "x", name, 0.004))
+@pytest.mark.parametrize("width", [20, 80])
+def test_no_line_is_wider_than_the_screen(width: int, tmp_path: Path) -> None:
+    trace = read_trace(record(tmp_path / "x", "paper", 0.004))
+    for number, step in enumerate(trace.steps, start=1):
+        lines = shown(trace, number, width)
+        assert all(cell_len(line) <= width for line in lines), (number, lines)
+        # What matters most comes first.
+        assert lines[0].startswith(f" step {number} of")
+        assert lines[1].startswith(f"{len(step.token_ids)} token")
     tally = Tally()
-    steps = iter(range(1, len(trace.steps) + 1))
     for event in trace.events:
         tally.add(event)
-        if not isinstance(event, TextStep):
-            continue
-        number = next(steps)
-        for width, height in [(80, 23), (20, 5)]:
-            lines = shown(trace, number, width, height)
-            assert len(lines) <= height
-            assert all(cell_len(line) <= width for line in lines), (number, lines)
-            # What matters most is always there.
-            assert lines[0].startswith(f" step {number} of")
-            assert lines[1].startswith(f"{len(event.token_ids)} token")
-        assert f"{tally.tokens_per_step:.2f} tokens per step so far" in shown(trace, number, 80)[1]
+    last = shown(trace, len(trace.steps), 80)
+    assert f"{tally.tokens_per_step:.2f} tokens per step so far" in last[1]
 
 
 def one_step(detail: Detail, words: dict[int, str] | None = None) -> Trace:
@@ -143,17 +137,14 @@ def test_tokens_cannot_drive_the_terminal() -> None:
             assert not {"\x1b", "\x9b", "\x07", "\r", "\u202e"} & set(screen)
 
 
-def drawn(parents: list[int], height: int | None, accepted: tuple[int, ...] = ()) -> list[str]:
-    """The lines of a tree, cut to `height` lines."""
-    count = len(parents)
-    detail = Detail(0, tuple(range(count)), tuple(parents), ("context",) * count, accepted)
-    # Title, figures, text, window and the heading of the draft are five lines.
-    return shown(one_step(detail), 1, 60, height and height + 5)[5:]
+def test_a_tree_has_the_accepted_path_first_and_chains_on_one_line() -> None:
+    def drawn(parents: list[int], accepted: tuple[int, ...] = ()) -> list[str]:
+        count = len(parents)
+        nodes = (tuple(range(count)), tuple(parents), ("context",) * count)
+        return shown(one_step(Detail(0, *nodes, accepted)), 1, 60)[5:]
 
-
-def test_a_tree_that_does_not_fit_keeps_the_accepted_path() -> None:
     parents = [-1, -1, 0, 0, 1, -1, 2, 5]
-    assert drawn(parents, None) == [
+    assert drawn(parents) == [
         "0 → 99",
         "├── 0  context",
         "│   ├── 2 6  context",
@@ -161,14 +152,5 @@ def test_a_tree_that_does_not_fit_keeps_the_accepted_path() -> None:
         "├── 1 4  context",
         "└── 5 7  context",
     ]
-    assert drawn(parents, 4, (5, 7)) == [
-        "0",
-        "├── 5 ✓ 7 ✓ → 99  context",
-        "├── 0  context",
-        "… 3 more lines",
-    ]
-
-
-def test_deep_trees_are_drawn() -> None:
-    assert len(drawn(list(range(-1, 3000)), 10)) == 2
-    assert len(drawn([i // 2 - 1 for i in range(300)], 10)) == 10
+    assert drawn(parents, (5, 7))[:3] == ["0", "├── 5 ✓ 7 ✓ → 99  context", "├── 0  context"]
+    assert len(drawn(list(range(-1, 3000)))) == 2

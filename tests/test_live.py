@@ -11,9 +11,9 @@ from rich.console import Console
 
 from ladecli.decoder.events import Started
 from ladecli.events import Ended, Piece, PromptRead, TextEvent, TextStep
-from ladecli.live import LiveView
-from ladecli.markdown import MarkdownRenderer
-from ladecli.visualize import ViewState
+from ladecli.view.live import LiveView
+from ladecli.view.markdown import MarkdownRenderer
+from ladecli.view.status import ViewState
 
 HEIGHT = 6
 
@@ -95,8 +95,6 @@ class Terminal:
         self.console.width = width
         self._screen_of(width)
         self._stream.feed("\r\n".join(rows))
-        below = sum(max(-(-len(row) // width), 1) for row in rows[at:]) - 1
-        self._stream.feed("\r" + f"\x1b[{below}A" * bool(below))
 
     def finish(self) -> list[str]:
         self.view.finish()
@@ -184,36 +182,11 @@ def test_the_last_line_is_ended_once(ending: str) -> None:
     assert terminal.screen.cursor.y == 3 + max(len(ending) - 1, 0)
 
 
-def test_what_was_held_back_is_shown_at_the_end() -> None:
-    terminal = Terminal()
-    terminal.show(step("a **"), Ended("length", "\N{REPLACEMENT CHARACTER}"))
-    assert terminal.finish()[1:] == ["a **\N{REPLACEMENT CHARACTER}"]
-
-
 def test_a_reply_without_text_leaves_nothing() -> None:
     terminal = Terminal()
     terminal.show(Started(0, 10), Ended("eos"))
     assert terminal.finish() == ["$ lade"]
     assert terminal.screen.cursor.y == 1
-
-
-def test_the_cursor_is_hidden_meanwhile_and_restored_whatever_happens() -> None:
-    class Broken(MarkdownRenderer):
-        def feed(self, *_: object) -> None:
-            raise RuntimeError
-
-    terminal, failing = Terminal(), Terminal()
-    for each in (terminal, failing):
-        each.say("text")
-        assert each.screen.cursor.hidden
-        assert each.screen.cursor.x == 0, "where what is typed does no harm"
-    terminal.finish()
-    failing.view.renderer = Broken(True, True)
-    with pytest.raises(RuntimeError):
-        failing.view.finish()
-    failing.update()
-    assert not terminal.screen.cursor.hidden
-    assert not failing.screen.cursor.hidden
 
 
 # Switches and sizes.
@@ -241,15 +214,6 @@ def test_a_resize_loses_and_repeats_nothing(cut: int, to: int) -> None:
     terminal.say(PROSE[cut:], 50)
     # Words that were on the screen may be broken.
     assert "".join("".join(terminal.finish()[1:]).split()) == "".join(PROSE.split())
-
-
-def test_a_resize_in_a_folded_line_of_code_overwrites_nothing() -> None:
-    terminal = Terminal(20)
-    assert terminal.say("```\n" + "x" * 30, 9)[2:4] == ["x" * 20, "x" * 10]
-    terminal.resize(15)
-    terminal.redraw()
-    terminal.say("y\n", 2)
-    assert "".join(terminal.finish()[2:]) == "x" * 30 + "y"
 
 
 # Colours.

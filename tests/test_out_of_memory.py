@@ -22,8 +22,8 @@ from ladecli.events import Ended
 from ladecli.options import ChatRequest
 from ladecli.repl.session import Chat
 from ladecli.session import Session
-from ladecli.terminal import Terminal
-from ladecli.trace import read_trace
+from ladecli.trace.format import read_trace
+from ladecli.view.terminal import Terminal
 
 from .test_chat import QUESTIONS, Script, said
 

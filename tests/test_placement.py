@@ -20,6 +20,7 @@ from ladecli.decoder.kv_cache import KVCache, LayerShape
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.runner import Runner
 from ladecli.decoder.stock_model import StockModel, input_device
+from ladecli.decoder.strategy import Draft
 from ladecli.device import Device
 from ladecli.errors import UsageError
 from ladecli.options import LoadOptions
@@ -134,7 +135,7 @@ def test_rows_are_chosen_on_any_device_where_the_last_layer_may_be_elsewhere(sev
     shapes = [LayerShape(2, 3, 3, torch.float32, place) for place in places]
     runner = Runner(StockModel(Spread(), shapes), KVCache(shapes))
     with pytest.raises(KeyError):
-        runner.run(layout.build([1, 2, 3], 0, layout.Draft()))
+        runner.run(layout.build([1, 2, 3], 0, Draft()))
     assert seen[0].tolist() == [2]
     assert seen[0].device == CPU
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ladecli.events import Ended, Piece, PromptRead, TextEvent, TextStep
-from ladecli.replay import paced
+from ladecli.trace.replay import paced
 
 from .recording import events_of, record, small_trace, write
 from .screens import Terminal
@@ -59,11 +59,6 @@ def test_a_pipe_gets_the_text_and_nothing_else(lade: Any, tmp_path: Path) -> Non
     assert "\x1b" not in result.out + result.err
 
 
-def test_colors_on_demand(lade: Any, small: str) -> None:
-    result = lade("replay", small, "--speed", "inf", "--color", "always")
-    assert "\x1b[32m sat\x1b[0m\x1b[36m on\x1b[0m the" in result.out
-
-
 def test_steps_on_a_pipe(lade: Any, small: str) -> None:
     result = lade("replay", small, "--step")
     assert (result.code, result.err) == (0, "")
@@ -88,7 +83,7 @@ def test_mistakes_are_one_line(lade: Any, small: str) -> None:
     Path(small).write_text(Path(small).read_text("utf-8").replace('"width":7', '"width":[]'))
     result = lade("replay", small, "--step")
     assert result.code == 2
-    assert result.err.startswith(f"lade: the trace {small}, line 3: width: ")
+    assert result.err.startswith(f"lade: the trace {small}, line 4: width: ")
     assert result.err.count("\n") == 1
 
 
@@ -118,10 +113,6 @@ def test_walking_through_the_steps(tmp_path: Path) -> None:
         for key, number in walk:
             terminal.send(key)
             wait_for_step(terminal, number, count)
-        terminal.send("?")
-        terminal.wait("this help, and back")
-        terminal.send("?")
-        wait_for_step(terminal, 1, count)
         terminal.send("q")
         assert terminal.close() == 0
         assert terminal.raw.count(b"\x1b[?1049h") == 1
@@ -135,30 +126,6 @@ def test_ways_to_leave(key: str, small: str) -> None:
         assert {cell.fg for cell in terminal.screen.buffer[0].values()} == {"default"}
         terminal.send(key)
         assert terminal.close() == 0
-
-
-@pytest.mark.slow
-def test_a_screen_that_becomes_small(small: str) -> None:
-    with Terminal("replay", small, "--step") as terminal:
-        wait_for_step(terminal, 1, 3)
-        terminal.send("n")
-        wait_for_step(terminal, 2, 3)
-        cells = [cell for row in terminal.screen.buffer.values() for cell in row.values()]
-        assert "green" in {cell.fg for cell in cells}
-        terminal.resize(44, 12)
-        terminal.wait("more lines")
-        wait_for_step(terminal, 2, 3)
-        assert terminal.rows()[1].startswith("3 tokens · width 12")
-        terminal.send("q")
-        assert terminal.close() == 0
-
-
-@pytest.mark.slow
-def test_a_dumb_terminal_gets_all_steps(small: str) -> None:
-    with Terminal("replay", small, "--step", lines=60, env={"TERM": "dumb"}) as terminal:
-        assert terminal.close() == 0
-        assert " step 3 of 3 " in terminal.text()
-        assert b"\x1b" not in terminal.raw
 
 
 @pytest.mark.slow

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ladecli import screen, terminal
-from ladecli.screen import Column, Table
-from ladecli.terminal import Terminal
+from ladecli.view import screen, terminal
+from ladecli.view.screen import Column, Table
+from ladecli.view.terminal import Terminal
 
 from . import forked
 from .recording import record
@@ -65,24 +65,11 @@ def test_a_screen_has_the_columns_that_it_has_room_for(
     assert max(map(len, lines)) <= width
 
 
-def test_of_columns_that_weigh_the_same_the_last_goes_first() -> None:
-    columns = (Column("", number=False), Column("first", weight=1), Column("second", weight=1))
-    assert printed(Screen(), 8, Table("", columns, (("a", "1", "2"),)))[1] == {"second"}
-
-
 def test_a_pipe_has_whole_rows_whatever_the_width() -> None:
     shown, missing = printed(io.StringIO(), 20)
     assert not missing
     assert re.search(r"^apple +150 +0\.40  a port with a long name$", shown, re.MULTILINE)
     assert re.search(r"^\[b\]pear +170 +- +-$", shown, re.MULTILINE)
-
-
-def test_columns_without_anything_are_left_out_with_their_notes() -> None:
-    rows = tuple((row[0], "-", row[2], "-") for row in TABLE.rows)
-    found = Table("", TABLE.columns, rows, TABLE.notes).without_empty()
-    assert [column.title for column in found.columns] == ["", "weight", "price"]
-    assert found.rows[0] == ("apple", "-", "0.40")
-    assert found.footnotes == ("weight: in grams; price: for one", "as of today")
 
 
 # Closed pipes.

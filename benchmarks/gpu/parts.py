@@ -26,6 +26,7 @@ from ladecli.decoder.events import Step
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.sampling import Sampler
 from ladecli.decoder.strategies import make_strategy
+from ladecli.decoder.strategy import Draft
 from ladecli.decoder.tree import TokenTree
 
 SUCCESSORS = 4
@@ -278,7 +279,7 @@ def random_step(width: int, context: int) -> layout.StepLayout:
     draw, tree = random.Random(width), TokenTree()
     for node in range(width - 1):
         tree.grow(draw.randrange(max(-1, node - 6), node), draw.randrange(200), "context")
-    return layout.build([3], context, layout.Draft(tree))
+    return layout.build([3], context, Draft(tree))
 
 
 def whole_step(decoder: Decoder, step: layout.StepLayout) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from .. import opening, suites
 from ..decoder.config import SamplingConfig
 from ..errors import INTERRUPTED, LadeError, told
-from ..terminal import Terminal, ctrl_c
+from ..view.terminal import Terminal, ctrl_c
 from . import methods, report
 from .result import (
     PLAIN,

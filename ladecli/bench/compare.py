@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ..errors import UsageError
 from ..memory import told
 from ..metrics import ratio
-from ..screen import NONE, Column, Table, line, print_table
-from ..terminal import Terminal
+from ..view.screen import NONE, Column, Table, line, print_table
+from ..view.terminal import Terminal
 from ..visualize import printable
 from .result import PLAIN, STOCK, STOCK_COMPILED, STOCK_LOOKUP, Method, Result, Run, read
 from .statistics import EQUAL, FASTER, SLOWER, UNCLEAR, comparable, judge, tokens_per_step

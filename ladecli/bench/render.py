@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from ..screen import Table, line, print_table
+from ..view.screen import Table, line, print_table
 from .statistics import Interval
 
 if TYPE_CHECKING:

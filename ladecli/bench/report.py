@@ -12,7 +12,7 @@ from .. import files
 from ..errors import UsageError
 from ..memory import told
 from ..metrics import ratio
-from ..screen import NONE, Column, Table
+from ..view.screen import NONE, Column, Table
 from ..visualize import counted, printable
 from . import render
 from .render import Document

@@ -7,9 +7,9 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from ..conversation import Conversation
 from ..decoder.errors import PromptError
 from ..errors import UsageError
+from ..repl.conversation import Conversation
 from .result import Skipped
 
 if TYPE_CHECKING:

@@ -18,13 +18,14 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import opening, screen, suites
+from .. import opening, suites
 from ..decoder.config import SamplingConfig
 from ..errors import INTERRUPTED, LadeError, UsageError
 from ..events import Reason
 from ..memory import FULL
-from ..terminal import Terminal, ctrl_c
-from ..trace import speller
+from ..trace.format import speller
+from ..view import screen
+from ..view.terminal import Terminal, ctrl_c
 from ..visualize import counted, printable
 from .chi_square import Ids, Sampled
 from .result import (

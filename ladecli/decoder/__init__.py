@@ -5,20 +5,21 @@ A map, in the order in which a step passes through it:
 - `load`        which forward runs a model, and whether a trial step agrees (`trial`)
 - `engine`      the only loop: propose, lay out, forward, verify, commit, observe
 - `prefill`     the prompt in chunks; `memory`: what to try after running out of memory
-- `strategies`  what to try next: autoregressive, jacobi, prompt lookup, lookahead
+- `strategy`    what a strategy is; what passes between it and the loop
+- `strategies`  what to try next: the paper's lookahead, lookahead with all sources, and baselines
 - `window`      the paper's 2-D window of Jacobi iterations, and the pool of its n-grams
 - `drafting`    the online n-gram model, the sources that feed it, and the speculation budget
 - `step_cost`   what a step costs by its width: how large a tree pays
-- `tree`, `layout`   candidates; token order, positions and the attention mask
+- `tree`        candidates, and the walk that accepts them
+- `layout`      token order, positions and the attention mask of a step
 - `parallel`    several ranks: who computes what of a step, and what they found together
 - `runner`      runs a step: one operation after the other, or captured (`cuda_graphs`)
 - `transformer` our own forward, by `families`, joined `weights` and `rotary` tables; with fused
   `triton_kernels` on a GPU.  `stock_model`: every other family, by transformers' forward
 - `attention`   backends, and the mask in the form that each of them reads
 - `kv_cache`    keys and values by slot
-- `sampling`    logits to tokens, one way for all; `verify` is the walk that accepts
+- `sampling`    logits to tokens, one way for all
 - `rescoring`   logits of a text again: rounding, or a fault?
-- `observation` what strategies see before a step and after it
 - `config`, `events`, `errors`   the values that cross the door
 
 Glossary (letters are those of the paper, Fu et al., ICML 2024, arXiv 2402.02057):

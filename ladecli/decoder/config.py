@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from .errors import ConfigError
-from .events import FinishReason, Token
 from .step_cost import StepCost, fitting
 
 STRATEGIES = ("lookahead", "autoregressive", "jacobi", "prompt-lookup")
@@ -30,6 +29,9 @@ CAPTURED_WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 """Tokens that a captured step may have; wider ones have a multiple of the last."""
 COMPILED_WIDTHS = (1, 16, 64, 128)
 """The same where each of them has to be compiled first."""
+MESSAGE_BYTES = 1 << 13
+"""Of a message between ranks that takes one round; a step of 60 tokens with their successors has
+about 4,000."""
 
 
 def captured_width(tokens: int, widths: tuple[int, ...] = CAPTURED_WIDTHS) -> int:
@@ -119,6 +121,10 @@ class LookaheadConfig:
             limit = self.window_cells + self.guesses * (self.ngram - 1)
         return max((width for width in self.widths if width <= limit), default=limit)
 
+    def narrower(self, widest: int) -> int:
+        """The same where memory suffices for fewer, `widest` tokens."""
+        return max((width for width in self.widths if width <= widest), default=widest)
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingConfig:
@@ -189,22 +195,3 @@ class Limits:
     def __post_init__(self) -> None:
         if self.max_new_tokens is not None and self.max_new_tokens < 0:
             raise ConfigError(f"max-new-tokens must be 0 or more, not {self.max_new_tokens}")
-
-    def cut(
-        self, tokens: tuple[Token, ...], most: int
-    ) -> tuple[tuple[Token, ...], FinishReason | None]:
-        """The tokens of a step up to the one that ends the text, and why it ended, if it did.
-
-        Args:
-            tokens: at least one.
-            most: tokens until the longest text.
-        """
-        for count, token in enumerate(tokens, start=1):
-            stop = self.should_stop is not None and self.should_stop(token.id)
-            if token.id in self.stop_ids:
-                return tokens[:count], "eos"
-            if stop:
-                return tokens[:count], "stop"
-            if count >= most:
-                return tokens[:count], "length"
-        return tokens, None

@@ -59,11 +59,7 @@ Capture = Callable[[Work], Work]
 
 
 class GraphCapture:
-    """Captures work on a CUDA device; all graphs compute in one pool of memory, one at a time.
-
-    Args:
-        device: of the work.
-    """
+    """Captures work on a CUDA device; all graphs compute in one pool of memory, one at a time."""
 
     # torch allows one capture at a time in a process.
     _one: ClassVar[threading.Lock] = threading.Lock()

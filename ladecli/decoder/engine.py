@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Generator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -26,14 +25,11 @@ from .families import ModelFacts
 from .kv_cache import KVCache
 from .layout import StepLayout
 from .memory import Backoff, attempt
-from .observation import Observation, State
-from .parallel.groups import ALONE, GenerationStopped, Group, OutOfMemory, StepResult
-from .parallel.partition import Partition
+from .parallel.groups import ALONE, GenerationStopped, Group, OutOfMemory
 from .prefill import Prefiller
 from .runner import Pending, Runner, check_device
 from .sampling import LogitsProcessor, Sampler
-from .strategies import Strategy
-from .verify import Verdict, walk
+from .strategy import Draft, State, StepResult, Strategy
 
 __all__ = ["Decoder", "Limits"]
 
@@ -56,12 +52,14 @@ class Launched:
     """A step that was started.
 
     Attributes:
-        partition: its draft and the ranks' shares.
-        layout: what this rank feeds.
+        draft: what all ranks try.
+        share: what this one computes of it.
+        layout: what this one feeds.
         pending: gives its logits; None where memory did not suffice to start it.
     """
 
-    partition: Partition
+    draft: Draft
+    share: Draft
     layout: StepLayout
     pending: Pending | None
 
@@ -73,14 +71,11 @@ class Decoder:
     still in it is prefilled from there on only.
 
     Args:
-        runner: runs the steps of a model.
-        facts: about the model.
         max_context: the most tokens of prompt and text together; None for what the model was
             made for.
         prefill_chunk: prompt tokens per forward.
 
     Attributes:
-        runner, facts: as given.
         max_context: as above, and not more than the model was made for.
         cache: keys and values of the committed text.
     """
@@ -168,8 +163,8 @@ class Decoder:
         sampler, end = Sampler(sampling or SamplingConfig(), processors), self.max_context
         if limits.max_new_tokens is not None:
             end = min(end, len(prompt) + limits.max_new_tokens)
-        task = Task(strategy, sampler, limits, detailed, group, end)
-        return self._exclusive(self._decode(list(prompt), task))
+        state = State(list(prompt), len(prompt))
+        return self._run(state, Task(strategy, sampler, limits, detailed, group, end))
 
     def check_prompt(self, prompt: Sequence[int]) -> None:
         """Refuse a prompt that `generate` could not decode.
@@ -191,41 +186,26 @@ class Decoder:
                 f" {self.facts.vocabulary - 1}; the tokenizer belongs to another model"
             )
 
-    def _exclusive(self, events: Generator[Event]) -> Generator[Event]:
-        """Let one thread at a time into a generation."""
-        try:
-            while True:
-                with self._lock:
-                    event = next(events, None)
-                if event is None:
-                    return
-                yield event
-        finally:
-            with self._lock:
-                events.close()
-
-    def _decode(self, tokens: list[int], task: Task) -> Generator[Event]:
-        state = State(tokens, len(tokens), missing=(0,) * task.group.shares)
+    def _run(self, state: State, task: Task) -> Generator[Event]:
+        """Let one thread at a time into the loop, as long as the cache is this generation's."""
+        tokens, mine = state.tokens, 0
         if len(tokens) >= task.end:
             yield Finished("length")
             return
-        # The cache is taken over as far as it is of this text, of which one token at least is fed.
-        pairs = zip(tokens[:-1], self._text, strict=False)
-        self.cache.truncate(sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
-        self._text = []
-        self._owner += 1
-        mine = self._owner
+        events = self._steps(state, task)
         try:
-            self._begin(tokens, task)
-            task.sampler.commit(tokens)
-            task.strategy.begin(state)
-            with closing(self._steps(state, task)) as events:
-                for event in events:
-                    yield event
+            with self._lock:
+                mine = self._begin(state, task)
+            while True:
+                with self._lock:
                     if mine != self._owner:
                         raise DecoderError(
                             "another generation has started on this decoder; this one is over"
                         )
+                    event = next(events, None)
+                if event is None:
+                    return
+                yield event
         except GenerationStopped:
             pass
         except BaseException as error:
@@ -234,17 +214,26 @@ class Decoder:
             raise
         finally:
             # Ctrl-C can land between any two lines.  The last token has no keys yet.
-            if mine == self._owner:
-                self.cache.truncate(len(tokens) - 1)
-                self._text = tokens[: self.cache.length]
+            with self._lock:
+                events.close()
+                if mine == self._owner:
+                    self.cache.truncate(len(tokens) - 1)
+                    self._text = tokens[: self.cache.length]
 
-    def _begin(self, tokens: list[int], task: Task) -> None:
-        """Agree with other ranks on the task and on what all of them have cached."""
+    def _begin(self, state: State, task: Task) -> int:
+        """Take the cache over, and agree with other ranks on the task; the owner's number."""
+        tokens, limits = state.tokens, task.limits
+        # The cache is used as far as it is of this text, of which one token at least is fed.
+        pairs = zip(tokens[:-1], self._text, strict=False)
+        self.cache.truncate(sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        self._text = []
+        self._owner += 1
         self._prefiller.invalidate_on_rope_change(len(tokens))
-        strategy, limits = task.strategy, task.limits
-        request = (*tokens, task.sampler.config, limits.max_new_tokens, *sorted(limits.stop_ids))
-        sizes = strategy.max_outputs, strategy.max_successors
-        self.cache.truncate(task.group.begin(self.cache.length, *sizes, request))
+        request = *tokens, task.sampler.config, limits.max_new_tokens, *sorted(limits.stop_ids)
+        self.cache.truncate(task.group.begin(self.cache.length, request))
+        task.sampler.commit(tokens)
+        task.strategy.begin(state)
+        return self._owner
 
     def _steps(self, state: State, task: Task) -> Generator[Event]:
         """The loop.  A captured step is launched before the one before it is yielded."""
@@ -257,7 +246,9 @@ class Decoder:
                 if held is not None and not self.runner.captures:
                     yield held
                     held = None
-                fits = yield from self._prefiller.read(state, backoff, task.group)
+                fits = True
+                if len(state.tokens) - self.cache.length > 1 or self.facts.rope_boundary:
+                    fits = yield from self._prefiller.read(state, backoff, task.group)
                 began = clock()
                 step = self._launch(state, task, backoff.width, fits)
                 drafted = clock()
@@ -272,21 +263,19 @@ class Decoder:
                     elif backoff.width < state.widest:
                         yield StepNarrowed(backoff.width, clock() - began)
                     continue
-                committed, reason = self._commit(step, found, state, task)
+                current = state.tokens[-1]
+                reason = self._commit(step, found, state, task)
                 verified = clock()
-                draft, nodes = step.partition.draft, found.verdict.nodes
-                verdict = Verdict(nodes[: len(committed) - 1], committed)
-                seen = Observation(draft, state.tokens, verdict, found.best, found.successors)
-                task.strategy.observe(state, seen)
+                task.strategy.observe(state, step.draft, found)
                 done = clock()
                 parts = drafted - began, computed - drafted, verified - computed, done - verified
                 held = Step(
-                    tokens=committed,
+                    tokens=tuple(found.tokens),
                     width=len(step.layout.tokens),
-                    proposed=len(draft.tree),
+                    proposed=len(step.draft.tree),
                     seconds=done - began,
                     times=StepTimes(*parts),
-                    detail=seen.detail() if task.detailed else None,
+                    detail=found.detail(current, step.draft) if task.detailed else None,
                 )
         except Exception:
             # Its tokens are committed, whatever went wrong since.
@@ -302,7 +291,7 @@ class Decoder:
         yield Finished(reason)
 
     def _launch(self, state: State, task: Task, widest: int, fits: bool) -> Launched:
-        """Propose, partition, lay out and start a step.
+        """Propose, lay out and start a step.
 
         Args:
             state: the text.
@@ -318,56 +307,73 @@ class Decoder:
         state.room, state.widest = last - (length - 1), widest
         # A path of more tokens than that would be wider, too.
         state.draft_depth = min(state.room, task.end - length - 1, widest - 1)
+        state.missing = task.group.missing
         draft = task.strategy.propose(state)
         if max(draft.tree.tokens, default=0) >= self.facts.vocabulary:
             raise ConfigError("the drafts were learned from a model with more token ids")
-        partition = task.group.partition(draft, state.missing)
+        draft, share = task.group.share(draft)
         if not fits:
-            return Launched(partition, layout.NOTHING, None)
-        share = partition.shares[task.group.share].draft
+            return Launched(draft, share, layout.NOTHING, None)
         laid_out = layout.build(state.tokens[self.cache.length :], self.cache.length, share)
-        return Launched(partition, laid_out, attempt(self.runner.start, laid_out))
+        return Launched(draft, share, laid_out, attempt(self.runner.start, laid_out))
 
     def _verify(self, step: Launched, task: Task) -> StepResult | OutOfMemory:
         """What all ranks found in a step, or that memory ran out on one."""
-        group, fed = task.group, step.layout
+        fed = step.layout
         found: StepResult | OutOfMemory | None = None
         if step.pending is not None:
-            found = attempt(self._walk, step.pending, step, task)
+            found = attempt(self._walk, step.pending, step, task.sampler)
         if found is None:
-            if not group.forwards_alone:
+            if not task.group.forwards_alone:
                 raise NoMemoryError
             found = OutOfMemory(fed.pending, len(fed.tokens) - fed.pending + 1)
-        return group.agree(step.partition, found)
+        return task.group.agree(found)
 
-    def _walk(self, pending: Pending, step: Launched, task: Task) -> StepResult:
+    def _walk(self, pending: Pending, step: Launched, sampler: Sampler) -> StepResult:
         """Wait for a step, and walk down its tree as far as the model agrees."""
-        draft = step.partition.shares[task.group.share].draft
-        output = task.sampler.read(pending(), step.layout, len(draft.tree), draft.successors)
-        return StepResult(walk(draft.tree, output.choose), output.best, output.successors)
+        tree = step.share.tree
+        output = sampler.read(pending(), step.layout, len(tree), step.share.successors)
+        return StepResult(*tree.walk(output.choose), output.best, output.successors)
 
     def _commit(
         self, step: Launched, found: StepResult, state: State, task: Task
-    ) -> tuple[tuple[Token, ...], FinishReason | None]:
+    ) -> FinishReason | None:
         """Commit the tokens of a step up to the one that ends the text; why it ended, if so.
 
         Keys of accepted tokens are kept as far as they were computed here; the others are fed
-        again, as pending tokens of the next step.
+        again, as pending tokens of the next step.  Tokens after the end leave `found`.
         """
-        nodes, fed = found.verdict.nodes, step.layout.pending
-        held = [share.held(nodes) for share in step.partition.shares]
-        state.missing = tuple([len(nodes) - len(each) for each in held])
-        kept = [*range(fed), *[fed + node for node in held[task.group.share]]]
-        if attempt(self.cache.keep, kept) is None:
-            # Pending tokens stand where they belong: to keep them takes no memory.
-            self.cache.keep(range(fed))
-        tokens = state.tokens
-        committed, reason = task.limits.cut(found.verdict.tokens, task.end - len(tokens))
+        tokens, fed = state.tokens, step.layout.pending
+        count, reason = _end_of_text(found.tokens, task.limits, task.end - len(tokens))
         if reason is not None:
             task.group.end()
         # The last committed token is the next current token: its keys come then.
-        self.cache.truncate(len(tokens) + len(committed) - 1)
-        ids = [token.id for token in committed]
+        del found.tokens[count:], found.nodes[count - 1 :]
+        kept = [*range(fed), *[fed + place for place in task.group.held(found.nodes)]]
+        if attempt(self.cache.keep, kept) is None:
+            # Pending tokens stand where they belong: to keep them takes no memory.
+            self.cache.keep(range(fed))
+        ids = [token.id for token in found.tokens]
         tokens += ids
         task.sampler.commit(ids)
-        return committed, reason
+        return reason
+
+
+def _end_of_text(
+    tokens: Sequence[Token], limits: Limits, most: int
+) -> tuple[int, FinishReason | None]:
+    """How many of a step's tokens belong to the text, and why it ends with them, if it does.
+
+    Args:
+        tokens: at least one.
+        most: tokens until the longest text.
+    """
+    for count, token in enumerate(tokens, start=1):
+        stop = limits.should_stop is not None and limits.should_stop(token.id)
+        if token.id in limits.stop_ids:
+            return count, "eos"
+        if stop:
+            return count, "stop"
+        if count >= most:
+            return count, "length"
+    return len(tokens), None

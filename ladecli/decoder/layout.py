@@ -12,48 +12,18 @@ Python integer, so that the union of two rows is one operation however wide the 
 from __future__ import annotations
 
 import struct
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .tree import TokenTree
-from .window import WindowBlock
+from .strategy import Draft
 
 WORD = 32
 """Bits of the words in which rows are packed for kernels."""
 _FORMATS = {1: "I", 2: "Q"}
 """`struct` formats of rows of one and two words."""
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """What a strategy wants to try in one step.
-
-    Attributes:
-        tree: candidates after the current token.
-        window: cells of the lookahead window.
-        width: tokens that the step is padded to, if it has fewer.
-        successors: how many successors of every output the strategy wants to see; 0 for none.
-        limit: where several ranks share the draft, the most tokens that one of them feeds,
-            pending ones included.
-        widths: where several ranks share it, the only widths that their steps may have,
-            ascending; () for any.
-    """
-
-    tree: TokenTree = field(default_factory=TokenTree)
-    window: WindowBlock | None = None
-    width: int = 1
-    successors: int = 0
-    limit: int = sys.maxsize
-    widths: tuple[int, ...] = ()
-
-    @property
-    def outputs(self) -> int:
-        """Rows whose logits are wanted: the current token's, the nodes', the window's last row."""
-        return 1 + len(self.tree) + (len(self.window.last_row) if self.window else 0)
 
 
 @dataclass(frozen=True, slots=True)

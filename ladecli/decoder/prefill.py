@@ -11,9 +11,9 @@ from .errors import NoMemoryError
 from .events import Prefill
 from .families import ModelFacts
 from .memory import Backoff, attempt
-from .observation import State
 from .parallel.groups import Group
 from .runner import Runner
+from .strategy import State
 
 
 class Prefiller:

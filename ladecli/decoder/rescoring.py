@@ -19,6 +19,7 @@ from .engine import Decoder
 from .memory import attempt
 from .runner import Runner
 from .sampling import choose, gumbel_noise, penalize_, restricted
+from .strategy import Draft
 from .trial import TOLERANCE
 
 SAFETY = 4.0
@@ -162,7 +163,7 @@ class Rescorer:
         """Float32 logits after the first `end` tokens, by a step of some width, which is kept."""
         cache = self._decoder.cache
         start = cache.length
-        logits = self._runner.run(layout.build(text[start:end], start, layout.Draft(width=width)))
+        logits = self._runner.run(layout.build(text[start:end], start, Draft(width=width)))
         cache.keep(range(end - start))
         return logits[0].float()
 

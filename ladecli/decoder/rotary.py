@@ -46,8 +46,6 @@ class RotaryTables:
 
     Args:
         module: transformers' rotary embedding of the model.
-        text: the model's configuration.
-        family: of the model.
         facts: how long texts may be, and where frequencies change.
         like: a tensor of the type and on the device of activations.
 

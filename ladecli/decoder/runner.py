@@ -86,10 +86,6 @@ Pending = Callable[[], Tensor]
 class Runner:
     """Runs steps one operation after the other.
 
-    Args:
-        model: what runs.
-        cache: where its keys and values go.
-
     Attributes:
         captures: whether steps are captured as CUDA graphs, which run on the device after
             `start` has returned, so that time until their result is asked for is not lost.

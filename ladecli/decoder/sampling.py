@@ -23,8 +23,8 @@ from torch import Tensor
 from .config import SamplingConfig
 from .errors import NaNLogitsError
 from .layout import StepLayout
-from .observation import Successors
-from .verify import Choose
+from .strategy import Successors
+from .tree import Choose
 
 LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
 """(ids of the text so far [1, length], scores [1, vocabulary]) -> scores, as in transformers."""
@@ -149,7 +149,7 @@ class StepOutput:
 
     Attributes:
         best: the most probable token after each output, the repetition penalty included.
-        successors: see `observation.Successors`.
+        successors: see `strategy.Successors`.
         choose: the model's token at a node of the tree, given the path to it.
     """
 
@@ -166,6 +166,7 @@ class Sampler:
 
     def __init__(self, config: SamplingConfig, processors: Sequence[LogitsProcessor] = ()) -> None:
         self.config = config
+        self._greedy = config.greedy
         self._processors = tuple(processors)
         # Gumbel noise by position, kept for the steps that may need it again.
         self._noise: dict[int, Tensor] = {}
@@ -176,7 +177,7 @@ class Sampler:
         """Note tokens that joined the text."""
         self._text += tokens
         self._seen.update(dict.fromkeys(tokens))
-        if not self.config.greedy:
+        if not self._greedy:
             self._noise = {p: noise for p, noise in self._noise.items() if p >= len(self._text)}
 
     @torch.inference_mode()
@@ -202,9 +203,9 @@ class Sampler:
             raise NaNLogitsError
         tokens: list[int] = ids[:, 0].tolist()
         found = _successors(logits, values, ids) if successors else ()
-        if self._processors or not (config.greedy or logits.device.type != "cpu"):
+        if self._processors or not (self._greedy or logits.device.type != "cpu"):
             return StepOutput(tokens, found, lambda row, path: self._choose(logits[row], path))
-        chosen = tokens if config.greedy else self._choose_all(logits, layout, nodes)
+        chosen = tokens if self._greedy else self._choose_all(logits, layout, nodes)
         return StepOutput(tokens, found, lambda row, _path: chosen[row])
 
     def _penalized(self, logits: Tensor, layout: StepLayout) -> Tensor:
@@ -236,7 +237,7 @@ class Sampler:
 
     def _noise_at(self, positions: Sequence[int], like: Tensor) -> Tensor | None:
         """Noise of positions, float32 [positions, vocabulary]; None for greedy."""
-        if self.config.greedy:
+        if self._greedy:
             return None
         rows = []
         for position in positions:

@@ -103,11 +103,6 @@ class CostCurve:
     cost: tuple[float, ...]
     slope: tuple[float, ...]
 
-    @property
-    def max_nodes(self) -> int:
-        """The n of the last."""
-        return len(self.cost) - 1
-
 
 def fitting(width: int, buckets: tuple[int, ...]) -> int:
     """The narrowest of `buckets` that holds `width` tokens; `width` itself if none does."""

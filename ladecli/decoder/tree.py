@@ -1,32 +1,44 @@
-"""Candidates merged by common prefix, so that a shared token is verified once."""
+"""Candidates merged by common prefix, so that a shared token is verified once; and the walk that
+accepts them.
+
+At every node the model's own token is chosen (the most probable, or a sample).  If a child
+holds it, the walk descends and the token is accepted; if not, the token is emitted and the
+walk ends.  With deterministic drafts this is exact rejection sampling: the emitted tokens
+have the model's own distribution, and a draft is accepted with the highest probability that
+any exact method can reach.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from .events import Token
 
 ROOT = -1
 """The parent of first-level nodes: the current token, which is no node of the tree."""
 
+Choose = Callable[[int, Sequence[int]], int]
+"""Output row (0 is the current token, i + 1 is node i) and accepted path -> token id."""
 
+
+@dataclass(slots=True)
 class TokenTree:
     """A tree of draft tokens below the current token.
 
     Nodes are numbered in the order in which they were added, parents before children.
-    Node i has `tokens[i]`, `parents[i]` (a node or `ROOT`), `depths[i]` (1 just below the
-    current token) and `sources[i]`, the source that proposed it first.
+
+    Attributes:
+        tokens: by node.
+        parents: by node, another node or `ROOT`.
+        depths: by node, 1 just below the current token.
+        sources: by node, the draft source that proposed it first.
     """
 
-    def __init__(
-        self,
-        tokens: Iterable[int] = (),
-        parents: Iterable[int] = (),
-        depths: Iterable[int] = (),
-        sources: Iterable[str] = (),
-    ) -> None:
-        self.tokens = list(tokens)
-        self.parents = list(parents)
-        self.depths = list(depths)
-        self.sources = list(sources)
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -61,3 +73,24 @@ class TokenTree:
         self.depths.append(1 if parent == ROOT else self.depths[parent] + 1)
         self.sources.append(source)
         return len(self.tokens) - 1
+
+    def walk(self, choose: Choose) -> tuple[list[int], list[Token]]:
+        """Walk down, asking `choose` for the model's token at each node on the way.
+
+        Returns:
+            The k accepted nodes, and k + 1 tokens, the last one the bonus token.
+        """
+        nodes: list[int] = []
+        path: list[int] = []
+        tokens: list[Token] = []
+        node = ROOT
+        while True:
+            chosen = choose(node + 1, path)
+            child = self.child(node, chosen)
+            if child is None:
+                tokens.append(Token(chosen))
+                return nodes, tokens
+            tokens.append(Token(chosen, self.sources[child]))
+            nodes.append(child)
+            path.append(chosen)
+            node = child

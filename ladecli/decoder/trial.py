@@ -17,6 +17,7 @@ from .kv_cache import KVCache, LayerShape
 from .memory import is_out_of_memory
 from .runner import Forward, Runner, check_device, reason_of
 from .stock_model import ModelCache, input_device
+from .strategy import Draft
 from .tree import TokenTree
 
 TOLERANCE = defaultdict(lambda: 1e-1, {torch.float32: 1e-4, torch.float16: 3e-2})
@@ -112,14 +113,14 @@ class Trial:
         tree = TokenTree()
         tree.add([(text[start + 1] + 1) % self.facts.vocabulary, text[3]], "trial", limit=9)
         tree.add(text[start + 1 : start + 3], "trial", limit=9)
-        draft = layout.Draft(tree, width=GPU_WIDTH if len(text) == GPU_LENGTH else 1)
+        draft = Draft(tree, width=GPU_WIDTH if len(text) == GPU_LENGTH else 1)
         logits = runner.start(layout.build(text[start : start + 1], start, draft))()
         # Rows: the current token, two rivals, then the path that is kept.  Copies: the next step
         # may write over them.
         found = [logits[[0, 3, 4]].float()]
         cache.keep([0, 3, 4])
         for position in (start + 3, start + 4):
-            step = layout.build(text[position : position + 1], position, layout.Draft())
+            step = layout.build(text[position : position + 1], position, Draft())
             found.append(runner.start(step)().float().clone())
             cache.keep([0])
         wanted = self.expected[start:].to(runner.device)

@@ -12,6 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+WINDOW_START = 512
+"""The window starts with tokens drawn from this much of the end of the text."""
+
 
 @dataclass(frozen=True, slots=True)
 class WindowBlock:
@@ -80,7 +83,7 @@ class LookaheadWindow:
 
     The window starts as a single row of `start` tokens that is N - 2 columns too wide.  Each
     of the first N - 2 steps adds a row and takes a column away, so that every n-gram that
-    `ngrams` reports was closed by real iterations.
+    `advance` reports was closed by real iterations.
 
     Args:
         window: W, columns of the full window.
@@ -114,27 +117,28 @@ class LookaheadWindow:
         tokens = [token for row in rows for token in row]
         return WindowBlock(tokens[1:], offsets, seen, last_row, last_tokens, self.filled)
 
-    def ngrams(self, current: int, outputs: Sequence[int]) -> list[tuple[int, ...]]:
-        """The W n-grams that the model's tokens after the last row's cells close, in a step after
-        `current`; none while the window fills."""
-        if not self.filled:
-            return []
-        columns = zip(*self.rows, outputs, strict=True)
-        first = (current, *next(columns)[1:])
-        return [first, *columns]
-
-    def advance(self, outputs: Sequence[int]) -> None:
+    def advance(self, current: int, outputs: Sequence[int]) -> list[tuple[int, ...]]:
         """Move on by one Jacobi iteration and one column, however many tokens were accepted.
 
-        Advancing by the number of accepted tokens gave fewer tokens per step.  Cell (0, 0) is a
-        placeholder from now on: `block` and `ngrams` take the current token.
+        Advancing by the number of accepted tokens gave fewer tokens per step.
+
+        Args:
+            current: the current token of the step.
+            outputs: the model's tokens after the cells of the last row.
+
+        Returns:
+            The W n-grams that these close; none while the window fills.
         """
+        # Cell (0, 0) is a placeholder, and stands for the current token.
+        self.rows[0][0] = current
+        closed = [*zip(*self.rows, outputs, strict=True)] if self.filled else []
         self.rows.append(list(outputs))
         if len(self.rows) > self._full_rows:
             del self.rows[0]
         else:
             # Not full yet: keep row 0, and move all rows on by one column.
             self.rows = [row[1:] for row in self.rows]
+        return closed
 
     def narrow(self, columns: int) -> None:
         """Drop the columns furthest ahead, down to a window of `columns`."""

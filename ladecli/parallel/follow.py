@@ -167,7 +167,7 @@ def compare_models(ranks: DistributedTransport, session: Session, *, split: bool
 
 def _compare(ranks: DistributedTransport, mine: Mapping[str, object]) -> None:
     """Gather every rank's fingerprint; a `RankError` names the first difference."""
-    found = ranks.gather_objects(dict(mine))
+    found = ranks.gather(dict(mine))
     for rank, other in enumerate(found):
         for name, value in found[0].items():
             if other.get(name) != value:

@@ -16,12 +16,12 @@ from prompt_toolkit.document import Document
 from rich.table import Table
 
 from .. import files
-from ..conversation import Conversation, from_json
 from ..errors import UsageError
 from ..events import TextStep
 from ..metrics import ratio, total
-from ..terminal import ctrl_c
+from ..view.terminal import ctrl_c
 from ..visualize import SOURCE_STYLES, counted, legend, printable
+from .conversation import Conversation, from_json
 from .reader import escaped
 from .session import Chat, Reply
 from .settings import LIVE, TUNED, change, in_effect, known, suggestion, values_of
@@ -67,26 +67,23 @@ def command(usage: str) -> Callable[[Action], Action]:
     return register
 
 
-def parse(text: str) -> tuple[str, str] | None:
-    """The name and the argument of an input that is a command; None if it is a message.
+def perform(chat: Chat, text: str) -> bool:
+    """Run the command in an input; False if it is a message.
 
     An unknown name is taken for a misspelt command, but not before several lines: those were
     pasted, and are for the model.
-    """
-    match = _COMMAND.fullmatch(text.rstrip())
-    if match is None or (_find(match[1]) is None and "\n" in text.strip()):
-        return None
-    return match[1] or "help", (match[2] or "").strip()
-
-
-def perform(chat: Chat, name: str, argument: str) -> None:
-    """Run a command.
 
     Raises:
         LadeError, DecoderError: there is none of this name, or it cannot be done.
     """
+    match = _COMMAND.fullmatch(text.rstrip())
+    if match is None:
+        return False
+    name, argument = match[1] or "help", (match[2] or "").strip()
     found = _find(name)
     if found is None:
+        if "\n" in text.strip():
+            return False
         hint = suggestion(name.lower(), [*COMMANDS, *ALIASES], "/") or "/help lists all"
         raise UsageError(
             f"there is no command /{name}; {hint} (a space before it sends it to the model)"
@@ -95,7 +92,9 @@ def perform(chat: Chat, name: str, argument: str) -> None:
         raise UsageError(f"/{found.name} takes no arguments")
     if not argument and found.arguments == "FILE":
         raise UsageError(f"name a file: {found.usage}")
+    chat.base = None
     found.action(chat, argument)
+    return True
 
 
 def _find(name: str) -> Command | None:
@@ -160,10 +159,8 @@ def system(chat: Chat, text: str) -> None:
 def regenerate(chat: Chat, _: str) -> None:
     """Answer the last message again."""
     _last_question(chat)
-    if chat.settings().sampling.greedy:
-        chat.note("greedy decoding gives the same reply again: /set temperature 0.8")
-    elif chat.request.seed is not None:
-        chat.note("the seed is fixed, and gives the same reply again: /set seed default")
+    if chat.settings().sampling.greedy or chat.request.seed is not None:
+        chat.note("the same reply again: /set temperature 0.8 and seed default give others")
     chat.answer(chat.conversation.without_reply())
 
 
@@ -222,9 +219,7 @@ def save(chat: Chat, name: str) -> None:
     if path is None:
         raise UsageError("name a file: /save FILE")
     if path != chat.file and path.exists():
-        question = f"{path} exists: [k]eep it, or [o]verwrite it? "
-        if chat.choose(question, "ko") == "k":
-            raise UsageError(f"{path} was kept; name another file")
+        raise UsageError(f"{path} exists; name another file, or delete it first")
     model = chat.session.loaded.name
     if path.suffix == ".md":
         files.write(path, printable(chat.conversation.as_markdown(model)), "/save")
@@ -245,15 +240,11 @@ def load(chat: Chat, name: str) -> None:
     chat.encode(loaded.asked("?"))  # a template may refuse what another one took
     if chat.unsaved and chat.reader.interactive:
         count = counted(len(chat.conversation.messages), "message")
-        question = f"This chat of {count} is not saved: [k]eep it, or [r]eplace it? "
-        if chat.choose(question, "kr") == "k":
-            return
+        raise UsageError(f"this chat has {count} that no file has; /save FILE or /reset first")
     chat.conversation = chat.saved = loaded
     chat.file = _path(name)
-    chat.note(f"loaded {counted(len(loaded.messages), 'message')}")
-    if loaded.messages:
-        last = loaded.messages[-1]
-        chat.note(f"the last, by the {last.role}: {shorten(last.content, LINE)}")
+    last = f": … {shorten(loaded.messages[-1].content, LINE)}" if loaded.messages else ""
+    chat.note(f"loaded {counted(len(loaded.messages), 'message')}{last}")
 
 
 # Options.

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import TextIO
 
 from platformdirs import user_state_path
@@ -17,7 +15,6 @@ from prompt_toolkit.auto_suggest import AutoSuggestFromHistory
 from prompt_toolkit.completion import Completer
 from prompt_toolkit.cursor_shapes import ModalCursorShapeConfig
 from prompt_toolkit.filters import Condition
-from prompt_toolkit.formatted_text import StyleAndTextTuples
 from prompt_toolkit.history import FileHistory, InMemoryHistory
 from prompt_toolkit.input import Input, create_input
 from prompt_toolkit.input.typeahead import clear_typeahead, store_typeahead
@@ -28,7 +25,7 @@ from prompt_toolkit.output import Output, create_output
 from prompt_toolkit.styles import Style
 
 from ..errors import UsageError
-from ..terminal import is_dumb
+from ..view.terminal import is_dumb
 from ..visualize import printable
 
 QUOTES = '"""'
@@ -36,7 +33,6 @@ LEAVE = ("exit", "quit")
 """Words that end a chat when they are all of a message."""
 TOGGLE_KEY = "c-t"
 INDENT = "    "
-_SHOW_CURSOR = "\x1b[?25h"
 
 
 def quotes_open(text: str) -> bool:
@@ -70,7 +66,7 @@ class Reader:
         screen: takes the prompts where a user reads them; None on a pipe.
 
     Attributes:
-        interactive: whether a user is there to be asked.
+        interactive: whether a user types the messages.
     """
 
     def __init__(self, stream: TextIO, screen: TextIO | None = None) -> None:
@@ -86,18 +82,17 @@ class Reader:
             KeyboardInterrupt: Ctrl-C.
             UsageError, UnicodeError: the input is not text that can be sent.
         """
-        message = self.ask(f"{draft}\n> " if draft else "> ")
+        message = self._line(f"{draft}\n> " if draft else "> ")
         try:
             while quotes_open(message):
-                message += "\n" + self.ask("  ")
+                message += "\n" + self._line("  ")
         except EOFError:
             raise UsageError(f"standard input ends within {QUOTES}; close them") from None
         return unquoted(message)
 
-    def ask(self, question: str) -> str:
-        """One line, after a question; errors as `read` has them."""
+    def _line(self, prompt: str) -> str:
         if self._screen is not None:
-            self._screen.write(printable(question))
+            self._screen.write(printable(prompt))
             self._screen.flush()
         line = self._stream.readline()
         if not line:
@@ -167,18 +162,13 @@ class TerminalReader(Reader):
             bottom_toolbar=self._bar,
             enable_suspend=True,
             style=Style.from_dict(
-                {"prompt": "bold ansicyan", "bottom-toolbar": "noreverse", "bar": "ansibrightblack"}
+                {"prompt": "bold ansicyan", "bottom-toolbar": "noreverse ansibrightblack"}
             ),
         )
 
     def read(self, draft: str = "") -> str:
         """The next message; Enter sends it, and the draft stands in the input."""
         return unquoted(self._session.prompt(default=draft))
-
-    def ask(self, question: str) -> str:
-        """One line, after a question."""
-        asking: PromptSession[str] = PromptSession(input=self._input, output=self._output)
-        return asking.prompt(question)
 
     def flush(self) -> None:
         """Discard what was typed and not read yet."""
@@ -208,11 +198,10 @@ class TerminalReader(Reader):
     def _is_command(self) -> bool:
         return self._session.default_buffer.text.startswith("/")
 
-    def _bar(self) -> StyleAndTextTuples:
+    def _bar(self) -> str:
         """The line below the input."""
         unclosed = quotes_open(self._session.default_buffer.text)
-        text = f"{QUOTES} is open: close it to send" if unclosed else self._toolbar()
-        return [("class:bar", text)]
+        return f"{QUOTES} is open: close it to send" if unclosed else self._toolbar()
 
     def _bindings(self) -> KeyBindings:
         """Where keys differ from prompt-toolkit's own for inputs of several lines."""
@@ -221,28 +210,23 @@ class TerminalReader(Reader):
         keys.add(Keys.Vt100MouseEvent)(lambda event: None)
 
         @keys.add("enter")
-        def _(event: KeyPressEvent) -> None:
+        def send(event: KeyPressEvent) -> None:
             buffer = event.current_buffer
             if quotes_open(buffer.text):
                 buffer.insert_text("\n")
             else:
                 buffer.validate_and_handle()
 
-        @keys.add("escape", "enter")
-        def _(event: KeyPressEvent) -> None:
-            event.current_buffer.insert_text("\n")
-
-        @keys.add("tab", filter=~Condition(self._is_command))
-        def _(event: KeyPressEvent) -> None:
-            event.current_buffer.insert_text(INDENT)
-
-        @keys.add("c-x", "c-e")
-        def _(event: KeyPressEvent) -> None:
-            # Back to the prompt, so that a long message can be read once more before it is sent.
-            event.current_buffer.open_in_editor(validate_and_handle=False)
+        keys.add("escape", "enter")(lambda event: event.current_buffer.insert_text("\n"))
+        indents = ~Condition(self._is_command)
+        keys.add("tab", filter=indents)(lambda event: event.current_buffer.insert_text(INDENT))
+        # Back to the prompt, so that a long message can be read once more before it is sent.
+        keys.add("c-x", "c-e")(
+            lambda event: event.current_buffer.open_in_editor(validate_and_handle=False)
+        )
 
         @keys.add(TOGGLE_KEY)
-        def _(event: KeyPressEvent) -> None:
+        def toggle(event: KeyPressEvent) -> None:
             self._on_toggle()
             event.app.invalidate()
 
@@ -272,7 +256,7 @@ def can_edit() -> bool:
 def unechoed() -> Iterator[None]:
     """Do not echo what is typed while no prompt is there, which takes it later.
 
-    Ctrl-C stays a signal.  The end of the program and Ctrl-Z give the terminal back as it was.
+    Ctrl-C stays a signal.  The terminal is given back as it was.
     """
     if os.name != "posix" or not can_edit():
         yield
@@ -282,18 +266,8 @@ def unechoed() -> Iterator[None]:
 
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
-
-    def suspend(_number: int, _frame: FrameType | None) -> None:
-        termios.tcsetattr(fd, termios.TCSANOW, before)
-        if sys.stderr.isatty():
-            print(_SHOW_CURSOR, end="", file=sys.stderr, flush=True)
-        os.kill(os.getpid(), signal.SIGSTOP)  # it returns after fg
-        tty.setcbreak(fd, termios.TCSANOW)
-
-    handler = signal.signal(signal.SIGTSTP, suspend)
     tty.setcbreak(fd, termios.TCSANOW)  # without discarding what was typed already
     try:
         yield
     finally:
         termios.tcsetattr(fd, termios.TCSANOW, before)
-        signal.signal(signal.SIGTSTP, handler)

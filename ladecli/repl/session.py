@@ -9,16 +9,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import export, opening
-from ..conversation import Conversation
+from .. import opening
 from ..errors import LadeError, UsageError, told
 from ..events import Ended, TextEvent, TextStep
-from ..live import LiveView
-from ..markdown import MarkdownRenderer
 from ..metrics import Tally, total
 from ..options import ChatRequest
-from ..terminal import Terminal, ctrl_c
-from ..visualize import Together, View, ViewState, counted, memory_line, printable, repeats
+from ..trace import export
+from ..view.live import LiveView
+from ..view.markdown import MarkdownRenderer
+from ..view.status import ViewState
+from ..view.terminal import Terminal, ctrl_c
+from ..visualize import Together, View, counted, memory_line, printable, repeats
+from .conversation import Conversation
 from .reader import Reader, escaped
 
 if TYPE_CHECKING:
@@ -100,7 +102,6 @@ class Chat:
         self.console = terminal.console(sys.stderr)  # only replies go to stdout
         self.reader = open_reader(self)
         self._view: View | None = None
-        self._memory: str | None = None  # the last line about it, which is not repeated
         self._counted: tuple[Conversation | None, int] = (None, 0)
 
     @property
@@ -130,19 +131,6 @@ class Chat:
         """The line of an error, on stderr."""
         self.console.print(printable(f"lade: {told(error)}"), style="red", soft_wrap=True)
 
-    def choose(self, question: str, keys: str) -> str:
-        """One of `keys`; the first, which loses nothing, is Enter, Ctrl-C and a pipe's answer."""
-        if not self.reader.interactive:
-            return keys[0]
-        self.reader.flush()  # what was typed before the question is no answer to it
-        try:
-            while True:
-                answer = self.reader.ask(question).strip().lower()[:1] or keys[0]
-                if answer in keys:
-                    return answer
-        except (EOFError, KeyboardInterrupt):
-            return keys[0]
-
     # Replies.
 
     def say(self, text: str) -> None:
@@ -168,8 +156,6 @@ class Chat:
             KeyboardInterrupt: on a pipe, after the text until then was kept.
         """
         seen = self._with_room(asked)
-        if seen is None:
-            return
         reply = Reply(self.encode(seen), self.settings())
         try:
             self._show(reply)
@@ -220,17 +206,15 @@ class Chat:
         tally, memory = reply.tally, memory_line(reply.tally)
         limit = self.session.decoder.max_context
         remarks = {
-            "context": f"cut: the context of {limit} tokens is full; ask it to go on, and the"
-            " oldest messages can be dropped",
+            "context": f"cut: the context of {limit} tokens is full; ask it to go on",
             "length": "cut at max-new-tokens",
             "interrupted": "stopped",
-            "memory": "",
         }
-        empty = "" if reply.text.strip() else "the reply is empty"
-        lines = [remarks.get(tally.reason or "", empty), *self.session.news()]
-        if tally.reason != "memory" and memory != self._memory:
-            self._memory = memory
+        lines = [remarks.get(tally.reason or "", ""), *self.session.news()]
+        if tally.reason != "memory":
             lines.append(memory or "")
+        if not reply.text.strip() and tally.reason in ("eos", "stop"):
+            lines.append("the reply is empty")
         if repeats(reply.text):
             lines.append("it repeats itself: /set temperature 0.7 or repetition-penalty 1.1 helps")
         for line in filter(None, lines):
@@ -246,12 +230,11 @@ class Chat:
             if not self.reader.interactive:
                 raise KeyboardInterrupt
 
-    def _with_room(self, asked: Conversation) -> Conversation | None:
-        """The conversation with room for a reply; None if the user would rather stop.
+    def _with_room(self, asked: Conversation) -> Conversation:
+        """The conversation with room for a reply: the oldest messages may be forgotten for it.
 
         Raises:
             UsageError: the last message does not fit by itself.
-            LadeError: there is no room, and no user to ask.
         """
         limit = self.session.decoder.max_context
         fitted = asked.with_room(lambda c: len(self.encode(c)), limit)
@@ -261,14 +244,10 @@ class Chat:
                 f"the message does not fit into the context of {limit} tokens with room for a"
                 f" reply; shorten it{files}"
             )
-        if fitted is asked:
-            return asked
-        full = f"the context of {limit} tokens is full"
-        if not self.reader.interactive:
-            raise LadeError(f"{full}; start a new chat, or a shorter one")
-        dropped = counted(fitted.forgotten - asked.forgotten, "message")
-        question = f"{full.capitalize()}: [s]top, or [d]rop the oldest {dropped}? "
-        return fitted if self.choose(question, "sd") == "d" else None
+        if fitted is not asked:
+            dropped = counted(fitted.forgotten - asked.forgotten, "message")
+            self.note(f"(the context is full: the model no longer sees the oldest {dropped})")
+        return fitted
 
     # Options.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from .. import profiles
 from ..decoder.config import SOURCES
 from ..errors import UsageError
-from ..option_fields import ALIASES, Setting, default_of, settings_of
+from ..option_fields import ALIASES, Setting, settings_of
 from ..options import ChatRequest
 
 if TYPE_CHECKING:
@@ -114,24 +114,20 @@ def _typed(setting: Setting, text: str) -> Any:
 def in_effect(chat: Chat) -> dict[str, tuple[str, str]]:
     """Value and origin of every option that a chat shows, by the names of their flags."""
     request, session, settings = chat.request, chat.session, chat.settings()
-    special = {
+    values = asdict(request) | asdict(settings.sampling) | asdict(settings.lookahead)
+    values |= {
         "profile": chat.choice.profile,
         "budget": settings.lookahead.step_limit,
         "seed": "a new one for each reply" if request.seed is None else request.seed,
-        "max-new-tokens": settings.max_new_tokens or "until the context is full",
+        "max_new_tokens": settings.max_new_tokens or "until the context is full",
+        "stop": settings.stop,
         "stats": chat.shows_stats,
         "parallel": session.ranks,
         "attention": session.attention,
-        "cuda-graphs": session.decoder.runner.captures,
+        "cuda_graphs": session.decoder.runner.captures,
     }
-    rows = {}
-    for name in (*LIVE, *AT_START):
-        if (value := special.get(name)) is None:
-            key = name.replace("-", "_")
-            holders = (settings.lookahead, settings.sampling, settings, request)
-            value = next(getattr(each, key) for each in holders if hasattr(each, key))
-        rows[name] = (_spelt(value), _origin(name, chat))
-    return rows
+    names = {name: name.replace("-", "_") for name in (*LIVE, *AT_START)}
+    return {name: (_spelt(values[key]), _origin(key, chat)) for name, key in names.items()}
 
 
 def _spelt(value: object) -> str:
@@ -141,14 +137,12 @@ def _spelt(value: object) -> str:
     return ",".join(value) or "none" if isinstance(value, tuple) else str(value)
 
 
-def _origin(name: str, chat: Chat) -> str:
+def _origin(key: str, chat: Chat) -> str:
     """Where the value of an option is from, short enough for a table."""
-    request, key = chat.request, name.replace("-", "_")
+    request = chat.request
     if key in request.origins:
         return request.origins[key]
-    if getattr(request, key) != default_of(type(request), key):
-        return "given"  # by a program, which does not say how
-    if name in TUNED:
+    if key in TUNED:
         paper = request.wants_paper
         used, base = chat.settings().lookahead, chat.choice.base(paper)
         if getattr(used, key) != getattr(base, key):
@@ -156,8 +150,6 @@ def _origin(name: str, chat: Chat) -> str:
         # "measured: AMD EPYC, 2026-11, torch 2.13": what, and the first thing about it.
         origin = chat.choice.paper_origin if paper else chat.choice.origins[key]
         return f"profile {chat.choice.profile}: {re.split(', | [(]', origin)[0]}"
-    if name in ("profile", "attention", "cuda-graphs"):
+    if key in ("profile", "attention", "cuda_graphs"):
         return "fits this machine"
-    if name == "stats" and request.quiet:
-        return "follows from what you set"
-    return "the model's" if name in _MODELS else "default"
+    return "the model's" if key.replace("_", "-") in _MODELS else "default"

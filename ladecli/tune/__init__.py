@@ -12,10 +12,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import opening, screen, suites
+from .. import opening, suites
 from ..errors import LadeError, UsageError
 from ..profiles import Profile, Setting, Tuned, user
-from ..terminal import Terminal
+from ..view import screen
+from ..view.terminal import Terminal
 from ..visualize import counted
 
 if TYPE_CHECKING:

@@ -17,13 +17,12 @@ from torch import Tensor
 
 from ladecli import opening
 from ladecli.bench import chi_square
-from ladecli.decoder import engine
 from ladecli.decoder.engine import Decoder
+from ladecli.decoder.events import Token
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.runner import Runner, StepInputs
 from ladecli.decoder.transformer import StepCache
-from ladecli.decoder.tree import ROOT, TokenTree
-from ladecli.decoder.verify import Choose, Verdict, walk
+from ladecli.decoder.tree import ROOT, Choose, TokenTree
 from ladecli.session import Session
 
 pytestmark = pytest.mark.slow
@@ -272,20 +271,23 @@ def test_ctrl_c_keeps_what_was_compared(lade: Lade, monkeypatch: pytest.MonkeyPa
 DRAWN = ("verify", "-q", "--chi-square", "250", "-t", "0.8", "--top-k", "20", "--seed", "11")
 
 
-def too_willing(tree: TokenTree, choose: Choose) -> Verdict:
+WALK = TokenTree.walk
+
+
+def too_willing(tree: TokenTree, choose: Choose) -> tuple[list[int], list[Token]]:
     """A walk that accepts the first draft whatever was sampled."""
 
     def chosen(row: int, path: Sequence[int]) -> int:
         firsts = [t for t, parent in zip(tree.tokens, tree.parents, strict=True) if parent == ROOT]
         return firsts[0] if row == 0 and firsts else choose(row, path)
 
-    return walk(tree, chosen)
+    return WALK(tree, chosen)
 
 
 @pytest.mark.parametrize("faulty", [False, True])
 def test_the_distribution(lade: Lade, monkeypatch: pytest.MonkeyPatch, faulty: bool) -> None:
     if faulty:
-        monkeypatch.setattr(engine, "walk", too_willing)
+        monkeypatch.setattr(TokenTree, "walk", too_willing)
     sources = ("--sources", "context,recycled", "--budget", "16")
     found = lade(*DRAWN, "--limit", "1", "-n", "3", *sources, "--json")
     read = json.loads(found.out)

@@ -29,12 +29,10 @@ from ladecli.decoder.drafting.sources import BOUNDARY, LENGTHS
 from ladecli.decoder.drafting.suffix_automaton import SuffixAutomaton
 from ladecli.decoder.errors import DraftStateError
 from ladecli.decoder.events import Token
-from ladecli.decoder.layout import Draft
-from ladecli.decoder.observation import Observation, State
 from ladecli.decoder.step_cost import CostCurve, StepCost
 from ladecli.decoder.strategies.lookahead import Lookahead
+from ladecli.decoder.strategy import Draft, State, StepResult
 from ladecli.decoder.tree import ROOT, TokenTree
-from ladecli.decoder.verify import Verdict
 from ladecli.decoder.window import WindowBlock
 
 PASSAGE = list(range(100, 160))
@@ -229,10 +227,10 @@ def step(
     tree: TokenTree | None = None,
     window: WindowBlock | None = None,
     rows: Sequence[Row] = (),
-) -> Observation:
-    """A step that committed the last `new` tokens of `text`."""
-    verdict = Verdict((), tuple(Token(token) for token in text[len(text) - new :]))
-    return Observation(Draft(tree or TokenTree(), window), text, verdict, (), rows)
+) -> tuple[Sequence[int], Draft, StepResult, list[Any]]:
+    """A step that committed the last `new` tokens of `text`, without n-grams of a window."""
+    tokens = [Token(token) for token in text[len(text) - new :]]
+    return text, Draft(tree or TokenTree(), window), StepResult([], tokens, (), rows), []
 
 
 def learned(*text: int) -> DraftMemory:
@@ -248,7 +246,7 @@ def test_a_continued_text_counts_every_token_once(text: list[int], data: st.Data
     while end < len(text):
         start, end = end, data.draw(st.integers(end + 1, len(text)))
         if start and data.draw(st.booleans()):
-            memory.context.learn(step(text[:end], end - start), [])
+            memory.context.learn(*step(text[:end], end - start))
         else:
             memory.context.begin(text[:end])
     assert memory.model.counts == learned(*text).model.counts
@@ -278,7 +276,7 @@ def test_nothing_crosses_a_boundary() -> None:
         tree = memory.model.build_tree(PASSAGE[:end], 20, free(20), span)
         assert BOUNDARY not in tree.tokens
         assert tree.tokens[: len(PASSAGE) - end] == PASSAGE[end:]
-    memory.context.learn(step([*PASSAGE, 7], 1), [])
+    memory.context.learn(*step([*PASSAGE, 7], 1))
     assert memory.context.trials == [0.0] * len(LENGTHS), "a boundary broke no promise"
 
 
@@ -319,8 +317,8 @@ def remembered() -> DraftMemory:
         memory.context.begin(text[:50])
         for end in range(50, 200):
             rows = [{text[end]: 0.75, rng.randrange(VOCABULARY): 0.12345}]
-            memory.recycled.learn(step(text[: end + 1], 1, rows=rows), [])
-            memory.context.learn(step(text[: end + 1], 1), [])
+            memory.recycled.learn(*step(text[: end + 1], 1, rows=rows))
+            memory.context.learn(*step(text[: end + 1], 1))
     memory.pool.add((1, 2, 3), 9)
     return memory
 

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -19,18 +18,17 @@ from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.decoder.engine import Decoder
 from ladecli.decoder.errors import RankError
 from ladecli.decoder.events import Event, Finished, Step, StepNarrowed, Token
-from ladecli.decoder.layout import Draft, StepLayout
+from ladecli.decoder.layout import StepLayout
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.parallel.groups import (
     ALONE,
     Group,
     LookaheadParallel,
-    StepResult,
     TensorParallel,
 )
 from ladecli.decoder.strategies import make_strategy
+from ladecli.decoder.strategy import Draft, StepResult
 from ladecli.decoder.tree import ROOT, TokenTree
-from ladecli.decoder.verify import Verdict
 
 from ..families import model_of, prompt_for
 
@@ -56,7 +54,6 @@ class Threads:
     def __init__(self, rank: int, table: list[Any], barrier: threading.Barrier) -> None:
         self.rank, self.size = rank, len(table)
         self.lost: RankError | None = None
-        self.sent: list[int] = []
         self._table, self._barrier = table, barrier
 
     def lose(self, reason: str) -> RankError:
@@ -64,7 +61,7 @@ class Threads:
         self._barrier.abort()
         return self.lost
 
-    def gather_objects(self, mine: Any) -> list[Any]:
+    def gather(self, mine: Any) -> list[Any]:
         if self.lost:
             raise self.lost
         self._table[self.rank] = mine
@@ -76,10 +73,6 @@ class Threads:
         with contextlib.suppress(threading.BrokenBarrierError):
             self._barrier.wait(20)  # all have read before anyone writes again
         return found
-
-    def gather(self, message: Any) -> Any:
-        self.sent.append(message.nbytes)
-        return np.stack(self.gather_objects(message))
 
 
 def simulate(size: int, work: Callable[[Threads], Any]) -> list[Any]:
@@ -142,7 +135,7 @@ def joined(decoder: Decoder, transport: Threads) -> Decoder:
     run = decoder.runner.run
 
     def together(step: StepLayout) -> Any:
-        assert len({*map(tuple, transport.gather_objects([len(step.tokens), step.pending]))}) == 1
+        assert len({*map(tuple, transport.gather([len(step.tokens), step.pending]))}) == 1
         return run(step)
 
     decoder.runner.run = together
@@ -209,21 +202,22 @@ def test_an_output_of_two_ranks_is_that_of_the_first() -> None:
 
     def one(transport: Threads) -> Any:
         group, rank = LookaheadParallel(transport), transport.rank
-        assert group.begin(5 - rank, 4, 1, ()) == 4
-        divided = group.partition(Draft(tree, successors=1), [0, 0])
+        assert group.begin(5 - rank, ()) == 4
+        _, share = group.share(Draft(tree, successors=1))
         best = [10 * rank + output for output in range(3)]
-        accepted = (Token(5), Token(6), Token(9)) if rank == 0 else (Token(5), Token(8))
-        mine = StepResult(Verdict((), accepted), best, [{token: 0.5} for token in best])
-        return group.agree(divided, mine), [each.nodes for each in divided.shares]
+        tokens = [*map(Token, [5, 6, 9] if rank == 0 else [5, 8])]
+        nodes = [0, 1] if rank == 0 else [0]
+        mine = StepResult(nodes, tokens, best, [{token: 0.5} for token in best])
+        found = group.agree(mine)
+        assert share.tree.tokens == ([5, 6] if rank == 0 else [5, 7])
+        assert group.held(found.nodes) == ([0, 1] if rank == 0 else [0])
+        assert group.missing == (0, 1), "rank 1 lacks the branch"
+        return found
 
-    for found, nodes in simulate(2, one):
-        assert nodes == [[0, 1], [0, 2]]
+    for found in simulate(2, one):
         assert found.best == [0, 1, 2, 12]
         assert found.successors == [{token: 0.5} for token in found.best]
-        # The longest path counts: rank 1 lacks the branch.
-        assert found.verdict == Verdict(
-            (0, 1), (Token(5, "context"), Token(6, "context"), Token(9))
-        )
+        assert (found.nodes, [token.id for token in found.tokens]) == ([0, 1], [5, 6, 9])
 
 
 @KINDS

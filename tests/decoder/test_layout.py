@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ladecli.decoder import layout as layouts
-from ladecli.decoder.layout import Draft, StepLayout, build, build_chunk
+from ladecli.decoder.layout import StepLayout, build, build_chunk
+from ladecli.decoder.strategy import Draft
 from ladecli.decoder.tree import ROOT, TokenTree
-from ladecli.decoder.verify import walk
 from ladecli.decoder.window import LookaheadWindow, WindowBlock
 
 CANDIDATES = st.lists(st.lists(st.integers(0, 4), max_size=6), max_size=8)
@@ -37,7 +37,7 @@ def path_to(tree: TokenTree, node: int) -> list[int]:
 def window_of(columns: int, ngram: int, steps: int) -> WindowBlock:
     window = LookaheadWindow(columns, ngram, [1], random.Random(0))
     for step in range(steps):
-        window.advance([step] * len(window.rows[-1]))
+        window.advance(1, [step] * len(window.rows[-1]))
     return window.block(41)
 
 
@@ -164,16 +164,16 @@ def test_the_walk_follows_the_models_own_tokens(candidates: list[list[int]], see
         assert path == [tree.tokens[node] for node in path_to(tree, row - 1)]
         return chosen(tuple(path))
 
-    verdict = walk(tree, choose)
+    nodes, tokens = tree.walk(choose)
     # What plain decoding would choose, one token after the other.
     text: tuple[int, ...] = ()
-    for _ in verdict.tokens:
+    for _ in tokens:
         text += (chosen(text),)
-    assert tuple(token.id for token in verdict.tokens) == text
-    assert len(verdict.tokens) == len(verdict.nodes) + 1
-    assert asked == [0, *(node + 1 for node in verdict.nodes)]
-    assert [token.source for token in verdict.tokens] == [
-        *(tree.sources[node] for node in verdict.nodes),
+    assert tuple(token.id for token in tokens) == text
+    assert len(tokens) == len(nodes) + 1
+    assert asked == [0, *(node + 1 for node in nodes)]
+    assert [token.source for token in tokens] == [
+        *(tree.sources[node] for node in nodes),
         None,
     ]
     # It went on as long as any candidate did.

@@ -8,8 +8,8 @@ from itertools import combinations_with_replacement
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ladecli.decoder.layout import Draft
-from ladecli.decoder.parallel.partition import Share, partition, undivided
+from ladecli.decoder.parallel.partition import Share, partition
+from ladecli.decoder.strategy import Draft
 from ladecli.decoder.tree import ROOT, TokenTree
 from ladecli.decoder.window import LookaheadWindow, WindowBlock
 
@@ -25,7 +25,7 @@ def block_of(window: int, ngram: int, filled: bool = True) -> WindowBlock:
     lookahead = LookaheadWindow(window, ngram, range(1000), random.Random(3))
     rng = random.Random(5)
     while filled and not lookahead.filled:
-        lookahead.advance([rng.randrange(1000) for _ in lookahead.rows[0]])
+        lookahead.advance(1, [rng.randrange(1000) for _ in lookahead.rows[0]])
     return lookahead.block(7)
 
 
@@ -51,16 +51,16 @@ def drafts(draw: st.DrawFn) -> tuple[Draft, list[int]]:
 @given(drafts())
 def test_every_node_is_computed_with_its_ancestors(given: tuple[Draft, list[int]]) -> None:
     draft, missing = given
-    divided = partition(draft, missing)
-    whole = divided.draft.tree
-    assert len(divided.shares) == len(missing)
+    cut_down, shares = partition(draft, missing)
+    whole = cut_down.tree
+    assert len(shares) == len(missing)
     # What there is no room for was added last.
     assert whole.tokens == draft.tree.tokens[: len(whole)]
     assert whole.parents == draft.tree.parents[: len(whole)]
-    assert {node for share in divided.shares for node in share.nodes} == {*range(len(whole))}
+    assert {node for share in shares for node in share.nodes} == {*range(len(whole))}
     leaves = {*range(len(whole))} - {*whole.parents}
-    assert sum(len(leaves & {*share.nodes}) for share in divided.shares) == len(leaves)
-    for share in divided.shares:
+    assert sum(len(leaves & {*share.nodes}) for share in shares) == len(leaves)
+    for share in shares:
         tree = share.draft.tree
         assert [*share.nodes] == sorted({*share.nodes})
         for own, node in enumerate(share.nodes):
@@ -74,15 +74,15 @@ def test_every_node_is_computed_with_its_ancestors(given: tuple[Draft, list[int]
 @given(drafts())
 def test_every_column_is_computed_with_all_that_it_sees(given: tuple[Draft, list[int]]) -> None:
     draft, missing = given
-    divided = partition(draft, missing)
-    whole = divided.draft.window
+    cut_down, shares = partition(draft, missing)
+    whole = cut_down.window
     if whole is None:
-        assert all(share.draft.window is None for share in divided.shares)
+        assert all(share.draft.window is None for share in shares)
         return
     assert whole is draft.window
-    columns = [column for share in divided.shares for column in share.columns]
+    columns = [column for share in shares for column in share.columns]
     assert columns == [*range(len(whole.last_row))]
-    for share in divided.shares:
+    for share in shares:
         part = share.draft.window
         assert (part is None) == (not share.columns)
         if part is None:
@@ -101,7 +101,7 @@ def seen_by(block: WindowBlock, cell: int) -> list[tuple[int, int]]:
 @given(drafts())
 def test_no_rank_exceeds_the_limit(given: tuple[Draft, list[int]]) -> None:
     draft, missing = given
-    for share, again in zip(partition(draft, missing).shares, missing, strict=True):
+    for share, again in zip(partition(draft, missing)[1], missing, strict=True):
         width = fed(share) + again
         assert fed(share) == 1 or width <= draft.limit
         assert width <= share.draft.width
@@ -129,21 +129,13 @@ def test_the_widest_share_is_as_narrow_as_stretches_of_branches_allow(parents: t
     for first, second in combinations_with_replacement(range(len(paths) + 1), 2):
         parts = paths[:first], paths[first:second], paths[second:]
         best = min(best, max(1 + len({n for path in part for n in path}) for part in parts))
-    assert max(map(fed, partition(Draft(tree), [0, 0, 0]).shares)) == best
+    assert max(map(fed, partition(Draft(tree), [0, 0, 0])[1])) == best
 
 
 def test_a_window_that_does_not_fit_leaves_its_room_to_candidates() -> None:
     window = block_of(9, 5)
-    divided = partition(Draft(tree_of([ROOT] * 20), window, limit=11), [0, 0])
-    assert divided.draft.window is None
-    assert len(divided.draft.tree) == 20
+    cut_down, _ = partition(Draft(tree_of([ROOT] * 20), window, limit=11), [0, 0])
+    assert cut_down.window is None
+    assert len(cut_down.tree) == 20
     # Three ranks have room for it.
-    assert partition(Draft(tree_of([]), window, limit=24), [0, 0, 0]).draft.window is window
-
-
-def test_one_rank_computes_the_draft_itself() -> None:
-    draft = Draft(tree_of([ROOT, 0, ROOT]), block_of(4, 3))
-    [share] = undivided(draft).shares
-    assert share.draft is draft
-    assert share.held((0, 1)) == [0, 1]
-    assert share.columns == range(4)
+    assert partition(Draft(tree_of([]), window, limit=24), [0, 0, 0])[0].window is window

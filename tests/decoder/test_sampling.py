@@ -21,7 +21,7 @@ from transformers import (
 from ladecli.decoder.config import LookaheadConfig, SamplingConfig
 from ladecli.decoder.engine import Limits
 from ladecli.decoder.errors import NaNLogitsError
-from ladecli.decoder.layout import Draft, StepLayout, build
+from ladecli.decoder.layout import StepLayout, build
 from ladecli.decoder.sampling import (
     Sampler,
     choose,
@@ -30,8 +30,8 @@ from ladecli.decoder.sampling import (
     restricted,
     top_tokens,
 )
+from ladecli.decoder.strategy import Draft
 from ladecli.decoder.tree import TokenTree
-from ladecli.decoder.verify import walk
 
 from ..decoding import ids_of, run, tokens_of
 from ..oracle import Markov, decoder_with
@@ -225,8 +225,8 @@ def test_every_node_has_the_choice_of_plain_decoding(
         if temperature:
             noise = gumbel_noise(11, len(text), 12, CPU)[None]
         assert output.choose(row, path) == choose(scores, config, noise)
-    verdict = walk(TREE, output.choose)
-    assert len(verdict.tokens) >= 1
+    nodes, tokens = TREE.walk(output.choose)
+    assert len(tokens) == len(nodes) + 1
 
 
 def test_processors_come_first_and_see_the_text_and_the_path() -> None:

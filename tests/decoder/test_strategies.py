@@ -14,11 +14,9 @@ from ladecli.decoder.drafting import budget
 from ladecli.decoder.drafting.budget import SpeculationBudget
 from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.decoder.errors import ConfigError
-from ladecli.decoder.layout import Draft
-from ladecli.decoder.observation import Observation, State
 from ladecli.decoder.step_cost import StepCost
 from ladecli.decoder.strategies import Strategy, make_strategy
-from ladecli.decoder.verify import walk
+from ladecli.decoder.strategy import Draft, State, StepResult
 
 ALL = ("trajectory", "context", "recycled")
 PAPER = ("trajectory",)
@@ -58,13 +56,13 @@ def replay(
         state.room, state.widest, state.draft_depth = room, widest, min(depth, room, widest - 1)
         draft = strategy.propose(state)
         steps.append(Replay(State([*state.tokens], 40), draft))
-        verdict = walk(draft.tree, lambda _, path, start=start: text[start + len(path)])
+        nodes, new = draft.tree.walk(lambda _, path, start=start: text[start + len(path)])
         fed = [text[start - 1], *draft.tree.tokens]
         fed += [token for _, token in draft.window.last_tokens] if draft.window else []
         best = [text[text.index(token) + 1] for token in fed]
         rows = [{token: 0.6, token + 1: 0.2} for token in best] if draft.successors else []
-        state.tokens += [token.id for token in verdict.tokens]
-        strategy.observe(state, Observation(draft, state.tokens, verdict, best, rows))
+        state.tokens += [token.id for token in new]
+        strategy.observe(state, draft, StepResult(nodes, new, best, rows))
     return steps
 
 
@@ -98,8 +96,6 @@ def test_drafts_keep_their_limits(
         draft, window = step.draft, step.draft.window
         assert max(draft.tree.depths, default=0) <= min(depth, room)
         assert max(window.offsets if window else [0], default=0) <= room
-        assert draft.outputs <= strategy.max_outputs
-        assert draft.successors <= strategy.max_successors
         if name == "lookahead":
             assert max(step.fed, draft.width) <= min(24, widest)
             assert not widths or draft.width in widths

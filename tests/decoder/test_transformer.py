@@ -18,6 +18,7 @@ from ladecli.decoder.errors import NaNLogitsError, UnsupportedModelError
 from ladecli.decoder.families import Family
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.stock_model import StockModel
+from ladecli.decoder.strategy import Draft
 from ladecli.decoder.transformer import Transformer
 from ladecli.decoder.tree import TokenTree
 
@@ -34,7 +35,7 @@ def logits_of(decoder: Decoder, text: list[int]) -> Tensor:
     tree = TokenTree()
     tree.add(text[1:], "text", len(text))
     decoder.forget()
-    return decoder.runner.run(layout.build(text[:1], 0, layout.Draft(tree))).clone()
+    return decoder.runner.run(layout.build(text[:1], 0, Draft(tree))).clone()
 
 
 def own_logits(model: Any, text: list[int]) -> Tensor:

@@ -65,7 +65,7 @@ def sdpa_attention(
         return reference_attention(query, key, value, mask, scaling, sliding_window, softcap)
     heads, kv_heads = query.shape[1], key.shape[1]
     added = mask.additive_mask(sliding_window, heads // kv_heads, query.dtype, query.device)
-    if first := mask.first_slot(sliding_window):
+    if sliding_window is not None and (first := mask.first_slot(sliding_window)):
         key, value = key[:, :, first:], value[:, :, first:]
     if heads == kv_heads:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=added, scale=scaling)

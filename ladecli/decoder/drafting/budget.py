@@ -65,9 +65,6 @@ class AdaptiveWindow:
     costs, whichever is more.  A window that does not bring as much is halved, then dropped: where
     a text repeats itself, say, long candidates need its room.  It returns as soon as there is
     room again, or after a pause.
-
-    Args:
-        columns: W.
     """
 
     def __init__(self, columns: int) -> None:
@@ -128,4 +125,4 @@ def cell_price(margin: float, curve: CostCurve, nodes: int, tokens: float) -> fl
         tokens: that the step yielded for the cost of a plain step.
     """
     # Further nodes would be less and less probable: on average about half as much.
-    return max(margin / 2.0, curve.slope[min(nodes, curve.max_nodes - 1)] * tokens)
+    return max(margin / 2.0, curve.slope[min(nodes, len(curve.slope) - 2)] * tokens)

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TypeAlias
 
-from ..observation import Successors
 from ..step_cost import CostCurve
+from ..strategy import Successors
 from ..tree import ROOT, TokenTree
 
 Row: TypeAlias = "dict[int, float]"
@@ -190,7 +190,8 @@ class NgramModel:
             span: a passage that the text may be repeating.
             exploration: worth of a node relative to its probability to be accepted.
         """
-        room, cost, slope = curve.max_nodes, curve.cost, curve.slope
+        cost, slope = curve.cost, curve.slope
+        room = len(cost) - 1
         self.margin, self._looked_up = 0.0, {}
         if room < 1 or depth < 1:
             return TokenTree()

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
-from ..observation import Observation
+from ..strategy import Draft, StepResult
 from .ngram_model import ORDER, WINDOW, NgramModel, RepeatedSpan
 from .suffix_automaton import SuffixAutomaton
 
@@ -36,8 +36,16 @@ class Source:
     def begin(self, prompt: Sequence[int]) -> None:
         """A generation starts."""
 
-    def learn(self, observation: Observation, ngrams: Sequence[Sequence[int]]) -> None:
-        """A step is over, in which the window closed `ngrams`."""
+    def learn(
+        self, text: Sequence[int], draft: Draft, result: StepResult, ngrams: Sequence[Sequence[int]]
+    ) -> None:
+        """A step is over.
+
+        Args:
+            text: prompt and committed tokens, those of this step included.
+            draft, result: see `Strategy.observe`.
+            ngrams: that the window closed.
+        """
 
 
 class ContextSource(Source):
@@ -70,9 +78,11 @@ class ContextSource(Source):
             del self._text[common:]
         self._append(prompt)
 
-    def learn(self, observation: Observation, ngrams: Sequence[Sequence[int]]) -> None:
+    def learn(
+        self, text: Sequence[int], draft: Draft, result: StepResult, ngrams: Sequence[Sequence[int]]
+    ) -> None:
         """Learn the accepted tokens, and whether the text kept repeating itself."""
-        new = observation.text[observation.before :]
+        new = text[-len(result.tokens) :]
         if (span := self.repeated_span()) is not None:
             length, _ = self.corpus.longest_match()
             expected = span.tokens[span.start : min(span.end, span.start + len(new))]
@@ -84,11 +94,11 @@ class ContextSource(Source):
                     break
                 length += 1
         known = len(self._text)
-        if observation.text[max(known - OVERLAP, 0) : known] == self._text[-OVERLAP:]:
-            self._append(observation.text)
+        if text[max(known - OVERLAP, 0) : known] == self._text[-OVERLAP:]:
+            self._append(text)
         else:
             # Another generation began in between, with another text.
-            self.begin(observation.text)
+            self.begin(text)
 
     def repeated_span(self) -> RepeatedSpan | None:
         """The continuation of the longest passage that the end of the text repeats."""
@@ -130,7 +140,9 @@ class ContextSource(Source):
 class TrajectorySource(Source):
     """Counts the window's n-grams (Fu et al., 2024), each token under those before it."""
 
-    def learn(self, observation: Observation, ngrams: Sequence[Sequence[int]]) -> None:
+    def learn(
+        self, text: Sequence[int], draft: Draft, result: StepResult, ngrams: Sequence[Sequence[int]]
+    ) -> None:
         """Count the n-grams of this step."""
         self._model.learn(ngrams, 1, WINDOW_WEIGHT, WINDOW)
 
@@ -143,14 +155,15 @@ class RecycledSource(Source):
     to four tokens they are nearly always still the model's own next time.
     """
 
-    def learn(self, observation: Observation, ngrams: Sequence[Sequence[int]]) -> None:
+    def learn(
+        self, text: Sequence[int], draft: Draft, result: StepResult, ngrams: Sequence[Sequence[int]]
+    ) -> None:
         """Remember the successors under the contexts of the step's tokens."""
-        tree, window = observation.draft.tree, observation.draft.window
-        rows = observation.successors
+        tree, window, rows = draft.tree, draft.window, result.successors
         if not rows:
             return
-        nodes, before = 1 + len(tree), observation.before
-        self._model.recycle(observation.text[max(before - ORDER, 0) : before], tree, rows[:nodes])
+        nodes, before = 1 + len(tree), len(text) - len(result.tokens)
+        self._model.recycle(text[max(before - ORDER, 0) : before], tree, rows[:nodes])
         if window is not None:
             # Cell (0, 0) is the current token, whose successors are known already.
             first = window.last_row[0] < 0

@@ -12,34 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from numpy.typing import NDArray
-
 from ..errors import DecoderError, RankError
-from ..events import Token
-from ..layout import Draft
-from ..observation import Successors
-from ..tree import ROOT
-from ..verify import Verdict
-from .messages import NO_TOKEN, Kind, message_type, new_message
-from .partition import Partition, partition, undivided
+from ..strategy import Draft, StepResult
+from .partition import Share, partition
 
 if TYPE_CHECKING:
     from .transport import DistributedTransport
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """What a forward showed of a draft.
-
-    Attributes:
-        verdict: accepted nodes and chosen tokens.
-        best: the most probable token after each output.
-        successors: the most probable tokens after each output; () where the draft asks for none.
-    """
-
-    verdict: Verdict
-    best: Sequence[int]
-    successors: Successors = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +33,13 @@ class OutOfMemory:
     width: int
 
 
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A rank has given a generation up; `reason` is None where its caller closed it."""
+
+    reason: str | None
+
+
 class GenerationStopped(Exception):
     """Another rank stopped the generation because its caller closed it."""
 
@@ -67,25 +52,19 @@ class Group:
 
     Attributes:
         size: number of ranks.
-        shares: number of shares of a draft.
-        share: the one that this rank computes.
         forwards_alone: whether a forward needs no other rank, so that a smaller one may be tried.
+        missing: for each share of a draft, see `State.missing`.
     """
 
     size = 1
-    shares = 1
-    share = 0
     forwards_alone = True
+    missing: Sequence[int] = (0,)
 
-    def begin(
-        self, cached: int, max_outputs: int, max_successors: int, request: Sequence[object]
-    ) -> int:
+    def begin(self, cached: int, request: Sequence[object]) -> int:
         """Begin a generation.
 
         Args:
             cached: prompt tokens in this rank's cache.
-            max_outputs: the most outputs of a step.
-            max_successors: the most successors of an output.
             request: what must be equal on all ranks; compared by `repr`.
 
         Returns:
@@ -96,20 +75,21 @@ class Group:
     def sync(self) -> None:
         """Wait for all ranks before a chunk of the prompt."""
 
-    def partition(self, draft: Draft, missing: Sequence[int]) -> Partition:
-        """Divide a step's draft; see `partition.partition`."""
-        return undivided(draft)
+    def share(self, draft: Draft) -> tuple[Draft, Draft]:
+        """A step's draft as far as the ranks have room for it, and what this one computes of it."""
+        return draft, draft
 
-    def agree(
-        self, partition: Partition, found: StepResult | OutOfMemory
-    ) -> StepResult | OutOfMemory:
+    def agree(self, found: StepResult | OutOfMemory) -> StepResult | OutOfMemory:
         """What all ranks together found in the whole draft, or that memory ran out on one.
 
         Args:
-            partition: of the step.
             found: in this rank's share.
         """
         return found
+
+    def held(self, nodes: Sequence[int]) -> Sequence[int]:
+        """The places in this rank's share of accepted nodes, up to the first that it lacks."""
+        return nodes
 
     def end(self) -> None:
         """The generation has ended on all ranks alike: none waits for a message."""
@@ -124,8 +104,8 @@ ALONE = Group()
 class _ManyRanks(Group):
     """What groups of several ranks have in common.
 
-    From `begin` to `end` all messages have one size, so that a rank that gives up can send that in
-    place of whatever message the others wait for.
+    From `begin` to `end` every rank sends one message wherever the others do, so that a rank that
+    gives up can send that in place of whatever they wait for.
 
     Attributes:
         begun: generations begun so far.
@@ -135,47 +115,31 @@ class _ManyRanks(Group):
         self.begun = 0
         self.size = transport.size
         self._transport = transport
-        self._dtype = message_type(1, 0)
         self._awaited = False
+        self._draft = Draft()
 
-    def begin(
-        self, cached: int, max_outputs: int, max_successors: int, request: Sequence[object]
-    ) -> int:
+    def begin(self, cached: int, request: Sequence[object]) -> int:
         """See `Group.begin`."""
-        self._dtype = message_type(max_outputs, max_successors)
         self._awaited = True
         self.begun += 1
-        mine = new_message(self._dtype, Kind.BEGIN)
-        mine["checksum"] = _checksum([max_outputs, max_successors, *request])
-        mine["numbers"] = cached, 0
-        messages = self._exchange(mine, "was given another prompt or other settings than rank 0")
-        return int(messages["numbers"][:, 0].min())
+        problem = "was given another prompt or other settings than rank 0"
+        everywhere: list[int] = self._exchange(cached, request, problem)
+        return min(everywhere)
 
     def sync(self) -> None:
         """See `Group.sync`."""
-        self._exchange(new_message(self._dtype, Kind.READY), "is not where rank 0 is")
+        self._exchange(None, "sync", "is not where rank 0 is")
 
-    def agree(
-        self, partition: Partition, found: StepResult | OutOfMemory
-    ) -> StepResult | OutOfMemory:
+    def agree(self, found: StepResult | OutOfMemory) -> StepResult | OutOfMemory:
         """See `Group.agree`."""
-        if isinstance(found, OutOfMemory):
-            mine = new_message(self._dtype, Kind.OUT_OF_MEMORY)
-            mine["numbers"] = found.pending, found.width
-        else:
-            mine = new_message(self._dtype, Kind.RESULT)
-            tokens = [token.id for token in found.verdict.tokens]
-            mine["tokens"][: len(tokens)] = tokens
-            mine["best"][: len(found.best)] = found.best
-            for output, row in enumerate(found.successors):
-                mine["successors"][output, : len(row)] = [*row]
-                mine["probabilities"][output, : len(row)] = [*row.values()]
-        mine["checksum"] = _draft_checksum(partition.draft)
-        messages = self._exchange(mine, "drafted other tokens than rank 0")
-        for message in messages:
-            if message["kind"] == Kind.OUT_OF_MEMORY:
-                return OutOfMemory(*message["numbers"].tolist())
-        return _merged(partition, messages)
+        draft = self._draft
+        tree, window = draft.tree, draft.window.tokens if draft.window else []
+        tried = [draft.successors, tree.tokens, tree.parents, window]
+        results = self._exchange(found, tried, "drafted other tokens than rank 0")
+        for result in results:
+            if isinstance(result, OutOfMemory):
+                return result
+        return self._merged(results)
 
     def end(self) -> None:
         """See `Group.end`."""
@@ -186,35 +150,44 @@ class _ManyRanks(Group):
         if not self._awaited:
             return
         self._awaited = False
-        stopped = isinstance(why, GeneratorExit | KeyboardInterrupt)
-        mine = new_message(self._dtype, Kind.STOPPED if stopped else Kind.FAILED)
-        if Kind.FAILED in self._transport.gather(mine)["kind"]:
-            known = isinstance(why, DecoderError)
-            self._transport.gather_objects(str(why) if known else f"{type(why).__name__}: {why}")
+        reason: str | None = str(why)
+        if isinstance(why, GeneratorExit | KeyboardInterrupt):
+            reason = None
+        elif not isinstance(why, DecoderError):
+            reason = f"{type(why).__name__}: {why}"
+        self._transport.gather((0, Left(reason)))
 
-    def _exchange(self, mine: NDArray[Any], problem: str) -> NDArray[Any]:
-        """Every rank's message, while all of them go on.
+    def _merged(self, results: Sequence[StepResult]) -> StepResult:
+        """The result of the whole draft, from those of its shares."""
+        raise NotImplementedError
+
+    def _exchange(self, mine: Any, alike: object, problem: str) -> list[Any]:
+        """What every rank sent, while all of them go on.
+
+        Args:
+            mine: what this one sends.
+            alike: equal on all ranks; its checksum is sent.
+            problem: what a rank did that has another one, for `RankError`.
 
         Raises:
-            RankError: a rank is gone or has failed, or its checksum is not rank 0's: `problem`
-                is what that means.
+            RankError: a rank is gone, has failed, or is not like rank 0.
         """
+        checksum = zlib.crc32(repr(alike).encode())
         try:
-            messages = self._transport.gather(mine)
-            failed = messages["kind"] == Kind.FAILED
-            if failed.any():
-                rank = int(failed.argmax())
-                reason = self._transport.gather_objects("")[rank]
-                raise RankError(f"rank {rank} failed: {reason}")
-            if Kind.STOPPED in messages["kind"]:
+            messages = self._transport.gather((checksum, mine))
+            left = {rank: m for rank, (_, m) in enumerate(messages) if isinstance(m, Left)}
+            for rank, message in left.items():
+                if message.reason is not None:
+                    raise RankError(f"rank {rank} failed: {message.reason}")
+            if left:
                 raise GenerationStopped
-            differ = messages["checksum"] != messages["checksum"][0]
-            if differ.any():  # all ranks have the same messages, so all of them end here
-                raise RankError(f"rank {differ.argmax()} {problem}")
+            for rank, (other, _) in enumerate(messages):
+                if other != messages[0][0]:  # all have the same messages, so all of them end here
+                    raise RankError(f"rank {rank} {problem}")
         except (RankError, GenerationStopped):
             self._awaited = False
             raise
-        return messages
+        return [message for _, message in messages]
 
 
 class LookaheadParallel(_ManyRanks):
@@ -226,20 +199,48 @@ class LookaheadParallel(_ManyRanks):
 
     def __init__(self, transport: DistributedTransport) -> None:
         super().__init__(transport)
-        self.shares = transport.size
-        self.share = transport.rank
+        self._rank = transport.rank
+        self._shares: list[Share] = []
 
-    def partition(self, draft: Draft, missing: Sequence[int]) -> Partition:
-        """See `partition.partition`."""
-        return partition(draft, missing)
+    def begin(self, cached: int, request: Sequence[object]) -> int:
+        """See `Group.begin`."""
+        self.missing = (0,) * self.size
+        return super().begin(cached, request)
+
+    def share(self, draft: Draft) -> tuple[Draft, Draft]:
+        """See `Group.share`."""
+        self._draft, self._shares = partition(draft, self.missing)
+        return self._draft, self._shares[self._rank].draft
+
+    def held(self, nodes: Sequence[int]) -> Sequence[int]:
+        """See `Group.held`."""
+        held = [share.held(nodes) for share in self._shares]
+        self.missing = tuple([len(nodes) - len(each) for each in held])
+        return held[self._rank]
+
+    def _merged(self, results: Sequence[StepResult]) -> StepResult:
+        columns, outputs = 1 + len(self._draft.tree), range(self._draft.outputs)
+        best = [0 for _ in outputs]
+        successors: list[dict[int, float]] = [{} for _ in outputs if self._draft.successors]
+        ranks = list(zip(results, self._shares, strict=True))
+        for result, share in reversed(ranks):  # what several have is the first one's
+            places = [0, *[1 + node for node in share.nodes]]
+            places += [columns + column for column in share.columns]
+            for place, token in zip(places, result.best, strict=True):
+                best[place] = token
+            for place, row in zip(places, result.successors, strict=False):
+                successors[place] = row
+        # A path ends early on a rank without its branch; the one that has it goes furthest.
+        furthest, share = max(ranks, key=lambda rank: len(rank[0].tokens))
+        nodes = [share.nodes[node] for node in furthest.nodes]
+        return StepResult(nodes, furthest.tokens, best, successors)
 
 
 class TensorParallel(_ManyRanks):
     """Tensor parallelism: each rank holds a part of the model, and all feed the same tokens.
 
-    Within a forward the ranks wait for one another, so every forward begins with a message.  A
-    draft has one share, whose result is rank 0's: others may differ in the last bits of a sum, and
-    so in a token.
+    Within a forward the ranks wait for one another, so every forward begins with a message.  The
+    result of a step is rank 0's: others may differ in the last bits of a sum, and so in a token.
     """
 
     forwards_alone = False
@@ -253,10 +254,11 @@ class TensorParallel(_ManyRanks):
         super().sync()
         self._in_forward = True
 
-    def partition(self, draft: Draft, missing: Sequence[int]) -> Partition:
-        """One share, which all ranks compute together."""
+    def share(self, draft: Draft) -> tuple[Draft, Draft]:
+        """The whole draft, which all ranks compute together."""
         self.sync()
-        return undivided(draft)
+        self._draft = draft
+        return draft, draft
 
     def leave(self, why: BaseException) -> None:
         """See `Group.leave`; ranks that wait within a forward cannot be reached."""
@@ -265,50 +267,9 @@ class TensorParallel(_ManyRanks):
             self._transport.lose("a step of all ranks was broken off; start the ranks again")
         super().leave(why)
 
-    def _exchange(self, mine: NDArray[Any], problem: str) -> NDArray[Any]:
+    def _merged(self, results: Sequence[StepResult]) -> StepResult:
+        return results[0]
+
+    def _exchange(self, mine: Any, alike: object, problem: str) -> list[Any]:
         self._in_forward = False
-        return super()._exchange(mine, problem)
-
-
-def _merged(partition: Partition, messages: NDArray[Any]) -> StepResult:
-    """The result of the whole draft, from the results of its shares."""
-    draft, columns = partition.draft, 1 + len(partition.draft.tree)
-    ranks = list(zip(messages, partition.shares, strict=False))  # one share: that of rank 0
-    # A path ends early on a rank without its branch; the one that has it goes furthest.
-    paths = [message["tokens"] for message, _ in ranks]
-    path = max((tokens[tokens != NO_TOKEN].tolist() for tokens in paths), key=len)
-    best = [0] * draft.outputs
-    successors: list[dict[int, float]] = [{} for _ in best] if draft.successors else []
-    for message, share in reversed(ranks):  # what several have is the first one's
-        outputs = [0, *[1 + node for node in share.nodes]]
-        outputs += [columns + column for column in share.columns]
-        for output, token in zip(outputs, message["best"].tolist(), strict=False):
-            best[output] = token
-        if successors:
-            ids, probabilities = message["successors"].tolist(), message["probabilities"].tolist()
-            for output, *row in zip(outputs, ids, probabilities, strict=False):
-                pairs = zip(*row, strict=True)
-                successors[output] = {token: p for token, p in pairs if token != NO_TOKEN}
-    return StepResult(_verdict(draft, path), best, successors)
-
-
-def _verdict(draft: Draft, tokens: Sequence[int]) -> Verdict:
-    """The walk through the whole tree that chose these tokens."""
-    nodes: list[int] = []
-    for token in tokens[:-1]:
-        node = draft.tree.child(nodes[-1] if nodes else ROOT, token)
-        if node is None:
-            raise RankError(f"a rank accepted token {token}, which is not in the draft")
-        nodes.append(node)
-    accepted = [Token(draft.tree.tokens[node], draft.tree.sources[node]) for node in nodes]
-    return Verdict(tuple(nodes), (*accepted, Token(tokens[-1])))
-
-
-def _draft_checksum(draft: Draft) -> int:
-    tree, window = draft.tree, draft.window.tokens if draft.window else []
-    return _checksum([draft.successors, len(tree), *tree.tokens, *tree.parents, *window])
-
-
-def _checksum(parts: Sequence[object]) -> int:
-    """CRC-32 of what `repr` makes of them."""
-    return zlib.crc32(repr(parts).encode())
+        return super()._exchange(mine, alike, problem)

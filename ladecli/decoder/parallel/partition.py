@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from ..layout import Draft
 from ..step_cost import fitting
+from ..strategy import Draft
 from ..tree import ROOT, TokenTree
 from ..window import WindowBlock
 
@@ -31,28 +31,14 @@ class Share:
 
     draft: Draft
     nodes: Sequence[int]
-    columns: range = range(0)
+    columns: range
 
     def held(self, path: Sequence[int]) -> list[int]:
         """The start of a path of the whole tree, up to the first node that is not in this share."""
         return [*map(self.nodes.index, takewhile(self.nodes.__contains__, path))]
 
 
-@dataclass(frozen=True, slots=True)
-class Partition:
-    """A draft, cut down to what the ranks have room for, and its share for each rank."""
-
-    draft: Draft
-    shares: tuple[Share, ...]
-
-
-def undivided(draft: Draft) -> Partition:
-    """The partition of one share, which is the draft itself."""
-    columns = len(draft.window.last_row) if draft.window else 0
-    return Partition(draft, (Share(draft, range(len(draft.tree)), range(columns)),))
-
-
-def partition(draft: Draft, missing: Sequence[int]) -> Partition:
+def partition(draft: Draft, missing: Sequence[int]) -> tuple[Draft, list[Share]]:
     """Divide a draft over ranks.
 
     Where the ranks have no room for all of it, the window goes if it does not fit, and then the
@@ -61,6 +47,9 @@ def partition(draft: Draft, missing: Sequence[int]) -> Partition:
     Args:
         draft: `limit` is the most tokens that one rank feeds.
         missing: for each rank, the committed tokens before the current one that it feeds again.
+
+    Returns:
+        The draft, cut down to what the ranks have room for, and each rank's share.
     """
     loads = [1 + count for count in missing]
     if _column_cuts(draft.window, loads, draft.limit) is None:
@@ -81,7 +70,7 @@ def partition(draft: Draft, missing: Sequence[int]) -> Partition:
     if best < len(widths):
         cuts, _ = _cuts(draft.window, walk, loads, widths[best])
     shares = [_share(draft, walk, load, *cut) for load, cut in zip(loads, cuts, strict=True)]
-    return Partition(draft, tuple(shares))
+    return draft, shares
 
 
 _Cut = tuple[range, range]

@@ -7,6 +7,7 @@ closes its connections, and the others notice at once.  NCCL carries the sums of
 from __future__ import annotations
 
 import hashlib
+import pickle
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -14,12 +15,11 @@ from datetime import timedelta
 from itertools import chain
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import nn
 
+from ..config import MESSAGE_BYTES
 from ..errors import RankError
 
 T = TypeVar("T")
@@ -92,32 +92,39 @@ class DistributedTransport:
             torch.cuda.set_device(device)
         self._wait(connect)
 
-    def gather(self, message: NDArray[Any]) -> NDArray[Any]:
-        """Every rank's message, shape [ranks], from this rank's, shape [].
+    def gather(self, mine: Any) -> list[Any]:
+        """Every rank's object, which can be pickled, by rank.
 
         Raises:
             RankError: a rank is gone.
         """
+        data = pickle.dumps(mine)
 
-        def exchange() -> NDArray[Any]:
-            sent = torch.from_numpy(message.reshape(1).view(np.uint8))
-            received = [torch.empty_like(sent) for _ in range(self.size)]
-            dist.all_gather(received, sent, group=self._group)
-            return torch.cat(received).numpy().view(message.dtype)
+        def exchange() -> list[bytes]:
+            # What a step sends nearly always fits into one message of a fixed size.
+            received = self._gather_bytes(data, MESSAGE_BYTES)
+            most = max(size for size, _ in received)
+            if most > MESSAGE_BYTES:
+                received = self._gather_bytes(data, most)
+            return [content for _, content in received]
 
-        return self._wait(exchange)
-
-    def gather_objects(self, mine: Any) -> list[Any]:
-        """Every rank's object, which can be pickled, by rank; errors as in `gather`."""
-        objects: list[Any] = [None] * self.size
-        self._wait(lambda: dist.all_gather_object(objects, mine, group=self._group))
-        return objects
+        return [pickle.loads(content) for content in self._wait(exchange)]
 
     def broadcast(self, mine: Any = None) -> Any:
         """Rank 0's object, which can be pickled, on all ranks; errors as in `gather`."""
         box = [mine]
         self._wait(lambda: dist.broadcast_object_list(box, src=0, group=self._group))
         return box[0]
+
+    def _gather_bytes(self, data: bytes, room: int) -> list[tuple[int, bytes]]:
+        """How many bytes every rank has, and the first `room` of them at most."""
+        head = len(data).to_bytes(8, "little")
+        sent = torch.frombuffer(bytearray(head + data[:room].ljust(room)), dtype=torch.uint8)
+        received = [torch.empty_like(sent) for _ in range(self.size)]
+        dist.all_gather(received, sent, group=self._group)
+        raw = [bytes(each.numpy()) for each in received]
+        sizes = [int.from_bytes(each[:8], "little") for each in raw]
+        return [(size, each[8 : 8 + size]) for size, each in zip(sizes, raw, strict=True)]
 
     def lose(self, reason: str) -> RankError:
         """Note that the ranks cannot go on, and why: the first reason counts."""

@@ -1,19 +1,14 @@
-"""Strategies propose drafts and observe what became of them.
-
-They never touch the cache, the tokenizer or the screen.
-"""
+"""The strategies by name."""
 
 from __future__ import annotations
 
 from ..config import STRATEGIES, LookaheadConfig
 from ..drafting.memory import DraftMemory
 from ..errors import ConfigError
-from .base import Strategy
-from .jacobi import Jacobi
+from ..strategy import Strategy
+from .baselines import Jacobi, PromptLookup
 from .lookahead import Lookahead
-from .prompt_lookup import PromptLookup
-
-__all__ = ["Strategy", "make_strategy"]
+from .paper import PaperLookahead
 
 
 def make_strategy(
@@ -30,8 +25,10 @@ def make_strategy(
         ConfigError: there is no strategy of this name.
     """
     match name:
+        case "lookahead" if config.sources == ("trajectory",):
+            return PaperLookahead(config, memory or DraftMemory())
         case "lookahead":
-            return Lookahead(config, memory)
+            return Lookahead(config, memory or DraftMemory())
         case "autoregressive":
             return Strategy()
         case "jacobi":

@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
-from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import Any
 
 from prompt_toolkit.application import Application
 from prompt_toolkit.formatted_text import ANSI
 from prompt_toolkit.key_binding import KeyBindings
+from prompt_toolkit.key_binding.key_processor import KeyPressEvent
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.layout import FormattedTextControl, HSplit, Layout, Window
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.rule import Rule
-from rich.segment import Segment
-from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from .decoder.events import Detail
-from .metrics import Tally
-from .trace import Trace
-from .visualize import counted, printable, style_of
+from ..decoder.events import Detail
+from ..events import TextStep
+from ..metrics import Tally
+from ..visualize import counted, printable, style_of
+from .format import Trace
 
 ROOT = -1
 """The parent of the tree's first level: the current token."""
 _CELL = 12
 """Columns of the screen that a token of the window takes at most."""
-_NGRAM_LINES = 2
+_TEXT_LINES = 3
+"""Lines of the text so far that are shown."""
 _NGRAM_STYLE = style_of("trajectory")
 _NAMED = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥"})
 _JOINERS = "\u200c\u200d\ufe0e\ufe0f"
@@ -52,9 +51,6 @@ def visible(spelling: str) -> str:
 class StepView:
     """What a step saw, tried and yielded, to be printed by Rich.
 
-    Where the console's height is given, as in `console.print(view, height=23)`, what does not fit
-    is cut at the end.
-
     Attributes:
         trace: the recorded generation.
         number: of the step; the first is 1.
@@ -64,30 +60,23 @@ class StepView:
     number: int
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The lines of the screen, none wider than it."""
-        height = options.height or 1000
-        options = options.update(height=None)
-
-        def lines_of(*parts: RenderableType) -> list[list[Segment]]:
-            return [line for p in parts for line in console.render_lines(p, options, pad=False)]
-
-        lines = lines_of(self._title(), self._figures())
-        lines += lines_of(self._text(options.max_width))[-max(1, min(5, height // 6)) :]
-        detail = self.trace.steps[self.number - 1].detail
+        """The parts of the screen, the most important first."""
+        width, detail = options.max_width, self._step.detail
+        yield self._title()
+        yield self._figures()
+        yield from self._text(width).wrap(console, width, tab_size=4)[-_TEXT_LINES:]
         if detail is None:
-            lines += lines_of(Text("this trace does not have what the step tried", "dim"))
-        else:
-            lines += lines_of(*self._window(detail, options.max_width))
-            if detail.closed:
-                heading, ngrams = self._ngrams(detail)
-                lines += lines_of(heading) + lines_of(ngrams)[:_NGRAM_LINES]
-            lines += lines_of(*self._draft(detail))
-        if len(lines) > height:
-            more = Text(f"… {len(lines) - height + 1} more lines", "dim")
-            lines[max(height - 1, 1) :] = lines_of(more)
-        for line in lines[:height]:
-            yield from Segment.adjust_line_length(line, options.max_width, pad=False)
-            yield Segment.line()
+            yield Text("this trace does not have what the step tried", "dim")
+            return
+        yield from self._window(detail)
+        if detail.closed:
+            yield _heading("n-grams", f"{len(detail.ngrams)} closed, the window's columns")
+            yield self._ngrams(detail)
+        yield from self._draft(detail)
+
+    @property
+    def _step(self) -> TextStep:
+        return self.trace.steps[self.number - 1]
 
     def _word(self, token: int) -> str:
         return visible(self.trace.spell(token))
@@ -111,7 +100,7 @@ class StepView:
     def _figures(self) -> Text:
         """What the step yielded and cost, and the whole answer so far."""
         tally = Tally()
-        step = self.trace.steps[self.number - 1]
+        step = self._step
         for event in self.trace.events:
             tally.add(event)
             if event is step:
@@ -140,7 +129,7 @@ class StepView:
                 text.append(visible(part) if part else "", f"bold underline {style}")
         return text
 
-    def _window(self, detail: Detail, width: int) -> list[RenderableType]:
+    def _window(self, detail: Detail) -> list[RenderableType]:
         """The rows of the lookahead window, and the outputs after its last row."""
         if not detail.window:
             about = "none in this step"
@@ -148,36 +137,38 @@ class StepView:
             if lookahead and not any(s.detail and s.detail.window for s in self.trace.steps):
                 about = "none in this trace; record with --sources trajectory to see one"
             return [_heading("window", about)]
-        columns = counted(len(detail.outputs), "column")
-        state = f"{columns}; the outputs are the last row of the next step"
-        if not detail.closed:
-            state = f"{columns}; filling, {counted(len(detail.window), 'row')} so far"
+        about = f"{counted(len(detail.outputs), 'column')}; "
+        if detail.closed:
+            about += "the outputs are the last row of the next step"
+        else:
+            about += f"filling, {counted(len(detail.window), 'row')} so far"
         rows = [list(map(self._word, row)) for row in (*detail.window, detail.outputs)]
-        labels = [f"row {number}" for number in range(len(detail.window))] + ["outputs"]
-        widths = [min(max(map(cell_len, column)), _CELL) + 2 for column in zip(*rows, strict=True)]
-        shown = max(1, bisect_right(list(accumulate(widths)), width - len("outputs  …")))
-        table = Table.grid(padding=(0, 2, 0, 0))
-        table.add_column(style="dim", no_wrap=True)
-        for _ in range(shown):
-            table.add_column(max_width=_CELL, overflow="ellipsis", no_wrap=True)
-        for label, row in zip(labels, rows, strict=True):
-            cells = [Text(word, _NGRAM_STYLE if label == "outputs" else "") for word in row[:shown]]
-            if row is rows[0]:
-                cells[0].stylize("bold reverse")
-            table.add_row(label, *cells, *["…"][: len(row) - shown])
-        return [_heading("window", state), table]
+        widths = [min(max(map(cell_len, column)), _CELL) for column in zip(*rows, strict=True)]
+        lines = []
+        for number, row in enumerate(rows):
+            outputs = number == len(rows) - 1
+            lines.append(_line("outputs  " if outputs else f"row {number:<5}", "dim"))
+            for word, width in zip(row, widths, strict=True):
+                cell = Text(word, _NGRAM_STYLE if outputs else "")
+                cell.truncate(width, overflow="ellipsis", pad=True)
+                lines[-1].append_text(cell).append("  ")
+        lines[0].stylize("bold reverse", 9, 9 + len(rows[0][0]))
+        return [_heading("window", about), *lines]
 
-    def _ngrams(self, detail: Detail) -> tuple[RenderableType, RenderableType]:
-        words = [" ".join(map(self._word, ngram)) for ngram in detail.ngrams]
-        ngrams = Text(" · ", "dim").join(Text.assemble((each, _NGRAM_STYLE)) for each in words)
-        return _heading("n-grams", f"{len(words)} closed, the window's columns"), ngrams
+    def _ngrams(self, detail: Detail) -> Text:
+        line = _line()
+        for ngram in detail.ngrams:
+            line.append(" · " if line else "", "dim")
+            line.append(" ".join(map(self._word, ngram)), _NGRAM_STYLE)
+        return line
 
     def _draft(self, detail: Detail) -> list[RenderableType]:
         """The candidate tree below its heading."""
-        step = self.trace.steps[self.number - 1]
+        step = self._step
         about = "none in this step"
         if detail.tree:
-            about = f"{len(detail.tree)} proposed, {len(detail.accepted)} accepted"
+            counts = f"{len(detail.tree)} proposed, {len(detail.accepted)} accepted"
+            about = f"{counts} ✓; → the model's own token"
         elif self._sources() == "trajectory":
             about += ": no n-gram in the pool begins with this token"
         elif self._sources():
@@ -189,25 +180,18 @@ class StepView:
         tree = Tree(root.append_text(choice) if end == ROOT else root, guide_style="dim")
         branches = {ROOT: tree}
         for parent, nodes in _chains(detail):
-            label = self._chain(detail, nodes)
+            label = _line()
+            for node in nodes:
+                accepted, color = node in detail.accepted, style_of(detail.sources[node])
+                word = self._word(detail.tree[node]) + " ✓" * accepted
+                label.append(" " if label else "")
+                label.append(word, f"bold {color}" if accepted else f"dim {color}")
             if nodes[-1] == end:
                 label.append_text(choice)
             names = ", ".join(dict.fromkeys(detail.sources[node] for node in nodes))
             label.append(f"  {names}", f"dim {style_of(detail.sources[nodes[0]])}")
             branches[nodes[-1]] = branches[parent].add(label)
         return [_heading("draft", about), tree]
-
-    def _chain(self, detail: Detail, nodes: list[int]) -> Text:
-        """The tokens of a line of the tree; accepted ones have a check mark."""
-        label = _line()
-        for node in nodes:
-            word, style = self._word(detail.tree[node]), style_of(detail.sources[node])
-            label.append(" " if len(label) else "")
-            if node in detail.accepted:
-                label.append(f"{word} ✓", f"bold {style}")
-            else:
-                label.append(word, f"dim {style}")
-        return label
 
 
 def _chains(detail: Detail) -> Iterator[tuple[int, list[int]]]:
@@ -243,22 +227,7 @@ def _heading(name: str, about: str) -> Rule:
     return Rule(title, align="left", style="dim")
 
 
-HELP = """\
-→  Space  Enter  n   the next step
-←  p  b              the step before
-PgDn  PgUp           ten steps on, ten back
-Home  g   End  G     the first step, the last
-?                    this help, and back
-q  Esc  Ctrl-C       leave
-
-The tokens of a step are after ▸ in the text, in the color of
-the source that proposed them; the model's own are plain.
-window   row 0 begins with the current token; with each step the
-         rows move up, and the outputs become the last row
-n-grams  the columns of the window with their outputs
-draft    what was verified: ✓ is accepted, → is the model's choice"""
-
-KEYS = " ← → step · ? help · q leave · PgUp PgDn ten steps · g G first, last"
+KEYS = " ← → step · PgUp PgDn ten steps · g G first, last · q leave"
 
 
 class Browser:
@@ -273,7 +242,6 @@ class Browser:
         self._trace = trace
         self._colored = colored
         self._number = 1
-        self._helping = False
         body = Window(FormattedTextControl(self._body, show_cursor=False))
         footer = Window(FormattedTextControl(KEYS), height=1, style="reverse")
         self._app: Application[None] = Application(
@@ -284,14 +252,10 @@ class Browser:
 
     def run(self) -> None:
         """Show steps until the user leaves."""
-        try:
+        with contextlib.suppress(EOFError, KeyboardInterrupt):
             self._app.run()
-        except (EOFError, KeyboardInterrupt):
-            return
 
-    def _body(self) -> ANSI | str:
-        if self._helping:
-            return HELP
+    def _body(self) -> ANSI:
         size = self._app.output.get_size()
         console = Console(
             file=io.StringIO(),
@@ -302,33 +266,28 @@ class Browser:
             legacy_windows=False,
         )
         with console.capture() as capture:
-            view = StepView(self._trace, self._number)
-            console.print(view, height=max(size.rows - 1, 1), end="")
-        return ANSI(capture.get())
-
-    def _go(self, number: int) -> None:
-        self._number = min(max(number, 1), len(self._trace.steps))
-        self._helping = False
+            console.print(StepView(self._trace, self._number), end="")
+        lines, height = capture.get().splitlines(), max(size.rows - 1, 1)
+        if len(lines) > height:
+            lines[height - 1 :] = [f"… {len(lines) - height + 1} more lines"]
+        return ANSI("\n".join(lines))
 
     def _bindings(self) -> KeyBindings:
-        bindings = KeyBindings()
+        bindings, last = KeyBindings(), len(self._trace.steps)
 
         def walk(steps: int, *keys: str) -> None:
+            def go(_event: KeyPressEvent) -> None:
+                self._number = min(max(self._number + steps, 1), last)
+
             for key in keys:
-                bindings.add(key)(lambda _event: self._go(self._number + steps))
+                bindings.add(key)(go)
 
         walk(1, "right", "down", "space", "enter", "n", "j")
         walk(-1, "left", "up", "backspace", "p", "b", "k")
         walk(10, "pagedown")
         walk(-10, "pageup")
-        walk(-len(self._trace.steps), "home", "g")
-        walk(len(self._trace.steps), "end", "G")
-
-        def toggle_help(_event: Any) -> None:
-            self._helping = not self._helping
-
-        for key in ("?", "h"):
-            bindings.add(key)(toggle_help)
+        walk(-last, "home", "g")
+        walk(last, "end", "G")
         # Pasted color codes are taken for a mouse's, and break prompt_toolkit's handler of those.
         bindings.add(Keys.Vt100MouseEvent)(lambda _event: None)
         for key in ("q", "escape", "c-c", "c-d"):

@@ -10,13 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from functools import cache
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from rich.cells import cell_len, chop_cells
+from rich.cells import chop_cells
+from rich.console import Console
 from rich.text import Text
 
-from .events import Piece
-from .visualize import printable, style_of
+from ..events import Piece
+from ..visualize import printable, style_of
 
 if TYPE_CHECKING:
     from pygments.lexer import Lexer
@@ -44,11 +46,6 @@ _INLINE = re.compile(
 )
 _EMPHASIS = {1: "italic", 2: "bold", 3: "bold italic"}
 
-# Words with the spaces before them.  Wide characters break anywhere but before what closes.
-_WIDE = r"\u2e80-\u3000\u3003-\ua4cf\uac00-\ud7a3\uf900-\ufaff"
-_CLOSERS = r"、。，．：；！？）」』】》〉］｝…"  # noqa: RUF001
-_WORD = re.compile(rf" *(?:[{_WIDE}][{_CLOSERS}!),.:;?\]}}]*|[^ {_WIDE}]+)")
-
 # The terminal's own colours, without those that vanish on black or on white.
 _CODE_STYLES = {
     "Comment": "dim italic",
@@ -67,8 +64,10 @@ _CODE_STYLES = {
     "Generic.Deleted": "red",
     "Generic.Inserted": "green",
 }
-_DEEPEST = 200
+_MAX_STATES = 200
 """Nested states of a lexer; broken code can make it push without end."""
+_WRAPPER = Console()
+"""What Rich's wrapping asks for, and uses for justified text alone."""
 
 
 class MarkdownRenderer:
@@ -106,15 +105,15 @@ class MarkdownRenderer:
             for part in others:
                 complete += self._end_line(width)
                 self._line.append(Piece(part, piece.source))
-        *rows, (self._start, unfinished) = self._rows(self._styled(), width)
-        return complete + [row for _, row in rows], unfinished
+        *rows, unfinished = self._rows(width)
+        return complete + rows, unfinished
 
     def flush(self, width: int) -> list[Text]:
         """The rest of the text, at its end."""
         return self._end_line(width) if any(piece.text for piece in self._line) else []
 
     def _end_line(self, width: int) -> list[Text]:
-        rows = [row for _, row in self._rows(self._styled(), width)]
+        rows = self._rows(width)
         plain, body = self._plain(), 0
         if self.thinking:
             body = _end_of_thinking(plain)
@@ -129,6 +128,42 @@ class MarkdownRenderer:
             self._highlighter = Highlighter.of(opening[2])
         self._line, self._start = [], 0
         return rows
+
+    def _rows(self, width: int) -> list[Text]:
+        """The rows of the line that were not complete before; `_start` becomes the last one's."""
+        line, width = self._styled(), max(width, 2)
+        if self.markdown and (self._fence or line.plain.lstrip(" ").startswith("|")):
+            return self._folded(line, width)
+        return self._wrapped(line, width)
+
+    def _folded(self, line: Text, width: int) -> list[Text]:
+        """Rows of code or a table: the terminal breaks them, and they are copied whole."""
+        rest = line[self._start :]
+        parts = chop_cells(rest.plain, width)[:-1]
+        rows = list(rest.divide(accumulate(map(len, parts))))
+        for row in rows[:-1]:
+            row.end = ""
+        self._start = len(line) - len(rows[-1])
+        return rows
+
+    def _wrapped(self, line: Text, width: int) -> list[Text]:
+        """Rows of prose: broken at words, and hanging below the mark of a list or a quotation."""
+        lead = _LEAD.match(line.plain)
+        hang = lead.end() if lead and self.markdown else 0
+        if hang > (width - 1) // 2:
+            hang = 0
+        rows = []
+        while True:
+            at = max(self._start, hang)
+            # One row at a time, and from a bounded part of the line: rows must not depend on how
+            # much of it is there.
+            row, *others = line[at : at + 16 * width].wrap(_WRAPPER, width - hang, overflow="fold")
+            following = line.plain[at + len(row.plain.rstrip()) :].lstrip()
+            rows.append((Text(" " * hang) if self._start else line[:hang]).append_text(row))
+            if not others or not following:
+                return rows
+            rows[-1].rstrip()
+            self._start = len(line) - len(following)
 
     def _plain(self) -> str:
         return "".join(piece.text for piece in self._line)
@@ -196,48 +231,6 @@ class MarkdownRenderer:
         indent = len(self._fence) - len(mark) + _DEEPER
         return bool(mark and match and match[2].startswith(mark) and len(match[1]) <= indent)
 
-    # Rows.
-
-    def _rows(self, line: Text, width: int) -> list[tuple[int, Text]]:
-        """The incomplete rows of a line, each with where it starts; prose is wrapped at words."""
-        plain = line.plain
-        prose = not self.markdown or not (self._fence or plain.lstrip(" ").startswith("|"))
-        lead = _LEAD.match(plain)
-        hang = cell_len(lead[0]) if lead and prose and self.markdown else 0
-        width, start = max(width, 2), min(self._start, len(plain))
-        rows: list[tuple[int, Text]] = []
-        while True:
-            indent = min(hang, (width - 1) // 2) if start else 0
-            end = _row_end(plain, start, width - indent, prose)
-            row = line[start:end]
-            row.end = "\n" if prose or end == len(plain) else ""
-            if prose:
-                row.rstrip_end(width - indent)
-            row.pad_left(indent)
-            rows.append((start, row))
-            if end == len(plain):
-                return rows
-            start = end
-            while prose and plain[start] == " ":
-                start += 1
-
-
-def _row_end(text: str, start: int, width: int, prose: bool) -> int:
-    """Where the row that begins at `start` ends: after the last word that fits in `width` cells."""
-    used, end = 0, start
-    if prose:
-        for word in _WORD.finditer(text, start):
-            used += cell_len(word[0])
-            if used > width:
-                break
-            end = word.end()
-        else:
-            return len(text)
-    if end > start:
-        return end
-    # What is too long for a row is folded; a bounded part of it is looked at.
-    return start + len("".join(chop_cells(text[start : start + 16 * width], width)[:1]))
-
 
 def _opening(plain: str, start: int) -> re.Match[str] | None:
     """The fence and the language of a line that opens code."""
@@ -289,7 +282,7 @@ class Highlighter:
     def advance(self, text: str) -> None:
         """Take a line as ended: the next one goes on in the state that it leaves."""
         stack = self._tokens(text)[1]
-        self._stack = stack if len(stack) <= _DEEPEST else ["root"]
+        self._stack = stack if len(stack) <= _MAX_STATES else ["root"]
 
     def _tokens(self, text: str) -> tuple[list[tuple[int, tuple[str, ...], str]], list[str]]:
         from pygments.lexer import ExtendedRegexLexer, LexerContext, RegexLexer

@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import io
 import re
-import sys
 from collections.abc import Sequence
 from html import escape, unescape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.cells import cell_len
 from rich.console import Console
-from rich.terminal_theme import TerminalTheme
+from rich.terminal_theme import SVG_EXPORT_THEME
 from rich.text import Text
 
-from . import files
-from .errors import UsageError
-from .events import Ended, TextEvent, TextStep
-from .metrics import Tally
-from .trace import Header, TraceWriter, describe, speller
-from .visualize import View, printable, statistics_line, style_of
+from .. import files
+from ..errors import UsageError
+from ..events import Ended, TextEvent, TextStep
+from ..metrics import Tally
+from ..visualize import View, printable, statistics_line, style_of
 
 if TYPE_CHECKING:
-    from .options import Request
-    from .session import Session, Settings
+    from ..options import Request
+    from ..session import Session, Settings
 
 OPTIONS = ("trace", "svg", "html")
 COLUMNS = 88
@@ -92,19 +89,21 @@ def views(
         number: of the answer, from 1 on; each has files of its own.
     """
     made: list[View] = []
-    tokenizer, name = session.loaded.tokenizer, session.loaded.name
     trace, svg, html = (_path(request, option, number) for option in OPTIONS)
+    name, decode = session.loaded.name, session.loaded.tokenizer.decode
     if trace:
+        from .format import Header, TraceWriter, describe, speller
+
         header = Header(
             model=name,
-            prompt=tokenizer.decode(list(ids), skip_special_tokens=False),
+            prompt=decode(list(ids), skip_special_tokens=False),
             prompt_tokens=len(ids),
             settings=describe(settings),
             plain_step=plain_step,
         )
-        made.append(TraceWriter(trace, header, speller(tokenizer)))
+        made.append(TraceWriter(trace, header, speller(session.loaded.tokenizer)))
     if svg or html:
-        prompt = tokenizer.decode(list(ids), skip_special_tokens=True)
+        prompt = decode(list(ids), skip_special_tokens=True)
         made.append(Exporter(svg, html, name, prompt, plain_step))
     return made
 
@@ -150,16 +149,16 @@ class Exporter:
             LadeError: one of them cannot be written.
         """
         if self._svg:
-            files.write(self._svg, as_svg(self._printed(COLUMNS), self._title), "--svg")
+            files.write(self._svg, as_svg(self._printed(wrap=True), self._title), "--svg")
         if self._html:
-            files.write(self._html, as_html(self._printed(None), self._title), "--html")
+            page = self._printed(wrap=False).export_html(code_format=_HTML, theme=THEME)
+            files.write(self._html, page.replace("TITLE", escape(self._title), 1), "--html")
 
-    def _printed(self, columns: int | None) -> Console:
-        """A console that has recorded the answer and its figures; without columns, unwrapped."""
-        console = recording_console(columns or COLUMNS)
-        figures = statistics_line(self._tally, columns or sys.maxsize, self._plain_step)
-        for part in (self._text, Text(), figures):
-            console.print(part, soft_wrap=columns is None)
+    def _printed(self, wrap: bool) -> Console:
+        """A console that has recorded the answer and its figures."""
+        console = recording_console(COLUMNS)
+        figures = statistics_line(self._tally, COLUMNS, self._plain_step)
+        console.print(self._text, Text(), figures, sep="\n", soft_wrap=not wrap)
         return console
 
 
@@ -168,47 +167,25 @@ def _clean(text: str) -> str:
     return re.sub("[\ud800-\udfff\ufffe\uffff]", "\N{REPLACEMENT CHARACTER}", printable(text))
 
 
-# The page, its text, and ANSI's black, red, green, yellow, blue, magenta, cyan and white.
-THEME = TerminalTheme(
-    (13, 17, 23),
-    (230, 237, 243),
-    [
-        *((72, 79, 88), (255, 123, 114), (74, 194, 107), (227, 179, 65)),
-        *((121, 184, 255), (230, 133, 224), (86, 212, 221), (177, 186, 196)),
-    ],
-    [
-        *((110, 118, 129), (255, 161, 152), (86, 211, 100), (227, 179, 65)),
-        *((121, 192, 255), (210, 168, 255), (86, 212, 221), (240, 246, 252)),
-    ],
-)
-_MONO = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
-# Rich's, without its web fonts: a file must not ask another host for anything.
-_SVG = re.sub(r"<!--.*?-->|@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
-_SVG = _SVG.replace("Fira Code, monospace", _MONO).replace("arial", "sans-serif")
+THEME = SVG_EXPORT_THEME
 _HTML = """\
 <!DOCTYPE html>
 <html lang="en">
-<head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>TITLE</title>
 <style>
-body {{ color: {foreground}; background: {background}; font: 1rem/1.55 FONT; }}
-body {{ margin: 0 auto; padding: 1rem; max-width: 52rem; }}
-pre {{ font: inherit; white-space: pre-wrap; overflow-wrap: anywhere; }}
+body {{ color: {foreground}; background: {background}; margin: 0 auto; max-width: 52rem; }}
+pre {{ padding: 1rem; white-space: pre-wrap; overflow-wrap: anywhere; }}
 {stylesheet}
 </style>
-</head>
-<body>
-<pre>
-{code}</pre>
-</body>
+<pre>{code}</pre>
 </html>
-""".replace("FONT", _MONO)
+"""
 
 
 def recording_console(columns: int) -> Console:
-    """A console that prints nothing and records all, for `as_svg` and `as_html`."""
+    """A console that prints nothing and records all, for `as_svg`."""
     return Console(
         width=columns,
         record=True,
@@ -221,7 +198,9 @@ def recording_console(columns: int) -> Console:
 
 def as_svg(console: Console, title: str) -> str:
     """What a console has recorded, as a picture of a terminal."""
-    svg = console.export_svg(title=title, theme=THEME, code_format=_SVG, unique_id="lade")
+    svg = console.export_svg(title=title, theme=THEME, unique_id="lade")
+    # No web fonts: a file must not ask another host for anything.
+    svg = re.sub(r"<!--.*?-->|@font-face \{.*?\}", "", svg, count=3, flags=re.DOTALL)
 
     def in_cells(run: re.Match[str]) -> str:
         # Rich counts characters: wide ones, which take two cells, would be pressed together.
@@ -229,8 +208,3 @@ def as_svg(console: Console, title: str) -> str:
         return f'textLength="{length:g}"{run["rest"]}>{run["text"]}<'
 
     return re.sub(r'textLength="[^"]*"(?P<rest>[^>]*)>(?P<text>[^<]+)<', in_cells, svg)
-
-
-def as_html(console: Console, title: str) -> str:
-    """What a console has recorded, as a page whose lines the browser wraps."""
-    return console.export_html(theme=THEME, code_format=_HTML).replace("TITLE", escape(title), 1)

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from rich.cells import chop_cells
+from rich.console import Console
 from rich.control import Control
 from rich.segment import ControlType, Segment, Segments
 from rich.text import Text
 
-from .events import Ended, Piece, TextEvent, TextStep
+from ..events import Ended, Piece, TextEvent, TextStep
 from .markdown import MarkdownRenderer
-from .visualize import ViewState, fold, status_line
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from .status import ViewState, status_line
 
 SHORTEST, LONGEST = 1 / 20, 1 / 2
 """Seconds between two refreshes, at least and at most."""
@@ -32,10 +29,8 @@ _CLEAR_BELOW = Segment("\x1b[J", None, [(ControlType.CLEAR,)])
 class LiveView:
     """Shows a reply while it comes.
 
-    Two rows at the end of the screen are its own: the unfinished row of the text, and the
-    figures.  Complete rows go above them into the scrollback, and are never touched again.  The
-    cursor is hidden until `finish`, and waits at the start of the row of figures, where what the
-    user types does no harm.
+    The last two rows of the screen are redrawn: the unfinished row of the text, and the figures.
+    Complete rows go above them into the scrollback, and are never touched again.
 
     Between refreshes events are only folded and kept.
 
@@ -61,23 +56,21 @@ class LiveView:
         self.renderer = renderer
         self._console = console
         self._clock = clock
-        self._unicode = console.encoding.lower().startswith("utf")
         self._pieces: list[Piece] = []  # not rendered yet
-        self._tail = Text()  # the unfinished row on the screen
-        self._width = 0  # of the screen at the last refresh; 0 before the first
+        self._region: list[str] = []  # the rows that the next frame replaces
         self._due = float("-inf")
-        self._began = self._hidden = self._finished = False
+        self._has_text = self._finished = False
 
     def show(self, event: TextEvent) -> None:
         """Take one more event, and draw if it is time to."""
-        fold(self.state, event)
+        self.state.add(event)
         match event:
             case TextStep():
                 self._pieces += event.pieces
             case Ended():
                 self._pieces.append(Piece(event.rest))
-        first = not self._began and any(piece.text for piece in self._pieces)
-        self._began |= first
+        first = not self._has_text and any(piece.text for piece in self._pieces)
+        self._has_text |= first
         if first or self._clock() >= self._due:
             self.redraw()
 
@@ -91,50 +84,31 @@ class LiveView:
         self._due = ended + min(max((ended - began) / SHARE, SHORTEST), LONGEST)
 
     def finish(self) -> None:
-        """Complete the text, remove the figures, and give the cursor back."""
-        if self._finished:
-            return
-        self._finished = True
-        try:
+        """Complete the text and remove the figures."""
+        if not self._finished:
+            self._finished = True
             self._draw()
-        finally:
-            if self._hidden:
-                self._console.show_cursor(True)
 
     def _draw(self) -> None:
         """Bring the screen up to date in one write."""
         width = self._console.width
         pieces, self._pieces = self._pieces, []
-        rows, tail = self.renderer.feed(pieces, width)
+        rows, unfinished = self.renderer.feed(pieces, width)
         if self._finished:
             rows += self.renderer.flush(width)
-            if not (rows or self._width):
-                return
         frame = Text()
         for row in rows:
             frame.append_text(row).append(row.end)
+        # Terminals break rows anew when they become narrower.
+        rise = sum(max(len(chop_cells(row, max(width, 2))), 1) for row in self._region) - 1
+        self._region = []
+        if not self._finished:
+            colours = self.renderer.colours and not self._console.no_color
+            unicode = self._console.encoding.lower().startswith("utf")
+            # One cell less, or it could take two rows by itself.
+            status = status_line(self.state, width - 1, unicode=unicode, colours=colours)
+            self._region = [unfinished.plain, status.plain]
+            frame.append_text(unfinished).append("\n").append_text(status)
         with self._console as console:
-            # Each time: a shell shows it again while the program is suspended.
-            self._hidden = True
-            console.show_cursor(False)
-            rise = self._rows_above(width)
             console.print(Segments([_START, *[_UP] * rise, _CLEAR_BELOW]), end="")
-            if not self._finished:
-                # One cell less, or it could take two rows by itself.
-                frame.append_text(tail).append("\n").append_text(self._status(width - 1))
             console.print(frame, soft_wrap=True, end="")
-            console.print(Segments([_START]), end="")
-        self._tail, self._width = tail, width
-
-    def _status(self, width: int) -> Text:
-        colours = self.renderer.colours and not self._console.no_color
-        return status_line(self.state, width, unicode=self._unicode, colours=colours)
-
-    def _rows_above(self, width: int) -> int:
-        """Rows from the figures up to where the unfinished row begins.
-
-        Terminals break rows anew when they become narrower, as this view will.
-        """
-        if not self._width:
-            return 0
-        return max(len(chop_cells(self._tail.plain, max(width, 2))), 1)

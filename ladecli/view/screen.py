@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-    from rich.table import Table as RichTable
+from rich import box
+from rich.console import Console, RenderableType
+from rich.measure import Measurement
+from rich.table import Table as RichTable
+from rich.text import Text
 
 NONE = "-"
 """What stands where there is no figure."""
@@ -83,12 +84,6 @@ def is_screen(console: Console) -> bool:
     return console.file.isatty()
 
 
-def draws(console: Console, columns: int) -> bool:
-    """Whether the stream takes the dots of a plot of that many columns."""
-    room = not is_screen(console) or console.width >= columns
-    return room and "utf" in (console.encoding or "").lower()
-
-
 def line(console: Console, text: str, style: str | None = None) -> None:
     """Print a line as it is: no markup in it, nothing highlighted, and on a pipe unbroken."""
     soft = not is_screen(console)
@@ -97,8 +92,6 @@ def line(console: Console, text: str, style: str | None = None) -> None:
 
 def show(part: RenderableType, console: Console) -> None:
     """Print a table or the like: on a pipe every row is one line, without blanks at its end."""
-    from rich.text import Text
-
     if is_screen(console):
         console.print(part)
         return
@@ -111,9 +104,6 @@ def show(part: RenderableType, console: Console) -> None:
 
 def bare_table() -> RichTable:
     """A table with a line below its head and no other."""
-    from rich import box
-    from rich.table import Table as RichTable
-
     return RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
 
 
@@ -123,8 +113,6 @@ def print_table(table: Table, console: Console) -> set[str]:
     Returns:
         The titles of the columns that were left out: those of the greatest weight.
     """
-    from rich.measure import Measurement
-
     kept, unlimited = list(range(len(table.columns))), console.options.update(max_width=WIDE)
     names = max(console.width // 3, _NAMES)
     while is_screen(console) and len(kept) > 1:
@@ -143,8 +131,6 @@ def print_table(table: Table, console: Console) -> set[str]:
 
 def _rich(table: Table, names: int | None = None) -> RichTable:
     """The table for Rich; names are folded at `names` cells, if that is given."""
-    from rich.text import Text
-
     found = bare_table()
     for column in table.columns:
         if column.number:

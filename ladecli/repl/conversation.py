@@ -72,11 +72,6 @@ class Conversation:
         """Without the user's last message and the reply to it."""
         return self._cut(max(len(self.without_reply().messages) - 1, 0))
 
-    def without_oldest(self) -> Conversation | None:
-        """One exchange more forgotten, from the oldest on; None if only the last is left."""
-        turns = [i for i, m in enumerate(self.messages) if m.role == "user" and i > self.forgotten]
-        return replace(self, forgotten=turns[0]) if turns else None
-
     def _cut(self, kept: int) -> Conversation:
         # When nothing else is left, there is room again for what was forgotten.
         forgotten = self.forgotten if self.forgotten < kept else 0
@@ -98,14 +93,14 @@ class Conversation:
         if count(self) + needed <= limit:
             return self
         fitting: Conversation | None = None
-        shorter = self.without_oldest()
-        while shorter is not None:
-            room = limit - count(shorter)
-            if room >= needed:
-                fitting = shorter
-            if room >= limit // FREED:
-                break
-            shorter = shorter.without_oldest()
+        for number, message in enumerate(self.messages):
+            if message.role == "user" and number > self.forgotten:
+                shorter = replace(self, forgotten=number)
+                room = limit - count(shorter)
+                if room >= needed:
+                    fitting = shorter
+                if room >= limit // FREED:
+                    break
         return fitting
 
     def for_template(self) -> list[dict[str, str]]:

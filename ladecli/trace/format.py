@@ -1,8 +1,8 @@
 """The trace of a generation: a file of JSON lines that can be replayed and inspected.
 
-The first line is the header; every other line is one event, in order.  Each line is flushed when
-it is written, so a program that is killed leaves a trace that can be read.  The text of a token id
-stands in the line where the id first appears: reading a trace needs no tokenizer.
+The first line is the header; every other line is an event, in order, or the text of token ids that
+the next event has for the first time: reading a trace needs no tokenizer.  Each line is flushed
+when it is written, so a program that is killed leaves a trace that can be read.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
@@ -18,17 +18,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from . import files
-from .decoder.events import Detail, Started, StepNarrowed
-from .errors import LadeError, UsageError
-from .events import Ended, Piece, PromptRead, TextEvent, TextStep
-from .visualize import printable
+from .. import files
+from ..decoder.events import Started, StepNarrowed
+from ..errors import LadeError, UsageError
+from ..events import Ended, PromptRead, TextEvent, TextStep
 
 if TYPE_CHECKING:
-    from .session import Settings
-    from .text import Tokenizer
+    from ..session import Settings
+    from ..text import Tokenizer
 
-VERSION: Literal[1] = 1
+VERSION: Literal[2] = 2
 OPTION = "--trace"
 
 
@@ -46,7 +45,7 @@ class Header(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     format: Literal["lade-trace"] = "lade-trace"
-    version: Literal[1] = VERSION
+    version: Literal[2] = VERSION
     model: str
     prompt: str
     prompt_tokens: int
@@ -54,55 +53,23 @@ class Header(BaseModel):
     plain_step: Annotated[float, Field(gt=0)] | None = None
 
 
-class StepLine(BaseModel):
-    """A `TextStep` in columns; `spelled` has the text of token ids that are new in the trace."""
+@dataclass(frozen=True, slots=True)
+class Spellings:
+    """Token ids with their text."""
 
-    event: Literal["step"] = "step"
-    pieces: tuple[str, ...]
-    sources: tuple[str | None, ...]
-    ids: Annotated[tuple[int, ...], Field(min_length=1)]
-    width: int
-    proposed: int
-    seconds: float
-    detail: Detail | None = None
-    spelled: dict[int, str] = Field(default_factory=dict)
-
-    def to_step(self) -> TextStep:
-        """The event of this line.
-
-        Raises:
-            ValueError: its columns do not fit together.
-        """
-        if not len(self.pieces) == len(self.sources) == len(self.ids):
-            raise ValueError("pieces, sources and ids differ in length")
-        sources = (source and printable(source) for source in self.sources)
-        pieces = tuple(map(Piece, self.pieces, sources))
-        detail = self.detail and _checked(self.detail)
-        return TextStep(pieces, self.ids, self.width, self.proposed, self.seconds, detail)
+    texts: dict[int, str]
 
 
-def _checked(detail: Detail) -> Detail:
-    """Refuse indices and shapes that no step has: the inspector relies on them."""
-    if not len(detail.tree) == len(detail.parents) == len(detail.sources):
-        raise ValueError("tree, parents and sources differ in length")
-    if not all(-1 <= parent < node for node, parent in enumerate(detail.parents)):
-        raise ValueError("a node of the tree comes before its parent")
-    if not all(0 <= node < len(detail.tree) for node in detail.accepted):
-        raise ValueError("accepted names a node that the tree does not have")
-    if any(not row or len(row) != len(detail.outputs) for row in detail.window):
-        raise ValueError("the window's rows and outputs differ in length")
-    return replace(detail, sources=tuple(map(printable, detail.sources)))
-
-
-_Line: TypeAlias = Started | PromptRead | StepLine | StepNarrowed | Ended
+_Line: TypeAlias = TextEvent | Spellings
 _NAMES: dict[type[_Line], str] = {
     Started: "started",
     PromptRead: "prompt_read",
-    StepLine: "step",
-    StepNarrowed: "squeezed",
+    Spellings: "spellings",
+    TextStep: "step",
+    StepNarrowed: "step_narrowed",
     Ended: "ended",
 }
-_ADAPTERS: dict[str, TypeAdapter[_Line]] = {
+_ADAPTERS: dict[object, TypeAdapter[_Line]] = {
     name: TypeAdapter(kind) for kind, name in _NAMES.items()
 }
 
@@ -191,20 +158,8 @@ class TraceWriter:
     def show(self, event: TextEvent) -> None:
         """Record one more event, if those before it could be written."""
         if isinstance(event, TextStep):
-            spelled = self._new_spellings(event)
-            line = StepLine(
-                pieces=tuple(piece.text for piece in event.pieces),
-                sources=tuple(piece.source for piece in event.pieces),
-                ids=event.token_ids,
-                width=event.width,
-                proposed=event.proposed,
-                seconds=event.seconds,
-                detail=event.detail,
-                spelled=spelled,
-            )
-            self._write(line.model_dump(exclude=None if spelled else {"spelled"}))
-        else:
-            self._write({"event": _NAMES[type(event)], **asdict(event)})
+            self._write_spellings(event)
+        self._write_line(event)
 
     def finish(self) -> None:
         """Close the file.
@@ -216,14 +171,19 @@ class TraceWriter:
             raise self._failed(self._failure)
         self._file.close()
 
-    def _new_spellings(self, step: TextStep) -> dict[int, str]:
+    def _write_spellings(self, step: TextStep) -> None:
         ids = list(step.token_ids)
         if detail := step.detail:
             for row in ((detail.current,), detail.tree, *detail.window, detail.outputs):
                 ids += row
-        new = [token for token in dict.fromkeys(ids) if token not in self._known]
-        self._known.update(new)
-        return {token: self._spell(token) for token in new}
+        if new := [token for token in dict.fromkeys(ids) if token not in self._known]:
+            self._known.update(new)
+            self._write_line(Spellings({token: self._spell(token) for token in new}))
+
+    def _write_line(self, line: _Line) -> None:
+        values = asdict(line)
+        values.pop("times", None)  # of this run alone
+        self._write({"event": _NAMES[type(line)], **values})
 
     def _write(self, values: Mapping[str, Any]) -> None:
         if self._failure is not None:
@@ -258,19 +218,19 @@ def read_trace(path: Path) -> Trace:
         lines.pop()  # empty; or the program was killed while it wrote this line
     events: list[TextEvent] = []
     spellings: dict[int, str] = {}
-    try:
-        for line in lines:
+    for number, line in enumerate(lines, start=2):
+        try:
             if events and isinstance(events[-1], Ended):
                 raise ValueError("the trace goes on after its end")
-            read = _read_event(line)
-            if isinstance(read, StepLine):
-                spellings |= read.spelled
-            events.append(read.to_step() if isinstance(read, StepLine) else read)
-    except ValueError as error:
-        number = len(events) + 2  # after the header and the events that could be read
-        raise UsageError(
-            f"the trace {path}, line {number}: {_reason(error)}; record it again with {OPTION}"
-        ) from None
+            read = _read_line(line)
+        except ValueError as error:
+            raise UsageError(
+                f"the trace {path}, line {number}: {_reason(error)}; record it again with {OPTION}"
+            ) from None
+        if isinstance(read, Spellings):
+            spellings |= read.texts
+        else:
+            events.append(read)
     cut = not events or not isinstance(events[-1], Ended)
     return Trace(header, tuple(events), spellings, cut)
 
@@ -295,12 +255,34 @@ def _read_header(path: Path, line: bytes) -> Header:
         ) from None
 
 
-def _read_event(line: bytes) -> _Line:
+def _read_line(line: bytes) -> _Line:
     values = from_json(line)
     name = values.get("event") if isinstance(values, dict) else None
     if not isinstance(name, str) or name not in _ADAPTERS:
         raise ValueError("not an event that this version writes")
-    return _ADAPTERS[name].validate_python(values)
+    read = _ADAPTERS[name].validate_python(values)
+    if isinstance(read, TextStep):
+        _check(read)
+    return read
+
+
+def _check(step: TextStep) -> None:
+    """Refuse indices and shapes that no step has: the inspector relies on them."""
+    if not len(step.pieces) == len(step.token_ids) > 0:
+        raise ValueError("there must be a piece for each token id")
+    sources = [piece.source for piece in step.pieces]
+    if detail := step.detail:
+        sources += detail.sources
+        if not len(detail.tree) == len(detail.parents) == len(detail.sources):
+            raise ValueError("tree, parents and sources differ in length")
+        if not all(-1 <= parent < node for node, parent in enumerate(detail.parents)):
+            raise ValueError("a node of the tree comes before its parent")
+        if not all(0 <= node < len(detail.tree) for node in detail.accepted):
+            raise ValueError("accepted names a node that the tree does not have")
+        if any(not row or len(row) != len(detail.outputs) for row in detail.window):
+            raise ValueError("the window's rows and outputs differ in length")
+    if not all(source is None or source.isprintable() for source in sources):
+        raise ValueError("a source has control characters")
 
 
 def _reason(error: ValueError) -> str:

@@ -14,8 +14,8 @@ from typing import NoReturn, TextIO
 
 from rich.console import COLOR_SYSTEMS, Console
 
-from .metrics import Tally
-from .visualize import Writer, printable, statistics_line
+from ..metrics import Tally
+from ..visualize import Writer, printable, statistics_line
 
 DRAWN_EVERY = 0.1
 """Seconds from one drawing of a bar to the next, at least."""
@@ -123,14 +123,13 @@ class Terminal:
             progress.TextColumn("{task.description}"),
             progress.BarColumn(),
             progress.TaskProgressColumn(),
-            progress.TextColumn("left:"),
             progress.TimeRemainingColumn(),
         )
+        console = self.console(sys.stderr)
         with progress.Progress(
-            *columns, console=self.console(sys.stderr), transient=True, auto_refresh=False
+            *columns, console=console, transient=True, auto_refresh=False
         ) as bar:
-            task = bar.add_task(what, total=total)
-            drawn = time.monotonic()
+            task, drawn = bar.add_task(what, total=total), time.monotonic()
 
             def advance(more: int) -> None:
                 nonlocal drawn
@@ -157,14 +156,8 @@ def ctrl_c() -> Iterator[Callable[[], bool]]:
         if presses == 2:
             raise KeyboardInterrupt
 
-    with _on_ctrl_c(on_signal):
-        yield lambda: presses > 0
-
-
-@contextlib.contextmanager
-def _on_ctrl_c(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    before = signal.signal(signal.SIGINT, handler)
+    before = signal.signal(signal.SIGINT, on_signal)
     try:
-        yield
+        yield lambda: presses > 0
     finally:
         signal.signal(signal.SIGINT, before)

@@ -7,12 +7,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from .errors import INTERRUPTED, UsageError
-from .events import PromptRead, TextEvent, TextStep
-from .metrics import Tally
-from .terminal import Terminal, ctrl_c, is_dumb
-from .trace import Trace, read_trace
-from .visualize import View, ViewState
+from ..errors import INTERRUPTED, UsageError
+from ..events import PromptRead, TextEvent, TextStep
+from ..metrics import Tally
+from ..view.live import LiveView
+from ..view.markdown import MarkdownRenderer
+from ..view.status import ViewState
+from ..view.terminal import Terminal, ctrl_c, is_dumb
+from ..visualize import View
+from .format import Trace, read_trace
+from .inspector import Browser, StepView
 
 _NAP = 1 / 16
 """Seconds between two looks at whether Ctrl-C was pressed."""
@@ -44,7 +48,12 @@ def run(path: str, *, speed: float = 1.0, step: bool = False, color: str = "auto
 
 def _play(trace: Trace, terminal: Terminal, speed: float) -> int:
     """Show the text as it came, then its statistics."""
-    view, tally = _view(trace, terminal), Tally()
+    console, tally = terminal.live_console(), Tally()
+    view: View = terminal.writer()
+    if console is not None:
+        state = ViewState(plain_step=trace.header.plain_step)
+        thinking = trace.header.prompt.rstrip().endswith("<think>")
+        view = LiveView(console, state, MarkdownRenderer(True, True, thinking))
     with ctrl_c() as cancelled:
         try:
             for event in paced(trace.events, speed, cancelled):
@@ -73,33 +82,14 @@ def paced(
         yield event
 
 
-def _view(trace: Trace, terminal: Terminal) -> View:
-    """The live view on a terminal, else the text as it is."""
-    console = terminal.live_console()
-    if console is None:
-        return terminal.writer()
-    from .live import LiveView
-    from .markdown import MarkdownRenderer
-
-    state = ViewState(plain_step=trace.header.plain_step)
-    thinking = trace.header.prompt.rstrip().endswith("<think>")
-    return LiveView(console, state, MarkdownRenderer(True, True, thinking))
-
-
 def _inspect(trace: Trace, terminal: Terminal) -> int:
     """Show the steps: one at a time on a terminal, else all."""
-    from .inspector import Browser, StepView
-
+    console = terminal.console(sys.stdout)
     if not trace.steps:
         terminal.say("the trace holds no steps")
-        return 0
-    console = terminal.console(sys.stdout)
-    if sys.stdin.isatty() and sys.stdout.isatty() and not is_dumb():
+    elif sys.stdin.isatty() and sys.stdout.isatty() and not is_dumb():
         Browser(trace, colored=console.color_system is not None and not console.no_color).run()
-        return 0
-    try:
+    else:
         for number in range(1, len(trace.steps) + 1):
             console.print(StepView(trace, number), "")
-    except KeyboardInterrupt:
-        return INTERRUPTED
     return 0

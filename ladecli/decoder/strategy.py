@@ -1,0 +1,135 @@
+"""What a strategy is, and what passes between it and the loop in a step: `State` before it, a
+`Draft` to try, and the `StepResult` of the model.
+
+Strategies never touch the cache, the tokenizer or the screen.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from .events import Detail, Token
+from .tree import TokenTree
+from .window import WindowBlock
+
+Successors: TypeAlias = Sequence[dict[int, float]]
+"""For each output of a step its most probable next tokens with their probabilities, best first;
+empty where the draft asked for none."""
+
+
+@dataclass(slots=True)
+class State:
+    """The text so far and how far ahead of it a draft may reach.
+
+    Attributes:
+        tokens: prompt and committed tokens; the last one is the current token.
+        prompt_length: number of prompt tokens.
+        draft_depth: the deepest tree node that could still be committed.
+        room: positions after the current token that exist and are encoded as before.
+        widest: the most tokens of a step, padding included, that fit in memory; with several
+            ranks, of a single rank's step.
+        missing: by rank, how many committed tokens before the current one it must feed first
+            because it lacks their keys.
+    """
+
+    tokens: list[int]
+    prompt_length: int
+    draft_depth: int = 0
+    room: int = 0
+    widest: int = sys.maxsize
+    missing: Sequence[int] = (0,)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What a strategy wants to try in one step.
+
+    Attributes:
+        tree: candidates after the current token.
+        window: cells of the lookahead window.
+        width: tokens that the step is padded to, if it has fewer.
+        successors: how many successors of every output the strategy wants to see; 0 for none.
+        limit: where several ranks share the draft, the most tokens that one of them feeds,
+            pending ones included.
+        widths: where several ranks share it, the only widths that their steps may have,
+            ascending; () for any.
+    """
+
+    tree: TokenTree = field(default_factory=TokenTree)
+    window: WindowBlock | None = None
+    width: int = 1
+    successors: int = 0
+    limit: int = sys.maxsize
+    widths: tuple[int, ...] = ()
+
+    @property
+    def outputs(self) -> int:
+        """Rows whose logits are wanted: the current token's, the nodes', the window's last row."""
+        return 1 + len(self.tree) + (len(self.window.last_row) if self.window else 0)
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What a step showed of a draft.
+
+    Attributes:
+        nodes: the accepted nodes, in the order of the text.
+        tokens: those that join the text: the accepted ones and the bonus token.
+        best: the most probable token after the current token and each tree node, then after each
+            cell of the window's last row.
+        successors: the most probable tokens after the same outputs.
+    """
+
+    nodes: list[int]
+    tokens: list[Token]
+    best: Sequence[int]
+    successors: Successors = ()
+
+    def detail(self, current: int, draft: Draft) -> Detail:
+        """The step after a current token as plain numbers, for display."""
+        tree, window = draft.tree, draft.window
+        return Detail(
+            current,
+            tuple(tree.tokens),
+            tuple(tree.parents),
+            tuple(tree.sources),
+            tuple(self.nodes),
+            window.rows(current) if window else (),
+            tuple(self.best[1 + len(tree) :]) if window else (),
+            window.filled if window else False,
+        )
+
+
+class Strategy:
+    """Proposes a draft for each step and observes what the model made of it.
+
+    This one proposes nothing: one token per step, the oracle of all other strategies.
+
+    Attributes:
+        name: as on the command line.
+    """
+
+    name = "autoregressive"
+
+    def begin(self, state: State) -> None:
+        """A generation starts; `state` holds the prompt."""
+
+    def propose(self, state: State) -> Draft:
+        """What to try after the current token; nothing deeper or wider than `state` allows.
+
+        If memory does not suffice for it, this is called again with a smaller `widest`, and the
+        first draft is never observed.
+        """
+        return Draft()
+
+    def observe(self, state: State, draft: Draft, result: StepResult) -> None:
+        """A step is over; `state` holds the tokens that it committed, those of `result`.
+
+        Args:
+            state: the text.
+            draft: what was tried: what was proposed, or what ranks that share it had room for.
+            result: of the model.
+        """

@@ -1,0 +1,1 @@
+"""The terminal: live view, Markdown, tables, consoles."""
