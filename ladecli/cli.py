@@ -233,7 +233,7 @@ def verify(request: options.VerifyRequest) -> int:
 
     The exit code is 1 where a difference is larger than rounding explains.
     """
-    from .verify import run
+    from .bench.verify import run
 
     return run(request)
 

@@ -91,7 +91,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
     """In place of torch's, which takes most of a minute for the steps of transformers."""
-    from ladecli import stock
+    from ladecli.bench import stock
 
     made = Compiler()
     monkeypatch.setattr(torch, "compile", made)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .. import opening
@@ -29,40 +29,13 @@ ON_LONG_TEXTS = (PLAIN, "paper", "lookahead")
 LETTERS = {"window": "W", "ngram": "N", "guesses": "G"}
 NUMBERS = {"W": "window", "N": "ngram", "G": "guesses", "budget": "budget"}
 """The option of each axis that has whole numbers."""
+MINIMUM = {"W": 1, "N": 2, "G": 0, "budget": 1}
 AXES = (*NUMBERS, "sources", "context")
-MINIMUM = {"N": 2, "G": 0}
-"""Lower bounds of axes, where they are not 1."""
 
 Sweep: TypeAlias = Mapping[str, tuple[str, ...]]
 """Values by axis: numbers in digits, sources joined by + or "all", or the name of another axis."""
-
-
-@dataclass(frozen=True, slots=True)
-class Methods:
-    """Methods, each with how it decodes, and cells of a sweep whose settings are invalid."""
-
-    chosen: tuple[tuple[Method, Settings], ...]
-    refused: tuple[Failure, ...] = ()
-
-
-def named(text: str | None) -> tuple[str, ...]:
-    """The strategies of a comma list; `DEFAULT` without one.
-
-    Raises:
-        UsageError: it names an unknown one, or one twice, or none.
-    """
-    if text is None:
-        return DEFAULT
-    names = tuple(name for word in text.split(",") if (name := word.strip()))
-    for name in names:
-        if name not in STRATEGIES:
-            known = ", ".join(STRATEGIES)
-            raise UsageError(f"unknown strategy {name!r} in --strategies; use some of {known}")
-    if len(set(names)) < len(names):
-        raise UsageError(f"--strategies names one twice: {text}")
-    if not names:
-        raise UsageError("--strategies is empty; leave it out to measure the usual ones")
-    return names
+Chosen: TypeAlias = "tuple[Method, Settings]"
+"""A method, and how it decodes."""
 
 
 def check(request: BenchRequest) -> Sweep:
@@ -72,7 +45,7 @@ def check(request: BenchRequest) -> Sweep:
         UsageError: an unknown strategy or axis, an invalid value, or options that contradict
             each other.
     """
-    names, swept = named(request.strategies), parse(request.sweep or [])
+    names, swept = _named(request.strategies), _parse(request.sweep or [])
     if request.strategies and request.parallel_mode == "tensor" and {*names} & {*FOREIGN}:
         raise UsageError(
             "transformers' own generate does not run on a model that ranks share; leave"
@@ -100,15 +73,60 @@ def check(request: BenchRequest) -> Sweep:
     return swept
 
 
-def parse(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Values by axis, in the order of typing.
+def choose(
+    request: BenchRequest, choice: Choice, greedy: SamplingConfig, swept: Sweep
+) -> tuple[list[Chosen], list[Failure]]:
+    """The methods, and the cells of a sweep whose settings are invalid.
 
     Args:
-        texts: each with one axis or several: "W=5,10 N=3,5 G=W".
+        request: of the user.
+        choice: the profile's settings.
+        greedy: the model's own repetition penalty.
+        swept: values by axis.
 
     Raises:
-        UsageError: it names the axis or value that is wrong.
+        ConfigError: settings contradict each other.
+        UsageError: no cell of a sweep has valid settings.
     """
+    # The same random numbers for all methods, and in every benchmark.
+    request = replace(request, seed=request.seed or 0)
+    grid = {axis: values for axis, values in swept.items() if axis != "context"}
+    if grid:
+        return _cells(request, choice, greedy, grid)
+    names = _named(request.strategies)
+    if swept and request.strategies is None:
+        names = ON_LONG_TEXTS
+    if request.parallel_mode == "tensor":
+        names = tuple(name for name in names if name not in FOREIGN)
+    chosen = []
+    for name in names:
+        wanted = request
+        if name == "paper":
+            wanted = replace(request, sources="trajectory", budget=None)
+        settings = opening.settings_of(wanted, choice, greedy)
+        shown = lookahead_shown(settings.lookahead) if name in ("paper", "lookahead") else {}
+        chosen.append((Method(name, name, shown), settings))
+    return chosen, []
+
+
+def _named(text: str | None) -> tuple[str, ...]:
+    """The strategies of a comma list; `DEFAULT` without one."""
+    if text is None:
+        return DEFAULT
+    names = tuple(name for word in text.split(",") if (name := word.strip()))
+    for name in names:
+        if name not in STRATEGIES:
+            known = ", ".join(STRATEGIES)
+            raise UsageError(f"unknown strategy {name!r} in --strategies; use some of {known}")
+    if len(set(names)) < len(names):
+        raise UsageError(f"--strategies names one twice: {text}")
+    if not names:
+        raise UsageError("--strategies is empty; leave it out to measure the usual ones")
+    return names
+
+
+def _parse(texts: Sequence[str]) -> Sweep:
+    """Values by axis of texts such as "W=5,10 N=3,5 G=W", in the order of typing."""
     words = [word for text in texts for word in text.split()]
     if texts and not words:
         raise UsageError("--sweep is empty; give axes, such as 'W=5,10 N=3', or leave it out")
@@ -145,53 +163,20 @@ def _value(axis: str, value: str, swept: Mapping[str, Sequence[str]]) -> str:
             raise UsageError(f"{typed}: needs some of {known}, joined by + as in context+recycled")
         return value
     if value in NUMBERS:
-        if value == axis or value not in swept:
-            raise UsageError(f"{typed}: the sweep has no other axis {value}")
-        if not all(number.isdecimal() for number in swept[value]):
-            raise UsageError(f"{typed}: {value} must have numbers then")
+        if value == axis or not all(number.isdecimal() for number in swept.get(value, ["-"])):
+            raise UsageError(f"{typed}: the sweep has no other axis {value} with numbers")
         return value
-    least = MINIMUM.get(axis, 1)
-    if not value.isdecimal() or int(value) < least:
-        raise UsageError(f"{typed}: needs a number from {least} on, or the name of another axis")
+    if not value.isdecimal() or int(value) < MINIMUM[axis]:
+        raise UsageError(
+            f"{typed}: needs a number from {MINIMUM[axis]} on, or the name of another axis"
+        )
     return str(int(value))
 
 
-def choose(request: BenchRequest, choice: Choice, greedy: SamplingConfig, swept: Sweep) -> Methods:
-    """The methods and how they decode.
-
-    Args:
-        request: what was asked for.
-        choice: the profile's settings.
-        greedy: the model's way of choosing the most probable token.
-        swept: values by axis.
-
-    Raises:
-        ConfigError: settings contradict themselves.
-        UsageError: no cell of a sweep has valid settings.
-    """
-    # The same random numbers for all methods, and in every benchmark.
-    request = replace(request, seed=request.seed or 0)
-    grid = {axis: values for axis, values in swept.items() if axis != "context"}
-    if grid:
-        return _cells(request, choice, greedy, grid)
-    names = named(request.strategies)
-    if swept and request.strategies is None:
-        names = ON_LONG_TEXTS
-    if request.parallel_mode == "tensor":
-        names = tuple(name for name in names if name not in FOREIGN)
-    chosen = []
-    for name in names:
-        wanted = request
-        if name == "paper":
-            wanted = replace(request, sources="trajectory", budget=None)
-        settings = opening.settings_of(wanted, choice, greedy)
-        shown = lookahead_shown(settings.lookahead) if name in ("paper", "lookahead") else {}
-        chosen.append((Method(name, name, shown), settings))
-    return Methods(tuple(chosen))
-
-
-def _cells(request: BenchRequest, choice: Choice, greedy: SamplingConfig, grid: Sweep) -> Methods:
-    """Plain decoding, and lookahead with the settings of each cell."""
+def _cells(
+    request: BenchRequest, choice: Choice, greedy: SamplingConfig, grid: Sweep
+) -> tuple[list[Chosen], list[Failure]]:
+    """Plain decoding, and lookahead with the settings of each cell; as `choose`."""
     chosen = [(Method(PLAIN, PLAIN), opening.settings_of(request, choice, greedy))]
     refused = []
     for combination in itertools.product(*grid.values()):
@@ -210,7 +195,7 @@ def _cells(request: BenchRequest, choice: Choice, greedy: SamplingConfig, grid: 
         chosen.append((Method(name, "lookahead", shown, cell), settings))
     if len(chosen) == 1:
         raise UsageError(f"no cell of the sweep can run: {refused[0].error}")
-    return Methods(tuple(chosen), tuple(refused))
+    return chosen, refused
 
 
 def _options(values: Mapping[str, str]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING
@@ -13,7 +13,6 @@ from ..view.screen import Table, line, print_table
 from .statistics import Interval
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from rich.console import Console
 
 MAX_ROWS = 24
@@ -29,7 +28,7 @@ class Document:
         title: model and machine.
         headline: the answer, in sentences.
         caveats: what a reader must know about the figures.
-        tables: the figures.
+        speedups: by method, for a chart.
         footer: program and date.
     """
 
@@ -37,7 +36,9 @@ class Document:
     headline: tuple[str, ...]
     caveats: tuple[str, ...]
     tables: tuple[Table, ...]
-    footer: str = ""
+    chart_title: str
+    speedups: tuple[tuple[str, Interval], ...]
+    footer: str
 
 
 def terminal(report: Document, console: Console) -> None:
@@ -85,13 +86,8 @@ def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def html(report: Document, charts: Sequence[tuple[str, str]]) -> str:
-    """A document as one page without scripts, which loads nothing.
-
-    Args:
-        report: whose texts the template escapes.
-        charts: title and SVG of each.
-    """
+def html(report: Document) -> str:
+    """A document as one page without scripts, which loads nothing; the template escapes texts."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
@@ -99,14 +95,17 @@ def html(report: Document, charts: Sequence[tuple[str, str]]) -> str:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    drawn = [(title, Markup(svg)) for title, svg in charts]  # matplotlib escaped it
-    return environment.from_string(template).render(report=report, charts=drawn) + "\n"
+    chart = Markup(_chart(report.speedups)) if report.speedups else ""  # matplotlib escaped it
+    return environment.from_string(template).render(report=report, chart=chart) + "\n"
 
 
-def speedup_chart(speedups: Sequence[tuple[str, Interval]]) -> str:
+def _chart(speedups: Sequence[tuple[str, Interval]]) -> str:
     """Speed-ups with their intervals, a row for each method, as SVG."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
     kept = sorted(speedups, key=lambda each: -each[1].value)[:MAX_ROWS][::-1]
-    figure = _figure(len(kept))
+    figure = Figure(figsize=(7.5, 1.2 + 0.3 * len(kept)), layout="constrained")
     axes = figure.subplots()
     for y, (_, found) in enumerate(kept):
         colour = "tab:blue" if found.clear else "tab:gray"
@@ -115,36 +114,7 @@ def speedup_chart(speedups: Sequence[tuple[str, Interval]]) -> str:
     axes.axvline(1.0, color="black", lw=0.8, ls=":")
     axes.set_yticks(range(len(kept)), [name for name, _ in kept])
     axes.set_xlim(left=0)
-    return _svg(figure)
-
-
-def time_chart(spent: Sequence[tuple[str, Mapping[str, float]]], parts: Sequence[str]) -> str:
-    """Milliseconds of a step by part, a stacked bar for each method, as SVG."""
-    kept = spent[:MAX_ROWS][::-1]
-    figure = _figure(len(kept))
-    axes = figure.subplots()
-    left = [0.0] * len(kept)
-    for part in parts:
-        widths = [1e3 * seconds.get(part, 0.0) for _, seconds in kept]
-        axes.barh(range(len(kept)), widths, left=left, label=part)
-        left = [before + width for before, width in zip(left, widths, strict=True)]
-    axes.set_yticks(range(len(kept)), [name for name, _ in kept])
-    axes.legend(ncols=len(parts), loc="lower center", bbox_to_anchor=(0.4, 1.0), frameon=False)
-    return _svg(figure)
-
-
-def _figure(rows: int) -> Figure:
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(7.5, 1.2 + 0.3 * rows), layout="constrained")
-
-
-def _svg(figure: Figure) -> str:
-    """The element of a figure; the same figure gives the same bytes."""
-    import matplotlib
-
-    for axes in figure.axes:
-        axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["top", "right"]].set_visible(False)
     drawn = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": "lade", "svg.fonttype": "none"}):
         figure.savefig(drawn, format="svg", metadata={"Date": None})

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,9 +15,8 @@ from ..metrics import ratio
 from ..view.screen import NONE, Column, Table
 from ..visualize import counted, printable
 from . import render
-from .methods import LETTERS
 from .render import Document
-from .result import PLAIN, STOCK, STOCK_COMPILED, STOCK_LOOKUP, Method, Result, to_json
+from .result import PLAIN, STOCK, STOCK_COMPILED, STOCK_LOOKUP, Result, to_json
 from .statistics import MIN_ROWS, Figures, Interval, drift, figures_of, speedup
 
 if TYPE_CHECKING:
@@ -59,14 +56,13 @@ def write(result: Result, path: Path) -> None:
     Raises:
         LadeError: the file cannot be written.
     """
-    report = _Report(result)
     match path.suffix.lower():
         case ".json":
             content = to_json(result) + "\n"
         case ".md":
-            content = render.markdown(report.document())
+            content = render.markdown(document(result))
         case _:
-            content = render.html(report.document(), report.charts())
+            content = render.html(document(result))
     files.write(path, content, OPTION)
 
 
@@ -94,26 +90,17 @@ class _Report:
         self.baseline = self.label(result.reference)
 
     def document(self) -> Document:
+        """The content of every format."""
         result, version = self.result, self.result.machine.versions.get("lade", "")
         return Document(
-            f"{_clean(result.model.name)} on {_clean(result.machine.device)}",
-            tuple(self._headline()),
-            tuple(self._caveats()),
-            tuple(self._tables()),
-            f"Measured by lade bench {version}, {result.created}.",
+            title=f"{_clean(result.model.name)} on {_clean(result.machine.device)}",
+            headline=tuple(self._headline()),
+            caveats=tuple(self._caveats()),
+            tables=tuple(self._tables()),
+            chart_title=f"Speed-up over {self.baseline}, with 95 % intervals",
+            speedups=tuple((self.label(e.method), e.speedup) for e in self.overall if e.speedup),
+            footer=f"Measured by lade bench {version}, {result.created}.",
         )
-
-    def charts(self) -> list[tuple[str, str]]:
-        """Title and SVG of each chart of a page."""
-        speedups = [(self.label(e.method), e.speedup) for e in self.overall if e.speedup]
-        spent = [(self.label(each.contender), each.seconds) for each in self.result.time_spent]
-        charts = []
-        if speedups:
-            title = f"Speed-up over {self.baseline}, with 95 % intervals"
-            charts.append((title, render.speedup_chart(speedups)))
-        if spent:
-            charts.append(("Milliseconds of a step", render.time_chart(spent, PARTS)))
-        return charts
 
     def label(self, name: str | None) -> str:
         """What a method is called in tables and sentences."""
@@ -170,13 +157,8 @@ class _Report:
             wanted = asked.rows * asked.repeat * len(result.contenders)
             yield f"Interrupted: the figures are of {done:,} of {wanted:,} runs."
         if result.failures:
-            failed = Counter(self.label(each.contender) for each in result.failures)
-            names = ", ".join(f"{name} ({number})" for name, number in failed.items())
-            yield f"Failed: {names}; the reasons are above or in the report."
-        if len({each.rows for each in self.overall}) > 1:
-            yield "Not every method answered the same prompts; speed-ups are over those in common."
-        if result.skipped:
-            yield f"Left out: {counted(len(result.skipped), 'row or turn')}."
+            names = ", ".join(dict.fromkeys(self.label(f.contender) for f in result.failures))
+            yield f"Failed: {names}; speed-ups are over the prompts in common."
         if result.reference is None:
             yield f"There is no baseline, so there are no speed-ups; add {PLAIN}."
         elif 0 < rows < MIN_ROWS:
@@ -205,7 +187,6 @@ class _Report:
         result = self.result
         if self.overall:
             yield self._speeds()
-        yield from self._grids()
         yield from self._categories()
         yield from self._time()
         yield from self._sources()
@@ -215,8 +196,8 @@ class _Report:
         if result.skipped:
             left_out = [(each.row, each.reason) for each in result.skipped]
             yield _texts("Left out", ("row", "reason"), left_out)
-        facts = [(name, value) for name, value in _facts(result) if value]
-        facts += [(self.label(m.name), _settings(m)) for m in result.contenders if m.settings]
+        facts = [(name, value) for name, value in _facts(result).items() if value]
+        facts += [(self.label(m.name), _pairs(m.settings)) for m in result.contenders if m.settings]
         yield _texts("Conditions", ("", ""), facts)
 
     def _speeds(self) -> Table:
@@ -224,7 +205,10 @@ class _Report:
         # The greatest weight is left out first on a narrow screen.
         columns = (
             Column("", number=False),
-            Column("speed-up", note=f"speed-up: tokens per second over those of {self.baseline}"),
+            Column(
+                "speed-up",
+                note=f"speed-up: tokens per second over those of {self.baseline}; ~ may be chance",
+            ),
             Column("95 %", weight=1, note="95 %: its bootstrap confidence interval"),
             Column("equal", weight=2, note="equal: answers equal to the baseline's"),
             Column("tok/s", weight=3, note="tok/s, ms/step, p95, width: after the first step"),
@@ -253,50 +237,25 @@ class _Report:
         )
         return Table("How fast", columns, rows).without_empty()
 
-    def _grids(self) -> Iterator[Table]:
-        """Speed-ups over the first two swept axes, a table for each combination of the others."""
-        cells = {
-            tuple(sorted(cell.items())): _speedup(each)
-            for each in self.overall
-            if (cell := self.methods[each.method].cell)
-        }
-        sweep = self.result.conditions.sweep
-        axes = [axis for axis in sweep if axis != "context"]
-        wide = [axis for axis in axes if len(sweep[axis]) > 1]
-        if len(wide) < 2:
-            return
-        down, across, *others = wide
-        narrow = [axis for axis in axes if axis not in (down, across)]
-        for values in product(*(sweep[axis] for axis in narrow)):
-            fixed = dict(zip(narrow, values, strict=True))
-            rows = []
-            for y in sweep[down]:
-                row = [{**fixed, down: y, across: x} for x in sweep[across]]
-                rows.append((y, *(cells.get(tuple(sorted(cell.items())), NONE) for cell in row)))
-            title = f"Speed-up by {down} and {across}"
-            if others:
-                title += f" at {', '.join(f'{axis}={fixed[axis]}' for axis in others)}"
-            columns = (Column(f"{down} \\ {across}", number=False), *map(Column, sweep[across]))
-            yield Table(title, columns, tuple(rows))
-
     def _categories(self) -> Iterator[Table]:
         """Figures by category, or by length in a sweep over contexts."""
-        over_contexts = "context" in self.result.conditions.sweep
-        what = "context" if over_contexts else "category"
-        figures: list[tuple[str, Callable[[Figures], str]]] = [
-            ("Speed-up", _speedup),
-            ("Tokens per step", lambda each: f"{each.tokens_per_step:.2f}"),
-        ]
-        if over_contexts:
-            figures += [
-                ("Milliseconds per step", lambda each: _milliseconds(each.step_median)),
-                ("Peak memory", lambda each: _memory(each.peak_memory)),
-            ]
+        if not self.by_category:
+            return
+        what = "context" if "context" in self.result.conditions.sweep else "category"
         columns = (
             Column("", number=False),
             *(Column(_clean(name), weight=n) for n, name in enumerate(self.by_category)),
         )
-        for title, cell in figures if self.by_category else ():
+        shown: list[tuple[str, Callable[[Figures], str]]] = [
+            ("Speed-up", _speedup),
+            ("Tokens per step", lambda each: f"{each.tokens_per_step:.2f}"),
+        ]
+        if what == "context":
+            shown += [
+                ("Milliseconds per step", lambda each: _milliseconds(each.step_median)),
+                ("Peak memory", lambda each: _memory(each.peak_memory)),
+            ]
+        for title, cell in shown:
             found = {
                 (name, each.method): cell(each)
                 for name, category in self.by_category.items()
@@ -306,42 +265,25 @@ class _Report:
                 (self.label(m), *(found.get((name, m), NONE) for name in self.by_category))
                 for m in (each.method for each in self.overall)
             )
-            cells = [value for row in rows for value in row[1:]]
-            if any(value != NONE for value in cells):
-                marked = any(value.startswith("~") for value in cells)
-                notes = ("~ no clear difference: 1 is in the 95 % interval",) if marked else ()
-                yield Table(f"{title} by {what}", columns, rows, notes)
+            if any(value != NONE for row in rows for value in row[1:]):
+                yield Table(f"{title} by {what}", columns, rows)
 
     def _time(self) -> Iterator[Table]:
-        """Shares of a step's time, and the share of the machine's bandwidth."""
-        spent, ceiling = self.result.time_spent, self.result.ceiling
-        if not spent:
+        """Shares of a step's time, by part."""
+        if not (spent := self.result.time_spent):
             return
         parts = [part for part in PARTS if any(each.seconds.get(part) for each in spent)]
         rows = []
         for each in spent:
-            total, forward = sum(each.seconds.values()), each.seconds.get("forward", 0.0)
+            total = sum(each.seconds.values())
             shares = (_share(ratio(each.seconds.get(part, 0.0), total)) for part in parts)
-            bandwidth, arithmetic = ratio(each.read_bytes, forward), ratio(each.operations, forward)
-            rates = [f"{decimal(bandwidth / 1e9)} GB/s", f"{decimal(arithmetic / 1e9)} GFLOP/s"]
-            if ceiling is not None:
-                rates[0] += f" ({_share(ratio(bandwidth, ceiling.bandwidth))})"
-                rates[1] += f" ({_share(ratio(arithmetic, ceiling.arithmetic))})"
-            rows.append((self.label(each.contender), _milliseconds(total), *shares, *rates))
+            rows.append((self.label(each.contender), _milliseconds(total), *shares))
         columns = (
             Column("", number=False),
             Column("ms/step"),
             *(Column(part, weight=n) for n, part in enumerate(parts)),
-            Column("read per second", weight=len(parts)),
-            Column("operations per second", weight=len(parts) + 1),
         )
-        notes = ["rates are of the forward pass: weights, keys and values are read once a step"]
-        if ceiling is not None:
-            notes.append(
-                f"100 % is what this machine reached: {decimal(ceiling.bandwidth / 1e9)} GB/s in a"
-                f" copy, {decimal(ceiling.arithmetic / 1e9)} GFLOP/s in a product of matrices"
-            )
-        yield Table("Where the time of a step goes", columns, tuple(rows), tuple(notes))
+        yield Table("Where the time of a step goes", columns, tuple(rows))
 
     def _sources(self) -> Iterator[Table]:
         names = sorted({name for each in self.overall for name in each.accepted})
@@ -357,47 +299,41 @@ class _Report:
             yield Table(title, (Column("", number=False), *columns), tuple(rows))
 
 
-def _facts(result: Result) -> Iterator[tuple[str, str]]:
+def _facts(result: Result) -> dict[str, str]:
+    """Conditions, by name; empty ones are not shown."""
     machine, model, asked = result.machine, result.model, result.conditions
-    yield "command", asked.command
-    yield "when", f"{result.created}, in {result.seconds:,.0f} s"
-    parts = [machine.device, counted(machine.threads, "thread") if machine.threads else ""]
-    parts += [_memory(machine.memory) if machine.memory else "", machine.system]
-    parts += [f"driver {machine.driver}" if machine.driver else ""]
-    yield "machine", ", ".join(filter(None, parts))
-    yield "ranks", f"{asked.ranks}, {asked.parallel_mode}" if asked.ranks > 1 else ""
-    yield "versions", ", ".join(f"{name} {version}" for name, version in machine.versions.items())
-    size = f"{decimal(model.parameters / 1e6)} M parameters"
-    if model.active < model.parameters:
-        size += f", {decimal(model.active / 1e6)} M active"
-    yield "model", f"{model.name}: {size}, {model.context:,} tokens of context"
-    yield "arithmetic", f"weights {model.weights}, computed in {model.compute}"
-    yield "attention", ": ".join(filter(None, (model.attention, result.attention_why)))
-    compiled = " of compiled steps" if model.compiled else ""
-    yield "steps", f"CUDA graphs{compiled}" if model.captured else ""
+    place = [machine.device, counted(machine.threads, "thread") if machine.threads else ""]
+    place += [_memory(machine.memory) if machine.memory else "", machine.system]
+    place += [f"driver {machine.driver}" if machine.driver else ""]
     repeats = "once" if asked.repeat == 1 else f"{asked.repeat} times"
-    yield "prompts", f"{asked.prompts}: {counted(asked.rows, 'row')}, each {repeats}"
+    template = f"{'with' if asked.template else 'without'} the chat template"
     ends = ", after end tokens too" if asked.ignore_eos else ""
-    template = "with" if asked.template else "without"
-    most = counted(asked.max_new_tokens, "token")
-    yield "answers", f"at most {most}{ends}; {template} the chat template"
-    drawn = ", ".join(f"{name} {value:.12g}" for name, value in asked.sampling.items())
-    yield "sampling", drawn or "greedy"
-    yield "profile", asked.profile
-    yield "sweep", "; ".join(f"{axis} {', '.join(found)}" for axis, found in asked.sweep.items())
-    yield "baseline", result.reference or "none"
-    yield "overhead", f"{_share(result.overhead)} of the time, outside of all methods"
-    compiling = f"{result.compile_seconds:,.0f} s for transformers' steps, in no figure"
-    yield "compiling", compiling if result.compile_seconds else ""
+    return {
+        "command": asked.command,
+        "when": f"{result.created}, in {result.seconds:,.0f} s",
+        "machine": ", ".join(filter(None, place)),
+        "ranks": f"{asked.ranks}, {asked.parallel_mode}" if asked.ranks > 1 else "",
+        "versions": ", ".join(f"{name} {version}" for name, version in machine.versions.items()),
+        "model": f"{model.name}: {decimal(model.parameters / 1e6)} M parameters,"
+        f" {model.context:,} tokens of context",
+        "arithmetic": f"weights {model.weights}, computed in {model.compute}",
+        "attention": ": ".join(filter(None, (model.attention, result.attention_why))),
+        "steps": ("compiled, " if model.compiled else "")
+        + ("CUDA graphs" if model.captured else "eager"),
+        "prompts": f"{asked.prompts}: {counted(asked.rows, 'row')}, each {repeats}; {template}",
+        "answers": f"at most {counted(asked.max_new_tokens, 'token')}{ends}",
+        "sampling": _pairs(asked.sampling) or "greedy",
+        "profile": asked.profile,
+        "sweep": _pairs({axis: ",".join(values) for axis, values in asked.sweep.items()}),
+        "baseline": result.reference or "none",
+        "compiling": f"{result.compile_seconds:,.0f} s for transformers' steps, in no figure"
+        if result.compile_seconds
+        else "",
+    }
 
 
-def _settings(method: Method) -> str:
-    """Settings of a method: "W=7 N=5 G=7, budget 60, trajectory"."""
-    given = method.settings
-    shape = " ".join(f"{letter}={given[key]}" for key, letter in LETTERS.items() if key in given)
-    rest = [f"{key} {value}" for key, value in given.items() if key not in {*LETTERS, "sources"}]
-    parts = (shape, *rest, str(given.get("sources", "")))
-    return ", ".join(filter(None, parts))
+def _pairs(values: Mapping[str, object]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
 def _texts(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

@@ -35,7 +35,7 @@ Count = Annotated[int, Field(ge=0)]
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where it was measured; memory in bytes and threads are 0 if unknown."""
+    """Where it was measured; memory (in bytes) and threads are 0 if unknown."""
 
     device: str
     kind: str
@@ -92,7 +92,6 @@ class Model:
     @classmethod
     def of(cls, session: Session, request: Request) -> Model:
         """The model of a session, with the attention backend that the request selects."""
-
         loaded, shape = session.loaded, session.loaded.spec
         local = Path(loaded.name).is_dir()
         return cls(
@@ -175,8 +174,6 @@ class Run:
     Attributes:
         category: of the prompt; in a sweep over contexts, the length, such as "4096".
         turn, repeat: from 1 on.
-        place: position of the method in this round, from 1 on.
-        began: seconds after the first round's start.
         first_tokens: tokens of the first step.
         fed: tokens fed to the model after the first step; None if unknown (transformers).
         first_seconds: time to the first token.
@@ -192,8 +189,6 @@ class Run:
     category: str
     turn: int
     repeat: int
-    place: int
-    began: float
     prompt_tokens: int
     prompt_digest: str
     tokens: Count
@@ -246,27 +241,11 @@ class TimeSpent:
 
     Attributes:
         seconds: per step, by part: "draft", "forward", "verify", "learn" and "text".
-        width: mean tokens fed per step.
-        context: mean tokens before a step.
-        read_bytes: weights, keys and values that a step must read.
-        operations: of a step; a multiply-add is two.
     """
 
     contender: str
     steps: int
     seconds: Mapping[str, float]
-    width: float
-    context: float
-    read_bytes: float
-    operations: float
-
-
-@dataclass(frozen=True, slots=True)
-class Ceiling:
-    """Bytes and operations per second that this machine reached in the same process."""
-
-    bandwidth: float
-    arithmetic: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,15 +253,13 @@ class Result:
     """All of it; `statistics.py` makes figures from the runs.
 
     Attributes:
-        seconds: duration, loading left out.
-        overhead: share of the time in which no method was running.
+        seconds: duration, without loading.
         reference: the baseline of speed-ups and equality; None without one.
         compile_seconds: compiling transformers' steps, which no figure contains.
     """
 
     created: str
     seconds: float
-    overhead: float
     interrupted: bool
     reference: str | None
     machine: Machine
@@ -293,7 +270,6 @@ class Result:
     skipped: tuple[Skipped, ...] = ()
     failures: tuple[Failure, ...] = ()
     time_spent: tuple[TimeSpent, ...] = ()
-    ceiling: Ceiling | None = None
     attention_why: str = ""
     compile_seconds: float = 0.0
 

@@ -1,4 +1,4 @@
-"""Methods at work: our own strategies, and transformers' `generate`."""
+"""Our own strategies, timed step by step, and the answer that every method gives."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol
 
-from ..errors import LadeError, told
+from ..errors import LadeError
 from ..events import Ended, Reason, TextStep
-from .result import STOCK_COMPILED, STOCK_LOOKUP, Method
+from .result import Method
 
 if TYPE_CHECKING:
     from ..session import Session, Settings
-    from ..stock import CompiledSteps
 
 
 @dataclass(slots=True)
@@ -24,13 +23,10 @@ class Answer:
     """One answer and when it came.
 
     Attributes:
-        ids: tokens.
-        text: their text.
         marks: seconds from the start to the end of each step.
         lengths: tokens of the answer at each mark.
         widths: tokens fed by each step; empty if unknown.
         accepted: draft tokens by source.
-        reason: why it ended.
         parts: seconds of the steps after the first, by part of a step; empty if unknown.
     """
 
@@ -49,27 +45,44 @@ class Answer:
         return tuple(round(end - start, 6) for start, end in pairwise(self.marks))
 
 
+class Runner(Protocol):
+    """A method on a loaded model."""
+
+    method: Method
+
+    @property
+    def built(self) -> int:
+        """Steps compiled or captured so far, each of which takes as long as many steps."""
+
+    def begin(self) -> None:
+        """Make the next conversation start cold."""
+
+    def answer(self, prompt: list[int], cancelled: Callable[[], bool], /) -> Answer:
+        """Answer one prompt; `cancelled` is called after every step, and true ends the answer."""
+
+
 class OwnRunner:
     """One of our own strategies.
 
     Args:
         method: what it runs.
         session: the model.
-        settings: how to decode.
+        settings: how to decode; the method's strategy replaces theirs.
     """
 
     def __init__(self, method: Method, session: Session, settings: Settings) -> None:
         self.method = method
         self._session = session
-        self._settings = settings
+        strategy = "lookahead" if method.strategy == "paper" else method.strategy
+        self._settings = replace(settings, strategy=strategy)
 
     @property
     def built(self) -> int:
-        """CUDA graphs captured so far, each of which takes many times as long as a step."""
+        """CUDA graphs captured so far."""
         return self._session.decoder.runner.captured
 
     def begin(self) -> None:
-        """Forget text and drafts, so that the next conversation starts cold."""
+        """Forget text and drafts."""
         self._session.start_over()
 
     def answer(self, prompt: Sequence[int], cancelled: Callable[[], bool]) -> Answer:
@@ -77,7 +90,7 @@ class OwnRunner:
 
         Args:
             prompt: token ids.
-            cancelled: asked after every step; true ends the answer.
+            cancelled: called after every step; true ends the answer.
 
         Raises:
             LadeError: out of memory.
@@ -93,7 +106,7 @@ class OwnRunner:
                 texts += (piece.text for piece in event.pieces)
                 answer.accepted.update(piece.source for piece in event.pieces if piece.source)
                 if len(answer.marks) > 1:
-                    _account(answer, event)
+                    _add_parts(answer, event)
             elif isinstance(event, Ended):
                 texts.append(event.rest)
                 answer.reason = event.reason
@@ -103,130 +116,10 @@ class OwnRunner:
         return answer
 
 
-def _account(answer: Answer, step: TextStep) -> None:
+def _add_parts(answer: Answer, step: TextStep) -> None:
     """Add up where the time of a step goes; what the decoder did not use went to the text."""
     parts = dataclasses.asdict(step.times) if step.times else {}
     for part, seconds in parts.items():
         answer.parts[part] += seconds
     wall = answer.marks[-1] - answer.marks[-2]
     answer.parts["text"] += max(wall - sum(parts.values()), 0.0)
-
-
-class StockRunner:
-    """transformers' `generate`, which reads every prompt from its start.
-
-    Args:
-        method: what it runs.
-        session: the model.
-        settings: how to decode.
-        steps: a static cache and compiled steps, for the method that has them.
-    """
-
-    def __init__(
-        self,
-        method: Method,
-        session: Session,
-        settings: Settings,
-        steps: CompiledSteps | None = None,
-    ) -> None:
-        self.method = method
-        self.steps = steps
-        self._session = session
-        self._settings = settings
-
-    @property
-    def built(self) -> int:
-        """Steps compiled so far: a text that is longer than any before it may need another."""
-        from .. import stock
-
-        return stock.compilations() if self.steps else 0
-
-    def begin(self) -> None:
-        """Free the memory of our own decoder; captured steps stay, for they are slow to make."""
-        decoder = self._session.decoder
-        decoder.forget(keep_memory=decoder.runner.captures)
-
-    def compile(self, prompt: Sequence[int], cancelled: Callable[[], bool]) -> None:
-        """Compile steps, before anything is measured.
-
-        Args:
-            prompt: token ids of some text.
-            cancelled: asked after every step; true ends it.
-
-        Raises:
-            LadeError: they cannot be compiled; the message says why.
-        """
-        from ..models import hushed
-
-        if self.steps is None:
-            return
-        self.begin()
-        try:
-            with hushed():  # what matters of its output is an error
-                self.steps.prepare(self._session, prompt, self._settings, cancelled)
-        except Exception as error:  # the compiler raises anything
-            if cancelled():  # Ctrl-C reaches the compiler, too
-                return
-            name = self.method.name
-            raise LadeError(
-                f"{name} cannot be measured: {told(error)}; leave it out of --strategies"
-            ) from error
-
-    def answer(self, prompt: Sequence[int], cancelled: Callable[[], bool]) -> Answer:
-        """Answer one prompt; arguments as for `OwnRunner.answer`.
-
-        Raises:
-            Exception: any that transformers raises.
-        """
-        from .. import stock
-
-        self._session.decoder.check_prompt(prompt)
-        stopped = False
-
-        def asked() -> bool:
-            nonlocal stopped
-            stopped = cancelled()
-            return stopped
-
-        began = time.perf_counter()
-        ids, marks = stock.generate(
-            self._session,
-            prompt,
-            self._settings,
-            lookup=self.method.strategy == STOCK_LOOKUP,
-            compiled=self.steps,
-            cancelled=asked,
-        )
-        reason: Reason = "stop" if marks.stopped else "eos"
-        if len(ids) == self._settings.max_new_tokens and not marks.stopped:
-            reason = "length"
-        return Answer(
-            ids=ids,
-            text=self._session.text_of(ids, prompt, self._settings),
-            marks=[mark - began for mark in marks.seconds],
-            lengths=[length - len(prompt) for length in marks.lengths],
-            reason="interrupted" if stopped else reason,
-        )
-
-
-Runner: TypeAlias = OwnRunner | StockRunner
-
-
-def runner(method: Method, session: Session, settings: Settings, room: int) -> Runner:
-    """A method at work.
-
-    Args:
-        method: what it is.
-        session: the model.
-        settings: how to decode.
-        room: tokens of the longest prompt and its answer, for a static cache.
-    """
-    if method.strategy == STOCK_COMPILED:
-        from ..stock import CompiledSteps
-
-        steps = CompiledSteps(session.stock_model, room)
-        return StockRunner(method, session, settings, steps)
-    if method.foreign:
-        return StockRunner(method, session, settings)
-    strategy = "lookahead" if method.strategy == "paper" else method.strategy
-    return OwnRunner(method, session, replace(settings, strategy=strategy))

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,8 +16,8 @@ from .result import Result, Run
 RESAMPLES = 4000
 MIN_ROWS = 3
 """Rows that an interval needs."""
-ALPHA = 0.05
-"""Probability that any method of an unchanged program is called slower or faster."""
+ALPHA = 0.01
+"""Probability that an unchanged method is called slower or faster."""
 VISIBLE = 0.10
 """Relative change that would have shown where "equal" is the verdict."""
 SLOWER, FASTER, EQUAL, UNCLEAR = "slower", "faster", "equal", "unclear"
@@ -210,15 +210,6 @@ def drift(result: Result) -> float | None:
     return statistics.median(changes) if changes else None
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values corrected for their number (Holm, 1979)."""
-    found, largest = [0.0] * len(p_values), 0.0
-    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        largest = max(largest, min((len(p_values) - rank) * p_values[index], 1.0))
-        found[index] = largest
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class Change:
     """A time in B over the same time in A.
@@ -227,7 +218,6 @@ class Change:
         verdict: slower, faster, equal, unclear or unrelated.
         ratio: median over the answers; above 1 is slower.
         low, high: its 95 % bootstrap interval; None with too few answers for the test.
-        visible: smallest relative change that would have shown; None likewise.
         pairs: number of answers.
     """
 
@@ -235,37 +225,28 @@ class Change:
     ratio: float
     low: float | None
     high: float | None
-    visible: float | None
     pairs: int
 
 
-def judge(samples: Mapping[str, Sequence[float]], margin: float) -> dict[str, Change]:
-    """Judge changes of several methods together: Wilcoxon's signed-rank test at level `ALPHA`.
+def judge(logs: Sequence[float], margin: float) -> Change:
+    """Judge a change by Wilcoxon's signed-rank test at level `ALPHA`.
 
     Args:
-        samples: by method, log(time in B / time in A) of each answer; not empty.
+        logs: log(time in B / time in A) of each answer; at least one.
         margin: relative change that is noise, however many answers show it.
     """
     from scipy.stats import bootstrap, wilcoxon
 
-    # With fewer answers, even signs that all agree are not significant at Holm's first level.
-    fewest = math.ceil(math.log2(2 * max(len(samples), 1) / ALPHA))
-    found, p_values = dict[str, Change](), dict[str, float]()
-    for name, sample in samples.items():
-        values = np.asarray(sample)
-        middle = float(np.median(values))
-        found[name] = Change(UNCLEAR, math.exp(middle), None, None, None, len(values))
-        if len(values) < fewest:
-            continue
-        p_values[name] = float(wilcoxon(values, zero_method="zsplit").pvalue)
-        interval = bootstrap((values,), np.median, method="percentile", batch=999, rng=0)
-        low, high = interval.confidence_interval
-        visible = max(math.expm1(max(high - middle, middle - low)), margin)
-        verdict = EQUAL if visible <= VISIBLE else UNCLEAR
-        middle, low, high = math.exp(middle), math.exp(low), math.exp(high)
-        found[name] = Change(verdict, middle, low, high, visible, len(values))
-    for name, corrected in zip(p_values, holm([*p_values.values()]), strict=True):
-        change = found[name].ratio
-        if corrected <= ALPHA and abs(math.log(change)) > math.log1p(margin):
-            found[name] = replace(found[name], verdict=SLOWER if change > 1.0 else FASTER)
-    return found
+    values = np.asarray(logs)
+    ratio = math.exp(np.median(values))
+    # With fewer answers, even signs that all agree are not significant.
+    if len(values) < math.ceil(math.log2(2 / ALPHA)):
+        return Change(UNCLEAR, ratio, None, None, len(values))
+    found = bootstrap((values,), np.median, method="percentile", batch=999, rng=0)
+    low, high = map(math.exp, found.confidence_interval)
+    visible = max(high / ratio - 1.0, ratio / low - 1.0, margin)
+    verdict = EQUAL if visible <= VISIBLE else UNCLEAR
+    significant = wilcoxon(values, zero_method="zsplit").pvalue <= ALPHA
+    if significant and abs(math.log(ratio)) > math.log1p(margin):
+        verdict = SLOWER if ratio > 1.0 else FASTER
+    return Change(verdict, ratio, low, high, len(values))

@@ -1,15 +1,16 @@
-"""What methods are asked: conversations of a suite, and passages of an exact length."""
+"""What methods are asked: conversations of a suite, or passages of an exact length."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from ..decoder.errors import PromptError
 from ..errors import UsageError
 from ..repl.conversation import Conversation
+from .result import Skipped
 
 if TYPE_CHECKING:
     from ..session import Session
@@ -22,7 +23,7 @@ MARKUP = 32
 
 
 class Dialogue:
-    """One row of a suite, held with a model turn by turn.
+    """One row of a suite, held turn by turn.
 
     Args:
         session: the model.
@@ -32,20 +33,13 @@ class Dialogue:
         new_tokens: of an answer, for which the context must have room.
 
     Attributes:
-        id, category: of the row.
         cut: why the conversation ended before one of its turns; None where it did not.
     """
 
     def __init__(
-        self,
-        session: Session,
-        row: Row,
-        template: bool,
-        system: str | None,
-        new_tokens: int = 1,
+        self, session: Session, row: Row, template: bool, system: str | None, new_tokens: int = 1
     ) -> None:
-        self.id = row.id
-        self.category = row.category
+        self.id, self.category = row.id, row.category
         self.cut: str | None = None
         self._session = session
         self._turns = row.turns
@@ -57,8 +51,8 @@ class Dialogue:
         """Hold the conversation, up to a turn that the context has no room for.
 
         Args:
-            answer: gets the number of the turn, from 1 on, and the ids of its prompt; returns
-                the text of the reply.
+            answer: called with the number of the turn, from 1 on, and the ids of its prompt;
+                returns the text of the reply.
         """
         talk = Conversation(self._system)
         for number, text in enumerate(self._turns, start=1):
@@ -102,21 +96,18 @@ class Dialogue:
 
 
 class Passage:
-    """A prompt of an exact number of tokens, cut out of a longer text.
+    """A prompt of an exact number of tokens, which is its category; the id is "4096/1".
 
     Attributes:
-        id: "4096/1".
-        category: the length.
-        cut: always None.
         room: tokens of the prompt and its answer.
     """
 
     cut: str | None = None
 
-    def __init__(self, number: int, ids: Sequence[int], longest: int, new_tokens: int = 1) -> None:
-        self.room = len(ids) + new_tokens
+    def __init__(self, number: int, ids: Sequence[int], longest: int, new_tokens: int) -> None:
         self.category = str(len(ids))
         self.id = f"{self.category}/{number}"
+        self.room = len(ids) + new_tokens
         self._ids = list(ids)
         self._longest = longest
 
@@ -136,10 +127,11 @@ class Passage:
 
 
 Task: TypeAlias = Dialogue | Passage
+_Task = TypeVar("_Task", bound=Task)
 
 
-def passages(session: Session, lengths: Sequence[int], each: int, new_tokens: int) -> list[Passage]:
-    """`each` passages of every length, which begin at different places of the text.
+def passages(session: Session, lengths: Sequence[int], each: int, new_tokens: int) -> list[Task]:
+    """`each` passages of every length, which begin at different places of one text.
 
     Args:
         session: whose tokenizer counts.
@@ -158,3 +150,29 @@ def passages(session: Session, lengths: Sequence[int], each: int, new_tokens: in
         for length in sorted(lengths)
         for number, start in enumerate(starts, start=1)
     ]
+
+
+def usable(tasks: Sequence[_Task]) -> tuple[list[_Task], list[Skipped]]:
+    """Tasks whose first prompt can be read, and the others with the reason.
+
+    Raises:
+        UsageError: there is none of the former.
+    """
+    reasons = [(task, _obstacle(task)) for task in tasks]
+    found = [task for task, reason in reasons if reason is None]
+    skipped = [Skipped(task.id, reason) for task, reason in reasons if reason is not None]
+    if not found:
+        raise UsageError(
+            f"no prompt can be answered: {skipped[0].row}: {skipped[0].reason}; lower -n, raise"
+            " --max-context, or give shorter prompts"
+        )
+    return found, skipped
+
+
+def _obstacle(task: Task) -> str | None:
+    """Why the first prompt of a task cannot be read; None if it can."""
+    try:
+        task.first()
+    except (UsageError, PromptError) as error:
+        return str(error)
+    return None

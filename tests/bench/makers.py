@@ -7,7 +7,6 @@ import random
 from collections.abc import Mapping
 
 from ladecli.bench.result import (
-    Ceiling,
     Conditions,
     Machine,
     Method,
@@ -30,7 +29,7 @@ def run(contender: str, row: str, category: str, **changes: object) -> Run:
     """A run of 32 tokens in plain steps, with what `changes` says instead."""
     fields: dict[str, object] = {
         "contender": contender, "row": row, "category": category, "turn": 1, "repeat": 1,
-        "place": 1, "began": 0.0, "prompt_tokens": 20,
+        "prompt_tokens": 20,
         "prompt_digest": digest("prompt " + row), "tokens": 32, "first_tokens": 1,
         "steps": 32, "fed": 31, "first_seconds": 0.01, "step_seconds": (PLAIN_STEP,) * 31,
         "accepted": {}, "peak_memory": 300 << 20, "reason": "length", "digest": digest(row),
@@ -72,7 +71,7 @@ def result(
     for repeat in range(1, repeats + 1):
         for number in range(rows):
             row_factor = 0.8 + 0.4 * (number / max(rows - 1, 1))
-            for place, (name, speed) in enumerate(speeds.items(), start=1):
+            for name, speed in speeds.items():
                 steps = max(round(32 / max(speed * row_factor, 1.0)), 2)
                 seconds = 31 * PLAIN_STEP * drift / speed / row_factor
                 seconds *= max(random_.gauss(1.0, noise), 0.1)
@@ -81,14 +80,14 @@ def result(
                 runs.append(
                     run(
                         name, f"row-{number}", CATEGORIES[number % len(CATEGORIES)],
-                        repeat=repeat, place=place, steps=steps, began=float(len(runs)),
+                        repeat=repeat, steps=steps,
                         step_seconds=(seconds / (steps - 1),) * (steps - 1),
                         fed=None if name.startswith("hf") else 8 * (steps - 1),
                         accepted={"context": 32 - steps} if steps < 32 else {},
                     )
                 )  # fmt: skip
     fields: dict[str, object] = {
-        "created": "2026-01-02T03:04:05+00:00", "seconds": 60.0, "overhead": 0.004,
+        "created": "2026-01-02T03:04:05+00:00", "seconds": 60.0,
         "interrupted": False, "reference": "autoregressive" if "autoregressive" in speeds else None,
         "machine": MACHINE, "model": MODEL,
         "conditions": Conditions(
@@ -100,11 +99,9 @@ def result(
             TimeSpent(
                 name, 200,
                 {"draft": 1.3e-4, "forward": 2.5e-3, "verify": 1.6e-4, "learn": 5e-5, "text": 6e-5},
-                1.0 if name == "autoregressive" else 12.0, 100.0, 13e6, 6.3e6,
             )
             for name in speeds if not name.startswith("hf")
         ),
-        "ceiling": Ceiling(1.2e10, 6e10),
     }  # fmt: skip
     return Result(**{**fields, **changes})
 
@@ -115,28 +112,3 @@ def _settings(name: str) -> dict[str, int | str]:
     if name == "paper":
         return {"window": 7, "ngram": 5, "guesses": 7, "sources": "trajectory"}
     return {}
-
-
-def sweep(
-    windows: tuple[int, ...] = (3, 5, 10), ngrams: tuple[int, ...] = (3, 5), **changes: object
-) -> Result:
-    """A result whose contenders are the cells of a grid of W and N, with G = W."""
-    speeds = {"autoregressive": 1.0}
-    contenders = [Method("autoregressive", "autoregressive")]
-    for window in windows:
-        for ngram in ngrams:
-            name = f"lookahead W={window} N={ngram}"
-            cell = {"W": str(window), "N": str(ngram)}
-            settings = {
-                "window": window,
-                "ngram": ngram,
-                "guesses": window,
-                "sources": "trajectory",
-            }
-            contenders.append(Method(name, "lookahead", settings, cell))
-            speeds[name] = 0.7 + 0.1 * window**0.5 + 0.05 * ngram
-    axes = {"W": tuple(map(str, windows)), "N": tuple(map(str, ngrams))}
-    conditions = Conditions("builtin", 9, 3, 32, False, True, {}, "cpu", axes, "lade bench --sweep")
-    return result(
-        speeds, contenders=tuple(contenders), conditions=conditions, time_spent=(), **changes
-    )

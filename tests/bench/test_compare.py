@@ -93,12 +93,11 @@ def test_few_answers_prove_nothing(compared: Callable[..., Data]) -> None:
 
 
 def test_chance_is_not_called_a_change() -> None:
-    """With noise alone, in at most 5 % of all families of methods is any called changed."""
-    dice, wrong = random.Random(1), 0
-    for _ in range(60):
-        samples = {str(n): [dice.gauss(0.0, 0.2) for _ in range(27)] for n in range(4)}
-        wrong += any(each.verdict in ("slower", "faster") for each in judge(samples, 0.0).values())
-    assert wrong <= 7  # 8 or more have a chance of 1 %
+    """With noise alone, one method in a hundred is called changed."""
+    dice = random.Random(1)
+    samples = ([dice.gauss(0.0, 0.2) for _ in range(27)] for _ in range(100))
+    wrong = sum(judge(sample, 0.0).verdict in ("slower", "faster") for sample in samples)
+    assert wrong <= 4  # 5 or more have a chance of 0.4 %
 
 
 @pytest.mark.parametrize(
@@ -153,14 +152,6 @@ def test_repeats_that_differ_are_not_settled_if_greedy(compared: Callable[..., D
     assert compared(shaky, shaky)["by"]["hf"]["exact"]["settled"]
 
 
-def test_first_token_and_memory(compared: Callable[..., Data]) -> None:
-    after = changed(made(), "paper", first_seconds=0.013, peak_memory=400_000_000)
-    found = compared(made(), after)["by"]
-    assert found["paper"]["verdict"] == "equal"
-    assert found["paper"]["first_token_change"]["verdict"] == "slower"
-    assert (found["paper"]["memory_changed"], found["hf"]["memory_changed"]) == (True, False)
-
-
 def test_conditions_that_differ_are_named(compared: Callable[..., Data]) -> None:
     after = made(rows=5, seed=1)
     after["machine"].update(device="Other CPU", memory=(8 << 30) + 4096)
@@ -212,16 +203,16 @@ def test_keys_are_those_of_the_schema(compared: Callable[..., Data]) -> None:
     found = compared(made(), slowed(made(), lookahead=1.1))
     assert [*found][:-1] == [
         "schema", "a", "b", "verdict", "yardstick", "yardstick_is_foreign", "same_run",
-        "not_the_same", "other_work", "other_prompts", "missing", "contenders", "notes", "findings",
+        "not_the_same", "other_work", "other_prompts", "missing", "contenders", "notes",
     ]  # fmt: skip
     assert (found["schema"], found["verdict"]) == ("lade-compare/1", "slower")
     assert set(found["by"]["lookahead"]) == {
-        "contender", "verdict", "seconds_per_token", "step_seconds", "raw_ratio", "change",
-        "first_token_change", "exact", "peak_memory", "memory_changed",
+        "contender", "verdict", "seconds_per_token", "first_seconds", "step_seconds", "raw_ratio",
+        "change", "exact", "peak_memory",
     }  # fmt: skip
     assert found["by"]["lookahead"]["change"] == {
         "verdict": "slower", "ratio": pytest.approx(1.1), "low": pytest.approx(1.1),
-        "high": pytest.approx(1.1), "visible": pytest.approx(0.04), "pairs": 27,
+        "high": pytest.approx(1.1), "pairs": 27,
     }  # fmt: skip
 
 

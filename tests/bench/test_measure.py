@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ladecli.bench.measure import MAX_FAILURES, TRIES, Measured, Measurement
+from ladecli.bench.measure import MAX_FAILURES, TRIES, Measurement
 from ladecli.bench.result import Method
 from ladecli.bench.runners import Answer
 from ladecli.device import Device
@@ -59,13 +59,15 @@ def measure(
     tasks: list[FakeTask],
     repeats: int = 1,
     cancelled: Callable[[], bool] = lambda: False,
-) -> Measured:
-    return Measurement(runners, DEVICE, cancelled).run(tasks, repeats)
+) -> Measurement:
+    measured = Measurement(runners, DEVICE, cancelled)
+    measured.run(tasks, repeats)
+    return measured
 
 
 def test_a_run_holds_what_the_answer_said() -> None:
     (run,) = measure([FakeRunner("a", [])], [FakeTask("row")]).runs
-    assert (run.contender, run.row, run.turn, run.repeat, run.place) == ("a", "row", 1, 1, 1)
+    assert (run.contender, run.row, run.turn, run.repeat) == ("a", "row", 1, 1)
     assert (run.tokens, run.first_tokens, run.steps, run.fed) == (3, 1, 3, 5)
     assert (run.first_seconds, run.step_seconds, run.decoded) == (0.5, (0.2, 0.1), 2)
 
@@ -77,7 +79,6 @@ def test_methods_take_turns_in_changing_order() -> None:
     for each in rounds:
         assert len({run.row for run in each}) == 1
         assert sorted(run.contender for run in each) == ["a", "b", "c"]
-        assert [run.place for run in each] == [1, 2, 3]
     assert {each[0].contender for each in rounds} == {"a", "b", "c"}
     assert [r[0].contender for r in rounds[:12]] != [r[0].contender for r in rounds[12:]]
     again = measure([FakeRunner(name, []) for name in "abc"], tasks, repeats=2).runs

@@ -5,17 +5,15 @@ from __future__ import annotations
 import pytest
 
 from ladecli import models, suites
-from ladecli.bench.measure import Spent
 from ladecli.bench.methods import DEFAULT
-from ladecli.bench.result import Method
-from ladecli.bench.runners import Answer, StockRunner, runner
+from ladecli.bench.result import FOREIGN, Method
+from ladecli.bench.runners import Answer, OwnRunner, Runner
+from ladecli.bench.stock import StockRunner
 from ladecli.bench.tasks import Dialogue, passages
 from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.errors import PromptError
 from ladecli.decoder.events import Started
 from ladecli.session import Session, Settings
-
-from ..compiling import Compiler
 
 REPETITIVE = "def f(x):\n    return f(x)\n" * 4
 SETTINGS = Settings(lookahead=LookaheadConfig(5, 3, 5, 24), max_new_tokens=24, ignore_eos=True)
@@ -26,8 +24,13 @@ def session(model_folder: str) -> Session:
     return Session(models.load(model_folder))
 
 
+def runner(session: Session, strategy: str) -> Runner:
+    kind = StockRunner if strategy in FOREIGN else OwnRunner
+    return kind(Method(strategy, strategy), session, SETTINGS)
+
+
 def answered(session: Session, strategy: str, prompt: list[int]) -> Answer:
-    method = runner(Method(strategy, strategy), session, SETTINGS, 200)
+    method = runner(session, strategy)
     method.begin()
     return method.answer(prompt, lambda: False)
 
@@ -36,10 +39,14 @@ def test_methods_give_the_same_text_each_in_its_own_steps(session: Session) -> N
     prompt = session.encode(REPETITIVE)
     answers = {name: answered(session, name, prompt) for name in DEFAULT}
     plain = answers["autoregressive"]
-    for answer in answers.values():
+    for name, answer in answers.items():
         assert (answer.ids, answer.text, answer.reason) == (plain.ids, plain.text, "length")
         assert answer.lengths[-1] == 24
         assert answer.marks == sorted(answer.marks)
+        if name not in FOREIGN:  # the parts of a step add up to its time
+            assert answer.parts.keys() == {"draft", "forward", "verify", "learn", "text"}
+            total = sum(answer.parts.values())
+            assert total == pytest.approx(sum(answer.step_seconds), rel=0.05)
     assert len(plain.marks) == len(answers["hf"].marks) == 24
     assert (plain.widths[1:], answers["hf"].widths) == ([1] * 23, [])
     assert not plain.accepted
@@ -49,40 +56,12 @@ def test_methods_give_the_same_text_each_in_its_own_steps(session: Session) -> N
         assert sum(answers[name].accepted.values()) == 24 - len(answers[name].marks)
 
 
-def test_time_is_accounted_for_by_part(session: Session) -> None:
-    prompt = session.encode("Once upon a time")
-    found = {}
-    for name in ("autoregressive", "lookahead"):
-        spent, answer = Spent(), answered(session, name, prompt)
-        spent.add(answer, len(prompt))
-        found[name] = spent.summary(name, session.loaded.part)
-        assert found[name].seconds.keys() == {"draft", "forward", "verify", "learn", "text"}
-        total = sum(found[name].seconds.values()) * found[name].steps
-        assert total == pytest.approx(sum(answer.step_seconds), rel=0.05)
-    plain, lookahead = found["autoregressive"], found["lookahead"]
-    assert (plain.steps, plain.width) == (23, 1.0)
-    assert plain.context == pytest.approx(len(prompt) + 12)
-    assert plain.read_bytes >= session.loaded.spec.weight_bytes
-    assert lookahead.width > 1.0
-    assert lookahead.operations > plain.operations
-
-
-def test_compiled_steps_give_the_same_answer(session: Session, compiler: Compiler) -> None:
-    method = runner(Method("hf-compiled", "hf-compiled"), session, SETTINGS, 200)
-    assert isinstance(method, StockRunner)
-    method.compile(session.encode("Once"), lambda: False)
-    built, prompt = method.built, session.encode(REPETITIVE)
-    answer, plain = method.answer(prompt, lambda: False), answered(session, "hf", prompt)
-    assert (answer.ids, answer.text, answer.lengths) == (plain.ids, plain.text, plain.lengths)
-    assert method.built == built == compiler.count == 1
-
-
 @pytest.mark.parametrize("strategy", ["autoregressive", "lookahead", "hf"])
 def test_every_conversation_starts_cold(session: Session, strategy: str) -> None:
     prompt = session.encode(REPETITIVE)
     answered(session, "lookahead", prompt)
     drafts = session.drafts
-    runner(Method(strategy, strategy), session, SETTINGS, 200).begin()
+    runner(session, strategy).begin()
     assert next(iter(session.stream(prompt, SETTINGS))) == Started(0, len(prompt))
     assert strategy == "hf" or session.drafts is not drafts
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ladecli import chi_square, opening
-from ladecli.bench.statistics import holm
+from ladecli import opening
+from ladecli.bench import chi_square
 from ladecli.decoder.engine import Decoder
 from ladecli.decoder.events import Token
 from ladecli.decoder.load import load_decoder
@@ -112,17 +112,14 @@ def test_sampled_answers_are_equal(lade: Lade, strategy: str) -> None:
 
 
 def test_half_precision_is_explained(lade: Lade) -> None:
-    found = lade("verify", "-q", "--dtype", "bfloat16", "-n", "40", "--limit", "6", "--json")
+    found = lade("verify", "-q", "--dtype", "bfloat16", "-n", "32", "--limit", "4", "--json")
     read = json.loads(found.out)
     assert (found.code, read["unexplained"]) == (0, 0)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_fault_of_wide_steps_is_reported(
-    lade: Lade, monkeypatch: pytest.MonkeyPatch, dtype: str
-) -> None:
+def test_a_fault_of_wide_steps_is_reported(lade: Lade, monkeypatch: pytest.MonkeyPatch) -> None:
     plant_fault(monkeypatch)
-    options = ("-n", "48", "--sources", "context,recycled", "--budget", "16", "--dtype", dtype)
+    options = ("-n", "48", "--sources", "context,recycled", "--budget", "16")
     found = lade("verify", "-q", "--limit", "4", *options, "--json")
     read = json.loads(found.out)
     assert found.code == 1
@@ -134,9 +131,7 @@ def test_a_fault_of_wide_steps_is_reported(
     assert fault["width"] > 4
     assert fault["plain"]["id"] != fault["other"]["id"]
     # Two logits are moved against each other by twice as much at most.
-    assert 0 < fault["allowed"] < fault["distance"] <= 4.5  # bfloat16 rounds
-    assert read["noise"] == max(each["noise"] for each in faults)
-    assert read["largest_distance"] == max(each["distance"] for each in faults)
+    assert 0 < fault["allowed"] < fault["distance"] <= 4.0 + 1e-3
     # The position is that of the first difference.
     answer = next(each for each in read["answers"] if each["divergence"] == fault)
     assert answer["tokens"] == fault["position"]
@@ -183,8 +178,7 @@ def test_json_has_its_keys(lade: Lade, tmp_path: Path) -> None:
     assert set(read) == {
         *("schema", "created", "seconds", "interrupted", "command", "machine", "model", "prompts"),
         *("max_new_tokens", "template", "passed", "verdict", "settings", "sampling", "rows"),
-        *("tokens", "answers", "skipped", "divergences", "unexplained", "per_thousand_tokens"),
-        *("median_distance", "largest_distance", "largest_over_noise", "noise", "cell", "failure"),
+        *("tokens", "answers", "skipped", "divergences", "unexplained"),
     }
     assert read["settings"] == {
         "strategy": "lookahead",
@@ -274,18 +268,6 @@ def test_ctrl_c_keeps_what_was_compared(lade: Lade, monkeypatch: pytest.MonkeyPa
     assert found.out.splitlines()[-1] == "equal: all 24 tokens of 1 answer"
 
 
-def test_ctrl_c_keeps_what_was_sampled(lade: Lade, monkeypatch: pytest.MonkeyPatch) -> None:
-    interrupt_after(monkeypatch, 90)
-    found = lade(*QUICK, "--chi-square", "2000", "-t", "1", "-n", "1", "--json")
-    read = json.loads(found.out)
-    assert found.code == 130
-    assert read["interrupted"] is True
-    sampled = read["chi_square"]
-    assert 50 < sampled["drawn"] < 100
-    assert sampled["plain"] == 0
-    assert {trial["against"] for trial in sampled["trials"]} == {"model"}
-
-
 DRAWN = ("verify", "-q", "--chi-square", "250", "-t", "0.8", "--top-k", "20", "--seed", "11")
 
 
@@ -312,23 +294,14 @@ def test_the_distribution(lade: Lade, monkeypatch: pytest.MonkeyPatch, faulty: b
     sampled = read["chi_square"]
     assert found.code == int(faulty)
     assert read["passed"] is not faulty
-    assert (sampled["drawn"], sampled["plain"], sampled["level"]) == (250, 250, 0.01)
+    assert (sampled["drawn"], sampled["level"]) == (250, 0.01)
     assert sampled["sampling"] == {"temperature": 0.8, "top_k": 20, "seed": 11}
     trials = sampled["trials"]
     assert any(trial["prefix"] for trial in trials), "no prefix was frequent enough"
-    failed = {trial["against"] for trial in trials if trial["corrected"] < sampled["level"]}
-    assert failed == ({"model", "plain"} if faulty else set())
+    assert any(trial["corrected"] < sampled["level"] for trial in trials) is faulty
     assert set(trials[0]) == {
-        *("against", "row", "position", "prefix", "samples", "cells"),
-        *("statistic", "p", "corrected"),
+        *("row", "position", "prefix", "samples", "cells", "statistic", "p", "corrected"),
     }
-
-
-def test_the_distribution_in_words(lade: Lade) -> None:
-    found = lade("verify", "-q", "--chi-square", "60", "-t", "1", "--seed", "5", "-n", "1")
-    assert found.code == 0
-    assert "3 prompts" in found.out
-    assert found.out.splitlines()[-1].startswith("no difference found in ")
 
 
 def counts_of(numbers: Sequence[int]) -> Counter[int]:
@@ -356,19 +329,9 @@ def test_counts_against_probabilities(
     assert (found[2] < chi_square.LEVEL) is low
 
 
-@pytest.mark.parametrize(("theirs", "low"), [([48, 33, 19], False), ([20, 30, 50], True)])
-def test_counts_against_counts(theirs: list[int], low: bool) -> None:
-    found = chi_square.count_test(counts_of([50, 30, 20]), counts_of(theirs))
-    assert found is not None
-    assert found[0] == 3
-    assert (found[2] < chi_square.LEVEL) is low
-
-
 def test_few_samples_make_no_test() -> None:
     assert chi_square.probability_test(counts_of([3, 2]), np.array([0.5, 0.5])) is None
     assert chi_square.probability_test(counts_of([100]), np.array([1.0, 0.0])) is None
-    assert chi_square.count_test(counts_of([3, 2]), counts_of([2, 3])) is None
-    assert chi_square.count_test(counts_of([50]), Counter()) is None
 
 
 @pytest.mark.parametrize(
@@ -376,4 +339,4 @@ def test_few_samples_make_no_test() -> None:
     [([0.01, 0.04, 0.03], [0.03, 0.06, 0.06]), ([0.5, 0.9], [1.0, 1.0]), ([0.001], [0.001])],
 )
 def test_correction_for_many_tests(given: list[float], expected: list[float]) -> None:
-    assert holm(given) == pytest.approx(expected)
+    assert chi_square.holm(given) == pytest.approx(expected)

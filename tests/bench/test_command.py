@@ -15,7 +15,7 @@ from ladecli.bench.methods import DEFAULT
 from ladecli.bench.result import SCHEMA, read
 from ladecli.bench.runners import OwnRunner
 
-from .compiling import Compiler
+from ..compiling import Compiler
 
 pytestmark = pytest.mark.slow
 
@@ -60,7 +60,6 @@ def test_all_strategies_side_by_side(lade: Any, model_folder: str, prompts: Path
     spent = {each["contender"]: each["seconds"] for each in found["time_spent"]}
     assert spent.keys() == {"autoregressive", "jacobi", "prompt-lookup", "paper", "lookahead"}
     assert spent["lookahead"].keys() == {"draft", "forward", "verify", "learn", "text"}
-    assert found["ceiling"]["bandwidth"] > 0
 
 
 def test_compiled_steps_of_transformers_beside_ours(
@@ -205,7 +204,7 @@ def test_our_methods_sample_the_same_texts(lade: Any, model_folder: str, prompts
         (("--sweep", "W=0"), "--sweep W=0: needs a number from 1 on"),
         (("--sweep", "N=1"), "--sweep N=1: needs a number from 2 on"),
         (("--sweep", "G=W"), "--sweep G=W: the sweep has no other axis W"),
-        (("--sweep", "W=G G=W"), "--sweep W=G: G must have numbers"),
+        (("--sweep", "W=G G=W"), "--sweep W=G: the sweep has no other axis G with numbers"),
         (("--sweep", "sources=contxt"), "--sweep sources=contxt"),
         (("--sweep", "context=4x"), "--sweep context=4x"),
         (("--sweep", "context=1k", "--prompts", "builtin"), "leave --prompts out"),
@@ -230,8 +229,11 @@ def test_bad_input_is_one_line_and_loads_nothing(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("-n", "250"), "no prompt can be measured: "),
-        (("-n", "12", "--sweep", "context=400", "--max-context", "200"), "a smaller context"),
+        (("-n", "250"), "no prompt can be answered: "),
+        (
+            ("-n", "12", "--sweep", "context=400", "--max-context", "200"),
+            "no prompt can be answered: ",
+        ),
         (("--sweep", "budget=4 W=15"), "no cell of the sweep can run"),
     ],
 )

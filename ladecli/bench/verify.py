@@ -1,8 +1,7 @@
 """`lade verify`: compare a strategy's answers with those of plain autoregressive decoding.
 
-Every prompt is decoded twice in one process, and the first divergence is reported with the gap
-of the two logits and with what rounding explains.  `--chi-square` draws many answers instead,
-and tests their distribution.
+Every prompt is decoded twice in one process; the first divergence is reported with its logit gap.
+`--chi-square` draws many answers instead, and tests them against the model's probabilities.
 """
 
 from __future__ import annotations
@@ -10,17 +9,26 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
-import statistics
 import sys
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import chi_square, opening, suites
-from .bench.result import (
+from .. import opening, suites
+from ..decoder.config import SamplingConfig
+from ..errors import INTERRUPTED, LadeError, UsageError
+from ..events import Reason
+from ..memory import FULL
+from ..trace.format import speller
+from ..view import screen
+from ..view.terminal import Terminal, ctrl_c
+from ..visualize import counted, printable
+from .chi_square import Ids, Sampled
+from .result import (
     PLAIN,
     Machine,
     Method,
@@ -30,27 +38,18 @@ from .bench.result import (
     lookahead_shown,
     sampling_shown,
 )
-from .bench.runners import Answer, OwnRunner
-from .bench.tasks import Dialogue
-from .decoder.config import SamplingConfig
-from .decoder.errors import PromptError
-from .errors import INTERRUPTED, LadeError, UsageError
-from .events import Reason
-from .memory import FULL
-from .trace.format import speller
-from .view import screen
-from .view.terminal import Terminal, ctrl_c
-from .visualize import counted, printable
+from .runners import Answer, OwnRunner
+from .tasks import Dialogue, usable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from .options import VerifyRequest
-    from .session import Session, Settings
+    from ..options import VerifyRequest
+    from ..session import Session, Settings
 
 SCHEMA = "lade-verify/1"
-SHOWN = 5
-"""Divergences and skipped rows that are printed one by one."""
+SHOWN = 10
+"""Lines about divergences, failed tests and skipped rows that are printed."""
 SAMPLED_TOKENS, SAMPLED_ROWS = 3, 3
 """Tokens of an answer and prompts of --chi-square, without -n and --limit."""
 
@@ -66,10 +65,9 @@ def run(request: VerifyRequest) -> int:
         LadeError, DecoderError: with a line for the user.
     """
     samples, limit = request.chi_square, request.limit
+    new_tokens = request.new_tokens
     if samples:
         new_tokens, limit = request.max_new_tokens or SAMPLED_TOKENS, limit or SAMPLED_ROWS
-    else:
-        new_tokens = request.new_tokens
     request = replace(request, max_new_tokens=new_tokens)
     opening.check(request)
     if samples and not request.temperature:
@@ -83,14 +81,17 @@ def run(request: VerifyRequest) -> int:
     rows = suites.some(suite.rows, limit)
     terminal = Terminal(request.color, request.quiet)
     session = opening.open_session(request, terminal)
-    answers = 2 * (samples * len(rows) if samples else sum(len(row.turns) for row in rows))
-    found: Comparison | chi_square.Sampled
+    template = session.has_template and not request.raw
+    dialogues, skipped = usable([Dialogue(session, row, template, request.system) for row in rows])
+    answers = samples * len(dialogues) if samples else 2 * sum(len(row.turns) for row in rows)
+    found: Comparison | Sampled
     with ctrl_c() as cancelled, terminal.bar("verifying", answers) as advance:
         verifier = Verifier(session, request, cancelled, advance)
-        found = verifier.sample(rows, samples) if samples else verifier.compare(rows)
-    now = datetime.datetime.now(datetime.timezone.utc)
+        found = verifier.sample(dialogues, samples) if samples else verifier.compare(dialogues)
+    found.skipped[:0] = skipped
     machine, model = Machine.of(session), Model.of(session, request)
     if request.json:
+        now = datetime.datetime.now(datetime.timezone.utc)
         data = {
             "schema": SCHEMA,
             "created": now.isoformat(timespec="seconds"),
@@ -100,7 +101,7 @@ def run(request: VerifyRequest) -> int:
             "model": dataclasses.asdict(model),
             "prompts": Path(request.prompts).name,
             "max_new_tokens": new_tokens,
-            "template": session.has_template and not request.raw,
+            "template": template,
             "interrupted": found.interrupted,
             "passed": found.passed,
             "verdict": found.verdict,
@@ -113,6 +114,19 @@ def run(request: VerifyRequest) -> int:
     if found.interrupted:
         return INTERRUPTED
     return 0 if found.passed else LadeError.exit_code
+
+
+def _show(result: Comparison | Sampled, title: str, console: Console) -> None:
+    """Print single findings and, last, the verdict."""
+    findings = [*result.details, *(f"skipped {row.row}: {row.reason}" for row in result.skipped)]
+    lines = [title, *findings[:SHOWN]]
+    if len(findings) > SHOWN:
+        lines.append(f"… and {len(findings) - SHOWN} lines more; --json has all")
+    if result.interrupted:
+        lines.append("stopped early: this is what was compared until then")
+    for line in lines:
+        screen.line(console, printable(line))
+    screen.line(console, result.verdict, "bold")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +143,7 @@ class Divergence:
 
     Attributes:
         turn, position: of the conversation, and of the token in the answer; from 1 on.
-        plain: plain decoding's token; None where its answer ended.
-        other: the strategy's token; None where its answer ended.
+        plain, other: plain decoding's token and the strategy's; None where the answer ended.
         width: tokens fed in the step that yielded the strategy's token.
         gap: by how many logits plain decoding prefers its token.  None, as all that follows,
             where an answer ended or memory does not suffice to compute it.
@@ -155,9 +168,10 @@ class Divergence:
     @property
     def lines(self) -> tuple[str, str]:
         """Where it is, and what explains it."""
-        plain = f"{self.plain.text} ({self.plain.id})" if self.plain else "the end"
-        other = f"{self.other.text} ({self.other.id})" if self.other else "the end"
-        turn = f", turn {self.turn}" if self.turn > 1 else ""
+        plain, other = (
+            f"{token.text} ({token.id})" if token else "the end"
+            for token in (self.plain, self.other)
+        )
         if self.gap is None or self.distance is None:
             ended = self.plain is None or self.other is None
             why = "rounding explains no end" if ended else "no memory to compute the logits again"
@@ -167,8 +181,8 @@ class Divergence:
                 why += f", {self.distance:.3g} to the other choice"
             why += f"; rounding moves {self.allowed:.3g} at most (noise {self.noise:.3g})"
         return (
-            f"{self.row}{turn}, token {self.position} of the answer: {other} where plain decoding"
-            f" has {plain}",
+            f"{self.row}{f', turn {self.turn}' if self.turn > 1 else ''}, token {self.position} of"
+            f" the answer: {other} where plain decoding has {plain}",
             f"  in a step of {counted(self.width, 'token')}; {why}:"
             f" {'explained' if self.explained else 'NOT explained'}",
         )
@@ -199,7 +213,7 @@ class Comparison:
     """Answers compared token by token.
 
     Attributes:
-        sampling: values that are not the default, as JSON has them.
+        sampling: values that are not the default.
         skipped: rows, or the rest of them, that could not be answered, and why.
         interrupted: whether Ctrl-C ended it early.
     """
@@ -211,8 +225,9 @@ class Comparison:
 
     @property
     def divergences(self) -> list[Divergence]:
-        """Of all answers, in order."""
-        return [answer.divergence for answer in self.answers if answer.divergence is not None]
+        """Of all answers, those first that rounding does not explain."""
+        found = [each.divergence for each in self.answers if each.divergence is not None]
+        return sorted(found, key=lambda divergence: divergence.explained)
 
     @property
     def unexplained(self) -> int:
@@ -234,31 +249,22 @@ class Comparison:
         """The result in one line."""
         if not self.tokens:
             return "nothing could be compared"
-        if count := self.unexplained:
-            are = "1 divergence is" if count == 1 else f"{count} divergences are"
-            return f"NOT equal: {are} larger than rounding explains"
+        if self.unexplained:
+            count = counted(self.unexplained, "divergence")
+            return f"NOT equal: {count} larger than rounding explains"
         compared = f"{self.tokens:,} tokens of {counted(len(self.answers), 'answer')}"
-        if diverged := len(self.divergences):
-            return (
-                f"equal but for near-ties: {counted(diverged, 'divergence')} in {compared}, none"
-                " larger than rounding explains"
-            )
+        if found := self.divergences:
+            near_ties = f"equal but for near-ties: {counted(len(found), 'divergence')}"
+            return f"{near_ties} in {compared}, none larger than rounding explains"
         return f"equal: all {compared}"
 
     @property
     def details(self) -> list[str]:
-        """Lines about single divergences, those first that rounding does not explain."""
-        found = sorted(self.divergences, key=lambda divergence: divergence.explained)
-        lines = [line for divergence in found[:SHOWN] for line in divergence.lines]
-        if len(found) > SHOWN:
-            lines.append(f"… and {len(found) - SHOWN} more; --json has all")
-        return lines
+        """Two lines about each divergence."""
+        return [line for divergence in self.divergences for line in divergence.lines]
 
-    def as_object(self, settings: dict[str, int | str]) -> dict[str, Any]:
+    def as_object(self, settings: Mapping[str, int | str]) -> dict[str, Any]:
         """Its part of the JSON object; keys are part of the interface."""
-        found = self.divergences
-        distances = [each.distance for each in found if each.distance is not None]
-        relative = [each.distance / each.noise for each in found if each.distance and each.noise]
         return {
             "settings": settings,
             "sampling": self.sampling,
@@ -266,16 +272,8 @@ class Comparison:
             "tokens": self.tokens,
             "answers": [dataclasses.asdict(answer) for answer in self.answers],
             "skipped": [dataclasses.asdict(each) for each in self.skipped],
-            "divergences": len(found),
+            "divergences": len(self.divergences),
             "unexplained": self.unexplained,
-            "per_thousand_tokens": 1000.0 * len(found) / self.tokens if self.tokens else None,
-            "median_distance": statistics.median(distances) if distances else None,
-            "largest_distance": max(distances, default=None),
-            "largest_over_noise": max(relative, default=None),
-            "noise": max((each.noise for each in found if each.noise is not None), default=None),
-            # Nothing varies within a run, and what fails ends it: kept for readers of the schema.
-            "cell": {},
-            "failure": None,
         }
 
 
@@ -289,7 +287,7 @@ class Verifier:
     Args:
         session: the model.
         request: with a number of new tokens.
-        cancelled: asked after every step; true ends the work.
+        cancelled: called after every step; true ends the work.
         advance: called with the number of answers that were decoded.
 
     Attributes:
@@ -300,16 +298,15 @@ class Verifier:
         self,
         session: Session,
         request: VerifyRequest,
-        cancelled: Callable[[], bool] = lambda: False,
-        advance: Callable[[int], None] = lambda _answers: None,
+        cancelled: Callable[[], bool],
+        advance: Callable[[int], None],
     ) -> None:
-        from .decoder.rescoring import Rescorer
+        from ..decoder.rescoring import Rescorer
 
         loaded = session.loaded
         greedy = SamplingConfig(repetition_penalty=loaded.repetition_penalty)
         choice = opening.choose_profile(request, session)
         self._session = session
-        self._request = request
         self._cancelled = cancelled
         self._advance = advance
         self._settings = opening.settings_of(request, choice, greedy)
@@ -325,42 +322,29 @@ class Verifier:
         if request.strategy == "lookahead":
             self.settings_shown |= lookahead_shown(self._settings.lookahead)
 
-    def compare(self, rows: Sequence[suites.Row]) -> Comparison:
-        """Compare the answers to rows of a suite.
-
-        Raises:
-            UsageError: no prompt leaves room for an answer.
-            LadeError: no answer could be decoded, for want of memory.
-        """
+    def compare(self, dialogues: Sequence[Dialogue]) -> Comparison:
+        """Compare answers token by token; out of memory, the rest of a dialogue is skipped."""
         found = Comparison(sampling_shown(self._settings.sampling))
-        error: Exception | None = None
         try:
-            for row in rows:
+            for dialogue in dialogues:
                 try:
-                    cut = self._compare_row(row, found)
-                except (LadeError, PromptError) as caught:
-                    error, cut = error or caught, str(caught)
-                if cut is not None:
-                    found.skipped.append(Skipped(row.id, cut))
+                    self._compare(dialogue, found)
+                    reason = dialogue.cut
+                except LadeError as error:
+                    reason = str(error)
+                if reason is not None:
+                    found.skipped.append(Skipped(dialogue.id, reason))
         except _Interrupted:
             found.interrupted = True
-        if found.skipped and not found.answers and not found.interrupted:
-            first = found.skipped[0]
-            kind = LadeError if type(error) is LadeError else UsageError
-            raise kind(f"no prompt can be answered: {first.row}: {first.reason}")
         return found
 
-    def _compare_row(self, row: suites.Row, found: Comparison) -> str | None:
+    def _compare(self, dialogue: Dialogue, found: Comparison) -> None:
         """Compare a conversation turn by turn, up to the first divergence.
 
         The strategy holds all of it first, so that its cache is reused from turn to turn as in a
         chat; plain decoding reads every prompt anew.
-
-        Returns:
-            Why it ended before its last turn, or None.
         """
         self._session.start_over()
-        dialogue = self._dialogue(row)
         answers: list[tuple[list[int], Answer]] = []
 
         def reply(_turn: int, prompt: list[int]) -> str:
@@ -375,23 +359,22 @@ class Verifier:
             index = _first_difference(answer.ids, plain.ids)
             divergence = None
             if index is not None:
-                divergence = self._divergence(row.id, turn, index, prompt, answer, plain)
-            tokens = len(answer.ids) if index is None else index + 1
+                divergence = self._divergence(dialogue.id, turn, index, prompt, answer, plain)
             found.answers.append(
                 Compared(
-                    row=row.id,
-                    category=row.category,
+                    row=dialogue.id,
+                    category=dialogue.category,
                     turn=turn,
                     prompt_tokens=len(prompt),
-                    tokens=tokens,
+                    tokens=len(answer.ids) if index is None else index + 1,
                     steps=len(answer.marks),
                     reason=answer.reason,
                     divergence=divergence,
                 )
             )
             if divergence is not None:
-                return None  # the prompts of later turns differ
-        return dialogue.cut
+                dialogue.cut = None  # the prompts of later turns differ
+                return
 
     def _divergence(
         self, row: str, turn: int, index: int, prompt: list[int], answer: Answer, plain: Answer
@@ -402,77 +385,47 @@ class Verifier:
         found = Divergence(row, turn, index + 1, plain_token, token, width)
         if plain_token is None or token is None:
             return found
-        gap = self._rescorer.gap(
-            [*prompt, *answer.ids[:index]],
-            len(prompt),
-            (plain_token.id, token.id),
-            width,
-            self._settings.sampling,
-        )
-        if gap is None:
-            return found
-        return replace(found, **dataclasses.asdict(gap), explained=gap.explained)
+        text, tokens = [*prompt, *answer.ids[:index]], (plain_token.id, token.id)
+        sampling = self._settings.sampling
+        gap = self._rescorer.gap(text, len(prompt), tokens, width, sampling)
+        explained = {**dataclasses.asdict(gap), "explained": gap.explained} if gap else {}
+        return replace(found, **explained)
 
-    def sample(self, rows: Sequence[suites.Row], samples: int) -> chi_square.Sampled:
-        """Draw answers to rows of a suite and test their distribution.
+    def _token(self, answer: Answer, index: int) -> Token | None:
+        if index >= len(answer.ids):
+            return None
+        return Token(answer.ids[index], printable(repr(self._spell(answer.ids[index]))))
 
-        Args:
-            rows: the first turn of each is the prompt.
-            samples: answers that the strategy and plain decoding draw for every prompt.
+    def sample(self, dialogues: Sequence[Dialogue], samples: int) -> Sampled:
+        """Draw `samples` answers to each first turn and test their distribution.
 
         Raises:
-            UsageError: no prompt leaves room for an answer.
             LadeError: out of memory.
         """
         sampling = self._settings.sampling
-        found = chi_square.Sampled(samples, sampling=sampling_shown(sampling))
-        trials = list[chi_square.Trial]()
+        found = Sampled(samples, sampling=sampling_shown(sampling))
         self._session.start_over()
-        for row in rows:
+        for dialogue in dialogues:
+            prompt = dialogue.first()
+            drawn: list[Ids] = []
             try:
-                prompt = self._dialogue(row).first()
-            except (PromptError, UsageError) as error:
-                found.skipped.append(Skipped(row.id, str(error)))
-                continue
-            # Every answer has a seed of its own: equal ones would give both sides equal answers.
-            first = sampling.seed + found.drawn + found.plain
-            drawn = self._draw(prompt, self._settings, range(first, first + samples))
-            self._session.decoder.forget()
-            seeds = range(first + samples, first + 2 * samples)
-            plain = self._draw(prompt, self._plain, seeds)
-            found.drawn += len(drawn)
-            found.plain += len(plain)
-            found.rows.append(row.id)
+                for _ in range(samples):
+                    # Every answer has a seed of its own.
+                    seed = (sampling.seed + found.drawn + len(drawn)) % 2**64
+                    settings = replace(self._settings, sampling=replace(sampling, seed=seed))
+                    drawn.append(tuple(self._answer(prompt, settings).ids))
+            except _Interrupted:
+                found.interrupted = True
 
-            def after(prefix: chi_square.Ids, prompt: list[int] = prompt) -> list[float]:
+            def after(prefix: Ids, prompt: list[int] = prompt) -> list[float]:
                 shares = self._rescorer.probabilities([*prompt, *prefix], len(prompt), sampling)
                 if shares is None:
                     raise LadeError("out of memory while computing logits; take a smaller model")
                 return shares
 
-            trials += chi_square.against_model(row.id, drawn, after)
-            trials += chi_square.against_plain(row.id, drawn, plain)
-            if self._cancelled():
-                found.interrupted = True
+            found.test(dialogue.id, drawn, after)
+            if found.interrupted:
                 break
-        if not found.rows:
-            skipped = found.skipped[0]
-            raise UsageError(f"no prompt can be answered: {skipped.row}: {skipped.reason}")
-        found.trials = chi_square.corrected(trials)
-        return found
-
-    def _draw(self, prompt: list[int], settings: Settings, seeds: range) -> list[chi_square.Ids]:
-        """Answers, one for each seed; fewer after Ctrl-C."""
-        found: list[chi_square.Ids] = []
-        for seed in seeds:
-            if self._cancelled():
-                break
-            sampling = replace(settings.sampling, seed=seed % 2**64)
-            try:
-                drawn = self._answer(prompt, replace(settings, sampling=sampling))
-            except _Interrupted:
-                break
-            found.append(tuple(drawn.ids))
         return found
 
     def _answer(self, prompt: list[int], settings: Settings) -> Answer:
@@ -482,6 +435,8 @@ class Verifier:
             LadeError: out of memory.
             _Interrupted: Ctrl-C.
         """
+        if self._cancelled():
+            raise _Interrupted
         method = Method(settings.strategy, settings.strategy)
         answer = OwnRunner(method, self._session, settings).answer(prompt, self._cancelled)
         if answer.reason == "interrupted":
@@ -489,32 +444,8 @@ class Verifier:
         self._advance(1)
         return answer
 
-    def _dialogue(self, row: suites.Row) -> Dialogue:
-        template = self._session.has_template and not self._request.raw
-        return Dialogue(self._session, row, template, self._request.system)
-
-    def _token(self, answer: Answer, index: int) -> Token | None:
-        if index >= len(answer.ids):
-            return None
-        return Token(answer.ids[index], printable(repr(self._spell(answer.ids[index]))))
-
 
 def _first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
     """Index of the first token that differs, or after the end of the shorter; None if equal."""
-    pairs = enumerate(zip(one, other, strict=False))
-    shorter = min(len(one), len(other))
-    found = next((index for index, (a, b) in pairs if a != b), shorter)
-    return found if found < max(len(one), len(other)) else None
-
-
-def _show(result: Comparison | chi_square.Sampled, title: str, console: Console) -> None:
-    """Print single findings and, last, the verdict."""
-    lines = [title, *result.details]
-    lines += [f"skipped {each.row}: {each.reason}" for each in result.skipped[:SHOWN]]
-    if len(result.skipped) > SHOWN:
-        lines.append(f"skipped {len(result.skipped) - SHOWN} more; --json has all")
-    if result.interrupted:
-        lines.append("stopped early: this is what was compared until then")
-    for line in lines:
-        screen.line(console, printable(line))
-    screen.line(console, result.verdict, "bold")
+    pairs = enumerate(zip_longest(one, other))
+    return next((index for index, (a, b) in pairs if a != b), None)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 from transformers import CompileConfig
 
-from ladecli import models, stock
+from ladecli import models
+from ladecli.bench import stock
+from ladecli.bench.result import STOCK, STOCK_COMPILED, STOCK_LOOKUP, Method
+from ladecli.bench.runners import Answer
+from ladecli.bench.stock import StockRunner
 from ladecli.decoder.config import SamplingConfig
 from ladecli.errors import LadeError
 from ladecli.session import Session, Settings
-from ladecli.stock import CompiledSteps
 
-from .compiling import Compiler
+from ..compiling import Compiler
 
 pytestmark = pytest.mark.slow
 
@@ -33,14 +37,28 @@ def own(session: Session, prompt: list[int], settings: Settings) -> list[int]:
     return [token for event in events for token in getattr(event, "token_ids", ())]
 
 
-def compiled_for(session: Session, settings: Settings, room: int) -> CompiledSteps:
-    """Steps that are compiled already."""
-    steps = CompiledSteps(session.stock_model, room)
-    steps.prepare(session, session.encode("def f"), settings, lambda: False)
-    return steps
+def runner(
+    session: Session, settings: Settings = ON, strategy: str = STOCK, room: int = 80
+) -> StockRunner:
+    """A method, its steps compiled already where it has such."""
+    found = StockRunner(Method(strategy, strategy), session, settings, room)
+    found.prepare(session.encode("def f"), lambda: False)
+    return found
 
 
-@pytest.mark.parametrize("lookup", [False, True])
+def answered(
+    found: StockRunner, prompt: list[int], cancelled: Callable[[], bool] = lambda: False
+) -> Answer:
+    answer = found.answer(prompt, cancelled)
+    assert answer.marks == sorted(answer.marks)
+    # Every step adds something, with and without candidates.
+    assert answer.lengths == sorted(set(answer.lengths))
+    assert len(answer.marks) == len(answer.lengths)
+    assert answer.lengths[-1] == len(answer.ids)
+    return answer
+
+
+@pytest.mark.parametrize("strategy", [STOCK, STOCK_LOOKUP])
 @pytest.mark.parametrize(
     "settings",
     [
@@ -51,51 +69,38 @@ def compiled_for(session: Session, settings: Settings, room: int) -> CompiledSte
     ids=["on and on", "to the end", "penalty"],
 )
 def test_the_text_is_that_of_plain_decoding(
-    session: Session, settings: Settings, lookup: bool
+    session: Session, settings: Settings, strategy: str
 ) -> None:
     for text in TEXTS[:2]:
         prompt = session.encode(text)
-        ids, marks = stock.generate(session, prompt, settings, lookup=lookup)
-        assert own(session, prompt, settings) == ids
-        assert marks.seconds == sorted(marks.seconds)
-        assert len(marks.seconds) == len(marks.lengths)
-        # Every step adds something, with and without candidates.
-        assert marks.lengths == sorted(set(marks.lengths))
-        assert marks.lengths[-1] == len(prompt) + len(ids)
-        assert lookup or len(marks.lengths) == len(ids)
+        answer = answered(runner(session, settings, strategy), prompt)
+        assert answer.ids == own(session, prompt, settings)
+        assert strategy == STOCK_LOOKUP or len(answer.marks) == len(answer.ids)
 
 
 def test_the_same_seed_gives_the_same_text(session: Session) -> None:
     settings = replace(ON, sampling=SamplingConfig(temperature=1.0, seed=3))
-    prompt = session.encode("Once")
-    first, again = (stock.generate(session, prompt, settings, lookup=False)[0] for _ in range(2))
+    prompt, sampled = session.encode("Once"), runner(session, settings)
+    first, again = (answered(sampled, prompt).ids for _ in range(2))
     assert first == again
     assert len(first) == 30
 
 
-@pytest.mark.parametrize("compile", [False, True])
-def test_what_ends_a_text(session: Session, compiler: Compiler, compile: bool) -> None:
-    steps = compiled_for(session, ON, 80) if compile else None
+@pytest.mark.parametrize("strategy", [STOCK, STOCK_LOOKUP, STOCK_COMPILED])
+def test_what_ends_a_text(session: Session, compiler: Compiler, strategy: str) -> None:
     prompt = session.encode(CODE)
-    # A stop string,
     text = session.text_of(own(session, prompt, ON), prompt, ON)
     settings = replace(ON, stop=(text[8:11],))
-    for lookup in (False,) if compile else (False, True):
-        ids, marks = stock.generate(session, prompt, settings, lookup=lookup, compiled=steps)
-        assert ids == own(session, prompt, settings)
-        assert len(ids) < 30
-        assert marks.stopped
-        assert marks.lengths[-1] == len(prompt) + len(ids)
-    # the caller,
+    stopped = answered(runner(session, settings, strategy), prompt)
+    assert (stopped.ids, stopped.reason) == (own(session, prompt, settings), "stop")
+    assert len(stopped.ids) < 30
     asked = iter([False, False, True])
-    ids, marks = stock.generate(
-        session, prompt, ON, lookup=False, compiled=steps, cancelled=lambda: next(asked)
-    )
-    assert len(ids) == len(marks.seconds) == 3
-    # and the context.
-    if not compile:
+    cancelled = answered(runner(session, strategy=strategy), prompt, lambda: next(asked))
+    assert (len(cancelled.marks), cancelled.reason) == (3, "interrupted")
+    if strategy != STOCK_COMPILED:
         longest = (session.encode("a ") * (most := session.decoder.max_context))[: most - 5]
-        assert len(stock.generate(session, longest, ON, lookup=False)[0]) == 5
+        full = answered(runner(session, strategy=strategy), longest)
+        assert (len(full.ids), full.reason) == (5, "length")
 
 
 @pytest.fixture
@@ -114,39 +119,33 @@ def demanding(session: Session, monkeypatch: pytest.MonkeyPatch) -> Session:
     return session
 
 
-@pytest.mark.parametrize("lookup", [False, True])
+@pytest.mark.parametrize("strategy", [STOCK, STOCK_LOOKUP])
 @pytest.mark.parametrize("ignore_eos", [False, True])
 def test_it_takes_no_more_of_the_generation_config_than_we_do(
-    demanding: Session, lookup: bool, ignore_eos: bool
+    demanding: Session, strategy: str, ignore_eos: bool
 ) -> None:
     settings = Settings("autoregressive", max_new_tokens=20, ignore_eos=ignore_eos)
     prompt = demanding.encode(TEXTS[0])
     before = demanding.stock_model.generation_config
-    ids, marks = stock.generate(demanding, prompt, settings, lookup=lookup)
-    assert ids == own(demanding, prompt, settings)
-    assert len(ids) == (20 if ignore_eos else 5)
-    assert lookup or len(marks.seconds) == len(ids)
+    answer = answered(runner(demanding, settings, strategy), prompt)
+    assert answer.ids == own(demanding, prompt, settings)
+    assert len(answer.ids) == (20 if ignore_eos else 5)
     assert demanding.stock_model.generation_config is before
-
-
-def test_texts_to_compile_on_do_not_end_early(demanding: Session, compiler: Compiler) -> None:
-    compiled_for(demanding, Settings(max_new_tokens=20, stop=("e",)), 80)
-    assert compiler.steps == stock.WARM * (stock.TRIAL - 1), "prompts are read without"
 
 
 def test_compiled_steps_give_the_same_text_and_are_compiled_once(
     session: Session, compiler: Compiler
 ) -> None:
-    steps = compiled_for(session, ON, 80)
-    assert steps.seconds > 0.0
+    compiled, lookup = runner(session, strategy=STOCK_COMPILED), runner(session, ON, STOCK_LOOKUP)
+    assert compiled.compile_seconds > 0.0
+    assert compiler.steps == stock.WARM_UPS * (stock.WARM_UP_TOKENS - 1), "prompts are read without"
     for text in TEXTS:
         prompt = session.encode(text)
-        ids, marks = stock.generate(session, prompt, ON, lookup=False, compiled=steps)
-        assert marks.lengths == [len(prompt) + n for n in range(1, 31)]
+        answer = answered(compiled, prompt)
+        assert answer.lengths == list(range(1, 31))
         # What others do in between is no reason to compile anew, and does not change their text.
-        assert own(session, prompt, ON) == ids
-        assert stock.generate(session, prompt, ON, lookup=True)[0] == ids
-    assert compiler.count == 1
+        assert own(session, prompt, ON) == answered(lookup, prompt).ids == answer.ids
+    assert compiler.count == compiled.built == 1
 
 
 def test_torch_itself_compiles_once(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,11 +153,10 @@ def test_torch_itself_compiles_once(session: Session, monkeypatch: pytest.Monkey
     config._compile_all_devices = True
     monkeypatch.setattr(stock, "_compile_config", lambda: config)
     try:
-        before, steps = stock.compilations(), compiled_for(session, ON, 80)
+        before, compiled = stock.compilations(), runner(session, strategy=STOCK_COMPILED)
         for text in TEXTS:
             prompt = session.encode(text)
-            ids, _ = stock.generate(session, prompt, ON, lookup=False, compiled=steps)
-            assert own(session, prompt, ON) == ids
+            assert answered(compiled, prompt).ids == own(session, prompt, ON)
         assert stock.compilations() == before + 1
     finally:
         torch._dynamo.reset()
@@ -166,21 +164,19 @@ def test_torch_itself_compiles_once(session: Session, monkeypatch: pytest.Monkey
 
 
 def test_compiling_can_be_stopped(session: Session, compiler: Compiler) -> None:
-    steps = CompiledSteps(session.stock_model, 80)
-    steps.prepare(session, session.encode("Once"), ON, lambda: True)
+    found = StockRunner(Method("x", STOCK_COMPILED), session, ON, 80)
+    found.prepare(session.encode("Once"), lambda: True)
     assert compiler.steps == 0
 
 
 def test_a_text_that_is_longer_than_expected_gets_a_longer_cache(
     session: Session, compiler: Compiler
 ) -> None:
-    steps = compiled_for(session, ON, 40)
-    prompt = session.encode("a " * 20)
+    compiled, prompt = runner(session, ON, STOCK_COMPILED, 40), session.encode("a " * 20)
     compilations = []
     # 10 tokens and 30 just fit; 50 are too many, and 52 are not any more.
     for length in (10, 20, 22, 10):
-        ids, _ = stock.generate(session, prompt[:length], ON, lookup=False, compiled=steps)
-        assert ids == own(session, prompt[:length], ON)
+        assert answered(compiled, prompt[:length]).ids == own(session, prompt[:length], ON)
         compilations.append(compiler.count)
     assert compilations == [1, 2, 2, 2]
 
@@ -190,4 +186,4 @@ def test_what_transformers_does_not_compile_is_an_error(
 ) -> None:
     monkeypatch.setattr(stock, "_compile_config", CompileConfig)  # by itself not on a CPU
     with pytest.raises(LadeError, match="transformers does not compile the steps of this model"):
-        compiled_for(session, ON, 80)
+        runner(session, strategy=STOCK_COMPILED)

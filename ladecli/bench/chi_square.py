@@ -1,0 +1,173 @@
+"""Chi-square tests of sampling: tokens that a strategy drew against the model's probabilities."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..visualize import counted
+from .result import Skipped
+
+LEVEL = 0.01
+"""Share of whole runs that report a difference where there is none."""
+MIN_SAMPLES = 50
+"""Samples after a prefix, below which the next token is not tested."""
+MIN_EXPECTED = 5.0
+"""Expected samples of a cell, below which the statistic is not distributed as chi-square."""
+
+Ids: TypeAlias = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A test of the tokens after one prefix.
+
+    Attributes:
+        position: of the token in the answer, from 1 on.
+        prefix: ids of the answer before it.
+        cells: tokens, the rare ones pooled.
+        corrected: p-value for all tests of the run together (Holm, 1979).
+    """
+
+    row: str
+    position: int
+    prefix: Ids
+    samples: int
+    cells: int
+    statistic: float
+    p: float
+    corrected: float = 1.0
+
+
+@dataclass(slots=True)
+class Sampled:
+    """Answers drawn many times, and the tests of their distribution; the JSON of `--chi-square`.
+
+    Attributes:
+        samples: answers that were to be drawn for every prompt.
+        drawn: answers that were drawn.
+        rows: ids of the prompts.
+        sampling: values that are not the default, and the first seed.
+        interrupted: whether Ctrl-C ended it early.
+    """
+
+    samples: int
+    drawn: int = 0
+    rows: list[str] = field(default_factory=list)
+    trials: list[Trial] = field(default_factory=list)
+    sampling: dict[str, int | float] = field(default_factory=dict)
+    skipped: list[Skipped] = field(default_factory=list)
+    interrupted: bool = False
+
+    def test(
+        self, row: str, drawn: Sequence[Ids], probabilities: Callable[[Ids], Sequence[float]]
+    ) -> None:
+        """Test the next token after every frequent prefix of the answers to a prompt.
+
+        Args:
+            row: id of the prompt.
+            drawn: the answers.
+            probabilities: [vocabulary] of the next token after a prefix, of plain forwards.
+        """
+        self.rows.append(row)
+        self.drawn += len(drawn)
+        after: dict[Ids, Counter[int]] = {}
+        for ids in drawn:
+            for position, token in enumerate(ids):
+                after.setdefault(ids[:position], Counter())[token] += 1
+        for prefix, counts in sorted(after.items(), key=lambda item: (len(item[0]), item[0])):
+            samples = counts.total()
+            if samples < MIN_SAMPLES:
+                continue
+            if found := probability_test(counts, np.array(probabilities(prefix))):
+                self.trials.append(Trial(row, len(prefix) + 1, prefix, samples, *found))
+        values = holm([trial.p for trial in self.trials])
+        self.trials = [
+            replace(trial, corrected=p) for trial, p in zip(self.trials, values, strict=True)
+        ]
+
+    @property
+    def failed(self) -> list[Trial]:
+        """Tests that found a difference."""
+        return [trial for trial in self.trials if trial.corrected < LEVEL]
+
+    @property
+    def passed(self) -> bool:
+        """Whether something was tested, and no difference was found."""
+        return bool(self.trials) and not self.failed
+
+    @property
+    def verdict(self) -> str:
+        """The result in one line."""
+        if not self.trials:
+            return "nothing could be tested: more samples are needed"
+        tests = counted(len(self.trials), "test")
+        if self.failed:
+            return f"DIFFERENT: {len(self.failed)} of {tests} failed"
+        least = min(trial.corrected for trial in self.trials)
+        return f"no difference found in {tests} (smallest p-value, corrected: {least:.2g})"
+
+    @property
+    def details(self) -> list[str]:
+        """The number of answers, and the tests that failed."""
+        prompts = counted(len(self.rows), "prompt")
+        return [
+            f"{self.drawn:,} answers to {prompts}; level {LEVEL:g} for all tests together",
+            *(
+                f"{each.row}, token {each.position}: differs from the model's probabilities"
+                f" (p-value, corrected: {each.corrected:.2g})"
+                for each in self.failed
+            ),
+        ]
+
+    def as_object(self, settings: Mapping[str, int | str]) -> dict[str, Any]:
+        """Its part of the JSON object; keys are part of the interface."""
+        return {"chi_square": {**asdict(self), "settings": settings, "level": LEVEL}}
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values corrected for their number (Holm, 1979)."""
+    found, largest = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        largest = max(largest, min((len(p_values) - rank) * p_values[index], 1.0))
+        found[index] = largest
+    return found
+
+
+def probability_test(
+    counts: Mapping[int, int], probabilities: NDArray[np.float64]
+) -> tuple[int, float, float] | None:
+    """Test counts of tokens against their probabilities.
+
+    Args:
+        counts: by token id.
+        probabilities: [vocabulary].
+
+    Returns:
+        Cells, statistic and p-value; None where fewer than two cells can be expected to have
+        enough samples.
+    """
+    from scipy.stats import chisquare
+
+    observed = np.zeros(len(probabilities))
+    observed[list(counts)] = list(counts.values())
+    expected = probabilities * observed.sum()
+    # A cell for each token that is expected often enough; the others are pooled.
+    order = np.argsort(-expected, kind="stable")
+    frequent = int((expected >= MIN_EXPECTED).sum())
+    cells, rare = [order[i : i + 1] for i in range(frequent)], order[frequent:]
+    if expected[rare].sum() >= MIN_EXPECTED:
+        cells.append(rare)
+    elif cells:
+        cells[-1] = np.concatenate([cells[-1], rare])
+    if len(cells) < 2:
+        return None
+    test = chisquare(
+        [observed[cell].sum() for cell in cells], [expected[cell].sum() for cell in cells]
+    )
+    return len(cells), float(test.statistic), float(test.pvalue)

@@ -1,0 +1,272 @@
+"""transformers' own `generate`, timed step by step: the baseline that is not our code."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import CompileConfig, GenerationConfig, StaticCache, StoppingCriteriaList
+
+from ..device import synchronize
+from ..errors import LadeError, told
+from ..text import TextStream
+from .result import STOCK_COMPILED, STOCK_LOOKUP, Method
+from .runners import Answer
+
+if TYPE_CHECKING:
+    from ..events import Reason
+    from ..session import Session, Settings
+
+LOOKUP = 10
+"""Tokens that transformers' prompt lookup proposes, as in its documentation."""
+WARM_UPS, WARM_UP_TOKENS = 3, 16
+"""Texts before compiled steps count, and tokens of each: the first text compiles the steps, and on
+a GPU the next ones capture them."""
+
+
+class StockRunner:
+    """`generate` as it is, with prompt lookup, or with a static cache and compiled steps.
+
+    Of the model's generation config it takes what our own strategies take: end tokens, and the
+    repetition penalty by way of the settings.
+
+    Args:
+        method: one of `result.FOREIGN`.
+        session: the model.
+        settings: length, end tokens, stop strings and sampling.
+        room: tokens of the longest prompt and its answer; the length of the static cache.
+
+    Attributes:
+        compile_seconds: time that compiling took.
+    """
+
+    def __init__(self, method: Method, session: Session, settings: Settings, room: int = 0) -> None:
+        self.method = method
+        self.compile_seconds = 0.0
+        self._session = session
+        self._settings = settings
+        self._lookup = method.strategy == STOCK_LOOKUP
+        # One cache for all answers: torch compiles anew for another length, and on a GPU captures
+        # anew for another address.
+        self._cache: StaticCache | None = None
+        if method.strategy == STOCK_COMPILED:
+            self._make_cache(max(room, 2 * WARM_UP_TOKENS))
+
+    def _make_cache(self, length: int) -> None:
+        self._room = length
+        self._cache = StaticCache(config=self._session.stock_model.config, max_cache_len=length)
+
+    @property
+    def built(self) -> int:
+        """Steps compiled so far: a text that is longer than any before it needs another."""
+        return compilations() if self._cache else 0
+
+    def begin(self) -> None:
+        """Free the memory of our own decoder; captured steps stay, for they are slow to make."""
+        decoder = self._session.decoder
+        decoder.forget(keep_memory=decoder.runner.captures)
+
+    def prepare(self, prompt: Sequence[int], cancelled: Callable[[], bool]) -> None:
+        """Compile the steps of a static cache; nothing to do for the other methods.
+
+        Args:
+            prompt: token ids of any text.
+            cancelled: called after every step; true ends it.
+
+        Raises:
+            LadeError: they cannot be compiled; the message says why.
+        """
+        from ..models import hushed
+
+        if self._cache is None:
+            return
+        self.begin()
+        settings = replace(self._settings, max_new_tokens=WARM_UP_TOKENS, ignore_eos=True, stop=())
+        prompt = prompt[: self._room - WARM_UP_TOKENS]
+        began, before = time.perf_counter(), compilations()
+        try:
+            with hushed():  # what matters of its output is an error
+                for _ in range(WARM_UPS):
+                    self._generate(prompt, settings, cancelled)
+                    if cancelled():
+                        return
+                    if compilations() == before:
+                        raise LadeError("transformers does not compile the steps of this model")
+        except Exception as error:  # the compiler raises anything
+            if cancelled():  # Ctrl-C reaches the compiler, too
+                return
+            raise LadeError(
+                f"{self.method.name} cannot be measured: {told(error)}; leave it out of"
+                " --strategies"
+            ) from error
+        self.compile_seconds = time.perf_counter() - began
+
+    def answer(self, prompt: Sequence[int], cancelled: Callable[[], bool]) -> Answer:
+        """Answer one prompt.
+
+        Args:
+            prompt: token ids.
+            cancelled: called after every step; true ends the answer.
+
+        Raises:
+            PromptError: the prompt is empty or too long.
+            Exception: any that transformers raises.
+        """
+        self._session.decoder.check_prompt(prompt)
+        return self._generate(prompt, self._settings, cancelled)
+
+    def _generate(
+        self, prompt: Sequence[int], settings: Settings, cancelled: Callable[[], bool]
+    ) -> Answer:
+        model, length = self._session.stock_model, len(prompt)
+        config = _config(self._session, length, settings, self._lookup)
+        given: dict[str, Any] = {}
+        if self._cache is not None:
+            if (needed := length + config.max_new_tokens) > self._room:
+                self._make_cache(needed + needed // 4)  # others may be a little longer still
+            self._cache.reset()
+            given = {"past_key_values": self._cache, "compile_config": _compile_config()}
+        stream = TextStream(self._session.loaded.tokenizer, prompt, settings.stop)
+        steps = _Steps(length, cancelled, stream.feed if settings.stop else None)
+        # A hook would have a compiled step compiled anew.
+        watching = steps.watching(model) if self._lookup else contextlib.nullcontext()
+        ids = torch.tensor([list(prompt)], device=model.device)
+        if not settings.sampling.greedy:
+            torch.manual_seed(settings.sampling.seed)
+        began = time.perf_counter()
+        with watching, _without_defaults(model):
+            out = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                generation_config=config,
+                stopping_criteria=StoppingCriteriaList([steps]),
+                **given,
+            )
+        end = steps.lengths[-1] if steps.stopped else out.shape[1]
+        answer = [int(token) for token in out[0, length:end]]
+        reason: Reason = "stop" if steps.stopped else "eos"
+        if steps.cancelled:
+            reason = "interrupted"
+        elif len(answer) == config.max_new_tokens and not steps.stopped:
+            reason = "length"
+        return Answer(
+            ids=answer,
+            text=self._session.text_of(answer, prompt, settings),
+            marks=[mark - began for mark in steps.marks],
+            # Prompt lookup may go on after the end, and cuts the text afterwards.
+            lengths=[min(each - length, len(answer)) for each in steps.lengths],
+            reason=reason,
+        )
+
+
+class _Steps:
+    """Notes when steps end; transformers calls it after every step.
+
+    Args:
+        prompt: tokens of the prompt.
+        cancelled: true ends the text.
+        should_stop: called with every token; true ends the text after it.
+
+    Attributes:
+        marks: times of `time.perf_counter`.
+        lengths: tokens of prompt and answer at each mark.
+        stopped: whether a stop string ended the text.
+        cancelled: whether the caller did.
+    """
+
+    def __init__(
+        self,
+        prompt: int,
+        cancelled: Callable[[], bool],
+        should_stop: Callable[[int], bool] | None,
+    ) -> None:
+        self.marks: list[float] = []
+        self.lengths: list[int] = []
+        self.stopped = self.cancelled = False
+        self._read, self._is_cancelled, self._should_stop = prompt, cancelled, should_stop
+        self._watched = self._forwarded = False
+
+    @contextlib.contextmanager
+    def watching(self, model: Any) -> Iterator[None]:
+        """Notice forward passes: with prompt lookup, transformers calls for candidates too, before
+        a forward has looked at them, and that is no step."""
+
+        def after_forward(*_: Any) -> None:
+            self._forwarded = True
+
+        self._watched = True
+        hook = model.register_forward_hook(after_forward)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def __call__(self, ids: Tensor, _scores: Any, **_: Any) -> Tensor:
+        """Whether the text ends here: [1]."""
+        if self._watched and not self._forwarded:
+            return torch.zeros(1, dtype=torch.bool, device=ids.device)
+        self._forwarded = False
+        synchronize(ids.device)
+        length, self.cancelled = ids.shape[1], self._is_cancelled()
+        if self._should_stop is not None:
+            for at in range(self._read, length):
+                if self._should_stop(int(ids[0, at])):
+                    length, self.stopped = at + 1, True
+                    break
+        self._read = length
+        self.marks.append(time.perf_counter())
+        self.lengths.append(length)
+        return torch.tensor([self.stopped or self.cancelled], device=ids.device)
+
+
+def compilations() -> int:
+    """Number of graphs that torch compiled in this process."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
+
+
+def _config(session: Session, prompt: int, settings: Settings, lookup: bool) -> GenerationConfig:
+    """What transformers is asked for; `prompt` is the number of its tokens."""
+    own, longest = session.loaded.model.generation_config, session.decoder.max_context
+    sampling = settings.sampling
+    drawing = {
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p or None,
+    }
+    return GenerationConfig(
+        max_new_tokens=min(settings.max_new_tokens or longest, longest - prompt),
+        eos_token_id=None if settings.ignore_eos else sorted(session.loaded.stop_ids) or None,
+        pad_token_id=own.pad_token_id or 0,
+        repetition_penalty=sampling.repetition_penalty,
+        prompt_lookup_num_tokens=LOOKUP if lookup else None,
+        use_cache=True,
+        num_beams=1,
+        do_sample=not sampling.greedy,
+        **({} if sampling.greedy else drawing),
+    )
+
+
+def _compile_config() -> CompileConfig:
+    """transformers' own, for devices too on which it does not compile by itself."""
+    config = CompileConfig()
+    config._compile_all_devices = True
+    return config
+
+
+@contextlib.contextmanager
+def _without_defaults(model: Any) -> Iterator[None]:
+    """Take the model's own generation config away: it would fill in what ours leaves open."""
+    before = model.generation_config
+    model.generation_config = GenerationConfig()
+    try:
+        yield
+    finally:
+        model.generation_config = before
