@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import transformers
 from torch import Tensor, nn
 
 from ladecli.decoder import families, layout
@@ -134,30 +132,6 @@ def test_modules_that_are_no_plain_layers_are_called() -> None:
     calls, hooked[:] = attention.k_proj.calls, []
     assert ids_of(run(decoder, LLAMA, limits=Limits(20))) == expected
     assert (attention.k_proj.calls - calls, len(hooked)) == (20, 20)
-
-
-@pytest.mark.parametrize("bits", [4, 8])
-def test_quantised_modules_are_called(bits: int, tmp_path: Path) -> None:
-    pytest.importorskip("bitsandbytes")
-    new_model("llama", hidden_size=64, intermediate_size=128).save_pretrained(tmp_path)
-    packing = {"load_in_4bit": True, "bnb_4bit_compute_dtype": torch.float32}
-    quantised = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path,
-        quantization_config=transformers.BitsAndBytesConfig(
-            **(packing if bits == 4 else {"load_in_8bit": True})
-        ),
-        device_map={"": "cpu"},
-        dtype=torch.float32,
-    )
-    expected = transformers_ids(quantised, LLAMA, 30)
-    decoder = load_decoder(quantised)
-    assert isinstance(decoder.runner.model, Transformer)
-    assert not decoder.runner.notices
-    assert ids_of(run(decoder, LLAMA, limits=Limits(30))) == expected
-    # An 8-bit product of one row depends on the others of its step.
-    config = LookaheadConfig(3, 3, 3)
-    found = ids_of(run(decoder, LLAMA, "lookahead", config, limits=Limits(30)))
-    assert found == expected or bits == 8
 
 
 # Which forward runs a model.
