@@ -9,6 +9,7 @@ compared with plain decoding's.
 
 from __future__ import annotations
 
+import pickle
 import random
 import threading
 from collections.abc import Callable
@@ -16,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import numpy as np
 from common import arguments, decode, opened, print_head, print_row, save
 
 from ladecli.decoder.config import LookaheadConfig
@@ -110,10 +110,10 @@ class Threads:
         self._table, self._barrier = table, barrier
 
     def gather(self, message: Any) -> Any:
-        self.sent += message.nbytes
+        self.sent += len(pickle.dumps(message))
         self._table[self.rank] = message
         self._barrier.wait(60)
-        found = np.stack(self._table)
+        found = [*self._table]
         self._barrier.wait(60)  # all have read before one writes again
         return found
 

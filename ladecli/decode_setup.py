@@ -187,11 +187,10 @@ def check_device(request: Request, device: Device, shape: ModelSpec) -> None:
                 origin = f"{option.replace('_', '-')} in {config_path()}"
             raise UsageError(f"{problem}: {why}; leave {origin} out")
     if request.attention in ("flash", "triton"):  # which do not work everywhere
-        from .decoder.attention import check_usable
+        from .decoder.attention import choose_backend
         from .device import in_torch
 
-        heads = shape.heads, shape.kv_heads, shape.head_size
-        check_usable(request.attention, *in_torch(device, shape.compute), *heads)
+        choose_backend(request.attention, *in_torch(device, shape.compute))
 
 
 def choice_for(request: Request, device: Device, shape: ModelSpec) -> profiles.Choice:

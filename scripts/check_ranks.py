@@ -111,7 +111,7 @@ def rank(args: argparse.Namespace) -> int:
             if found != expected:
                 different += 1
                 print(f"rank {transport.rank}: {how}, {config}: another text", file=sys.stderr)
-    different = sum(transport.gather_objects(different))
+    different = sum(transport.gather(different))
     if transport.rank == 0:
         row = {"model": Path(args.model).name, "ranks": transport.size, "texts": compared}
         row |= {"tokens": tokens, "different": different}

@@ -210,14 +210,15 @@ def _triton_ops() -> TorchOps:
 
 
 def _failure(forward: Forward, trial: Trial, notices: list[str]) -> str | None:
-    """How trial steps of a forward fail, also without Triton; None if they do not."""
+    """How trial steps of a forward fail, also with torch's own kernels; None if they do not."""
     why = trial.failure(Runner(forward, trial.new_cache(forward)))
-    if why is None or not uses_triton(forward):
+    if why is None or (forward.attention == "sdpa" and not forward.kernels):
         return why
+    kernels = "Triton kernels" if uses_triton(forward) else f"attention {forward.attention!r}"
     forward.use("sdpa")
     without = trial.failure(Runner(forward, trial.new_cache(forward)))
     if without is None:
-        notices.append(f"steps run without Triton kernels, and slower: a trial step {why}")
+        notices.append(f"steps run without {kernels}, and slower: a trial step {why}")
     return without
 
 

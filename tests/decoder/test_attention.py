@@ -17,17 +17,18 @@ from ladecli.decoder.attention import (
     BACKENDS,
     CapturedMask,
     StepMask,
-    check_usable,
     choose_backend,
     register_for_compile,
     triton_available,
 )
 from ladecli.decoder.errors import ConfigError
 from ladecli.decoder.layout import StepLayout, build, build_chunk
+from ladecli.decoder.load import load_decoder
 from ladecli.decoder.strategy import Draft
 from ladecli.decoder.window import LookaheadWindow
 
 from ..decoding import tree_step
+from ..families import model_of
 
 pytestmark = pytest.mark.slow
 
@@ -221,26 +222,34 @@ def test_torch_compiles_around_the_kernels() -> None:
 def test_auto_is_sdpa_off_cuda() -> None:
     assert choose_backend("auto", CPU, torch.bfloat16) == "sdpa"
     assert choose_backend("reference", CPU, torch.float32) == "reference"
-    with pytest.raises(ConfigError, match="unknown attention 'eager'; use one of auto, reference"):
-        choose_backend("eager", CPU, torch.float32)
 
 
-def test_backends_that_do_not_work_fail_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("eager", "unknown attention 'eager'; use one of auto, reference"),
+        ("flash", "'flash' needs the package flash-attn and a CUDA GPU"),
+        pytest.param(
+            "triton",
+            "'triton' needs the package triton and a CUDA GPU",
+            marks=pytest.mark.skipif(triton_available(CPU), reason="it is interpreted here"),
+        ),
+    ],
+)
+def test_backends_that_cannot_be_here_are_refused(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        choose_backend(name, CPU, torch.float32)
+
+
+def test_a_backend_that_fails_at_load_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> Tensor:
         raise RuntimeError("no kernel image\nis available")
 
-    monkeypatch.setitem(BACKENDS, "sdpa", broken)
-    with pytest.raises(ConfigError, match="'sdpa' does not work here: no kernel image;"):
-        check_usable("sdpa", CPU, torch.float32, 4, 2, 16)
-    monkeypatch.setitem(BACKENDS, "sdpa", lambda query, *_: query)
-    with pytest.raises(ConfigError, match="'sdpa' is wrong here"):
-        check_usable("sdpa", CPU, torch.float32, 4, 2, 16)
-
-
-def test_flash_names_the_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "flash_attn", None)
-    with pytest.raises(ConfigError, match="needs the package flash-attn"):
-        check_usable("flash", CPU, torch.float32, 4, 2, 16)
+    monkeypatch.setitem(BACKENDS, "reference", broken)
+    runner = load_decoder(model_of("llama"), attention="reference").runner
+    assert runner.model.attention == "sdpa"
+    assert "attention 'reference'" in runner.notices[0]
+    assert "no kernel image" in runner.notices[0]
 
 
 @pytest.mark.skipif(not triton_available(CPU), reason=NO_TRITON)

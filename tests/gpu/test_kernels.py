@@ -17,7 +17,6 @@ from ladecli.decoder.attention import (
     CapturedMask,
     DeviceMask,
     StepMask,
-    check_usable,
     choose_backend,
 )
 from ladecli.decoder.errors import ConfigError
@@ -58,8 +57,10 @@ def error(found: Tensor, expected: Tensor) -> float:
 )
 @torch.inference_mode()
 def test_backends(backend: str, groups: int, size: int, dtype: torch.dtype) -> None:
+    if backend == "flash" and dtype == torch.float32:
+        pytest.skip("flash-attn knows half precision only")
     try:
-        check_usable(backend, GPU, dtype, 2 * groups, 2, size)
+        choose_backend(backend, GPU, dtype)
     except ConfigError as reason:
         pytest.skip(str(reason))
     for prefix, count, window, softcap in (

@@ -7,14 +7,11 @@ scores (Dao et al., "Flash-Decoding", 2023).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import import_module
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError
 from .dense import sdpa_attention
 from .mask import StepMask
 
@@ -33,9 +30,6 @@ def flash_attention(
     Left to `sdpa_attention` are single tokens, which need no mask; an empty prefix; windows that
     hide something, since they go by position and flash kernels by slot; soft caps; and values of
     another size than keys.
-
-    Raises:
-        ConfigError: the package flash-attn is not installed.
     """
     if (
         softcap is not None
@@ -49,7 +43,7 @@ def flash_attention(
     kv_heads = key.shape[1]
     folded = query.reshape(1, kv_heads, heads // kv_heads * count, size)
     # The package takes [1, tokens, heads, D], and reads on the device how long the text is.
-    out, lse = _kernel()(
+    out, lse = import_module("flash_attn").flash_attn_with_kvcache(
         *(x.transpose(1, 2) for x in (folded, key, value)),
         cache_seqlens=mask.on_device(query.device).length,
         softmax_scale=scaling,
@@ -65,13 +59,3 @@ def flash_attention(
     own = weights[..., :count] @ mask.own(value).float()
     joined = torch.addcmul(own, weights[..., count:], out.transpose(1, 2).float())
     return joined.to(query.dtype).reshape(1, heads, count, size)
-
-
-def _kernel() -> Callable[..., Any]:
-    try:
-        kernel: Callable[..., Any] = import_module("flash_attn").flash_attn_with_kvcache
-    except (ImportError, OSError, AttributeError) as error:
-        raise ConfigError(
-            "attention 'flash' needs the package flash-attn on a GPU; use --attention auto"
-        ) from error
-    return kernel

@@ -94,7 +94,7 @@ def triton_attention(
     Float32 is exact, without TF32; half precision is summed in float32.
 
     Raises:
-        ConfigError: Triton cannot be used here, or keys and values differ in size.
+        ConfigError: keys and values differ in size.
     """
     window = mask.active_window(sliding_window) or 0
     tensors = (query, key, value, *mask.on_device(query.device))
@@ -152,11 +152,6 @@ def _attend(
     softcap: float,
 ) -> Tensor:
     """Launch the kernels; window and soft cap are 0 where there is none."""
-    if not triton_available(query.device):
-        raise ConfigError(
-            "attention 'triton' needs the package triton and a CUDA GPU of compute capability 8.0;"
-            " use --attention auto"
-        )
     if value.shape[-1] != query.shape[-1]:
         raise ConfigError(
             f"attention 'triton' needs keys and values of one size, not {query.shape[-1]} and"
