@@ -107,14 +107,6 @@ def test_a_step_against_its_definition(
         assert row == [step.tokens[i] for i in seen]
 
 
-def test_a_plain_step_has_nothing_to_hide() -> None:
-    step = build([42], 10, Draft())
-    assert (step.tokens, step.positions, step.outputs) == ([42], [10], [0])
-    # Nor has a window of one cell, which is the current token.
-    step = build([7], 0, Draft(window=LookaheadWindow(1, 2, [1], random.Random(0)).block(7)))
-    assert (step.tokens, step.outputs) == ([7], [0, 0])
-
-
 @pytest.mark.parametrize("anchor", [None, 90])
 def test_a_chunk_is_causal_and_an_anchor_is_seen_by_no_other(anchor: int | None) -> None:
     step = build_chunk([1, 2, 3], 4, anchor)

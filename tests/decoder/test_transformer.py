@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from ladecli.decoder import families, layout
-from ladecli.decoder.config import LookaheadConfig, SamplingConfig
 from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.errors import NaNLogitsError, UnsupportedModelError
 from ladecli.decoder.families import Family
@@ -89,20 +88,6 @@ def test_a_model_with_joined_weights_still_works(
         assert model.lm_head.weight is model.get_input_embeddings().weight
     if dtype == torch.float32:
         assert ids_of(run(decoder, prompt_for(family), limits=Limits(20))) == expected
-
-
-def test_large_matrices_are_packed_and_yield_the_same() -> None:
-    model = new_model("llama_bias", hidden_size=256, intermediate_size=400, num_hidden_layers=1)
-    expected = transformers_ids(model, LLAMA, 30)
-    sampling = SamplingConfig(temperature=0.9, seed=3)
-    drawn = ids_of(run(load_decoder(model, join=False), LLAMA, sampling=sampling))
-    config = LookaheadConfig(2, 3, 2)  # also steps of few rows
-    for pack in (False, True):
-        decoder = load_decoder(copy.deepcopy(model), pack=pack)
-        for strategy in ("autoregressive", "lookahead"):
-            events = run(decoder, LLAMA, strategy, config, limits=Limits(30))
-            assert ids_of(events) == expected
-            assert ids_of(run(decoder, LLAMA, strategy, config, sampling)) == drawn
 
 
 class Adapted(nn.Module):
