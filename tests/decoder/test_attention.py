@@ -6,7 +6,6 @@ import math
 import random
 import sys
 import types
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -170,7 +169,7 @@ def test_lookahead_windows_and_prompt_chunks(backend: str, window: int | None) -
 
 
 def assert_captured(
-    backend: str, step: StepLayout, size: int, window: int | None, spoiled: Mapping[slice, float]
+    backend: str, step: StepLayout, size: int, window: int | None, *spoiled: tuple[slice, float]
 ) -> None:
     """Check a step over all slots of a cache, some of them spoiled, against one of its own."""
     slots, end = 384, step.positions[0] + len(step.tokens)
@@ -178,7 +177,7 @@ def assert_captured(
     mask = mask_of(step, step.positions[0])
     exact = query, key[:, :, :end], value[:, :, :end]
     expected = BACKENDS["reference"](*exact, mask, SCALING, window, None)
-    for where, number in spoiled.items():
+    for where, number in spoiled:
         key[:, :, where] = value[:, :, where] = number
     captured = CapturedMask(mask.on_device(CPU), slots)
     out = BACKENDS[backend](query, key, value, captured, SCALING, window, None)
@@ -194,15 +193,15 @@ def test_captured_steps_are_those_of_the_exact_length(
     backend: str, count: int, prefix: int, size: int, window: int | None
 ) -> None:
     after = slice(prefix + count, None)
-    assert_captured(backend, tree_step(count, prefix), size, window, {after: 50.0})
+    assert_captured(backend, tree_step(count, prefix), size, window, (after, 50.0))
 
 
 @pytest.mark.skipif(not triton_available(CPU), reason=NO_TRITON)
 def test_triton_reads_nothing_that_no_token_sees() -> None:
-    after = {slice(305, None): math.nan}
+    after, before = (slice(305, None), math.nan), (slice(0, 256), math.nan)
     assert_captured("triton", tree_step(5, 300), 16, None, after)
     # The first token sees slot 281, in the tile from 256 on.
-    assert_captured("triton", tree_step(5, 300), 16, 20, after | {slice(0, 256): math.nan})
+    assert_captured("triton", tree_step(5, 300), 16, 20, after, before)
 
 
 @pytest.mark.skipif(not triton_available(CPU), reason=NO_TRITON)
