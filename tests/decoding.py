@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,8 +12,11 @@ from ladecli.decoder.config import LookaheadConfig, SamplingConfig
 from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.events import Event, Finished, FinishReason, Step, Token
+from ladecli.decoder.layout import StepLayout, build
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.strategies import make_strategy
+from ladecli.decoder.strategy import Draft
+from ladecli.decoder.tree import ROOT, TokenTree
 
 from .families import model_of, prompt_for
 
@@ -79,6 +83,22 @@ def transformers_ids(model: Any, prompt: Sequence[int], new: int, **options: Any
     finally:
         model.config._attn_implementation = before
     return [int(i) for i in out[0, len(prompt) :]]
+
+
+def paths_of(tree: TokenTree) -> list[list[int]]:
+    """The nodes from the root to each node, itself included."""
+    paths: list[list[int]] = []
+    for node, parent in enumerate(tree.parents):
+        paths.append([*(paths[parent] if parent != ROOT else ()), node])
+    return paths
+
+
+def tree_step(count: int, prefix: int) -> StepLayout:
+    """A step of `count` tokens: the current one and a random tree."""
+    draw, tree = random.Random(count), TokenTree()
+    for node in range(count - 1):
+        tree.grow(draw.randrange(max(-1, node - 5), node), node, "context")
+    return build([3], prefix, Draft(tree))
 
 
 def three_texts(decoder: Decoder) -> list[list[int]]:

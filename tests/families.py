@@ -137,8 +137,8 @@ def model_of(family: str) -> Any:
 
 
 def new_model(family: str, **extra: Any) -> Any:
-    """A random model of the family in float32, with more settings or others."""
-    model_type, settings = FAMILIES[family]
+    """A random model of any family in float32, with more settings or others."""
+    model_type, settings = FAMILIES.get(family, (family, {}))
     shape = dict(_SHAPE)
     if model_type == "gpt2":
         kept = ("vocab_size", "bos_token_id", "eos_token_id", "tie_word_embeddings")

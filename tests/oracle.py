@@ -97,15 +97,22 @@ class Markov(Oracle):
         return self.table[step.tokens if step.outputs is None else step.tokens[step.outputs]]
 
 
-def decoder_with(model: Oracle, context: int = 512, chunk: int = 512) -> Decoder:
+def decoder_with(
+    model: Oracle, context: int = 512, chunk: int = 512, runner: type[Runner] = Runner
+) -> Decoder:
     """A decoder that runs a fake forward."""
     facts = ModelFacts("oracle", 1, model.vocabulary, context, None, None)
-    return Decoder(Runner(model, new_cache(model, context)), facts, prefill_chunk=chunk)
+    return Decoder(runner(model, new_cache(model, context)), facts, prefill_chunk=chunk)
 
 
 def oracle(rule: Rule, vocabulary: int = 100, context: int = 512, chunk: int = 512) -> Decoder:
     """A decoder whose texts follow a rule."""
     return decoder_with(Oracle(rule, vocabulary), context, chunk)
+
+
+def scrambled(memory: int = 1, chunk: int = 512, runner: type[Runner] = Runner) -> Decoder:
+    """A decoder whose text looks random, of 12 tokens."""
+    return decoder_with(Oracle(scrambles(12, memory), 12), chunk=chunk, runner=runner)
 
 
 def cached_ids(decoder: Decoder) -> list[int]:

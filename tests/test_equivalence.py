@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from ladecli.decoder import weights
-from ladecli.decoder.config import SOURCES, LookaheadConfig, SamplingConfig
+from ladecli.decoder.config import SOURCES, STRATEGIES, LookaheadConfig, SamplingConfig
 from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.decoder.engine import Limits
 from ladecli.decoder.errors import ConfigError
@@ -124,7 +124,6 @@ def test_strategies_equal_transformers(family: str) -> None:
 
 EVERY_CHOICE = [c for n in (1, 2, 3) for c in itertools.combinations(SOURCES, n)]
 RISING = StepCost((1, 2, 8, 64), (0, 50), ((1.0, 1.2, 1.4, 3.0), (1.0, 1.2, 1.6, 4.0)))
-DEAR = StepCost((1, 2), (0,), ((1.0, 50.0),))
 STATIC = (1, 6, 14, 20, 40, 60)
 
 
@@ -159,11 +158,6 @@ def test_budgets_of_every_strategy(strategy: str, budget: int) -> None:
             assert max(step.width for step in steps_of(events)[1:]) <= limit
 
 
-def test_steps_that_never_pay_are_plain() -> None:
-    config = LookaheadConfig(4, 4, 4, 40, step_cost=DEAR, sources=("context", "recycled"))
-    assert {*assert_plain("llama", LLAMA, config)} == {1}
-
-
 GRID = [*itertools.product((1, 2, 7), (2, 3, 5), (0, 1, 4)), (15, 5, 15), (20, 7, 20)]
 
 
@@ -193,33 +187,30 @@ def test_sampling_depends_on_the_seed_alone(family: str, strategy: str, seed: in
     assert ids_of(events) != plain(family, tuple(prompt), other)
 
 
-@pytest.mark.parametrize("penalty", [0.8, 1.3])
-def test_the_repetition_penalty_equals_transformers(penalty: float) -> None:
-    expected = transformers_ids(model_of("llama"), LLAMA, 40, repetition_penalty=penalty)
-    for strategy in ("autoregressive", *OTHERS):
-        sampling = SamplingConfig(repetition_penalty=penalty)
-        assert ids_of(run(decoder_of("llama"), LLAMA, strategy, sampling=sampling)) == expected
-
-
-PROCESSORS: dict[str, list[LogitsProcessor]] = {
-    "ngrams": [NoRepeatNGramLogitsProcessor(2)],
-    "tokens": [SuppressTokensLogitsProcessor([3, 5, 77]), NoRepeatNGramLogitsProcessor(3)],
-    "end": [MinNewTokensLengthLogitsProcessor(len(LLAMA), 20, 9)],
+CHANGES: dict[str, tuple[SamplingConfig, list[LogitsProcessor]]] = {
+    "penalty": (PENALIZED, []),
+    "reward": (SamplingConfig(repetition_penalty=0.8), []),
+    "ngrams": (GREEDY, [NoRepeatNGramLogitsProcessor(2)]),
+    "tokens": (GREEDY, [SuppressTokensLogitsProcessor([3, 77]), NoRepeatNGramLogitsProcessor(3)]),
+    "end": (GREEDY, [MinNewTokensLengthLogitsProcessor(len(LLAMA), 20, 9)]),
 }
 
 
-@pytest.mark.parametrize("name", PROCESSORS)
-def test_processors_equal_transformers(name: str) -> None:
+@pytest.mark.parametrize("name", CHANGES)
+def test_penalties_and_processors_equal_transformers(name: str) -> None:
     """They see the path to each node as part of the text."""
-    processors, decoder = PROCESSORS[name], decoder_of("llama")
-    theirs = LogitsProcessorList(processors)
-    expected = transformers_ids(model_of("llama"), LLAMA, 40, logits_processor=theirs)
-    drawn = []
-    for strategy in ("autoregressive", *OTHERS):
-        assert ids_of(run(decoder, LLAMA, strategy, processors=processors)) == expected
+    (sampling, processors), decoder = CHANGES[name], decoder_of("llama")
+    changes = {
+        "repetition_penalty": sampling.repetition_penalty,
+        "logits_processor": LogitsProcessorList(processors),
+    }
+    expected, drawn = transformers_ids(model_of("llama"), LLAMA, 40, **changes), []
+    for strategy in STRATEGIES:
+        events = run(decoder, LLAMA, strategy, sampling=sampling, processors=processors)
+        assert ids_of(events) == expected
         events = run(decoder, LLAMA, strategy, sampling=MIXED, processors=processors)
         drawn.append(ids_of(events))
-    assert drawn == [drawn[0]] * 4
+    assert drawn == [drawn[0]] * len(STRATEGIES)
 
 
 # Texts: chunks, boundaries, and what earlier texts left behind.
@@ -242,7 +233,7 @@ def test_prompts_on_both_sides_of_a_rope_boundary(length: int) -> None:
     decoder = decoder_of("phi3_long")
     # After a longer and after a shorter text, whose keys are of the other frequencies.
     others = itertools.cycle(([], [*prompt[:20], *range(3, 43)], prompt[:20]))
-    for strategy, other in zip(("autoregressive", "lookahead", *OTHERS), others, strict=False):
+    for strategy, other in zip(STRATEGIES, others, strict=False):
         decoder.forget()
         if other:
             run(decoder, other, limits=Limits(2))

@@ -8,17 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import transformers
 
 from ladecli import models
 from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.engine import Limits
-from ladecli.decoder.strategies import make_strategy
+from ladecli.decoder.transformer import Transformer
 from ladecli.errors import LoadError, UsageError
 from ladecli.models import LoadedModel
 from ladecli.options import LoadOptions
 from ladecli.session import Session
 
+from .decoding import ids_of, run, transformers_ids
+from .families import new_model
 from .tokenizers_here import byte_level
 
 pytestmark = pytest.mark.slow
@@ -28,7 +29,7 @@ NEAR_TIE = 0.05
 logits are closer than this share of their spread, either may win."""
 PROMPTS = ("def largest(items):\n", "What is lookahead decoding?")
 PAPER = LookaheadConfig(15, 5, 15, sources=("trajectory",))
-TOKENS = 40
+LIMITS = Limits(40)
 
 
 @pytest.fixture(scope="module", params=["4bit", "8bit"])
@@ -36,43 +37,42 @@ def loaded(request: pytest.FixtureRequest) -> LoadedModel:
     return models.load("demo", LoadOptions(device="cpu", quantize=request.param))
 
 
-def ids_of(
-    session: Session, prompt: str, config: LookaheadConfig | None, leads: list[float] | None = None
+def answer(
+    session: Session, prompt: str, config: LookaheadConfig | None = None, **options: Any
 ) -> list[int]:
-    """The ids of an answer, plain without a config.
-
-    Args:
-        leads: for the lead of the best token over the next one, as a share of the spread.
-    """
-
-    def lead(_ids: Any, logits: Any) -> Any:
-        assert leads is not None
-        first, second = logits[0].float().topk(2).values.tolist()
-        leads.append((first - second) / float(logits.float().std()))
-        return logits
-
-    name = "autoregressive" if config is None else "lookahead"
-    events = session.decoder.generate(
-        session.encode(prompt),
-        make_strategy(name, config or LookaheadConfig()),
-        None,
-        Limits(TOKENS),
-        [] if leads is None else [lead],
-    )
-    return [token.id for event in events for token in getattr(event, "tokens", ())]
+    """The ids of an answer, plain without a config."""
+    strategy = "lookahead" if config else "autoregressive"
+    ids = session.encode(prompt)
+    events = run(session.decoder, ids, strategy, config or PAPER, limits=LIMITS, **options)
+    return ids_of(events)
 
 
 def test_lookahead_gives_the_text_of_plain_decoding_but_for_near_ties(loaded: LoadedModel) -> None:
     session = Session(loaded)
     for prompt in PROMPTS:
         leads: list[float] = []
-        plain = ids_of(session, prompt, None, leads)
+
+        def lead(_ids: Any, logits: Any, leads: list[float] = leads) -> Any:
+            """The best token's lead over the next one, as a share of the logits' spread."""
+            first, second = logits[0].float().topk(2).values.tolist()
+            leads.append((first - second) / float(logits.float().std()))
+            return logits
+
+        plain = answer(session, prompt, processors=[lead])
         for config in (LookaheadConfig(5, 3, 5, 60), PAPER):
-            ids = ids_of(session, prompt, config)
-            assert len(ids) == len(plain) == len(leads) == TOKENS
-            apart = next((i for i in range(TOKENS) if ids[i] != plain[i]), None)
+            ids = answer(session, prompt, config)
+            assert len(ids) == len(plain) == len(leads) == LIMITS.max_new_tokens
+            apart = next((i for i, token in enumerate(ids) if token != plain[i]), None)
             # How many texts meet a near-tie depends on the kernels of the machine.
             assert apart is None or leads[apart] < NEAR_TIE
+
+
+def test_plain_decoding_equals_transformers(loaded: LoadedModel) -> None:
+    """Our own forward calls the modules of packed weights."""
+    session = Session(loaded)
+    assert isinstance(session.decoder.runner.model, Transformer)
+    ids = session.encode(PROMPTS[0])
+    assert answer(session, PROMPTS[0]) == transformers_ids(loaded.model, ids, 40)
 
 
 def test_the_plan_knows_the_size_of_packed_weights(loaded: LoadedModel) -> None:
@@ -87,14 +87,8 @@ def test_shapes_that_its_kernels_refuse_give_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = byte_level()
-    config = transformers.LlamaConfig(
-        hidden_size=60,
-        intermediate_size=100,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        vocab_size=len(tokenizer),
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    sizes = {"hidden_size": 60, "intermediate_size": 100, "vocab_size": len(tokenizer)}
+    new_model("llama", **sizes, num_attention_heads=2).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
 
     # Which shapes they refuse depends on the processor, so one is refused for all of them.
@@ -133,5 +127,4 @@ def test_a_quantised_checkpoint_loads_as_it_is(loaded: LoadedModel, tmp_path: Pa
     loaded.tokenizer.save_pretrained(tmp_path)
     again = models.load(str(tmp_path), LoadOptions(device="cpu"))
     assert again.spec.weights == loaded.spec.weights
-    text = ids_of(Session(loaded), PROMPTS[0], None)
-    assert ids_of(Session(again), PROMPTS[0], None) == text
+    assert answer(Session(again), PROMPTS[0]) == answer(Session(loaded), PROMPTS[0])

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import transformers
+import torch.distributed as dist
 
 from ladecli import models, placement
+from ladecli.decoder import layout
 from ladecli.decoder.errors import DecoderError
 from ladecli.decoder.load import load_decoder
+from ladecli.decoder.strategy import Draft
 from ladecli.device import Device
-from ladecli.errors import UsageError
+from ladecli.errors import LadeError, UsageError
 from ladecli.options import LoadOptions
 
 from .decoding import three_texts
-from .families import model_of
+from .families import model_of, new_model
 from .tokenizers_here import byte_level
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parent.parent
 FAMILIES = ("llama", "mixtral", "phi3")
 """Plain, with experts, and one whose ranks gather what they have computed."""
 TIED = "llama-tied"
@@ -36,37 +34,41 @@ BROKEN = "cohere"
 
 def saved(family: str, folder: Path, **changes: Any) -> str:
     """A random model of a family as a folder, with ids that two ranks can share equally."""
-    config = model_of(family).config
-    config = type(config)(**config.to_dict() | {"vocab_size": 98} | changes)
-    torch.manual_seed(len(family))
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    for name, parameter in model.named_parameters():
-        if parameter.ndim > 1:
-            torch.nn.init.normal_(parameter, std=0.25 if "embed" not in name else 1.0)
-    model.float().save_pretrained(folder)
+    new_model(family, vocab_size=98, **changes).save_pretrained(folder)
     byte_level().save_pretrained(folder)
     return str(folder)
 
 
-def run_ranks(home: Path, arguments: list[list[str]]) -> None:
-    """Wait for a process of each rank; when one fails the others wait for it, and are ended."""
-    errors = [home / f"{rank}.txt" for rank in range(len(arguments))]
-    ranks: list[subprocess.Popen[bytes]] = []
+def findings(folder: str, ranks: int) -> dict[str, Any]:
+    """What a rank has to say of one model."""
+    planned = models.plan(folder, LoadOptions(device="cpu", dtype="float32", tensor_parallel=ranks))
     try:
-        for rank, given in enumerate(arguments):
-            command = [sys.executable, "-m", "tests.split_ranks", str(rank), str(len(arguments))]
-            with errors[rank].open("wb") as stderr:
-                ranks.append(subprocess.Popen([*command, *given], cwd=ROOT, stderr=stderr))
-        ends = time.monotonic() + 120
-        while (codes := [rank.poll() for rank in ranks]) != [0] * len(ranks):
-            failed = [each.read_text() for each, code in zip(errors, codes, strict=True) if code]
-            assert not failed, "\n".join(failed)
-            assert time.monotonic() < ends, [each.read_text() for each in errors]
-            time.sleep(0.05)
-    finally:
-        for each in ranks:
-            each.kill()
-            each.wait()
+        model = models.load(planned).model
+    except LadeError as error:
+        return {"error": str(error)}
+    parts = [x.to_local() if hasattr(x, "to_local") else x for x in model.parameters()]
+    decoder = load_decoder(model)
+    texts = three_texts(decoder)
+    decoder.forget()
+    return {
+        "texts": texts,
+        "split": (getattr(model, "tp_size", None) or 1) > 1,
+        "held": sum(part.nbytes for part in parts),
+        "estimated": planned.part.weight_bytes,
+        "heads": decoder.runner.model.layer_shapes[0].heads,
+        "estimated_heads": planned.part.kv_heads,
+        "logits": decoder.runner.run(layout.build([5, 7, 11, 13], 0, Draft())).tolist(),
+    }
+
+
+def rank_of_two(rank: int, home: str, folders: list[str]) -> None:
+    """A process that decodes with models of which it holds a part."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{home}/meeting", rank=rank, world_size=2)
+    found = {Path(folder).name: findings(folder, 2) for folder in folders}
+    Path(home, f"{rank}.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +77,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     home = tmp_path_factory.mktemp("ranks")
     folders = [saved(family, home / family) for family in (*FAMILIES, BROKEN)]
     folders.append(saved("llama", home / TIED, tie_word_embeddings=True))
-    reports = [home / f"{rank}.json" for rank in range(2)]
-    run_ranks(home, [[str(home / "meeting"), str(report), *folders] for report in reports])
+    torch.multiprocessing.spawn(rank_of_two, (str(home), folders), nprocs=2)
     one = {
         Path(folder).name: three_texts(
             load_decoder(models.load(folder, LoadOptions(device="cpu", dtype="float32")).model)
@@ -84,7 +85,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         for folder in folders
         if Path(folder).name != BROKEN
     }
-    return {"one": one, "ranks": [json.loads(each.read_text()) for each in reports]}
+    return {"one": one, "ranks": [json.loads((home / f"{n}.json").read_text()) for n in (0, 1)]}
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, TIED])

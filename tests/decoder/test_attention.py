@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 import types
@@ -23,9 +24,9 @@ from ladecli.decoder.errors import ConfigError
 from ladecli.decoder.layout import StepLayout, build, build_chunk
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.strategy import Draft
-from ladecli.decoder.tree import TokenTree
 from ladecli.decoder.window import LookaheadWindow
 
+from ..decoding import tree_step
 from ..families import model_of
 
 pytestmark = pytest.mark.slow
@@ -69,20 +70,8 @@ OTHERS = ["sdpa", "flash", TRITON]
 SCALING = 0.3
 
 
-def tree_step(count: int, prefix: int, seed: int = 0) -> StepLayout:
-    """A random tree of `count` tokens, the current one included."""
-    draw, tree = random.Random(seed), TokenTree()
-    for node in range(count - 1):
-        tree.grow(draw.randrange(max(-1, node - 5), node), node, "context")
-    return build([3], prefix, Draft(tree))
-
-
 def mask_of(layout: StepLayout, prefix: int) -> StepMask:
     return StepMask(layout.rows, layout.positions, prefix)
-
-
-def captured_mask(layout: StepLayout, prefix: int, slots: int) -> CapturedMask:
-    return CapturedMask(mask_of(layout, prefix).on_device(CPU), slots)
 
 
 def inputs(
@@ -179,6 +168,22 @@ def test_lookahead_windows_and_prompt_chunks(backend: str, window: int | None) -
         assert_agree(backend, mask_of(layout, 40), inputs(2, 1, count, 40 + count, 16), window)
 
 
+def assert_captured(
+    backend: str, step: StepLayout, size: int, window: int | None, *spoiled: tuple[slice, float]
+) -> None:
+    """Check a step over all slots of a cache, some of them spoiled, against one of its own."""
+    slots, end = 384, step.positions[0] + len(step.tokens)
+    query, key, value = inputs(4, 2, len(step.tokens), slots, size)
+    mask = mask_of(step, step.positions[0])
+    exact = query, key[:, :, :end], value[:, :, :end]
+    expected = BACKENDS["reference"](*exact, mask, SCALING, window, None)
+    for where, number in spoiled:
+        key[:, :, where] = value[:, :, where] = number
+    captured = CapturedMask(mask.on_device(CPU), slots)
+    out = BACKENDS[backend](query, key, value, captured, SCALING, window, None)
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("backend", [*OTHERS, "reference"])
 @pytest.mark.parametrize(
     ("count", "prefix", "size"), [(1, 1, 16), (1, 50, 128), (9, 50, 16), (40, 1, 16), (40, 300, 16)]
@@ -187,33 +192,16 @@ def test_lookahead_windows_and_prompt_chunks(backend: str, window: int | None) -
 def test_captured_steps_are_those_of_the_exact_length(
     backend: str, count: int, prefix: int, size: int, window: int | None
 ) -> None:
-    layout, slots = tree_step(count, prefix), 384
-    query, key, value = inputs(4, 2, count, slots, size)
-    end = prefix + count
-    exact = query, key[:, :, :end], value[:, :, :end]
-    expected = BACKENDS["reference"](*exact, mask_of(layout, prefix), SCALING, window, None)
-    key[:, :, end:], value[:, :, end:] = 50.0, 50.0
-    mask = captured_mask(layout, prefix, slots)
-    out = BACKENDS[backend](query, key, value, mask, SCALING, window, None)
-    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+    after = slice(prefix + count, None)
+    assert_captured(backend, tree_step(count, prefix), size, window, (after, 50.0))
 
 
 @pytest.mark.skipif(not triton_available(CPU), reason=NO_TRITON)
-@pytest.mark.parametrize("window", [None, 20])
-def test_triton_reads_nothing_that_no_token_sees(window: int | None) -> None:
-    layout, slots, prefix = tree_step(5, 300), 384, 300
-    query, key, value = inputs(4, 2, 5, slots, 16)
-    expected = BACKENDS["reference"](
-        query, key[:, :, :305], value[:, :, :305], mask_of(layout, prefix), SCALING, window, None
-    )
-    for tensor in (key, value):
-        tensor[:, :, 305:] = float("nan")
-        if window is not None:
-            # The first token sees slot 281, in the tile from 256 on.
-            tensor[:, :, :256] = float("nan")
-    mask = captured_mask(layout, prefix, slots)
-    out = BACKENDS["triton"](query, key, value, mask, SCALING, window, None)
-    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+def test_triton_reads_nothing_that_no_token_sees() -> None:
+    after, before = (slice(305, None), math.nan), (slice(0, 256), math.nan)
+    assert_captured("triton", tree_step(5, 300), 16, None, after)
+    # The first token sees slot 281, in the tile from 256 on.
+    assert_captured("triton", tree_step(5, 300), 16, 20, after, before)
 
 
 @pytest.mark.skipif(not triton_available(CPU), reason=NO_TRITON)

@@ -63,14 +63,6 @@ def priced(nodes: int, token: float) -> CostCurve:
     return StepCost((1, 2), (0,), ((1.0, 1.0 + token),)).curve(0, 1, nodes, ())
 
 
-def paths(tree: TokenTree) -> list[tuple[int, ...]]:
-    """The path to every node, in the order of the nodes."""
-    found: list[tuple[int, ...]] = []
-    for parent, token in zip(tree.parents, tree.tokens, strict=True):
-        found.append((*(found[parent] if parent != ROOT else ()), token))
-    return found
-
-
 def filled(rng: random.Random, vocabulary: int) -> NgramModel:
     """A model that learned random evidence of every kind."""
     model = NgramModel()
@@ -171,10 +163,10 @@ def test_a_dearer_tree_is_a_prefix(seed: int, price: float, other: float) -> Non
     for end in range(1, len(text)):
         row = {text[end]: 0.6 + rng.random() / 5, 9 + rng.randrange(9): rng.random() / 5}
         recycle(model, text[:end], row)
-    trees = [
-        paths(model.build_tree(text[:20], 30, priced(40, each))) for each in sorted((price, other))
-    ]
-    assert trees[1] == trees[0][: len(trees[1])]
+    prices = sorted((price, other))
+    cheap, dear = (model.build_tree(text[:20], 30, priced(40, each)) for each in prices)
+    assert dear.tokens == cheap.tokens[: len(dear)]
+    assert dear.parents == cheap.parents[: len(dear)]
 
 
 def test_a_repeated_span_is_followed_to_its_end() -> None:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ladecli.decoder.config import SOURCES, LookaheadConfig
+from ladecli.decoder.config import SOURCES, STRATEGIES, LookaheadConfig
 from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.errors import ConfigError, DecoderError, NaNLogitsError, PromptError
 from ladecli.decoder.events import Event, Finished, Prefill, Started, Step
@@ -20,11 +20,20 @@ from ladecli.decoder.runner import Pending, Runner
 from ladecli.decoder.strategies import make_strategy
 
 from ..decoding import ids_of, reason_of, run, steps_of
-from ..oracle import Markov, cached_ids, counts, decoder_with, oracle, scrambles, spells, watch
+from ..oracle import (
+    Markov,
+    cached_ids,
+    counts,
+    decoder_with,
+    oracle,
+    scrambled,
+    scrambles,
+    spells,
+    watch,
+)
 
 pytestmark = pytest.mark.slow
 
-STRATEGIES = ("autoregressive", "lookahead", "jacobi", "prompt-lookup")
 SMALL = LookaheadConfig(4, 4, 4)
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
 
@@ -40,13 +49,7 @@ class Captured(Runner):
         return lambda: logits
 
 
-def scrambled(memory: int = 1, chunk: int = 512, captured: bool = False) -> Decoder:
-    """A decoder with a text that looks random, of 12 tokens."""
-    decoder = oracle(scrambles(12, memory), 12, chunk=chunk)
-    if captured:
-        runner = Captured(decoder.runner.model, decoder.cache)
-        decoder = Decoder(runner, decoder.facts, prefill_chunk=chunk)
-    return decoder
+RUNNERS = pytest.mark.parametrize("runner", [Runner, Captured])
 
 
 def follow(generation: Iterator[Event], text: list[int]) -> None:
@@ -102,7 +105,7 @@ def test_strategies_yield_what_plain_decoding_yields(
     rule = scrambles(7, memory)
     expected = ids_of(run(oracle(rule, 7, 64), prompt))
     decoder = oracle(rule, 7, 64, chunk)
-    for strategy in STRATEGIES[1:]:
+    for strategy in STRATEGIES:
         assert ids_of(run(decoder, prompt, strategy, config)) == expected
 
 
@@ -148,13 +151,14 @@ def test_a_step_shows_what_it_tried_where_that_is_wanted(sources: tuple[str, ...
 # Where a generation ends.
 
 
-@pytest.mark.parametrize("strategy", ["autoregressive", "lookahead", "prompt-lookup"])
-@pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 17])
-def test_length_is_exact(strategy: str, length: int) -> None:
-    decoder = oracle(spells([10] * 99))
-    events = run(decoder, [10] * 8, strategy, SMALL, limits=Limits(length))
-    assert ids_of(events) == [10] * length
-    assert reason_of(events) == "length"
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("limit", [1, 2, 3, 4, 5, 17, 500, None])
+def test_length_and_context_are_exact(strategy: str, limit: int | None) -> None:
+    events = run(
+        oracle(spells([10] * 99), context=40), [10] * 8, strategy, SMALL, None, Limits(limit)
+    )
+    count, reason = (limit, "length") if limit and limit < 32 else (32, "context")
+    assert (ids_of(events), reason_of(events)) == ([10] * count, reason)
 
 
 def test_without_a_token_to_generate_there_is_no_forward() -> None:
@@ -185,15 +189,6 @@ def test_stops_within_a_multi_token_acceptance(at: int) -> None:
         assert cached_ids(decoder) == text[: 9 + len(ids_of(events))] or not asked
     assert ids_of(events) == asked == text[10 : 10 + at], "no token after the stop is seen"
     assert reason_of(events) == "stop"
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("limit", [None, 500])
-def test_a_full_context_ends_the_text_and_loses_nothing(strategy: str, limit: int | None) -> None:
-    decoder = oracle(spells([10] * 99), context=40)
-    events = run(decoder, [10] * 8, strategy, SMALL, limits=Limits(limit))
-    assert len(ids_of(events)) == 32
-    assert reason_of(events) == "context"
 
 
 @pytest.mark.parametrize(
@@ -229,13 +224,13 @@ def test_logits_that_are_no_numbers(strategy: str, bad: float) -> None:
 # The cache: valid at every yield, and whoever comes next may reuse it.
 
 
-@pytest.mark.parametrize("captured", [False, True])
+@RUNNERS
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("stop_after", [1, 2, 7, 20, 1000])
 def test_the_cache_holds_the_text_but_its_last_token_at_every_yield(
-    strategy: str, stop_after: int, captured: bool
+    strategy: str, stop_after: int, runner: type[Runner]
 ) -> None:
-    decoder = scrambled(chunk=4, captured=captured)
+    decoder = scrambled(chunk=4, runner=runner)
     text = list(PROMPT)
     generator = decoder.generate(PROMPT, make_strategy(strategy, SMALL), None, Limits(60))
     for number, event in enumerate(generator, start=1):
@@ -265,11 +260,11 @@ def raises_at(call: int, error: type[BaseException] = KeyboardInterrupt) -> Call
     return work
 
 
-@pytest.mark.parametrize("captured", [False, True])
+@RUNNERS
 @pytest.mark.parametrize("where", ["forward", "processor", "stop", "observe"])
 @pytest.mark.parametrize("call", [1, 2, 3, 9])
-def test_an_interrupt_leaves_a_valid_cache(where: str, call: int, captured: bool) -> None:
-    decoder, interrupt = scrambled(chunk=4, captured=captured), raises_at(call)
+def test_an_interrupt_leaves_a_valid_cache(where: str, call: int, runner: type[Runner]) -> None:
+    decoder, interrupt = scrambled(chunk=4, runner=runner), raises_at(call)
     limits = Limits(60, should_stop=lambda token: bool(where == "stop" and interrupt(0)))
     strategy = make_strategy("lookahead", SMALL)
     if where == "forward":
@@ -286,16 +281,16 @@ def test_an_interrupt_leaves_a_valid_cache(where: str, call: int, captured: bool
     assert cached == whole[: len(cached)]
     assert len(cached) >= len(text) - 1 or len(text) == len(PROMPT)
     # Only a step that was committed may be cached and not yet seen.
-    assert len(cached) < len(text) or captured or where == "observe"
+    assert len(cached) < len(text) or runner is Captured or where == "observe"
     again = ids_of(run(decoder, PROMPT, "lookahead", SMALL, limits=Limits(80)))
     assert [*PROMPT, *again] == whole
 
 
-@pytest.mark.parametrize("captured", [False, True])
+@RUNNERS
 @pytest.mark.parametrize("call", [2, 5, 9])
-def test_a_step_is_yielded_before_the_error_after_it(call: int, captured: bool) -> None:
+def test_a_step_is_yielded_before_the_error_after_it(call: int, runner: type[Runner]) -> None:
     """Its tokens are committed: a captured step must not be lost with the one launched next."""
-    decoder = watch(scrambled(captured=captured), raises_at(call, ZeroDivisionError))
+    decoder = watch(scrambled(runner=runner), raises_at(call, ZeroDivisionError))
     text = list(PROMPT)
     with pytest.raises(ZeroDivisionError):
         follow(decoder.generate(PROMPT, make_strategy("lookahead", SMALL)), text)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING
 
 from ladecli.decoder.errors import UnsupportedModelError
 from ladecli.decoder.families import FAMILIES, examine, refusal
@@ -14,7 +13,7 @@ from ladecli.decoder.load import load_decoder
 from ladecli.decoder.stock_model import StockModel
 
 from ..decoding import ids_of, run, transformers_ids
-from ..families import OWN, SLIDING, STOCK, VOCABULARY, model_of, prompt_for
+from ..families import OWN, SLIDING, STOCK, VOCABULARY, model_of, new_model, prompt_for
 
 REFUSED = {
     "mamba": "recurrent state",
@@ -51,24 +50,9 @@ def test_every_row_has_a_test() -> None:
     assert not any(refusal(model_of(family).config) for family in OWN | STOCK)
 
 
-def small(family: str, **extra: Any) -> Any:
-    torch.manual_seed(0)
-    config = CONFIG_MAPPING[family](
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        pad_token_id=0,
-        **extra,
-    )
-    return AutoModelForCausalLM.from_config(config).eval()
-
-
 @pytest.mark.parametrize("family", ["granitemoe", "olmoe", "arcee"])
 def test_families_that_no_row_names_are_tried(family: str) -> None:
-    model = small(family)
+    model = new_model(family)
     decoder = load_decoder(model)
     assert isinstance(decoder.runner.model, StockModel)
     expected = transformers_ids(model, prompt_for(family), 20)
@@ -78,12 +62,12 @@ def test_families_that_no_row_names_are_tried(family: str) -> None:
 def test_an_unknown_family_that_hides_its_sliding_window_is_refused() -> None:
     """It would pass a trial that is shorter than its window, and be wrong beyond it."""
     with pytest.raises(UnsupportedModelError, match="never asked for its sliding window of 20"):
-        load_decoder(small("phimoe", sliding_window=20, num_local_experts=2))
+        load_decoder(new_model("phimoe", sliding_window=20, num_local_experts=2))
 
 
 def test_an_unknown_family_that_differs_is_refused() -> None:
     """Here one whose attention does not look at what is cached."""
-    model = small("olmo")
+    model = new_model("olmo")
     attention = type(model.model.layers[0].self_attn)
 
     # Its base is known when this runs only.
@@ -102,22 +86,24 @@ def test_an_unknown_family_that_differs_is_refused() -> None:
 # Facts.
 
 
-def test_facts() -> None:
-    facts = examine(model_of("mistral").config)
-    assert (facts.family, facts.layers, facts.vocabulary) == ("mistral", 2, VOCABULARY)
-    assert (facts.context, facts.sliding_window, facts.rope_boundary) == (256, SLIDING, None)
-    assert examine(model_of("gemma3").config).family == "gemma3_text"
-    assert examine(model_of("gemma2").config).sliding_window == SLIDING
-    assert examine(model_of("llama").config).sliding_window is None
-
-
-def test_rope_limits() -> None:
-    long = examine(model_of("phi3_long").config)
-    assert (long.rope_boundary, long.max_positions) == (40, 160)
-    dynamic = examine(model_of("llama_dynamic").config)
-    assert (dynamic.rope_boundary, dynamic.max_positions) == (None, 40)
-    scaled = examine(model_of("llama3").config)
-    assert (scaled.rope_boundary, scaled.max_positions) == (None, 256)
+@pytest.mark.parametrize(
+    ("family", "name", "values"),
+    [
+        ("mistral", "mistral", (2, VOCABULARY, 256, SLIDING, None, 256)),
+        ("llama", "llama", (2, VOCABULARY, 256, None, None, 256)),
+        ("llama3", "llama", (2, VOCABULARY, 256, None, None, 256)),
+        ("gemma2", "gemma2", (2, VOCABULARY, 256, SLIDING, None, 256)),
+        ("gemma3", "gemma3_text", (2, VOCABULARY, 256, SLIDING, None, 256)),
+        ("phi3_long", "phi3", (2, VOCABULARY, 160, None, 40, 160)),
+        ("llama_dynamic", "llama", (2, VOCABULARY, 40, None, None, 40)),
+    ],
+)
+def test_facts(family: str, name: str, values: tuple[int | None, ...]) -> None:
+    """Layers, vocabulary, context, sliding window, and the limits of rotary embedding."""
+    facts = examine(model_of(family).config)
+    limits = facts.rope_boundary, facts.max_positions
+    found = (facts.layers, facts.vocabulary, facts.context, facts.sliding_window, *limits)
+    assert (facts.family, found) == (name, values)
 
 
 def test_a_damaged_configuration_is_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,23 +14,25 @@ from typing import Any
 import pytest
 import torch
 
-from ladecli.decoder.config import SOURCES, Limits, LookaheadConfig, SamplingConfig
+from ladecli.decoder.config import (
+    SOURCES,
+    STRATEGIES,
+    Limits,
+    LookaheadConfig,
+    SamplingConfig,
+)
 from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.decoder.engine import Decoder
 from ladecli.decoder.errors import RankError
-from ladecli.decoder.events import Event, Finished, Step, StepNarrowed, Token
+from ladecli.decoder.events import Event, Finished, StepNarrowed, Token
 from ladecli.decoder.layout import StepLayout
 from ladecli.decoder.load import load_decoder
-from ladecli.decoder.parallel.groups import (
-    ALONE,
-    Group,
-    LookaheadParallel,
-    TensorParallel,
-)
+from ladecli.decoder.parallel.groups import ALONE, Group, LookaheadParallel, TensorParallel
 from ladecli.decoder.strategies import make_strategy
 from ladecli.decoder.strategy import Draft, StepResult
 from ladecli.decoder.tree import ROOT, TokenTree
 
+from ..decoding import ids_of, run
 from ..families import model_of, prompt_for
 
 pytestmark = pytest.mark.slow
@@ -98,68 +101,63 @@ def simulate(size: int, work: Callable[[Threads], Any]) -> list[Any]:
 MODELS = threading.Lock()
 
 
-def decoder_of(family: str = "llama", chunk: int = 512) -> Decoder:
+def decoder_of(
+    family: str = "llama",
+    wait: Threads | None = None,
+    before: Callable[[int, int], object] = max,
+    **options: Any,
+) -> Decoder:
+    """A decoder of a rank.
+
+    Args:
+        wait: lets the ranks wait for one another in every forward, as parts of one model do.
+        before: is called before every forward with the number of those before and the step's
+            width, and may raise an error.
+    """
     with MODELS:  # which are made of torch's own random numbers
-        model = copy.deepcopy(model_of(family))
-    return load_decoder(model, prefill_chunk=chunk)
+        decoder = load_decoder(copy.deepcopy(model_of(family)), **options)
+    forward, numbers = decoder.runner.run, itertools.count()
+
+    def watched(step: StepLayout) -> Any:
+        before(next(numbers), len(step.tokens) - step.pending)
+        if wait is not None:
+            assert len({*map(tuple, wait.gather([len(step.tokens), step.pending]))}) == 1
+        return forward(step)
+
+    decoder.runner.run = watched
+    return decoder
 
 
-def generate(
+def decoder_on(transport: Threads, kind: type, **options: Any) -> Decoder:
+    return decoder_of(wait=transport if kind is TensorParallel else None, **options)
+
+
+def raises(error: type[BaseException], when: Callable[[int, int], bool]) -> Callable[..., None]:
+    """For `before`: an error where `when` is true."""
+
+    def check(number: int, width: int) -> None:
+        if when(number, width):
+            raise error("no cable")
+
+    return check
+
+
+def answer(
     decoder: Decoder,
     group: Group = ALONE,
     strategy: str = "lookahead",
     config: LookaheadConfig = CONFIGS["all"],
-    memory: DraftMemory | None = None,
     sampling: SamplingConfig = GREEDY,
     prompt: Sequence[int] = PROMPT,
-    new: int = 40,
-) -> Any:
-    chosen = make_strategy(strategy, config, memory or DraftMemory())
-    return decoder.generate(prompt, chosen, sampling, Limits(new), group=group)
-
-
-def ids(events: Sequence[Event]) -> list[int]:
-    return [token.id for e in events if isinstance(e, Step) for token in e.tokens]
+    **options: Any,
+) -> list[Event]:
+    return run(decoder, prompt, strategy, config, sampling, group=group, **options)
 
 
 @cache
 def expected(family: str = "llama", sampling: SamplingConfig = GREEDY, times: int = 1) -> list[int]:
     """The text of plain decoding."""
-    prompt = prompt_for(family) * times
-    steps = generate(decoder_of(family), ALONE, "autoregressive", sampling=sampling, prompt=prompt)
-    return ids([*steps])
-
-
-def joined(decoder: Decoder, transport: Threads) -> Decoder:
-    """Let the ranks wait for one another in every forward, as parts of one model do."""
-    run = decoder.runner.run
-
-    def together(step: StepLayout) -> Any:
-        assert len({*map(tuple, transport.gather([len(step.tokens), step.pending]))}) == 1
-        return run(step)
-
-    decoder.runner.run = together
-    return decoder
-
-
-def decoder_on(transport: Threads, kind: type, **options: Any) -> Decoder:
-    decoder = decoder_of(**options)
-    return joined(decoder, transport) if kind is TensorParallel else decoder
-
-
-def failing(
-    decoder: Decoder, error: type[BaseException], when: Callable[[int, int], bool]
-) -> Decoder:
-    """Let forwards raise an error, given how many came before and their width."""
-    run, count = decoder.runner.run, iter(range(10**6))
-
-    def fail(step: StepLayout) -> Any:
-        if when(next(count), len(step.tokens) - step.pending):
-            raise error("no cable")
-        return run(step)
-
-    decoder.runner.run = fail
-    return decoder
+    return ids_of(run(decoder_of(family), prompt_for(family) * times, sampling=sampling))
 
 
 @pytest.mark.parametrize(
@@ -183,16 +181,16 @@ def test_lookahead_parallel_ranks_yield_the_text_of_one(
     def one(transport: Threads) -> list[int]:
         group, prompt = LookaheadParallel(transport), prompt_for(family)
         chosen = {"config": CONFIGS[config], "sampling": sampling, "prompt": prompt}
-        return ids([*generate(decoder_of(family), group, **chosen)])
+        return ids_of(answer(decoder_of(family), group, **chosen))
 
     assert simulate(size, one) == [expected(family, sampling)] * size
 
 
-@pytest.mark.parametrize("strategy", ["autoregressive", "lookahead", "jacobi", "prompt-lookup"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_tensor_parallel_ranks_yield_the_text_of_one(strategy: str) -> None:
     def one(transport: Threads) -> list[int]:
         decoder = decoder_on(transport, TensorParallel)
-        return ids([*generate(decoder, TensorParallel(transport), strategy, sampling=SAMPLED)])
+        return ids_of(answer(decoder, TensorParallel(transport), strategy, sampling=SAMPLED))
 
     assert simulate(3, one) == [expected(sampling=SAMPLED)] * 3
 
@@ -227,16 +225,16 @@ def test_closing_on_one_rank_ends_all_and_the_next_answer_is_right(kind: Any, af
     prompt = PROMPT * 2
 
     def one(transport: Threads) -> tuple[bool, list[int]]:
-        decoder = decoder_on(transport, kind, chunk=8)
-        memory, group = DraftMemory(), kind(transport)
-        events = generate(decoder, group, memory=memory, prompt=prompt)
-        seen: list[Event] = []
+        decoder = decoder_on(transport, kind, prefill_chunk=8)
+        memory, group, seen = DraftMemory(), kind(transport), list[Event]()
+        strategy = make_strategy("lookahead", CONFIGS["all"], memory)
+        events = decoder.generate(prompt, strategy, GREEDY, Limits(40), group=group)
         for event in events:
             seen.append(event)
             if transport.rank == 0 and len(seen) == after:
                 events.close()
-        again = ids([*generate(decoder, group, memory=memory, prompt=prompt)])
-        return isinstance(seen[-1], Finished), again
+        again = answer(decoder, group, prompt=prompt, memory=memory)
+        return isinstance(seen[-1], Finished), ids_of(again)
 
     assert simulate(3, one) == [(False, expected(times=2))] * 3
 
@@ -246,12 +244,12 @@ def test_an_interrupt_within_a_step(kind: Any) -> None:
     """Ranks of lookahead parallelism go on with the next answer; parts of a model cannot."""
 
     def one(transport: Threads) -> list[int] | str:
-        decoder, group = decoder_on(transport, kind), kind(transport)
-        failing(decoder, KeyboardInterrupt, lambda n, _: (n, transport.rank) == (2, 0))
+        interrupt = raises(KeyboardInterrupt, lambda n, _: (n, transport.rank) == (2, 0))
+        decoder, group = decoder_on(transport, kind, before=interrupt), kind(transport)
         try:
             with contextlib.suppress(KeyboardInterrupt):
-                [*generate(decoder, group)]
-            return ids([*generate(decoder, group)])
+                answer(decoder, group)
+            return ids_of(answer(decoder, group))
         except RankError as error:
             return str(error)
 
@@ -264,9 +262,9 @@ def test_an_interrupt_within_a_step(kind: Any) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_fails_is_named_on_the_others(rank: int) -> None:
     def one(transport: Threads) -> str:
-        decoder = failing(decoder_of(), ValueError, lambda n, _: (n, transport.rank) == (2, rank))
+        fails = raises(ValueError, lambda n, _: (n, transport.rank) == (2, rank))
         with pytest.raises((RankError, ValueError)) as error:
-            [*generate(decoder, LookaheadParallel(transport))]
+            answer(decoder_of(before=fails), LookaheadParallel(transport))
         return str(error.value)
 
     others = [f"rank {rank} failed: ValueError: no cable"] * 3
@@ -285,7 +283,7 @@ def test_a_rank_that_does_something_else_is_named(other: dict[str, Any], problem
     def one(transport: Threads) -> None:
         given = {"config": LookaheadConfig(5, 4, 5, 30, sources=PAPER)}
         given |= other if transport.rank == 2 else {}
-        [*generate(decoder_of(), LookaheadParallel(transport), **given)]
+        answer(decoder_of(), LookaheadParallel(transport), **given)
 
     with pytest.raises(RankError, match=f"rank 2 .*{problem}"):
         simulate(3, one)
@@ -295,13 +293,11 @@ def test_a_rank_that_does_something_else_is_named(other: dict[str, Any], problem
 def test_memory_that_runs_out_on_one_rank_narrows_the_steps_of_all(bad: list[int]) -> None:
     def one(transport: Threads) -> list[Event]:
         small = transport.rank in bad
-        decoder = failing(
-            decoder_of(), torch.OutOfMemoryError, lambda _, width: small and width > 9
-        )
-        return [*generate(decoder, LookaheadParallel(transport))]
+        fails = raises(torch.OutOfMemoryError, lambda _, width: small and width > 9)
+        return answer(decoder_of(before=fails), LookaheadParallel(transport))
 
     ranks = simulate(2, one)
-    assert [ids(events) for events in ranks] == [expected()] * 2
+    assert [ids_of(events) for events in ranks] == [expected()] * 2
     narrowed = [[e.width for e in events if isinstance(e, StepNarrowed)] for events in ranks]
     assert narrowed[0] == narrowed[1] != []
 
@@ -310,10 +306,11 @@ def test_memory_that_runs_out_on_one_rank_narrows_the_steps_of_all(bad: list[int
 def test_a_rank_without_memory_for_any_step_ends_the_text_on_all(at: int) -> None:
     def one(transport: Threads) -> list[Event]:
         full = transport.rank == 1
-        decoder = failing(decoder_of(), torch.OutOfMemoryError, lambda n, _: full and n >= at)
-        return [*generate(decoder, LookaheadParallel(transport))]
+        fails = raises(torch.OutOfMemoryError, lambda n, _: full and n >= at)
+        return answer(decoder_of(before=fails), LookaheadParallel(transport))
 
     for events in simulate(3, one):
         assert events[-1] == Finished("memory")
-        assert ids(events) == expected()[: len(ids(events))]
-        assert bool(ids(events)) == (at > 0)
+        found = ids_of(events)
+        assert found == expected()[: len(found)]
+        assert bool(found) == (at > 0)

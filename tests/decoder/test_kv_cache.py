@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -107,56 +108,37 @@ def test_addresses_stay_until_the_generation_changes() -> None:
 # Growth.
 
 
-def slots_along(cache: KVCache, most: int, step: int = 64) -> list[int]:
-    """The numbers of slots that a cache has one after another while a text grows."""
-    sizes: list[int] = []
-    for slots in range(1, most + 1, step):
-        cache.reserve(slots)
-        if cache.slots != ([0, *sizes])[-1]:
-            sizes.append(cache.slots)
-    return sizes
-
-
 def test_the_last_growth_starts_from_less_than_two_thirds() -> None:
     """Grown from nearly all slots to all, the two caches would take twice the memory."""
     for most in range(GROWTH, 30 * GROWTH, 500):
-        sizes = slots_along(KVCache(ALIKE[:1], most), most)
+        cache, sizes = KVCache(ALIKE[:1], most), [0]
+        for slots in range(1, most + 1, 64):
+            cache.reserve(slots)
+            if cache.slots != sizes[-1]:
+                sizes.append(cache.slots)
         whole = -(-most // GROWTH) * GROWTH
         assert sizes[-1] == whole
-        assert len(sizes) == 1 or sizes[-2] <= max(0.6 * whole, GROWTH)
-
-
-@pytest.fixture
-def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Lets tensors of more than some slots run out of memory."""
-    zeros = torch.zeros
-
-    def set_limit(slots: int) -> None:
-        def limited(shape: Any, **options: Any) -> torch.Tensor:
-            if shape[3] > slots:
-                raise torch.OutOfMemoryError
-            return zeros(shape, **options)
-
-        monkeypatch.setattr(torch, "zeros", limited)
-
-    return set_limit
+        assert sizes[-2] <= max(0.6 * whole, GROWTH)
 
 
 @pytest.mark.parametrize("most", [4, 3, 2])
-def test_growth_makes_do_with_what_memory_has(most: int, limit: Callable[[int], None]) -> None:
+def test_growth_makes_do_with_what_memory_has(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice the slots, else as many as are needed, else nothing changes."""
-    cache, text = KVCache(ALIKE), [*range(GROWTH + 1)]
+    cache, text, zeros = KVCache(ALIKE), [*range(GROWTH + 1)], torch.zeros
     write(cache, text)
     cache.keep(range(len(text)))
     assert cache.slots == 2 * GROWTH
-    limit(most * GROWTH)
-    if most == 2:
-        generation = cache.generation
-        with pytest.raises(torch.OutOfMemoryError):
-            cache.reserve(2 * GROWTH + 1)
-        assert cache.generation == generation
-    else:
+
+    def limited(shape: Any, **options: Any) -> torch.Tensor:
+        if shape[3] > most * GROWTH:
+            raise torch.OutOfMemoryError
+        return zeros(shape, **options)
+
+    monkeypatch.setattr(torch, "zeros", limited)
+    generation = cache.generation
+    with pytest.raises(torch.OutOfMemoryError) if most == 2 else contextlib.nullcontext():
         cache.reserve(2 * GROWTH + 1)
+    assert (cache.generation == generation) == (most == 2)
     assert cache.slots == most * GROWTH
     assert contents(cache) == text
     write(cache, [5])

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from ladecli.decoder import layout as layouts
 from ladecli.decoder.layout import StepLayout, build, build_chunk
 from ladecli.decoder.strategy import Draft
-from ladecli.decoder.tree import ROOT, TokenTree
+from ladecli.decoder.tree import TokenTree
 from ladecli.decoder.window import LookaheadWindow, WindowBlock
+
+from ..decoding import paths_of
 
 CANDIDATES = st.lists(st.lists(st.integers(0, 4), max_size=6), max_size=8)
 
@@ -23,15 +25,6 @@ def tree_of(candidates: list[list[int]], limit: int = 99) -> TokenTree:
     for number, candidate in enumerate(candidates):
         tree.add(candidate, f"source {number}", limit)
     return tree
-
-
-def path_to(tree: TokenTree, node: int) -> list[int]:
-    """The nodes from the root to `node`, itself included."""
-    path = []
-    while node != ROOT:
-        path.append(node)
-        node = tree.parents[node]
-    return path[::-1]
 
 
 def window_of(columns: int, ngram: int, steps: int) -> WindowBlock:
@@ -47,7 +40,7 @@ def window_of(columns: int, ngram: int, steps: int) -> WindowBlock:
 @given(CANDIDATES, st.integers(0, 20))
 def test_a_tree_is_the_set_of_prefixes(candidates: list[list[int]], limit: int) -> None:
     tree = tree_of(candidates, limit)
-    paths = [tuple(tree.tokens[n] for n in path_to(tree, node)) for node in range(len(tree))]
+    paths = [tuple(tree.tokens[n] for n in path) for path in paths_of(tree)]
     assert len({*paths}) == len(paths) <= limit
     prefixes = {tuple(c[:end]) for c in candidates for end in range(1, len(c) + 1)}
     assert {*paths} == prefixes if len(prefixes) <= limit else {*paths} < prefixes
@@ -100,7 +93,7 @@ def test_a_step_against_its_definition(
     first_cell = pending + len(tree)
     before = {*range(pending)}
     expected = [{*range(row + 1)} for row in range(pending)]
-    expected += [before | {pending + n for n in path_to(tree, i)} for i in range(len(tree))]
+    expected += [before | {pending + node for node in path} for path in paths_of(tree)]
     for seen in block.seen if block else ():
         expected.append(before | {first_cell + i for i in range(len(cells)) if seen >> i & 1})
     expected += [{row} for row in range(content, count)]
@@ -112,14 +105,6 @@ def test_a_step_against_its_definition(
     for output, row in zip(step.outputs, step.paths().tolist(), strict=True):
         seen = [i if i in expected[output] else output for i in range(count)]
         assert row == [step.tokens[i] for i in seen]
-
-
-def test_a_plain_step_has_nothing_to_hide() -> None:
-    step = build([42], 10, Draft())
-    assert (step.tokens, step.positions, step.outputs) == ([42], [10], [0])
-    # Nor has a window of one cell, which is the current token.
-    step = build([7], 0, Draft(window=LookaheadWindow(1, 2, [1], random.Random(0)).block(7)))
-    assert (step.tokens, step.outputs) == ([7], [0, 0])
 
 
 @pytest.mark.parametrize("anchor", [None, 90])
@@ -161,7 +146,7 @@ def test_the_walk_follows_the_models_own_tokens(candidates: list[list[int]], see
 
     def choose(row: int, path: list[int]) -> int:
         asked.append(row)
-        assert path == [tree.tokens[node] for node in path_to(tree, row - 1)]
+        assert path == [tree.tokens[node] for node in ([], *paths_of(tree))[row]]
         return chosen(tuple(path))
 
     nodes, tokens = tree.walk(choose)

@@ -34,11 +34,9 @@ def test_probabilities_are_those_of_plain_decoding(family: str) -> None:
     for count in {0, 5, 14, *range(15, 18), 35} & {*range(len(ids))}:
         text = [*prompt, *ids[:count]]
         shares = rescorer.probabilities(text, len(prompt), SamplingConfig(temperature=1.0))
-        assert shares is not None
         assert shares.index(max(shares)) == ids[count]
         assert sum(shares) == pytest.approx(1.0)
         few = rescorer.probabilities(text, len(prompt), SamplingConfig(temperature=1.0, top_k=3))
-        assert few is not None
         assert sum(share > 0.0 for share in few) == 3
     assert decoder.cache.length == 0
     assert ids_of(run(decoder, prompt, limits=Limits(36))) == ids
@@ -56,7 +54,6 @@ def gap_to(
     width = steps_of(events)[-1].width
     text = [*prompt, *before]
     gap = Rescorer(decoder).gap(text, len(prompt), (last, other), width, sampling)
-    assert gap is not None
     assert decoder.cache.length == 0
     return gap
 
@@ -101,24 +98,15 @@ class Noisy:
 def test_rounding_explains_a_near_tie() -> None:
     """Two tokens a hair apart, and forwards that differ by a hair."""
     decoder, prompt = decoder_of("llama"), prompt_for("llama")
-    best, second = near_tie(decoder, prompt)
     rescorer = Rescorer(decoder)
+    shares = rescorer.probabilities(prompt, len(prompt), SamplingConfig(temperature=1.0))
+    best, second = torch.tensor(shares).topk(2).indices.tolist()
     sharp = rescorer.gap(prompt, len(prompt), (best, second), 30, GREEDY)
-    assert sharp is not None
     assert not sharp.explained
     decoder.runner.model = Noisy(decoder.runner.model, 1e-5, second)
     noisy = Rescorer(decoder).gap(prompt, len(prompt), (best, second), 30, GREEDY)
-    assert noisy is not None
     assert noisy.noise == pytest.approx(1e-5, rel=0.5)
     assert noisy.allowed > sharp.allowed
-
-
-def near_tie(decoder: Decoder, prompt: list[int]) -> tuple[int, int]:
-    """The two most probable tokens after a prompt."""
-    shares = Rescorer(decoder).probabilities(prompt, len(prompt), SamplingConfig(temperature=1.0))
-    assert shares is not None
-    first, second = torch.tensor(shares).topk(2).indices.tolist()
-    return first, second
 
 
 def test_noise_that_no_arithmetic_makes_is_not_believed() -> None:
@@ -126,11 +114,9 @@ def test_noise_that_no_arithmetic_makes_is_not_believed() -> None:
     decoder.runner.model = Noisy(decoder.runner.model, 5.0)
     text = [*prompt_for("llama"), 9, 10, 11]
     gap = Rescorer(decoder).gap(text, len(text) - 3, (3, 7), 30, GREEDY)
-    assert gap is not None
     assert gap.noise > 4.0
     assert gap.allowed < 1e-2
     packed = Rescorer(decoder, quantised=True).gap(text, len(text) - 3, (3, 7), 30, GREEDY)
-    assert packed is not None
     assert packed.allowed > gap.allowed, "kernels of packed weights add noise of their own"
 
 

@@ -33,7 +33,7 @@ from ladecli.decoder.sampling import (
 from ladecli.decoder.strategy import Draft
 from ladecli.decoder.tree import TokenTree
 
-from ..decoding import ids_of, run, tokens_of
+from ..decoding import ids_of, paths_of, run, tokens_of
 from ..oracle import Markov, decoder_with
 
 pytestmark = pytest.mark.slow
@@ -198,14 +198,6 @@ def read(
     return sampler.read(logits.clone(), step, len(step.outputs) - 1, 0)
 
 
-def paths() -> list[list[int]]:
-    """The path to the current token and to each node."""
-    found: list[list[int]] = [[]]
-    for token, parent in zip(TREE.tokens, TREE.parents, strict=True):
-        found.append([*found[parent + 1], token])
-    return found
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("penalty", [1.0, 1.5])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
@@ -216,7 +208,8 @@ def test_every_node_has_the_choice_of_plain_decoding(
     config = SamplingConfig(temperature, top_k=6, repetition_penalty=penalty, seed=11)
     logits = random_logits(len(STEP.outputs), 12).to(dtype)
     output = read(logits, config)
-    for row, path in enumerate(paths()):
+    for row, nodes in enumerate([[], *paths_of(TREE)]):
+        path = [TREE.tokens[node] for node in nodes]
         text, scores = [*TEXT, *path], logits[row : row + 1].float()
         if penalty != 1.0:
             scores = RepetitionPenaltyLogitsProcessor(penalty)(torch.tensor([text]), scores)

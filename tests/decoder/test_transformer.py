@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import transformers
 from torch import Tensor, nn
 
 from ladecli.decoder import families, layout
-from ladecli.decoder.config import LookaheadConfig, SamplingConfig
 from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.errors import NaNLogitsError, UnsupportedModelError
 from ladecli.decoder.families import Family
@@ -93,20 +90,6 @@ def test_a_model_with_joined_weights_still_works(
         assert ids_of(run(decoder, prompt_for(family), limits=Limits(20))) == expected
 
 
-def test_large_matrices_are_packed_and_yield_the_same() -> None:
-    model = new_model("llama_bias", hidden_size=256, intermediate_size=400, num_hidden_layers=1)
-    expected = transformers_ids(model, LLAMA, 30)
-    sampling = SamplingConfig(temperature=0.9, seed=3)
-    drawn = ids_of(run(load_decoder(model, join=False), LLAMA, sampling=sampling))
-    config = LookaheadConfig(2, 3, 2)  # also steps of few rows
-    for pack in (False, True):
-        decoder = load_decoder(copy.deepcopy(model), pack=pack)
-        for strategy in ("autoregressive", "lookahead"):
-            events = run(decoder, LLAMA, strategy, config, limits=Limits(30))
-            assert ids_of(events) == expected
-            assert ids_of(run(decoder, LLAMA, strategy, config, sampling)) == drawn
-
-
 class Adapted(nn.Module):
     """What an adapter makes of a linear layer."""
 
@@ -134,30 +117,6 @@ def test_modules_that_are_no_plain_layers_are_called() -> None:
     calls, hooked[:] = attention.k_proj.calls, []
     assert ids_of(run(decoder, LLAMA, limits=Limits(20))) == expected
     assert (attention.k_proj.calls - calls, len(hooked)) == (20, 20)
-
-
-@pytest.mark.parametrize("bits", [4, 8])
-def test_quantised_modules_are_called(bits: int, tmp_path: Path) -> None:
-    pytest.importorskip("bitsandbytes")
-    new_model("llama", hidden_size=64, intermediate_size=128).save_pretrained(tmp_path)
-    packing = {"load_in_4bit": True, "bnb_4bit_compute_dtype": torch.float32}
-    quantised = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path,
-        quantization_config=transformers.BitsAndBytesConfig(
-            **(packing if bits == 4 else {"load_in_8bit": True})
-        ),
-        device_map={"": "cpu"},
-        dtype=torch.float32,
-    )
-    expected = transformers_ids(quantised, LLAMA, 30)
-    decoder = load_decoder(quantised)
-    assert isinstance(decoder.runner.model, Transformer)
-    assert not decoder.runner.notices
-    assert ids_of(run(decoder, LLAMA, limits=Limits(30))) == expected
-    # An 8-bit product of one row depends on the others of its step.
-    config = LookaheadConfig(3, 3, 3)
-    found = ids_of(run(decoder, LLAMA, "lookahead", config, limits=Limits(30)))
-    assert found == expected or bits == 8
 
 
 # Which forward runs a model.

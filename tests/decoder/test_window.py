@@ -52,25 +52,6 @@ def test_what_a_cell_sees_reads_as_text(window: int, ngram: int, steps: int) -> 
     ]
 
 
-@given(st.integers(1, 6), st.integers(2, 6), st.data())
-def test_a_part_holds_what_its_columns_see(window: int, ngram: int, data: st.DataObject) -> None:
-    lookahead = window_of(window, ngram, start=list(range(100)))
-    for _ in range(data.draw(st.integers(0, 4))):
-        lookahead.advance(7, [token + 100 for token in lookahead.rows[-1]])
-    block, columns = lookahead.block(7), len(lookahead.rows[0])
-    first = data.draw(st.integers(0, columns - 1))
-    some = range(first, data.draw(st.integers(first + 1, columns)))
-    part = block.part(some)
-    for cell, column in zip(part.last_row, some, strict=True):
-        whole = block.last_row[column]
-        if whole < 0:
-            assert cell < 0
-            continue
-        of_part = [(part.tokens[key], part.offsets[key]) for key in sees(part, cell)]
-        assert of_part == [(block.tokens[key], block.offsets[key]) for key in sees(block, whole)]
-    assert part.last_tokens == block.last_tokens[some.start : some.stop]
-
-
 def test_ngrams_are_columns_closed_by_the_outputs() -> None:
     lookahead = window_of(3, 4)
     lookahead.rows = [[0, 11, 12], [20, 21, 22], [30, 31, 32]]
@@ -86,14 +67,9 @@ def test_ngrams_are_columns_closed_by_the_outputs() -> None:
 # The pool.
 
 
-def pool_of(guesses: int, *ngrams: tuple[int, ...]) -> NgramPool:
-    pool = NgramPool()
-    for ngram in ngrams:
-        pool.add(ngram, guesses)
-    return pool
-
-
 def test_the_oldest_goes_and_a_repeated_one_is_renewed() -> None:
-    pool = pool_of(2, (1, 2), (1, 3), (1, 2), (1, 4))
+    pool = NgramPool()
+    for token in (2, 3, 2, 4):
+        pool.add((1, token), 2)
     assert list(pool.candidates(1)) == [(4,), (2,)]
     assert len(pool) == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import random
 import time
 import types
 from typing import Any
@@ -23,12 +22,10 @@ from ladecli.decoder.attention import (
 from ladecli.decoder.errors import ConfigError
 from ladecli.decoder.families import examine
 from ladecli.decoder.kv_cache import Target
-from ladecli.decoder.layout import StepLayout, build
 from ladecli.decoder.load import compile_attention
-from ladecli.decoder.strategy import Draft
 from ladecli.decoder.transformer import Norm, Rotary, Transformer
-from ladecli.decoder.tree import TokenTree
 
+from ..decoding import tree_step
 from ..families import model_of
 
 GPU, HALF = torch.device("cuda", 0), torch.bfloat16
@@ -51,13 +48,6 @@ def error(found: Tensor, expected: Tensor) -> float:
     """Infinite where what was found is not a number."""
     far = (found.double() - expected.double()).norm() / expected.double().norm()
     return float(far.nan_to_num(float("inf")))
-
-
-def tree_step(count: int, prefix: int) -> StepLayout:
-    draw, tree = random.Random(count), TokenTree()
-    for node in range(count - 1):
-        tree.grow(draw.randrange(max(-1, node - 5), node), node, "context")
-    return build([3], prefix, Draft(tree))
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "flash", "triton"])
