@@ -117,6 +117,8 @@ def _measure(
         ConfigError: settings contradict each other.
         LadeError: nothing could be measured.
     """
+    from ..decoder.memory import attempt
+    from ..device import measure_rates
     from .measure import PROMPT, Measurement  # and with it torch, which is loaded by now
     from .stock import StockRunner
 
@@ -161,6 +163,8 @@ def _measure(
     if not measured.runs:
         raise LadeError(f"nothing could be measured: {measured.failures[0].error}")
     names = [method.name for method, _ in chosen]
+    spent = measured.time_spent(loaded.part)
+    rates = attempt(measure_rates, loaded.device, loaded.spec.compute) if spent else None
     return Result(
         created=created,
         seconds=round(measured.seconds, 3),
@@ -187,6 +191,7 @@ def _measure(
         runs=tuple(measured.runs),
         skipped=(*skipped, *measured.skipped.values()),
         failures=(*refused, *measured.failures),
-        time_spent=measured.time_spent(),
+        time_spent=spent,
+        bandwidth=rates.bandwidth if rates else None,
         compile_seconds=round(compile_seconds, 3),
     )

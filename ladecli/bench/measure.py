@@ -13,6 +13,8 @@ from itertools import count
 
 from ..device import Device, peak_memory, watch_peak
 from ..errors import LadeError, told
+from ..memory import ModelSpec
+from ..profiles.derive import work
 from .result import Failure, Run, Skipped, TimeSpent
 from .runners import Answer, Runner
 from .tasks import Task
@@ -84,16 +86,24 @@ class Measurement:
             self.seconds = time.perf_counter() - began
             gc.unfreeze()
 
-    def time_spent(self) -> tuple[TimeSpent, ...]:
-        """Where the time of a step goes, for every method that knows."""
-        steps: Counter[str] = Counter()
-        for run in self.runs:
-            steps[run.contender] += len(run.step_seconds)
-        return tuple(
-            TimeSpent(name, steps[name], {part: parts[part] / steps[name] for part in parts})
-            for name in (runner.method.name for runner in self._runners)
-            if (parts := self._parts.get(name))
-        )
+    def time_spent(self, shape: ModelSpec) -> tuple[TimeSpent, ...]:
+        """Where the time of a step goes, for every method that knows.
+
+        Args:
+            shape: of the part of the model that is on this device.
+        """
+        found = []
+        for name in (runner.method.name for runner in self._runners):
+            if not (parts := self._parts.get(name)):
+                continue
+            runs = [(run, len(run.step_seconds)) for run in self.runs if run.contender == name]
+            steps = sum(count for _, count in runs)
+            # An answer is half there, on average.
+            context = sum((r.prompt_tokens + r.tokens // 2) * count for r, count in runs) // steps
+            width = sum(run.fed or 0 for run, _ in runs) // steps
+            seconds = {part: parts[part] / steps for part in parts}
+            found.append(TimeSpent(name, steps, seconds, work(shape, width, context).read_bytes))
+        return tuple(found)
 
     def _warm_up(self, prompt: list[int]) -> None:
         """Let every method make a few steps, which are not timed."""

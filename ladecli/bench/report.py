@@ -269,21 +269,33 @@ class _Report:
                 yield Table(f"{title} by {what}", columns, rows)
 
     def _time(self) -> Iterator[Table]:
-        """Shares of a step's time, by part."""
-        if not (spent := self.result.time_spent):
+        """Shares of a step's time, by part, and of the machine's bandwidth."""
+        spent, bandwidth = self.result.time_spent, self.result.bandwidth
+        if not spent:
             return
         parts = [part for part in PARTS if any(each.seconds.get(part) for each in spent)]
         rows = []
         for each in spent:
             total = sum(each.seconds.values())
             shares = (_share(ratio(each.seconds.get(part, 0.0), total)) for part in parts)
-            rows.append((self.label(each.contender), _milliseconds(total), *shares))
+            reached = ratio(each.read_bytes, each.seconds.get("forward", 0.0))
+            read = f"{decimal(reached / 1e9)} GB/s"
+            if bandwidth:
+                read += f" ({_share(reached / bandwidth)})"
+            rows.append((self.label(each.contender), _milliseconds(total), *shares, read))
         columns = (
             Column("", number=False),
             Column("ms/step"),
             *(Column(part, weight=n) for n, part in enumerate(parts)),
+            Column("read per second", weight=len(parts)),
         )
-        yield Table("Where the time of a step goes", columns, tuple(rows))
+        notes = []
+        if bandwidth:
+            notes = [
+                "a forward reads weights, keys and values once; 100 % is what this machine copies:"
+                f" {decimal(bandwidth / 1e9)} GB/s"
+            ]
+        yield Table("Where the time of a step goes", columns, tuple(rows), tuple(notes))
 
     def _sources(self) -> Iterator[Table]:
         names = sorted({name for each in self.overall for name in each.accepted})

@@ -241,11 +241,13 @@ class TimeSpent:
 
     Attributes:
         seconds: per step, by part: "draft", "forward", "verify", "learn" and "text".
+        read_bytes: weights, keys and values that a step must read, about.
     """
 
     contender: str
     steps: int
     seconds: Mapping[str, float]
+    read_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +257,7 @@ class Result:
     Attributes:
         seconds: duration, without loading.
         reference: the baseline of speed-ups and equality; None without one.
+        bandwidth: bytes per second that this machine copies; None where it was not measured.
         compile_seconds: compiling transformers' steps, which no figure contains.
     """
 
@@ -271,6 +274,7 @@ class Result:
     failures: tuple[Failure, ...] = ()
     time_spent: tuple[TimeSpent, ...] = ()
     attention_why: str = ""
+    bandwidth: float | None = None
     compile_seconds: float = 0.0
 
     @property

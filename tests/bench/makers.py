@@ -94,11 +94,13 @@ def result(
             "builtin", rows, repeats, 32, False, True, {}, "cpu", {}, "lade bench"
         ),
         "contenders": tuple(Method(name, name, _settings(name)) for name in speeds),
+        "bandwidth": 2e10,
         "runs": tuple(runs),
         "time_spent": tuple(
             TimeSpent(
                 name, 200,
                 {"draft": 1.3e-4, "forward": 2.5e-3, "verify": 1.6e-4, "learn": 5e-5, "text": 6e-5},
+                2.5e7,
             )
             for name in speeds if not name.startswith("hf")
         ),

@@ -26,7 +26,7 @@ def test_keys_are_those_of_the_schema() -> None:
     assert found.keys() == {
         *("schema", "created", "seconds", "interrupted", "reference", "machine"),
         *("model", "attention_why", "conditions", "contenders", "runs", "skipped", "failures"),
-        *("time_spent", "compile_seconds"),
+        *("time_spent", "bandwidth", "compile_seconds"),
     }
     assert found["runs"][0].keys() == {
         *("contender", "row", "category", "turn", "repeat", "prompt_tokens"),
