@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from . import device_map, memory, profiles
 from .errors import UsageError
 from .option_fields import CONFIG_FILE, config_path
-from .parallel.place import place_of
+from .place import place_of
 
 if TYPE_CHECKING:
     from .decoder.config import LookaheadConfig

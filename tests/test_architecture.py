@@ -30,7 +30,6 @@ LIGHT = (
         "options",
         "opening",
         "decode_setup",
-        "prompts",
         "profiles",
         "chat",
     ),
@@ -38,7 +37,7 @@ LIGHT = (
     *("inspector", "trace", "terminal", "files"),
     *("tune", "profile_list", "memory", "suites", "planner"),
     *("model_files", "model_list", "doctor"),
-    *("parallel.start", "parallel.follow", "parallel.place"),
+    *("parallel", "place"),
     *("bench.command", "bench.report", "bench.compare"),
     *("verify", "chi_square"),
 )

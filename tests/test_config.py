@@ -38,10 +38,10 @@ KINDS = {
     "doctor": DoctorRequest,
 }
 SETTINGS = [
-    (words[0], setting)
+    (command, setting)
     for setting, commands in lasting().values()
-    for words in commands
-    if words[0] in KINDS
+    for command in commands
+    if command in KINDS
 ]
 
 
@@ -297,7 +297,7 @@ def test_init_writes_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     for setting, _ in lasting().values():
         assert f"\n#{setting.name} = " in text
         assert setting.variable is None or setting.variable in text
-        assert setting.option.help.split()[0] in text
+        assert setting.help.split()[0] in text
     for panel in ("Model", "Decoding", "Sampling", "Length", "Output"):
         assert text.count(f"# --- {panel} ---") == 1
     assert read() == {"": {}}
