@@ -96,6 +96,13 @@ def test_notices_are_warnings_and_stay_with_the_model(demo: Model) -> None:
     assert caught[0].filename == __file__, "they point at the call"
 
 
+def test_a_model_that_does_not_fit_is_refused(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = int(demo.session.loaded.spec.weight_bytes / 2)
+    monkeypatch.setattr("ladecli.device.free_memory", lambda _: room)
+    with pytest.raises(ladecli.LoadError, match=r"^demo needs "):
+        ladecli.load("demo")
+
+
 def test_the_demo_is_small_and_complete() -> None:
     sizes = {path.name: path.stat().st_size for path in DEMO.iterdir()}
     assert sum(sizes.values()) < 8_000_000
