@@ -125,7 +125,7 @@ def load(name: str | Path = models.DEMO, **options: Any) -> Model:
     known = {
         key
         for key, setting in settings_of(Request).items()
-        if setting.option.panel in ("Decoding", "Model")
+        if setting.panel in ("Decoding", "Model")
     } | {"max_context"}
     for key in options.keys() - known | options.keys() & _PER_CALL:
         raise TypeError(f"load() has no option {key!r}")

@@ -17,6 +17,7 @@ from . import files, opening
 from .decoder.errors import DeviceLostError, RankError
 from .errors import LadeError, UsageError
 from .options import ChatRequest
+from .pool_file import kept_drafts
 from .repl import commands
 from .repl.reader import LEAVE, Reader, TerminalReader, can_edit, history_path, unechoed, unescaped
 from .repl.session import Chat
@@ -35,7 +36,7 @@ def run(request: ChatRequest) -> int:
     terminal = Terminal(request.color, request.quiet)
     with ended_tidily(), unechoed(), opening.opened(request, terminal) as session:
         chat = Chat(session, request, terminal, open_reader)
-        with opening.kept_drafts(session, request):
+        with kept_drafts(session, request.pool_file):
             greet(chat)
             with autosaved(chat):
                 loop(chat)

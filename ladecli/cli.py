@@ -1,6 +1,6 @@
-"""The program `lade`: commands made from their requests, and every error as one line.
+"""The program `lade`: its commands, made from their requests, and every error as one line.
 
-`lade --help` imports no torch: a command imports what it needs when it runs.
+A command's options and its module are imported when it is called; `lade --help` needs neither.
 """
 
 from __future__ import annotations
@@ -9,47 +9,116 @@ import inspect
 import io
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import MISSING
-from typing import Annotated, Any, TextIO, TypeVar
+from importlib import import_module
+from typing import Annotated, Any, TextIO
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
-from . import __version__, config, options, placement
+from . import __version__
 from .decoder.errors import ConfigError, DecoderError, PromptError
 from .errors import INTERRUPTED, LadeError, UsageError, told
-from .option_fields import ALIASES, PREFIX, Options, Setting, settings_of
-from .parallel import place
-from .view.terminal import Terminal
-from .visualize import printable
+from .option_fields import ALIASES, CONFIG_FILE, PREFIX, Options, Setting, settings_of
+from .place import is_follower, launched
 
-Kind = TypeVar("Kind", bound=Options)
-
-_ORDER = (
-    *("chat", "generate", "replay", "bench", "bench compare", "verify", "tune", "plan"),
-    *("profiles", "models", "doctor", "config"),
-)
+_COMMANDS = {
+    "chat": (
+        "chat.run",
+        "Hold a conversation in the terminal; /help lists what you can type there.\n\n"
+        "On a pipe every line is a message, or all lines between triple quotes; the replies alone"
+        " go to stdout, and the first mistake ends it.",
+    ),
+    "generate": (
+        "generate.run",
+        "Complete one or more prompts; the answer goes to stdout and nothing else does.",
+    ),
+    "replay": ("trace.replay.run", "Play a recorded generation again, or look into its steps."),
+    "bench": (
+        "bench.command.run",
+        "Measure strategies side by side, and transformers' own generate beside them.\n\n"
+        "lade bench compare A.json B.json says what changed between two of its results.",
+    ),
+    "bench compare": (
+        "bench.compare.run",
+        "Say what changed between two results of lade bench, and whether it is more than noise.",
+    ),
+    "verify": (
+        "bench.verify.run",
+        "Decode prompts a second time, token by token, and report the first difference.\n\n"
+        "The exit code is 1 where a difference is larger than rounding explains.",
+    ),
+    "tune": (
+        "tune.run",
+        "Measure what steps cost here, and write the profile that pays most for this model.",
+    ),
+    "plan": (
+        "planner.run",
+        "Estimate what more GPUs would bring, and say when they stop paying.\n\n"
+        "By a cost model: nothing is measured or loaded, and the GPUs need not be here.",
+    ),
+    "profiles": (
+        "profiles.show.run_list",
+        "List the hardware profiles, and mark the one that this machine uses.",
+    ),
+    "profiles show": (
+        "profiles.show.run_show",
+        "Show a profile: how it is recognised, and every value with its origin.",
+    ),
+    "models": (
+        "model_list.run",
+        "List the models on this machine: size, type, whether they fit and are supported.",
+    ),
+    "doctor": (
+        "doctor.run",
+        "Look for what is wrong or missing here, and say how to mend it.\n\n"
+        "With a model, or options as for chat and generate: how that would be decoded, and whether"
+        " it fits.",
+    ),
+    "config init": (
+        "config.run_init",
+        "Write a config file with every setting in it, commented out.",
+    ),
+    "config show": (
+        "cli.show_config",
+        "Show what holds without flags: every setting, its value, and where that is from.\n\n"
+        "lade config init writes a config file, and lade config path says where it is.",
+    ),
+    "config path": ("config.run_path", "Print where the config file is, or would be."),
+}
+"""The function that runs each command, with its request as argument; and the command's help."""
+_SHORT = {"config": "config show"}
 _ON_RANKS = ("chat", "generate", "bench")
 """Commands that several processes can run together."""
+_WITH_A_BROKEN_FILE = ("config init", "config path", "doctor")
+"""Commands that mend a config file, or say what is wrong with it."""
 
 
 class _Commands(TyperGroup):
-    """Commands in the order in which people meet them."""
+    """The commands; only the one that is called gets its options."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        """The names, those that are used most first."""
-        return sorted(super().list_commands(ctx), key=_ORDER.index)
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        for name, (_, help) in _COMMANDS.items():
+            self.add_command(TyperCommand(name, help=help))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that the arguments begin with; one of them has two words.
+        """The command that the arguments begin with; some have two words."""
+        name, rest = _SHORT.get(args[0], args[0]), args[1:]
+        if (two := " ".join(args[:2])) in _COMMANDS:
+            name, rest = two, args[2:]
+        if name not in _COMMANDS:
+            return super().resolve_command(ctx, args)
+        from . import config
 
-        `bench` takes a model's name, so it cannot be a group that holds `compare`.
-        """
-        if (two := " ".join(args[:2])) in self.commands:
-            return two, self.commands[two], args[2:]
-        return super().resolve_command(ctx, args)
+        try:
+            # After flags and LADE_* variables, before profiles: where click looks for defaults.
+            ctx.default_map = {name: config.defaults(name)}
+        except UsageError:
+            if name not in _WITH_A_BROKEN_FILE:
+                raise
+        return name, _command(name), rest
 
 
 app = typer.Typer(
@@ -58,16 +127,9 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Exact, fast answers from large language models, by lookahead decoding.",
 )
-profiles = typer.Typer(help="List the hardware profiles; show one: every value, and its origin.")
-app.add_typer(profiles, name="profiles")
-configuration = typer.Typer(
-    no_args_is_help=True, help="The config file: write one, show what holds."
-)
-app.add_typer(configuration, name="config")
 
 
 def _version(wanted: bool) -> None:
@@ -78,37 +140,45 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def main(
-    context: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     """Settings of all commands."""
-    try:
-        # After flags and LADE_* variables, before profiles: where click looks for defaults.
-        context.default_map = config.defaults()
-    except UsageError:
-        # A broken config file must not stop commands that say what is wrong with it.
-        if context.invoked_subcommand not in ("config", "doctor"):
-            raise
+
+
+def _command(name: str) -> Any:
+    """A command with the options of its request."""
+    from .options import COMMANDS
+
+    kind = COMMANDS[name]
+
+    def call(parser: typer.Context, **given: Any) -> int:
+        return _perform(name, kind(**given, origins=_origins(parser)))
+
+    first = inspect.Parameter("parser", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    parameters = [first, *map(_parameter, settings_of(kind).values())]
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
+    alone.command(name, help=_COMMANDS[name][1])(call)
+    return typer.main.get_command(alone)
 
 
 def _parameter(setting: Setting) -> inspect.Parameter:
     """An option as a parameter of a function, as Typer reads it."""
-    option = setting.option
     described: dict[str, Any] = {
-        "help": option.help,
-        "metavar": option.metavar,
+        "help": setting.help,
+        "metavar": setting.metavar,
         "envvar": setting.variable,
         "show_envvar": False,
     }
-    if option.argument:
+    if setting.argument:
         info = typer.Argument(**described)
     else:
         if setting.kind is bool:
             described["metavar"] = " "  # else the help shows a type, and switches have no value
-        info = typer.Option(*setting.flags, rich_help_panel=option.panel, **described)
+        info = typer.Option(*setting.flags, rich_help_panel=setting.panel, **described)
     return inspect.Parameter(
         setting.key,
         inspect.Parameter.KEYWORD_ONLY,
@@ -117,214 +187,68 @@ def _parameter(setting: Setting) -> inspect.Parameter:
     )
 
 
-def _command(
-    kind: type[Kind], name: str | None = None, group: typer.Typer = app
-) -> Callable[[Callable[[Kind], int]], Callable[[Kind], int]]:
-    """Make a function of a request, which returns the exit code, a command with its options.
-
-    Args:
-        kind: of the request.
-        name: of the command, if not the function's; "" for what a group does without a command.
-        group: that has the command.
-    """
-
-    def decorated(run: Callable[[Kind], int]) -> Callable[[Kind], int]:
-        def call(parser: typer.Context, **given: Any) -> None:
-            if parser.invoked_subcommand is None:
-                raise typer.Exit(
-                    _perform(parser, kind(**given, origins=config.origins(parser)), run)
-                )
-            _refuse_flags(parser)
-
-        first = inspect.Parameter(
-            "parser", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context
-        )
-        parameters = [first, *map(_parameter, settings_of(kind).values())]
-        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        call.__doc__ = run.__doc__
-        if name == "":
-            group.callback(invoke_without_command=True)(call)
+def _origins(context: Any) -> dict[str, str]:
+    """Where the options of a call are from, by key, without those left at their defaults."""
+    found = {}
+    for parameter in context.command.params:
+        key, source = parameter.name, context.get_parameter_source(parameter.name)
+        if source is None or source.name == "DEFAULT":
+            continue
+        if source.name == "ENVIRONMENT":
+            found[key] = str(parameter.envvar)
+        elif source.name == "DEFAULT_MAP":
+            found[key] = CONFIG_FILE
+        elif parameter.param_type_name == "argument":
+            found[key] = "argument"
         else:
-            group.command(name or run.__name__)(call)
-        return run
+            off = parameter.secondary_opts and context.params.get(key) is False
+            flags = parameter.secondary_opts if off else parameter.opts
+            found[key] = f"flag {max(flags, key=len)}"
+    return found
 
-    return decorated
 
-
-def _perform(context: typer.Context, request: Kind, run: Callable[[Kind], int]) -> int:
+def _perform(name: str, request: Options) -> int:
     """Run a command until it ends, or until nothing reads its output any more."""
-    if place.launched() is not None and context.info_name not in _ON_RANKS:
-        raise UsageError(f"lade {context.info_name} is one process; start it without torchrun")
-    Options(color=request.color, origins=request.origins).check()
-    if context.info_name != "doctor" and not place.is_follower():  # doctor lists them itself
-        terminal = Terminal(quiet=bool(context.params.get("quiet")))
-        for line in config.stray_variables(os.environ):
-            terminal.say(line)
+    if launched() is not None and name not in _ON_RANKS:
+        raise UsageError(f"lade {name} is one process; start it without torchrun")
+    # doctor lists what is wrong with its options itself.
+    (Options(color=request.color, origins=request.origins) if name == "doctor" else request).check()
+    if is_follower():
+        from .opening import follow
+        from .options import Request
+
+        assert isinstance(request, Request)
+        return follow(request)
+    if name != "doctor":
+        from .config import stray_variables
+        from .view.terminal import Terminal
+
+        for line in stray_variables(os.environ):
+            Terminal(quiet=getattr(request, "quiet", False)).say(line)
+    module, _, function = _COMMANDS[name][0].rpartition(".")
     try:
-        return run(request)
+        code: int = getattr(import_module(f".{module}", __package__), function)(request)
+        return code
     except BrokenPipeError:
         # Python flushes stdout at exit, and must not find the pipe closed again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
-def _refuse_flags(group: typer.Context) -> None:
-    """Refuse flags of a group that stand before one of its commands, which would not see them."""
-    for origin in config.origins(group).values():
-        if origin.startswith("flag "):
-            flag, command = origin.removeprefix("flag "), group.invoked_subcommand
-            raise UsageError(f"{flag} stands before {command}, and belongs after it")
+def show_config(request: Options) -> int:
+    """Print what holds without flags, as the parser finds it for each command."""
+    from . import config
+    from .options import COMMANDS
 
-
-@_command(options.GenerateRequest)
-def generate(request: options.GenerateRequest) -> int:
-    """Complete one or more prompts; the answer goes to stdout and nothing else does."""
-    from .generate import run
-    from .opening import on_ranks
-
-    return on_ranks(request, run)
-
-
-@_command(options.ChatRequest)
-def chat(request: options.ChatRequest) -> int:
-    """Hold a conversation in the terminal; /help lists what you can type there.
-
-    On a pipe every line is a message, or all lines between triple quotes; the replies alone go
-    to stdout, and the first mistake ends it.
-    """
-    from .chat import run
-    from .opening import on_ranks
-
-    return on_ranks(request, run)
-
-
-@_command(options.ReplayRequest)
-def replay(request: options.ReplayRequest) -> int:
-    """Play a recorded generation again, or look into its steps."""
-    from .trace.replay import run
-
-    return run(request.trace, speed=request.speed, step=request.step, color=request.color)
-
-
-@_command(options.BenchRequest)
-def bench(request: options.BenchRequest) -> int:
-    """Measure strategies side by side, and transformers' own generate beside them.
-
-    lade bench compare A.json B.json says what changed between two of its results.
-    """
-    from .bench.command import run
-    from .opening import on_ranks
-
-    return on_ranks(request, run)
-
-
-@_command(options.CompareRequest, "bench compare")
-def compare(request: options.CompareRequest) -> int:
-    """Say what changed between two results of lade bench, and whether it is more than noise."""
-    from .bench.compare import run
-
-    fail = request.fail_on_slower
-    return run(request.a, request.b, request.color, request.json, fail_on_slower=fail)
-
-
-@_command(options.VerifyRequest)
-def verify(request: options.VerifyRequest) -> int:
-    """Decode prompts a second time, token by token, and report the first difference.
-
-    The exit code is 1 where a difference is larger than rounding explains.
-    """
-    from .bench.verify import run
-
-    return run(request)
-
-
-@_command(options.TuneRequest)
-def tune(request: options.TuneRequest) -> int:
-    """Measure what steps cost here, and write the profile that pays most for this model."""
-    from .tune import run
-
-    return run(request)
-
-
-@_command(options.PlanRequest)
-def plan(request: options.PlanRequest) -> int:
-    """Estimate what more GPUs would bring, and say when they stop paying.
-
-    By a cost model: nothing is measured or loaded, and the GPUs need not be here.
-    """
-    from .planner import run
-
-    return run(request)
-
-
-@_command(options.ListRequest, "", profiles)
-def list_profiles(request: options.ListRequest) -> int:
-    """List the hardware profiles, and mark the one that this machine uses."""
-    from .profiles.show import run_list
-
-    return run_list(request)
-
-
-@_command(options.ProfileRequest, "show", profiles)
-def show_profile(request: options.ProfileRequest) -> int:
-    """Show a profile: how it is recognised, and every value with its origin."""
-    from .profiles.show import run_show
-
-    return run_show(request)
-
-
-@_command(options.ModelsRequest)
-def models(request: options.ModelsRequest) -> int:
-    """List the models on this machine: size, type, whether they fit and are supported."""
-    from .model_list import run
-
-    return run(request.color, json=request.json)
-
-
-@_command(options.DoctorRequest)
-def doctor(request: options.DoctorRequest) -> int:
-    """Look for what is wrong or missing here, and say how to mend it.
-
-    With a model, or options as for chat and generate: how that would be decoded, and whether it
-    fits.
-    """
-    from .doctor import run
-
-    return run(request)
-
-
-@_command(options.InitRequest, "init", configuration)
-def init_config(request: options.InitRequest) -> int:
-    """Write a config file with every setting in it, commented out."""
-    return config.run_init(force=request.force)
-
-
-@_command(options.PathRequest, "path", configuration)
-def config_path(request: options.PathRequest) -> int:
-    """Print where the config file is, or would be."""
-    return config.run_path()
-
-
-@_command(options.ConfigRequest, "show", configuration)
-def show_config(request: options.ConfigRequest) -> int:
-    """Show what holds without flags: every setting, its value, and where that is from."""
-    return config.run_show(_without_flags(), request.color)
-
-
-def _without_flags() -> dict[tuple[str, ...], dict[str, tuple[Any, str]]]:
-    """Value and origin of what the file and variables set, by command, as the parser finds them."""
-    defaults, found = config.defaults(), {}
-    for words in options.COMMANDS:
-        command, said = typer.main.get_command(app), defaults
-        path = [" ".join(words)] if words == ("bench", "compare") else words
-        for word in path:
-            assert isinstance(command, TyperGroup)
-            command, said = command.commands[word], said.get(word, {})
+    found = {}
+    for name in COMMANDS:
+        command = _command(name)
         required = ["-" for parameter in command.params if parameter.required]
-        context = command.make_context(words[-1], required, default_map=said)
-        given = config.origins(context)
-        found[words] = {key: (context.params[key], origin) for key, origin in given.items()}
-    return found
+        context = command.make_context(name, required, default_map=config.defaults(name))
+        found[name] = {
+            key: (context.params[key], origin) for key, origin in _origins(context).items()
+        }
+    return config.show(found, request.color)
 
 
 def run() -> int:
@@ -337,12 +261,11 @@ def run() -> int:
     except OSError:
         if "--debug" in sys.argv:
             raise
-        # A terminal that was closed takes no output: nothing can be said, and nobody waits.
+        # A terminal that was closed takes no output: there is nowhere to report it.
     flushed = [_flushed(stream) for stream in (sys.stdout, sys.stderr)]
-    if not all(flushed):
-        code = code or LadeError.exit_code
-    placement.remove_offloaded()
-    return code
+    if "ladecli.placement" in sys.modules:
+        sys.modules["ladecli.placement"].remove_offloaded()
+    return code if all(flushed) else code or LadeError.exit_code
 
 
 def entry(arguments: list[str] | None = None) -> int:
@@ -385,21 +308,22 @@ def _mend_streams() -> None:
 
 
 def _refused(error: TyperException) -> str:
-    """What the parser says, but of a variable by the variable's name."""
+    """The parser's message, but of a variable by the variable's name."""
     if isinstance(error, typer.BadParameter) and error.ctx is not None and error.param is not None:
         key = str(error.param.name)
-        origin = config.origins(error.ctx).get(key, "")
+        origin = _origins(error.ctx).get(key, "")
         if origin.startswith(PREFIX):
-            what = config.described(config.lasting()[key][0])
-            return f"{origin} must be {what}, not {os.environ[origin]!r}"
+            from .config import described, lasting
+
+            return f"{origin} must be {described(lasting()[key][0])}, not {os.environ[origin]!r}"
     return error.format_message()
 
 
 def _failed(message: str, code: int) -> int:
-    # Help that was asked for by saying nothing is shown.
-    if not message:
-        return code
-    if not place.is_follower():  # one rank speaks for all
+    # A call without arguments has shown the help, and has no message; one rank reports for all.
+    if message and not is_follower():
+        from .visualize import printable
+
         # File names and templates occur in messages, and must not drive the terminal.
         print(f"lade: {printable(message)}", file=sys.stderr)
     return code

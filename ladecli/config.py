@@ -14,8 +14,8 @@ from typing import Any
 
 from . import files, toml
 from .errors import LadeError, UsageError
-from .option_fields import CONFIG_FILE, PANELS, PREFIX, Setting, config_path, settings_of
-from .options import COMMANDS
+from .option_fields import PANELS, PREFIX, Options, Setting, config_path, settings_of
+from .options import COMMANDS, InitRequest
 from .view.terminal import Terminal
 
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
@@ -34,19 +34,28 @@ _FOOT = """
 """
 
 
+def _table(command: str) -> str:
+    """The table of the config file that holds a command's own settings."""
+    return command.split()[0]
+
+
+def _tables() -> set[str]:
+    return set(map(_table, COMMANDS))
+
+
 def described(setting: Setting) -> str:
     """What the values of a setting are, for messages."""
     return _KINDS.get(setting.kind, "a list of texts")
 
 
 @functools.cache
-def lasting() -> dict[str, tuple[Setting, list[tuple[str, ...]]]]:
+def lasting() -> dict[str, tuple[Setting, list[str]]]:
     """Every setting that the config file can hold, by key, with the commands that have it."""
-    found: dict[str, tuple[Setting, list[tuple[str, ...]]]] = {}
-    for words, kind in COMMANDS.items():
+    found: dict[str, tuple[Setting, list[str]]] = {}
+    for command, kind in COMMANDS.items():
         for key, setting in settings_of(kind).items():
-            if setting.option.lasting:
-                found.setdefault(key, (setting, []))[1].append(words)
+            if setting.lasting:
+                found.setdefault(key, (setting, []))[1].append(command)
     return found
 
 
@@ -65,7 +74,7 @@ def read() -> dict[str, dict[str, Any]]:
     except (OSError, UnicodeDecodeError, toml.TOMLDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"{where} cannot be read: {reason}") from error
-    commands = {words[0] for words in COMMANDS}
+    commands = _tables()
     found = {"": {key: value for key, value in content.items() if key not in commands}}
     for command in commands & content.keys():
         if not isinstance(content[command], dict):
@@ -84,7 +93,7 @@ def _checked(said: Mapping[str, Any], command: str, where: str) -> dict[str, Any
     known = {
         key: setting
         for key, (setting, having) in lasting().items()
-        if not command or any(words[0] == command for words in having)
+        if not command or command in map(_table, having)
     }
     found: dict[str, Any] = {}
     for name, value in said.items():
@@ -102,10 +111,10 @@ def _unknown(name: str, value: Any, command: str, known: Mapping[str, Setting]) 
     """What is wrong with a key that is not known, and what was probably meant."""
     key = name.replace("-", "_")
     if isinstance(value, dict):
-        tables = [] if command else sorted({words[0] for words in COMMANDS})
+        tables = [] if command else sorted(_tables())
         return f"has an unknown table [{name}]; {_near(name, tables, '[{}]')}"
     if key in lasting():
-        commands = dict.fromkeys(words[0] for words in lasting()[key][1])
+        commands = dict.fromkeys(map(_table, lasting()[key][1]))
         return f"has {name}, which is only for {' and '.join(commands)}"
     if any(key in settings_of(kind) for kind in COMMANDS.values()):
         return f"cannot hold {name}: it is given with each call, as --{key.replace('_', '-')}"
@@ -137,46 +146,17 @@ def _typed(setting: Setting, value: Any, where: str) -> Any:
     return value
 
 
-def defaults() -> dict[str, Any]:
-    """What the config file says for every command, nested by its words, as click's default_map.
+def defaults(command: str) -> dict[str, Any]:
+    """The config file's settings for a command, by key, as click's default_map.
 
     Raises:
         UsageError: as `read`.
     """
-    said, found = read(), dict[str, Any]()
-    for key, (_, having) in lasting().items():
-        for words in having:
-            own = {**said.get("", {}), **said.get(words[0], {})}
-            if key in own:
-                place = found
-                for word in words:
-                    place = place.setdefault(word, {})
-                place[key] = own[key]
-    return found
-
-
-def origins(context: Any) -> dict[str, str]:
-    """Where the options of a call are from, by key, without those left at their defaults.
-
-    Args:
-        context: the parser's, of click.
-    """
-    found = {}
-    for parameter in context.command.params:
-        key, source = parameter.name, context.get_parameter_source(parameter.name)
-        if source is None or source.name == "DEFAULT":
-            continue
-        if source.name == "ENVIRONMENT":
-            found[key] = str(parameter.envvar)
-        elif source.name == "DEFAULT_MAP":
-            found[key] = CONFIG_FILE
-        elif parameter.param_type_name == "argument":
-            found[key] = "argument"
-        else:
-            off = parameter.secondary_opts and context.params.get(key) is False
-            flags = parameter.secondary_opts if off else parameter.opts
-            found[key] = f"flag {max(flags, key=len)}"
-    return found
+    found = read()
+    own = {**found.get("", {}), **found.get(_table(command), {})}
+    return {
+        key: own[key] for key, (_, having) in lasting().items() if key in own and command in having
+    }
 
 
 def stray_variables(environment: Mapping[str, str]) -> list[str]:
@@ -199,27 +179,24 @@ def stray_variables(environment: Mapping[str, str]) -> list[str]:
     return lines
 
 
-def run_path() -> int:
+def run_path(_request: Options) -> int:
     """Print where the config file is, or would be; returns the exit code."""
     print(config_path())
     return 0
 
 
-def run_init(*, force: bool) -> int:
+def run_init(request: InitRequest) -> int:
     """Write a config file with every setting in it, commented out; returns the exit code.
 
-    Args:
-        force: also where there is one, which is kept beside the new one.
-
     Raises:
-        UsageError: there is one, and no force.
+        UsageError: there is one, and no --force, which keeps it beside the new one.
         LadeError: it cannot be written.
     """
     target = config_path()
     if target.is_dir():
         raise UsageError(f"the config file {target} is a folder; remove or rename it")
     exists = target.exists()
-    if exists and not force:
+    if exists and not request.force:
         raise UsageError(
             f"there is a config file {target}; --force writes a new one, and keeps a copy"
         )
@@ -253,16 +230,16 @@ def template() -> str:
         entries = [
             _entry(setting, having)
             for setting, having in lasting().values()
-            if setting.option.panel == panel
+            if setting.panel == panel
         ]
         if entries:
             parts.append("\n".join([f"\n# --- {panel} ---\n", *entries]))
     return "".join([*parts, _FOOT])
 
 
-def _entry(setting: Setting, having: list[tuple[str, ...]]) -> str:
+def _entry(setting: Setting, having: list[str]) -> str:
     about = [described(setting)]
-    commands = dict.fromkeys(words[0] for words in having)
+    commands = dict.fromkeys(map(_table, having))
     if not commands.keys() >= {"chat", "generate"}:
         about.append(f"for {' and '.join(commands)}")
     if setting.variable:
@@ -270,21 +247,25 @@ def _entry(setting: Setting, having: list[tuple[str, ...]]) -> str:
     empty = [] if setting.kind is list else ""
     # JSON is the same as TOML for these kinds.
     value = json.dumps(empty if setting.default is None else setting.default, ensure_ascii=False)
-    lines = textwrap.wrap(setting.option.help, 96, initial_indent="# ", subsequent_indent="# ")
+    lines = textwrap.wrap(setting.help, 96, initial_indent="# ", subsequent_indent="# ")
     return "\n".join([*lines, f"# ({'; '.join(about)})", f"#{setting.name} = {value}", ""])
 
 
-def run_show(parsed: Mapping[tuple[str, ...], Mapping[str, tuple[Any, str]]], color: str) -> int:
+Found = Mapping[str, Mapping[str, tuple[Any, str]]]
+"""Value and origin of what is not left at its default, by command and key."""
+
+
+def show(found: Found, color: str) -> int:
     """Print what holds without flags: name, value and origin; returns the exit code.
 
     Args:
-        parsed: value and origin of what is not left at its default, by command and key.
+        found: as the parser finds it.
         color: auto, always or never.
     """
     from rich.text import Text
 
     terminal = Terminal(color)
-    rows = list(_rows(parsed))
+    rows = list(_rows(found))
     first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
     console = terminal.console(sys.stdout)
     for name, value, origin in rows:
@@ -297,18 +278,16 @@ def run_show(parsed: Mapping[tuple[str, ...], Mapping[str, tuple[Any, str]]], co
     return 0
 
 
-def _rows(
-    parsed: Mapping[tuple[str, ...], Mapping[str, tuple[Any, str]]],
-) -> Iterator[tuple[str, str, str]]:
+def _rows(found: Found) -> Iterator[tuple[str, str, str]]:
     """One row a setting where all commands agree, and one for each command that does not."""
     for key, (setting, having) in lasting().items():
-        said = {}
-        for words in having:
-            default = settings_of(COMMANDS[words])[key].default
-            said[words[0]] = parsed[words].get(key, (default, "default"))
-        usual = max(said.values(), key=list(said.values()).count)
+        rows = {}
+        for command in having:
+            default = settings_of(COMMANDS[command])[key].default
+            rows[_table(command)] = found[command].get(key, (default, "default"))
+        usual = max(rows.values(), key=list(rows.values()).count)
         yield setting.name, _shown(usual[0]), usual[1]
-        for command, (value, origin) in said.items():
+        for command, (value, origin) in rows.items():
             if (value, origin) != usual:
                 yield f"{command}.{setting.name}", _shown(value), origin
 

@@ -11,7 +11,7 @@ from . import memory, placement, profiles
 from .device import DEVICE_MAPS
 from .errors import UsageError
 from .option_fields import CONFIG_FILE, config_path
-from .parallel.place import place_of
+from .place import place_of
 
 if TYPE_CHECKING:
     from .decoder.config import LookaheadConfig

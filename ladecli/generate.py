@@ -6,22 +6,29 @@ import dataclasses
 import json
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import opening
 from .decoder.config import SamplingConfig
 from .decoder.errors import PromptError, RankError
 from .errors import INTERRUPTED, LadeError, UsageError
-from .events import Reason
 from .metrics import Tally
 from .options import GenerateRequest
-from .prompts import Prompt, gather
+from .pool_file import kept_drafts
+from .suites import STDIN, name_of, read_rows, read_text, spoken
 from .trace import export
 from .view.terminal import Terminal, ctrl_c
-from .visualize import Together, View, memory_line
+from .visualize import Together, memory_line
 
 if TYPE_CHECKING:
-    from .session import Session, Settings
+    from .session import Session
+
+
+class Prompt(NamedTuple):
+    """A prompt, and the name of its answer in JSON."""
+
+    id: str
+    text: str
 
 
 def run(request: GenerateRequest) -> int:
@@ -36,38 +43,60 @@ def run(request: GenerateRequest) -> int:
     opening.check(request)
     prompts = gather(request.prompt or [], request.prompt_file or [])
     export.check(request, len(prompts))
-    terminal = Terminal(request.color, request.quiet)
-    with opening.opened(request, terminal) as session:
-        return _answer_all(request, session, prompts)
+    with opening.opened(request, Terminal(request.color, request.quiet)) as session:
+        # All prompts are checked before the first is answered: no half of the work is lost.
+        encoded = [_encode(session, request, prompt.text) for prompt in prompts]
+        for number, ids in enumerate(encoded, start=1):
+            _check(session, ids, f"prompt {number} of {len(encoded)}: " if len(encoded) > 1 else "")
+        answers = _Answers(request, session)
+        with ctrl_c() as cancelled, kept_drafts(session, request.pool_file):
+            for number, (prompt, ids) in enumerate(zip(prompts, encoded, strict=True), start=1):
+                answers.add(number, prompt.id, ids, cancelled)
+                if answers.code == INTERRUPTED:
+                    return INTERRUPTED
+    if answers.unwritten:
+        raise answers.unwritten[0]
+    return answers.code
 
 
-def _answer_all(request: GenerateRequest, session: Session, prompts: Sequence[Prompt]) -> int:
-    """Answer the prompts one after the other; returns the exit code."""
-    choice = opening.choose_profile(request, session)
-    greedy = SamplingConfig(repetition_penalty=session.loaded.repetition_penalty)
-    settings = opening.settings_of(request, choice, greedy)
-    # All prompts are checked before the first is answered: no half of the work is lost.
-    encoded = [_encode(session, request, prompt.text) for prompt in prompts]
-    for number, ids in enumerate(encoded, start=1):
-        _check(session, ids, f"prompt {number} of {len(encoded)}: " if len(encoded) > 1 else "")
-    code = 0
-    unwritten: list[LadeError] = []
-    with ctrl_c() as cancelled, opening.kept_drafts(session, request):
-        for number, ids in enumerate(encoded):
-            if number and not request.json:
-                print()
-            files = export.views(request, session, settings, ids, None, number + 1)
-            name = prompts[number].id
-            reason = _answer(
-                request, session, settings, choice.profile, name, ids, cancelled, files, unwritten
-            )
-            if reason == "interrupted":
-                return INTERRUPTED
-            if reason == "memory":  # a shorter prompt may still be answered
-                code = LadeError.exit_code
-    if unwritten:
-        raise unwritten[0]
-    return code
+def gather(texts: Sequence[str], files: Sequence[str]) -> list[Prompt]:
+    """All prompts that were given, in order; those of a .jsonl have the ids of their rows, others
+    their number.
+
+    Args:
+        texts: of the flag.
+        files: paths; "-" is standard input, a path that ends in .jsonl holds a row a line, of
+            which the first turn counts.
+
+    Raises:
+        UsageError: none was given, or one cannot be read; the message names it and the fix.
+    """
+    prompts = [Prompt("1", _checked(text, "--prompt")) for text in texts]
+    if not texts and not files:
+        if sys.stdin is None or sys.stdin.isatty():
+            raise UsageError("no prompt: give --prompt TEXT or --prompt-file FILE, or pipe one in")
+        files = [STDIN]
+    for name in files:
+        if name.endswith(".jsonl"):
+            for line, row in read_rows(name).items():
+                unnamed = row.id == name_of(line)
+                number = str(len(prompts) + 1)
+                prompts.append(Prompt(number if unnamed else row.id, row.turns[0]))
+        else:
+            # The last line break ends the line; it is no part of the prompt.
+            text = read_text(name).removesuffix("\n").removesuffix("\r")
+            prompts.append(Prompt(str(len(prompts) + 1), _checked(text, spoken(name))))
+    return prompts
+
+
+def _checked(prompt: str, where: str) -> str:
+    if not prompt.strip():
+        raise UsageError(f"{where} is empty; give some text to continue")
+    try:
+        prompt.encode("utf-8")
+    except UnicodeEncodeError:
+        raise UsageError(f"{where} is not UTF-8; check the terminal's encoding") from None
+    return prompt
 
 
 def _check(session: Session, ids: list[int], which: str) -> None:
@@ -86,114 +115,131 @@ def _encode(session: Session, request: GenerateRequest, prompt: str) -> list[int
     return session.encode_chat(messages)
 
 
-def _answer(
-    request: GenerateRequest,
-    session: Session,
-    settings: Settings,
-    profile: str,
-    name: str,
-    ids: list[int],
-    cancelled: Callable[[], bool],
-    files: Sequence[View],
-    unwritten: list[LadeError],
-) -> Reason | None:
-    """Answer one prompt; returns why the answer ended.
+class _Answers:
+    """Answers to the prompts of a request, one after the other.
 
-    What could not be written beside it goes to `unwritten`: it must cost no answer.
+    Attributes:
+        code: the exit code.
+        unwritten: files beside the answers that could not be written, which must cost no answer.
     """
-    terminal = Terminal(request.color, request.quiet)
-    tally, text = Tally(), list[str]()
-    token_ids: list[int] = []
-    view = Together(*([] if request.json else [terminal.writer()]), *files)
-    detailed = request.trace is not None
-    lost: RankError | None = None
-    try:
-        for event in session.stream(ids, settings, cancelled, detailed=detailed):
-            tally.add(event)
-            view.show(event)
-            text.append(getattr(event, "rest", ""))
-            text += [piece.text for piece in getattr(event, "pieces", ())]
-            token_ids += getattr(event, "token_ids", ())
-    except RankError as error:
-        lost = error  # what was said until then counts
-    finally:
+
+    def __init__(self, request: GenerateRequest, session: Session) -> None:
+        choice = session.setup.choice
+        assert choice is not None  # `opened` decides one
+        greedy = SamplingConfig(repetition_penalty=session.loaded.repetition_penalty)
+        self.code = 0
+        self.unwritten: list[LadeError] = []
+        self._request = request
+        self._session = session
+        self._profile = choice.profile
+        self._settings = opening.settings_of(request, choice, greedy)
+        self._terminal = Terminal(request.color, request.quiet)
+
+    def add(self, number: int, name: str, ids: list[int], cancelled: Callable[[], bool]) -> None:
+        """Answer a prompt.
+
+        Args:
+            number: of the prompt, from 1.
+            name: of the answer, in JSON.
+            ids: the prompt's tokens.
+            cancelled: whether Ctrl-C was pressed.
+
+        Raises:
+            RankError: a rank is gone; the text until then was written.
+        """
+        request, session = self._request, self._session
+        if number > 1 and not request.json:
+            print()
+        files = export.views(request, session, self._settings, ids, None, number)
+        view = Together(*([] if request.json else [self._terminal.writer()]), *files)
+        tally, text, token_ids = Tally(), list[str](), list[int]()
+        detailed = request.trace is not None
+        lost: RankError | None = None
         try:
-            view.finish()
-        except LadeError as error:
-            unwritten.append(error)
-    if request.json:
-        said = "".join(text)
-        answer = {"id": name} | _as_json(
-            request, session, settings, profile, ids, tally, said, token_ids
-        )
+            for event in session.stream(ids, self._settings, cancelled, detailed=detailed):
+                tally.add(event)
+                view.show(event)
+                text.append(getattr(event, "rest", ""))
+                text += [piece.text for piece in getattr(event, "pieces", ())]
+                token_ids += getattr(event, "token_ids", ())
+        except RankError as error:
+            lost = error
+        finally:
+            try:
+                view.finish()
+            except LadeError as error:
+                self.unwritten.append(error)
+        if request.json:
+            answer = {"id": name} | self._as_json(len(ids), tally, "".join(text), token_ids)
+            if lost is not None:
+                answer["finish_reason"] = "lost"
+            utf8 = "utf" in (sys.stdout.encoding or "").lower()
+            print(json.dumps(answer, ensure_ascii=not utf8), flush=True)
+        self._report(tally, empty=not "".join(text).strip())
         if lost is not None:
-            answer["finish_reason"] = "lost"
-        utf8 = "utf" in (sys.stdout.encoding or "").lower()
-        print(json.dumps(answer, ensure_ascii=not utf8), flush=True)
-    for news in session.news():
-        terminal.say(news)
-    if tally.reason == "context":
-        terminal.say(f"the context of {session.decoder.max_context} tokens is full")
-    if not "".join(text).strip() and tally.reason == "eos":
-        terminal.say("the answer is empty: the model ended it at once; --ignore-eos goes on")
-    if tally.reason == "length" and "max_new_tokens" not in request.origins:
-        terminal.say(f"stopped at {request.max_new_tokens} tokens; -n sets another limit")
-    if line := memory_line(tally):
-        # An answer that is cut short is an error, which is told in any case.
-        quiet = request.quiet and tally.reason != "memory"
-        Terminal(request.color, quiet).say(line)
-    if request.stats if request.stats is not None else not request.quiet:
-        terminal.statistics(tally)
-    if lost is not None:
-        raise lost
-    return tally.reason
+            raise lost
+        if tally.reason == "interrupted":
+            self.code = INTERRUPTED
+        elif tally.reason == "memory":  # a shorter prompt may still be answered
+            self.code = LadeError.exit_code
 
+    def _report(self, tally: Tally, *, empty: bool) -> None:
+        """Notices and statistics of an answer, on stderr."""
+        request, session, terminal = self._request, self._session, self._terminal
+        for news in session.news():
+            terminal.say(news)
+        if tally.reason == "context":
+            terminal.say(f"the context of {session.decoder.max_context} tokens is full")
+        if empty and tally.reason == "eos":
+            terminal.say("the answer is empty: the model ended it at once; --ignore-eos goes on")
+        if tally.reason == "length" and "max_new_tokens" not in request.origins:
+            terminal.say(f"stopped at {request.max_new_tokens} tokens; -n sets another limit")
+        if line := memory_line(tally):
+            # An answer that is cut short is an error, which --quiet does not hide.
+            quiet = request.quiet and tally.reason != "memory"
+            Terminal(request.color, quiet).say(line)
+        if request.stats if request.stats is not None else not request.quiet:
+            terminal.statistics(tally)
 
-def _as_json(
-    request: GenerateRequest,
-    session: Session,
-    settings: Settings,
-    profile: str,
-    prompt: list[int],
-    tally: Tally,
-    text: str,
-    token_ids: list[int],
-) -> dict[str, Any]:
-    """The object of CLI schema 1; its keys are part of the interface."""
-    lookahead, runner = settings.lookahead, session.decoder.runner
-    sampling = dataclasses.asdict(settings.sampling)
-    seed = sampling.pop("seed")
-    uses_window = settings.strategy == "lookahead"
-    return {
-        "model": session.loaded.name,
-        "text": text,
-        "token_ids": token_ids,
-        "finish_reason": "length" if tally.reason == "context" else tally.reason,
-        "usage": {"prompt_tokens": len(prompt), "completion_tokens": tally.tokens},
-        "decode": {
-            "strategy": settings.strategy,
-            "window": lookahead.window if uses_window else None,
-            "ngram": lookahead.ngram if uses_window else None,
-            "guesses": lookahead.guesses if uses_window else None,
-            "budget": lookahead.step_limit if uses_window else None,
-            "sources": list(lookahead.sources) if uses_window else [],
-            "profile": profile,
-            "attention": session.attention,
-            "cuda_graphs": runner.captures,
-            "compiled": runner.compiles,
-            "ranks": session.ranks,
-            "parallel_mode": request.parallel_mode if session.ranks > 1 else None,
-            "steps": tally.steps,
-            "tokens_per_step": tally.tokens_per_step,
-            "step_width": tally.step_width,
-            "accepted": dict(sorted(tally.accepted.items())),
-        },
-        "sampling": sampling,
-        "seconds": {
-            "load": session.loaded.seconds,
-            "prefill": tally.prefill_seconds,
-            "decode": tally.decode_seconds,
-        },
-        "tokens_per_second": tally.tokens_per_second,
-        "seed": None if settings.sampling.greedy else seed,
-    }
+    def _as_json(
+        self, prompt_tokens: int, tally: Tally, text: str, token_ids: list[int]
+    ) -> dict[str, Any]:
+        """The answer's object of CLI schema 1; its keys are part of the interface."""
+        session, settings = self._session, self._settings
+        lookahead, runner = settings.lookahead, session.decoder.runner
+        sampling = dataclasses.asdict(settings.sampling)
+        seed = sampling.pop("seed")
+        uses_window = settings.strategy == "lookahead"
+        return {
+            "model": session.loaded.name,
+            "text": text,
+            "token_ids": token_ids,
+            "finish_reason": "length" if tally.reason == "context" else tally.reason,
+            "usage": {"prompt_tokens": prompt_tokens, "completion_tokens": tally.tokens},
+            "decode": {
+                "strategy": settings.strategy,
+                "window": lookahead.window if uses_window else None,
+                "ngram": lookahead.ngram if uses_window else None,
+                "guesses": lookahead.guesses if uses_window else None,
+                "budget": lookahead.step_limit if uses_window else None,
+                "sources": list(lookahead.sources) if uses_window else [],
+                "profile": self._profile,
+                "attention": session.attention,
+                "cuda_graphs": runner.captures,
+                "compiled": runner.compiles,
+                "ranks": session.ranks,
+                "parallel_mode": self._request.parallel_mode if session.ranks > 1 else None,
+                "steps": tally.steps,
+                "tokens_per_step": tally.tokens_per_step,
+                "step_width": tally.step_width,
+                "accepted": dict(sorted(tally.accepted.items())),
+            },
+            "sampling": sampling,
+            "seconds": {
+                "load": session.loaded.seconds,
+                "prefill": tally.prefill_seconds,
+                "decode": tally.decode_seconds,
+            },
+            "tokens_per_second": tally.tokens_per_second,
+            "seed": None if settings.sampling.greedy else seed,
+        }

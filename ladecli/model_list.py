@@ -16,6 +16,7 @@ from .decoder import families
 from .errors import LoadError
 from .memory import ModelSpec
 from .model_files import SIZES, CachedModel, Config, Tensor
+from .options import ModelsRequest
 from .profiles.user import short
 from .view import screen
 from .view.terminal import Terminal
@@ -70,19 +71,15 @@ class Model:
     notes: tuple[str, ...] = ()
 
 
-def run(color: str, *, json: bool = False) -> int:
+def run(request: ModelsRequest) -> int:
     """List the models of the Hugging Face cache, and the bundled one.
-
-    Args:
-        color: auto, always or never.
-        json: whether to print one JSON object instead of a table.
 
     Returns:
         The exit code, 0.
     """
     from .device import free_memory, glance
 
-    terminal = Terminal(color)
+    terminal = Terminal(request.color)
     demo = Path(model_files.resolve(model_files.DEMO))
     with terminal.progress("looking at models"):
         cached = model_files.cached_models()
@@ -92,7 +89,7 @@ def run(color: str, *, json: bool = False) -> int:
         models = [examine(each, device, free) for each in (bundled, *cached)]
     models.sort(key=lambda model: model.name.lower())
     cache = model_files.cache_folder()
-    if json:
+    if request.json:
         found = {
             "schema": SCHEMA,
             "cache": str(cache),

@@ -10,14 +10,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from . import profiles
+from . import parallel, profiles
 from .decode_setup import check_device, choice_for, decide
-from .errors import LadeError
-from .parallel import place
-from .parallel.follow import compare_models, connect
-from .parallel.start import Followers, started
 from .trace import export
 from .view.terminal import Terminal
 
@@ -28,16 +24,13 @@ if TYPE_CHECKING:
     from .options import Request
     from .session import Session, Settings
 
-Kind = TypeVar("Kind", bound="Request")
-
 
 def check(request: Request) -> None:
-    """Refuse what can be refused before a model is loaded.
+    """Refuse files that cannot be read or written, before a model is loaded.
 
     Raises:
-        UsageError, ConfigError: the message names the option and the fix.
+        UsageError: the message names the option and the fix.
     """
-    request.check()
     export.check(request)
     if request.pool_file:
         from . import pool_file
@@ -45,22 +38,9 @@ def check(request: Request) -> None:
         pool_file.check(Path(request.pool_file).expanduser())
 
 
-def on_ranks(request: Kind, lead: Callable[[Kind], int]) -> int:
-    """Run a command; or, on a rank that is to follow, do what the leader's command takes.
-
-    Args:
-        request: of the user.
-        lead: the command.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        LadeError, DecoderError: with a line for the user.
-    """
-    from .parallel import follow
-
-    return follow.run(request, open_follower) if place.is_follower() else lead(request)
+def follow(request: Request) -> int:
+    """Decode what the leader decodes, in a rank that torchrun started; returns the exit code."""
+    return parallel.follow(request, open_follower)
 
 
 @contextlib.contextmanager
@@ -78,14 +58,14 @@ def opened(request: Request, terminal: Terminal, *, stretch: int = 0) -> Iterato
     """
     with contextlib.ExitStack() as stack:
         with terminal.progress(f"starting {request.model or 'demo'}"):
-            leader = stack.enter_context(started(request, open_follower))
-        # What is wrong with the request is told before other ranks are waited for.
+            leader = stack.enter_context(parallel.started(request, open_follower))
+        # What is wrong with the request is reported before other ranks are waited for.
         planned = _plan(leader.request, terminal)
         if leader.notice:
             terminal.say(leader.notice)
         if leader.ranks is not None:
             with terminal.progress("starting the other ranks"):
-                connect(leader.ranks, leader.request)
+                parallel.connect(leader.ranks, leader.request)
         yield _load(planned, leader.request, terminal, leader.ranks, stretch)
 
 
@@ -143,21 +123,10 @@ def _load(
         loaded = models.load(planned, beside=setup.beside, progress=_bars(request))
         session = Session(loaded, setup)
         if ranks is not None:
-            _join(session, ranks, request)
+            parallel.join(session, ranks, split=request.parallel_mode == "tensor")
     for line in session.notices:
         terminal.say(line)
     return session
-
-
-def _join(session: Session, ranks: DistributedTransport, request: Request) -> None:
-    """Let a session decode with other ranks, which have loaded the same."""
-    from .decoder.parallel.groups import LookaheadParallel, TensorParallel
-
-    split = request.parallel_mode == "tensor"
-    group = TensorParallel(ranks) if split else LookaheadParallel(ranks)
-    session.group = group
-    session.followers = Followers(ranks, group, split=split) if ranks.rank == 0 else None
-    compare_models(ranks, session, split=split)
 
 
 def _import_all() -> None:
@@ -173,14 +142,12 @@ def _import_all() -> None:
         gc.freeze()  # modules stay: the garbage collector need not look at them again
 
 
-@contextlib.contextmanager
-def _loading(terminal: Terminal, name: str) -> Iterator[None]:
+def _loading(terminal: Terminal, name: str) -> contextlib.AbstractContextManager[object]:
     """A spinner; but a download shows bars of its own, which that would spoil."""
     from . import model_files
 
     local = model_files.folder_of(model_files.resolve(name)) is not None
-    with terminal.progress(f"loading {name}") if local else contextlib.nullcontext():
-        yield
+    return terminal.progress(f"loading {name}") if local else contextlib.nullcontext()
 
 
 def _bars(request: Request) -> bool:
@@ -189,7 +156,7 @@ def _bars(request: Request) -> bool:
 
 
 def choose_profile(request: Request, session: Session) -> profiles.Choice:
-    """What the profile of a request says for the model of a session; see `choice_for`."""
+    """The profile of a request for the model of a session; see `choice_for`."""
     return choice_for(request, session.loaded.device, session.loaded.part)
 
 
@@ -211,32 +178,3 @@ def settings_of(request: Request, choice: profiles.Choice, sampling: SamplingCon
         stop=tuple(request.stop or ()),
         ignore_eos=request.ignore_eos,
     )
-
-
-@contextlib.contextmanager
-def kept_drafts(session: Session, request: Request) -> Iterator[None]:
-    """Begin with the drafts of --pool-file, and leave there what was learned, also after Ctrl-C."""
-    if not request.pool_file:
-        yield
-        return
-    from . import pool_file
-
-    path = Path(request.pool_file).expanduser()
-    tokenizer = pool_file.fingerprint(session.loaded.tokenizer)
-    drafts = pool_file.load(path, tokenizer, session.decoder.facts.vocabulary)
-    session.drafts = drafts
-
-    def save() -> None:
-        # Ctrl-C can leave drafts half changed; the session starts new ones then, which know
-        # less than the file does.
-        if session.drafts is drafts and not drafts.broken:
-            pool_file.save_drafts(path, drafts, tokenizer)
-
-    try:
-        yield
-    except BaseException:
-        # The first error counts; a failure to save comes second.
-        with contextlib.suppress(LadeError):
-            save()
-        raise
-    save()

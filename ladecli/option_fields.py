@@ -1,4 +1,4 @@
-"""How an option is declared, named and checked: a field of a request, with an `Option` in it."""
+"""How an option is declared, named and checked: a field of a request, with a `Setting` in it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,17 @@ CONFIG_FILE = "config file"
 """The origin of what the config file says."""
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+PANELS = (
+    *("", "Prompt", "Measuring", "Planning"),
+    *("Length", "Decoding", "Sampling", "Model", "Output"),
+)
+"""Headings in the order of the help; arguments have none."""
+_SETTING = "setting"
+"""Key of a field's metadata."""
+
+
+@dataclass(frozen=True)
+class Setting:
     """How a field of a request is set.
 
     Attributes:
@@ -32,7 +41,10 @@ class Option:
         least, most: the smallest and the largest number allowed.
         argument: whether it is given by position.
         lasting: whether the config file can hold it, and not a single call alone.
-        variable: whether a `LADE_` variable can hold it, too.
+        has_variable: whether a `LADE_` variable can hold it, too.
+        key: the field's name, such as max_new_tokens.
+        annotation: the field's type with its optional None, as Typer reads it.
+        default: of the field; None for no value, MISSING where it has to be given.
     """
 
     panel: str
@@ -45,44 +57,10 @@ class Option:
     most: int | None = None
     argument: bool = False
     lasting: bool = True
-    variable: bool = True
-
-
-PANELS = (
-    *("", "Prompt", "Measuring", "Planning"),
-    *("Length", "Decoding", "Sampling", "Model", "Output"),
-)
-"""Headings in the order of the help; arguments have none."""
-
-
-def option(panel: str, help: str, flag: str = "", *, default: Any = None, **facts: Any) -> Any:
-    """A field of a request that users can set; see `Option`.
-
-    Args:
-        default: of the field; MISSING where a value has to be given.
-    """
-    return field(default=default, metadata={_OPTION: Option(panel, help, flag, **facts)})
-
-
-_OPTION = "option"
-"""Key of a field's metadata."""
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """An option of a command, together with what its field says.
-
-    Attributes:
-        key: the field's name, such as max_new_tokens.
-        annotation: the type with its optional None, as Typer reads it.
-        default: None for no value, MISSING where it has to be given.
-        option: how it is set.
-    """
-
-    key: str
-    annotation: Any
-    default: Any
-    option: Option
+    has_variable: bool = True
+    key: str = ""
+    annotation: Any = None
+    default: Any = None
 
     @property
     def name(self) -> str:
@@ -99,9 +77,9 @@ class Setting:
     @property
     def flags(self) -> tuple[str, ...]:
         """Its flags; the last one is the long one."""
-        flag, name = self.option.flag, self.key.replace("_", "-")
+        flag, name = self.flag, self.key.replace("_", "-")
         long = f"--{name}"
-        if self.option.pair:
+        if self.pair:
             return (f"{long}/--no-{name}",)
         if flag.startswith("--"):
             return (flag,)
@@ -110,7 +88,7 @@ class Setting:
     @property
     def variable(self) -> str | None:
         """The environment variable that sets it; None where there is none."""
-        named = self.option.lasting and self.option.variable
+        named = self.lasting and self.has_variable
         return PREFIX + self.name.replace("-", "_").upper() if named else None
 
     def check(self, value: Any) -> None:
@@ -119,12 +97,17 @@ class Setting:
         Raises:
             UsageError: the message says what it may be.
         """
-        choices, least, most = self.option.choices, self.option.least, self.option.most
-        if value is not None and choices and value not in choices:
-            raise UsageError(f"unknown {self.name} {value!r}; use one of {', '.join(choices)}")
+        least, most = self.least, self.most
+        if value is not None and self.choices and value not in self.choices:
+            raise UsageError(f"unknown {self.name} {value!r}; use one of {', '.join(self.choices)}")
         if value is not None and least is not None and not least <= value <= (most or value):
             allowed = f"at least {least}" if most is None else f"from {least} to {most}"
             raise UsageError(f"{self.name} must be {allowed}, not {value}")
+
+
+def option(panel: str, help: str, flag: str = "", *, default: Any = None, **facts: Any) -> Any:
+    """A field of a request that users can set; see `Setting`."""
+    return field(default=default, metadata={_SETTING: Setting(panel, help, flag, **facts)})
 
 
 def config_path() -> Path:
@@ -138,11 +121,16 @@ def settings_of(kind: type[Options]) -> dict[str, Setting]:
     """The options of a request that its command offers, by key, in the order of the help."""
     hints = get_type_hints(kind)
     found = [
-        Setting(each.name, hints[each.name], each.default, each.metadata[_OPTION])
+        replace(
+            each.metadata[_SETTING],
+            key=each.name,
+            annotation=hints[each.name],
+            default=each.default,
+        )
         for each in fields(kind)
-        if _OPTION in each.metadata and each.name not in kind.omits
+        if _SETTING in each.metadata and each.name not in kind.omits
     ]
-    found.sort(key=lambda one: PANELS.index("" if one.option.argument else one.option.panel))
+    found.sort(key=lambda one: PANELS.index("" if one.argument else one.panel))
     return {one.key: one for one in found}
 
 

@@ -79,7 +79,7 @@ class Request(Options):
         "Maximum number of new tokens; default: until the context is full.", "-n", least=1
     )
     stop: list[str] | None = _length(
-        "End before this text; can be repeated.", metavar="TEXT", variable=False
+        "End before this text; can be repeated.", metavar="TEXT", has_variable=False
     )
     ignore_eos: bool = _length("Ignore end-of-text tokens and keep generating.", default=False)
     max_context: int | None = _length(
@@ -198,7 +198,7 @@ class Request(Options):
     @property
     def read_files(self) -> list[str]:
         """Files of the user's that are read, and must not be overwritten."""
-        return []
+        return [name for name in getattr(self, "prompt_file", None) or [] if name != "-"]
 
     @property
     def tensor_parallel(self) -> int:
@@ -272,11 +272,6 @@ class GenerateRequest(Request):
     )
     json: bool = _output("Print one JSON object per answer, on one line.", default=False)
 
-    @property
-    def read_files(self) -> list[str]:
-        """See `Request`."""
-        return [name for name in self.prompt_file or [] if name != "-"]
-
     def uses_template(self, has_template: bool) -> bool:
         """Whether prompts are put through the chat template, which a model may not have.
 
@@ -334,7 +329,7 @@ class MeasureRequest(Request):
 
     @property
     def new_tokens(self) -> int:
-        """The most tokens of an answer."""
+        """Maximum number of new tokens."""
         return self.max_new_tokens or MEASURED_TOKENS
 
 
@@ -524,19 +519,7 @@ class CompareRequest(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConfigRequest(Options):
-    """The options of `lade config show`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PathRequest(Options):
-    """The options of `lade config path`: none."""
-
-    omits = frozenset({"color"})
-
-
-@dataclass(frozen=True, kw_only=True)
-class InitRequest(PathRequest):
+class InitRequest(Options):
     """The options of `lade config init`."""
 
     force: bool = _output(
@@ -544,22 +527,24 @@ class InitRequest(PathRequest):
     )
 
 
-COMMANDS: dict[tuple[str, ...], type[Options]] = {
-    ("chat",): ChatRequest,
-    ("generate",): GenerateRequest,
-    ("replay",): ReplayRequest,
-    ("bench",): BenchRequest,
-    ("bench", "compare"): CompareRequest,
-    ("verify",): VerifyRequest,
-    ("tune",): TuneRequest,
-    ("plan",): PlanRequest,
-    ("profiles",): ListRequest,
-    ("profiles", "show"): ProfileRequest,
-    ("models",): ModelsRequest,
-    ("doctor",): DoctorRequest,
-    ("config", "show"): ConfigRequest,
+COMMANDS: dict[str, type[Options]] = {
+    "chat": ChatRequest,
+    "generate": GenerateRequest,
+    "replay": ReplayRequest,
+    "bench": BenchRequest,
+    "bench compare": CompareRequest,
+    "verify": VerifyRequest,
+    "tune": TuneRequest,
+    "plan": PlanRequest,
+    "profiles": ListRequest,
+    "profiles show": ProfileRequest,
+    "models": ModelsRequest,
+    "doctor": DoctorRequest,
+    "config init": InitRequest,
+    "config show": Options,
+    "config path": Options,
 }
-"""The request of every command, by its words."""
+"""The request of every command."""
 
 
 def _listed(text: str) -> tuple[str, ...]:

@@ -6,15 +6,20 @@ an answer and never its text.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import files
-from .decoder.drafting.memory import DraftMemory
 from .decoder.errors import DraftStateError
-from .errors import UsageError
+from .errors import LadeError, UsageError
+
+if TYPE_CHECKING:
+    from .decoder.drafting.memory import DraftMemory
+    from .session import Session
 
 FORMAT = "lade-pool/2"
 OPTION = "--pool-file"
@@ -27,13 +32,49 @@ def fingerprint(tokenizer: Any) -> str:
 
 
 def check(path: Path) -> None:
-    """Refuse what can be refused before a model is loaded.
+    """Refuse a file that is not a pool, or cannot be written, before a model is loaded.
 
     Raises:
-        UsageError: the file is not a pool, or cannot be written.
+        UsageError: the message names the file and the fix.
     """
     _read(path)
     files.check(path, OPTION)
+
+
+@contextlib.contextmanager
+def kept_drafts(session: Session, name: str | None) -> Iterator[None]:
+    """Begin with the drafts of a file, and leave there what was learned, also after Ctrl-C.
+
+    Args:
+        session: whose drafts they become.
+        name: the file; None for none.
+
+    Raises:
+        UsageError: the file is damaged, not a pool, or of another tokenizer.
+        LadeError: it cannot be written; what was there before is still there.
+    """
+    if not name:
+        yield
+        return
+    path = Path(name).expanduser()
+    tokenizer = fingerprint(session.loaded.tokenizer)
+    drafts = load(path, tokenizer, session.decoder.facts.vocabulary)
+    session.drafts = drafts
+
+    def save() -> None:
+        # Ctrl-C can leave drafts half changed; the session starts new ones then, which know
+        # less than the file does.
+        if session.drafts is drafts and not drafts.broken:
+            save_drafts(path, drafts, tokenizer)
+
+    try:
+        yield
+    except BaseException:
+        # The first error counts; a failure to save comes second.
+        with contextlib.suppress(LadeError):
+            save()
+        raise
+    save()
 
 
 def load(path: Path, tokenizer: str, vocabulary: int) -> DraftMemory:
@@ -47,6 +88,8 @@ def load(path: Path, tokenizer: str, vocabulary: int) -> DraftMemory:
     Raises:
         UsageError: the file is damaged, not a pool, or of another tokenizer.
     """
+    from .decoder.drafting.memory import DraftMemory
+
     pool = _read(path)
     if pool is None:
         return DraftMemory()

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import ladecli
-from ladecli import memory
 from ladecli.api import Model
 from ladecli.device import detect
 from ladecli.profiles import user
@@ -97,26 +96,11 @@ def test_notices_are_warnings_and_stay_with_the_model(demo: Model) -> None:
     assert caught[0].filename == __file__, "they point at the call"
 
 
-def test_memory_is_looked_at_before_loading(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    shape, width = demo.session.loaded.spec, demo.lookahead.step_limit
-    longest = demo.session.decoder.max_context
-
-    def leave(room: float) -> None:
-        monkeypatch.setattr("ladecli.device.free_memory", lambda device: int(room))
-
-    leave(shape.weight_bytes / 2)
+def test_a_model_that_does_not_fit_is_refused(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = int(demo.session.loaded.spec.weight_bytes / 2)
+    monkeypatch.setattr("ladecli.device.free_memory", lambda _: room)
     with pytest.raises(ladecli.LoadError, match=r"^demo needs "):
         ladecli.load("demo")
-    least, most = (
-        memory.estimate(shape, context=context, width=width).total
-        for context in (memory.LEAST_CONTEXT, longest)
-    )
-    leave((least + most) / 2 / (1.0 - memory.SPARE))
-    with pytest.warns(UserWarning, match="tokens of context need .*: texts end at"):
-        model = ladecli.load("demo")
-    assert memory.LEAST_CONTEXT <= model.session.decoder.max_context < longest
-    with pytest.raises(ladecli.UsageError, match=r"--max-context \d+ fits"):
-        ladecli.load("demo", max_context=longest)
 
 
 def test_the_demo_is_small_and_complete() -> None:

@@ -30,7 +30,6 @@ LIGHT = (
         "options",
         "opening",
         "decode_setup",
-        "prompts",
         "profiles",
         "profiles.show",
         "chat",
@@ -39,7 +38,7 @@ LIGHT = (
     *("trace.format", "trace.inspector", "view.status", "view.terminal", "files"),
     *("tune", "memory", "suites", "planner"),
     *("model_files", "model_list", "doctor", "placement", "device"),
-    *("parallel.start", "parallel.follow", "parallel.place"),
+    *("parallel", "place"),
     *("bench.command", "bench.report", "bench.compare"),
     "bench.verify",
 )

@@ -651,7 +651,8 @@ def test_commands_stand_in_the_order_in_which_people_meet_them(lade: Any) -> Non
     shown = re.findall(r"^│ ([a-z]+(?: [a-z]+)?)  ", lade("--help").out, re.M)
     assert shown == [
         *("chat", "generate", "replay", "bench", "bench compare", "verify", "tune", "plan"),
-        *("profiles", "models", "doctor", "config"),
+        *("profiles", "profiles show", "models", "doctor"),
+        *("config init", "config show", "config path"),
     ]
 
 

@@ -38,10 +38,10 @@ KINDS = {
     "doctor": DoctorRequest,
 }
 SETTINGS = [
-    (words[0], setting)
+    (command, setting)
     for setting, commands in lasting().values()
-    for words in commands
-    if words[0] in KINDS
+    for command in commands
+    if command in KINDS
 ]
 
 
@@ -297,7 +297,7 @@ def test_init_writes_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     for setting, _ in lasting().values():
         assert f"\n#{setting.name} = " in text
         assert setting.variable is None or setting.variable in text
-        assert setting.option.help.split()[0] in text
+        assert setting.help.split()[0] in text
     for panel in ("Model", "Decoding", "Sampling", "Length", "Output"):
         assert text.count(f"# --- {panel} ---") == 1
     assert read() == {"": {}}
@@ -354,6 +354,8 @@ def test_show_tells_values_and_origins(
     monkeypatch.setenv("LADE_QUIET", "1")
     assert entry(["config", "show"]) == 0
     captured = capsys.readouterr()
+    assert entry(["config"]) == 0
+    assert capsys.readouterr().out == captured.out, "config alone is config show"
     rows = {line.split()[0]: line.split(maxsplit=1)[1] for line in captured.out.splitlines()}
     assert {row for row in rows if "." not in row} == {
         setting.name for setting, _ in lasting().values()

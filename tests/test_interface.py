@@ -111,10 +111,3 @@ def test_results_name_their_schema(lade: Lade, arguments: tuple[str, ...], tmp_p
         result.write_text(done.out)
         done = lade("bench", "compare", str(result), str(result), "--json")
         assert (done.code, json.loads(done.out)["schema"]) == (0, "lade-compare/1")
-
-
-def test_exit_codes(lade: Lade) -> None:
-    assert lade("generate", "-p", "def ", "-n", "1").code == 0
-    assert lade("generate", "no/such/model/folder", "-p", "x").code == 1
-    assert lade("generate", "-p", "x", "-n", "0").code == 2
-    assert lade("generate", "-p", "x", "--nonsense").code == 2

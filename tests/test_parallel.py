@@ -17,7 +17,7 @@ from ladecli.cli import entry
 from ladecli.device import Device
 from ladecli.errors import UsageError
 from ladecli.options import Request
-from ladecli.parallel.place import Place, is_follower, place_of, placed
+from ladecli.place import Place, is_follower, place_of, placed
 
 pytestmark = pytest.mark.slow
 

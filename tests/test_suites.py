@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ladecli import prompts, suites
+from ladecli import generate as prompts
+from ladecli import suites
 from ladecli.errors import UsageError
 from ladecli.suites import Row
 

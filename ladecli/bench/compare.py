@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ..errors import UsageError
 from ..memory import told
 from ..metrics import ratio
+from ..options import CompareRequest
 from ..view.screen import NONE, Column, Table, line, print_table
 from ..view.terminal import Terminal
 from ..visualize import printable
@@ -50,19 +51,20 @@ Pairs: TypeAlias = Sequence[tuple[Run, Run]]
 """Answers of A and of B with the same method, row, turn and repeat."""
 
 
-def run(a: str, b: str, color: str, json: bool, fail_on_slower: bool = False) -> int:
-    """Compare the results in two files; print tables, or with `json` an object.
+def run(request: CompareRequest) -> int:
+    """Compare the results in two files; print tables, or with --json an object.
 
     Returns:
-        The exit code: 0, or 1 with `fail_on_slower` where a method became slower or is missing.
+        The exit code: 0, or 1 with --fail-on-slower where a method became slower or is missing.
 
     Raises:
         UsageError: a file is no result, or nothing is in both; or `fail_on_slower` cannot be
             decided, since A and B did other work (the comparison is printed before).
     """
+    a, b = request.a, request.b
     ours, theirs = read(Path(a)), read(Path(b))
     found = compare(ours, theirs)
-    if json:
+    if request.json:
         files = {
             "a": {"file": a, "created": ours.created},
             "b": {"file": b, "created": theirs.created},
@@ -70,18 +72,18 @@ def run(a: str, b: str, color: str, json: bool, fail_on_slower: bool = False) ->
         # ASCII only: names in the files must not reach a terminal as control sequences.
         print(jsons.dumps({"schema": SCHEMA, **files, **found}, allow_nan=False))
     else:
-        console = Terminal(color).console(sys.stdout)
+        console = Terminal(request.color).console(sys.stdout)
         for label, file, result in (("A", a, ours), ("B", b, theirs)):
             measured = f"{result.model.name} on {result.machine.device}"
             line(console, printable(f"{label}: {file}, {measured}, {result.created}"))
         _show(found, console)
-    if fail_on_slower and found["other_work"]:
+    if request.fail_on_slower and found["other_work"]:
         what = ", ".join(found["other_work"])
         raise UsageError(
             f"--fail-on-slower cannot tell: A and B did other work ({what}); measure both alike"
         )
     slower = any(each["verdict"] == SLOWER for each in found["contenders"])
-    return int(fail_on_slower and (slower or bool(found["missing"])))
+    return int(request.fail_on_slower and (slower or bool(found["missing"])))
 
 
 def compare(a: Result, b: Result) -> dict[str, Any]:

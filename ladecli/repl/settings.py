@@ -90,7 +90,7 @@ def values_of(name: str) -> Iterable[str]:
         return profiles.names() if name == "profile" else SOURCES
     if setting is None:
         return ()
-    return ("on", "off") if setting.kind is bool else setting.option.choices
+    return ("on", "off") if setting.kind is bool else setting.choices
 
 
 def suggestion(word: str, names: Iterable[str], mark: str = "") -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from ..errors import INTERRUPTED, UsageError
 from ..events import PromptRead, TextEvent, TextStep
 from ..metrics import Tally
+from ..options import ReplayRequest
 from ..view.live import LiveView
 from ..view.markdown import MarkdownRenderer
 from ..view.status import ViewState
@@ -22,14 +23,8 @@ _NAP = 1 / 16
 """Seconds between two looks at whether Ctrl-C was pressed."""
 
 
-def run(path: str, *, speed: float = 1.0, step: bool = False, color: str = "auto") -> int:
+def run(request: ReplayRequest) -> int:
     """Play the trace in a file.
-
-    Args:
-        path: the file.
-        speed: 2 is twice as fast as it was recorded, infinity does not wait.
-        step: whether to show the steps one by one instead.
-        color: auto, always or never.
 
     Returns:
         The exit code: 0, or 130 after Ctrl-C.
@@ -37,13 +32,14 @@ def run(path: str, *, speed: float = 1.0, step: bool = False, color: str = "auto
     Raises:
         UsageError: the file is not a trace, or an option is out of range.
     """
+    path, speed = request.trace, request.speed
     if not speed > 0:  # so that NaN is refused, too
         raise UsageError(f"speed must be above 0, not {speed:g}")
     trace = read_trace(Path(path).expanduser())
-    terminal = Terminal(color)
+    terminal = Terminal(request.color)
     if trace.cut:
         terminal.say(f"the trace {path} has no end: the program was stopped while it recorded")
-    return _inspect(trace, terminal) if step else _play(trace, terminal, speed)
+    return _inspect(trace, terminal) if request.step else _play(trace, terminal, speed)
 
 
 def _play(trace: Trace, terminal: Terminal, speed: float) -> int:

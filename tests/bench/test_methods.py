@@ -102,7 +102,7 @@ def test_long_texts_are_measured_with_few_methods() -> None:
 
 
 def test_the_help_names_all_values() -> None:
-    helps = {key: setting.option.help for key, setting in settings_of(BenchRequest).items()}
+    helps = {key: setting.help for key, setting in settings_of(BenchRequest).items()}
     assert ", ".join(STRATEGIES) in helps["strategies"]
     (unusual,) = {*STRATEGIES} - {*USUAL}
     assert f"default: all but {unusual}, which compiles" in helps["strategies"]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-import psutil
+from .errors import UsageError
+from .option_fields import CONFIG_FILE, PREFIX
 
-from ..errors import UsageError
-from ..option_fields import CONFIG_FILE, PREFIX
-from ..options import Request
+if TYPE_CHECKING:
+    from .options import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ def placed(request: Request, place: Place) -> Request:
     Raises:
         UsageError: there are not enough GPUs.
     """
-    from .. import device
+    from . import device
 
     request = replace(request, parallel=place.size)
     if device.detect(request.device).kind != "cuda":
@@ -97,10 +98,3 @@ def placed(request: Request, place: Place) -> Request:
             asked = f"{place.local_size} ranks on one machine need {place.local_size} GPUs"
         raise UsageError(f"{asked} and {gpus} {'is' if gpus == 1 else 'are'} visible; use fewer")
     return replace(request, device=f"cuda:{place.local_rank}")
-
-
-def cores() -> int:
-    """Cores of the processor that this process may use."""
-    physical = psutil.cpu_count(logical=False) or os.cpu_count() or 1
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else physical
-    return min(physical, allowed)

@@ -1,0 +1,424 @@
+"""Ranks as processes: how they start, agree, follow and end.  Nothing here imports torch.
+
+Rank 0 is the *leader*, which alone reads, prints and writes files; the others are *followers*.
+Those of `--parallel K` are processes of their own.  torch's launchers do not fit a program whose
+rank 0 is there already and has the terminal: they give every rank a session of its own, log to its
+stderr, and start only when torch is imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import multiprocessing
+import os
+import platform
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from .decoder.errors import DecoderError, NoMemoryError, RankError
+from .errors import LadeError, UsageError, told
+from .options import Request
+from .place import Place, launched, place_of, placed
+
+if TYPE_CHECKING:
+    from .decoder.drafting.memory import DraftMemory
+    from .decoder.parallel.groups import LookaheadParallel, TensorParallel
+    from .decoder.parallel.transport import DistributedTransport
+    from .session import Session, Settings
+
+Opener = Callable[[Request], Callable[["DistributedTransport"], "Session"]]
+"""Plans how to load a request's model; what it returns loads it, for one rank of several."""
+_TRIAL_RANKS = 8
+"""Ranks that may share fewer cores, to try out what a machine with GPUs does."""
+_LOOPBACK = {"linux": "lo", "darwin": "lo0"}
+_LINGER = 2.0
+"""Seconds until a rank that failed ends, and torchrun all others: the leader reports first."""
+_MAY_DIFFER = {
+    *("system", "pool_file", "color", "stats", "trace", "svg", "html", "quiet", "offline"),
+    *("origins", "parallel", "device"),
+}
+"""Options that only the leader acts on, and those that are made each rank's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """An answer that all ranks decode.
+
+    Attributes:
+        prompt: token ids.
+        settings: how to decode it.
+        drafts: the leader's draft memory; None where the follower has learned the same.
+    """
+
+    prompt: tuple[int, ...]
+    settings: Settings
+    drafts: DraftMemory | None
+
+
+# The leader.
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Rank 0, with other ranks on their way; or a process that is alone.
+
+    Attributes:
+        request: on this rank's device.
+        ranks: to be connected; None where this process is alone.
+        notice: what the user should know before the ranks start, or None.
+    """
+
+    request: Request
+    ranks: DistributedTransport | None = None
+    notice: str | None = None
+
+
+@contextlib.contextmanager
+def started(request: Request, open_session: Opener) -> Iterator[Leader]:
+    """Lead as many ranks as the request asks for, or as torchrun started.
+
+    They start while the caller prepares, and `connect` waits for them.  However the block ends,
+    the followers end with it.
+
+    Args:
+        request: of the user, checked.
+        open_session: how followers open theirs; a function of a module, which they import.
+
+    Raises:
+        UsageError: this machine has no room for that many ranks.
+        RankError: a rank failed.
+    """
+    place = place_of(request)
+    if place.size == 1:
+        yield Leader(request)
+        return
+    with contextlib.ExitStack() as stack:
+        meeting, failure = "env://", None
+        notice = _check_number(request, place)
+        if not place.launched:
+            os.environ |= _variables(place)
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="lade-"))
+            meeting = (Path(folder) / "ranks").as_uri()
+            followers = _processes(place, (request, open_session, meeting, folder))
+            failure = stack.enter_context(followers)
+        from .decoder.parallel.transport import DistributedTransport
+
+        ranks = DistributedTransport(place.rank, place.size, meeting, failure)
+        stack.callback(ranks.close)
+        yield Leader(placed(request, place), ranks, notice)
+
+
+class Followers:
+    """The followers of a leader that has joined them.
+
+    Args:
+        ranks: how to reach them.
+        group: the same ranks, as they decode.
+        split: whether each holds a part of the model, so that every answer needs all of them.
+    """
+
+    def __init__(
+        self,
+        ranks: DistributedTransport,
+        group: LookaheadParallel | TensorParallel,
+        *,
+        split: bool = False,
+    ) -> None:
+        self._ranks = ranks
+        self._group = group
+        self._split = split
+        self._known: DraftMemory | None = None
+        if launched():
+            # torchrun ends all ranks by SIGTERM when one has failed; the leader keeps the text.
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def _on_sigterm(self, _number: int, _frame: FrameType | None) -> None:
+        if self._ranks.lost is None:
+            raise self._ranks.lose("another rank ended; torchrun's summary names it")
+
+    def takes_part(self, settings: Settings) -> bool:
+        """Whether an answer is decoded by all ranks, or by the leader alone."""
+        return self._split or settings.strategy == "lookahead"
+
+    @contextlib.contextmanager
+    def answering(
+        self, prompt: Sequence[int], settings: Settings, drafts: DraftMemory
+    ) -> Iterator[None]:
+        """Let the followers decode an answer while the leader does.
+
+        Raises:
+            RankError: a rank is gone.
+        """
+        unknown = None if drafts is self._known else drafts
+        self._known = None
+        begun = self._group.begun
+        try:
+            self._ranks.broadcast(Task(tuple(prompt), settings, unknown))
+            yield
+        except GeneratorExit:
+            self._known = drafts
+            raise
+        except RankError as error:
+            raise self._ranks.lose(str(error)) from error
+        except BaseException as error:
+            if self._group.begun == begun:  # followers wait for an answer that does not begin
+                lost = "an answer was interrupted before it began; start the ranks again"
+                raise self._ranks.lose(lost) from error
+            # A sum that ranks of a split model compute together breaks off where one has ended.
+            if isinstance(error, RuntimeError) and (rank_error := self._ranks.explain()):
+                raise rank_error from error
+            raise
+        self._known = drafts
+
+
+@contextlib.contextmanager
+def _processes(
+    place: Place, task: tuple[Request, Opener, str, str]
+) -> Iterator[Callable[[], str | None]]:
+    """The processes of ranks 1 to K - 1, which end with the block, or when the leader is killed.
+
+    Args:
+        place: of the leader.
+        task: what each of them is given, see `_run_child`.
+
+    Yields:
+        A function that describes how the first one ended; None while all run.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    last_words, theirs = spawn.Pipe(duplex=False)
+    followers: list[SpawnProcess] = []
+
+    def failure() -> str | None:
+        codes = [process.exitcode for process in followers]
+        for rank, code in enumerate(codes, start=1):
+            if code is not None and code < 0:
+                name = signal.Signals(-code).name
+                why = "; the system does so when memory runs out" if name == "SIGKILL" else ""
+                return f"rank {rank} was killed ({name}{why})"
+        if last_words.poll():
+            return "rank {} failed: {}".format(*last_words.recv())
+        ended = (rank for rank, code in enumerate(codes, start=1) if code is not None)
+        return next((f"rank {rank} ended" for rank in ended), None)
+
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # followers inherit that
+    try:
+        for rank in range(1, place.size):
+            arguments = replace(place, rank=rank, local_rank=rank), *task, theirs
+            process = spawn.Process(target=_run_child, args=arguments, daemon=True)
+            process.start()
+            followers.append(process)
+        signal.signal(signal.SIGINT, before)
+        yield failure
+    finally:
+        for process in followers:  # they have nothing to save
+            process.kill()
+            process.join()
+
+
+def _check_number(request: Request, place: Place) -> str | None:
+    """Refuse more ranks than are useful here; a notice where ranks share a device."""
+    from . import device
+
+    kind = device.detect(request.device).kind
+    if kind == "cuda":
+        return None
+    most, cores = max(_TRIAL_RANKS, _cores()), _cores()
+    if not place.launched and place.size > most:
+        raise UsageError(
+            f"--parallel {place.size} asks for {place.size} processes, and this machine has"
+            f" {cores} core{'s' if cores > 1 else ''} and not as many GPUs; use at most {most}"
+        )
+    shared = "the processor" if kind == "cpu" else "one GPU"
+    line = f"{place.local_size} ranks share {shared}: good for trying it out, not for speed"
+    return line if place.local_size > 1 else None
+
+
+def _cores() -> int:
+    """Cores of the processor that this process may use."""
+    import psutil
+
+    physical = psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else physical
+    return min(physical, allowed)
+
+
+def _variables(place: Place) -> dict[str, str]:
+    """What torchrun would set for rank 0, and followers inherit."""
+    size = str(place.size)
+    found = {"RANK": "0", "WORLD_SIZE": size, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": size}
+    threads = str(max(_cores() // place.size, 1))
+    found["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", threads)
+    # Otherwise gloo asks for the machine's name, which may lead elsewhere.
+    if loopback := os.environ.get("GLOO_SOCKET_IFNAME") or _LOOPBACK.get(sys.platform):
+        found["GLOO_SOCKET_IFNAME"] = loopback
+    return found
+
+
+# A follower.
+
+
+def follow(request: Request, open_session: Opener) -> int:
+    """Be a follower that the user's own torchrun started, and return the exit code.
+
+    Args:
+        request: of the user, checked.
+        open_session: opens the session.
+    """
+    place = place_of(request)
+    try:
+        _follow(place, request, open_session, "env://")
+    except BaseException as error:
+        if not isinstance(error, RankError):  # those are the leader's to report
+            print(f"lade: rank {place.rank} failed: {told(error)}", file=sys.stderr)
+        time.sleep(_LINGER)
+        return LadeError.exit_code
+    return 0
+
+
+def _run_child(
+    place: Place,
+    request: Request,
+    open_session: Opener,
+    meeting: str,
+    folder: str,
+    last_words: Connection,
+) -> None:
+    """Be a follower that the leader started, and end the process.
+
+    Args:
+        place: of this process.
+        request: of the user.
+        open_session: opens the session.
+        meeting: URL where the ranks find each other.
+        folder: the leader's; deleted should the leader be killed.
+        last_words: takes this rank's number and why it failed.
+    """
+    silence = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, 1)
+    os.dup2(silence, 2)
+
+    def end_with_leader() -> None:
+        leader = multiprocessing.parent_process()
+        assert leader is not None
+        leader.join()
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(1)
+
+    threading.Thread(target=end_with_leader, daemon=True).start()
+    os.environ |= {"RANK": str(place.rank), "LOCAL_RANK": str(place.local_rank)}
+    try:
+        _follow(place, request, open_session, meeting)
+    except BaseException as error:
+        if not isinstance(error, RankError):
+            last_words.send((place.rank, told(error)))
+    os._exit(1)  # the leader ends this process, unless it failed
+
+
+def _follow(place: Place, request: Request, open_session: Opener, meeting: str) -> None:
+    """Decode what the leader decodes until it ends."""
+    # The terminal and torchrun send Ctrl-C to all ranks, and the leader decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    from .decoder.parallel.transport import DistributedTransport
+
+    ranks = DistributedTransport(place.rank, place.size, meeting)
+    request = placed(request, place)
+    load = open_session(request)
+    connect(ranks, request)
+    session = load(ranks)
+    while True:
+        try:
+            task: Task = ranks.broadcast()
+        except RankError:  # the leader has ended, and its exit code tells how
+            return
+        if task.drafts is not None:
+            session.drafts = task.drafts
+        try:
+            for _event in session.stream(task.prompt, task.settings):
+                pass
+        except (RankError, NoMemoryError):
+            raise
+        except (DecoderError, LadeError):
+            pass  # the leader fails alike, or has been told
+
+
+# All ranks.
+
+
+def connect(ranks: DistributedTransport, request: Request) -> None:
+    """Connect with the other ranks, and compare versions, options and devices with theirs.
+
+    Args:
+        ranks: not connected before.
+        request: on this rank's device.
+
+    Raises:
+        RankError: a rank failed, or differs.
+    """
+    from . import device
+
+    here = device.detect(request.device)
+    ranks.connect(here.torch_name, split=request.parallel_mode == "tensor")
+    packages = {"lade": "ladecli", "torch": "torch", "transformers": "transformers"}
+    mine = {name: importlib.metadata.version(package) for name, package in packages.items()}
+    mine |= {"Python": platform.python_version(), "device": here.kind}
+    for name in sorted({each.name for each in fields(Request)} - _MAY_DIFFER):
+        mine[name.replace("_", "-")] = getattr(request, name)
+    _compare(ranks, mine)
+
+
+def join(session: Session, ranks: DistributedTransport, *, split: bool) -> None:
+    """Let a session decode with other ranks, which have loaded the same; each of them calls this.
+
+    Args:
+        session: with the model.
+        ranks: connected.
+        split: whether each rank holds another part of the weights.
+
+    Raises:
+        RankError: they have not loaded the same.
+    """
+    from . import pool_file
+    from .decoder.parallel.groups import LookaheadParallel, TensorParallel
+    from .decoder.parallel.transport import weights_digest
+
+    loaded = session.loaded
+    config = loaded.model.config.to_dict()
+    for name in ("_name_or_path", "transformers_version"):  # the same model in another folder
+        config.pop(name, None)
+    text = json.dumps(config, sort_keys=True, default=str)
+    mine = {
+        "dtype": str(loaded.model.dtype),
+        "a model configuration": hashlib.sha256(text.encode()).hexdigest()[:8],
+        "a tokenizer": pool_file.fingerprint(loaded.tokenizer)[:8],
+        "weights": "" if split else weights_digest(loaded.model)[:8],
+        "max-context": session.decoder.max_context,
+    }
+    session.group = group = TensorParallel(ranks) if split else LookaheadParallel(ranks)
+    session.followers = Followers(ranks, group, split=split) if ranks.rank == 0 else None
+    _compare(ranks, mine)
+
+
+def _compare(ranks: DistributedTransport, mine: Mapping[str, object]) -> None:
+    """Gather every rank's fingerprint; a `RankError` names the first difference."""
+    found = ranks.gather(dict(mine))
+    for rank, other in enumerate(found):
+        for name, value in found[0].items():
+            if other.get(name) != value:
+                raise ranks.lose(
+                    f"rank {rank} has {name} {other.get(name)} and rank 0 has {value}; all ranks"
+                    " need the same"
+                )
