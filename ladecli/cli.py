@@ -110,6 +110,8 @@ class _Commands(TyperGroup):
             name, rest = two, args[2:]
         if name not in _COMMANDS:
             return super().resolve_command(ctx, args)
+        if rest[1:] and rest[0].startswith("-") and f"{name} {rest[1]}" in _COMMANDS:
+            raise UsageError(f"{rest[0]} stands before {rest[1]}, and belongs after it")
         from . import config
 
         try:
