@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from . import files, toml
+from . import files
 from .errors import LadeError, UsageError
+from .files import toml
 from .option_fields import PANELS, PREFIX, Options, Setting, config_path, settings_of
 from .options import COMMANDS, InitRequest
 from .view.terminal import Terminal

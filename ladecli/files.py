@@ -1,4 +1,6 @@
-"""Files that the user names: read whole, checked before the work starts, written whole."""
+"""Files that the user names: read whole, checked before the work starts, written whole; and the
+TOML reader that this Python has.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,18 @@ import contextlib
 import errno
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import BinaryIO
 
 from .errors import LadeError, UsageError
+
+if sys.version_info >= (3, 11):
+    import tomllib as toml
+else:
+    import tomli as toml
+
+__all__ = ["LIMIT", "check", "is_device", "read", "read_stream", "toml", "write"]
 
 LIMIT = 100_000_000
 """Bytes of the largest file that is read; a device without an end is refused after them."""

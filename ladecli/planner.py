@@ -17,10 +17,11 @@ from importlib import resources
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
 
-from . import memory, profiles, toml
+from . import memory, profiles
 from .decoder.config import MESSAGE_BYTES
 from .device import Rates
 from .errors import UsageError
+from .files import toml
 from .memory import FULL, ModelSpec
 from .options import PlanRequest
 from .profiles import user

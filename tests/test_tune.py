@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from ladecli import toml
 from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.events import Event, Finished, Step, StepTimes, Token
 from ladecli.decoder.step_cost import StepCost
 from ladecli.decoder.strategies import Strategy
 from ladecli.decoder.strategies.lookahead import Lookahead
 from ladecli.device import detect
+from ladecli.files import toml
 from ladecli.profiles import Tuned, user
 from ladecli.tune import Report, as_object, profile_of
 from ladecli.tune.measure import (

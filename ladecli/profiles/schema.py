@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from .. import toml
 from ..decoder.config import SOURCES, LookaheadConfig
 from ..decoder.step_cost import StepCost
 from ..device import Rates
 from ..errors import UsageError
+from ..files import toml
 from ..memory import ModelSpec
 
 VALUES = tuple(field.name for field in fields(LookaheadConfig))
