@@ -110,6 +110,10 @@ def option(panel: str, help: str, flag: str = "", *, default: Any = None, **fact
     return field(default=default, metadata={_SETTING: Setting(panel, help, flag, **facts)})
 
 
+_FOUND: dict[type[Options], dict[str, Setting]] = {}
+"""What `settings_of` found: evaluating annotations takes milliseconds."""
+
+
 def config_path() -> Path:
     """Where the config file is, or would be."""
     from platformdirs import user_config_path
@@ -119,6 +123,8 @@ def config_path() -> Path:
 
 def settings_of(kind: type[Options]) -> dict[str, Setting]:
     """The options of a request that its command offers, by key, in the order of the help."""
+    if kind in _FOUND:
+        return _FOUND[kind]
     hints = get_type_hints(kind)
     found = [
         replace(
@@ -131,7 +137,8 @@ def settings_of(kind: type[Options]) -> dict[str, Setting]:
         if _SETTING in each.metadata and each.name not in kind.omits
     ]
     found.sort(key=lambda one: PANELS.index("" if one.argument else one.panel))
-    return {one.key: one for one in found}
+    _FOUND[kind] = {one.key: one for one in found}
+    return _FOUND[kind]
 
 
 def default_of(kind: type[Options], key: str) -> Any:

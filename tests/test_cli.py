@@ -147,6 +147,7 @@ def test_a_folder_called_demo_is_not_the_demo(
     assert "demo holds no config.json" in lade("generate", "./demo", "-p", "def ").err
 
 
+@pytest.mark.slow
 def test_streams_that_cannot_show_everything(model_folder: str) -> None:
     options = ("generate", model_folder, "-p", "the", "-n", "60", "--ignore-eos", "-t", "2")
     plain = forked.lade(*options, "--seed", "1", PYTHONIOENCODING="ascii")
@@ -563,6 +564,7 @@ def test_what_the_hub_does_not_give(
         assert message in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [("--json",), ("--no-stats",)])
 def test_a_closed_pipe_ends_quietly(model_folder: str, options: tuple[str, ...]) -> None:
     arguments = ["generate", model_folder, "-p", "the", "-n", "200", "--ignore-eos", *options]
@@ -611,6 +613,7 @@ def test_ctrl_c_keeps_the_text_and_exits_with_130(tmp_path: Path, model_folder: 
     assert "Traceback" not in (child.before or "")
 
 
+@pytest.mark.slow
 def test_what_needs_no_model_does_not_import_torch() -> None:
     commands = (
         *("generate", "chat", "replay", "bench", "verify", "tune", "plan"),

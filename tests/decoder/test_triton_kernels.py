@@ -227,6 +227,7 @@ compiled(rows.gate_kernel, {"*bf16": "both out"}, "", sizes, capability=80)
 """
 
 
+@pytest.mark.slow
 def test_all_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
     """Without a GPU at hand this much can be known: the compiler takes them, registers suffice,
     two programs of attention fit on a multiprocessor of an H100, and its matrix unit is used."""
