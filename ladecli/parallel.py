@@ -148,7 +148,7 @@ class Followers:
 
     def _on_sigterm(self, _number: int, _frame: FrameType | None) -> None:
         if self._ranks.lost is None:
-            raise self._ranks.lose("another rank ended; torchrun's summary names it")
+            raise self._ranks.lose(f"{self._ranks.other} ended; torchrun's summary tells how")
 
     def takes_part(self, settings: Settings) -> bool:
         """Whether an answer is decoded by all ranks, or by the leader alone."""

@@ -26,7 +26,7 @@ from ladecli.errors import UsageError
 from ladecli.options import LoadOptions
 
 from .decoding import three_texts
-from .families import model_of
+from .families import new_model
 from .hub_files import use_devices
 from .tokenizers_here import byte_level
 
@@ -123,7 +123,7 @@ def test_weights_on_the_disk_give_the_same_text(
     folder, written = tmp_path / "model", tmp_path / "written"
     written.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(written))
-    model_of(family).save_pretrained(folder)
+    new_model(family).save_pretrained(folder)
     byte_level().save_pretrained(folder)
     parts = ("model.embed_tokens", "model.layers.0", "model.layers.1", "model.norm")
     parts = (*parts, "model.rotary_emb", "lm_head")

@@ -126,6 +126,11 @@ class DistributedTransport:
         sizes = [int.from_bytes(each[:8], "little") for each in raw]
         return [(size, each[8 : 8 + size]) for size, each in zip(sizes, raw, strict=True)]
 
+    @property
+    def other(self) -> str:
+        """A rank that is not this one, where nothing else is known of it."""
+        return f"rank {1 - self.rank}" if self.size == 2 else "another rank"
+
     def lose(self, reason: str) -> RankError:
         """Note that the ranks cannot go on, and why: the first reason counts."""
         self.lost = self.lost or RankError(reason)
@@ -157,8 +162,7 @@ class DistributedTransport:
         try:
             return future.result()
         except RuntimeError as error:
-            other = f"rank {1 - self.rank}" if self.size == 2 else "another rank"
-            raise self.explain() or self.lose(f"{other} ended") from error
+            raise self.explain() or self.lose(f"{self.other} ended") from error
 
 
 def weights_digest(model: nn.Module) -> str:
