@@ -59,11 +59,11 @@ _COMMANDS = {
         "By a cost model: nothing is measured or loaded, and the GPUs need not be here.",
     ),
     "profiles": (
-        "profiles.show.run_list",
+        "profile_list.run_list",
         "List the hardware profiles, and mark the one that this machine uses.",
     ),
     "profiles show": (
-        "profiles.show.run_show",
+        "profile_list.run_show",
         "Show a profile: how it is recognised, and every value with its origin.",
     ),
     "models": (

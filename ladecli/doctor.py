@@ -12,7 +12,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import import_module, metadata
@@ -41,11 +40,15 @@ SCHEMA = 1
 """Version of what --json prints."""
 OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
 """Levels: as it should be; worth knowing; worse than it could be; something cannot work."""
-_MARKS = {OK: ("✓", "+"), NOTE: ("·", "-"), WARNING: ("!", "!"), PROBLEM: ("✗", "x")}
-_STYLES = {OK: "green", NOTE: "dim", WARNING: "yellow", PROBLEM: "bold red"}
+_LOOKS = {
+    OK: ("+", "green"),
+    NOTE: ("-", "dim"),
+    WARNING: ("!", "yellow"),
+    PROBLEM: ("x", "bold red"),
+}
+"""The mark and the style of each level."""
 _SCARCE = 0.05
 """A smaller share of free memory is worth a warning."""
-_HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _SETTLED = ("strategy", "window", "ngram", "guesses", "budget", "sources")
 """Options that override what a profile says."""
 
@@ -76,18 +79,12 @@ PARTS = (
 )
 """Optional packages: the name, what it brings, and what to install."""
 _NEED_CUDA = ("flash-attn", "triton")
-_SAME = {"triton": ("triton-windows", "triton-rocm", "pytorch-triton-rocm", "pytorch-triton")}
-"""Packages that hold the same for other systems."""
+_TRITON = ("triton", "triton-windows", "triton-rocm", "pytorch-triton-rocm", "pytorch-triton")
+"""Names of Triton's package on different systems."""
 
 
 def run(request: DoctorRequest) -> int:
-    """Check everything and print the report.
-
-    Args:
-        request: the options to check; its model is checked too, if it has one.
-
-    Returns:
-        The exit code: 0, or 1 where something cannot work.
+    """Check everything, and the model if there is one; the exit code is 1 with any problem.
 
     Raises:
         UsageError, LoadError: an argument of this call is wrong.  A wrong variable or config file
@@ -121,16 +118,12 @@ def run(request: DoctorRequest) -> int:
         summary = " and ".join(counted(number, level) for number, level in counts if number)
         worst = next((level for number, level in counts if number), OK)
         text = f"{summary}." if summary else "Nothing is wrong."
-        screen.line(console, text, f"bold {_STYLES[worst]}")
+        screen.line(console, text, f"bold {_LOOKS[worst][1]}")
     return int(PROBLEM in levels)
 
 
 def examine(request: DoctorRequest) -> list[tuple[str, Finding]]:
-    """Run all checks; nothing raises.
-
-    Returns:
-        Every finding with the title of its section.
-    """
+    """Every finding with the title of its section; nothing raises."""
     report: list[tuple[str, Finding]] = []
     failed: set[Check] = set()
     for title, check, *needs in CHECKS:
@@ -152,21 +145,18 @@ def _print_section(title: str, findings: list[Finding], console: Console) -> Non
     from rich.table import Table
     from rich.text import Text
 
-    unicode = (console.encoding or "").lower().startswith("utf")
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     for finding in findings:
-        style = _STYLES[finding.level]
+        mark, style = _LOOKS[finding.level]
         loud = finding.level in (WARNING, PROBLEM)
-        mark = _MARKS[finding.level][0 if unicode else 1]
         # The level is a word, too: not every reader sees colours.
         value = f"{finding.level}: {finding.value}" if loud else finding.value
         head = Text.assemble("  ", (mark, style), f" {printable(finding.name)}")
         grid.add_row(head, Text(printable(value), style if loud else ""))
         if finding.fix:
-            arrow = "→" if unicode else "->"
-            grid.add_row("", Text(printable(f"{arrow} {finding.fix}"), "cyan"))
+            grid.add_row("", Text(printable(f"-> {finding.fix}"), "cyan"))
     screen.line(console, title, "bold")
     screen.show(grid, console)
 
@@ -183,14 +173,14 @@ def torch_works(_request: DoctorRequest) -> Iterator[Finding]:
 
 def devices(_request: DoctorRequest) -> Iterator[Finding]:
     """The devices that torch can use and their memory; the one that models run on first."""
-    # Torch warns of a driver that is too old, and of a GPU that it has no code for.
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        found = device.present()
-        first, known = found[0], device.details(found[0])
+    found = device.present()
+    first, known = found[0], device.details(found[0])
     capability = f", compute capability {known.capability}" if known.capability else ""
-    data: dict[str, object] = {"name": first.torch_name, "label": first.label}
-    data["capability"] = known.capability
+    data: dict[str, object] = {
+        "name": first.torch_name,
+        "label": first.label,
+        "capability": known.capability,
+    }
     yield Finding("device", f"{first.label} ({first.torch_name}){capability}", data=data)
     if first.kind == "cuda":
         yield Finding("driver", known.driver or "version unknown", data={"version": known.driver})
@@ -203,33 +193,30 @@ def devices(_request: DoctorRequest) -> Iterator[Finding]:
         free = device.free_memory(each)
         value = f"{size_of(free)} free of {size_of(each.memory)}"
         data = {"free_bytes": free, "total_bytes": each.memory}
-        if free < _SCARCE * each.memory:
-            yield Finding(name, value, WARNING, "end other programs that use it", data)
-        else:
-            yield Finding(name, value, data=data)
+        scarce = free < _SCARCE * each.memory
+        fix = "end other programs that use it" if scarce else None
+        yield Finding(name, value, WARNING if scarce else OK, fix, data)
     cpu, limit = device.detect("cpu"), os.environ.get("OMP_NUM_THREADS")
     why = f" (OMP_NUM_THREADS={limit})" if limit else ""
     data = {"label": cpu.label, "cores": known.cores, "threads": cpu.threads}
     count = f"{counted(known.cores, 'core')}, torch uses {counted(cpu.threads, 'thread')}{why}"
     yield Finding("processor", f"{cpu.label}: {count}", data=data)
-    for line in dict.fromkeys(str(each.message).strip().splitlines()[0] for each in caught):
-        yield Finding("torch says", line, WARNING, "update the driver, or torch")
 
 
 def unused_gpu(_request: DoctorRequest) -> Iterator[Finding]:
     """A GPU of the machine that torch cannot use."""
-    if device.detect().kind != "cpu":
+    tool = shutil.which("nvidia-smi")
+    if device.detect().kind != "cpu" or tool is None:
         return
-    maker = "AMD" if Path("/dev/kfd").exists() else None
-    if tool := shutil.which("nvidia-smi"):  # which is also in images for machines without a GPU
-        listed = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=5)
-        maker = "NVIDIA" if listed.returncode == 0 and "GPU" in listed.stdout else maker
-    hiding = next((name for name in _HIDING if os.environ.get(name) in ("", "-1")), None)
-    if maker and hiding:
+    listed = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=5)
+    if listed.returncode or "GPU" not in listed.stdout:  # the tool is in images without a GPU, too
+        return
+    hiding = "CUDA_VISIBLE_DEVICES"
+    if os.environ.get(hiding) in ("", "-1"):
         yield Finding("GPU", f"{hiding} hides it", NOTE, f"unset {hiding} to use it")
-    elif maker:
+    else:
         build = device.gpu_build() or "CPUs"
-        value = f"an {maker} GPU is here, and this torch (for {build}) cannot use it"
+        value = f"an NVIDIA GPU is here, and this torch (for {build}) cannot use it"
         fix = "install a torch for it, as pytorch.org/get-started says, or update its driver"
         yield Finding("GPU", value, WARNING, fix)
 
@@ -264,7 +251,8 @@ def optional_parts(_request: DoctorRequest) -> Iterator[Finding]:
     kind = device.detect().kind
     for name, brings, packages in PARTS:
         # Only metadata is read: importing a broken package can crash.
-        found = next(filter(None, map(version, (name, *_SAME.get(name, ())))), None)
+        packages_of = _TRITON if name == "triton" else (name,)
+        found = next(filter(None, map(version, packages_of)), None)
         data = {"version": found}
         if found is not None:
             yield Finding(name, found, data=data)
@@ -308,15 +296,13 @@ def profile(request: DoctorRequest) -> Iterator[Finding]:
     own, faults = user.read_all()
     here = device.detect(request.device)
     usual = profiles.usual(here, own)
-    if request.profile is not None:
-        value = f"{request.profile}, by {request.origins.get('profile', 'a program')}"
-        yield Finding("profile", value, data={"name": request.profile})
-    elif usual is None:
+    name = request.profile or (usual and usual.name)
+    if name is None:
         value = f"none knows {here.label}: settings come from a quick measurement"
         yield Finding("profile", value, WARNING, "lade tune MODEL measures them well")
     else:
-        value = f"{usual.name}, for {here.label}"
-        yield Finding("profile", value, data={"name": usual.name})
+        origin = f"by {request.origins.get('profile')}" if request.profile else f"for {here.label}"
+        yield Finding("profile", f"{name}, {origin}", data={"name": name})
     listed = {"folder": str(user.folder()), "names": [each.name for each in own]}
     held = f"{counted(len(own), 'profile')} in" if own else "none in"
     yield Finding("your profiles", f"{held} {user.folder()}", data=listed)
@@ -342,19 +328,19 @@ def hub(request: DoctorRequest) -> Iterator[Finding]:
 
     local = "only models on this machine can be used"
     if constants.HF_HUB_OFFLINE or request.offline:
-        by = f"offline, by {request.origins.get('offline', 'a program')}"
-        why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else by
-        yield Finding("hub", f"{why}: {local}", NOTE, "unset it to download", {"offline": True})
+        why = request.origins.get("offline", "HF_HUB_OFFLINE")
+        value = f"offline, by {why}: {local}"
+        yield Finding("hub", value, NOTE, "unset it to download", {"offline": True})
     elif model_files.hub_answers():
         yield Finding("hub", "can be reached", data={"offline": False})
     else:
         value = f"cannot be reached: {local}"
         yield Finding("hub", value, WARNING, "check the network", {"offline": True})
-    if get_token() is not None:
-        yield Finding("token", "there is one", data={"present": True})
-    else:
+    if get_token() is None:
         value = "none; gated models need one"
         yield Finding("token", value, NOTE, "hf auth login", {"present": False})
+    else:
+        yield Finding("token", "there is one", data={"present": True})
 
 
 def cache(_request: DoctorRequest) -> Iterator[Finding]:
@@ -422,10 +408,9 @@ def _facts(planned: Plan) -> Iterator[Finding]:
 
 def _setup(request: DoctorRequest, setup: Setup) -> Iterator[Finding]:
     """How the model would be decoded, where each setting comes from, and whether it fits."""
-    data: dict[str, object] = asdict(setup.attention)
-    yield Finding("attention", f"{setup.attention.name}: {setup.attention.why}", data=data)
-    choice = setup.choice
+    attention, choice = setup.attention, setup.choice
     assert choice is not None  # `decide` has asked a profile
+    yield Finding("attention", f"{attention.name}: {attention.why}", data=asdict(attention))
     used = request.lookahead(choice.base(request.wants_paper))
     window = f"W={used.window} N={used.ngram} G={used.guesses}, "
     steps = (
@@ -439,20 +424,18 @@ def _setup(request: DoctorRequest, setup: Setup) -> Iterator[Finding]:
         data={"profile": choice.profile, "origins": {**choice.origins, **given}},
     )
     origin = choice.paper_origin if request.wants_paper else choice.origin
-    others = [f"{key} from {origin}" for key, origin in given.items()]
-    yield Finding("origin", "; ".join([f"profile {choice.profile}, {origin}", *others]))
+    others = (f"; {key} from {origin}" for key, origin in given.items())
+    yield Finding("origin", f"profile {choice.profile}, {origin}{''.join(others)}")
     for notice in choice.notices:
         yield Finding("notice", notice, NOTE)
-    data = {"context": setup.context}
+    level, value = OK, "the model and its whole context fit"
     if request.device_map not in (None, *device.DEVICE_MAPS):
-        value = "placed by a map of your own, so it is not estimated"
-        yield Finding("memory", value, NOTE, data=data)
+        level, value = NOTE, "placed by a map of your own, so it is not estimated"
     elif setup.short:
-        yield Finding("memory", setup.short, WARNING, data=data)
-    else:
-        limited = request.max_context is not None
-        context = f"{setup.context} tokens of context" if limited else "its whole context"
-        yield Finding("memory", f"the model and {context} fit", data=data)
+        level, value = WARNING, setup.short
+    elif request.max_context is not None:
+        value = f"the model and {setup.context} tokens of context fit"
+    yield Finding("memory", value, level, data={"context": setup.context})
 
 
 CHECKS: tuple[tuple[Any, ...], ...] = (

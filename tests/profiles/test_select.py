@@ -12,7 +12,7 @@ from ladecli.errors import UsageError
 from ladecli.memory import ModelSpec
 from ladecli.profiles import Rates, user
 from ladecli.profiles.schema import VALUES
-from ladecli.profiles.show import specs_for
+from ladecli.profile_list import specs_for
 
 from .makers import A100, ACME, CPU, DEMO, OWN, put, shape, tuned
 
