@@ -10,9 +10,9 @@ from ladecli import profiles
 from ladecli.device import Device
 from ladecli.errors import UsageError
 from ladecli.memory import ModelSpec
+from ladecli.profile_list import specs_for
 from ladecli.profiles import Rates, user
 from ladecli.profiles.schema import VALUES
-from ladecli.profile_list import specs_for
 
 from .makers import A100, ACME, CPU, DEMO, OWN, put, shape, tuned
 
