@@ -2,7 +2,7 @@
 
 Nothing is measured or loaded.  A step takes as long as the slower of reading and multiplying, plus
 kernel launches (`profiles.derive`), plus exchanges between GPUs.  It yields the tokens per step
-that benchmarks/ranks.py measured; those, links and well-known models are in planner.toml.
+that benchmarks/ranks.py measured; those and well-known models are in planner.toml.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from .decoder.config import MESSAGE_BYTES
 from .device import Rates
 from .errors import UsageError
 from .files import toml
+from .links import Links, links_of
 from .memory import FULL, ModelSpec
 from .options import PlanRequest
 from .profiles import user
@@ -48,11 +49,6 @@ CAVEAT = "tokens per step are those of a small model, which benchmarks/ranks.py 
 PAYS = 0.10
 """More GPUs pay while twice as many bring at least this share more tokens per second."""
 
-# An exchange takes a start, the hops on its way, and its bytes at a share of the bandwidth.  Hops
-# lie between those of NCCL's protocols for few bytes and for many (its src/graph/tuning.cc).
-START = 7e-6
-SHARE = 0.65
-"""Assumed: eight A100 reach some 230 of 300 GB/s in nccl-tests."""
 STAGING = 60e-6
 """Seconds to the GPU and back; assumed: two small copies, for which the host waits."""
 
@@ -61,68 +57,6 @@ STAGING = 60e-6
 def _data() -> dict[str, Any]:
     text = resources.files(__package__).joinpath("planner.toml").read_text(encoding="utf-8")
     return dict(toml.loads(text))
-
-
-@dataclass(frozen=True, slots=True)
-class Links:
-    """The links within and between nodes: rows of planner.toml with a name."""
-
-    gpus_per_node: int
-    within: dict[str, Any]
-    between: dict[str, Any]
-
-    def all_gather(self, size: float, gpus: int) -> float:
-        """Seconds until every GPU has the `size` bytes of each of the others."""
-        return self._seconds(size * (gpus - 1), gpus, 1)
-
-    def all_reduce(self, size: float, gpus: int) -> float:
-        """Seconds until every GPU has the sum of `size` bytes: to one of them, and back."""
-        return self._seconds(2 * size * (gpus - 1) / gpus, gpus, 2)
-
-    def _seconds(self, size: float, gpus: int, passes: int) -> float:
-        """A chain through each node and a tree over nodes: start, hops, bytes over bandwidth."""
-        nodes = math.ceil(gpus / self.gpus_per_node)
-        hops = ((self.within, min(gpus, self.gpus_per_node) - 1), (self.between, math.log2(nodes)))
-        latency = sum(link["hops"][0] * math.ceil(number) for link, number in hops)
-        bandwidth = SHARE * min(link["bandwidth"] for link, number in hops if number)
-        return float(START + passes * latency + size / bandwidth)
-
-
-def links_of(gpu: str, request: PlanRequest) -> Links:
-    """The links that GPUs of a kind (a profile's name) usually have, or those of --link.
-
-    Raises:
-        UsageError: a link is unknown, or between nodes where there is one node.
-    """
-    own, links = _data()["gpus"].get(gpu, {}), _data()["links"]
-    known = {
-        kind: {"name": kind, **row, "bandwidth": own.get(kind, row["bandwidth"])}
-        for kinds in links.values()
-        for kind, row in kinds.items()
-    }
-    found = {"within": known["nvlink" if "nvlink" in own else "pcie"], "between": known["ethernet"]}
-    one_node = request.counts[-1] <= request.per_node
-    given = request.link.lower().replace(" ", "").split(",") if request.link else []
-    for n, word in enumerate(given):
-        # One number is the slowest link that there is; of two, the first is within a node.
-        place = "between" if n or not (one_node or len(given) > 1) else "within"
-        if word in known:
-            place = "within" if word in links["within"] else "between"
-            found[place] = known[word]
-        elif re.fullmatch(r"\d*\.?\d+", word) and float(word) > 0:
-            speed = {"bandwidth": 1e9 * float(word), "source": "--link"}
-            found[place] = found[place] | {"name": "link", **speed}
-        else:
-            raise UsageError(
-                f"unknown link {word!r}; use {', '.join(known)}, a number of GB/s, or two with a"
-                " comma: within a node, between nodes"
-            )
-        if place == "between" and one_node:
-            raise UsageError(
-                f"--link {word} is between nodes, and all GPUs are in one; add --nodes or"
-                " --gpus-per-node"
-            )
-    return Links(request.per_node, **found)
 
 
 def tokens_per_step(ranks: int, width: int) -> float:
@@ -164,9 +98,6 @@ def find_gpu(name: str | None, terminal: Terminal) -> tuple[Profile, float | Non
     """The profile of a GPU, and its bytes of memory if known.
 
     The name is a profile's or what a driver calls the GPU; None is the GPU of this machine.
-
-    Raises:
-        UsageError: no profile with rates knows it, or there is none here.
     """
     every = profiles.every(user.read_all()[0]).values()
     # Apple's GPUs cannot be joined; `gpu` stands for unknown ones, and is no kind to suggest.
@@ -216,14 +147,12 @@ def find_model(
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A step in one mode on a number of GPUs, under its names in JSON.
+    """A step in one mode on a number of GPUs, under its names in JSON; NaN where impossible.
 
     Attributes:
-        why_not: why that is impossible, without figures; None where it is possible.
         needed_bytes: memory that each GPU needs; None where the model cannot be split.
         drafting_seconds: of the host, for the drafts of the other GPUs.
         talking_seconds: of exchanges, to which each GPU contributes `sent_bytes`.
-        tokens_per_second: of one text.
     """
 
     mode: str
@@ -330,30 +259,19 @@ class Plan:
 
     @cached_property
     def best(self) -> Row:
-        """The fastest of all possible rows with at most the number of GPUs asked for.
+        """The fastest possible row with at most the number of GPUs asked for; else UsageError.
 
-        Of equals, the one on the fewest GPUs, and plain decoding before drafts.
-
-        Raises:
-            UsageError: none is possible; the message says what would help.
+        Of equals, it is the one on the fewest GPUs, and plain decoding before drafts.
         """
         most = self.request.gpus or math.inf
         rows = [row for mode in MODES for row in self.possible(mode) if row.gpus <= most]
         if rows:
             return max(rows, key=lambda row: (row.tokens_per_second, -row.gpus, row.mode == PLAIN))
-        smaller = [
-            f"{flag} needs {memory.told(self.needed(form, 1))}"
-            for flag, form in memory.smaller_forms(self.spec, "cuda")
-            if self.needed(form, 1) <= self.usable
-        ]
-        enough = [n for n in (2, 4, 8, 16, 32, 64) if not self.row(TENSOR, n, 1).why_not]
-        helps = [*smaller[:1], *(f"--gpus {gpus} can share it" for gpus in enough[:1])]
-        if self.spec.weight_bytes < self.usable:
-            helps.append("a smaller --context may fit")
         raise UsageError(
             f"{self.model} needs {memory.told(self.needed(self.spec, self.budget))} with"
             f" {self.request.context:,} tokens of context, and {memory.told(self.usable)} can be"
-            f" used on one {self.gpu.name}; {', '.join(helps) or 'take a smaller model'}"
+            f" used on one {self.gpu.name}; take more --gpus, --quantize 4bit, a smaller --context"
+            " or a smaller model"
         )
 
     @property
@@ -386,27 +304,25 @@ class Plan:
     @property
     def conclusion(self) -> str:
         """The fastest way in one line."""
-        best, plain, speed = self.best, self.baseline, self.best.tokens_per_second
+        best, plain = self.best, self.baseline
         name = MODES[best.mode] if best.gpus > 1 else "lookahead"
-        if best.gpus == 1 and best.tokens_per_step == 1:
+        if best == plain:
             name = "plain decoding, since drafts do not pay,"
-        limit = f" with up to {counted(self.request.gpus, 'GPU')}" if self.request.gpus else ""
+        gain = best.tokens_per_second / plain.tokens_per_second
         return (
-            f"fastest{limit}: {name} on {counted(best.gpus, 'GPU')}, {speed:.4g} tokens/s,"
-            f" {speed / plain.tokens_per_second:.2f}× plain decoding on"
-            f" {counted(plain.gpus, 'GPU')}"
+            f"fastest: {name} on {counted(best.gpus, 'GPU')}, {best.tokens_per_second:.4g}"
+            f" tokens/s, {gain:.2f}× plain decoding on {counted(plain.gpus, 'GPU')}"
         )
 
     @property
     def caveats(self) -> list[str]:
         """What to know before believing the estimates."""
-        split = [row for row in self.possible(TENSOR) if row.gpus > 1]
         launching = LAUNCH * self.spec.layers * 1e3
-        eager = (
-            f"a split model's steps are no CUDA graphs: launching their kernels alone takes"
-            f" {launching:.0f} ms, on any number of GPUs"
-        )
-        return [CAVEAT, *([eager] if split else [])]
+        return [
+            CAVEAT,
+            "a split model's steps are no CUDA graphs: launching their kernels alone takes"
+            f" {launching:.0f} ms, on any number of GPUs",
+        ]
 
     @property
     def assumptions(self) -> list[str]:
@@ -434,14 +350,13 @@ class Plan:
     def figures(self, row: Row) -> dict[str, Any]:
         """A row for JSON, which has no NaN, with its speed compared."""
         found = {key: None if value != value else value for key, value in asdict(row).items()}
-        if row.why_not:
-            return found | {"possible": False, "speedup": None, "efficiency": None}
-        first, speed = self.possible(row.mode)[0], row.tokens_per_second
-        return found | {
-            "possible": True,
-            "speedup": speed / self.baseline.tokens_per_second,
-            "efficiency": speed / first.tokens_per_second * first.gpus / row.gpus,
-        }
+        speedup = efficiency = None
+        if not row.why_not:
+            first, speed = self.possible(row.mode)[0], row.tokens_per_second
+            speedup = speed / self.baseline.tokens_per_second
+            efficiency = speed / first.tokens_per_second * first.gpus / row.gpus
+        compared = {"speedup": speedup, "efficiency": efficiency}
+        return {**found, "possible": not row.why_not, **compared}
 
     def as_object(self) -> dict[str, Any]:
         """The object that --json prints; seconds, bytes and shares of 1."""
@@ -462,11 +377,11 @@ class Plan:
             "baseline": {key: getattr(self.baseline, key) for key in keys},
             "modes": {
                 mode: {
-                    "rows": list(map(self.figures, self.rows[mode])),
+                    "rows": list(map(self.figures, rows)),
                     "stops": self.stops(mode),
                     "verdict": self.verdict(mode),
                 }
-                for mode in MODES
+                for mode, rows in self.rows.items()
             },
             "best": {key: getattr(self.best, key) for key in keys},
             "caveats": self.caveats,
@@ -504,17 +419,17 @@ def _show(plan: Plan, console: Console) -> None:
     for text in (*plan.caveats, *map(plan.verdict, MODES)):
         screen.line(console, printable(text))
     console.print()
+    titles = ("GPUs", "ms/step", "tokens/step", "tokens/s", "speed-up", "efficiency")
     table = screen.bare_table()
     table.add_column("mode")
-    for title in ("GPUs", "ms/step", "tokens/step", "tokens/s", "speed-up", "efficiency"):
+    for title in titles:
         table.add_column(title, justify="right")
     for row in chain(*plan.rows.values()):
-        cells = ["does not fit" if row.needed_bytes else "indivisible"]
-        if not row.why_not:
-            compared = plan.figures(row)
-            cells = [f"{row.step_seconds * 1e3:.1f}", f"{row.tokens_per_step:.2f}"]
-            cells += [f"{row.tokens_per_second:.1f}", f"{compared['speedup']:.2f}"]
-            cells += [f"{compared['efficiency']:.0%}"]
+        figures = plan.figures(row)
+        formats = (".1f", ".2f", ".1f", ".2f", ".0%")
+        values = (row.step_seconds * 1e3, row.tokens_per_step, row.tokens_per_second)
+        values += (figures["speedup"], figures["efficiency"])
+        cells = list(map(format, values, formats)) if not row.why_not else ["does not fit"]
         table.add_row(row.mode, str(row.gpus), *cells)
     screen.show(table, console)
     console.print()

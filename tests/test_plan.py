@@ -87,6 +87,13 @@ def test_the_keys_of_the_object(lade: Any) -> None:
             assert row["possible"] == (row["why_not"] is None) == (row["speedup"] is not None)
 
 
+def test_a_split_model_waits_for_its_launches_and_little_for_its_links(lade: Any) -> None:
+    _, two, *_ = rows(lade, "tensor-plain", *ON_7B)
+    # 32 layers of some 0.6 ms, as without CUDA graphs; 65 all-reduces of about 10 us each.
+    assert two["computing_seconds"] > 32 * 0.6e-3
+    assert two["talking_seconds"] == pytest.approx(65 * 10e-6, rel=0.2)
+
+
 def test_figures_go_together(lade: Any) -> None:
     found = planned(lade, *ON_7B, "--budget", "64")
     plain = found["baseline"]["tokens_per_second"]
@@ -190,21 +197,19 @@ def test_what_fits_and_can_be_split(
 
 
 @pytest.mark.parametrize(
-    ("gpu", "size", "gpus", "extra", "helps"),
+    ("arguments", "words"),
     [
-        ("a100", "70b", 2, (), ["70b needs", "--gpus 4"]),
-        ("a100", "32b", 1, (), ["--quantize 8bit", "--gpus 2"]),
-        ("a100", "7b", 1, ("--context", "100000"), ["100,000 tokens of context", "--context"]),
-        ("t4", "70b", 8, (), ["smaller model"]),
+        (("--gpu", "a100", "--model-size", "70b", "--gpus", "2"), "llama-2-70b needs"),
+        ((*ON_7B, "--gpus", "1", "--context", "100000"), "100,000 tokens of context"),
     ],
 )
-def test_a_model_that_is_too_large_is_refused_with_what_helps(
-    lade: Any, gpu: str, size: str, gpus: int, extra: tuple[str, ...], helps: list[str]
+def test_a_model_that_is_too_large_is_refused(
+    lade: Any, arguments: tuple[str, ...], words: str
 ) -> None:
-    result = lade("plan", "--gpu", gpu, "--model-size", size, "--gpus", str(gpus), *extra)
-    assert (result.code, result.out) == (2, "")
-    assert result.err.count("\n") == 1
-    assert [each for each in helps if each not in result.err] == []
+    result = lade("plan", *arguments)
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert words in result.err
+    assert "--quantize 4bit" in result.err
 
 
 def test_where_more_gpus_stop_paying(lade: Any) -> None:
