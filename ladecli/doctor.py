@@ -176,12 +176,9 @@ def devices(_request: DoctorRequest) -> Iterator[Finding]:
     found = device.present()
     first, known = found[0], device.details(found[0])
     capability = f", compute capability {known.capability}" if known.capability else ""
-    data: dict[str, object] = {
-        "name": first.torch_name,
-        "label": first.label,
-        "capability": known.capability,
-    }
-    yield Finding("device", f"{first.label} ({first.torch_name}){capability}", data=data)
+    value = f"{first.label} ({first.torch_name}){capability}"
+    data: dict[str, object] = {"name": first.torch_name, "label": first.label}
+    yield Finding("device", value, data=data | {"capability": known.capability})
     if first.kind == "cuda":
         yield Finding("driver", known.driver or "version unknown", data={"version": known.driver})
     if known.capability and known.capability.startswith(("6.", "7.")):
@@ -265,16 +262,14 @@ def optional_parts(_request: DoctorRequest) -> Iterator[Finding]:
 
 def config_file(_request: DoctorRequest) -> Iterator[Finding]:
     """The config file, and whether it can be read."""
-    path = config_path()
+    path, name = config_path(), "config file"
     data = {"path": str(path), "exists": path.exists()}
-    if not path.exists():
-        yield Finding("config file", f"none at {path}", NOTE, "lade config init writes one", data)
-        return
     try:
         config.read()
-        yield Finding("config file", str(path), data=data)
+        level, fix = (OK, None) if path.exists() else (NOTE, "lade config init writes one")
+        yield Finding(name, str(path) if path.exists() else f"none at {path}", level, fix, data)
     except UsageError as error:
-        yield Finding("config file", str(error), PROBLEM, f"correct {path}", data)
+        yield Finding(name, str(error), PROBLEM, f"correct {path}", data)
 
 
 def options(request: DoctorRequest) -> Iterator[Finding]:
@@ -285,10 +280,12 @@ def options(request: DoctorRequest) -> Iterator[Finding]:
     except (LadeError, DecoderError) as error:
         yield Finding("options", str(error), PROBLEM)
         return
-    level = OK if why is None else PROBLEM if request.cuda_graphs else NOTE
-    value = f"off: {why}" if why else "on, for every model whose steps can be captured"
-    fix = "leave --cuda-graphs out" if level == PROBLEM else None
-    yield Finding("CUDA graphs", value, level, fix, {"on": why is None})
+    if why is None:
+        value = "on, for every model whose steps can be captured"
+        yield Finding("CUDA graphs", value, data={"on": True})
+    else:
+        level, fix = (PROBLEM, "leave --cuda-graphs out") if request.cuda_graphs else (NOTE, None)
+        yield Finding("CUDA graphs", f"off: {why}", level, fix, {"on": False})
 
 
 def profile(request: DoctorRequest) -> Iterator[Finding]:
@@ -301,7 +298,7 @@ def profile(request: DoctorRequest) -> Iterator[Finding]:
         value = f"none knows {here.label}: settings come from a quick measurement"
         yield Finding("profile", value, WARNING, "lade tune MODEL measures them well")
     else:
-        origin = f"by {request.origins.get('profile')}" if request.profile else f"for {here.label}"
+        origin = f"by {request.origins['profile']}" if request.profile else f"for {here.label}"
         yield Finding("profile", f"{name}, {origin}", data={"name": name})
     listed = {"folder": str(user.folder()), "names": [each.name for each in own]}
     held = f"{counted(len(own), 'profile')} in" if own else "none in"
@@ -312,13 +309,10 @@ def profile(request: DoctorRequest) -> Iterator[Finding]:
 
 def variables(_request: DoctorRequest) -> Iterator[Finding]:
     """The LADE_* variables, and those that are misspelt."""
-    strays = config.stray_variables(os.environ)
-    unknown = {line.split(" ")[0] for line in strays}
-    names = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in unknown)
-    data = {name: os.environ[name] for name in names}
+    data = {name: os.environ[name] for name in sorted(os.environ) if name.startswith(PREFIX)}
     words = ", ".join(f"{name}={value}" for name, value in data.items())
     yield Finding("variables", words or "none is set", data=data)
-    for line in strays:
+    for line in config.stray_variables(os.environ):
         yield Finding("variables", line, WARNING)
 
 
@@ -351,12 +345,11 @@ def cache(_request: DoctorRequest) -> Iterator[Finding]:
     there = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(there).free
     data = {"folder": str(folder), "models": len(models), "bytes": size, "free_bytes": free}
-    if not os.access(there, os.W_OK):
-        value = f"{folder} cannot be written to, so nothing can be downloaded"
-        yield Finding("cache", value, WARNING, "set HF_HOME to a folder of yours", data)
-        return
     held = f"{counted(len(models), 'model')}, {size_of(size)}, in" if models else "no models in"
     yield Finding("cache", f"{held} {folder}; {size_of(free)} free on its disk", data=data)
+    if not os.access(there, os.W_OK):
+        value = "cannot be written to, so nothing can be downloaded"
+        yield Finding("cache", value, WARNING, "set HF_HOME to a folder of yours")
 
 
 def model(request: DoctorRequest) -> Iterator[Finding]:

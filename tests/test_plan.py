@@ -35,21 +35,15 @@ def rows(lade: Any, mode: str, *arguments: str) -> list[dict[str, Any]]:
     ("arguments", "named"),
     [
         ((*A100, "--gpus", "0"), "gpus must be from 1 to 1024, not 0"),
-        ((*A100, "--nodes", "5000"), "nodes must be from 1"),
-        ((*A100, "--gpus-per-node", "0"), "gpus-per-node must be from 1"),
-        ((*A100, "--context", "0"), "context must be from 1"),
         ((*A100, "--budget", "1"), "use 2 or more"),
         ((*A100, "--dtype", "int3"), "'int3'"),
         ((*A100, "--gpus", "6", "--nodes", "4"), "--gpus-per-node"),
-        ((*A100, "--gpus", "9", "--nodes", "2", "--gpus-per-node", "4"), "--gpus-per-node"),
         (("--gpu", "banana"), "unknown GPU 'banana'; --gpu takes a100, a100-80gb,"),
-        (("--gpu", "apple"), "unknown GPU 'apple'"),
         (("--gpu", "A100 MIG 1g.5gb"), "unknown GPU"),  # a slice of one is not one
         ((), "no GPU is here to plan for; name one by --gpu"),
         ((*A100, "--model-size", "9b"), "unknown model size '9b'; known: 0.5b, 1b,"),
         (("demo", *ON_7B), "leave --model-size out"),
         ((*A100, "--link", "token"), "unknown link 'token'; use nvlink, pcie, infiniband,"),
-        ((*A100, "--link", "-3"), "unknown link '-3'"),
         ((*A100, "--link", "nan"), "unknown link 'nan'"),
         ((*A100, "--link", "ethernet", "--gpus", "4"), "add --nodes or --gpus-per-node"),
     ],
@@ -128,12 +122,8 @@ def test_tokens_per_step_are_the_measured_ones(lade: Any) -> None:
     assert [row["tokens_per_step"] for row in widest] == [3.63, 4.23, 4.72, 5.23]
 
 
-@pytest.mark.parametrize(
-    "links",
-    [("nvlink", "pcie"), ("450", "5"), ("infiniband --gpus-per-node 2", "1 --gpus-per-node 2")],
-)
-def test_a_slower_link_makes_nothing_faster(lade: Any, links: tuple[str, str]) -> None:
-    fast, slow = (planned(lade, *ON_7B, "--link", *link.split())["modes"] for link in links)
+def test_a_slower_link_makes_nothing_faster(lade: Any) -> None:
+    fast, slow = (planned(lade, *ON_7B, "--link", link)["modes"] for link in ("nvlink", "5"))
     for mode in MODES:
         speeds = [[row["tokens_per_second"] for row in each[mode]["rows"]] for each in (fast, slow)]
         assert all(a >= b for a, b in zip(*speeds, strict=True))
@@ -144,10 +134,8 @@ def test_a_slower_link_makes_nothing_faster(lade: Any, links: tuple[str, str]) -
     ("gpu", "link", "within", "between"),
     [
         ("a100", None, ("nvlink", 300), ("ethernet", 12.5)),
-        ("h100", None, ("nvlink", 450), ("ethernet", 12.5)),
         ("t4", None, ("pcie", 16), ("ethernet", 12.5)),
         ("h100", "pcie", ("pcie", 64), ("ethernet", 12.5)),
-        ("l4", "NVLink", ("nvlink", 300), ("ethernet", 12.5)),
         ("a100", "infiniband, pcie", ("pcie", 32), ("infiniband", 25)),
         ("a100", "50", ("nvlink", 300), ("link", 50)),
         ("a100", "pcie,1.25", ("pcie", 32), ("link", 1.25)),
@@ -169,7 +157,6 @@ def test_links(
         (("--gpus", "3"), [(1, 1), (2, 1), (3, 1), (4, 1), (8, 1)]),
         (("--gpus", "8", "--nodes", "2"), [(1, 1), (2, 1), (4, 1), (8, 2)]),
         (("--nodes", "2"), [(1, 1), (2, 1), (4, 1), (8, 1), (16, 2)]),
-        (("--gpus-per-node", "1"), [(1, 1), (2, 2), (4, 4), (8, 8)]),
     ],
 )
 def test_numbers_of_gpus_and_nodes(
@@ -248,7 +235,6 @@ def test_the_gpu_that_is_here(lade: Any, monkeypatch: pytest.MonkeyPatch) -> Non
         (("demo",), ("demo", "bfloat16")),  # as it is stored
         (("demo", "--dtype", "float16"), ("demo", "float16")),
         (("--model-size", "13B", "--dtype", "float32"), ("llama-2-13b", "float32")),
-        (("--model-size", "llama-3-8b"), ("llama-3-8b", "bfloat16")),
         (("--model-size", "7", "--quantize", "8bit"), ("llama-2-7b", "int8")),
         ((), ("llama-2-7b", "bfloat16")),
     ],
