@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,6 @@ from .visualize import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from .device import Device
     from .options import ListRequest, ProfileRequest
@@ -58,18 +57,16 @@ def run_list(request: ListRequest) -> int:
         _print({"device": described, "profile": name, "profiles": rows, "notices": notices})
         return 0
     console = _console(terminal, notices)
-    table = _table("", "profile", "for", "GB/s>", "TFLOP/s>", "from")
+    table = []
     for row in rows:
         speeds = [screen.NONE, screen.NONE]
         if hardware := row["hardware"]:
             fastest = profiles.tera(max(hardware["rates"].values()))
             speeds = [f"{hardware['bandwidth'] / 1e9:.0f}", fastest]
         place = f"{row['from']}{', before the shipped one' if row['shadows_shipped'] else ''}"
-        names = printable(row["name"]), printable(row["description"])
-        mine = row["this_machine"]
-        table.add_row("*" if mine else "", *names, *speeds, place, style="bold" if mine else None)
-    screen.show(table, console)
-    console.print()
+        mark = "*" if row["this_machine"] else ""
+        table.append((mark, row["name"], row["description"], *speeds, place))
+    _print_table(console, " profile for GB/s> TFLOP/s> from", table)
     used = f"{name} is for this machine: {user.key_of(device)}" if name else None
     screen.line(console, f"* {printable(used or profiles.unknown(device))}")
     if any(row["from"] == "tuned" and row["this_machine"] for row in rows):
@@ -102,11 +99,13 @@ def run_show(request: ProfileRequest) -> int:
         facts.add_row(*map(printable, fact))
     screen.show(facts, console)
     console.print()
-    origins: dict[str, str] = {}
+    origins: dict[str, str] = {}  # of values, each with its letter
     if choice:
         screen.line(console, printable(f"for {request.model}"), "bold")
-    screen.show(_value_table(choice, origins) if choice else _table_of(profile, origins), console)
-    console.print()
+        _print_table(console, "setting value origin", _rows_by_value(choice, origins))
+    else:
+        columns = f"model weights W> N> G> budget> sources {'> '.join(map(str, WIDTHS))}> origin"
+        _print_table(console, columns, _rows_by_size(profile, origins))
     for origin, letter in origins.items():
         screen.line(console, printable(f"{letter}  {origin}"))
     columns = "step_cost" if choice else ", ".join(map(str, WIDTHS))
@@ -225,11 +224,8 @@ def _facts(profile: Profile) -> Iterator[tuple[str, str]]:
         yield "the paper's", f"{size}: {_wng(paper.lookahead)}, {paper.origin}"
 
 
-def _table_of(profile: Profile, origins: dict[str, str]) -> Table:
+def _rows_by_size(profile: Profile, origins: dict[str, str]) -> Iterator[tuple[str, ...]]:
     """Explicit settings, then derived ones by usual sizes; adds a letter for each origin."""
-    widths = (f"{width}>" for width in WIDTHS)
-    columns = ("model", "weights", "W>", "N>", "G>", "budget>", "sources", *widths, "origin")
-    table = _table(*columns)
     rows = [
         (_up_to(each, "any"), " ".join(each.weights) or "any", each.lookahead, each.origin)
         for each in profile.settings
@@ -243,13 +239,11 @@ def _table_of(profile: Profile, origins: dict[str, str]) -> Table:
         everything = len(lookahead.sources) == len(SOURCES)
         sources = "all" if everything else " ".join(lookahead.sources)
         letter = _letter(origin, origins)
-        table.add_row(size, weights, *map(str, numbers), sources, *_costs(lookahead), letter)
-    return table
+        yield (size, weights, *map(str, numbers), sources, *_costs(lookahead), letter)
 
 
-def _value_table(choice: Choice, origins: dict[str, str]) -> Table:
+def _rows_by_value(choice: Choice, origins: dict[str, str]) -> Iterator[tuple[str, ...]]:
     """The settings for one model, a value in each row; adds a letter for each origin."""
-    table = _table("setting", "value", "origin")
     lookahead = choice.lookahead
     pairs = zip(WIDTHS, _costs(lookahead), strict=True)
     costs = [f"{width}: {cost}" for width, cost in pairs]
@@ -257,9 +251,8 @@ def _value_table(choice: Choice, origins: dict[str, str]) -> Table:
     for name in VALUES:
         value = values[name]
         text = str(value) if isinstance(value, int) else ", ".join(map(str, value)) or "any"
-        table.add_row(name, text, _letter(choice.origins[name], origins))
-    table.add_row("the paper's", _wng(choice.paper), _letter(choice.paper_origin, origins))
-    return table
+        yield name, text, _letter(choice.origins[name], origins)
+    yield "the paper's", _wng(choice.paper), _letter(choice.paper_origin, origins)
 
 
 def _letter(origin: str, origins: dict[str, str]) -> str:
@@ -282,15 +275,18 @@ def _up_to(setting: Setting, all_others: str) -> str:
     return all_others if size == math.inf else f"up to {user.short(size)}"
 
 
-def _table(*titles: str) -> Table:
+def _print_table(console: Console, titles: str, rows: Iterable[Sequence[str]]) -> None:
     """A table with these columns; those with > at the end hold numbers, which stand right."""
     table = screen.bare_table()
-    for title in titles:
+    for title in titles.split(" "):
         if title.endswith(">"):
             table.add_column(title[:-1], justify="right", no_wrap=True)
         else:
             table.add_column(title, overflow="fold")
-    return table
+    for row in rows:
+        table.add_row(*map(printable, row), style="bold" if row[0] == "*" else None)
+    screen.show(table, console)
+    console.print()
 
 
 def _console(terminal: Terminal, notices: Sequence[str]) -> Console:

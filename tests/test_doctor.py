@@ -17,7 +17,6 @@ import huggingface_hub
 import pytest
 import torch
 from huggingface_hub import constants
-from safetensors.torch import load_file
 
 from ladecli import device, model_files
 from ladecli.device import Device
@@ -250,32 +249,53 @@ def test_options_count_for_a_model(monkeypatch: pytest.MonkeyPatch, checked: Any
     assert found["memory"][0]["data"] == {"context": 300}
 
 
-def edited(folder: Path, **changes: Any) -> str:
-    """A copy of the bundled model whose config.json has other settings; None takes one out."""
-    shutil.copytree(DEMO, folder)
-    config = json.loads((DEMO / "config.json").read_text()) | changes
-    config = {key: value for key, value in config.items() if value is not None}
-    (folder / "config.json").write_text(json.dumps(config))
-    return str(folder)
+class Code:
+    """What would run a command if it were unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("exit 1",)
+
+
+def config_of(**changes: Any) -> Callable[[Path], object]:
+    """What gives a model's config.json other settings."""
+
+    def change(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text()) | changes
+        (folder / "config.json").write_text(json.dumps(config))
+
+    return change
+
+
+def pickled(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save({"a": Code()}, folder / "pytorch_model.bin")
+
+
+def cut_off(name: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-99])
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("change", "name", "words"),
     [
-        ({"model_type": "mamba"}, "'mamba' are not supported"),
-        ({"architectures": ["BertForMaskedLM"]}, "not a causal language model but a BertFor"),
-        ({"num_hidden_layers": 99}, "incomplete|weights have . layers, and config.json 99"),
+        (config_of(model_type="mamba"), "model", "'mamba' are not supported"),
+        (config_of(num_hidden_layers=99), "files", "incomplete|weights have . layers, and config"),
+        (cut_off("model.safetensors"), "files", "damaged"),
+        (cut_off("tokenizer.json"), "files", "tokenizer.json is damaged"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "files", "holds no tokenizer"),
+        (pickled, "files", "get safetensors instead"),
     ],
 )
 def test_models_that_do_not_work(
-    tmp_path: Path, changes: dict[str, Any], words: str, checked: Any, lade: Any
+    tmp_path: Path, change: Any, name: str, words: str, checked: Any, lade: Any
 ) -> None:
-    name = edited(tmp_path / "copy", **changes)
-    found = problems(checked(name))
-    assert found[0]["section"] == "model"
-    done = lade("generate", name, "-p", "x")
+    folder = Path(shutil.copytree(DEMO, tmp_path / "copy"))
+    change(folder)
+    (problem,) = problems(checked(str(folder)))
+    assert (problem["section"], problem["name"]) == ("model", name)
+    done = lade("generate", str(folder), "-p", "x")
     assert (done.code, done.out, done.err.count("\n")) == (1, "", 1)
-    for line in (found[0]["value"], done.err):
+    for line in (problem["value"], done.err):
         assert re.search(words, line)
 
 
@@ -291,65 +311,12 @@ def test_a_wrong_path_is_refused_at_once(lade: Any, tmp_path: Path) -> None:
     assert str(tmp_path / "nothing") in done.err
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "words"),
-    [
-        ("model.safetensors", lambda data: data[:-9], "model.safetensors is damaged"),
-        ("tokenizer.json", None, "holds no tokenizer"),
-        ("tokenizer.json", lambda data: data[:99], "tokenizer.json is damaged"),
-        ("tokenizer.json", lambda _: b"{}", "its tokenizer cannot be loaded"),
-    ],
-)
-def test_files_that_are_missing_or_damaged(
-    tmp_path: Path, name: str, change: Any, words: str, checked: Any, lade: Any
-) -> None:
-    folder = Path(shutil.copytree(DEMO, tmp_path / "copy"))
-    (folder / "model.safetensors.index.json").write_text("{")  # not read beside the whole file
-    assert problems(checked(str(folder))) == []
-    (folder / "model.safetensors.index.json").unlink()
-    if change is None:
-        (folder / name).unlink()
-    else:
-        (folder / name).write_bytes(change((folder / name).read_bytes()))
-    found = checked(str(folder))
-    (problem,) = problems(found)
-    assert (problem["name"], words in problem["value"]) == ("files", True)
-    assert "exactness" not in found
-    done = lade("generate", str(folder), "-p", "x")
-    assert (done.code, done.out, done.err.count("\n")) == (1, "", 1)
-
-
-class Code:
-    """What would run a command if it were unpickled."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.system, ("exit 1",)
-
-
-@pytest.mark.parametrize("safe", [True, False])
-def test_pickled_weights_with_code(tmp_path: Path, checked: Any, lade: Any, *, safe: bool) -> None:
-    folder = Path(shutil.copytree(DEMO, tmp_path / "copy"))
-    tensors: dict[str, Any] = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    torch.save(tensors if safe else {"a": Code()}, folder / "pytorch_model.bin")
-    found = problems(checked(str(folder)))
-    done = lade("generate", str(folder), "-p", "x", "-n", "1")
-    if safe:
-        assert (found, done.code) == ([], 0)
-        return
-    assert [problem["name"] for problem in found] == ["files"]
-    for line in (found[0]["value"], done.err):
-        assert "get safetensors instead" in line
-    assert (done.code, done.out, done.err.count("\n")) == (1, "", 1)
-
-
-def failing(*_: Any, **__: Any) -> Any:
-    raise RuntimeError("the driver is on holiday\nand so on")
-
-
 def test_a_check_that_fails_does_not_end_the_report(
     monkeypatch: pytest.MonkeyPatch, lade: Any
 ) -> None:
+    def failing() -> None:
+        raise RuntimeError("the driver is on holiday\nand so on")
+
     monkeypatch.setattr(device, "present", failing)
     done = lade("doctor", "demo")
     assert done.code == 0
