@@ -23,7 +23,7 @@ from .decoder.errors import DecoderError
 from .errors import LadeError, UsageError, told
 from .memory import told as size_of
 from .model_files import version
-from .option_fields import PREFIX, config_path
+from .option_fields import config_path
 from .options import DoctorRequest
 from .profiles import user
 from .view import screen
@@ -307,15 +307,6 @@ def profile(request: DoctorRequest) -> Iterator[Finding]:
         yield Finding("your profiles", fault, WARNING, "correct the file, or remove it")
 
 
-def variables(_request: DoctorRequest) -> Iterator[Finding]:
-    """The LADE_* variables, and those that are misspelt."""
-    data = {name: os.environ[name] for name in sorted(os.environ) if name.startswith(PREFIX)}
-    words = ", ".join(f"{name}={value}" for name, value in data.items())
-    yield Finding("variables", words or "none is set", data=data)
-    for line in config.stray_variables(os.environ):
-        yield Finding("variables", line, WARNING)
-
-
 def hub(request: DoctorRequest) -> Iterator[Finding]:
     """Whether models can be downloaded, and whether there is a token, which is never shown."""
     from huggingface_hub import constants, get_token
@@ -335,21 +326,6 @@ def hub(request: DoctorRequest) -> Iterator[Finding]:
         yield Finding("token", value, NOTE, "hf auth login", {"present": False})
     else:
         yield Finding("token", "there is one", data={"present": True})
-
-
-def cache(_request: DoctorRequest) -> Iterator[Finding]:
-    """Where downloads go, and what is there."""
-    folder = model_files.cache_folder()
-    models = model_files.cached_models()
-    size = sum(model.bytes for model in models)
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    free = shutil.disk_usage(there).free
-    data = {"folder": str(folder), "models": len(models), "bytes": size, "free_bytes": free}
-    held = f"{counted(len(models), 'model')}, {size_of(size)}, in" if models else "no models in"
-    yield Finding("cache", f"{held} {folder}; {size_of(free)} free on its disk", data=data)
-    if not os.access(there, os.W_OK):
-        value = "cannot be written to, so nothing can be downloaded"
-        yield Finding("cache", value, WARNING, "set HF_HOME to a folder of yours")
 
 
 def model(request: DoctorRequest) -> Iterator[Finding]:
@@ -411,13 +387,12 @@ def _setup(request: DoctorRequest, setup: Setup) -> Iterator[Finding]:
         f" drafts from {', '.join(used.sources)}"
     )
     given = {key: request.origins[key] for key in _SETTLED if key in request.origins}
-    yield Finding(
-        "settings",
-        steps if request.strategy == "lookahead" else f"strategy {request.strategy}",
-        data={"profile": choice.profile, "origins": {**choice.origins, **given}},
-    )
     origin = choice.paper_origin if request.wants_paper else choice.origin
     others = (f"; {key} from {origin}" for key, origin in given.items())
+    data: dict[str, object] = {"profile": choice.profile}
+    data["origins"] = {**choice.origins, **given}
+    value = steps if request.strategy == "lookahead" else f"strategy {request.strategy}"
+    yield Finding("settings", value, data=data)
     yield Finding("origin", f"profile {choice.profile}, {origin}{''.join(others)}")
     for notice in choice.notices:
         yield Finding("notice", notice, NOTE)
@@ -441,9 +416,7 @@ CHECKS: tuple[tuple[Any, ...], ...] = (
     ("Settings", config_file),
     ("Settings", options, torch_works),
     ("Settings", profile, torch_works, options),
-    ("Settings", variables),
     ("Hub", hub),
-    ("Hub", cache),
     ("Model", model, torch_works, options),
 )
 """Each check with the title of its section, and those without whose success it is left out."""

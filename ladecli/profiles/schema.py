@@ -197,22 +197,10 @@ def _fault(error: ValidationError) -> str:
     """The first fault in a file and its place there, to stand after a name."""
     # A misspelt key explains one that is missing.
     fault = max(error.errors(), key=lambda each: each["type"] == "extra_forbidden")
-    path: list[str] = []  # ("setting", 0, "window") -> "setting 1", "window"
-    for step in fault["loc"]:
-        if isinstance(step, int):
-            path[-1] += f" {step + 1}"
-        elif step != "[key]":
-            path.append(step)
-    match fault["type"]:
-        case "value_error":  # one of ours, which names its key
-            what = str(fault["ctx"]["error"])
-        case "missing":
-            what = f"lacks {path.pop()!r}"
-        case "extra_forbidden" | "unexpected_keyword_argument":
-            what = f"unknown key {path.pop()!r}"
-        case "model_type" | "dataclass_type":
-            what = f"must be a table, not {fault['input']!r}"
-        case _:
-            must = fault["msg"].replace("Input should", "must").replace("a valid tuple", "a list")
-            what = f"{must}, not {fault['input']!r}"
-    return f"{''.join(f', {step}' for step in path)}: {what}"
+    places = [f"{step + 1}" if isinstance(step, int) else step for step in fault["loc"]]
+    what = fault["msg"].removeprefix("Value error, ")
+    if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        what = "unknown key"
+    elif not isinstance(fault["input"], dict):
+        what += f", not {fault['input']!r}"
+    return f"{', ' if places else ''}{' '.join(places)}: {what}"
