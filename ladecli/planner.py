@@ -426,10 +426,12 @@ def _show(plan: Plan, console: Console) -> None:
         table.add_column(title, justify="right")
     for row in chain(*plan.rows.values()):
         figures = plan.figures(row)
-        formats = (".1f", ".2f", ".1f", ".2f", ".0%")
-        values = (row.step_seconds * 1e3, row.tokens_per_step, row.tokens_per_second)
-        values += (figures["speedup"], figures["efficiency"])
-        cells = list(map(format, values, formats)) if not row.why_not else ["does not fit"]
+        cells = ["does not fit" if row.needed_bytes else "indivisible"]
+        if not row.why_not:
+            rates = (row.step_seconds * 1e3, row.tokens_per_step, row.tokens_per_second)
+            compared = (figures["speedup"], figures["efficiency"])
+            formats = (".1f", ".2f", ".1f", ".2f", ".0%")
+            cells = list(map(format, (*rates, *compared), formats))
         table.add_row(row.mode, str(row.gpus), *cells)
     screen.show(table, console)
     console.print()

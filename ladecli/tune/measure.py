@@ -234,7 +234,7 @@ class Tuner:
             return None
         end = self._now() + seconds
         affordable = int(2 * ROUND * seconds / answer)
-        runners = [*field[:2], *field[2 : max(affordable, 3)]]
+        runners = list(field[: max(affordable, 3)])
         last = min(len(runners), 2 + FINALISTS)
         tokens = seconds / (last * PASSES * plain_step)  # of all answers of one in the last round
         new = int(min(max(tokens / MANY_PROMPTS, MIN_NEW), MAX_NEW))
