@@ -41,12 +41,8 @@ QUICK = ("tune", "demo", "--seconds", "4")
 class FakeDecoder:
     """Feeds steps as wide as their budget, on a clock of its own, which tuning reads.
 
-    Args:
-        cost: (width, length of the text, seconds so far) -> seconds of a step.
-        accepted: (budget) -> tokens per step.
-        noise: relative; steps are slower by up to this much.
-        max_context: as of a decoder.
-        widest: the most tokens of a step that memory suffices for.
+    A step takes `cost(width, length of the text, seconds so far)` and up to `noise` more, and
+    yields `accepted(width)` tokens; memory suffices for steps of `widest` tokens.
     """
 
     def __init__(
@@ -97,13 +93,12 @@ def found_by(decoder: Any, seconds: float = 20.0, plain: float = 4e-3) -> Outcom
     return tuner.search(PROMPTS, candidates(COST, CONFIG, on_cpu=False), seconds, plain)
 
 
-def best_at(budget: int, gain: float, **more: Any) -> FakeDecoder:
+def best_at(budget: int, gain: float) -> FakeDecoder:
     """Steps of one budget are faster than plain ones, all others slower."""
     return FakeDecoder(
         lambda w, n, _: 4e-3 * (4 / gain if w == budget else 1.0 if w == 1 else 4.2),
         lambda w: 1 if w == 1 else 4,
         noise=0.02,
-        **more,
     )
 
 
