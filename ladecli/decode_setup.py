@@ -162,11 +162,7 @@ def why_no_graphs(request: Request, device: Device) -> str | None:
 
 
 def check_device(request: Request, device: Device, shape: ModelSpec) -> None:
-    """Refuse an attention backend, or CUDA graphs, that were asked for and cannot be here.
-
-    Raises:
-        UsageError, ConfigError: the message says why.
-    """
+    """Refuse an attention backend, or CUDA graphs, that were asked for and cannot be here."""
     why = why_no_graphs(request, device)
     for option, problem in (("cuda_graphs", "no CUDA graphs"), ("compile", "nothing to compile")):
         if getattr(request, option) and why is not None:
@@ -182,11 +178,7 @@ def check_device(request: Request, device: Device, shape: ModelSpec) -> None:
 
 
 def choice_for(request: Request, device: Device, shape: ModelSpec) -> profiles.Choice:
-    """What the profile of the request, or of a device, says for a model.
-
-    Raises:
-        UsageError: there is no profile of this name.
-    """
+    """What the profile of the request, or of a device, says for a model."""
     from .decoder.memory import attempt
     from .device import measure_rates
 

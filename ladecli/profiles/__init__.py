@@ -124,12 +124,8 @@ def select(
     that no profile knows is measured; without `measure` its settings are cautious.
 
     Args:
-        name: of the profile; None for the one that fits.
-        device: where the model runs.
-        spec: of the model.
-        attention: the backend that it runs with.
+        attention: the backend that the model runs with.
         captured: whether its steps are CUDA graphs; None for yes on a CUDA GPU.
-        measure: measures an unknown GPU.
 
     Raises:
         UsageError: there is no profile of this name, or its file breaks the schema.

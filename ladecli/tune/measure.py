@@ -133,14 +133,9 @@ class Tuner:
     def measure_curve(self, text: Sequence[int], seconds: float) -> Curve:
         """Measure steps of real generations, all widths taking turns.
 
-        Contexts that the model cannot hold, or that would take too long, are left out.
-
-        Args:
-            text: token ids to continue; it is repeated as often as a context needs.
-            seconds: how long this may take; the first round of a slow model, three times as long.
-
-        Returns:
-            Medians, raised where noise made a wider step seem cheaper than a narrower one.
+        The text is repeated as often as a context needs.  Contexts that the model cannot hold, or
+        that would take too long, are left out.  The first round of a slow model may take three
+        times the seconds.  Costs are medians, raised where noise made a wider step seem cheaper.
         """
         end = self._now() + seconds
         latest = end + 2 * seconds
@@ -222,11 +217,7 @@ class Tuner:
         This is successive halving (Karnin et al., 2013).  The first two, plain decoding and the
         current setting, stay to the end, to be compared on the same prompts.
 
-        Args:
-            prompts: token ids.
-            field: from `candidates`.
-            seconds: how long it may take.
-            plain_step: seconds of a plain step.
+        A plain step takes `plain_step` seconds.
         """
         answer = MIN_NEW * plain_step
         # Three candidates run, and reading the prompts takes about as long as a fourth.
@@ -301,13 +292,7 @@ def _payable(times: dict[int, list[float]]) -> list[int]:
 
 
 def candidates(cost: StepCost, current: LookaheadConfig, on_cpu: bool) -> list[Candidate]:
-    """Plain decoding, the current setting, and others in the order in which costs suggest them.
-
-    Args:
-        cost: measured here.
-        current: the setting so far.
-        on_cpu: there, a product of a few rows takes as long as with a multiple of 4 of them.
-    """
+    """Plain decoding, the current setting, and others in the order in which costs suggest them."""
     found = [Candidate(PLAIN, None), Candidate(CURRENT, current)]
     repriced = replace(current, step_cost=cost)
     if repriced != current:
@@ -315,6 +300,7 @@ def candidates(cost: StepCost, current: LookaheadConfig, on_cpu: bool) -> list[C
     context, base = cost.contexts[0], fitted(cost)
     usable = [b for b in BUDGETS if b <= cost.widths[-1] and cost.at(b, context) <= MAX_COST]
     for budget in sorted(usable or BUDGETS[:1], key=lambda b: abs(math.log(b / base.step_limit))):
+        # On a CPU, a product of a few rows takes as long as with a multiple of 4 of them.
         grid = (1, *range(4, budget + 1, 4)) if on_cpu else ()
         for sources in (("context", "recycled"), ("context",)):
             config = LookaheadConfig(*WINDOWS[0], budget, sources, cost, grid)
