@@ -284,10 +284,11 @@ class Tuner:
 
 
 def _payable(times: dict[int, list[float]]) -> list[int]:
-    """The widths that were measured, up to the first that costs too much, in their order."""
+    """The widths that were measured, up to the first beyond all that are cheap, in their order."""
     costs = {width: statistics.median(found) for width, found in times.items() if found}
-    dear = (width for width, cost in costs.items() if cost > MAX_COST * costs[1])
-    widest = min(dear, default=max(costs))
+    # A narrower one that seems dear was disturbed.
+    cheap = max(width for width, cost in costs.items() if cost <= MAX_COST * costs[1])
+    widest = min((width for width in costs if width > cheap), default=cheap)
     return [width for width in costs if width <= widest]
 
 
