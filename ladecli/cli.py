@@ -59,11 +59,11 @@ _COMMANDS = {
         "By a cost model: nothing is measured or loaded, and the GPUs need not be here.",
     ),
     "profiles": (
-        "profiles.show.run_list",
+        "profile_list.run_list",
         "List the hardware profiles, and mark the one that this machine uses.",
     ),
     "profiles show": (
-        "profiles.show.run_show",
+        "profile_list.run_show",
         "Show a profile: how it is recognised, and every value with its origin.",
     ),
     "models": (
@@ -226,12 +226,11 @@ def _perform(name: str, request: Options) -> int:
 
         assert isinstance(request, Request)
         return follow(request)
-    if name != "doctor":
-        from .config import stray_variables
-        from .view.terminal import Terminal
+    from .config import stray_variables
+    from .view.terminal import Terminal
 
-        for line in stray_variables(os.environ):
-            Terminal(quiet=getattr(request, "quiet", False)).say(line)
+    for line in stray_variables(os.environ):
+        Terminal(quiet=getattr(request, "quiet", False)).say(line)
     module, _, function = _COMMANDS[name][0].rpartition(".")
     try:
         code: int = getattr(import_module(f".{module}", __package__), function)(request)

@@ -35,7 +35,6 @@ class Setup:
     """How a model is decoded, decided before its weights are read.
 
     Attributes:
-        attention: the backend.
         no_graphs: why steps are not captured as CUDA graphs; None where they are.
         choice: what the profile says; None where no profile was asked.
         context: the most tokens of a text; None for what the model was made for.
@@ -64,12 +63,7 @@ class Setup:
 
 
 def decide(request: Request, planned: Plan, ranks: DistributedTransport | None = None) -> Setup:
-    """How a model is decoded.
-
-    Args:
-        request: of the user.
-        planned: the model.
-        ranks: that decode together, each of which calls this.
+    """How a model is decoded; of several ranks, each calls this.
 
     Raises:
         LoadError: the model does not fit into memory.
@@ -118,20 +112,14 @@ def _room(
         attention=attention,
         captured=captured and request.device_map is None,
     )
-    device, part = planned.device, planned.part
+    name, device, part = planned.name, planned.device, planned.part
     if request.device_map is None:
-        free = _free(request, device)
-        context, notice = memory.room(
-            planned.name, part, free, asked, where=device.label, kind=device.kind
-        )
+        free, where = _free(request, device), device.label
+        context, notice = memory.room(name, part, free, asked, where=where, kind=device.kind)
     elif request.device_map in DEVICE_MAPS:
-        context, notice = memory.spread(
-            planned.name,
-            planned.spec,
-            [free_memory(gpu) for gpu in placement.gpus()],
-            free_memory(placement.processor()),
-            asked,
-        )
+        gpus = [free_memory(gpu) for gpu in placement.gpus()]
+        processor = free_memory(placement.processor())
+        context, notice = memory.spread(name, planned.spec, gpus, processor, asked)
     else:  # a map of the user's own is taken as it is
         context, notice = request.max_context or planned.facts.context, None
     return context, notice, asked.need(part, context)
@@ -174,11 +162,7 @@ def why_no_graphs(request: Request, device: Device) -> str | None:
 
 
 def check_device(request: Request, device: Device, shape: ModelSpec) -> None:
-    """Refuse an attention backend, or CUDA graphs, that were asked for and cannot be here.
-
-    Raises:
-        UsageError, ConfigError: the message says why.
-    """
+    """Refuse an attention backend, or CUDA graphs, that were asked for and cannot be here."""
     why = why_no_graphs(request, device)
     for option, problem in (("cuda_graphs", "no CUDA graphs"), ("compile", "nothing to compile")):
         if getattr(request, option) and why is not None:
@@ -194,11 +178,7 @@ def check_device(request: Request, device: Device, shape: ModelSpec) -> None:
 
 
 def choice_for(request: Request, device: Device, shape: ModelSpec) -> profiles.Choice:
-    """What the profile of the request, or of a device, says for a model.
-
-    Raises:
-        UsageError: there is no profile of this name.
-    """
+    """What the profile of the request, or of a device, says for a model."""
     from .decoder.memory import attempt
     from .device import measure_rates
 

@@ -12,7 +12,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import import_module, metadata
@@ -24,7 +23,7 @@ from .decoder.errors import DecoderError
 from .errors import LadeError, UsageError, told
 from .memory import told as size_of
 from .model_files import version
-from .option_fields import PREFIX, config_path
+from .option_fields import config_path
 from .options import DoctorRequest
 from .profiles import user
 from .view import screen
@@ -41,11 +40,15 @@ SCHEMA = 1
 """Version of what --json prints."""
 OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
 """Levels: as it should be; worth knowing; worse than it could be; something cannot work."""
-_MARKS = {OK: ("✓", "+"), NOTE: ("·", "-"), WARNING: ("!", "!"), PROBLEM: ("✗", "x")}
-_STYLES = {OK: "green", NOTE: "dim", WARNING: "yellow", PROBLEM: "bold red"}
+_LOOKS = {
+    OK: ("+", "green"),
+    NOTE: ("-", "dim"),
+    WARNING: ("!", "yellow"),
+    PROBLEM: ("x", "bold red"),
+}
+"""The mark and the style of each level."""
 _SCARCE = 0.05
 """A smaller share of free memory is worth a warning."""
-_HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _SETTLED = ("strategy", "window", "ngram", "guesses", "budget", "sources")
 """Options that override what a profile says."""
 
@@ -76,18 +79,12 @@ PARTS = (
 )
 """Optional packages: the name, what it brings, and what to install."""
 _NEED_CUDA = ("flash-attn", "triton")
-_SAME = {"triton": ("triton-windows", "triton-rocm", "pytorch-triton-rocm", "pytorch-triton")}
-"""Packages that hold the same for other systems."""
+_TRITON = ("triton", "triton-windows", "triton-rocm", "pytorch-triton-rocm", "pytorch-triton")
+"""Names of Triton's package on different systems."""
 
 
 def run(request: DoctorRequest) -> int:
-    """Check everything and print the report.
-
-    Args:
-        request: the options to check; its model is checked too, if it has one.
-
-    Returns:
-        The exit code: 0, or 1 where something cannot work.
+    """Check everything, and the model if there is one; the exit code is 1 with any problem.
 
     Raises:
         UsageError, LoadError: an argument of this call is wrong.  A wrong variable or config file
@@ -121,16 +118,12 @@ def run(request: DoctorRequest) -> int:
         summary = " and ".join(counted(number, level) for number, level in counts if number)
         worst = next((level for number, level in counts if number), OK)
         text = f"{summary}." if summary else "Nothing is wrong."
-        screen.line(console, text, f"bold {_STYLES[worst]}")
+        screen.line(console, text, f"bold {_LOOKS[worst][1]}")
     return int(PROBLEM in levels)
 
 
 def examine(request: DoctorRequest) -> list[tuple[str, Finding]]:
-    """Run all checks; nothing raises.
-
-    Returns:
-        Every finding with the title of its section.
-    """
+    """Every finding with the title of its section; nothing raises."""
     report: list[tuple[str, Finding]] = []
     failed: set[Check] = set()
     for title, check, *needs in CHECKS:
@@ -152,21 +145,18 @@ def _print_section(title: str, findings: list[Finding], console: Console) -> Non
     from rich.table import Table
     from rich.text import Text
 
-    unicode = (console.encoding or "").lower().startswith("utf")
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     for finding in findings:
-        style = _STYLES[finding.level]
+        mark, style = _LOOKS[finding.level]
         loud = finding.level in (WARNING, PROBLEM)
-        mark = _MARKS[finding.level][0 if unicode else 1]
         # The level is a word, too: not every reader sees colours.
         value = f"{finding.level}: {finding.value}" if loud else finding.value
         head = Text.assemble("  ", (mark, style), f" {printable(finding.name)}")
         grid.add_row(head, Text(printable(value), style if loud else ""))
         if finding.fix:
-            arrow = "→" if unicode else "->"
-            grid.add_row("", Text(printable(f"{arrow} {finding.fix}"), "cyan"))
+            grid.add_row("", Text(printable(f"-> {finding.fix}"), "cyan"))
     screen.line(console, title, "bold")
     screen.show(grid, console)
 
@@ -183,15 +173,12 @@ def torch_works(_request: DoctorRequest) -> Iterator[Finding]:
 
 def devices(_request: DoctorRequest) -> Iterator[Finding]:
     """The devices that torch can use and their memory; the one that models run on first."""
-    # Torch warns of a driver that is too old, and of a GPU that it has no code for.
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        found = device.present()
-        first, known = found[0], device.details(found[0])
+    found = device.present()
+    first, known = found[0], device.details(found[0])
     capability = f", compute capability {known.capability}" if known.capability else ""
+    value = f"{first.label} ({first.torch_name}){capability}"
     data: dict[str, object] = {"name": first.torch_name, "label": first.label}
-    data["capability"] = known.capability
-    yield Finding("device", f"{first.label} ({first.torch_name}){capability}", data=data)
+    yield Finding("device", value, data=data | {"capability": known.capability})
     if first.kind == "cuda":
         yield Finding("driver", known.driver or "version unknown", data={"version": known.driver})
     if known.capability and known.capability.startswith(("6.", "7.")):
@@ -203,33 +190,30 @@ def devices(_request: DoctorRequest) -> Iterator[Finding]:
         free = device.free_memory(each)
         value = f"{size_of(free)} free of {size_of(each.memory)}"
         data = {"free_bytes": free, "total_bytes": each.memory}
-        if free < _SCARCE * each.memory:
-            yield Finding(name, value, WARNING, "end other programs that use it", data)
-        else:
-            yield Finding(name, value, data=data)
+        scarce = free < _SCARCE * each.memory
+        fix = "end other programs that use it" if scarce else None
+        yield Finding(name, value, WARNING if scarce else OK, fix, data)
     cpu, limit = device.detect("cpu"), os.environ.get("OMP_NUM_THREADS")
     why = f" (OMP_NUM_THREADS={limit})" if limit else ""
     data = {"label": cpu.label, "cores": known.cores, "threads": cpu.threads}
     count = f"{counted(known.cores, 'core')}, torch uses {counted(cpu.threads, 'thread')}{why}"
     yield Finding("processor", f"{cpu.label}: {count}", data=data)
-    for line in dict.fromkeys(str(each.message).strip().splitlines()[0] for each in caught):
-        yield Finding("torch says", line, WARNING, "update the driver, or torch")
 
 
 def unused_gpu(_request: DoctorRequest) -> Iterator[Finding]:
     """A GPU of the machine that torch cannot use."""
-    if device.detect().kind != "cpu":
+    tool = shutil.which("nvidia-smi")
+    if device.detect().kind != "cpu" or tool is None:
         return
-    maker = "AMD" if Path("/dev/kfd").exists() else None
-    if tool := shutil.which("nvidia-smi"):  # which is also in images for machines without a GPU
-        listed = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=5)
-        maker = "NVIDIA" if listed.returncode == 0 and "GPU" in listed.stdout else maker
-    hiding = next((name for name in _HIDING if os.environ.get(name) in ("", "-1")), None)
-    if maker and hiding:
+    listed = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=5)
+    if listed.returncode or "GPU" not in listed.stdout:  # the tool is in images without a GPU, too
+        return
+    hiding = "CUDA_VISIBLE_DEVICES"
+    if os.environ.get(hiding) in ("", "-1"):
         yield Finding("GPU", f"{hiding} hides it", NOTE, f"unset {hiding} to use it")
-    elif maker:
+    else:
         build = device.gpu_build() or "CPUs"
-        value = f"an {maker} GPU is here, and this torch (for {build}) cannot use it"
+        value = f"an NVIDIA GPU is here, and this torch (for {build}) cannot use it"
         fix = "install a torch for it, as pytorch.org/get-started says, or update its driver"
         yield Finding("GPU", value, WARNING, fix)
 
@@ -264,7 +248,8 @@ def optional_parts(_request: DoctorRequest) -> Iterator[Finding]:
     kind = device.detect().kind
     for name, brings, packages in PARTS:
         # Only metadata is read: importing a broken package can crash.
-        found = next(filter(None, map(version, (name, *_SAME.get(name, ())))), None)
+        packages_of = _TRITON if name == "triton" else (name,)
+        found = next(filter(None, map(version, packages_of)), None)
         data = {"version": found}
         if found is not None:
             yield Finding(name, found, data=data)
@@ -277,16 +262,14 @@ def optional_parts(_request: DoctorRequest) -> Iterator[Finding]:
 
 def config_file(_request: DoctorRequest) -> Iterator[Finding]:
     """The config file, and whether it can be read."""
-    path = config_path()
+    path, name = config_path(), "config file"
     data = {"path": str(path), "exists": path.exists()}
-    if not path.exists():
-        yield Finding("config file", f"none at {path}", NOTE, "lade config init writes one", data)
-        return
     try:
         config.read()
-        yield Finding("config file", str(path), data=data)
+        level, fix = (OK, None) if path.exists() else (NOTE, "lade config init writes one")
+        yield Finding(name, str(path) if path.exists() else f"none at {path}", level, fix, data)
     except UsageError as error:
-        yield Finding("config file", str(error), PROBLEM, f"correct {path}", data)
+        yield Finding(name, str(error), PROBLEM, f"correct {path}", data)
 
 
 def options(request: DoctorRequest) -> Iterator[Finding]:
@@ -297,10 +280,12 @@ def options(request: DoctorRequest) -> Iterator[Finding]:
     except (LadeError, DecoderError) as error:
         yield Finding("options", str(error), PROBLEM)
         return
-    level = OK if why is None else PROBLEM if request.cuda_graphs else NOTE
-    value = f"off: {why}" if why else "on, for every model whose steps can be captured"
-    fix = "leave --cuda-graphs out" if level == PROBLEM else None
-    yield Finding("CUDA graphs", value, level, fix, {"on": why is None})
+    if why is None:
+        value = "on, for every model whose steps can be captured"
+        yield Finding("CUDA graphs", value, data={"on": True})
+    else:
+        level, fix = (PROBLEM, "leave --cuda-graphs out") if request.cuda_graphs else (NOTE, None)
+        yield Finding("CUDA graphs", f"off: {why}", level, fix, {"on": False})
 
 
 def profile(request: DoctorRequest) -> Iterator[Finding]:
@@ -308,32 +293,18 @@ def profile(request: DoctorRequest) -> Iterator[Finding]:
     own, faults = user.read_all()
     here = device.detect(request.device)
     usual = profiles.usual(here, own)
-    if request.profile is not None:
-        value = f"{request.profile}, by {request.origins.get('profile', 'a program')}"
-        yield Finding("profile", value, data={"name": request.profile})
-    elif usual is None:
+    name = request.profile or (usual and usual.name)
+    if name is None:
         value = f"none knows {here.label}: settings come from a quick measurement"
         yield Finding("profile", value, WARNING, "lade tune MODEL measures them well")
     else:
-        value = f"{usual.name}, for {here.label}"
-        yield Finding("profile", value, data={"name": usual.name})
+        origin = f"by {request.origins['profile']}" if request.profile else f"for {here.label}"
+        yield Finding("profile", f"{name}, {origin}", data={"name": name})
     listed = {"folder": str(user.folder()), "names": [each.name for each in own]}
     held = f"{counted(len(own), 'profile')} in" if own else "none in"
     yield Finding("your profiles", f"{held} {user.folder()}", data=listed)
     for fault in faults:
         yield Finding("your profiles", fault, WARNING, "correct the file, or remove it")
-
-
-def variables(_request: DoctorRequest) -> Iterator[Finding]:
-    """The LADE_* variables, and those that are misspelt."""
-    strays = config.stray_variables(os.environ)
-    unknown = {line.split(" ")[0] for line in strays}
-    names = sorted(name for name in os.environ if name.startswith(PREFIX) and name not in unknown)
-    data = {name: os.environ[name] for name in names}
-    words = ", ".join(f"{name}={value}" for name, value in data.items())
-    yield Finding("variables", words or "none is set", data=data)
-    for line in strays:
-        yield Finding("variables", line, WARNING)
 
 
 def hub(request: DoctorRequest) -> Iterator[Finding]:
@@ -342,35 +313,19 @@ def hub(request: DoctorRequest) -> Iterator[Finding]:
 
     local = "only models on this machine can be used"
     if constants.HF_HUB_OFFLINE or request.offline:
-        by = f"offline, by {request.origins.get('offline', 'a program')}"
-        why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else by
-        yield Finding("hub", f"{why}: {local}", NOTE, "unset it to download", {"offline": True})
+        why = request.origins.get("offline", "HF_HUB_OFFLINE")
+        value = f"offline, by {why}: {local}"
+        yield Finding("hub", value, NOTE, "unset it to download", {"offline": True})
     elif model_files.hub_answers():
         yield Finding("hub", "can be reached", data={"offline": False})
     else:
         value = f"cannot be reached: {local}"
         yield Finding("hub", value, WARNING, "check the network", {"offline": True})
-    if get_token() is not None:
-        yield Finding("token", "there is one", data={"present": True})
-    else:
+    if get_token() is None:
         value = "none; gated models need one"
         yield Finding("token", value, NOTE, "hf auth login", {"present": False})
-
-
-def cache(_request: DoctorRequest) -> Iterator[Finding]:
-    """Where downloads go, and what is there."""
-    folder = model_files.cache_folder()
-    models = model_files.cached_models()
-    size = sum(model.bytes for model in models)
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    free = shutil.disk_usage(there).free
-    data = {"folder": str(folder), "models": len(models), "bytes": size, "free_bytes": free}
-    if not os.access(there, os.W_OK):
-        value = f"{folder} cannot be written to, so nothing can be downloaded"
-        yield Finding("cache", value, WARNING, "set HF_HOME to a folder of yours", data)
-        return
-    held = f"{counted(len(models), 'model')}, {size_of(size)}, in" if models else "no models in"
-    yield Finding("cache", f"{held} {folder}; {size_of(free)} free on its disk", data=data)
+    else:
+        yield Finding("token", "there is one", data={"present": True})
 
 
 def model(request: DoctorRequest) -> Iterator[Finding]:
@@ -422,10 +377,9 @@ def _facts(planned: Plan) -> Iterator[Finding]:
 
 def _setup(request: DoctorRequest, setup: Setup) -> Iterator[Finding]:
     """How the model would be decoded, where each setting comes from, and whether it fits."""
-    data: dict[str, object] = asdict(setup.attention)
-    yield Finding("attention", f"{setup.attention.name}: {setup.attention.why}", data=data)
-    choice = setup.choice
+    attention, choice = setup.attention, setup.choice
     assert choice is not None  # `decide` has asked a profile
+    yield Finding("attention", f"{attention.name}: {attention.why}", data=asdict(attention))
     used = request.lookahead(choice.base(request.wants_paper))
     window = f"W={used.window} N={used.ngram} G={used.guesses}, "
     steps = (
@@ -433,26 +387,23 @@ def _setup(request: DoctorRequest, setup: Setup) -> Iterator[Finding]:
         f" drafts from {', '.join(used.sources)}"
     )
     given = {key: request.origins[key] for key in _SETTLED if key in request.origins}
-    yield Finding(
-        "settings",
-        steps if request.strategy == "lookahead" else f"strategy {request.strategy}",
-        data={"profile": choice.profile, "origins": {**choice.origins, **given}},
-    )
     origin = choice.paper_origin if request.wants_paper else choice.origin
-    others = [f"{key} from {origin}" for key, origin in given.items()]
-    yield Finding("origin", "; ".join([f"profile {choice.profile}, {origin}", *others]))
+    others = (f"; {key} from {origin}" for key, origin in given.items())
+    data: dict[str, object] = {"profile": choice.profile}
+    data["origins"] = {**choice.origins, **given}
+    value = steps if request.strategy == "lookahead" else f"strategy {request.strategy}"
+    yield Finding("settings", value, data=data)
+    yield Finding("origin", f"profile {choice.profile}, {origin}{''.join(others)}")
     for notice in choice.notices:
         yield Finding("notice", notice, NOTE)
-    data = {"context": setup.context}
+    level, value = OK, "the model and its whole context fit"
     if request.device_map not in (None, *device.DEVICE_MAPS):
-        value = "placed by a map of your own, so it is not estimated"
-        yield Finding("memory", value, NOTE, data=data)
+        level, value = NOTE, "placed by a map of your own, so it is not estimated"
     elif setup.short:
-        yield Finding("memory", setup.short, WARNING, data=data)
-    else:
-        limited = request.max_context is not None
-        context = f"{setup.context} tokens of context" if limited else "its whole context"
-        yield Finding("memory", f"the model and {context} fit", data=data)
+        level, value = WARNING, setup.short
+    elif request.max_context is not None:
+        value = f"the model and {setup.context} tokens of context fit"
+    yield Finding("memory", value, level, data={"context": setup.context})
 
 
 CHECKS: tuple[tuple[Any, ...], ...] = (
@@ -465,9 +416,7 @@ CHECKS: tuple[tuple[Any, ...], ...] = (
     ("Settings", config_file),
     ("Settings", options, torch_works),
     ("Settings", profile, torch_works, options),
-    ("Settings", variables),
     ("Hub", hub),
-    ("Hub", cache),
     ("Model", model, torch_works, options),
 )
 """Each check with the title of its section, and those without whose success it is left out."""

@@ -2,7 +2,7 @@
 
 Nothing is measured or loaded.  A step takes as long as the slower of reading and multiplying, plus
 kernel launches (`profiles.derive`), plus exchanges between GPUs.  It yields the tokens per step
-that benchmarks/ranks.py measured; those, links and well-known models are in planner.toml.
+that benchmarks/ranks.py measured; those and well-known models are in planner.toml.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
 from importlib import resources
-from itertools import islice, pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 from . import memory, profiles
@@ -22,10 +22,11 @@ from .decoder.config import MESSAGE_BYTES
 from .device import Rates
 from .errors import UsageError
 from .files import toml
+from .links import Links, links_of
 from .memory import FULL, ModelSpec
 from .options import PlanRequest
 from .profiles import user
-from .profiles.derive import HOST, step_seconds
+from .profiles.derive import HOST, LAUNCH, step_seconds
 from .profiles.recognise import recognise
 from .profiles.schema import Profile
 from .view import screen
@@ -48,11 +49,6 @@ CAVEAT = "tokens per step are those of a small model, which benchmarks/ranks.py 
 PAYS = 0.10
 """More GPUs pay while twice as many bring at least this share more tokens per second."""
 
-# An exchange takes a start, the hops on its way, and its bytes at a share of the bandwidth.  Hops
-# lie between those of NCCL's protocols for few bytes and for many (its src/graph/tuning.cc).
-START = 7e-6
-SHARE = 0.65
-"""Assumed: eight A100 reach some 230 of 300 GB/s in nccl-tests."""
 STAGING = 60e-6
 """Seconds to the GPU and back; assumed: two small copies, for which the host waits."""
 
@@ -61,69 +57,6 @@ STAGING = 60e-6
 def _data() -> dict[str, Any]:
     text = resources.files(__package__).joinpath("planner.toml").read_text(encoding="utf-8")
     return dict(toml.loads(text))
-
-
-@dataclass(frozen=True, slots=True)
-class Links:
-    """The links within and between nodes: rows of planner.toml with a name."""
-
-    gpus_per_node: int
-    within: dict[str, Any]
-    between: dict[str, Any]
-
-    def all_gather(self, size: float, gpus: int) -> float:
-        """Seconds until every GPU has the `size` bytes of each of the others."""
-        return self._seconds(size * (gpus - 1), gpus, 1)
-
-    def all_reduce(self, size: float, gpus: int) -> float:
-        """Seconds until every GPU has the sum of `size` bytes: to one of them, and back."""
-        return self._seconds(2 * size * (gpus - 1) / gpus, gpus, 2)
-
-    def _seconds(self, size: float, gpus: int, passes: int) -> float:
-        """A chain through each node and a tree over nodes: start, hops, bytes over bandwidth."""
-        nodes = math.ceil(gpus / self.gpus_per_node)
-        local, remote = min(gpus, self.gpus_per_node) - 1, math.ceil(math.log2(nodes))
-        used = [link for link, hops in ((self.within, local), (self.between, remote)) if hops]
-        latency = local * self.within["hops"][0] + remote * self.between["hops"][0]
-        bandwidth = SHARE * min(link["bandwidth"] for link in used)
-        return float(START + passes * latency + size / bandwidth)
-
-
-def links_of(gpu: str, request: PlanRequest) -> Links:
-    """The links that GPUs of a kind (a profile's name) usually have, or those of --link.
-
-    Raises:
-        UsageError: a link is unknown, or between nodes where there is one node.
-    """
-    own, links = _data()["gpus"].get(gpu, {}), _data()["links"]
-    known = {
-        kind: {"name": kind, **row, "bandwidth": own.get(kind, row["bandwidth"])}
-        for kinds in links.values()
-        for kind, row in kinds.items()
-    }
-    found = {"within": known["nvlink" if "nvlink" in own else "pcie"], "between": known["ethernet"]}
-    gpus, per_node = request.counts[-1], request.per_node
-    given = request.link.lower().replace(" ", "").split(",") if request.link else []
-    for n, word in enumerate(given):
-        # One number is the slowest link that there is; of two, the first is within a node.
-        place = "between" if n or (gpus > per_node and len(given) == 1) else "within"
-        if link := known.get(word):
-            place = "within" if word in links["within"] else "between"
-        elif re.fullmatch(r"\d*\.?\d+", word) and float(word) > 0:
-            speed = {"bandwidth": 1e9 * float(word)}
-            link = found[place] | {"name": "link", **speed, "source": "--link"}
-        else:
-            raise UsageError(
-                f"unknown link {word!r}; use {', '.join(known)}, a number of GB/s, or two with a"
-                " comma: within a node, between nodes"
-            )
-        if place == "between" and gpus <= per_node:
-            raise UsageError(
-                f"--link {word} is between nodes, and {gpus} GPUs in nodes of {per_node} are one"
-                " node; add --nodes or --gpus-per-node"
-            )
-        found[place] = link
-    return Links(per_node, **found)
 
 
 def tokens_per_step(ranks: int, width: int) -> float:
@@ -144,11 +77,7 @@ def tokens_per_step(ranks: int, width: int) -> float:
 
 
 def known_model(size: str, dtype: str, quantize: str = "none") -> tuple[str, ModelSpec]:
-    """Name and shape of a well-known model by its size ("7b") or name ("llama-3-8b").
-
-    Raises:
-        UsageError: no such model is known.
-    """
+    """Name and shape of a well-known model by its size ("7b") or name ("llama-3-8b")."""
     models, sizes = _data()["models"], _data()["sizes"]
     word = size.strip().lower()
     name = sizes.get(word) or sizes.get(f"{word}b", word)
@@ -166,23 +95,15 @@ def known_model(size: str, dtype: str, quantize: str = "none") -> tuple[str, Mod
 
 
 def find_gpu(name: str | None, terminal: Terminal) -> tuple[Profile, float | None]:
-    """The profile of a kind of GPU, and its bytes of memory, None if unknown.
+    """The profile of a GPU, and its bytes of memory if known.
 
-    Args:
-        name: of a profile, or what a driver calls the GPU; None for the GPU of this machine.
-        terminal: for progress.
-
-    Raises:
-        UsageError: no profile with rates knows it, or there is none here.
+    The name is a profile's or what a driver calls the GPU; None is the GPU of this machine.
     """
     every = profiles.every(user.read_all()[0]).values()
     # Apple's GPUs cannot be joined; `gpu` stands for unknown ones, and is no kind to suggest.
     known = {p.name: p for p in every if p.hardware and not p.tuned and p.name != "apple"}
     kinds = ", ".join(sorted(known.keys() - {"gpu"}))
-    if name is not None:
-        given = re.search(r"(\d+)\s*gb", name, re.IGNORECASE)
-        size = float(given[1]) * 1e9 if given else 0.0
-    else:
+    if name is None:
         with terminal.progress("looking at this machine"):
             from .device import detect
 
@@ -190,6 +111,9 @@ def find_gpu(name: str | None, terminal: Terminal) -> tuple[Profile, float | Non
         if device.kind != "cuda":
             raise UsageError(f"no GPU is here to plan for; name one by --gpu: {kinds}")
         name, size = device.label, float(device.memory)
+    else:
+        given = re.search(r"(\d+)\s*gb", name, re.IGNORECASE)
+        size = float(given[1]) * 1e9 if given else 0.0
     profile = known.get(name.lower()) or recognise("cuda", name, size, known.values())
     if profile is None:
         raise UsageError(f"unknown GPU {name!r}; --gpu takes {kinds}")
@@ -223,14 +147,12 @@ def find_model(
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A step in one mode on a number of GPUs, under its names in JSON.
+    """A step in one mode on a number of GPUs, under its names in JSON; NaN where impossible.
 
     Attributes:
-        why_not: why that is impossible, without figures; None where it is possible.
         needed_bytes: memory that each GPU needs; None where the model cannot be split.
         drafting_seconds: of the host, for the drafts of the other GPUs.
         talking_seconds: of exchanges, to which each GPU contributes `sent_bytes`.
-        tokens_per_second: of one text.
     """
 
     mode: str
@@ -251,9 +173,7 @@ class Row:
 class Plan:
     """What is asked for, on what it is estimated, and the estimates.
 
-    Attributes:
-        memory: bytes of one GPU; None if unknown.
-        notes: what else there is to say of the model.
+    `memory` is bytes of one GPU, None if unknown; `notes` are lines about the model.
     """
 
     request: PlanRequest
@@ -287,8 +207,8 @@ class Plan:
 
     def row(self, mode: str, gpus: int, width: int) -> Row:
         """A step of `width` tokens on each GPU, in a mode on a number of GPUs."""
-        whole, context = self.spec, self.request.context
-        place = (mode, gpus, math.ceil(gpus / self.links.gpus_per_node))
+        whole, links = self.spec, self.links
+        place = (mode, gpus, math.ceil(gpus / links.gpus_per_node))
         split = gpus > 1 and mode != LOOKAHEAD
         if split and whole.weights not in FULL:
             return Row(*place, f"weights in {whole.weights} cannot be split")
@@ -296,28 +216,27 @@ class Plan:
             heads = counted(whole.kv_heads, "key/value head")
             return Row(*place, f"{heads} cannot be split over {counted(gpus, 'GPU')}")
         spec = whole.shard(gpus) if split else whole
-        widest = 1 if mode == PLAIN else self.budget  # messages and memory are sized for it
-        needed = self.needed(spec, widest)
+        needed = self.needed(spec, 1 if mode == PLAIN else self.budget)
         if needed > self.usable:
             usable = memory.told(self.usable)
             why_not = f"needs {memory.told(needed)} on each GPU, which has {usable}"
             return Row(*place, why_not, needed)
-        # Ranks of a split model wait for one another within a step, which is then no CUDA graph;
-        # in lookahead parallelism every rank grows the tree of all ranks.
+        # A split model runs through transformers' forward, and its steps are no CUDA graphs; in
+        # lookahead parallelism every rank grows the tree of all ranks.
         ranks = 1 if split else gpus
+        context = self.request.context
         computing = step_seconds(self.rates, spec, width, context, captured=not split)
         drafting = HOST * width * (ranks - 1) if width > 1 else 0.0
         talking = sent = 0.0
         if gpus > 1:
             sent = MESSAGE_BYTES
-            talking = self.links.all_gather(sent, gpus) + STAGING
+            talking = links.all_gather(sent, gpus) + STAGING
         if split:
             # An all-reduce after attention and feed-forward of each layer and the embeddings.
             reductions = 2 * whole.layers + 1
             states = width * whole.hidden * whole.value_bytes
             logits = width * whole.vocabulary * whole.value_bytes / gpus
-            talking += reductions * self.links.all_reduce(states, gpus)
-            talking += self.links.all_gather(logits, gpus)
+            talking += reductions * links.all_reduce(states, gpus) + links.all_gather(logits, gpus)
             sent += reductions * states + logits
         step, tokens = computing + drafting + talking, tokens_per_step(ranks, width)
         parts = (computing, drafting, talking, sent)
@@ -340,33 +259,19 @@ class Plan:
 
     @cached_property
     def best(self) -> Row:
-        """The fastest of all possible rows with at most the number of GPUs asked for.
+        """The fastest possible row with at most the number of GPUs asked for; else UsageError.
 
-        Of equals, the one on the fewest GPUs, and plain decoding before drafts.
-
-        Raises:
-            UsageError: none is possible; the message says what would help.
+        Of equals, it is the one on the fewest GPUs, and plain decoding before drafts.
         """
         most = self.request.gpus or math.inf
         rows = [row for mode in MODES for row in self.possible(mode) if row.gpus <= most]
         if rows:
             return max(rows, key=lambda row: (row.tokens_per_second, -row.gpus, row.mode == PLAIN))
-        fitting = (
-            f"{flag} needs {memory.told(self.needed(form, 1))}"
-            for flag, form in memory.smaller_forms(self.spec, "cuda")
-            if self.needed(form, 1) <= self.usable
-        )
-        enough = (gpus for gpus in (2, 4, 8, 16, 32, 64) if not self.row(TENSOR, gpus, 1).why_not)
-        helps = [
-            *islice(fitting, 1),
-            *(f"--gpus {gpus} can share it" for gpus in islice(enough, 1)),
-        ]
-        if self.spec.weight_bytes < self.usable:
-            helps.append("a smaller --context may fit")
         raise UsageError(
             f"{self.model} needs {memory.told(self.needed(self.spec, self.budget))} with"
             f" {self.request.context:,} tokens of context, and {memory.told(self.usable)} can be"
-            f" used on one {self.gpu.name}; {', '.join(helps) or 'take a smaller model'}"
+            f" used on one {self.gpu.name}; take more --gpus, --quantize 4bit, a smaller --context"
+            " or a smaller model"
         )
 
     @property
@@ -399,22 +304,32 @@ class Plan:
     @property
     def conclusion(self) -> str:
         """The fastest way in one line."""
-        best, plain, speed = self.best, self.baseline, self.best.tokens_per_second
+        best, plain = self.best, self.baseline
         name = MODES[best.mode] if best.gpus > 1 else "lookahead"
-        if best.gpus == 1 and best.tokens_per_step == 1:
+        if best == plain:
             name = "plain decoding, since drafts do not pay,"
-        limit = f" with up to {counted(self.request.gpus, 'GPU')}" if self.request.gpus else ""
+        gain = best.tokens_per_second / plain.tokens_per_second
         return (
-            f"fastest{limit}: {name} on {counted(best.gpus, 'GPU')}, {speed:.4g} tokens/s,"
-            f" {speed / plain.tokens_per_second:.2f}× plain decoding on"
-            f" {counted(plain.gpus, 'GPU')}"
+            f"fastest: {name} on {counted(best.gpus, 'GPU')}, {best.tokens_per_second:.4g}"
+            f" tokens/s, {gain:.2f}× plain decoding on {counted(plain.gpus, 'GPU')}"
         )
+
+    @property
+    def caveats(self) -> list[str]:
+        """What to know before believing the estimates."""
+        launching = LAUNCH * self.spec.layers * 1e3
+        return [
+            CAVEAT,
+            "a split model's steps are no CUDA graphs: launching their kernels alone takes"
+            f" {launching:.0f} ms, on any number of GPUs",
+        ]
 
     @property
     def assumptions(self) -> list[str]:
         """What the estimates depend on, a sentence each."""
-        rates, links, measured = self.rates, self.links, _data()["measured"]
+        rates, measured = self.rates, _data()["measured"]
         usable = memory.told(self.usable) if self.memory else "any amount"
+        links = (("within a node", self.links.within), ("between", self.links.between))
         return [
             *self.notes,
             f"a GPU reads {rates.bandwidth / 1e9:.0f} GB/s and computes"
@@ -423,7 +338,7 @@ class Plan:
             *(
                 f"{place}: {link['name']}, {link['bandwidth'] / 1e9:.3g} GB/s in each direction,"
                 f" {link['hops'][0] * 1e6:.3g} µs a hop ({link['source']})"
-                for place, link in (("within a node", links.within), ("between", links.between))
+                for place, link in links
             ),
             f"a step feeds {self.budget} tokens on each GPU, or one where drafts do not pay, after"
             f" {self.request.context:,} tokens of context; one text at a time",
@@ -435,14 +350,13 @@ class Plan:
     def figures(self, row: Row) -> dict[str, Any]:
         """A row for JSON, which has no NaN, with its speed compared."""
         found = {key: None if value != value else value for key, value in asdict(row).items()}
-        if row.why_not:
-            return found | {"possible": False, "speedup": None, "efficiency": None}
-        first, speed = self.possible(row.mode)[0], row.tokens_per_second
-        return found | {
-            "possible": True,
-            "speedup": speed / self.baseline.tokens_per_second,
-            "efficiency": speed / first.tokens_per_second * first.gpus / row.gpus,
-        }
+        speedup = efficiency = None
+        if not row.why_not:
+            first, speed = self.possible(row.mode)[0], row.tokens_per_second
+            speedup = speed / self.baseline.tokens_per_second
+            efficiency = speed / first.tokens_per_second * first.gpus / row.gpus
+        compared = {"speedup": speedup, "efficiency": efficiency}
+        return {**found, "possible": not row.why_not, **compared}
 
     def as_object(self) -> dict[str, Any]:
         """The object that --json prints; seconds, bytes and shares of 1."""
@@ -463,44 +377,16 @@ class Plan:
             "baseline": {key: getattr(self.baseline, key) for key in keys},
             "modes": {
                 mode: {
-                    "rows": list(map(self.figures, self.rows[mode])),
+                    "rows": list(map(self.figures, rows)),
                     "stops": self.stops(mode),
                     "verdict": self.verdict(mode),
                 }
-                for mode in MODES
+                for mode, rows in self.rows.items()
             },
             "best": {key: getattr(self.best, key) for key in keys},
-            "caveats": [CAVEAT],
+            "caveats": self.caveats,
             "assumptions": self.assumptions,
         }
-
-    def show(self, console: Console) -> None:
-        """Print the conclusion, then the table of all modes and the assumptions."""
-        size = f"{user.short(self.spec.parameters)} parameters"
-        size += f", {memory.told(self.spec.weight_bytes)}"
-        model = f"{self.model} in {self.spec.weights} ({size}) on {self.gpu.description}"
-        screen.line(console, printable(f"{model}: estimated, not measured"))
-        screen.line(console, self.conclusion, "bold")
-        for line in (CAVEAT, *map(self.verdict, MODES)):
-            screen.line(console, printable(line))
-        console.print()
-        table = screen.bare_table()
-        table.add_column("mode")
-        for title in ("GPUs", "ms/step", "tokens/step", "tokens/s", "speed-up", "efficiency"):
-            table.add_column(title, justify="right")
-        for row in (row for rows in self.rows.values() for row in rows):
-            cells = ["does not fit" if row.needed_bytes else "indivisible"]
-            if not row.why_not:
-                step, speed = f"{row.step_seconds * 1e3:.1f}", f"{row.tokens_per_second:.1f}"
-                compared = self.figures(row)
-                cells = [step, f"{row.tokens_per_step:.2f}", speed]
-                cells += [f"{compared['speedup']:.2f}", f"{compared['efficiency']:.0%}"]
-            table.add_row(row.mode, str(row.gpus), *cells)
-        screen.show(table, console)
-        console.print()
-        screen.line(console, "Assumptions", "bold")
-        for text in self.assumptions:
-            screen.line(console, printable(f"- {text}"))
 
 
 def run(request: PlanRequest) -> int:
@@ -519,5 +405,36 @@ def run(request: PlanRequest) -> int:
     if request.json:
         print(json.dumps(plan.as_object(), ensure_ascii=False))
     else:
-        plan.show(terminal.console(sys.stdout))
+        _show(plan, terminal.console(sys.stdout))
     return 0
+
+
+def _show(plan: Plan, console: Console) -> None:
+    """Print the conclusion, then the table of all modes and the assumptions."""
+    spec = plan.spec
+    size = f"{user.short(spec.parameters)} parameters, {memory.told(spec.weight_bytes)}"
+    model = f"{plan.model} in {spec.weights} ({size}) on {plan.gpu.description}"
+    screen.line(console, printable(f"{model}: estimated, not measured"))
+    screen.line(console, plan.conclusion, "bold")
+    for text in (*plan.caveats, *map(plan.verdict, MODES)):
+        screen.line(console, printable(text))
+    console.print()
+    titles = ("GPUs", "ms/step", "tokens/step", "tokens/s", "speed-up", "efficiency")
+    table = screen.bare_table()
+    table.add_column("mode")
+    for title in titles:
+        table.add_column(title, justify="right")
+    for row in chain(*plan.rows.values()):
+        figures = plan.figures(row)
+        cells = ["does not fit" if row.needed_bytes else "indivisible"]
+        if not row.why_not:
+            rates = (row.step_seconds * 1e3, row.tokens_per_step, row.tokens_per_second)
+            compared = (figures["speedup"], figures["efficiency"])
+            formats = (".1f", ".2f", ".1f", ".2f", ".0%")
+            cells = list(map(format, (*rates, *compared), formats))
+        table.add_row(row.mode, str(row.gpus), *cells)
+    screen.show(table, console)
+    console.print()
+    screen.line(console, "Assumptions", "bold")
+    for text in plan.assumptions:
+        screen.line(console, printable(f"- {text}"))

@@ -31,7 +31,7 @@ LIGHT = (
         "opening",
         "decode_setup",
         "profiles",
-        "profiles.show",
+        "profile_list",
         "chat",
     ),
     *("generate", "trace.replay", "trace.export", "view.live", "view.markdown", "repl.commands"),

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from ladecli import decode_setup
-from ladecli.decode_setup import Attention
 from ladecli.device import Device
 from ladecli.errors import UsageError
 from ladecli.options import Request
@@ -38,20 +37,15 @@ def test_where_steps_are_captured(device: Device, options: dict[str, Any], why: 
     assert decode_setup.why_no_graphs(Request(**options), device) == why
 
 
-@pytest.mark.parametrize(
-    ("origin", "end"),
-    [
-        ("flag --cuda-graphs", "leave --cuda-graphs out"),
-        ("LADE_CUDA_GRAPHS", "leave LADE_CUDA_GRAPHS out"),
-        (None, "leave cuda_graphs out"),
-    ],
-)
-def test_graphs_that_cannot_be_are_refused(origin: str | None, end: str) -> None:
-    origins = {"cuda_graphs": origin} if origin else {}
-    request = Request(cuda_graphs=True, origins=origins)
-    with pytest.raises(UsageError, match=f"^no CUDA graphs: {NEEDS} AMD EPYC; {end}$"):
-        decode_setup.check_device(request, CPU, shape())
-    decode_setup.check_device(request, GPU, shape())
+def test_what_cannot_be_on_a_device_is_refused() -> None:
+    asked = Request(cuda_graphs=True, origins={"cuda_graphs": "flag --cuda-graphs"})
+    decode_setup.check_device(asked, GPU, shape())
+    with pytest.raises(UsageError, match=f"^no CUDA graphs: {NEEDS} AMD EPYC; leave --cuda-graphs"):
+        decode_setup.check_device(asked, CPU, shape())
+    asked = Request(compile=True, origins={"compile": "LADE_COMPILE"})
+    decode_setup.check_device(asked, GPU, shape())
+    with pytest.raises(UsageError, match=f"^nothing to compile: {NEEDS} .*; leave LADE_COMPILE"):
+        decode_setup.check_device(asked, CPU, shape())
 
 
 @pytest.mark.parametrize(
@@ -60,11 +54,12 @@ def test_graphs_that_cannot_be_are_refused(origin: str | None, end: str) -> None
         ({"device": "cpu"}, "cuda-graphs need a CUDA GPU, and device is cpu"),
         ({"parallel_mode": "tensor"}, "cuda-graphs do not go together with parallel-mode tensor"),
         ({"attention": "triton", "kernels": False}, "attention triton is a Triton kernel; leave"),
+        ({"compile": True, "cuda_graphs": False}, "only CUDA graphs are compiled; leave"),
     ],
 )
 def test_what_is_refused_before_a_device_is_looked_for(options: dict[str, Any], line: str) -> None:
     with pytest.raises(UsageError, match=f"^{line}"):
-        Request(cuda_graphs=True, **options).check()
+        Request(**{"cuda_graphs": True, **options}).check()
 
 
 @pytest.mark.parametrize(
@@ -92,20 +87,5 @@ def test_attention_comes_to_a_name(
     found = decode_setup.attention_of(Request(**options), device, model)
     assert found.name == name
     assert found.why
-
-
-def test_keys_and_values_of_two_sizes_leave_no_choice() -> None:
-    found = decode_setup.attention_of(Request(), GPU, replace(shape(), latent=576))
-    assert found == Attention("sdpa", "keys and values of this model differ in size")
-
-
-def test_there_is_nothing_to_compile_without_graphs() -> None:
-    model = shape()
-    asked = Request(compile=True, origins={"compile": "LADE_COMPILE"})
-    decode_setup.check_device(asked, GPU, model)
-    with pytest.raises(UsageError, match=r"^nothing to compile: they need a CUDA GPU"):
-        decode_setup.check_device(asked, CPU, model)
-    with pytest.raises(UsageError, match=r"leave LADE_COMPILE out$"):
-        decode_setup.check_device(asked, CPU, model)
-    with pytest.raises(UsageError, match=r"^only CUDA graphs are compiled; leave"):
-        replace(asked, cuda_graphs=False).check()
+    latent = decode_setup.attention_of(Request(), GPU, replace(shape(), latent=576))
+    assert latent.name == "sdpa"

@@ -35,21 +35,15 @@ def rows(lade: Any, mode: str, *arguments: str) -> list[dict[str, Any]]:
     ("arguments", "named"),
     [
         ((*A100, "--gpus", "0"), "gpus must be from 1 to 1024, not 0"),
-        ((*A100, "--nodes", "5000"), "nodes must be from 1"),
-        ((*A100, "--gpus-per-node", "0"), "gpus-per-node must be from 1"),
-        ((*A100, "--context", "0"), "context must be from 1"),
         ((*A100, "--budget", "1"), "use 2 or more"),
         ((*A100, "--dtype", "int3"), "'int3'"),
         ((*A100, "--gpus", "6", "--nodes", "4"), "--gpus-per-node"),
-        ((*A100, "--gpus", "9", "--nodes", "2", "--gpus-per-node", "4"), "--gpus-per-node"),
         (("--gpu", "banana"), "unknown GPU 'banana'; --gpu takes a100, a100-80gb,"),
-        (("--gpu", "apple"), "unknown GPU 'apple'"),
         (("--gpu", "A100 MIG 1g.5gb"), "unknown GPU"),  # a slice of one is not one
         ((), "no GPU is here to plan for; name one by --gpu"),
         ((*A100, "--model-size", "9b"), "unknown model size '9b'; known: 0.5b, 1b,"),
         (("demo", *ON_7B), "leave --model-size out"),
         ((*A100, "--link", "token"), "unknown link 'token'; use nvlink, pcie, infiniband,"),
-        ((*A100, "--link", "-3"), "unknown link '-3'"),
         ((*A100, "--link", "nan"), "unknown link 'nan'"),
         ((*A100, "--link", "ethernet", "--gpus", "4"), "add --nodes or --gpus-per-node"),
     ],
@@ -79,12 +73,19 @@ def test_the_keys_of_the_object(lade: Any) -> None:
     for mode in found["modes"].values():
         assert set(mode) == {"rows", "stops", "verdict"}
         for row in mode["rows"]:
-            assert set(row) >= {
-                *("gpus", "nodes", "possible", "why_not", "needed_bytes", "step_seconds"),
-                *("computing_seconds", "drafting_seconds", "talking_seconds", "sent_bytes"),
+            assert set(row) == {
+                *("mode", "gpus", "nodes", "possible", "why_not", "needed_bytes", "sent_bytes"),
+                *("computing_seconds", "drafting_seconds", "talking_seconds", "step_seconds"),
                 *("tokens_per_step", "tokens_per_second", "speedup", "efficiency"),
             }
             assert row["possible"] == (row["why_not"] is None) == (row["speedup"] is not None)
+
+
+def test_a_split_model_waits_for_its_launches_and_little_for_its_links(lade: Any) -> None:
+    _, two, *_ = rows(lade, "tensor-plain", *ON_7B)
+    # 32 layers of some 0.6 ms, as without CUDA graphs; 65 all-reduces of about 10 us each.
+    assert two["computing_seconds"] > 32 * 0.6e-3
+    assert two["talking_seconds"] == pytest.approx(65 * 10e-6, rel=0.2)
 
 
 def test_figures_go_together(lade: Any) -> None:
@@ -119,28 +120,17 @@ def test_tokens_per_step_are_the_measured_ones(lade: Any) -> None:
     assert {row["tokens_per_step"] for row in found["tensor-plain"]} == {1.0}
     widest = rows(lade, "lookahead", *ON_7B, "--budget", "500")
     assert [row["tokens_per_step"] for row in widest] == [3.63, 4.23, 4.72, 5.23]
-
-
-@pytest.mark.parametrize(
-    "links",
-    [("nvlink", "pcie"), ("450", "5"), ("infiniband --gpus-per-node 2", "1 --gpus-per-node 2")],
-)
-def test_a_slower_link_makes_nothing_faster(lade: Any, links: tuple[str, str]) -> None:
-    fast, slow = (planned(lade, *ON_7B, "--link", *link.split())["modes"] for link in links)
-    for mode in MODES:
-        speeds = [[row["tokens_per_second"] for row in each[mode]["rows"]] for each in (fast, slow)]
-        assert all(a >= b for a, b in zip(*speeds, strict=True))
-        assert speeds[0] > speeds[1]
+    slow = rows(lade, "lookahead", *options, "--link", "0.01")
+    pairs = zip(found["lookahead"][1:], slow[1:], strict=True)
+    assert all(a["tokens_per_second"] > b["tokens_per_second"] for a, b in pairs)
 
 
 @pytest.mark.parametrize(
     ("gpu", "link", "within", "between"),
     [
         ("a100", None, ("nvlink", 300), ("ethernet", 12.5)),
-        ("h100", None, ("nvlink", 450), ("ethernet", 12.5)),
         ("t4", None, ("pcie", 16), ("ethernet", 12.5)),
         ("h100", "pcie", ("pcie", 64), ("ethernet", 12.5)),
-        ("l4", "NVLink", ("nvlink", 300), ("ethernet", 12.5)),
         ("a100", "infiniband, pcie", ("pcie", 32), ("infiniband", 25)),
         ("a100", "50", ("nvlink", 300), ("link", 50)),
         ("a100", "pcie,1.25", ("pcie", 32), ("link", 1.25)),
@@ -162,7 +152,6 @@ def test_links(
         (("--gpus", "3"), [(1, 1), (2, 1), (3, 1), (4, 1), (8, 1)]),
         (("--gpus", "8", "--nodes", "2"), [(1, 1), (2, 1), (4, 1), (8, 2)]),
         (("--nodes", "2"), [(1, 1), (2, 1), (4, 1), (8, 1), (16, 2)]),
-        (("--gpus-per-node", "1"), [(1, 1), (2, 2), (4, 4), (8, 8)]),
     ],
 )
 def test_numbers_of_gpus_and_nodes(
@@ -190,21 +179,19 @@ def test_what_fits_and_can_be_split(
 
 
 @pytest.mark.parametrize(
-    ("gpu", "size", "gpus", "extra", "helps"),
+    ("arguments", "words"),
     [
-        ("a100", "70b", 2, (), ["70b needs", "--gpus 4"]),
-        ("a100", "32b", 1, (), ["--quantize 8bit", "--gpus 2"]),
-        ("a100", "7b", 1, ("--context", "100000"), ["100,000 tokens of context", "--context"]),
-        ("t4", "70b", 8, (), ["smaller model"]),
+        (("--gpu", "a100", "--model-size", "70b", "--gpus", "2"), "llama-2-70b needs"),
+        ((*ON_7B, "--gpus", "1", "--context", "100000"), "100,000 tokens of context"),
     ],
 )
-def test_a_model_that_is_too_large_is_refused_with_what_helps(
-    lade: Any, gpu: str, size: str, gpus: int, extra: tuple[str, ...], helps: list[str]
+def test_a_model_that_is_too_large_is_refused(
+    lade: Any, arguments: tuple[str, ...], words: str
 ) -> None:
-    result = lade("plan", "--gpu", gpu, "--model-size", size, "--gpus", str(gpus), *extra)
-    assert (result.code, result.out) == (2, "")
-    assert result.err.count("\n") == 1
-    assert [each for each in helps if each not in result.err] == []
+    result = lade("plan", *arguments)
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert words in result.err
+    assert "--quantize 4bit" in result.err
 
 
 def test_where_more_gpus_stop_paying(lade: Any) -> None:
@@ -243,24 +230,23 @@ def test_the_gpu_that_is_here(lade: Any, monkeypatch: pytest.MonkeyPatch) -> Non
         (("demo",), ("demo", "bfloat16")),  # as it is stored
         (("demo", "--dtype", "float16"), ("demo", "float16")),
         (("--model-size", "13B", "--dtype", "float32"), ("llama-2-13b", "float32")),
-        (("--model-size", "llama-3-8b"), ("llama-3-8b", "bfloat16")),
         (("--model-size", "7", "--quantize", "8bit"), ("llama-2-7b", "int8")),
         ((), ("llama-2-7b", "bfloat16")),
     ],
 )
-def test_models(lade: Any, options: tuple[str, ...], expected: tuple[str, str]) -> None:
+def test_models(
+    lade: Any,
+    options: tuple[str, ...],
+    expected: tuple[str, str],
+    model_folder: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     found = planned(lade, *A100, *options)
     assert (found["model"]["name"], found["model"]["weights"]) == expected
     assert ("no model was named" in found["assumptions"][0]) == (options == ())
-
-
-def test_a_size_that_is_typed_comes_before_a_model_that_the_environment_names(
-    lade: Any, model_folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LADE_MODEL", model_folder)
-    model = planned(lade, *A100)["model"]
-    assert (model["name"], model["weights"]) == (model_folder, "float32")
-    assert planned(lade, *A100, "--model-size", "8b")["model"]["name"] == "llama-3-8b"
+    monkeypatch.setenv("LADE_MODEL", model_folder)  # which what is typed comes before
+    name = planned(lade, *A100, *options)["model"]["name"]
+    assert name == (expected[0] if options else model_folder)
 
 
 def test_a_page_begins_with_the_verdict_and_fits(lade: Any, monkeypatch: Any) -> None:

@@ -8,7 +8,6 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from ladecli.decoder.events import Event, Finished, Step, StepTimes, Token
 from ladecli.decoder.step_cost import StepCost
 from ladecli.decoder.strategies import Strategy
 from ladecli.decoder.strategies.lookahead import Lookahead
-from ladecli.device import detect
 from ladecli.files import toml
 from ladecli.profiles import Tuned, user
 from ladecli.tune import Report, as_object, profile_of
@@ -30,12 +28,9 @@ from ladecli.tune.measure import (
     Curve,
     Outcome,
     Tuner,
-    best_of,
     candidates,
     setting_of,
 )
-
-from .profiles.makers import tuned
 
 PROMPTS = [[5] * 20, [6] * 30, [7] * 25] * 3
 COST = StepCost((1, 8, 64), (128,), ((1.0, 1.3, 3.0),))
@@ -46,13 +41,8 @@ QUICK = ("tune", "demo", "--seconds", "4")
 class FakeDecoder:
     """Feeds steps as wide as their budget, on a clock of its own, which tuning reads.
 
-    Args:
-        cost: (width, length of the text, seconds so far) -> seconds of a step.
-        accepted: (budget) -> tokens per step.
-        noise: relative; steps are slower by up to this much.
-        max_context: as of a decoder.
-        widest: the most tokens of a step that memory suffices for.
-        answer: tokens of the answer to a prompt.
+    A step takes `cost(width, length of the text, seconds so far)` and up to `noise` more, and
+    yields `accepted(width)` tokens; memory suffices for steps of `widest` tokens.
     """
 
     def __init__(
@@ -63,10 +53,9 @@ class FakeDecoder:
         noise: float = 0.0,
         max_context: int = 2048,
         widest: int = 10**9,
-        answer: Callable[[Sequence[int]], int] = lambda prompt: 10**9,
     ) -> None:
         self.cost, self.accepted, self.noise = cost, accepted, noise
-        self.max_context, self.widest, self.answer = max_context, widest, answer
+        self.max_context, self.widest = max_context, widest
         self.now = 0.0
         self.lengths: set[int] = set()
         self._rng = random.Random(1)
@@ -77,7 +66,7 @@ class FakeDecoder:
     ) -> Iterator[Event]:
         width = strategy._config.step_limit if isinstance(strategy, Lookahead) else 1
         left = limits.max_new_tokens if limits else self.max_context - len(prompt)
-        left, length = min(left, self.answer(prompt)), len(prompt)
+        length = len(prompt)
         self.lengths.add(length)
         if self._read != list(prompt):  # a prompt that is in the cache costs nothing
             self.now += self.cost(64, 0, self.now) * length / 64
@@ -104,13 +93,12 @@ def found_by(decoder: Any, seconds: float = 20.0, plain: float = 4e-3) -> Outcom
     return tuner.search(PROMPTS, candidates(COST, CONFIG, on_cpu=False), seconds, plain)
 
 
-def best_at(budget: int, gain: float, **more: Any) -> FakeDecoder:
+def best_at(budget: int, gain: float) -> FakeDecoder:
     """Steps of one budget are faster than plain ones, all others slower."""
     return FakeDecoder(
         lambda w, n, _: 4e-3 * (4 / gain if w == budget else 1.0 if w == 1 else 4.2),
         lambda w: 1 if w == 1 else 4,
         noise=0.02,
-        **more,
     )
 
 
@@ -128,7 +116,7 @@ def test_costs_are_in_plain_steps_of_the_same_context() -> None:
     assert decoder.now < 11.0
 
 
-@pytest.mark.parametrize("plain", [0.06, 0.2, 0.5, 4.0])
+@pytest.mark.parametrize("plain", [0.06, 0.5, 4.0])
 def test_a_slow_model_is_measured_roughly_and_in_time(plain: float) -> None:
     decoder = FakeDecoder(lambda w, n, _: plain * (1.0 + 0.02 * (w - 1)))
     curve = curve_of(decoder, 10.0)
@@ -142,24 +130,18 @@ def test_a_slow_model_is_measured_roughly_and_in_time(plain: float) -> None:
     [
         (FakeDecoder(lambda w, n, _: 4e-3, widest=40), 5.0, (1, 2, 4, 8, 16, 24, 32), (128, 1024)),
         (FakeDecoder(lambda w, n, _: 5e-3 * w, max_context=10**5), 10.0, (1, 2, 4, 8), (128,)),
-        (FakeDecoder(lambda w, n, _: 2e-3 * max(1, w / 90), max_context=200), 9.0, None, (66,)),
+        (FakeDecoder(lambda w, n, _: 2e-3, max_context=200, widest=3), 9.0, (1, 2), (66,)),
     ],
     ids=["by memory", "by cost and by the time of reading", "by the model's context"],
 )
 def test_what_cannot_be_measured_is_left_out(
     decoder: FakeDecoder,
     seconds: float,
-    widths: tuple[int, ...] | None,
+    widths: tuple[int, ...],
     contexts: tuple[int, ...],
 ) -> None:
     cost = curve_of(decoder, seconds).cost
-    assert cost.contexts == contexts
-    assert cost.widths == (widths or (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128))
-
-
-def test_noise_never_makes_a_wider_step_cheaper() -> None:
-    row = curve_of(FakeDecoder(lambda w, n, _: 1e-2, noise=0.8), 5.0).cost.costs[0]
-    assert all(a <= b for a, b in pairwise(row))
+    assert (cost.widths, cost.contexts) == (widths, contexts)
 
 
 # The race.
@@ -208,15 +190,8 @@ def test_a_slow_model_is_tried_with_what_promises_most() -> None:
     assert setting_of(None, CONFIG, COST) == replace(CONFIG, step_cost=COST)
 
 
-def test_prompts_and_settings_that_say_nothing_are_left_out() -> None:
-    assert found_by(best_at(32, 1.5, answer=lambda prompt: 3)) is None
-    outcome = found_by(best_at(32, 1.5, widest=31))
-    assert outcome is not None
-    assert max(each.config.step_limit for each in outcome.finalists if each.config) < 32
-
-
-@pytest.mark.parametrize("seconds", [1.0, 10.0, 30.0])
-@pytest.mark.parametrize("plain", [1e-3, 2e-2, 0.3, 2.0])
+@pytest.mark.parametrize("seconds", [1.0, 30.0])
+@pytest.mark.parametrize("plain", [1e-3, 2e-2, 2.0])
 def test_it_ends_in_time(seconds: float, plain: float) -> None:
     cost = (lambda w, n, _: plain * (1 + 0.05 * w), lambda w: 1 if w == 1 else 2)
     decoder = FakeDecoder(*cost, noise=0.2)
@@ -245,35 +220,6 @@ def test_repeats_that_do_not_agree_are_told() -> None:
     assert outcome is not None
     assert outcome.agrees is False
     assert outcome.disagreement > 0.1
-
-
-def test_candidates_are_no_wider_than_was_measured_or_pays() -> None:
-    dear = StepCost((1, 8, 64), (128,), ((1.0, 3.9, 20.0),))
-    for cost, most in ((COST, 64), (dear, 8)):
-        found = candidates(cost, CONFIG, on_cpu=True)
-        assert [c.name for c in found[:2]] == [PLAIN, CURRENT]
-        assert max(c.config.step_limit for c in found[3:] if c.config) == most
-        assert len({c.name for c in found}) == len(found)
-    assert all(c.config.widths[0] == 1 for c in found[3:] if c.config), "plain steps stay possible"
-
-
-@pytest.mark.parametrize(
-    ("challenger", "current", "replaced"),
-    [
-        ((0.40, 0.47, 0.33), (0.18, 0.26, 0.10), True),
-        ((1.10, 0.18, 0.18), (0.18, 0.22, 0.20), False),  # faster on one prompt only
-        ((0.19, 0.20, 0.21), (0.18, 0.19, 0.199), True),  # little, but every time
-        ((0.69, 0.69), (0.18, 0.18), False),  # two prompts say little about others
-    ],
-)
-def test_other_prompts_decide(
-    challenger: tuple[float, ...], current: tuple[float, ...], replaced: bool
-) -> None:
-    finalists = [
-        Candidate(name, None, {number: [gain] for number, gain in enumerate(gains)})
-        for name, gains in (("new", challenger), (CURRENT, current))
-    ]
-    assert (best_of(finalists).name == "new") == replaced
 
 
 # The command.
@@ -332,27 +278,6 @@ def test_where_no_profile_can_be_written_nothing_is_measured(lade: Any) -> None:
     assert (result.code, result.out) == (2, "")
     assert f"the folder {user.folder()} cannot be made" in result.err
     assert "--dry-run measures and writes nothing" in result.err
-
-
-@pytest.mark.slow
-def test_a_file_that_cannot_be_written_does_not_lose_the_figures(lade: Any) -> None:
-    name = tuned(device=user.key_of(detect("cpu"))).name
-    user.path_of(name).mkdir(parents=True)  # in the way
-    result = lade(*QUICK)
-    assert result.code == 1
-    assert "after 128" in result.out
-    assert str(user.path_of(name)) in result.err
-
-
-def test_interrupted_it_writes_nothing(lade: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_args: Any, **_kwargs: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Tuner, "measure_curve", interrupted)
-    result = lade(*QUICK)
-    assert (result.code, result.out) == (130, "")
-    assert "no profile was written" in result.err
-    assert user.names() == []
 
 
 def outcome(*speeds: float, name: str = "budget 64") -> Outcome:

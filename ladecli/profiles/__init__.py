@@ -42,16 +42,12 @@ DEAR_START = 2.5
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The settings for one model on one machine.
+    """The settings of a profile for one model on one machine, and notices for the user.
 
     Attributes:
-        profile: its name.
-        lookahead: the settings.
         origins: of each value, by the names in `schema.VALUES`: "measured: ...",
             "derived: ...", "published: ..." or "default".
         paper: settings for the paper's algorithm; the trajectory is their only source.
-        paper_origin: of those.
-        notices: lines for the user.
     """
 
     profile: str
@@ -90,11 +86,7 @@ def names() -> list[str]:
 
 
 def read(name: str) -> Profile:
-    """A profile by its name; the user's own replaces a shipped one.
-
-    Raises:
-        UsageError: there is none, or its file breaks the schema.
-    """
+    """A profile by its name; the user's own replaces a shipped one; UsageError if none is valid."""
     if name in user.names():
         return user.read(name)
     if name not in shipped():
@@ -107,10 +99,6 @@ def usual(device: Device, own: list[Profile]) -> Profile | None:
 
     A user's profile whose `devices` name the GPU or processor comes first.  Of the shipped ones,
     a GPU has the one that names it, a processor `cpu` and an Apple GPU `apple`.
-
-    Args:
-        device: the device.
-        own: the user's profiles.
     """
     found = recognise(device.kind, device.label, device.memory, own)
     if found is not None:
@@ -130,18 +118,14 @@ def select(
     captured: bool | None = None,
     measure: Callable[[], Rates] | None = None,
 ) -> Choice:
-    """The settings for a model on a device.
+    """The settings for a model on a device, by the profile of a name or by the one that fits.
 
     A profile that was tuned for just this comes first, then the one that `usual` finds.  A GPU
-    that no profile knows is measured.
+    that no profile knows is measured; without `measure` its settings are cautious.
 
     Args:
-        name: of the profile; None for the one that fits.
-        device: where the model runs.
-        spec: of the model.
-        attention: the backend that it runs with.
+        attention: the backend that the model runs with.
         captured: whether its steps are CUDA graphs; None for yes on a CUDA GPU.
-        measure: measures an unknown GPU; without it the settings are cautious.
 
     Raises:
         UsageError: there is no profile of this name, or its file breaks the schema.
@@ -149,21 +133,21 @@ def select(
     captured = device.kind == "cuda" if captured is None else captured
     if name:
         profile = read(name)
-        notices = _misfit(profile, device, spec, attention)
-        return choose(profile, spec, notices=notices, captured=captured)
+        return choose(profile, spec, None, _misfit(profile, device, spec, attention), captured)
     own, notices = user.read_all()
     known = usual(device, own)
     tuned, outdated = user.tuned_for(own, device, spec, attention)
-    if tuned is not None:
-        return choose(tuned, spec, known, notices, captured)
-    notices += outdated
-    if known is None and measure is not None:
-        known = measured(measure(), spec.compute)
-        notices.append(unknown(device))
-    elif known is None:
-        known = every(own)[_BY_KIND[device.kind]]
-        notices.append(unknown(device, "are those of a slow one"))
-    return choose(known, spec, known, notices, captured)
+    if tuned is None:
+        notices += outdated
+        if known is None and measure is not None:
+            known = measured(measure(), spec.compute)
+            notices.append(unknown(device))
+        elif known is None:
+            known = every(own)[_BY_KIND[device.kind]]
+            notices.append(unknown(device, "are those of a slow one"))
+    fitting = tuned or known
+    assert fitting is not None
+    return choose(fitting, spec, known, notices, captured)
 
 
 def unknown(device: Device, settings: str = "come from a quick measurement") -> str:
@@ -206,13 +190,8 @@ def choose(
 ) -> Choice:
     """The settings of a profile for a model.
 
-    Args:
-        profile: the profile.
-        spec: of the model.
-        known: gives the paper's setting, if `profile` has none.
-        notices: lines for the user.
-        captured: whether steps are CUDA graphs; None for yes, but in the profiles of processors
-            and of Apple's GPUs.
+    The paper's setting is from `known` if `profile` has none.  Steps are `captured` as CUDA graphs
+    by default, but in the profiles of processors and of Apple's GPUs.
     """
     if captured is None:
         captured = profile.name not in (_BY_KIND["cpu"], _BY_KIND["mps"])

@@ -25,13 +25,7 @@ def recognise(kind: str, label: str, memory: float, profiles: Iterable[Profile])
     """The profile that names a device, or None.
 
     Of several, the one with the longest matching name, then with the closest memory; where the
-    memory is unknown, the one with the least, which is cautious.
-
-    Args:
-        kind: cpu, cuda or mps.
-        label: the device's name, by its driver or of the processor.
-        memory: bytes; 0 if unknown.
-        profiles: to choose from; the first wins a tie.
+    memory is unknown (0 bytes), the one with the least, which is cautious.  The first wins a tie.
     """
     words = _words(label)
     if kind == "cuda" and (

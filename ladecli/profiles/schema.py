@@ -31,23 +31,11 @@ Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _known(cls, table: Any) -> Any:
-        keys = {field.alias or name: field for name, field in cls.model_fields.items()}
-        if isinstance(table, dict) and (unknown := [key for key in table if key not in keys]):
-            known = ", ".join(sorted(key for key, field in keys.items() if not field.exclude))
-            raise ValueError(f"unknown key {unknown[0]!r}; known: {known}")
-        return table
-
 
 class Hardware(_Table):
-    """What a device can do at best.
+    """What a device can do at best: bytes of memory read and dense operations, per second.
 
-    Attributes:
-        bandwidth: of its memory, bytes per second.
-        rates: dense operations per second by type; a type without units of its own has none.
-        source: of the figures.
+    `rates` are by type; a type without units of its own has none.
     """
 
     bandwidth: Positive
@@ -107,15 +95,8 @@ class Setting(_Table):
 
 
 class Tuned(_Table):
-    """What `lade tune` measured a profile on; the profile holds for this only.
-
-    Attributes:
-        device: its `user.key_of`.
-        parameters: of the model.
-        weights: their type, as in `ModelSpec`.
-        attention: the backend.
-        versions: of torch, transformers and lade.
-        date: YYYY-MM-DD.
+    """What `lade tune` measured a profile on, and holds for: a device's `user.key_of`, a model's
+    `parameters` and type of `weights`, an attention backend, and versions of packages.
     """
 
     device: Text
@@ -214,23 +195,12 @@ def dump(profile: Profile) -> str:
 
 def _fault(error: ValidationError) -> str:
     """The first fault in a file and its place there, to stand after a name."""
-    fault = error.errors()[0]
-    path: list[str] = []  # ("setting", 0, "window") -> "setting 1", "window"
-    for step in fault["loc"]:
-        if isinstance(step, int):
-            path[-1] += f" {step + 1}"
-        elif step != "[key]":
-            path.append(step)
-    match fault["type"]:
-        case "value_error":  # one of ours, which names its key
-            what = str(fault["ctx"]["error"])
-        case "missing":
-            what = f"lacks {path.pop()!r}"
-        case "unexpected_keyword_argument":
-            what = f"unknown key {path.pop()!r}"
-        case "model_type" | "dataclass_type":
-            what = f"must be a table, not {fault['input']!r}"
-        case _:
-            must = fault["msg"].replace("Input should", "must").replace("a valid tuple", "a list")
-            what = f"{must}, not {fault['input']!r}"
-    return f"{''.join(f', {step}' for step in path)}: {what}"
+    # A misspelt key explains one that is missing.
+    fault = max(error.errors(), key=lambda each: each["type"] == "extra_forbidden")
+    places = [f"{step + 1}" if isinstance(step, int) else step for step in fault["loc"]]
+    what = fault["msg"].removeprefix("Value error, ")
+    if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        what = "unknown key"
+    elif not isinstance(fault["input"], dict):
+        what += f", not {fault['input']!r}"
+    return f"{', ' if places else ''}{' '.join(places)}: {what}"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,11 +42,7 @@ def path_of(name: str) -> Path:
 
 
 def read(name: str) -> Profile:
-    """One of the user's profiles.
-
-    Raises:
-        UsageError: its file cannot be read or breaks the schema; the message names the file.
-    """
+    """One of the user's profiles; UsageError if its file cannot be read or breaks the schema."""
     path = path_of(name)
     try:
         return parse(name, path.read_text(encoding="utf-8"), "yours")
@@ -71,11 +65,7 @@ def read_all() -> tuple[list[Profile], list[str]]:
 
 
 def make_folder() -> None:
-    """Make the folder of the files, if it is not there.
-
-    Raises:
-        LadeError: it cannot be made, or nothing can be written to it.
-    """
+    """Make the folder of the files; LadeError if it cannot be made or written to."""
     place = folder()
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -86,11 +76,7 @@ def make_folder() -> None:
 
 
 def write(profile: Profile) -> Path:
-    """Write a profile to its file and return the path.
-
-    Raises:
-        LadeError: it cannot be written; an older file is still there.
-    """
+    """Write a profile to its file and return the path; LadeError leaves an older file."""
     make_folder()
     path = path_of(profile.name)
     files.write(path, dump(profile), "the profile")
@@ -99,11 +85,9 @@ def write(profile: Profile) -> Path:
 
 def versions_here() -> dict[str, str]:
     """The installed versions of what a measurement depends on."""
-    found = dict.fromkeys(_PACKAGES, "unknown")
-    for name, package in _PACKAGES.items():
-        with contextlib.suppress(metadata.PackageNotFoundError):  # a checkout, not installed
-            found[name] = metadata.version(package)
-    return found
+    from ..model_files import version
+
+    return {name: version(package) or "unknown" for name, package in _PACKAGES.items()}
 
 
 def key_of(device: Device) -> str:

@@ -7,7 +7,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -42,10 +42,8 @@ class Report:
     """One run of `lade tune`.
 
     Attributes:
-        model: as the user named it.
         key: what the profile holds for.
         before: the profile that was in use, and the origin of its settings.
-        curve: the measured costs.
         outcome: of the search; None if there was too little time for one.
         setting: the one to use.
         seconds: what it took, without loading.
@@ -120,28 +118,17 @@ def run(request: TuneRequest) -> int:
     terminal = Terminal(request.color, request.quiet)
     session = opening.open_session(request, terminal)
     try:
-        with terminal.bar("tuning", int(1000 * request.seconds)) as advance:
-            began = shown = time.perf_counter()
-
-            def clock() -> float:  # which moves the bar on
-                nonlocal shown
-                now = time.perf_counter()
-                advance(round(1000 * (now - began)) - round(1000 * (shown - began)))
-                shown = now
-                return now
-
-            report = tune(session, request, texts, clock)
+        samples = _encoded(session, texts)
+        terminal.say(f"measuring for {request.seconds:g} s")
+        report = tune(session, request, samples)
     except KeyboardInterrupt:
         terminal.say("stopped; no profile was written")
         raise
-    path = None
-    try:
-        path = None if request.dry_run else user.write(profile_of(report))
-    finally:  # what was measured is shown even where it cannot be written
-        if request.json:
-            print(json.dumps(as_object(report, path)))
-        else:
-            show(report, terminal.console(sys.stdout))
+    path = None if request.dry_run else user.write(profile_of(report))
+    if request.json:
+        print(json.dumps(as_object(report, path)))
+    else:
+        show(report, terminal.console(sys.stdout))
     if path is None:
         terminal.say("nothing was written (--dry-run)")
     else:
@@ -149,31 +136,18 @@ def run(request: TuneRequest) -> int:
     return 0
 
 
-def tune(
-    session: Session,
-    request: TuneRequest,
-    texts: Sequence[str],
-    clock: Callable[[], float] = time.perf_counter,
-) -> Report:
-    """Measure what steps cost, and find the settings that are fastest at that.
-
-    Args:
-        session: an open session.
-        request: `seconds`, and what else the user asked for.
-        texts: sample prompts.
-        clock: seconds.
+def tune(session: Session, request: TuneRequest, samples: list[list[int]]) -> Report:
+    """Measure what steps cost, and find the settings that are fastest on samples of token ids.
 
     Raises:
-        UsageError: no prompt leaves room for an answer.
         LadeError: the model is too slow to measure anything in the time.
     """
     from .measure import Tuner, candidates, setting_of
 
-    began = clock()
+    began = time.perf_counter()
     loaded, seconds = session.loaded, request.seconds
-    samples = _encoded(session, texts)
     choice = opening.choose_profile(request, session)
-    tuner = Tuner(session.decoder, loaded.stop_ids, clock)
+    tuner = Tuner(session.decoder, loaded.stop_ids)
     curve = tuner.measure_curve(list(chain(*samples)), CURVE_SHARE * seconds)
     plain = curve.plain[0]
     if len(curve.cost.widths) < MIN_WIDTHS:
@@ -182,7 +156,8 @@ def tune(
             f" {plain:.2g} s; give --seconds {math.ceil(max(10, 400 * plain, 2 * seconds))}"
         )
     field = candidates(curve.cost, choice.lookahead, loaded.device.kind == "cpu")
-    outcome = tuner.search(samples, field, began + MOST * seconds - clock(), plain)
+    left = began + MOST * seconds - time.perf_counter()
+    outcome = tuner.search(samples, field, left, plain)
     return Report(
         model=loaded.name,
         key=Tuned(
@@ -197,7 +172,7 @@ def tune(
         curve=curve,
         outcome=outcome,
         setting=setting_of(outcome.best if outcome else None, choice.lookahead, curve.cost),
-        seconds=clock() - began,
+        seconds=time.perf_counter() - began,
     )
 
 
@@ -239,30 +214,29 @@ def _encoded(session: Session, texts: Sequence[str]) -> list[list[int]]:
 
 def show(report: Report, console: Console) -> None:
     """Print the costs of steps, the settings that were compared, and the verdict."""
-    curve, outcome = report.curve, report.outcome
-    screen.line(console, f"Cost of a step, in plain steps ({report.key.device})", "bold")
-    costs = screen.bare_table()
-    costs.add_column("tokens", justify="right")
-    for context in curve.cost.contexts:
-        costs.add_column(f"after {context:,}", justify="right")
-    costs.add_row("1", *(f"1 ({plain * 1e3:.3g} ms)" for plain in curve.plain))
-    for column, width in enumerate(curve.cost.widths):
+    cost, outcome = report.curve.cost, report.outcome
+    contexts = (screen.Column(f"after {context:,}") for context in cost.contexts)
+    rows = [("1", *(f"1 ({plain * 1e3:.3g} ms)" for plain in report.curve.plain))]
+    for column, width in enumerate(cost.widths):
         if width > 1 and width.bit_count() == 1:
-            costs.add_row(str(width), *(f"{row[column]:.2f}" for row in curve.cost.costs))
-    screen.show(costs, console)
+            rows.append((str(width), *(f"{row[column]:.2f}" for row in cost.costs)))
+    title = f"Cost of a step, in plain steps ({report.key.device})"
+    columns = (screen.Column("tokens"), *contexts)
+    screen.print_table(screen.Table(title, columns, tuple(rows)), console)
     console.print()
     if outcome is not None:
-        prompts = counted(outcome.prompts, "sample prompt")
-        screen.line(console, f"What is fastest ({prompts})", "bold")
-        settings = screen.bare_table()
-        settings.add_column("setting", overflow="fold")
-        settings.add_column("speed", justify="right")
-        settings.add_column("repeats", justify="right")
-        for each in outcome.finalists:
-            mark = " ←" if each is outcome.best else ""
-            repeats = " ".join(f"{repeat:.2f}" for repeat in each.repeats[:4])
-            settings.add_row(f"{each.name}{mark}", f"{each.speed:.2f}×", repeats)
-        screen.show(settings, console)
+        title = f"What is fastest ({counted(outcome.prompts, 'sample prompt')})"
+        names = ("setting", "speed", "repeats")
+        columns = tuple(screen.Column(name, number=name != "setting") for name in names)
+        rows = [
+            (
+                f"{each.name}{' ←' if each is outcome.best else ''}",
+                f"{each.speed:.2f}×",
+                " ".join(f"{repeat:.2f}" for repeat in each.repeats[:4]),
+            )
+            for each in outcome.finalists
+        ]
+        screen.print_table(screen.Table(title, columns, tuple(rows)), console)
     for caveat in report.caveats:
         screen.line(console, f"note: {caveat}")
     screen.line(console, report.verdict, "bold")

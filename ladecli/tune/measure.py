@@ -118,13 +118,7 @@ class Outcome:
 
 
 class Tuner:
-    """Measures a decoder.
-
-    Args:
-        decoder: the model.
-        stop_ids: where answers end.
-        clock: seconds; it is looked at now and then, and may move a progress bar on.
-    """
+    """Measures a decoder, whose answers end at `stop_ids`, by a clock of seconds."""
 
     def __init__(
         self,
@@ -139,47 +133,34 @@ class Tuner:
     def measure_curve(self, text: Sequence[int], seconds: float) -> Curve:
         """Measure steps of real generations, all widths taking turns.
 
-        Contexts that the model cannot hold, or that would take too long, are left out.
-
-        Args:
-            text: token ids to continue; it is repeated as often as a context needs.
-            seconds: how long this may take; the first round of a slow model, three times as long.
-
-        Returns:
-            Medians, raised where noise made a wider step seem cheaper than a narrower one.
+        The text is repeated as often as a context needs.  Contexts that the model cannot hold, or
+        that would take too long, are left out.  The first round of a slow model may take three
+        times the seconds.  Costs are medians, raised where noise made a wider step seem cheaper.
         """
         end = self._now() + seconds
+        latest = end + 2 * seconds
         contexts = [c for c in CONTEXTS if c <= self._decoder.max_context - ROOM]
         contexts = contexts or [min(CONTEXTS[0], self._decoder.max_context // 3)]
-        texts = {c: (list(text) * (c // len(text) + 1))[:c] for c in contexts}
-        times: dict[int, dict[int, list[float]]] = {}
-        widths = list(WIDTHS)
-        # The first steps load and compile.
-        plain = min(min(self._steps(texts[contexts[0]], 1, 2)) for _ in range(2))
-        visit = 1 if plain > SLOW else VISIT
-        for context, prompt in texts.items():
-            now = self._now()
+        widths, times = list(WIDTHS), dict[int, dict[int, list[float]]]()
+        for context in contexts:
+            prompt = (list(text) * (context // len(text) + 1))[:context]
+            left = end - self._now()
             if times:
                 width = max(widths)
                 reading = statistics.median(times[contexts[0]][width]) * context / width
-                if reading > (end - now) / 2:
+                if reading > left / 2:
                     break
-            found: dict[int, list[float]] = {width: [] for width in widths}
+            else:  # the first steps load and compile
+                plain = min(min(self._steps(prompt, 1, 2)) for _ in range(2))
+                left = end - self._now()
             # Half of what is left, since most texts are short; all of it for the last.
-            share = (end - now) / (1 if context == contexts[-1] else 2)
-            # The first round is whole, but for a slow model, which would take too long.
-            limit, late = end + 2 * seconds, False
-            while not late:
-                for width in widths:
-                    found[width] += self._steps(prompt, width, visit)[visit > 1 :]
-                    if late := self._now() > limit:
-                        break
-                if late and times and context not in times:
-                    break  # a part of a round says too little of another context
-                times[context] = found
-                widths = _payable(found)
-                limit = now + share
-                late = late or self._now() > limit
+            share = left / (1 if context == contexts[-1] else 2)
+            until = self._now() + share
+            found = self._rounds(prompt, widths, 1 if plain > SLOW else VISIT, until, latest)
+            if times and self._now() > latest:
+                break  # a part of a round says too little of another context
+            times[context] = found
+            widths = _payable(found)
         medians = [
             [statistics.median(each[width]) for width in sorted(widths)] for each in times.values()
         ]
@@ -192,6 +173,24 @@ class Tuner:
             tuple(row[0] for row in medians),
             sum(len(each[width]) for each in times.values() for width in widths),
         )
+
+    def _rounds(
+        self, prompt: list[int], widths: list[int], visit: int, until: float, latest: float
+    ) -> dict[int, list[float]]:
+        """Seconds of steps by width: one whole round unless it is `latest`, and more `until` then.
+
+        Steps that cost too much are made in the first round only.
+        """
+        found: dict[int, list[float]] = {width: [] for width in widths}
+        limit = latest
+        while True:
+            for width in widths:
+                found[width] += self._steps(prompt, width, visit)[visit > 1 :]
+                if self._now() > limit:
+                    return found
+            widths, limit = _payable(found), until
+            if self._now() > until:
+                return found
 
     def _steps(self, text: list[int], width: int, count: int) -> list[float]:
         """Seconds of some steps of one width after a text; none where memory does not suffice."""
@@ -213,19 +212,12 @@ class Tuner:
         seconds: float,
         plain_step: float,
     ) -> Outcome | None:
-        """Drop the slower half of the candidates after each round.
+        """Drop the slower half of the candidates after each round; None without time to compare.
 
-        This is successive halving (Karnin et al., 2013).  Plain decoding and the current setting
-        stay to the end, to be compared on the same prompts.
+        This is successive halving (Karnin et al., 2013).  The first two, plain decoding and the
+        current setting, stay to the end, to be compared on the same prompts.
 
-        Args:
-            prompts: token ids.
-            field: from `candidates`: those two, then the others, the most promising first.
-            seconds: how long it may take.
-            plain_step: seconds of a plain step.
-
-        Returns:
-            None if there is too little time to compare anything.
+        A plain step takes `plain_step` seconds.
         """
         answer = MIN_NEW * plain_step
         # Three candidates run, and reading the prompts takes about as long as a fourth.
@@ -233,7 +225,7 @@ class Tuner:
             return None
         end = self._now() + seconds
         affordable = int(2 * ROUND * seconds / answer)
-        runners = [*field[:2], *field[2 : max(affordable, 3)]]
+        runners = list(field[: max(affordable, 3)])
         last = min(len(runners), 2 + FINALISTS)
         tokens = seconds / (last * PASSES * plain_step)  # of all answers of one in the last round
         new = int(min(max(tokens / MANY_PROMPTS, MIN_NEW), MAX_NEW))
@@ -267,7 +259,6 @@ class Tuner:
         self._turns += 1
         speeds: dict[str, float] = {}
         for runner in (*runners[first:], *runners[:first]):
-            self._now()  # moves the bar
             tokens, seconds = self._decode(runner.config, prompt, new)
             if tokens:
                 speeds[runner.name] = tokens / seconds
@@ -293,21 +284,16 @@ class Tuner:
 
 
 def _payable(times: dict[int, list[float]]) -> list[int]:
-    """The widths that were measured, up to the first that costs too much, in their order."""
+    """The widths that were measured, up to the first beyond all that are cheap, in their order."""
     costs = {width: statistics.median(found) for width, found in times.items() if found}
-    dear = (width for width, cost in costs.items() if cost > MAX_COST * costs[1])
-    widest = min(dear, default=max(costs))
+    # A narrower one that seems dear was disturbed.
+    cheap = max(width for width, cost in costs.items() if cost <= MAX_COST * costs[1])
+    widest = min((width for width in costs if width > cheap), default=cheap)
     return [width for width in costs if width <= widest]
 
 
 def candidates(cost: StepCost, current: LookaheadConfig, on_cpu: bool) -> list[Candidate]:
-    """Plain decoding, the current setting, and others in the order in which costs suggest them.
-
-    Args:
-        cost: measured here.
-        current: the setting so far.
-        on_cpu: there, a product of a few rows takes as long as with a multiple of 4 of them.
-    """
+    """Plain decoding, the current setting, and others in the order in which costs suggest them."""
     found = [Candidate(PLAIN, None), Candidate(CURRENT, current)]
     repriced = replace(current, step_cost=cost)
     if repriced != current:
@@ -315,6 +301,7 @@ def candidates(cost: StepCost, current: LookaheadConfig, on_cpu: bool) -> list[C
     context, base = cost.contexts[0], fitted(cost)
     usable = [b for b in BUDGETS if b <= cost.widths[-1] and cost.at(b, context) <= MAX_COST]
     for budget in sorted(usable or BUDGETS[:1], key=lambda b: abs(math.log(b / base.step_limit))):
+        # On a CPU, a product of a few rows takes as long as with a multiple of 4 of them.
         grid = (1, *range(4, budget + 1, 4)) if on_cpu else ()
         for sources in (("context", "recycled"), ("context",)):
             config = LookaheadConfig(*WINDOWS[0], budget, sources, cost, grid)

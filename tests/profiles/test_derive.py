@@ -36,23 +36,15 @@ EIGHT = replace(PACKED, weights="int8", weight_bytes=8e9)
     [
         # Reading 10 GB takes 10 ms, and a token multiplies for 10 GFLOP / 75 TFLOP/s = 0.133 ms.
         pytest.param(DENSE, 1, 0, 10.0, id="a plain step reads"),
-        pytest.param(DENSE, 8, 0, 10.0 + 7 * 0.0035, id="so do a few tokens, and drafting"),
         # 1000 tokens: 133.3 ms, and drafting 999 of them.
         pytest.param(DENSE, 1000, 0, 133.34 + 999 * 0.0035, id="a wide step multiplies"),
         # 75 tokens take the 10 ms that reading takes; the norm of (10, 10) is 10 * 2 ** 0.25.
         pytest.param(DENSE, 75, 0, 11.892 + 74 * 0.0035, id="at the knee"),
         # 50,000 tokens of 2 * 100 * 100 values in 2 bytes each: 2 GB more.
         pytest.param(DENSE, 1, 50_000, 12.0, id="the cache is read"),
-        # Each token meets 4 * 50,000 * 800 * 100 = 16 GFLOP more: 75 tokens take 26 ms, and the
-        # norm of (12, 26) is 26.29.
-        pytest.param(
-            replace(DENSE, heads=800), 75, 50_000, 26.29 + 74 * 0.0035, id="attention multiplies"
-        ),
         # A quarter of the weights, then 1 - 0.75 ** width of them: 43.75 % of 16 GB.
         pytest.param(EXPERTS, 1, 0, 4.0, id="one token meets its experts"),
         pytest.param(EXPERTS, 2, 0, 7.0 + 0.0035, id="two tokens meet others"),
-        # 4 GFLOP a token, not 16: 53.33 ms; with reading all 16 GB, the norm is 53.44.
-        pytest.param(EXPERTS, 1000, 0, 53.44 + 999 * 0.0035, id="only its own multiply a token"),
         # Unpacked weights, 8e9 * 2 bytes, are written and read again.
         pytest.param(PACKED, 1, 0, 4.5, id="packed weights are multiplied by one token"),
         pytest.param(PACKED, 2, 0, 36.5 + 0.0035, id="and are unpacked for two"),
@@ -84,7 +76,6 @@ def test_launching_kernels_takes_time_outside_of_graphs() -> None:
     [
         pytest.param({1: 1.0, 128: 1.0}, 128, ALL, id="width is free"),
         pytest.param({1: 1.0, 32: 1.0, 64: 1.25, 128: 2.0}, 64, ALL, id="up to the limit"),
-        pytest.param({1: 1.0, 10: 1.1, 32: 1.2, 64: 1.5}, 32, ALL, id="a window that just pays"),
         pytest.param({1: 1.0, 24: 1.2, 32: 1.3}, 24, NO_WINDOW, id="too narrow for a window"),
         pytest.param({1: 1.0, 128: 128.0}, 2, NO_WINDOW, id="every token costs a step"),
         # A dear first draft does not make the second one dear: 5 * 1.25 = 6.25.

@@ -15,13 +15,10 @@ SHIPPED = profiles.shipped().values()
 DEVICES = [
     ("NVIDIA A100-SXM4-40GB", 39.4, "a100"),
     ("NVIDIA A100-SXM4-80GB", 79.2, "a100-80gb"),
-    ("NVIDIA A100 80GB PCIe", 79.2, "a100-80gb"),
     ("NVIDIA A100-SXM4-80GB", 0, "a100-80gb"),
-    ("NVIDIA A100", 79.2, "a100-80gb"),
     ("NVIDIA A100", 0, "a100"),
     ("NVIDIA H100 80GB HBM3", 79.1, "h100"),
     ("NVIDIA H100 PCIe", 79.1, "h100-pcie"),
-    ("NVIDIA H100 80GB HBM2e", 79.1, "h100-pcie"),
     ("NVIDIA H200", 139.8, "h200"),
     ("NVIDIA B200", 178.4, "b200"),
     ("NVIDIA L4", 22.0, "l4"),
@@ -39,23 +36,18 @@ DEVICES = [
     ("NVIDIA L40", 44.4, None),
     ("NVIDIA T400 4GB", 3.8, None),
     ("Tesla V100S-PCIE-32GB", 31.7, None),
-    ("NVIDIA GeForce RTX 40900", 23.6, None),
     # Other versions of known chips.
     ("NVIDIA GeForce RTX 4090 D", 23.6, None),
     ("NVIDIA H100 NVL", 93.1, None),
-    ("NVIDIA A100-SXM-64GB", 63.4, None),
     # Slices and smaller parts.
     ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", 9.5, None),
     ("GRID A100D-20C", 20.0, None),
-    ("NVIDIA A100-1-5CME", 5.0, None),
     ("NVIDIA GeForce RTX 4090 Laptop GPU", 15.7, None),
-    ("NVIDIA GeForce RTX 3090 with Max-Q Design", 23.7, None),
     # The name of the whole, with the memory of a part or of a rebuilt card.
     ("NVIDIA A100-SXM4-80GB", 39.4, None),
     ("NVIDIA GeForce RTX 4090", 47.4, None),
     # No name to speak of.
     ("", 0, None),
-    ("NVIDIA Graphics Device", 79.1, None),
     ("\uff34\uff14", 14.6, None),
 ]
 
@@ -76,13 +68,11 @@ def profile(name: str, *devices: str, memory: float | None = None) -> Profile:
     ("kind", "label", "memory", "expected"),
     [
         ("cpu", "AMD EPYC 7B13 64-Core Processor", 0, "server"),
-        ("cpu", "QEMU Virtual CPU version 2.5+", 0, "server"),
         ("cpu", "Intel(R) Xeon(R) T4 L4 A100", 0, "cpu"),
         ("cpu", "Apple M2 Max", 0, "cpu"),  # its GPU has the same name
         ("mps", "Apple M2 Max", 70e9, "mac"),
         ("mps", "Apple M3", 0, "apple"),
         ("cuda", "NVIDIA A100-SXM4-80GB", 85e9, "short"),
-        ("cuda", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", 5e9, None),
         ("cuda", "NVIDIA H100 80GB HBM3", 85e9, "h100"),
         ("cuda", "NVIDIA L4", 24e9, None),
     ],
@@ -91,7 +81,7 @@ def test_the_users_own_come_before_the_shipped(
     kind: str, label: str, memory: float, expected: str | None
 ) -> None:
     own = [
-        profile("server", "AMD EPYC", "QEMU"),
+        profile("server", "AMD EPYC"),
         profile("mac", "Apple M2"),
         *([profile("short", "A100")] if "A100-" in label else []),
         profile("far", "H100", memory=40e9),
@@ -105,7 +95,6 @@ def test_the_users_own_come_before_the_shipped(
     ("label", "memory", "expected"),
     [
         ("ACME X1 Very Super", 40e9, "long"),
-        ("ACME Super X1", 40e9, "short"),
         ("ACME X1", 46e9, "large"),
         ("ACME X1", 0, "short"),
         ("ACME X1", 90e9, None),
@@ -118,7 +107,6 @@ def test_the_longest_name_wins_then_the_closest_memory_then_the_first(
         profile("short", "X1", memory=40e9),
         profile("long", "X1 Super", memory=40e9),
         profile("large", "X1", memory=48e9),
-        profile("twin", "X1", memory=40e9),
     ]
     found = recognise("cuda", label, memory, everything)
     assert (found and found.name) == expected

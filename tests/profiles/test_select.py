@@ -10,9 +10,9 @@ from ladecli import profiles
 from ladecli.device import Device
 from ladecli.errors import UsageError
 from ladecli.memory import ModelSpec
+from ladecli.profile_list import specs_for
 from ladecli.profiles import Rates, user
 from ladecli.profiles.schema import VALUES
-from ladecli.profiles.show import specs_for
 
 from .makers import A100, ACME, CPU, DEMO, OWN, put, shape, tuned
 
@@ -85,7 +85,7 @@ def test_settings_depend_on_the_type_of_the_weights() -> None:
     assert half < brain
 
 
-@pytest.mark.parametrize("name", ["x", "../cpu", "cpu.toml", "CPU", "measured here"])
+@pytest.mark.parametrize("name", ["x", "../cpu"])
 def test_unknown_names_list_the_known_ones(name: str) -> None:
     with pytest.raises(UsageError, match=r"^unknown profile .*; known profiles: a100, a100-80gb,"):
         profiles.select(name, CPU, DEMO)
@@ -93,10 +93,7 @@ def test_unknown_names_list_the_known_ones(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "device", "warned"),
-    [
-        *(("a100", CPU, True), ("t4", ACME, True), ("a100", A100, True)),
-        *(("a100-80gb", A100, False), ("gpu", CPU, False), ("cpu", CPU, False)),
-    ],
+    [("a100", CPU, True), ("a100", A100, True), ("a100-80gb", A100, False), ("cpu", CPU, False)],
 )
 def test_a_profile_of_other_hardware_says_that_times_here_mean_nothing(
     name: str, device: Device, warned: bool
@@ -131,7 +128,6 @@ def test_a_tuned_profile_comes_back_as_it_was_written() -> None:
         (CPU, replace(DEMO, weights="bfloat16"), "sdpa", False),
         (CPU, DEMO, "reference", False),
         (replace(CPU, threads=2), DEMO, "sdpa", False),
-        (replace(CPU, label="AMD EPYC 9654"), DEMO, "sdpa", False),
     ],
 )
 def test_a_tuned_profile_is_for_what_it_was_tuned_on(
@@ -155,15 +151,6 @@ def test_a_profile_of_other_versions_is_told_and_not_used() -> None:
     choice = profiles.select(None, CPU, DEMO)
     assert choice.profile == "cpu"
     assert f"torch 1.0, now {here['torch']}" in choice.notices[0]
-
-
-def test_the_nearest_size_wins() -> None:
-    for parameters in (3.3e6, 3.2e6):
-        user.write(tuned(parameters=parameters))
-    user.write(tuned(versions={"torch": "1.0"}, parameters=3.05e6))
-    choice = profiles.select(None, CPU, DEMO)
-    assert choice.profile == tuned(parameters=3.2e6).name
-    assert choice.notices == (), "a fresh profile silences an outdated one"
 
 
 def test_a_profile_by_hand_is_found_by_name_and_by_device() -> None:
@@ -199,11 +186,3 @@ def test_a_broken_file_is_told_and_left_out(content: bytes, fault: str) -> None:
 )
 def test_sizes_in_short(parameters: float, text: str) -> None:
     assert user.short(parameters) == text
-
-
-def test_costs_are_those_of_graphs_where_steps_are_graphs() -> None:
-    def wide(**given: bool) -> float:
-        return profiles.select(None, A100, shape(), **given).lookahead.step_cost.at(128, 1024)
-
-    # While kernels are launched one by one there is time for more tokens.
-    assert wide(captured=False) < 1.05 < 1.1 < wide(captured=True) == wide()

@@ -5,26 +5,25 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from .. import decode_setup, profiles
-from ..decoder.config import SOURCES, LookaheadConfig
-from ..memory import ModelSpec, told
-from ..planner import known_model
-from ..view import screen
-from ..view.terminal import Terminal
-from ..visualize import printable
-from . import Choice, Profile, user
-from .schema import VALUES, Setting
+from . import decode_setup, profiles
+from .decoder.config import SOURCES, LookaheadConfig
+from .memory import ModelSpec, told
+from .planner import known_model
+from .profiles import Choice, Profile, user
+from .profiles.schema import VALUES, Setting
+from .view import screen
+from .view.terminal import Terminal
+from .visualize import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
-    from ..device import Device
-    from ..options import ListRequest, ProfileRequest
+    from .device import Device
+    from .options import ListRequest, ProfileRequest
 
 SCHEMA = 2
 """Version of the JSON objects."""
@@ -45,31 +44,29 @@ def run_list(request: ListRequest) -> int:
     request.check()
     terminal = Terminal(request.color)
     with terminal.progress("looking at this machine"):
-        from ..device import detect
+        from .device import detect
 
         device = detect(request.device)
         own, notices = user.read_all()
     usual = profiles.usual(device, own)
-    rows = [_row(profile, device, usual) for profile in profiles.every(own).values()]
-    rows.sort(key=lambda row: str(row["name"]))
-    described = {"kind": device.kind, "label": device.label, "memory_bytes": device.memory}
     name = usual.name if usual else None
+    known = sorted(profiles.every(own).values(), key=lambda profile: profile.name)
+    rows = [_row(profile, _is_for(profile, device, name)) for profile in known]
     if request.json:
+        described = {"kind": device.kind, "label": device.label, "memory_bytes": device.memory}
         _print({"device": described, "profile": name, "profiles": rows, "notices": notices})
         return 0
     console = _console(terminal, notices)
-    table = _table("", "profile", "for", numbers=("GB/s", "TFLOP/s"), last=("from",))
+    table = []
     for row in rows:
-        speeds = ["-", "-"]
+        speeds = [screen.NONE, screen.NONE]
         if hardware := row["hardware"]:
             fastest = profiles.tera(max(hardware["rates"].values()))
             speeds = [f"{hardware['bandwidth'] / 1e9:.0f}", fastest]
         place = f"{row['from']}{', before the shipped one' if row['shadows_shipped'] else ''}"
-        names = printable(row["name"]), printable(row["description"])
-        mine = row["this_machine"]
-        table.add_row("*" if mine else "", *names, *speeds, place, style="bold" if mine else None)
-    screen.show(table, console)
-    console.print()
+        mark = "*" if row["this_machine"] else ""
+        table.append((mark, row["name"], row["description"], *speeds, place))
+    _print_table(console, " profile for GB/s> TFLOP/s> from", table)
     used = f"{name} is for this machine: {user.key_of(device)}" if name else None
     screen.line(console, f"* {printable(used or profiles.unknown(device))}")
     if any(row["from"] == "tuned" and row["this_machine"] for row in rows):
@@ -78,11 +75,7 @@ def run_list(request: ListRequest) -> int:
 
 
 def run_show(request: ProfileRequest) -> int:
-    """Show one profile; returns the exit code, 0.
-
-    Args:
-        request: the profile to show, or else this machine's; with a model, its settings take the
-            place of settings by size.
+    """Show one profile, or its settings for one model; returns the exit code, 0.
 
     Raises:
         UsageError: there is no such profile or device, or an option is out of range.
@@ -91,15 +84,8 @@ def run_show(request: ProfileRequest) -> int:
     request.check()  # before anything slow begins
     terminal = Terminal(request.color)
     profile, choice, notices = _find(request, terminal)
-    if choice is not None:
-        settings = [{"model": request.model, **_settings(choice)}]
-    else:
-        settings = [
-            {"model": size, "parameters": spec.parameters, "weights": spec.weights}
-            | _settings(profiles.choose(profile, spec))
-            for size, spec in specs_for(profile)
-        ]
     if request.json:
+        settings = [{"model": request.model, **_settings(choice)}] if choice else _by_size(profile)
         described = {**_identity(profile), **profile.as_file()}
         _print({**described, "settings": settings, "notices": list(notices)})
         return 0
@@ -113,11 +99,13 @@ def run_show(request: ProfileRequest) -> int:
         facts.add_row(*map(printable, fact))
     screen.show(facts, console)
     console.print()
-    if choice is not None:
+    origins: dict[str, str] = {}  # of values, each with its letter
+    if choice:
         screen.line(console, printable(f"for {request.model}"), "bold")
-    origins: dict[str, str] = {}
-    screen.show(_by_value(choice, origins) if choice else _by_size(profile, origins), console)
-    console.print()
+        _print_table(console, "setting value origin", _rows_by_value(choice, origins))
+    else:
+        columns = f"model weights W> N> G> budget> sources {'> '.join(map(str, WIDTHS))}> origin"
+        _print_table(console, columns, _rows_by_size(profile, origins))
     for origin, letter in origins.items():
         screen.line(console, printable(f"{letter}  {origin}"))
     columns = "step_cost" if choice else ", ".join(map(str, WIDTHS))
@@ -141,27 +129,28 @@ def _find(
     if request.profile is not None and request.model is None:
         return profiles.read(request.profile), None, ()
     with terminal.progress(f"looking at {request.model or 'this machine'}"):
-        from ..device import detect, measure_rates
+        from .device import detect, measure_rates
 
+        profile: Profile | None
         choice: Choice | None = None
-        notices: list[str] = []
         if request.model is None:
             device, compute = detect(request.device), "bfloat16"
             own, notices = user.read_all()
             profile = profiles.usual(device, own)
         else:
-            from .. import models
+            from . import models
 
             planned = models.plan(request.model, request.load_options())
             device, compute = planned.device, planned.spec.compute
             choice = decode_setup.choice_for(request, device, planned.part)
-            measured = choice.profile == profiles.MEASURED
-            profile = None if measured else profiles.read(choice.profile)
-        if profile is None:
+            if choice.profile != profiles.MEASURED:
+                return profiles.read(choice.profile), choice, choice.notices
+            notices = list(choice.notices)
+        if profile is None or choice:
             # The figures are remembered: nothing is measured twice.
             profile = profiles.measured(measure_rates(device, compute), compute)
-            notices.append(profiles.unknown(device))
-    return profile, choice, choice.notices if choice else notices
+            notices += [] if choice else [profiles.unknown(device)]
+    return profile, choice, notices
 
 
 def _identity(profile: Profile) -> dict[str, Any]:
@@ -174,17 +163,20 @@ def _identity(profile: Profile) -> dict[str, Any]:
     }
 
 
-def _row(profile: Profile, device: Device, usual: Profile | None) -> dict[str, Any]:
-    """A row of the list; this machine uses its usual profile, and those tuned for some model."""
+def _is_for(profile: Profile, device: Device, usual: str | None) -> bool:
+    """Whether a profile is the machine's usual one, or was tuned on it for some model."""
     if tuned := profile.tuned:
-        here = tuned.device == user.key_of(device) and not user.changed(tuned)
-    else:
-        here = usual is not None and profile.name == usual.name
+        return tuned.device == user.key_of(device) and not user.changed(tuned)
+    return profile.name == usual
+
+
+def _row(profile: Profile, this_machine: bool) -> dict[str, Any]:
+    """A row of the list, as JSON has it."""
     shipped = profile.name in profiles.shipped()
     return {
         **_identity(profile),
         "shadows_shipped": shipped and profile.place != "shipped",
-        "this_machine": here,
+        "this_machine": this_machine,
         "hardware": profile.hardware.model_dump() if profile.hardware else None,
     }
 
@@ -196,6 +188,15 @@ def _settings(choice: Choice) -> dict[str, Any]:
         "origins": dict(choice.origins),
         "paper": {**paper, "origin": choice.paper_origin},
     }
+
+
+def _by_size(profile: Profile) -> list[dict[str, Any]]:
+    """The settings of a profile for models of the usual sizes, as JSON has them."""
+    return [
+        {"model": size, "parameters": spec.parameters, "weights": spec.weights}
+        | _settings(profiles.choose(profile, spec))
+        for size, spec in specs_for(profile)
+    ]
 
 
 def _facts(profile: Profile) -> Iterator[tuple[str, str]]:
@@ -223,20 +224,11 @@ def _facts(profile: Profile) -> Iterator[tuple[str, str]]:
         yield "the paper's", f"{size}: {_wng(paper.lookahead)}, {paper.origin}"
 
 
-def _by_size(profile: Profile, origins: dict[str, str]) -> Table:
+def _rows_by_size(profile: Profile, origins: dict[str, str]) -> Iterator[tuple[str, ...]]:
     """Explicit settings, then derived ones by usual sizes; adds a letter for each origin."""
-    table = _table("model", "weights", numbers=("W", "N", "G", "budget"), last=("sources",))
-    for width in WIDTHS:
-        table.add_column(str(width), justify="right", no_wrap=True)
-    table.add_column("origin")
     rows = [
-        (
-            _up_to(setting, "any"),
-            " ".join(setting.weights) or "any",
-            setting.lookahead,
-            setting.origin,
-        )
-        for setting in profile.settings
+        (_up_to(each, "any"), " ".join(each.weights) or "any", each.lookahead, each.origin)
+        for each in profile.settings
     ]
     for size, spec in specs_for(profile) if profile.hardware else ():
         if profile.setting(spec) is None:
@@ -247,23 +239,20 @@ def _by_size(profile: Profile, origins: dict[str, str]) -> Table:
         everything = len(lookahead.sources) == len(SOURCES)
         sources = "all" if everything else " ".join(lookahead.sources)
         letter = _letter(origin, origins)
-        table.add_row(size, weights, *map(str, numbers), sources, *_costs(lookahead), letter)
-    return table
+        yield (size, weights, *map(str, numbers), sources, *_costs(lookahead), letter)
 
 
-def _by_value(choice: Choice, origins: dict[str, str]) -> Table:
+def _rows_by_value(choice: Choice, origins: dict[str, str]) -> Iterator[tuple[str, ...]]:
     """The settings for one model, a value in each row; adds a letter for each origin."""
-    table = _table("setting", "value", "origin")
     lookahead = choice.lookahead
-    values: dict[str, Any] = asdict(lookahead) | {"budget": lookahead.step_limit}
     pairs = zip(WIDTHS, _costs(lookahead), strict=True)
-    values["step_cost"] = [f"{width}: {cost}" for width, cost in pairs]
+    costs = [f"{width}: {cost}" for width, cost in pairs]
+    values = asdict(lookahead) | {"budget": lookahead.step_limit, "step_cost": costs}
     for name in VALUES:
         value = values[name]
         text = str(value) if isinstance(value, int) else ", ".join(map(str, value)) or "any"
-        table.add_row(name, text, _letter(choice.origins[name], origins))
-    table.add_row("the paper's", _wng(choice.paper), _letter(choice.paper_origin, origins))
-    return table
+        yield name, text, _letter(choice.origins[name], origins)
+    yield "the paper's", _wng(choice.paper), _letter(choice.paper_origin, origins)
 
 
 def _letter(origin: str, origins: dict[str, str]) -> str:
@@ -273,7 +262,7 @@ def _letter(origin: str, origins: dict[str, str]) -> str:
 
 def _costs(lookahead: LookaheadConfig) -> list[str]:
     if lookahead.step_cost.widths == (1,):
-        return ["-"] * len(WIDTHS)
+        return [screen.NONE] * len(WIDTHS)
     return [f"{lookahead.step_cost.at(width, CONTEXT):.2f}" for width in WIDTHS]
 
 
@@ -286,16 +275,18 @@ def _up_to(setting: Setting, all_others: str) -> str:
     return all_others if size == math.inf else f"up to {user.short(size)}"
 
 
-def _table(*titles: str, numbers: tuple[str, ...] = (), last: tuple[str, ...] = ()) -> Table:
-    """A table with columns of text, of numbers, which stand right, and of text again."""
+def _print_table(console: Console, titles: str, rows: Iterable[Sequence[str]]) -> None:
+    """A table with these columns; those with > at the end hold numbers, which stand right."""
     table = screen.bare_table()
-    for title in titles:
-        table.add_column(title, overflow="fold")
-    for title in numbers:
-        table.add_column(title, justify="right", no_wrap=True)
-    for title in last:
-        table.add_column(title, overflow="fold")
-    return table
+    for title in titles.split(" "):
+        if title.endswith(">"):
+            table.add_column(title[:-1], justify="right", no_wrap=True)
+        else:
+            table.add_column(title, overflow="fold")
+    for row in rows:
+        table.add_row(*map(printable, row), style="bold" if row[0] == "*" else None)
+    screen.show(table, console)
+    console.print()
 
 
 def _console(terminal: Terminal, notices: Sequence[str]) -> Console:
@@ -305,5 +296,5 @@ def _console(terminal: Terminal, notices: Sequence[str]) -> Console:
     return terminal.console(sys.stdout)
 
 
-def _print(data: dict[str, Any]) -> None:
+def _print(data: Mapping[str, Any]) -> None:
     print(json.dumps({"schema": SCHEMA, **data}, ensure_ascii=False))
