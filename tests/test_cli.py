@@ -217,7 +217,7 @@ BAD: dict[str, tuple[tuple[str, ...], int, str]] = {
     "row without prompt": (("-f", "{keys.jsonl}"), 2, "line 1: needs 'prompt' or 'turns'"),
     "no rows": (("-f", "{none.jsonl}"), 2, "holds no prompts"),
     "window": (("-p", "a", "-W", "0"), 2, "window must be at least 1, not 0"),
-    "window word": (("-p", "a", "-W", "many"), 2, "Invalid value for '-W' / '--window'"),
+    "window word": (("-p", "a", "-W", "many"), 2, "window must be a whole number, not 'many'"),
     "ngram": (("-p", "a", "-N", "1"), 2, "ngram must be at least 2, not 1"),
     "guesses": (("-p", "a", "-G", "-1"), 2, "guesses must be at least 0, not -1"),
     "budget": (("-p", "a", "-W", "9", "-N", "9", "--budget", "3"), 2, "budget 3 is smaller than"),
