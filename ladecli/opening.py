@@ -91,7 +91,7 @@ def _plan(request: Request, terminal: Terminal) -> Plan:
     from . import models
 
     with _loading(terminal, name):
-        planned = models.plan(name, request.load_options(), progress=_bars(request))
+        planned = models.plan(name, request, progress=_bars(request))
         check_device(request, planned.device, planned.part)
         return planned
 

@@ -784,9 +784,9 @@ def with_free_memory(monkeypatch: pytest.MonkeyPatch, size: float) -> str:
 def between(*contexts: int) -> float:
     """Free memory that has room for the demo model with texts between two lengths."""
     from ladecli import memory, models
-    from ladecli.options import LoadOptions
+    from ladecli.options import Request
 
-    shape = models.plan("demo", LoadOptions(dtype="float32")).spec
+    shape = models.plan("demo", Request(dtype="float32")).spec
     needed = [memory.estimate(shape, context=c, width=24).total for c in contexts]
     return sum(needed) / len(needed) / (1.0 - memory.SPARE)
 

@@ -202,7 +202,9 @@ def test_a_home_that_is_no_folder_holds_no_file(
 def test_files_that_cannot_be_read(refused: Any) -> None:
     path = write("")
     path.write_bytes(b'model = "caf\xe9"')
-    assert refused("chat").startswith(f"lade: the config file {path} is not valid TOML: it is no UTF-8 text; ")
+    assert refused("chat").startswith(
+        f"lade: the config file {path} is not valid TOML: it is no UTF-8 text; "
+    )
     path.unlink()
     path.mkdir()
     assert refused("chat") == f"lade: the config file {path} cannot be read: Is a directory\n"
