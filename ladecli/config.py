@@ -260,12 +260,7 @@ Found = Mapping[str, Mapping[str, tuple[Any, str]]]
 
 
 def show(found: Found, color: str) -> int:
-    """Print what holds without flags: name, value and origin; returns the exit code.
-
-    Args:
-        found: as the parser finds it.
-        color: auto, always or never.
-    """
+    """Print what holds without flags: name, value and origin; returns the exit code."""
     from rich.text import Text
 
     terminal = Terminal(color)

@@ -103,14 +103,7 @@ def _load(
     ranks: DistributedTransport | None = None,
     stretch: int = 0,
 ) -> Session:
-    """Load a model that was planned.
-
-    Args:
-        planned: the model.
-        request, terminal, stretch: as `opened` has them; of several ranks, the leader's stretch
-            holds.
-        ranks: where there are several, each of which calls this.
-    """
+    """Load a planned model; of several ranks, each calls this, and the leader's stretch holds."""
     from . import models
     from .session import Session
 

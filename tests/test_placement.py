@@ -161,11 +161,6 @@ def test_auto_leaves_room_for_texts_on_gpus(monkeypatch: pytest.MonkeyPatch) -> 
     assert place["max_memory"] == {0: room, 1: room, "cpu": spare}
 
 
-@pytest.mark.parametrize("word", device.DEVICE_MAPS)
-def test_words_of_transformers(word: str) -> None:
-    assert device.parse_device_map(word) == word
-
-
 def test_maps_from_text_and_files(tmp_path: Path) -> None:
     path = tmp_path / "map.json"
     path.write_text('{"model": 1, "lm_head": "cuda:0", "x": "disk"}')
