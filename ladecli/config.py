@@ -75,7 +75,7 @@ def read() -> dict[str, dict[str, Any]]:
     except OSError as error:
         raise UsageError(f"{where} cannot be read: {error.strerror or error}") from error
     except ValueError as error:
-        reason = "it is no UTF-8 text" if isinstance(error, UnicodeDecodeError) else error
+        reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error
         fix = "mend it, or lade config init --force writes a new one"
         raise UsageError(f"{where} is not valid TOML: {reason}; {fix}") from error
     commands = _tables()

@@ -195,7 +195,7 @@ def test_files_that_cannot_be_read(refused: Any) -> None:
     path = write("")
     path.write_bytes(b'model = "caf\xe9"')
     assert refused("chat").startswith(
-        f"lade: the config file {path} is not valid TOML: it is no UTF-8 text; "
+        f"lade: the config file {path} is not valid TOML: it is not UTF-8 text; "
     )
     path.unlink()
     path.mkdir()
