@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from . import models
 from .decoder.config import LookaheadConfig, SamplingConfig
-from .decoder.errors import PromptError
+from .decoder.errors import ConfigError, PromptError
 from .errors import LadeError
 from .events import Ended, TextEvent, TextStep
 from .metrics import Tally
@@ -69,9 +70,21 @@ class Model:
         Raises:
             PromptError: the prompt is empty or too long.
             ConfigError: there is no such strategy, or a value is out of range.
+            TypeError: there is no such option, or the prompt is neither text nor messages.
         """
+        for key in sampling.keys() - {each.name for each in fields(SamplingConfig)}:
+            raise TypeError(f"generate() and stream() have no option {key!r}")
+        if not _is_prompt(prompt):
+            raise TypeError(
+                "a prompt is a text, or a list of messages such as"
+                f' {{"role": "user", "content": "Hello"}}; not {prompt!r:.60}'
+            )
         if not prompt:
             raise PromptError("the prompt is empty")
+        if max_new_tokens is not None and (type(max_new_tokens) is not int or max_new_tokens < 1):
+            raise ConfigError(
+                f"max_new_tokens must be a whole number from 1, or None; not {max_new_tokens!r}"
+            )
         session = self.session
         chosen = {"repetition_penalty": session.loaded.repetition_penalty, **sampling}
         ids = session.encode(prompt) if isinstance(prompt, str) else session.encode_chat(prompt)
@@ -102,6 +115,14 @@ class Model:
         if tally.reason == "memory":
             raise LadeError(memory_line(tally) or "out of memory")
         return "".join(text)
+
+
+def _is_prompt(prompt: object) -> bool:
+    if isinstance(prompt, str):
+        return True
+    return isinstance(prompt, Sequence) and all(
+        isinstance(message, Mapping) and "role" in message for message in prompt
+    )
 
 
 def load(name: str | Path = models.DEMO, **options: Any) -> Model:

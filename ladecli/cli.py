@@ -314,15 +314,20 @@ def _mend_streams() -> None:
 
 
 def _refused(error: TyperException) -> str:
-    """The parser's message, but of a variable by the variable's name."""
-    if isinstance(error, typer.BadParameter) and error.ctx is not None and error.param is not None:
-        key = str(error.param.name)
-        origin = _origins(error.ctx).get(key, "")
-        if origin.startswith(PREFIX):
-            from .config import described, lasting
+    """The parser's message; where a value has a wrong type, which type it must have."""
+    wrong: Any = error.__cause__  # pydantic's, about the value
+    if not isinstance(error, typer.BadParameter) or error.ctx is None or error.param is None:
+        return error.format_message()
+    key, command = str(error.param.name), str(error.ctx.info_name)
+    if not isinstance(wrong, ValueError) or not hasattr(wrong, "errors"):
+        return error.format_message()
+    from .config import described
+    from .options import COMMANDS
 
-            return f"{origin} must be {described(lasting()[key][0])}, not {os.environ[origin]!r}"
-    return error.format_message()
+    setting = settings_of(COMMANDS[command])[key]
+    origin = _origins(error.ctx).get(key, "")
+    name = origin if origin.startswith(PREFIX) else setting.name
+    return f"{name} must be {described(setting)}, not {wrong.errors()[0]['input']!r}"
 
 
 def _failed(message: str, code: int) -> int:

@@ -72,9 +72,12 @@ def read() -> dict[str, dict[str, Any]]:
         content = toml.loads(path.read_text(encoding="utf-8-sig"))
     except (FileNotFoundError, NotADirectoryError):  # HOME=/dev/null is a way to have none
         return {}
-    except (OSError, UnicodeDecodeError, toml.TOMLDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"{where} cannot be read: {reason}") from error
+    except OSError as error:
+        raise UsageError(f"{where} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error
+        fix = "mend it, or lade config init --force writes a new one"
+        raise UsageError(f"{where} is not valid TOML: {reason}; {fix}") from error
     commands = _tables()
     found = {"": {key: value for key, value in content.items() if key not in commands}}
     for command in commands & content.keys():
@@ -257,12 +260,7 @@ Found = Mapping[str, Mapping[str, tuple[Any, str]]]
 
 
 def show(found: Found, color: str) -> int:
-    """Print what holds without flags: name, value and origin; returns the exit code.
-
-    Args:
-        found: as the parser finds it.
-        color: auto, always or never.
-    """
+    """Print what holds without flags: name, value and origin; returns the exit code."""
     from rich.text import Text
 
     terminal = Terminal(color)

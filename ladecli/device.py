@@ -140,7 +140,7 @@ def detect(wanted: str = "auto") -> Device:
     """The device called `wanted`, or the best one that is here.
 
     Args:
-        wanted: auto, cpu, cuda, cuda:N or mps; `LoadOptions` has checked its form.
+        wanted: auto, cpu, cuda, cuda:N or mps; `Request.check` has checked its form.
 
     Raises:
         UsageError: there is no such device here.

@@ -344,7 +344,7 @@ def model(request: DoctorRequest) -> Iterator[Finding]:
             return
         from . import models
 
-        planned = models.plan(request.model, request.load_options(), progress=False)
+        planned = models.plan(request.model, request, progress=False)
         if wrong := models.damage(planned):
             yield Finding("files", wrong, PROBLEM)
             return

@@ -51,9 +51,7 @@ def read_stream(file: BinaryIO) -> bytes:
 def check(path: Path, option: str) -> None:
     """Refuse a file that could not be written, before a model is loaded.
 
-    Args:
-        path: where to write.
-        option: the flag that named it, for the message.
+    The message begins with the option that named it.
 
     Raises:
         UsageError: it is a folder, or its folder does not exist or cannot be written to.
@@ -75,12 +73,7 @@ def is_device(path: Path) -> bool:
 
 
 def write(path: Path, content: str | bytes, option: str) -> None:
-    """Write a file, whole or not at all; its permissions stay as they were.
-
-    Args:
-        path: the file.
-        content: bytes, or a text that becomes UTF-8.
-        option: the flag or command that named it, for the message.
+    """Write a file, whole or not at all; text becomes UTF-8, and permissions stay as they were.
 
     Raises:
         LadeError: it cannot be written; what was there before is still there.

@@ -136,13 +136,7 @@ class _Answers:
         self._terminal = Terminal(request.color, request.quiet)
 
     def add(self, number: int, name: str, ids: list[int], cancelled: Callable[[], bool]) -> None:
-        """Answer a prompt.
-
-        Args:
-            number: of the prompt, from 1.
-            name: of the answer, in JSON.
-            ids: the prompt's tokens.
-            cancelled: whether Ctrl-C was pressed.
+        """Answer prompt `number`, from 1; `name` is the answer's id in JSON.
 
         Raises:
             RankError: a rank is gone; the text until then was written.

@@ -72,11 +72,7 @@ class Model:
 
 
 def run(request: ModelsRequest) -> int:
-    """List the models of the Hugging Face cache, and the bundled one.
-
-    Returns:
-        The exit code, 0.
-    """
+    """List the models of the Hugging Face cache, and the bundled one; returns the exit code."""
     from .device import free_memory, glance
 
     terminal = Terminal(request.color)
@@ -115,10 +111,7 @@ def run(request: ModelsRequest) -> int:
 def examine(cached: CachedModel, device: Device, free: int) -> Model:
     """What the files of a model say; what is wrong with them becomes a note.
 
-    Args:
-        cached: its name and folder.
-        device: where it would run.
-        free: bytes of memory there.
+    `free` is the memory of the device in bytes.
     """
     folder = cached.folder
     if folder is None:
@@ -206,11 +199,7 @@ def _with_memory(model: Model, config: Config, folder: Path, device: Device, fre
 def _spec(dtype: str, config: Config, folder: Path, kind: str) -> ModelSpec | None:
     """What memory depends on; None where the files do not state it.
 
-    Args:
-        dtype: of the weights, or how they are quantized.
-        config: of the language model.
-        folder: of its files.
-        kind: of device.
+    `dtype` is that of the weights, or how they are quantized; `kind` is the device's.
     """
     given = {name: getattr(config, name, None) for name in SIZES}
     if not all(isinstance(given[name], int) for name in SIZES):

@@ -27,7 +27,7 @@ from .device import Device, detect, free_memory
 from .errors import LadeError, LoadError, UsageError
 from .memory import FULL, ModelSpec
 from .model_spec import choose_dtype, empty_model, make_fp8_plain, spec_of
-from .options import LoadOptions
+from .options import Request
 
 DEMO = model_files.DEMO
 _NOT_APPLIED = (
@@ -59,7 +59,7 @@ class Plan:
     """
 
     name: str
-    options: LoadOptions
+    options: Request
     device: Device
     config: Any
     facts: ModelFacts
@@ -165,7 +165,7 @@ def _setting(config: Any, name: str) -> Any:
     return number if number == value else None
 
 
-def plan(name: str, options: LoadOptions | None = None, *, progress: bool = True) -> Plan:
+def plan(name: str, options: Request | None = None, *, progress: bool = True) -> Plan:
     """Find a model and read its configuration; no weights.
 
     Args:
@@ -178,7 +178,7 @@ def plan(name: str, options: LoadOptions | None = None, *, progress: bool = True
         LoadError: there is no such model, or its configuration cannot be read.
         UnsupportedModelError: it cannot be decoded here.
     """
-    options = options or LoadOptions()
+    options = options or Request()
     device = detect(options.device)
     source = model_files.resolve(name)
     local = Path(source).is_dir()
@@ -259,14 +259,14 @@ def damage(planned: Plan) -> str | None:
 
 def load(
     what: str | Plan,
-    options: LoadOptions | None = None,
+    options: Request | None = None,
     *,
     progress: bool = True,
     beside: memory.Need | None = None,
 ) -> LoadedModel:
     """Load a model and its tokenizer.
 
-    With `LoadOptions.tensor_parallel` this is one of as many ranks, all of which call it; their
+    With `Request.tensor_parallel` this is one of as many ranks, all of which call it; their
     process group is there already.
 
     Args:
@@ -405,7 +405,7 @@ def _quiet(progress: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _explained(name: str, options: LoadOptions, part: str = "") -> Iterator[None]:
+def _explained(name: str, options: Request, part: str = "") -> Iterator[None]:
     """Turn the errors of loading a model, or a part of it, into one line each."""
     try:
         yield

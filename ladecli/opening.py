@@ -91,7 +91,7 @@ def _plan(request: Request, terminal: Terminal) -> Plan:
     from . import models
 
     with _loading(terminal, name):
-        planned = models.plan(name, request.load_options(), progress=_bars(request))
+        planned = models.plan(name, request, progress=_bars(request))
         check_device(request, planned.device, planned.part)
         return planned
 
@@ -103,14 +103,7 @@ def _load(
     ranks: DistributedTransport | None = None,
     stretch: int = 0,
 ) -> Session:
-    """Load a model that was planned.
-
-    Args:
-        planned: the model.
-        request, terminal, stretch: as `opened` has them; of several ranks, the leader's stretch
-            holds.
-        ranks: where there are several, each of which calls this.
-    """
+    """Load a planned model; of several ranks, each calls this, and the leader's stretch holds."""
     from . import models
     from .session import Session
 

@@ -137,13 +137,7 @@ def settings_of(kind: type[Options]) -> dict[str, Setting]:
         if _SETTING in each.metadata and each.name not in kind.omits
     ]
     found.sort(key=lambda one: PANELS.index("" if one.argument else one.panel))
-    _FOUND[kind] = {one.key: one for one in found}
-    return _FOUND[kind]
-
-
-def default_of(kind: type[Options], key: str) -> Any:
-    """The default of a field of a request."""
-    return next(each.default for each in fields(kind) if each.name == key)
+    return _FOUND.setdefault(kind, {one.key: one for one in found})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +183,7 @@ class Options:
             if origin != CONFIG_FILE and not origin.startswith(PREFIX):
                 continue  # a flag is before the user's eyes
             try:
-                replace(self, **{key: default_of(type(self), key)})._check()
+                replace(self, **{key: settings_of(type(self))[key].default})._check()
             except (UsageError, ConfigError) as error:
                 if str(error) == message:
                     continue  # it is wrong without this one too

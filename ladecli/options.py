@@ -17,7 +17,7 @@ from typing import Any
 from .decoder.config import SOURCES, STRATEGIES, LookaheadConfig, SamplingConfig
 from .device import parse_device_map
 from .errors import UsageError
-from .option_fields import Options, option, settings_of
+from .option_fields import Options, option
 
 MEASURED_TOKENS = 128
 """Default length of an answer that is measured."""
@@ -36,35 +36,6 @@ _model_name = partial(_model, metavar="MODEL", argument=True)
 _file = partial(_output, metavar="FILE", lasting=False)
 _json = partial(_output, "Print one JSON object in place of text.", default=False, lasting=False)
 _argument = partial(_output, default=MISSING, argument=True, lasting=False)
-
-
-@dataclass(frozen=True, slots=True)
-class LoadOptions:
-    """How to load a model; the fields are those of `Request`.
-
-    Attributes:
-        tensor_parallel: ranks that the model is split over.
-
-    Raises:
-        UsageError: a value is not among those there are.
-    """
-
-    dtype: str = "auto"
-    device: str = "auto"
-    quantize: str = "none"
-    device_map: str | None = None
-    tensor_parallel: int = 1
-    revision: str | None = None
-    offline: bool = False
-    trust_remote_code: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("dtype", "quantize"):
-            settings_of(Request)[name].check(getattr(self, name))
-        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", self.device):
-            raise UsageError(f"unknown device {self.device!r}; use auto, cpu, cuda, cuda:N or mps")
-        if self.device_map is not None:
-            parse_device_map(self.device_map)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,11 +160,10 @@ class Request(Options):
         # The profile's values are not known yet; the user's must be right by themselves.
         self.lookahead(LookaheadConfig(window=1, ngram=2))
         self.sampling(SamplingConfig())
-        self.load_options()
-
-    def load_options(self) -> LoadOptions:
-        """How to load the model."""
-        return LoadOptions(**{each.name: getattr(self, each.name) for each in fields(LoadOptions)})
+        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", self.device):
+            raise UsageError(f"unknown device {self.device!r}; use auto, cpu, cuda, cuda:N or mps")
+        if self.device_map is not None:
+            parse_device_map(self.device_map)
 
     @property
     def read_files(self) -> list[str]:

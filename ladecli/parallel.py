@@ -192,7 +192,6 @@ def _processes(
     """The processes of ranks 1 to K - 1, which end with the block, or when the leader is killed.
 
     Args:
-        place: of the leader.
         task: what each of them is given, see `_run_child`.
 
     Yields:
@@ -272,12 +271,7 @@ def _variables(place: Place) -> dict[str, str]:
 
 
 def follow(request: Request, open_session: Opener) -> int:
-    """Be a follower that the user's own torchrun started, and return the exit code.
-
-    Args:
-        request: of the user, checked.
-        open_session: opens the session.
-    """
+    """Be a follower that the user's own torchrun started, and return the exit code."""
     place = place_of(request)
     try:
         _follow(place, request, open_session, "env://")
@@ -300,9 +294,6 @@ def _run_child(
     """Be a follower that the leader started, and end the process.
 
     Args:
-        place: of this process.
-        request: of the user.
-        open_session: opens the session.
         meeting: URL where the ranks find each other.
         folder: the leader's; deleted should the leader be killed.
         last_words: takes this rank's number and why it failed.
@@ -361,10 +352,6 @@ def _follow(place: Place, request: Request, open_session: Opener, meeting: str) 
 def connect(ranks: DistributedTransport, request: Request) -> None:
     """Connect with the other ranks, and compare versions, options and devices with theirs.
 
-    Args:
-        ranks: not connected before.
-        request: on this rank's device.
-
     Raises:
         RankError: a rank failed, or differs.
     """
@@ -383,10 +370,7 @@ def connect(ranks: DistributedTransport, request: Request) -> None:
 def join(session: Session, ranks: DistributedTransport, *, split: bool) -> None:
     """Let a session decode with other ranks, which have loaded the same; each of them calls this.
 
-    Args:
-        session: with the model.
-        ranks: connected.
-        split: whether each rank holds another part of the weights.
+    With `split`, each rank holds another part of the weights.
 
     Raises:
         RankError: they have not loaded the same.

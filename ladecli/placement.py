@@ -22,7 +22,7 @@ from .memory import ModelSpec
 if TYPE_CHECKING:
     import torch
 
-    from .options import LoadOptions
+    from .options import Request
 
 _OFFLOADED: list[tempfile.TemporaryDirectory[str]] = []
 _CUT = ("colwise", "rowwise", "embedding_", "packed_")
@@ -37,7 +37,7 @@ def remove_offloaded() -> None:
         _OFFLOADED.pop().cleanup()
 
 
-def check(name: str, options: LoadOptions, device: Device, config: Any) -> None:
+def check(name: str, options: Request, device: Device, config: Any) -> None:
     """Refuse what cannot be placed, as far as that is known without the model.
 
     Args:
@@ -71,7 +71,7 @@ def check(name: str, options: LoadOptions, device: Device, config: Any) -> None:
     _require(f"--quantize {quantize}", "pip install 'ladecli[quant]'", "bitsandbytes", "accelerate")
 
 
-def _check_ranks(options: LoadOptions, device: Device) -> None:
+def _check_ranks(options: Request, device: Device) -> None:
     """Refuse what transformers does not do together with tensor parallelism."""
     if options.device_map is not None:
         raise UsageError(
@@ -144,7 +144,7 @@ def _is_cut(plan: dict[str, str], name: str) -> bool:
 
 
 def keywords(
-    options: LoadOptions,
+    options: Request,
     device: Device,
     config: Any,
     dtype: torch.dtype,

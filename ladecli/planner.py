@@ -136,7 +136,7 @@ def find_model(
         # By itself a CPU would take float32, and a GPU takes the type that is stored.
         auto = request.dtype == "auto"
         dtype = "bfloat16" if auto else request.dtype
-        options = replace(request.load_options(), device="cpu", dtype=dtype)
+        options = replace(request, device="cpu", dtype=dtype)
         planned = models.plan(request.model, options)
         stored = str(planned.config.get_text_config(decoder=True).dtype).rpartition(".")[2]
         if auto and stored != dtype:

@@ -45,10 +45,6 @@ def check(path: Path) -> None:
 def kept_drafts(session: Session, name: str | None) -> Iterator[None]:
     """Begin with the drafts of a file, and leave there what was learned, also after Ctrl-C.
 
-    Args:
-        session: whose drafts they become.
-        name: the file; None for none.
-
     Raises:
         UsageError: the file is damaged, not a pool, or of another tokenizer.
         LadeError: it cannot be written; what was there before is still there.
@@ -81,7 +77,6 @@ def load(path: Path, tokenizer: str, vocabulary: int) -> DraftMemory:
     """The drafts in a file; fresh ones where it does not exist yet.
 
     Args:
-        path: the file.
         tokenizer: the `fingerprint` of the tokenizer in use.
         vocabulary: token ids are below this.
 

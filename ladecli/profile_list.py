@@ -140,7 +140,7 @@ def _find(
         else:
             from . import models
 
-            planned = models.plan(request.model, request.load_options())
+            planned = models.plan(request.model, request)
             device, compute = planned.device, planned.spec.compute
             choice = decode_setup.choice_for(request, device, planned.part)
             if choice.profile != profiles.MEASURED:

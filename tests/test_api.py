@@ -76,6 +76,14 @@ def test_stop_strings_and_errors(demo: Model) -> None:
         ladecli.load("demo", budget=0)
     with pytest.raises(TypeError, match="temperature"):
         ladecli.load("demo", temperature=1.0)
+    with pytest.raises(TypeError, match=r"generate\(\) .* no option 'foo'"):
+        demo.generate("def ", foo=1)
+    for prompt in (3, [1, 2], [{"content": "a"}]):
+        with pytest.raises(TypeError, match="a prompt is a text, or a list of messages"):
+            demo.generate(prompt)  # type: ignore[arg-type]
+    for number in (0, -1, "3"):
+        with pytest.raises(ladecli.ConfigError, match=r"^max_new_tokens must be a whole number"):
+            demo.generate("def ", max_new_tokens=number)
 
 
 def test_a_profile_holds_for_the_backend_that_it_was_tuned_with(demo: Model) -> None:

@@ -158,33 +158,24 @@ def test_files_as_editors_write_them(requested: Any) -> None:
     ("text", "message"),
     [
         ("temperature = 'hot'", ": temperature must be a number, not 'hot'"),
-        ("temperature = true", ": temperature must be a number, not true"),
         ("stats = 3", ": stats must be true or false, not 3"),
-        ("quiet = 'yes'", ": quiet must be true or false, not 'yes'"),
         ("window = 1.5", ": window must be a whole number, not 1.5"),
-        ("window = true", ": window must be a whole number, not true"),
-        ("window = '7'", ": window must be a whole number, not '7'"),
         ("seed = 2026-01-01", ": seed must be a whole number, not datetime.date(2026, 1, 1)"),
         ("model = ['a', 'b']", ": model must be a text, not ['a', 'b']"),
         ("[model]\nname = 'x'", ": model must be a text, not a table"),
         ("stop = 3", ": stop must be a list of texts, not 3"),
-        ("stop = ['a', 3]", ": stop must be a list of texts, not ['a', 3]"),
         ("stop = ['a', '']", ": stop must be a list of texts, not ['a', '']"),
         ("windw = 2", " has an unknown key 'windw'; did you mean window?"),
         ("Max_New_Token = 2", " has an unknown key 'Max_New_Token'; did you mean max-new-tokens?"),
-        ("zzz = 2", " has an unknown key 'zzz'; known: attention, budget, "),
         ("origins = 'x'", " has an unknown key 'origins'; "),
         ("top-k = 1\ntop_k = 2", " has top-k twice; keep one of them"),
         ("prompt = 'x'", " cannot hold prompt: it is given with each call, as --prompt"),
-        ("dry_run = true", " cannot hold dry_run: it is given with each call, as --dry-run"),
         ("chat = 3", ": chat is a command; its settings stand below [chat]"),
         ("[caht]\nseed = 3", " has an unknown table [caht]; did you mean [chat]?"),
-        ("[zzz]\nseed = 3", " has an unknown table [zzz]; known: bench, "),
         ("[chat]\nseed = 'x'", ", [chat]: seed must be a whole number, not 'x'"),
         ("[chat]\nsed = 3", ", [chat] has an unknown key 'sed'; did you mean seed?"),
         ("[generate]\nmarkdown = true", ", [generate] has markdown, which is only for chat"),
-        ("seed = ", " cannot be read: Invalid value (at end of document)"),
-        ("seed = 3\nseed = 4", " cannot be read: Cannot overwrite a value"),
+        ("seed = ", " is not valid TOML: "),
     ],
 )
 def test_mistakes_in_the_file(text: str, message: str, refused: Any) -> None:
@@ -203,7 +194,9 @@ def test_a_home_that_is_no_folder_holds_no_file(
 def test_files_that_cannot_be_read(refused: Any) -> None:
     path = write("")
     path.write_bytes(b'model = "caf\xe9"')
-    assert refused("chat").startswith(f"lade: the config file {path} cannot be read: 'utf-8' codec")
+    assert refused("chat").startswith(
+        f"lade: the config file {path} is not valid TOML: it is not UTF-8 text; "
+    )
     path.unlink()
     path.mkdir()
     assert refused("chat") == f"lade: the config file {path} cannot be read: Is a directory\n"

@@ -62,14 +62,6 @@ def test_what_a_decoder_really_holds(heads: int, kv_heads: int, attention: str) 
     assert held.most / (need.cache + need.step) == pytest.approx(1, abs=0.1)
 
 
-def test_captured_steps_take_a_little_more() -> None:
-    plain, captured = (
-        estimate(LLAMA_7B, context=4096, width=64, captured=each) for each in (False, True)
-    )
-    assert plain.step < captured.step
-    assert captured.total - plain.total < 0.01 * plain.weights
-
-
 def test_a_long_context_is_cut_to_what_fits() -> None:
     context, notice = ask(20, longest=131_072)
     assert notice is not None

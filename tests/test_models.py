@@ -19,7 +19,7 @@ from ladecli import memory, models, placement
 from ladecli.decoder.config import SamplingConfig
 from ladecli.device import Device, detect
 from ladecli.errors import LoadError, UsageError
-from ladecli.options import LoadOptions
+from ladecli.options import Request
 
 from .hub_files import use_devices
 
@@ -47,9 +47,9 @@ def test_code_of_the_model_runs_where_it_is_trusted(
 ) -> None:
     name = demo_with(tmp_path / "own", auto_map={"AutoModelForCausalLM": "modeling_own.Mine"})
     (tmp_path / "own" / "modeling_own.py").write_text(OWN_CODE)
-    trusted = models.load(name, LoadOptions(device="cpu", trust_remote_code=True))
+    trusted = models.load(name, Request(device="cpu", trust_remote_code=True))
     assert type(trusted.model).__name__ == "Mine"
-    other = models.load(name, LoadOptions(device="cpu"))
+    other = models.load(name, Request(device="cpu"))
     assert type(other.model).__name__ == "LlamaForCausalLM"
     assert other.spec == trusted.spec
     assert capsys.readouterr().out == "", "nothing is asked"
@@ -67,7 +67,7 @@ def test_code_of_the_model_runs_where_it_is_trusted(
 def test_packed_weights_for_the_processor_do_not_go_to_a_gpu(
     quantize: str, stored: dict[str, Any] | None, placed: str | None
 ) -> None:
-    planned = models.plan("demo", LoadOptions(device="cpu", quantize=quantize))
+    planned = models.plan("demo", Request(device="cpu", quantize=quantize))
     planned.config.quantization_config = stored
     place = placement.keywords(planned.options, planned.device, planned.config, planned.dtype)
     assert place.get("device_map") == placed
@@ -103,10 +103,10 @@ def test_a_gpu_gets_the_type_that_the_weights_have(
 def test_a_processor_computes_in_float32_where_that_fits(
     more: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    full = models.plan("demo", LoadOptions(device="cpu", dtype="float32")).spec
+    full = models.plan("demo", Request(device="cpu", dtype="float32")).spec
     least = memory.estimate(full, context=memory.LEAST_CONTEXT).total
     use_devices(monkeypatch, detect("cpu"), free=least / (1 - memory.SPARE) + more)
-    planned = models.plan("demo", LoadOptions(device="cpu"))
+    planned = models.plan("demo", Request(device="cpu"))
     if more > 0:
         assert (planned.dtype, planned.notices) == (torch.float32, ())
     else:
@@ -133,7 +133,7 @@ def fp8(tmp_path: Path) -> str:
 
 
 def test_fp8_becomes_plain_where_it_cannot_be_multiplied(fp8: str) -> None:
-    loaded = models.load(fp8, LoadOptions(device="cpu"))
+    loaded = models.load(fp8, Request(device="cpu"))
     assert loaded.spec.weights == "bfloat16"
     assert loaded.spec.weight_bytes == sum(p.nbytes for p in loaded.model.parameters())
     (line,) = loaded.notices
@@ -158,20 +158,20 @@ def test_no_memory_to_compute_with_is_no_reason_for_wider_weights(
 
     monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", fail)
     with pytest.raises(LoadError, match=r"^demo leaves no memory on .* or free some memory$"):
-        models.load("demo", LoadOptions(device="cpu", quantize="4bit"))
+        models.load("demo", Request(device="cpu", quantize="4bit"))
 
 
 @pytest.mark.parametrize("name", ["foo bar", "a--b", "x..y", "ä/b"])
 def test_what_is_no_name_of_a_model(name: str) -> None:
     with pytest.raises(LoadError, match=r"is no name of a model; use OWNER/NAME or a folder$"):
-        models.plan(name, LoadOptions(device="cpu"))
+        models.plan(name, Request(device="cpu"))
 
 
 def test_a_damaged_generation_config_is_refused(tmp_path: Path) -> None:
     name = demo_with(tmp_path / "copy")
     (tmp_path / "copy" / "generation_config.json").write_text("{")
     with pytest.raises(LoadError, match=r"generation_config.json is damaged .* or delete it$"):
-        models.plan(name, LoadOptions(device="cpu"))
+        models.plan(name, Request(device="cpu"))
 
 
 SAMPLES = {"do_sample": True}

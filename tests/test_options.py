@@ -26,10 +26,6 @@ def test_what_was_meant_for_another_window_goes(name: str) -> None:
     assert changed.sources == (("context",) if name == "guesses" else SOURCES)
 
 
-def test_a_value_equal_to_the_profiles_is_given_all_the_same() -> None:
-    assert GenerateRequest(window=7).lookahead(PROFILE).budget is None
-
-
 @pytest.mark.parametrize("seconds", [0, -1, math.inf, math.nan])
 def test_tuning_takes_time_and_ends(seconds: float) -> None:
     with pytest.raises(UsageError, match=r"^seconds must be finite and above 0, not "):

@@ -23,7 +23,7 @@ from ladecli.decoder.stock_model import StockModel, input_device
 from ladecli.decoder.strategy import Draft
 from ladecli.device import Device
 from ladecli.errors import UsageError
-from ladecli.options import LoadOptions
+from ladecli.options import Request
 
 from .decoding import three_texts
 from .families import new_model
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.slow
 
 CPU, ELSEWHERE = torch.device("cpu"), torch.device("meta")
 """The second stands for another GPU: it has shapes and devices, and no numbers."""
-ON_CPU = LoadOptions(device="cpu", dtype="float32")
+ON_CPU = Request(device="cpu", dtype="float32")
 
 
 @torch.inference_mode()
@@ -154,16 +154,11 @@ def test_auto_keeps_on_the_disk_what_memory_has_no_room_for(
 def test_auto_leaves_room_for_texts_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     cards = [Device("cuda", f"cuda:{n}", "GPU", 24 << 30) for n in range(2)]
     use_devices(monkeypatch, *cards, Device("cpu", "cpu", "CPU"), free=20e9)
-    options = LoadOptions(device_map="auto")
+    options = Request(device_map="auto")
     beside = memory.Need(0.0, 8e9, 1e9)
     place = placement.keywords(options, cards[0], None, torch.float16, beside)
     room, spare = pytest.approx(19.4e9 - 1e9 - 4e9), pytest.approx(19.4e9)
     assert place["max_memory"] == {0: room, 1: room, "cpu": spare}
-
-
-@pytest.mark.parametrize("word", device.DEVICE_MAPS)
-def test_words_of_transformers(word: str) -> None:
-    assert device.parse_device_map(word) == word
 
 
 def test_maps_from_text_and_files(tmp_path: Path) -> None:
@@ -191,7 +186,7 @@ def test_maps_that_are_refused(text: str, message: str, lade: Any) -> None:
     assert (refused.code, refused.out) == (2, "")
     assert refused.err.startswith(f"lade: {message}")
     with pytest.raises(UsageError):
-        models.plan("demo", LoadOptions(device="cpu", device_map=text))
+        models.plan("demo", Request(device="cpu", device_map=text))
 
 
 def test_a_map_that_names_no_part_of_the_model(lade: Any) -> None:

@@ -15,7 +15,7 @@ from ladecli.decoder.engine import Limits
 from ladecli.decoder.transformer import Transformer
 from ladecli.errors import LoadError, UsageError
 from ladecli.models import LoadedModel
-from ladecli.options import LoadOptions
+from ladecli.options import Request
 from ladecli.session import Session
 
 from .decoding import ids_of, run, transformers_ids
@@ -34,7 +34,7 @@ LIMITS = Limits(40)
 
 @pytest.fixture(scope="module", params=["4bit", "8bit"])
 def loaded(request: pytest.FixtureRequest) -> LoadedModel:
-    return models.load("demo", LoadOptions(device="cpu", quantize=request.param))
+    return models.load("demo", Request(device="cpu", quantize=request.param))
 
 
 def answer(
@@ -98,7 +98,7 @@ def test_shapes_that_its_kernels_refuse_give_one_line(
     monkeypatch.setattr("bitsandbytes.nn.Linear4bit.forward", refuse)
     line = r"cannot be computed in nf4 on .*: N must be divisible by block_n; try --quantize 8bit$"
     with pytest.raises(LoadError, match=line):
-        models.load(str(tmp_path), LoadOptions(device="cpu", quantize="4bit"))
+        models.load(str(tmp_path), Request(device="cpu", quantize="4bit"))
 
 
 @pytest.mark.parametrize("missing", ["bitsandbytes", "accelerate"])
@@ -109,7 +109,7 @@ def test_what_is_missing_is_named(missing: str, monkeypatch: pytest.MonkeyPatch)
     )
     line = rf"--quantize 4bit needs {missing}: pip install 'ladecli\[quant\]'"
     with pytest.raises(UsageError, match=line):
-        models.load("demo", LoadOptions(device="cpu", quantize="4bit"))
+        models.load("demo", Request(device="cpu", quantize="4bit"))
 
 
 def test_a_checkpoint_is_not_quantised_twice(tmp_path: Path) -> None:
@@ -119,12 +119,12 @@ def test_a_checkpoint_is_not_quantised_twice(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     line = r"is quantised already \(gptq\); leave --quantize out"
     with pytest.raises(UsageError, match=line):
-        models.load(str(tmp_path), LoadOptions(device="cpu", quantize="4bit"))
+        models.load(str(tmp_path), Request(device="cpu", quantize="4bit"))
 
 
 def test_a_quantised_checkpoint_loads_as_it_is(loaded: LoadedModel, tmp_path: Path) -> None:
     loaded.model.save_pretrained(tmp_path)
     loaded.tokenizer.save_pretrained(tmp_path)
-    again = models.load(str(tmp_path), LoadOptions(device="cpu"))
+    again = models.load(str(tmp_path), Request(device="cpu"))
     assert again.spec.weights == loaded.spec.weights
     assert answer(Session(again), PROMPTS[0]) == answer(Session(loaded), PROMPTS[0])

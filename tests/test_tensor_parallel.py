@@ -17,7 +17,7 @@ from ladecli.decoder.load import load_decoder
 from ladecli.decoder.strategy import Draft
 from ladecli.device import Device
 from ladecli.errors import LadeError, UsageError
-from ladecli.options import LoadOptions
+from ladecli.options import Request
 
 from .decoding import three_texts
 from .families import model_of, new_model
@@ -41,7 +41,9 @@ def saved(family: str, folder: Path, **changes: Any) -> str:
 
 def findings(folder: str, ranks: int) -> dict[str, Any]:
     """What a rank has to say of one model."""
-    planned = models.plan(folder, LoadOptions(device="cpu", dtype="float32", tensor_parallel=ranks))
+    planned = models.plan(
+        folder, Request(device="cpu", dtype="float32", parallel=ranks, parallel_mode="tensor")
+    )
     try:
         model = models.load(planned).model
     except LadeError as error:
@@ -80,7 +82,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     torch.multiprocessing.spawn(rank_of_two, (str(home), folders), nprocs=2)
     one = {
         Path(folder).name: three_texts(
-            load_decoder(models.load(folder, LoadOptions(device="cpu", dtype="float32")).model)
+            load_decoder(models.load(folder, Request(device="cpu", dtype="float32")).model)
         )
         for folder in folders
         if Path(folder).name != BROKEN
@@ -131,7 +133,7 @@ def test_what_cannot_be_split_is_refused_before_weights_are_read(
     config = model_of(family).config
     type(config)(**config.to_dict() | changes).save_pretrained(tmp_path)
     with pytest.raises(UsageError) as caught:
-        models.plan(str(tmp_path), LoadOptions(device="cpu", tensor_parallel=ranks))
+        models.plan(str(tmp_path), Request(device="cpu", parallel=ranks, parallel_mode="tensor"))
     assert all(part in str(caught.value) for part in named)
 
 
@@ -140,16 +142,16 @@ def test_what_cannot_be_split_is_refused_before_weights_are_read(
 )
 def test_what_does_not_go_with_ranks(options: dict[str, str], named: str) -> None:
     with pytest.raises(UsageError, match=f"{named}.*leave") as caught:
-        models.plan("demo", LoadOptions(device="cpu", tensor_parallel=2, **options))
+        models.plan("demo", Request(device="cpu", parallel=2, parallel_mode="tensor", **options))
     assert "--parallel-mode tensor" in str(caught.value)
 
 
 def test_apple_gpus_hold_whole_models() -> None:
     apple = Device("mps", "mps", "Apple M4", 8 << 30)
     with pytest.raises(UsageError, match="use --parallel-mode lookahead"):
-        placement.check("m", LoadOptions(tensor_parallel=2), apple, None)
+        placement.check("m", Request(parallel=2, parallel_mode="tensor"), apple, None)
 
 
 def test_a_split_needs_its_ranks() -> None:
     with pytest.raises(DecoderError, match=r"2 ranks.*--parallel 2 --parallel-mode tensor"):
-        models.load("demo", LoadOptions(device="cpu", tensor_parallel=2))
+        models.load("demo", Request(device="cpu", parallel=2, parallel_mode="tensor"))
