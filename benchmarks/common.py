@@ -21,7 +21,7 @@ from ladecli.decoder.events import Step
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.strategies import make_strategy
 from ladecli.models import LoadedModel
-from ladecli.text import apply_chat_template
+from ladecli.session.text import apply_chat_template
 
 DEMO_PROMPTS = (
     "def ",

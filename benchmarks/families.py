@@ -31,8 +31,9 @@ import transformers
 from common import conditions
 
 import ladecli
-from ladecli import cli, model_files
+from ladecli.commands import cli
 from ladecli.decoder.transformer import Transformer
+from ladecli.specs import model_files
 
 TOKENS = 40
 PROMPTS = (

@@ -24,7 +24,7 @@ from rich.console import Console
 from ladecli import profiles
 from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.events import Ended, TextEvent, TextStep
-from ladecli.session import Session, Settings
+from ladecli.session.session import Session, Settings
 from ladecli.view.live import LiveView
 from ladecli.view.markdown import MarkdownRenderer
 from ladecli.view.status import ViewState

@@ -9,7 +9,7 @@ def run_and_exit() -> None:
     """Run the program, and end the process with its exit code."""
     try:
         # After a typing error Ctrl-C comes at once, and must not show a traceback of an import.
-        from .cli import run
+        from .commands.cli import run
 
         code = run()
     except KeyboardInterrupt:

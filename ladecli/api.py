@@ -14,10 +14,10 @@ from .decoder.errors import ConfigError, PromptError
 from .errors import LadeError
 from .events import Ended, TextEvent, TextStep
 from .metrics import Tally
-from .opening import open_session
-from .option_fields import settings_of
 from .options import Request
-from .session import Session, Settings
+from .options.declare import settings_of
+from .session.opening import open_session
+from .session.session import Session, Settings
 from .view.terminal import Terminal
 from .visualize import memory_line
 

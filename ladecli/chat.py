@@ -13,14 +13,15 @@ from types import FrameType
 
 from platformdirs import user_state_path
 
-from . import files, opening
+from . import files
 from .decoder.errors import DeviceLostError, RankError
 from .errors import LadeError, UsageError
 from .options import ChatRequest
-from .pool_file import kept_drafts
 from .repl import commands
 from .repl.reader import LEAVE, Reader, TerminalReader, can_edit, history_path, unechoed, unescaped
 from .repl.session import Chat
+from .session import opening, pool_file
+from .trace import export
 from .view.terminal import Terminal
 
 SMALL_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -32,11 +33,12 @@ def run(request: ChatRequest) -> int:
     Raises:
         LadeError, DecoderError: with a line for the user.
     """
-    opening.check(request)
+    export.check(request)
+    pool_file.check(request.pool_file)
     terminal = Terminal(request.color, request.quiet)
     with ended_tidily(), unechoed(), opening.opened(request, terminal) as session:
         chat = Chat(session, request, terminal, open_reader)
-        with kept_drafts(session, request.pool_file):
+        with pool_file.kept_drafts(session, request.pool_file):
             greet(chat)
             with autosaved(chat):
                 loop(chat)

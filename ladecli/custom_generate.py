@@ -10,7 +10,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from .decode_setup import choice_for
 from .decoder.config import LookaheadConfig, SamplingConfig
 from .decoder.engine import Decoder, Limits
 from .decoder.events import Finished
@@ -21,9 +20,10 @@ from .decoder.runner import Runner
 from .decoder.stock_model import StockModel
 from .decoder.strategies import make_strategy
 from .decoder.transformer import Transformer
-from .device import detect
-from .model_spec import empty_model, spec_of
 from .options import Request
+from .session.setup import choice_for
+from .specs.device import detect
+from .specs.model_spec import empty_model, spec_of
 
 
 @dataclass(frozen=True, slots=True)

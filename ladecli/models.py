@@ -17,17 +17,23 @@ import torch
 import transformers
 from huggingface_hub.utils import enable_progress_bars
 
-from . import memory, model_files, placement
+from . import placement
 from .decoder.config import SamplingConfig
 from .decoder.errors import ConfigError, DecoderError
 from .decoder.families import ModelFacts, examine
 from .decoder.memory import is_out_of_memory
 from .decoder.stock_model import input_device
-from .device import Device, detect, free_memory
 from .errors import LadeError, LoadError, UsageError
-from .memory import FULL, ModelSpec
-from .model_spec import choose_dtype, empty_model, make_fp8_plain, spec_of
 from .options import Request
+from .specs import memory, model_files
+from .specs.device import Device, detect, free_memory
+from .specs.memory import FULL, ModelSpec
+from .specs.model_spec import (
+    choose_dtype,
+    empty_model,
+    make_fp8_plain,
+    spec_of,
+)
 
 DEMO = model_files.DEMO
 _NOT_APPLIED = (

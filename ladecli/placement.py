@@ -13,11 +13,16 @@ import re
 import tempfile
 from typing import TYPE_CHECKING, Any
 
-from . import memory
 from .decoder.errors import RankError
-from .device import Device, free_memory, parse_device_map, present
 from .errors import UsageError
-from .memory import ModelSpec
+from .specs import memory
+from .specs.device import (
+    Device,
+    free_memory,
+    parse_device_map,
+    present,
+)
+from .specs.memory import ModelSpec
 
 if TYPE_CHECKING:
     import torch

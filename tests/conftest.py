@@ -15,7 +15,7 @@ os.environ["TRITON_INTERPRET"] = "0" if os.environ.get("LADE_TEST_GPU") == "1" e
 import pytest
 import torch
 
-from ladecli.cli import entry
+from ladecli.commands.cli import entry
 
 from .compiling import Compiler
 from .families import model_of

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from ladecli import device, models, placement
-from ladecli.device import Device
+from ladecli import models, placement
+from ladecli.specs import device
+from ladecli.specs.device import Device
 
 CPU = Device("cpu", "cpu", "Some Processor", int(32e9), 2)
 LLAMA_7B: dict[str, Any] = {

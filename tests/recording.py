@@ -12,7 +12,7 @@ from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.decoder.events import Detail, Started
 from ladecli.events import Ended, Piece, TextEvent, TextStep
-from ladecli.session import Settings
+from ladecli.session.session import Settings
 from ladecli.trace.format import Header, Trace, TraceWriter, describe, speller
 
 PROMPT = "def read(path):\n"

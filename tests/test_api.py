@@ -9,8 +9,8 @@ import pytest
 
 import ladecli
 from ladecli.api import Model
-from ladecli.device import detect
 from ladecli.profiles import user
+from ladecli.specs.device import detect
 
 from .profiles.makers import tuned
 
@@ -106,7 +106,7 @@ def test_notices_are_warnings_and_stay_with_the_model(demo: Model) -> None:
 
 def test_a_model_that_does_not_fit_is_refused(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     room = int(demo.session.loaded.spec.weight_bytes / 2)
-    monkeypatch.setattr("ladecli.device.free_memory", lambda _: room)
+    monkeypatch.setattr("ladecli.specs.device.free_memory", lambda _: room)
     with pytest.raises(ladecli.LoadError, match=r"^demo needs "):
         ladecli.load("demo")
 

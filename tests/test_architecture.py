@@ -16,31 +16,17 @@ import ladecli
 ROOT = Path(ladecli.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 HEAVY = ("torch", "transformers")
-MODEL_ROOM = (
-    *("decoder", "device.py", "custom_generate.py", "model_spec.py", "models.py", "placement.py"),
-)
+MODEL_ROOM = ("decoder", "custom_generate.py", "models.py", "placement.py", "specs")
 """Who may know torch; everything else deals in numbers and text."""
 TRANSFORMERS_BASELINE = Path("bench/stock.py")
 LIGHT = (
-    *(
-        "visualize",
-        "events",
-        "metrics",
-        "option_fields",
-        "options",
-        "opening",
-        "decode_setup",
-        "profiles",
-        "profile_list",
-        "chat",
-    ),
-    *("generate", "trace.replay", "trace.export", "view.live", "view.markdown", "repl.commands"),
-    *("trace.format", "trace.inspector", "view.status", "view.terminal", "files"),
-    *("tune", "memory", "suites", "planner"),
-    *("model_files", "model_list", "doctor", "placement", "device"),
-    *("parallel", "place"),
-    *("bench.command", "bench.report", "bench.compare"),
-    "bench.verify",
+    *("visualize", "events", "metrics", "options", "profiles", "chat", "files", "tune", "suites"),
+    *("commands.doctor", "commands.generate", "commands.model_list", "commands.planner"),
+    *("commands.profile_list", "trace.replay", "trace.export", "trace.format", "trace.inspector"),
+    *("view.live", "view.markdown", "view.status", "view.terminal", "repl.commands"),
+    *("specs.memory", "specs.model_files", "specs.device", "placement"),
+    *("session.opening", "session.setup", "session.parallel", "session.place"),
+    *("bench.command", "bench.report", "bench.compare", "bench.verify"),
 )
 
 

@@ -14,16 +14,17 @@ from typing import Any
 
 import pytest
 
-from ladecli import model_files, models
+from ladecli import models
 from ladecli.chat import autosaved, handle, loop
-from ladecli.decode_setup import Setup
 from ladecli.decoder.errors import DecoderError
 from ladecli.errors import LadeError, UsageError
 from ladecli.options import ChatRequest
 from ladecli.repl.conversation import Conversation, from_json
 from ladecli.repl.reader import Reader
 from ladecli.repl.session import Chat
-from ladecli.session import Session
+from ladecli.session.session import Session
+from ladecli.session.setup import Setup
+from ladecli.specs import model_files
 from ladecli.view.terminal import Terminal
 
 QUESTIONS = ("What is lookahead decoding?", "What is the pool?", "How do I read a file in Python?")

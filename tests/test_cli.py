@@ -20,7 +20,7 @@ from typing import Any
 import pexpect
 import pytest
 
-from ladecli.cli import entry
+from ladecli.commands.cli import entry
 from ladecli.trace.format import read_trace
 
 from . import forked
@@ -618,7 +618,7 @@ def test_what_needs_no_model_does_not_import_torch() -> None:
     asked += [["generate", "./nowhere", "-p", "x"], ["chat", "./nowhere"]]
     code = f"""
 import sys
-from ladecli.cli import entry
+from ladecli.commands.cli import entry
 for arguments in {asked}:
     entry(arguments)
     heavy = {{"torch", "transformers", "numpy"}} & sys.modules.keys()
@@ -760,7 +760,7 @@ SIZE = r"[\d.]+ [kM]B"
 
 def with_free_memory(monkeypatch: pytest.MonkeyPatch, size: float) -> str:
     """Let so many bytes be free, and return the name of this machine's processor as a pattern."""
-    from ladecli import device
+    from ladecli.specs import device
 
     monkeypatch.setattr(device, "free_memory", lambda _: int(size))
     return re.escape(device.detect().label)
@@ -768,8 +768,9 @@ def with_free_memory(monkeypatch: pytest.MonkeyPatch, size: float) -> str:
 
 def between(*contexts: int) -> float:
     """Free memory that has room for the demo model with texts between two lengths."""
-    from ladecli import memory, models
+    from ladecli import models
     from ladecli.options import Request
+    from ladecli.specs import memory
 
     shape = models.plan("demo", Request(dtype="float32")).spec
     needed = [memory.estimate(shape, context=c, width=24).total for c in contexts]

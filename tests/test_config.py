@@ -12,10 +12,15 @@ from typing import Any
 
 import pytest
 
-from ladecli.cli import entry
-from ladecli.config import lasting, read, stray_variables, template
-from ladecli.option_fields import Setting, config_path
+from ladecli.commands.cli import entry
+from ladecli.commands.config import (
+    lasting,
+    read,
+    stray_variables,
+    template,
+)
 from ladecli.options import ChatRequest, DoctorRequest, GenerateRequest, TuneRequest
+from ladecli.options.declare import Setting, config_path
 
 OTHER: dict[str, Any] = {
     **{"model": "some/model", "system": "Be brief.", "chat_template": True, "raw": True},
@@ -53,10 +58,10 @@ def called(pair: tuple[str, Setting] | object) -> str | None:
 def requested(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The request that a command line comes to; nothing is loaded."""
     found: list[Any] = []
-    for command in KINDS:
-        module = types.ModuleType(command)
+    for name in ("chat", "commands.generate", "commands.doctor", "tune"):
+        module = types.ModuleType(name)
         module.run = lambda request, *_: found.append(request) or 0
-        monkeypatch.setitem(sys.modules, f"ladecli.{command}", module)
+        monkeypatch.setitem(sys.modules, f"ladecli.{name}", module)
 
     def call(*arguments: str) -> Any:
         assert entry(list(arguments)) == 0

@@ -14,8 +14,8 @@ from transformers import DynamicCache
 import ladecli
 from ladecli import custom_generate
 from ladecli.decoder.strategies import make_strategy
-from ladecli.device import Device
 from ladecli.profiles import Rates, user
+from ladecli.specs.device import Device
 
 from .families import model_of, prompt_for
 
@@ -153,7 +153,7 @@ def test_a_gpu_that_no_profile_knows_is_measured(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(custom_generate, "make_strategy", strategy)
     for arithmetic in (1e8, 1e14):
         rates = Rates(1e12, arithmetic, "measured here")
-        monkeypatch.setattr("ladecli.device.measure_rates", lambda *args, rates=rates: rates)
+        monkeypatch.setattr("ladecli.specs.device.measure_rates", lambda *args, rates=rates: rates)
         monkeypatch.setattr(custom_generate, "_MODELS", WeakKeyDictionary())
         with pytest.warns(UserWarning, match="9000: settings come from a quick measurement"):
             short_answer()

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from ladecli import decode_setup
-from ladecli.device import Device
 from ladecli.errors import UsageError
 from ladecli.options import Request
+from ladecli.session import setup as decode_setup
+from ladecli.specs.device import Device
 
 from .profiles.makers import shape
 

@@ -11,10 +11,19 @@ from typing import Any
 import pytest
 import torch
 
-from ladecli import decode_setup, device
-from ladecli.device import Details, Device, details, detect, free_memory, gpu_build, present
 from ladecli.errors import UsageError
 from ladecli.options import Request
+from ladecli.session import setup as decode_setup
+from ladecli.specs import device
+from ladecli.specs.device import (
+    Details,
+    Device,
+    details,
+    detect,
+    free_memory,
+    gpu_build,
+    present,
+)
 
 from .profiles.makers import shape
 

@@ -19,9 +19,9 @@ import torch
 from huggingface_hub import constants
 from safetensors.torch import load_file
 
-from ladecli import device, model_files
-from ladecli.device import Device
-from ladecli.option_fields import config_path
+from ladecli.options.declare import config_path
+from ladecli.specs import device, model_files
+from ladecli.specs.device import Device
 
 from .hub_files import CPU, use_devices
 from .profiles.makers import put

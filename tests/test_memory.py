@@ -15,8 +15,16 @@ from ladecli.decoder.engine import Limits
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.strategies import make_strategy
 from ladecli.errors import LadeError, LoadError, UsageError
-from ladecli.memory import Asked, ModelSpec, estimate, room, smaller_forms, spread, told
-from ladecli.model_spec import empty_model, spec_of
+from ladecli.specs.memory import (
+    Asked,
+    ModelSpec,
+    estimate,
+    room,
+    smaller_forms,
+    spread,
+    told,
+)
+from ladecli.specs.model_spec import empty_model, spec_of
 
 from .held import Held
 

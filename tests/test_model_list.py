@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from ladecli.device import Device
-from ladecli.model_files import missing_packages
+from ladecli.specs.device import Device
+from ladecli.specs.model_files import missing_packages
 
 from .hub_files import CPU, LLAMA_7B, SMALL, add_model, use_devices, weights
 
@@ -253,7 +253,7 @@ def test_the_address_of_a_model_on_the_hub(address: str, cache: Path, lade: Any)
 
 def test_neither_the_list_nor_a_wrong_path_waits_for_torch(tmp_path: Path) -> None:
     code = (
-        "import sys; from ladecli.cli import entry;"
+        "import sys; from ladecli.commands.cli import entry;"
         f" codes = entry(['models']), entry(['doctor', {str(tmp_path)!r}]),"
         f" entry(['generate', {str(tmp_path)!r}, '-p', 'x']);"
         " assert codes == (0, 1, 1), codes; assert not {'torch', 'transformers'} & {*sys.modules}"

@@ -9,8 +9,8 @@ import torch
 import transformers
 
 from ladecli.decoder.engine import Limits
-from ladecli.memory import ModelSpec
-from ladecli.model_spec import empty_model, spec_of
+from ladecli.specs.memory import ModelSpec
+from ladecli.specs.model_spec import empty_model, spec_of
 
 from .decoding import decoder_of, run
 from .families import FAMILIES, model_of

@@ -15,11 +15,12 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from ladecli import memory, models, placement
+from ladecli import models, placement
 from ladecli.decoder.config import SamplingConfig
-from ladecli.device import Device, detect
 from ladecli.errors import LoadError, UsageError
 from ladecli.options import Request
+from ladecli.specs import memory
+from ladecli.specs.device import Device, detect
 
 from .hub_files import use_devices
 

@@ -13,7 +13,7 @@ import torch
 
 from ladecli import models
 from ladecli.chat import loop
-from ladecli.cli import entry
+from ladecli.commands.cli import entry
 from ladecli.decoder.engine import Decoder
 from ladecli.decoder.events import StepNarrowed
 from ladecli.decoder.layout import StepLayout
@@ -21,7 +21,7 @@ from ladecli.decoder.load import load_decoder
 from ladecli.events import Ended
 from ladecli.options import ChatRequest
 from ladecli.repl.session import Chat
-from ladecli.session import Session
+from ladecli.session.session import Session
 from ladecli.trace.format import read_trace
 from ladecli.view.terminal import Terminal
 

@@ -12,12 +12,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ladecli import device
-from ladecli.cli import entry
-from ladecli.device import Device
+from ladecli.commands.cli import entry
 from ladecli.errors import UsageError
 from ladecli.options import Request
-from ladecli.place import Place, is_follower, place_of, placed
+from ladecli.session.place import (
+    Place,
+    is_follower,
+    place_of,
+    placed,
+)
+from ladecli.specs import device
+from ladecli.specs.device import Device
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from ladecli import device, memory, models, placement
+from ladecli import models, placement
 from ladecli.decoder import layout
 from ladecli.decoder.config import GROWTH
 from ladecli.decoder.kv_cache import KVCache, LayerShape
@@ -21,9 +21,10 @@ from ladecli.decoder.load import load_decoder
 from ladecli.decoder.runner import Runner
 from ladecli.decoder.stock_model import StockModel, input_device
 from ladecli.decoder.strategy import Draft
-from ladecli.device import Device
 from ladecli.errors import UsageError
 from ladecli.options import Request
+from ladecli.specs import device, memory
+from ladecli.specs.device import Device
 
 from .decoding import three_texts
 from .families import new_model

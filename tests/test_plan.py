@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ladecli import device as devices
-from ladecli.device import Device
+from ladecli.specs import device as devices
+from ladecli.specs.device import Device
 
 from .profiles.makers import OWN, put
 

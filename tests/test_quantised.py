@@ -16,7 +16,7 @@ from ladecli.decoder.transformer import Transformer
 from ladecli.errors import LoadError, UsageError
 from ladecli.models import LoadedModel
 from ladecli.options import Request
-from ladecli.session import Session
+from ladecli.session.session import Session
 
 from .decoding import ids_of, run, transformers_ids
 from .families import new_model

@@ -14,7 +14,7 @@ from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.decoder.load import load_decoder
 from ladecli.events import Ended
 from ladecli.models import LoadedModel, load
-from ladecli.session import Session, Settings
+from ladecli.session.session import Session, Settings
 
 from .capturing import Again
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ladecli import generate as prompts
 from ladecli import suites
+from ladecli.commands import generate as prompts
 from ladecli.errors import UsageError
 from ladecli.suites import Row
 

@@ -15,9 +15,9 @@ from ladecli.decoder import layout
 from ladecli.decoder.errors import DecoderError
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.strategy import Draft
-from ladecli.device import Device
 from ladecli.errors import LadeError, UsageError
 from ladecli.options import Request
+from ladecli.specs.device import Device
 
 from .decoding import three_texts
 from .families import model_of, new_model

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ladecli.errors import UsageError
-from ladecli.text import (
+from ladecli.session.text import (
     REPLACEMENT,
     Detokenizer,
     StopStrings,

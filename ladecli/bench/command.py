@@ -9,9 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import opening, suites
+from .. import suites
 from ..decoder.config import SamplingConfig
 from ..errors import INTERRUPTED, LadeError, told
+from ..session import opening
 from ..view.terminal import Terminal, ctrl_c
 from . import methods, report
 from .result import (
@@ -30,7 +31,7 @@ from .tasks import Dialogue, Task, passages, usable
 
 if TYPE_CHECKING:
     from ..options import BenchRequest
-    from ..session import Session
+    from ..session.session import Session
     from ..suites import Suite
     from .methods import Sweep
 
@@ -51,7 +52,6 @@ def run(request: BenchRequest) -> int:
     paths = [Path(name).expanduser() for name in request.report or []]
     for path in paths:
         report.check(path)
-    opening.check(request)
     terminal = Terminal(request.color, request.quiet)
     suite = None
     if "context" not in swept:
@@ -118,7 +118,7 @@ def _measure(
         LadeError: nothing could be measured.
     """
     from ..decoder.memory import attempt
-    from ..device import measure_rates
+    from ..specs.device import measure_rates
     from .measure import PROMPT, Measurement  # and with it torch, which is loaded by now
     from .stock import StockRunner
 

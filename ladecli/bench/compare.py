@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import UsageError
-from ..memory import told
 from ..metrics import ratio
 from ..options import CompareRequest
+from ..specs.memory import told
 from ..view.screen import NONE, Column, Table, line, print_table
 from ..view.terminal import Terminal
 from ..visualize import printable

@@ -11,10 +11,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from itertools import count
 
-from ..device import Device, peak_memory, watch_peak
 from ..errors import LadeError, told
-from ..memory import ModelSpec
 from ..profiles.derive import work
+from ..specs.device import Device, peak_memory, watch_peak
+from ..specs.memory import ModelSpec
 from .result import Failure, Run, Skipped, TimeSpent
 from .runners import Answer, Runner
 from .tasks import Task

@@ -8,16 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from .. import opening
 from ..decoder.config import SOURCES, SamplingConfig
 from ..decoder.errors import ConfigError
 from ..errors import UsageError
+from ..session import opening
 from .result import FOREIGN, PLAIN, STOCK_COMPILED, Failure, Method, lookahead_shown
 
 if TYPE_CHECKING:
     from ..options import BenchRequest
     from ..profiles import Choice
-    from ..session import Settings
+    from ..session.session import Settings
 
 STRATEGIES = (PLAIN, "jacobi", "prompt-lookup", "paper", "lookahead", *FOREIGN)
 """In the order of reports."""

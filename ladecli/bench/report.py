@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from .. import files
 from ..errors import UsageError
-from ..memory import told
 from ..metrics import ratio
+from ..specs.memory import told
 from ..view.screen import NONE, Column, Table
 from ..visualize import counted, printable
 from . import render

@@ -20,7 +20,7 @@ from ..errors import UsageError
 
 if TYPE_CHECKING:
     from ..options import Request
-    from ..session import Session
+    from ..session.session import Session
 
 SCHEMA = "lade-bench/1"
 PLAIN = "autoregressive"
@@ -48,8 +48,8 @@ class Machine:
     @classmethod
     def of(cls, session: Session) -> Machine:
         """The machine on which a session runs."""
-        from ..device import details
         from ..profiles.user import versions_here
+        from ..specs.device import details
 
         device = session.loaded.device
         return cls(

@@ -15,7 +15,7 @@ from ..events import Ended, Reason, TextStep
 from .result import Method
 
 if TYPE_CHECKING:
-    from ..session import Session, Settings
+    from ..session.session import Session, Settings
 
 
 @dataclass(slots=True)

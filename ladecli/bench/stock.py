@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 from transformers import CompileConfig, GenerationConfig, StaticCache, StoppingCriteriaList
 
-from ..device import synchronize
 from ..errors import LadeError, told
-from ..text import TextStream
+from ..session.text import TextStream
+from ..specs.device import synchronize
 from .result import STOCK_COMPILED, STOCK_LOOKUP, Method
 from .runners import Answer
 
 if TYPE_CHECKING:
     from ..events import Reason
-    from ..session import Session, Settings
+    from ..session.session import Session, Settings
 
 LOOKUP = 10
 """Tokens that transformers' prompt lookup proposes, as in its documentation."""

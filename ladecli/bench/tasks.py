@@ -13,7 +13,7 @@ from ..repl.conversation import Conversation
 from .result import Skipped
 
 if TYPE_CHECKING:
-    from ..session import Session
+    from ..session.session import Session
     from ..suites import Row
 
 MODULES = ("argparse", "statistics", "textwrap", "tarfile", "mailbox", "difflib", "configparser")

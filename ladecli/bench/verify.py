@@ -18,11 +18,12 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import opening, suites
+from .. import suites
 from ..decoder.config import SamplingConfig
 from ..errors import INTERRUPTED, LadeError, UsageError
 from ..events import Reason
-from ..memory import FULL
+from ..session import opening
+from ..specs.memory import FULL
 from ..trace.format import speller
 from ..view import screen
 from ..view.terminal import Terminal, ctrl_c
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..options import VerifyRequest
-    from ..session import Session, Settings
+    from ..session.session import Session, Settings
 
 SCHEMA = "lade-verify/1"
 SHOWN = 10
@@ -69,7 +70,6 @@ def run(request: VerifyRequest) -> int:
     if samples:
         new_tokens, limit = request.max_new_tokens or SAMPLED_TOKENS, limit or SAMPLED_ROWS
     request = replace(request, max_new_tokens=new_tokens)
-    opening.check(request)
     if samples and not request.temperature:
         raise UsageError(
             "--chi-square tests sampling, and greedy decoding draws nothing; add --temperature 1,"

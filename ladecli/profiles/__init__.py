@@ -13,16 +13,16 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from ..decoder.config import LookaheadConfig
-from ..device import Rates
 from ..errors import UsageError
-from ..memory import ModelSpec
+from ..specs.device import Rates
+from ..specs.memory import ModelSpec
 from . import user
 from .derive import derive
 from .recognise import recognise
 from .schema import VALUES, Hardware, Profile, Setting, Tuned, dump, parse
 
 if TYPE_CHECKING:
-    from ..device import Device
+    from ..specs.device import Device
 
 __all__ = ["Profile", "Rates", "Setting", "Tuned", "dump", "parse"]
 

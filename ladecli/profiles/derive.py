@@ -14,8 +14,8 @@ from itertools import accumulate
 
 from ..decoder.config import CAPTURED_WIDTHS, LookaheadConfig
 from ..decoder.step_cost import StepCost
-from ..device import Rates
-from ..memory import ModelSpec
+from ..specs.device import Rates
+from ..specs.memory import ModelSpec
 
 CONTEXTS = (1024, 4096, 16384)
 SKINNY = 0.75

@@ -12,10 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from ..decoder.config import SOURCES, LookaheadConfig
 from ..decoder.step_cost import StepCost
-from ..device import Rates
 from ..errors import UsageError
 from ..files import toml
-from ..memory import ModelSpec
+from ..specs.device import Rates
+from ..specs.memory import ModelSpec
 
 VALUES = tuple(field.name for field in fields(LookaheadConfig))
 """What a setting gives."""

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from .. import files
 from ..errors import LadeError, UsageError
-from ..memory import ModelSpec
+from ..specs.memory import ModelSpec
 from .schema import Profile, Tuned, dump, parse
 
 if TYPE_CHECKING:
-    from ..device import Device
+    from ..specs.device import Device
 
 NEAR = 0.1
 """A tuned profile is for models whose size differs by at most this share."""
@@ -85,7 +85,7 @@ def write(profile: Profile) -> Path:
 
 def versions_here() -> dict[str, str]:
     """The installed versions of what a measurement depends on."""
-    from ..model_files import version
+    from ..specs.model_files import version
 
     return {name: version(package) or "unknown" for name, package in _PACKAGES.items()}
 

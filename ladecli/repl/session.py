@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import opening
 from ..errors import LadeError, UsageError, told
 from ..events import Ended, TextEvent, TextStep
 from ..metrics import Tally, total
 from ..options import ChatRequest
+from ..session import opening
 from ..trace import export
 from ..view.live import LiveView
 from ..view.markdown import MarkdownRenderer
@@ -25,7 +25,7 @@ from .reader import Reader, escaped
 
 if TYPE_CHECKING:
     from ..profiles import Choice
-    from ..session import Session, Settings
+    from ..session.session import Session, Settings
 
 
 @dataclass(slots=True)

@@ -13,8 +13,8 @@ from pydantic import TypeAdapter, ValidationError
 from .. import profiles
 from ..decoder.config import SOURCES
 from ..errors import UsageError
-from ..option_fields import ALIASES, Setting, settings_of
 from ..options import ChatRequest
+from ..options.declare import ALIASES, Setting, settings_of
 
 if TYPE_CHECKING:
     from .session import Chat

@@ -22,7 +22,7 @@ from ..visualize import View, printable, statistics_line, style_of
 
 if TYPE_CHECKING:
     from ..options import Request
-    from ..session import Session, Settings
+    from ..session.session import Session, Settings
 
 OPTIONS = ("trace", "svg", "html")
 COLUMNS = 88

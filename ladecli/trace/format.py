@@ -24,8 +24,8 @@ from ..errors import LadeError, UsageError
 from ..events import Ended, PromptRead, TextEvent, TextStep
 
 if TYPE_CHECKING:
-    from ..session import Settings
-    from ..text import Tokenizer
+    from ..session.session import Settings
+    from ..session.text import Tokenizer
 
 VERSION: Literal[2] = 2
 OPTION = "--trace"

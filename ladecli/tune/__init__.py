@@ -13,9 +13,10 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import opening, suites
+from .. import suites
 from ..errors import LadeError, UsageError
 from ..profiles import Profile, Setting, Tuned, user
+from ..session import opening
 from ..view import screen
 from ..view.terminal import Terminal
 from ..visualize import counted
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from ..decoder.config import LookaheadConfig
     from ..options import TuneRequest
-    from ..session import Session
+    from ..session.session import Session
     from .measure import Curve, Outcome
 
 SCHEMA = 1
@@ -104,7 +105,6 @@ def run(request: TuneRequest) -> int:
     Raises:
         LadeError, DecoderError: with a line for the user.
     """
-    opening.check(request)
     if not request.dry_run:
         try:
             user.make_folder()

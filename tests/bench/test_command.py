@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from ladecli import opening
 from ladecli.bench.methods import DEFAULT
 from ladecli.bench.result import SCHEMA, read
 from ladecli.bench.runners import OwnRunner
+from ladecli.session import opening
 
 from ..compiling import Compiler
 

@@ -9,8 +9,8 @@ import pytest
 from ladecli.bench.measure import MAX_FAILURES, TRIES, Measurement
 from ladecli.bench.result import Method
 from ladecli.bench.runners import Answer
-from ladecli.device import Device
 from ladecli.errors import LadeError
+from ladecli.specs.device import Device
 
 DEVICE = Device("cpu", "cpu", "Test CPU")
 

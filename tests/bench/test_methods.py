@@ -13,8 +13,8 @@ from ladecli.bench.methods import STRATEGIES
 from ladecli.bench.result import FOREIGN
 from ladecli.decoder.config import LookaheadConfig, SamplingConfig
 from ladecli.errors import UsageError
-from ladecli.option_fields import settings_of
 from ladecli.options import BenchRequest
+from ladecli.options.declare import settings_of
 from ladecli.profiles import Choice
 
 DEFAULT = LookaheadConfig(5, 3, 5, 24, ("context",), widths=(1, 8, 24))

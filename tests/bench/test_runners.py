@@ -13,7 +13,7 @@ from ladecli.bench.tasks import Dialogue, passages
 from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.errors import PromptError
 from ladecli.decoder.events import Started
-from ladecli.session import Session, Settings
+from ladecli.session.session import Session, Settings
 
 REPETITIVE = "def f(x):\n    return f(x)\n" * 4
 SETTINGS = Settings(lookahead=LookaheadConfig(5, 3, 5, 24), max_new_tokens=24, ignore_eos=True)

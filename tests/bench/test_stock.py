@@ -16,7 +16,7 @@ from ladecli.bench.runners import Answer
 from ladecli.bench.stock import StockRunner
 from ladecli.decoder.config import SamplingConfig
 from ladecli.errors import LadeError
-from ladecli.session import Session, Settings
+from ladecli.session.session import Session, Settings
 
 from ..compiling import Compiler
 

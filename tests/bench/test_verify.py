@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from ladecli import opening
 from ladecli.bench import chi_square
 from ladecli.decoder.engine import Decoder
 from ladecli.decoder.events import Token
@@ -23,7 +22,8 @@ from ladecli.decoder.load import load_decoder
 from ladecli.decoder.runner import Runner, StepInputs
 from ladecli.decoder.transformer import StepCache
 from ladecli.decoder.tree import ROOT, Choose, TokenTree
-from ladecli.session import Session
+from ladecli.session import opening
+from ladecli.session.session import Session
 
 pytestmark = pytest.mark.slow
 

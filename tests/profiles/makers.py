@@ -6,9 +6,9 @@ from pathlib import Path
 
 from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.step_cost import StepCost
-from ladecli.device import Device
-from ladecli.memory import ModelSpec
 from ladecli.profiles import Profile, Setting, Tuned, user
+from ladecli.specs.device import Device
+from ladecli.specs.memory import ModelSpec
 
 CPU = Device("cpu", "cpu", "AMD EPYC", 8 << 30, 1)
 A100 = Device("cuda", "cuda:0", "NVIDIA A100-SXM4-80GB", int(85e9))

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from ladecli.decoder.step_cost import StepCost
-from ladecli.device import Rates
-from ladecli.memory import ModelSpec
 from ladecli.profiles.derive import (
     GRAPH_LAUNCH,
     LAUNCH,
     fitted,
     step_seconds,
 )
+from ladecli.specs.device import Rates
+from ladecli.specs.memory import ModelSpec
 
 from . import makers
 

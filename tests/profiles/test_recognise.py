@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ladecli import profiles
-from ladecli.device import Device
 from ladecli.profiles import Profile
 from ladecli.profiles.recognise import recognise
+from ladecli.specs.device import Device
 
 SHIPPED = profiles.shipped().values()
 

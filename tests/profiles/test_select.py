@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from ladecli import profiles
-from ladecli.device import Device
+from ladecli.commands.profile_list import specs_for
 from ladecli.errors import UsageError
-from ladecli.memory import ModelSpec
-from ladecli.profile_list import specs_for
 from ladecli.profiles import Rates, user
 from ladecli.profiles.schema import VALUES
+from ladecli.specs.device import Device
+from ladecli.specs.memory import ModelSpec
 
 from .makers import A100, ACME, CPU, DEMO, OWN, put, shape, tuned
 

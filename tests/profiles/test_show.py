@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from ladecli import device as devices
 from ladecli import profiles
-from ladecli.device import Device
 from ladecli.profiles import Rates, user
 from ladecli.profiles.schema import VALUES
+from ladecli.specs import device as devices
+from ladecli.specs.device import Device
 
 from .makers import A100, ACME, CPU, OWN, put, tuned
 

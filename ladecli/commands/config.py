@@ -12,12 +12,19 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from . import files
-from .errors import LadeError, UsageError
-from .files import toml
-from .option_fields import PANELS, PREFIX, Options, Setting, config_path, settings_of
-from .options import COMMANDS, InitRequest
-from .view.terminal import Terminal
+from .. import files
+from ..errors import LadeError, UsageError
+from ..files import toml
+from ..options import COMMANDS, InitRequest
+from ..options.declare import (
+    PANELS,
+    PREFIX,
+    Options,
+    Setting,
+    config_path,
+    settings_of,
+)
+from ..view.terminal import Terminal
 
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 _HEAD = """\

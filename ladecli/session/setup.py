@@ -7,19 +7,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from . import memory, placement, profiles
-from .device import DEVICE_MAPS
-from .errors import UsageError
-from .option_fields import CONFIG_FILE, config_path
+from .. import placement, profiles
+from ..errors import UsageError
+from ..options.declare import CONFIG_FILE, config_path
+from ..specs import memory
+from ..specs.device import DEVICE_MAPS
 from .place import place_of
 
 if TYPE_CHECKING:
-    from .decoder.config import LookaheadConfig
-    from .decoder.parallel.transport import DistributedTransport
-    from .device import Device
-    from .memory import ModelSpec
-    from .models import Plan
-    from .options import Request
+    from ..decoder.config import LookaheadConfig
+    from ..decoder.parallel.transport import DistributedTransport
+    from ..models import Plan
+    from ..options import Request
+    from ..specs.device import Device
+    from ..specs.memory import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ def _room(
     request: Request, planned: Plan, settings: LookaheadConfig, attention: str, captured: bool
 ) -> tuple[int | None, str | None, memory.Need]:
     """The most tokens of context that memory has room for, a notice, and what decoding takes."""
-    from .device import free_memory
+    from ..specs.device import free_memory
 
     plain = request.strategy == "autoregressive"
     width = 1 if plain else settings.step_limit
@@ -127,7 +128,7 @@ def _room(
 
 def _free(request: Request, device: Device) -> float:
     """Bytes of memory for this process: processes that compute on the same device share it."""
-    from .device import free_memory
+    from ..specs.device import free_memory
 
     return free_memory(device) / (1 if device.kind == "cuda" else place_of(request).local_size)
 
@@ -142,8 +143,8 @@ def attention_of(request: Request, device: Device, shape: ModelSpec) -> Attentio
         return Attention("sdpa", f"the fastest one on {device.label}")
     if not request.kernels:
         return Attention("sdpa", "Triton kernels are switched off")
-    from .decoder.attention import choose_backend
-    from .device import in_torch
+    from ..decoder.attention import choose_backend
+    from ..specs.device import in_torch
 
     name = choose_backend("auto", *in_torch(device, shape.compute))
     why = "the split-KV kernel, for half precision" if name == "triton" else "no other works here"
@@ -171,16 +172,16 @@ def check_device(request: Request, device: Device, shape: ModelSpec) -> None:
                 origin = f"{option.replace('_', '-')} in {config_path()}"
             raise UsageError(f"{problem}: {why}; leave {origin} out")
     if request.attention in ("flash", "triton"):  # which do not work everywhere
-        from .decoder.attention import choose_backend
-        from .device import in_torch
+        from ..decoder.attention import choose_backend
+        from ..specs.device import in_torch
 
         choose_backend(request.attention, *in_torch(device, shape.compute))
 
 
 def choice_for(request: Request, device: Device, shape: ModelSpec) -> profiles.Choice:
     """What the profile of the request, or of a device, says for a model."""
-    from .decoder.memory import attempt
-    from .device import measure_rates
+    from ..decoder.memory import attempt
+    from ..specs.device import measure_rates
 
     select = partial(
         profiles.select,

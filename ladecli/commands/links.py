@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from .errors import UsageError
-from .files import toml
+from ..errors import UsageError
+from ..files import toml
 
 if TYPE_CHECKING:
-    from .options import PlanRequest
+    from ..options import PlanRequest
 
 # An exchange takes a start, the hops on its way, and its bytes at a share of the bandwidth.  Hops
 # lie between those of NCCL's protocols for few bytes and for many (its src/graph/tuning.cc).

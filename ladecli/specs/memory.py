@@ -7,8 +7,13 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from .decoder.config import CAPTURED_WIDTHS, GROWTH, NEARLY_ALL, PREFILL_CHUNK
-from .errors import LoadError, UsageError
+from ..decoder.config import (
+    CAPTURED_WIDTHS,
+    GROWTH,
+    NEARLY_ALL,
+    PREFILL_CHUNK,
+)
+from ..errors import LoadError, UsageError
 
 FULL = ("float32", "float16", "bfloat16")
 """Types of weights that are multiplied as they are stored."""

@@ -18,23 +18,26 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import __version__, config, decode_setup, device, model_files, profiles
-from .decoder.errors import DecoderError
-from .errors import LadeError, UsageError, told
-from .memory import told as size_of
-from .model_files import version
-from .option_fields import config_path
-from .options import DoctorRequest
-from .profiles import user
-from .view import screen
-from .view.terminal import Terminal
-from .visualize import counted, printable
+from .. import __version__, profiles
+from ..decoder.errors import DecoderError
+from ..errors import LadeError, UsageError, told
+from ..options import DoctorRequest
+from ..options.declare import config_path
+from ..profiles import user
+from ..session import setup as decode_setup
+from ..specs import device, model_files
+from ..specs.memory import told as size_of
+from ..specs.model_files import version
+from ..view import screen
+from ..view.terminal import Terminal
+from ..visualize import counted, printable
+from . import config
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from .decode_setup import Setup
-    from .models import Plan
+    from ..models import Plan
+    from ..session.setup import Setup
 
 SCHEMA = 1
 """Version of what --json prints."""
@@ -342,7 +345,7 @@ def model(request: DoctorRequest) -> Iterator[Finding]:
         if wrong:
             yield Finding("files", wrong, PROBLEM, "download or copy the model again")
             return
-        from . import models
+        from .. import models
 
         planned = models.plan(request.model, request, progress=False)
         if wrong := models.damage(planned):

@@ -29,15 +29,20 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from .decoder.errors import DecoderError, NoMemoryError, RankError
-from .errors import LadeError, UsageError, told
-from .options import Request
-from .place import Place, launched, place_of, placed
+from ..decoder.errors import DecoderError, NoMemoryError, RankError
+from ..errors import LadeError, UsageError, told
+from ..options import Request
+from .place import (
+    Place,
+    launched,
+    place_of,
+    placed,
+)
 
 if TYPE_CHECKING:
-    from .decoder.drafting.memory import DraftMemory
-    from .decoder.parallel.groups import LookaheadParallel, TensorParallel
-    from .decoder.parallel.transport import DistributedTransport
+    from ..decoder.drafting.memory import DraftMemory
+    from ..decoder.parallel.groups import LookaheadParallel, TensorParallel
+    from ..decoder.parallel.transport import DistributedTransport
     from .session import Session, Settings
 
 Opener = Callable[[Request], Callable[["DistributedTransport"], "Session"]]
@@ -115,7 +120,7 @@ def started(request: Request, open_session: Opener) -> Iterator[Leader]:
             meeting = (Path(folder) / "ranks").as_uri()
             followers = _processes(place, (request, open_session, meeting, folder))
             failure = stack.enter_context(followers)
-        from .decoder.parallel.transport import DistributedTransport
+        from ..decoder.parallel.transport import DistributedTransport
 
         ranks = DistributedTransport(place.rank, place.size, meeting, failure)
         stack.callback(ranks.close)
@@ -230,7 +235,7 @@ def _processes(
 
 def _check_number(request: Request, place: Place) -> str | None:
     """Refuse more ranks than are useful here; a notice where ranks share a device."""
-    from . import device
+    from ..specs import device
 
     kind = device.detect(request.device).kind
     if kind == "cuda":
@@ -323,7 +328,7 @@ def _follow(place: Place, request: Request, open_session: Opener, meeting: str) 
     """Decode what the leader decodes until it ends."""
     # The terminal and torchrun send Ctrl-C to all ranks, and the leader decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    from .decoder.parallel.transport import DistributedTransport
+    from ..decoder.parallel.transport import DistributedTransport
 
     ranks = DistributedTransport(place.rank, place.size, meeting)
     request = placed(request, place)
@@ -355,7 +360,7 @@ def connect(ranks: DistributedTransport, request: Request) -> None:
     Raises:
         RankError: a rank failed, or differs.
     """
-    from . import device
+    from ..specs import device
 
     here = device.detect(request.device)
     ranks.connect(here.torch_name, split=request.parallel_mode == "tensor")
@@ -375,9 +380,9 @@ def join(session: Session, ranks: DistributedTransport, *, split: bool) -> None:
     Raises:
         RankError: they have not loaded the same.
     """
+    from ..decoder.parallel.groups import LookaheadParallel, TensorParallel
+    from ..decoder.parallel.transport import weights_digest
     from . import pool_file
-    from .decoder.parallel.groups import LookaheadParallel, TensorParallel
-    from .decoder.parallel.transport import weights_digest
 
     loaded = session.loaded
     config = loaded.model.config.to_dict()

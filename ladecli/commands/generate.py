@@ -8,20 +8,25 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import opening
-from .decoder.config import SamplingConfig
-from .decoder.errors import PromptError, RankError
-from .errors import INTERRUPTED, LadeError, UsageError
-from .metrics import Tally
-from .options import GenerateRequest
-from .pool_file import kept_drafts
-from .suites import STDIN, name_of, read_rows, read_text, spoken
-from .trace import export
-from .view.terminal import Terminal, ctrl_c
-from .visualize import Together, memory_line
+from ..decoder.config import SamplingConfig
+from ..decoder.errors import PromptError, RankError
+from ..errors import INTERRUPTED, LadeError, UsageError
+from ..metrics import Tally
+from ..options import GenerateRequest
+from ..session import opening, pool_file
+from ..suites import (
+    STDIN,
+    name_of,
+    read_rows,
+    read_text,
+    spoken,
+)
+from ..trace import export
+from ..view.terminal import Terminal, ctrl_c
+from ..visualize import Together, memory_line
 
 if TYPE_CHECKING:
-    from .session import Session
+    from ..session.session import Session
 
 
 class Prompt(NamedTuple):
@@ -40,7 +45,7 @@ def run(request: GenerateRequest) -> int:
     Raises:
         LadeError, DecoderError: with a line for the user.
     """
-    opening.check(request)
+    pool_file.check(request.pool_file)
     prompts = gather(request.prompt or [], request.prompt_file or [])
     export.check(request, len(prompts))
     with opening.opened(request, Terminal(request.color, request.quiet)) as session:
@@ -49,7 +54,7 @@ def run(request: GenerateRequest) -> int:
         for number, ids in enumerate(encoded, start=1):
             _check(session, ids, f"prompt {number} of {len(encoded)}: " if len(encoded) > 1 else "")
         answers = _Answers(request, session)
-        with ctrl_c() as cancelled, kept_drafts(session, request.pool_file):
+        with ctrl_c() as cancelled, pool_file.kept_drafts(session, request.pool_file):
             for number, (prompt, ids) in enumerate(zip(prompts, encoded, strict=True), start=1):
                 answers.add(number, prompt.id, ids, cancelled)
                 if answers.code == INTERRUPTED:

@@ -17,21 +17,22 @@ from importlib import resources
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
-from . import memory, profiles
-from .decoder.config import MESSAGE_BYTES
-from .device import Rates
-from .errors import UsageError
-from .files import toml
+from .. import profiles
+from ..decoder.config import MESSAGE_BYTES
+from ..errors import UsageError
+from ..files import toml
+from ..options import PlanRequest
+from ..profiles import user
+from ..profiles.derive import HOST, LAUNCH, step_seconds
+from ..profiles.recognise import recognise
+from ..profiles.schema import Profile
+from ..specs import memory
+from ..specs.device import Rates
+from ..specs.memory import FULL, ModelSpec
+from ..view import screen
+from ..view.terminal import Terminal
+from ..visualize import counted, printable
 from .links import Links, links_of
-from .memory import FULL, ModelSpec
-from .options import PlanRequest
-from .profiles import user
-from .profiles.derive import HOST, LAUNCH, step_seconds
-from .profiles.recognise import recognise
-from .profiles.schema import Profile
-from .view import screen
-from .view.terminal import Terminal
-from .visualize import counted, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -105,7 +106,7 @@ def find_gpu(name: str | None, terminal: Terminal) -> tuple[Profile, float | Non
     kinds = ", ".join(sorted(known.keys() - {"gpu"}))
     if name is None:
         with terminal.progress("looking at this machine"):
-            from .device import detect
+            from ..specs.device import detect
 
             device = detect()
         if device.kind != "cuda":
@@ -131,7 +132,7 @@ def find_model(
         usual = f"no model was named: {name} stands for one of {DEFAULT_SIZE}"
         return name, shape, (() if request.model_size else (usual,))
     with terminal.progress(f"looking at {request.model}"):
-        from . import models
+        from .. import models
 
         # By itself a CPU would take float32, and a GPU takes the type that is stored.
         auto = request.dtype == "auto"

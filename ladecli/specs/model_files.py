@@ -25,7 +25,7 @@ from huggingface_hub import constants, scan_cache_dir, try_to_load_from_cache
 from huggingface_hub import errors as hub_errors
 from safetensors import SafetensorError, safe_open
 
-from .errors import LoadError
+from ..errors import LoadError
 
 DEMO = "demo"
 """Name of the bundled model; a folder of that name is ./demo."""
@@ -181,7 +181,7 @@ def resolve(name: str) -> str:
         LoadError: the path does not exist, or is no model in Hugging Face format.
     """
     if name == DEMO:
-        return str(Path(__file__).with_name("demo"))
+        return str(Path(__file__).parents[1] / "demo")
     path = Path(name).expanduser()
     if not path.exists() and (found := _PAGE.fullmatch(name)):
         return found[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from .errors import UsageError
+from ..errors import UsageError
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 

@@ -11,19 +11,24 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import memory, model_files
-from .decoder import families
-from .errors import LoadError
-from .memory import ModelSpec
-from .model_files import SIZES, CachedModel, Config, Tensor
-from .options import ModelsRequest
-from .profiles.user import short
-from .view import screen
-from .view.terminal import Terminal
-from .visualize import counted, printable
+from ..decoder import families
+from ..errors import LoadError
+from ..options import ModelsRequest
+from ..profiles.user import short
+from ..specs import memory, model_files
+from ..specs.memory import ModelSpec
+from ..specs.model_files import (
+    SIZES,
+    CachedModel,
+    Config,
+    Tensor,
+)
+from ..view import screen
+from ..view.terminal import Terminal
+from ..visualize import counted, printable
 
 if TYPE_CHECKING:
-    from .device import Device
+    from ..specs.device import Device
 
 CONTEXT = 4096
 """Tokens of context that a model must have room for, or its own context where that is shorter."""
@@ -73,7 +78,7 @@ class Model:
 
 def run(request: ModelsRequest) -> int:
     """List the models of the Hugging Face cache, and the bundled one; returns the exit code."""
-    from .device import free_memory, glance
+    from ..specs.device import free_memory, glance
 
     terminal = Terminal(request.color)
     demo = Path(model_files.resolve(model_files.DEMO))

@@ -9,21 +9,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from . import decode_setup, profiles
-from .decoder.config import SOURCES, LookaheadConfig
-from .memory import ModelSpec, told
+from .. import profiles
+from ..decoder.config import SOURCES, LookaheadConfig
+from ..profiles import Choice, Profile, user
+from ..profiles.schema import VALUES, Setting
+from ..session import setup as decode_setup
+from ..specs.memory import ModelSpec, told
+from ..view import screen
+from ..view.terminal import Terminal
+from ..visualize import printable
 from .planner import known_model
-from .profiles import Choice, Profile, user
-from .profiles.schema import VALUES, Setting
-from .view import screen
-from .view.terminal import Terminal
-from .visualize import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from .device import Device
-    from .options import ListRequest, ProfileRequest
+    from ..options import ListRequest, ProfileRequest
+    from ..specs.device import Device
 
 SCHEMA = 2
 """Version of the JSON objects."""
@@ -44,7 +45,7 @@ def run_list(request: ListRequest) -> int:
     request.check()
     terminal = Terminal(request.color)
     with terminal.progress("looking at this machine"):
-        from .device import detect
+        from ..specs.device import detect
 
         device = detect(request.device)
         own, notices = user.read_all()
@@ -129,7 +130,7 @@ def _find(
     if request.profile is not None and request.model is None:
         return profiles.read(request.profile), None, ()
     with terminal.progress(f"looking at {request.model or 'this machine'}"):
-        from .device import detect, measure_rates
+        from ..specs.device import detect, measure_rates
 
         profile: Profile | None
         choice: Choice | None = None
@@ -138,7 +139,7 @@ def _find(
             own, notices = user.read_all()
             profile = profiles.usual(device, own)
         else:
-            from . import models
+            from .. import models
 
             planned = models.plan(request.model, request)
             device, compute = planned.device, planned.spec.compute

@@ -9,33 +9,19 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import parallel, profiles
-from .decode_setup import check_device, choice_for, decide
-from .trace import export
-from .view.terminal import Terminal
+from .. import profiles
+from ..view.terminal import Terminal
+from . import parallel
+from .setup import check_device, choice_for, decide
 
 if TYPE_CHECKING:
-    from .decoder.config import SamplingConfig
-    from .decoder.parallel.transport import DistributedTransport
-    from .models import Plan
-    from .options import Request
+    from ..decoder.config import SamplingConfig
+    from ..decoder.parallel.transport import DistributedTransport
+    from ..models import Plan
+    from ..options import Request
     from .session import Session, Settings
-
-
-def check(request: Request) -> None:
-    """Refuse files that cannot be read or written, before a model is loaded.
-
-    Raises:
-        UsageError: the message names the option and the fix.
-    """
-    export.check(request)
-    if request.pool_file:
-        from . import pool_file
-
-        pool_file.check(Path(request.pool_file).expanduser())
 
 
 def follow(request: Request) -> int:
@@ -82,13 +68,13 @@ def open_follower(request: Request) -> Callable[[DistributedTransport], Session]
 
 def _plan(request: Request, terminal: Terminal) -> Plan:
     """Find the model and read its configuration; arguments as for `opened`."""
-    from . import model_files
+    from ..specs import model_files
 
     name = request.model or "demo"
     model_files.check(name)  # before seconds of imports
     with terminal.progress(f"starting {name}"):
         _import_all()
-    from . import models
+    from .. import models
 
     with _loading(terminal, name):
         planned = models.plan(name, request, progress=_bars(request))
@@ -104,7 +90,7 @@ def _load(
     stretch: int = 0,
 ) -> Session:
     """Load a planned model; of several ranks, each calls this, and the leader's stretch holds."""
-    from . import models
+    from .. import models
     from .session import Session
 
     if ranks is not None:
@@ -129,7 +115,7 @@ def _import_all() -> None:
         # that nothing fits into.
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     first = "torch" not in sys.modules
-    for name in (".models", ".session"):
+    for name in ("..models", ".session"):
         import_module(name, __package__)
     if first:
         gc.freeze()  # modules stay: the garbage collector need not look at them again
@@ -137,7 +123,7 @@ def _import_all() -> None:
 
 def _loading(terminal: Terminal, name: str) -> contextlib.AbstractContextManager[object]:
     """A spinner; but a download shows bars of its own, which that would spoil."""
-    from . import model_files
+    from ..specs import model_files
 
     local = model_files.folder_of(model_files.resolve(name)) is not None
     return terminal.progress(f"loading {name}") if local else contextlib.nullcontext()

@@ -14,10 +14,15 @@ from dataclasses import MISSING, dataclass, fields, replace
 from functools import partial
 from typing import Any
 
-from .decoder.config import SOURCES, STRATEGIES, LookaheadConfig, SamplingConfig
-from .device import parse_device_map
-from .errors import UsageError
-from .option_fields import Options, option
+from ..decoder.config import (
+    SOURCES,
+    STRATEGIES,
+    LookaheadConfig,
+    SamplingConfig,
+)
+from ..errors import UsageError
+from ..specs.device import parse_device_map
+from .declare import Options, option
 
 MEASURED_TOKENS = 128
 """Default length of an answer that is measured."""
@@ -154,7 +159,7 @@ class Request(Options):
         if not all(self.stop or ()):
             raise UsageError("stop needs a text; leave it out, and nothing ends the answer early")
         if self.profile is not None:
-            from . import profiles
+            from .. import profiles
 
             profiles.read(self.profile)
         # The profile's values are not known yet; the user's must be right by themselves.

@@ -17,7 +17,14 @@ from transformers.pytorch_utils import Conv1D
 
 from . import model_files
 from .device import Device
-from .memory import LEAST_CONTEXT, PACKED, ModelSpec, estimate, told, usable
+from .memory import (
+    LEAST_CONTEXT,
+    PACKED,
+    ModelSpec,
+    estimate,
+    told,
+    usable,
+)
 
 _BITS = re.compile(r'"(?:bits|w_bit|nbits|weights|quant_type)": "?(?:int|float)?(\d)')
 """Where a quantised checkpoint's configuration (as JSON) has the bits of a weight."""

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import files
-from .decoder.errors import DraftStateError
-from .errors import LadeError, UsageError
+from .. import files
+from ..decoder.errors import DraftStateError
+from ..errors import LadeError, UsageError
 
 if TYPE_CHECKING:
-    from .decoder.drafting.memory import DraftMemory
+    from ..decoder.drafting.memory import DraftMemory
     from .session import Session
 
 FORMAT = "lade-pool/2"
@@ -31,14 +31,16 @@ def fingerprint(tokenizer: Any) -> str:
     return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
 
 
-def check(path: Path) -> None:
-    """Refuse a file that is not a pool, or cannot be written, before a model is loaded.
+def check(name: str | None) -> None:
+    """Refuse a file that is not a pool, or cannot be written; None is no file.
 
     Raises:
         UsageError: the message names the file and the fix.
     """
-    _read(path)
-    files.check(path, OPTION)
+    if name:
+        path = Path(name).expanduser()
+        _read(path)
+        files.check(path, OPTION)
 
 
 @contextlib.contextmanager
@@ -83,7 +85,7 @@ def load(path: Path, tokenizer: str, vocabulary: int) -> DraftMemory:
     Raises:
         UsageError: the file is damaged, not a pool, or of another tokenizer.
     """
-    from .decoder.drafting.memory import DraftMemory
+    from ..decoder.drafting.memory import DraftMemory
 
     pool = _read(path)
     if pool is None:

@@ -8,16 +8,29 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
-from .decode_setup import Setup
-from .decoder.config import LookaheadConfig, SamplingConfig
-from .decoder.drafting.memory import DraftMemory
-from .decoder.engine import Limits
-from .decoder.events import Event, Finished, Prefill, Started, Step, StepNarrowed
-from .decoder.load import load_decoder
-from .decoder.parallel.groups import ALONE, Group
-from .decoder.strategies import make_strategy
-from .events import Ended, Piece, PromptRead, TextEvent, TextStep
-from .models import LoadedModel
+from ..decoder.config import LookaheadConfig, SamplingConfig
+from ..decoder.drafting.memory import DraftMemory
+from ..decoder.engine import Limits
+from ..decoder.events import (
+    Event,
+    Finished,
+    Prefill,
+    Started,
+    Step,
+    StepNarrowed,
+)
+from ..decoder.load import load_decoder
+from ..decoder.parallel.groups import ALONE, Group
+from ..decoder.strategies import make_strategy
+from ..events import (
+    Ended,
+    Piece,
+    PromptRead,
+    TextEvent,
+    TextStep,
+)
+from ..models import LoadedModel
+from .setup import Setup
 from .text import TextStream, apply_chat_template
 
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from .errors import UsageError
-from .option_fields import CONFIG_FILE, PREFIX
+from ..errors import UsageError
+from ..options.declare import CONFIG_FILE, PREFIX
 
 if TYPE_CHECKING:
-    from .options import Request
+    from ..options import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def placed(request: Request, place: Place) -> Request:
     Raises:
         UsageError: there are not enough GPUs.
     """
-    from . import device
+    from ..specs import device
 
     request = replace(request, parallel=place.size)
     if device.detect(request.device).kind != "cuda":

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, get_args, get_origin, get_type_hints
 
-from .decoder.errors import ConfigError
-from .errors import UsageError
+from ..decoder.errors import ConfigError
+from ..errors import UsageError
 
 PREFIX = "LADE_"
 """Of every variable that sets an option."""

@@ -17,11 +17,23 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
-from . import __version__
-from .decoder.errors import ConfigError, DecoderError, PromptError
-from .errors import INTERRUPTED, LadeError, UsageError, told
-from .option_fields import ALIASES, CONFIG_FILE, PREFIX, Options, Setting, settings_of
-from .place import is_follower, launched
+from .. import __version__
+from ..decoder.errors import ConfigError, DecoderError, PromptError
+from ..errors import (
+    INTERRUPTED,
+    LadeError,
+    UsageError,
+    told,
+)
+from ..options.declare import (
+    ALIASES,
+    CONFIG_FILE,
+    PREFIX,
+    Options,
+    Setting,
+    settings_of,
+)
+from ..session.place import is_follower, launched
 
 _COMMANDS = {
     "chat": (
@@ -31,7 +43,7 @@ _COMMANDS = {
         " go to stdout, and the first mistake ends it.",
     ),
     "generate": (
-        "generate.run",
+        "commands.generate.run",
         "Complete one or more prompts; the answer goes to stdout and nothing else does.",
     ),
     "replay": ("trace.replay.run", "Play a recorded generation again, or look into its steps."),
@@ -54,38 +66,38 @@ _COMMANDS = {
         "Measure what steps cost here, and write the profile that pays most for this model.",
     ),
     "plan": (
-        "planner.run",
+        "commands.planner.run",
         "Estimate what more GPUs would bring, and say when they stop paying.\n\n"
         "By a cost model: nothing is measured or loaded, and the GPUs need not be here.",
     ),
     "profiles": (
-        "profile_list.run_list",
+        "commands.profile_list.run_list",
         "List the hardware profiles, and mark the one that this machine uses.",
     ),
     "profiles show": (
-        "profile_list.run_show",
+        "commands.profile_list.run_show",
         "Show a profile: how it is recognised, and every value with its origin.",
     ),
     "models": (
-        "model_list.run",
+        "commands.model_list.run",
         "List the models on this machine: size, type, whether they fit and are supported.",
     ),
     "doctor": (
-        "doctor.run",
+        "commands.doctor.run",
         "Look for what is wrong or missing here, and say how to mend it.\n\n"
         "With a model, or options as for chat and generate: how that would be decoded, and whether"
         " it fits.",
     ),
     "config init": (
-        "config.run_init",
+        "commands.config.run_init",
         "Write a config file with every setting in it, commented out.",
     ),
     "config show": (
-        "cli.show_config",
+        "commands.cli.show_config",
         "Show what holds without flags: every setting, its value, and where that is from.\n\n"
         "lade config init writes a config file, and lade config path says where it is.",
     ),
-    "config path": ("config.run_path", "Print where the config file is, or would be."),
+    "config path": ("commands.config.run_path", "Print where the config file is, or would be."),
 }
 """The function that runs each command, with its request as argument; and the command's help."""
 _SHORT = {"config": "config show"}
@@ -157,7 +169,7 @@ def main(
 
 def _command(name: str) -> Any:
     """A command with the options of its request."""
-    from .options import COMMANDS
+    from ..options import COMMANDS
 
     kind = COMMANDS[name]
 
@@ -221,19 +233,19 @@ def _perform(name: str, request: Options) -> int:
     # doctor lists what is wrong with its options itself.
     (Options(color=request.color, origins=request.origins) if name == "doctor" else request).check()
     if is_follower():
-        from .opening import follow
-        from .options import Request
+        from ..options import Request
+        from ..session.opening import follow
 
         assert isinstance(request, Request)
         return follow(request)
+    from ..view.terminal import Terminal
     from .config import stray_variables
-    from .view.terminal import Terminal
 
     for line in stray_variables(os.environ):
         Terminal(quiet=getattr(request, "quiet", False)).say(line)
     module, _, function = _COMMANDS[name][0].rpartition(".")
     try:
-        code: int = getattr(import_module(f".{module}", __package__), function)(request)
+        code: int = getattr(import_module(f"ladecli.{module}"), function)(request)
         return code
     except BrokenPipeError:
         # Python flushes stdout at exit, and must not find the pipe closed again.
@@ -243,8 +255,8 @@ def _perform(name: str, request: Options) -> int:
 
 def show_config(request: Options) -> int:
     """Print what holds without flags, as the parser finds it for each command."""
+    from ..options import COMMANDS
     from . import config
-    from .options import COMMANDS
 
     found = {}
     for name in COMMANDS:
@@ -321,8 +333,8 @@ def _refused(error: TyperException) -> str:
     key, command = str(error.param.name), str(error.ctx.info_name)
     if not isinstance(wrong, ValueError) or not hasattr(wrong, "errors"):
         return error.format_message()
+    from ..options import COMMANDS
     from .config import described
-    from .options import COMMANDS
 
     setting = settings_of(COMMANDS[command])[key]
     origin = _origins(error.ctx).get(key, "")
@@ -333,7 +345,7 @@ def _refused(error: TyperException) -> str:
 def _failed(message: str, code: int) -> int:
     # A call without arguments has shown the help, and has no message; one rank reports for all.
     if message and not is_follower():
-        from .visualize import printable
+        from ..visualize import printable
 
         # File names and templates occur in messages, and must not drive the terminal.
         print(f"lade: {printable(message)}", file=sys.stderr)
