@@ -125,6 +125,13 @@ def test_a_slow_model_is_measured_roughly_and_in_time(plain: float) -> None:
         assert curve.cost.at(32, 128) == pytest.approx(1.62, rel=0.02)
 
 
+def test_steps_that_all_seem_dear_make_a_curve() -> None:
+    # As where something else runs here, and only the plain steps were not disturbed.
+    curve = curve_of(FakeDecoder(lambda w, n, _: 4e-3 if w == 1 else 4e-2), 10.0)
+    assert curve.cost.widths == (1, 2, 4, 8)
+    assert curve.cost.at(4, 128) == pytest.approx(10.0)
+
+
 @pytest.mark.parametrize(
     ("decoder", "seconds", "widths", "contexts"),
     [

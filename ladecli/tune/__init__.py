@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 SCHEMA = 1
 CURVE_SHARE, MOST = 0.25, 0.93
 """Of the time, for what steps cost, and for that and the search."""
-MIN_WIDTHS = 3
-"""Fewer make no curve."""
 LONGEST = 384
 """Last tokens of a sample prompt that are used: reading is not what is measured."""
 
@@ -142,7 +140,7 @@ def tune(session: Session, request: TuneRequest, samples: list[list[int]]) -> Re
     Raises:
         LadeError: the model is too slow to measure anything in the time.
     """
-    from .measure import Tuner, candidates, setting_of
+    from .measure import MIN_WIDTHS, Tuner, candidates, setting_of
 
     began = time.perf_counter()
     loaded, seconds = session.loaded, request.seconds

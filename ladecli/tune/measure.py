@@ -30,6 +30,8 @@ VISIT = 4
 """Steps of one width in a row; the first one, which finds the caches of another, does not count."""
 SLOW = 0.05
 """Seconds of a plain step from which on one step of a width in a row must do."""
+MIN_WIDTHS = 3
+"""Fewer make no curve."""
 ROOM = 128
 """Tokens that a visit may add to its text."""
 MAX_COST = 4.0
@@ -284,10 +286,14 @@ class Tuner:
 
 
 def _payable(times: dict[int, list[float]]) -> list[int]:
-    """The widths that were measured, up to the first beyond all that are cheap, in their order."""
+    """The widths that were measured, in their order, up to the first beyond all that are cheap.
+
+    The narrowest are kept whatever they cost.
+    """
     costs = {width: statistics.median(found) for width, found in times.items() if found}
-    # A narrower one that seems dear was disturbed.
+    # A narrower one that seems dear was disturbed, and so may be all but the plain step.
     cheap = max(width for width, cost in costs.items() if cost <= MAX_COST * costs[1])
+    cheap = max(cheap, *sorted(costs)[:MIN_WIDTHS])
     widest = min((width for width in costs if width > cheap), default=cheap)
     return [width for width in costs if width <= widest]
 
