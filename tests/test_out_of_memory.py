@@ -67,7 +67,7 @@ def tighten(monkeypatch: pytest.MonkeyPatch, fails: Callable[[StepLayout], bool]
     def load(*args: Any, **options: Any) -> Decoder:
         return starve(load_decoder(*args, **options), fails)
 
-    monkeypatch.setattr("ladecli.session.load_decoder", load)
+    monkeypatch.setattr("ladecli.session.session.load_decoder", load)
 
 
 def after(forwards: int) -> Callable[[StepLayout], bool]:

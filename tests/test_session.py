@@ -79,7 +79,7 @@ def test_an_answer_that_is_still_open_ends_when_another_is_asked_for(loaded: Loa
 
 
 def captured(loaded: LoadedModel, patch: pytest.MonkeyPatch, capture: Again) -> Session:
-    patch.setattr("ladecli.session.load_decoder", partial(load_decoder, capture=capture))
+    patch.setattr("ladecli.session.session.load_decoder", partial(load_decoder, capture=capture))
     return Session(loaded, followers=Crew())
 
 

@@ -45,9 +45,9 @@ def run(request: GenerateRequest) -> int:
     Raises:
         LadeError, DecoderError: with a line for the user.
     """
-    pool_file.check(request.pool_file)
     prompts = gather(request.prompt or [], request.prompt_file or [])
     export.check(request, len(prompts))
+    pool_file.check(request.pool_file)
     with opening.opened(request, Terminal(request.color, request.quiet)) as session:
         # All prompts are checked before the first is answered: no half of the work is lost.
         encoded = [_encode(session, request, prompt.text) for prompt in prompts]

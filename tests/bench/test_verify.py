@@ -49,7 +49,7 @@ def after_loading(patch: pytest.MonkeyPatch, change: Callable[[Decoder], object]
         change(decoder)
         return decoder
 
-    patch.setattr("ladecli.session.load_decoder", load)
+    patch.setattr("ladecli.session.session.load_decoder", load)
 
 
 class Faulty:
