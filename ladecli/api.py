@@ -8,7 +8,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from . import models
 from .decoder.config import LookaheadConfig, SamplingConfig
 from .decoder.errors import ConfigError, PromptError
 from .errors import LadeError
@@ -125,7 +124,7 @@ def _is_prompt(prompt: object) -> bool:
     )
 
 
-def load(name: str | Path = models.DEMO, **options: Any) -> Model:
+def load(name: str | Path = "demo", **options: Any) -> Model:
     """Load a model from the Hugging Face hub or a local folder.
 
     What `lade generate` would tell its user on the way comes as warnings, and stays in the

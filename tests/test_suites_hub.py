@@ -85,7 +85,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
         },
     )
     monkeypatch.setattr("huggingface_hub.hf_hub_download", hub.download)
-    monkeypatch.setattr("ladecli.specs.model_files.hub_answers", lambda: True)
+    monkeypatch.setattr("ladecli.specs.hub.hub_answers", lambda: True)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     return hub
 
@@ -129,9 +129,7 @@ def test_rows_of_the_field(hub: Hub, name: str, count: int, first: Row, last: Ro
 def test_what_was_fetched_once_needs_no_network(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     first = suites.load("spec-bench")
     assert hub.asked == ["data/mt_bench/question.jsonl", *(f"{name}.jsonl" for name in PARTS)]
-    monkeypatch.setattr(
-        "ladecli.specs.model_files.hub_answers", lambda: pytest.fail("asked the hub")
-    )
+    monkeypatch.setattr("ladecli.specs.hub.hub_answers", lambda: pytest.fail("asked the hub"))
     assert suites.load("spec-bench", offline=True) == suites.load("spec-bench") == first
     assert len(suites.load("mt-bench").rows) == 80
     assert len(hub.asked) == 6
@@ -154,7 +152,7 @@ def test_bars_are_shown_where_they_are_wanted(hub: Hub, progress: bool) -> None:
     ],
 )
 def test_no_network(hub: Hub, monkeypatch: pytest.MonkeyPatch, cause: str, why: str) -> None:
-    monkeypatch.setattr("ladecli.specs.model_files.hub_answers", lambda: cause != "unreachable")
+    monkeypatch.setattr("ladecli.specs.hub.hub_answers", lambda: cause != "unreachable")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", cause == "variable")
     with pytest.raises(LadeError) as error:
         suites.load("gsm8k", offline=cause == "flag")

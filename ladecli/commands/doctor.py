@@ -25,7 +25,7 @@ from ..options import DoctorRequest
 from ..options.declare import config_path
 from ..profiles import user
 from ..session import setup as decode_setup
-from ..specs import device, model_files
+from ..specs import device, hub, model_files
 from ..specs.memory import told as size_of
 from ..specs.model_files import version
 from ..view import screen
@@ -54,23 +54,6 @@ _SCARCE = 0.05
 """A smaller share of free memory is worth a warning."""
 _SETTLED = ("strategy", "window", "ngram", "guesses", "budget", "sources")
 """Options that override what a profile says."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was checked: what there is in words, its level, and for programs as data.
-
-    A fix says what to do: a command where there is one.
-    """
-
-    name: str
-    value: str
-    level: str = OK
-    fix: str | None = None
-    data: Mapping[str, object] = field(default_factory=dict)
-
-
-Check = Callable[[DoctorRequest], Iterator[Finding]]
 PARTS = (
     ("flash-attn", "the kernels for --attention flash", "'ladecli[flash]'"),
     ("triton", "fused kernels for the steps of a GPU (--attention triton)", "triton"),
@@ -84,6 +67,20 @@ PARTS = (
 _NEED_CUDA = ("flash-attn", "triton")
 _TRITON = ("triton", "triton-windows", "triton-rocm", "pytorch-triton-rocm", "pytorch-triton")
 """Names of Triton's package on different systems."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was checked: in words, how good it is, its fix, and as data for programs."""
+
+    name: str
+    value: str
+    level: str = OK
+    fix: str | None = None
+    data: Mapping[str, object] = field(default_factory=dict)
+
+
+Check = Callable[[DoctorRequest], Iterator[Finding]]
 
 
 def run(request: DoctorRequest) -> int:
@@ -100,7 +97,7 @@ def run(request: DoctorRequest) -> int:
     }
     DoctorRequest(**typed).check()
     if "model" in typed:
-        model_files.resolve(typed["model"])
+        hub.resolve(typed["model"])
     terminal = Terminal(request.color)
     with terminal.progress("looking around"):
         report = examine(request)
@@ -184,9 +181,6 @@ def devices(_request: DoctorRequest) -> Iterator[Finding]:
     yield Finding("device", value, data=data | {"capability": known.capability})
     if first.kind == "cuda":
         yield Finding("driver", known.driver or "version unknown", data={"version": known.driver})
-    if known.capability and known.capability.startswith(("6.", "7.")):
-        value = "this GPU has no units for it"
-        yield Finding("bfloat16", value, NOTE, "--dtype float16 is faster")
     for each in found:
         name = {"cpu": "main memory", "mps": "memory"}.get(each.kind)
         name = name or f"memory {each.torch_name}"
@@ -211,12 +205,11 @@ def unused_gpu(_request: DoctorRequest) -> Iterator[Finding]:
     listed = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=5)
     if listed.returncode or "GPU" not in listed.stdout:  # the tool is in images without a GPU, too
         return
-    hiding = "CUDA_VISIBLE_DEVICES"
-    if os.environ.get(hiding) in ("", "-1"):
-        yield Finding("GPU", f"{hiding} hides it", NOTE, f"unset {hiding} to use it")
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        value = "CUDA_VISIBLE_DEVICES hides it"
+        yield Finding("GPU", value, NOTE, "unset CUDA_VISIBLE_DEVICES to use it")
     else:
-        build = device.gpu_build() or "CPUs"
-        value = f"an NVIDIA GPU is here, and this torch (for {build}) cannot use it"
+        value = f"torch (for {device.gpu_build() or 'CPUs'}) cannot use the NVIDIA GPU here"
         fix = "install a torch for it, as pytorch.org/get-started says, or update its driver"
         yield Finding("GPU", value, WARNING, fix)
 
@@ -292,7 +285,7 @@ def options(request: DoctorRequest) -> Iterator[Finding]:
 
 
 def profile(request: DoctorRequest) -> Iterator[Finding]:
-    """The profile that is used here, and the user's own ones."""
+    """The profile that is used here, and what is wrong with the user's own ones."""
     own, faults = user.read_all()
     here = device.detect(request.device)
     usual = profiles.usual(here, own)
@@ -303,14 +296,11 @@ def profile(request: DoctorRequest) -> Iterator[Finding]:
     else:
         origin = f"by {request.origins['profile']}" if request.profile else f"for {here.label}"
         yield Finding("profile", f"{name}, {origin}", data={"name": name})
-    listed = {"folder": str(user.folder()), "names": [each.name for each in own]}
-    held = f"{counted(len(own), 'profile')} in" if own else "none in"
-    yield Finding("your profiles", f"{held} {user.folder()}", data=listed)
     for fault in faults:
         yield Finding("your profiles", fault, WARNING, "correct the file, or remove it")
 
 
-def hub(request: DoctorRequest) -> Iterator[Finding]:
+def downloads(request: DoctorRequest) -> Iterator[Finding]:
     """Whether models can be downloaded, and whether there is a token, which is never shown."""
     from huggingface_hub import constants, get_token
 
@@ -319,16 +309,16 @@ def hub(request: DoctorRequest) -> Iterator[Finding]:
         why = request.origins.get("offline", "HF_HUB_OFFLINE")
         value = f"offline, by {why}: {local}"
         yield Finding("hub", value, NOTE, "unset it to download", {"offline": True})
-    elif model_files.hub_answers():
+    elif hub.hub_answers():
         yield Finding("hub", "can be reached", data={"offline": False})
     else:
         value = f"cannot be reached: {local}"
         yield Finding("hub", value, WARNING, "check the network", {"offline": True})
-    if get_token() is None:
+    if get_token():
+        yield Finding("token", "there is one", data={"present": True})
+    else:
         value = "none; gated models need one"
         yield Finding("token", value, NOTE, "hf auth login", {"present": False})
-    else:
-        yield Finding("token", "there is one", data={"present": True})
 
 
 def model(request: DoctorRequest) -> Iterator[Finding]:
@@ -337,8 +327,8 @@ def model(request: DoctorRequest) -> Iterator[Finding]:
         return
     name = "model"
     try:
-        source = model_files.resolve(request.model)
-        folder = model_files.folder_of(source, request.revision)
+        source = hub.resolve(request.model)
+        folder = hub.folder_of(source, request.revision)
         wrong = model_files.damage(folder) if folder else None
         if not wrong and Path(source).is_dir():  # what lacks in the cache is downloaded
             wrong = model_files.missing(Path(source))
@@ -400,9 +390,7 @@ def _setup(request: DoctorRequest, setup: Setup) -> Iterator[Finding]:
     for notice in choice.notices:
         yield Finding("notice", notice, NOTE)
     level, value = OK, "the model and its whole context fit"
-    if request.device_map not in (None, *device.DEVICE_MAPS):
-        level, value = NOTE, "placed by a map of your own, so it is not estimated"
-    elif setup.short:
+    if setup.short:
         level, value = WARNING, setup.short
     elif request.max_context is not None:
         value = f"the model and {setup.context} tokens of context fit"
@@ -419,7 +407,7 @@ CHECKS: tuple[tuple[Any, ...], ...] = (
     ("Settings", config_file),
     ("Settings", options, torch_works),
     ("Settings", profile, torch_works, options),
-    ("Hub", hub),
+    ("Hub", downloads),
     ("Model", model, torch_works, options),
 )
 """Each check with the title of its section, and those without whose success it is left out."""

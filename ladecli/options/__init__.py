@@ -21,7 +21,6 @@ from ..decoder.config import (
     SamplingConfig,
 )
 from ..errors import UsageError
-from ..specs.device import parse_device_map
 from .declare import Options, option
 
 MEASURED_TOKENS = 128
@@ -119,8 +118,8 @@ class Request(Options):
         pair=True,
     )
     device_map: str | None = _model(
-        "Spread the model over devices: auto, balanced, balanced_low_0, sequential, or"
-        " a .json file."
+        "Spread the model over devices: auto, balanced, balanced_low_0 or sequential.",
+        choices=("auto", "balanced", "balanced_low_0", "sequential"),
     )
     parallel: int | None = _model(
         "Decode with K processes on this machine, one per GPU.", metavar="K", least=1
@@ -167,8 +166,6 @@ class Request(Options):
         self.sampling(SamplingConfig())
         if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", self.device):
             raise UsageError(f"unknown device {self.device!r}; use auto, cpu, cuda, cuda:N or mps")
-        if self.device_map is not None:
-            parse_device_map(self.device_map)
 
     @property
     def read_files(self) -> list[str]:
