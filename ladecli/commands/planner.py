@@ -32,7 +32,6 @@ from ..specs.memory import FULL, ModelSpec
 from ..view import screen
 from ..view.terminal import Terminal
 from ..visualize import counted, printable
-
 from .links import Links, links_of
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ def test_the_list_marks_this_machine(
     result = lade("profiles")
     assert (result.code, result.err) == (0, "")
     lines = result.out.splitlines()
-    assert [line.strip("* ").split()[0] for line in lines[2:5]] == ["a100", "a100-80gb", "a10g"]
+    assert [line.strip("* ").split()[0] for line in lines[3:6]] == ["a100", "a100-80gb", "a10g"]
     *stars, last = [line.split()[1] for line in lines if line.startswith("*")]
     assert (stars, last) == (([marked], marked) if marked else ([], "no"))
     assert device.label in lines[-1]
