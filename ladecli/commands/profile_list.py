@@ -10,11 +10,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from .. import profiles
-from ..decoder.config import SOURCES, LookaheadConfig
+from ..decoder.config import LookaheadConfig
 from ..profiles import Choice, Profile, user
-from ..profiles.schema import VALUES, Setting
+from ..profiles.schema import VALUES
 from ..session import setup as decode_setup
-from ..specs.memory import ModelSpec, told
+from ..specs.memory import told
 from ..view import screen
 from ..view.screen import Column, Table
 from ..view.terminal import Terminal
@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..options import ListRequest, ProfileRequest
+    from ..specs.device import Device
 
-SCHEMA = 2
+SCHEMA = 3
 """Version of the JSON objects."""
 WIDTHS, CONTEXT = (16, 32, 64), 1024
 """Steps whose cost is shown, in tokens, and tokens of text before them."""
-SIZES = ("0.5b", "1.5b", "3b", "7b", "13b", "34b", "70b")
-"""Well-known models for which settings are shown where no model is named."""
+USUAL_SIZE = "7b"
+"""The well-known model for which settings are shown where no model is named."""
 
 
 def run_list(request: ListRequest) -> int:
@@ -86,68 +87,59 @@ def run_show(request: ProfileRequest) -> int:
         LoadError, UnsupportedModelError: the model's configuration cannot be read or decoded.
     """
     terminal = Terminal(request.color)
-    profile, choice, notices = _find(request, terminal)
+    profile, choice, model, notices = _find(request, terminal)
     if request.json:
-        by_size = _choices(profile) if choice is None else ()
-        settings = [{"model": request.model, **_settings(choice)}] if choice else []
-        settings += [
-            {"model": size, "parameters": spec.parameters, "weights": spec.weights}
-            | _settings(each)
-            for size, spec, each in by_size
-        ]
         found = {**_identity(profile), **profile.as_file()}
+        settings = [{"model": model, **_settings(choice)}]
         return _print(**found, settings=settings, notices=list(notices))
     console = _console(terminal, notices)
     screen.line(console, printable(f"{profile.name}: {profile.description}"), "bold")
     for name, fact in _facts(profile):
         screen.line(console, printable(f"{name:<12} {fact}"))
     console.print()
-    if choice:
-        _show_table(console, f"for {request.model}", "setting value origin", _by_value(choice))
-    else:
-        columns = f"model weights W> N> G> budget> sources {'> '.join(map(str, WIDTHS))}> origin"
-        _show_table(console, "settings by the size of a model", columns, _by_size(profile))
-    what = "step_cost" if choice else ", ".join(map(str, WIDTHS))
+    _show_table(console, printable(f"for {model}"), "setting value origin", _by_value(choice))
     costs = f"cost of a step of N tokens after {CONTEXT} tokens of text, in plain steps"
-    screen.line(console, f"{what}: {costs}")
+    screen.line(console, f"step_cost: {costs}")
     return 0
-
-
-def specs_for(profile: Profile) -> Iterator[tuple[str, ModelSpec]]:
-    """Models of the usual sizes with the names of those, each in 16, 8 and 4 bits."""
-    half = profile.hardware.half if profile.hardware else "bfloat16"
-    for size in SIZES:
-        for quantize in ("none", "8bit", "4bit"):
-            yield size.upper(), known_model(size, half, quantize)[1]
 
 
 def _find(
     request: ProfileRequest, terminal: Terminal
-) -> tuple[Profile, Choice | None, Sequence[str]]:
-    """The profile to show, its settings for the model that the request names, and notices."""
-    if request.profile is not None and request.model is None:
-        return profiles.read(request.profile), None, ()
+) -> tuple[Profile, Choice, str, Sequence[str]]:
+    """The profile to show, its settings for a model, the model's name, and notices."""
     with terminal.progress(f"looking at {request.model or 'this machine'}"):
-        from ..specs.device import detect, measure_rates
-
-        choice, notices = None, list[str]()
-        if request.model is None:
-            device, compute = detect(request.device), "bfloat16"
-            own, notices = user.read_all()
-            if usual := profiles.usual(device, own):
-                return usual, None, notices
-            notices.append(profiles.unknown(device))
-        else:
+        if request.model is not None:
             from .. import models
 
             planned = models.plan(request.model, request)
-            device, compute = planned.device, planned.spec.compute
-            choice = decode_setup.choice_for(request, device, planned.part)
+            choice = decode_setup.choice_for(request, planned.device, planned.part)
             if choice.profile != profiles.MEASURED:
-                return profiles.read(choice.profile), choice, choice.notices
-        # The figures are remembered: nothing is measured twice.
-        profile = profiles.measured(measure_rates(device, compute), compute)
-        return profile, choice, choice.notices if choice else notices
+                return profiles.read(choice.profile), choice, request.model, choice.notices
+            profile = _measured(planned.device, planned.spec.compute)
+            return profile, choice, request.model, choice.notices
+        notices: list[str] = []
+        if request.profile is not None:
+            profile = profiles.read(request.profile)
+        else:
+            from ..specs.device import detect
+
+            device = detect(request.device)
+            own, notices = user.read_all()
+            if usual := profiles.usual(device, own):
+                profile = usual
+            else:
+                notices.append(profiles.unknown(device))
+                profile = _measured(device, "bfloat16")
+        half = profile.hardware.half if profile.hardware else "bfloat16"
+        name, spec = known_model(USUAL_SIZE, half, request.quantize)
+        return profile, profiles.choose(profile, spec), f"{name} in {spec.weights}", notices
+
+
+def _measured(device: Device, compute: str) -> Profile:
+    """A profile of a device by its measured rates, which are remembered."""
+    from ..specs.device import measure_rates
+
+    return profiles.measured(measure_rates(device, compute), compute)
 
 
 def _identity(profile: Profile) -> dict[str, Any]:
@@ -170,12 +162,6 @@ def _settings(choice: Choice) -> dict[str, Any]:
     }
 
 
-def _choices(profile: Profile) -> Iterator[tuple[str, ModelSpec, Choice]]:
-    """The settings of a profile for models of the usual sizes."""
-    for size, spec in specs_for(profile):
-        yield size, spec, profiles.choose(profile, spec)
-
-
 def _facts(profile: Profile) -> Iterator[tuple[str, str]]:
     """The facts that stand above the settings, each with its name."""
     path = _identity(profile)["path"]
@@ -194,35 +180,19 @@ def _facts(profile: Profile) -> Iterator[tuple[str, str]]:
         size = f"{user.short(tuned.parameters)} parameters, {tuned.weights}"
         yield "tuned on", f"{tuned.device}; {size}; attention {tuned.attention}"
         yield "tuned with", f"{versions}; {tuned.date}"
-    for paper in profile.papers:
-        size = _up_to(paper, "larger models")
-        yield "the paper's", f"{size}: {_wng(paper.lookahead)}, {paper.origin}"
-
-
-def _by_size(profile: Profile) -> Iterator[tuple[str, ...]]:
-    """Explicit settings, then derived ones by usual sizes."""
-    rows = [
-        (_up_to(each, "any"), " ".join(each.weights) or "any", each.lookahead, each.origin)
-        for each in profile.settings
-    ]
-    if profile.hardware:
-        rows += [
-            (size, spec.weights, choice.lookahead, choice.origin)
-            for size, spec, choice in _choices(profile)
-            if profile.setting(spec) is None
-        ]
-    for size, weights, lookahead, origin in rows:
-        numbers = (lookahead.window, lookahead.ngram, lookahead.guesses, lookahead.step_limit)
-        everything = len(lookahead.sources) == len(SOURCES)
-        sources = "all" if everything else " ".join(lookahead.sources)
-        yield (size, weights, *map(str, numbers), sources, *_costs(lookahead), origin)
+    for kind, settings in (("settings", profile.settings), ("the paper's", profile.papers)):
+        for each in settings:
+            most = each.up_to_parameters
+            size = "any size" if most == math.inf else f"up to {user.short(most)}"
+            yield kind, f"{size}: {_wng(each.lookahead)}, {each.origin}"
 
 
 def _by_value(choice: Choice) -> Iterator[tuple[str, ...]]:
     """The settings for one model, a value in each row."""
     lookahead = choice.lookahead
-    pairs = zip(WIDTHS, _costs(lookahead), strict=True)
-    costs = [f"{width}: {cost}" for width, cost in pairs]
+    costs = [f"{width}: {lookahead.step_cost.at(width, CONTEXT):.2f}" for width in WIDTHS]
+    if lookahead.step_cost.widths == (1,):
+        costs = [screen.NONE]
     values = asdict(lookahead) | {"budget": lookahead.step_limit, "step_cost": costs}
     for name in VALUES:
         value = values[name]
@@ -231,19 +201,8 @@ def _by_value(choice: Choice) -> Iterator[tuple[str, ...]]:
     yield "the paper's", _wng(choice.paper), choice.paper_origin
 
 
-def _costs(lookahead: LookaheadConfig) -> list[str]:
-    if lookahead.step_cost.widths == (1,):
-        return [screen.NONE] * len(WIDTHS)
-    return [f"{lookahead.step_cost.at(width, CONTEXT):.2f}" for width in WIDTHS]
-
-
 def _wng(lookahead: LookaheadConfig) -> str:
     return f"W={lookahead.window} N={lookahead.ngram} G={lookahead.guesses}"
-
-
-def _up_to(setting: Setting, all_others: str) -> str:
-    size = setting.up_to_parameters
-    return all_others if size == math.inf else f"up to {user.short(size)}"
 
 
 def _show_table(console: Console, title: str, heads: str, rows: Iterable[Sequence[str]]) -> None:

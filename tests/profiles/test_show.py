@@ -53,7 +53,7 @@ def test_the_users_profiles_are_listed(lade: Any) -> None:
     assert result.err.startswith("lade: profile broken is no valid TOML")
     assert result.err.count("\n") == 1
     found = json.loads(lade("profiles", "--json").out)
-    assert (found["schema"], found["profile"]) == (2, "cpu")
+    assert (found["schema"], found["profile"]) == (3, "cpu")
     assert found["device"] == {"kind": "cpu", "label": "AMD EPYC", "memory_bytes": 8 << 30}
     rows = {row["name"]: row for row in found["profiles"]}
     assert list(rows) == sorted(rows)
@@ -83,8 +83,7 @@ def test_a_page_fits_80_columns(here: pytest.MonkeyPatch, lade: Any) -> None:
     here.setattr(sys.stdout, "isatty", lambda: True)
     lines = lade("profiles", "show", "a100-80gb", "--color", "never").out.splitlines()
     assert max(map(len, lines)) <= 80
-    sizes = [line.split()[:2] for line in lines if line.startswith("7B ")]
-    assert sizes == [["7B", "bfloat16"], ["7B", "int8"], ["7B", "nf4"]]
+    assert "for llama-2-7b in bfloat16" in lines
 
 
 def test_without_a_name_it_is_this_machines(here: pytest.MonkeyPatch, lade: Any) -> None:
@@ -106,13 +105,12 @@ def test_the_settings_for_a_model(lade: Any) -> None:
 @pytest.mark.usefixtures("here")
 def test_a_profile_for_programs(lade: Any) -> None:
     found = json.loads(lade("profiles", "show", "a100", "--json").out)
-    assert (found["schema"], found["name"], found["from"]) == (2, "a100", "shipped")
+    assert (found["schema"], found["name"], found["from"]) == (3, "a100", "shipped")
     assert [paper["window"] for paper in found["paper"]] == [15, 10, 7]
     assert found["hardware"]["bandwidth"] == 1555e9
-    assert len(found["settings"]) == 7 * 3
-    for row in found["settings"]:
-        assert list(row["origins"]) == list(VALUES)
-        assert {*VALUES, "model", "weights", "parameters", "paper"} <= row.keys()
+    (row,) = found["settings"]
+    assert list(row["origins"]) == list(VALUES)
+    assert {*VALUES, "model", "paper"} <= row.keys()
     user.write(tuned(attention="reference"))
     show = ("profiles", "show", "--model", "demo", "--attention", "reference", "--json")
     found = json.loads(lade(*show).out)
