@@ -81,7 +81,7 @@ class LoadedModel(Plan):
     def sampling(self) -> SamplingConfig:
         """How the model's generation config wants tokens to be chosen, without senseless values."""
         config = self.model.generation_config
-        given = {n: v for n in _read_settings(config) if (v := _setting(config, n)) is not None}
+        given, _ = _sampling_of(config)
         if config.do_sample:
             given.setdefault("temperature", 1.0)  # as transformers does
         elif config.do_sample is None:
@@ -98,15 +98,10 @@ class LoadedModel(Plan):
         """Settings of the generation config that are not applied."""
         config = self.model.generation_config
         stated = config.to_diff_dict()
-        wrong = [
-            name
-            for name in _read_settings(config)
-            if getattr(config, name) is not None and _setting(config, name) is None
-        ]
+        found = [name for name in _NOT_APPLIED if stated.get(name)] + _sampling_of(config)[1]
         if not all(self._is_token(each) for each in self._stated_stops):
-            wrong.append("eos_token_id")
-        found = [name for name in _NOT_APPLIED if stated.get(name)]
-        return sorted([*found, *(f"{name} {getattr(config, name)!r}" for name in wrong)])
+            found.append(f"eos_token_id {config.eos_token_id!r}")
+        return sorted(found)
 
     @property
     def _stated_stops(self) -> list[Any]:
@@ -117,24 +112,26 @@ class LoadedModel(Plan):
         return type(value) is int and 0 <= value < self.spec.vocabulary
 
 
-def _read_settings(config: Any) -> tuple[str, ...]:
-    """The settings of a generation config that count: most of them only where it samples."""
-    penalty = "repetition_penalty"
-    return ("temperature", "top_k", "top_p", "min_p", penalty) if config.do_sample else (penalty,)
-
-
-def _setting(config: Any, name: str) -> Any:
-    """A setting of a generation config as `SamplingConfig` has it; None where it makes no sense."""
-    value = getattr(config, name)
-    if type(value) not in (int, float):
-        return None
-    number: Any
-    try:
-        number = int(value) if name == "top_k" else float(value)
-        SamplingConfig(**{name: number})
-    except (ConfigError, OverflowError, ValueError):
-        return None
-    return number if number == value else None
+def _sampling_of(config: Any) -> tuple[dict[str, Any], list[str]]:
+    """The sampling settings of a generation config, most of which count only where it samples,
+    and those that make no sense: many of these files are edited by hand."""
+    names = ("temperature", "top_k", "top_p", "min_p") if config.do_sample else ()
+    given: dict[str, Any] = {}
+    wrong = []
+    for name in (*names, "repetition_penalty"):
+        if (value := getattr(config, name)) is None:
+            continue
+        try:
+            number: Any = int(value) if name == "top_k" else float(value)
+            SamplingConfig(**{name: number})
+            sensible = type(value) in (int, float) and number == value
+        except (ConfigError, OverflowError, ValueError, TypeError):
+            sensible = False
+        if sensible:
+            given[name] = number
+        else:
+            wrong.append(f"{name} {value!r}")
+    return given, wrong
 
 
 def plan(name: str, options: Request | None = None, *, progress: bool = True) -> Plan:
