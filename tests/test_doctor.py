@@ -17,7 +17,6 @@ import huggingface_hub
 import pytest
 import torch
 from huggingface_hub import constants
-from safetensors.torch import load_file
 
 from ladecli.options.declare import config_path
 from ladecli.specs import device, hub
@@ -91,20 +90,6 @@ def test_json(lade: Any) -> None:
     assert data["machine", "main memory"] == memory
     assert data["model", "settings"]["profile"] == "cpu"
     assert data["model", "memory"] == {"context": 2048}
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--color blue", "unknown color 'blue'; use one of auto, always, never"),
-        ("--device tpu", "unknown device 'tpu'; use auto, cpu, cuda, cuda:N or mps"),
-        ("--window 9 --ngram 9 --budget 3", "budget 3 is smaller than "),
-    ],
-)
-def test_a_wrong_flag(flags: str, message: str, lade: Any) -> None:
-    done = lade("doctor", *flags.split())
-    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
-    assert message in done.err
 
 
 @pytest.mark.parametrize(("name", "value"), [("DEVICE", "tpu"), ("PROFILE", "moon")])
@@ -288,14 +273,6 @@ def test_models_that_do_not_work(
     assert (done.code, done.out, done.err.count("\n")) == (1, "", 1)
     for line in (problem["value"], done.err):
         assert re.search(words, line)
-
-
-def test_pickled_weights_without_code_work(tmp_path: Path, checked: Any, lade: Any) -> None:
-    folder = Path(shutil.copytree(DEMO, tmp_path / "copy"))
-    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-    assert problems(checked(str(folder))) == []
-    assert lade("generate", str(folder), "-p", "x", "-n", "1").code == 0
 
 
 def test_a_model_that_does_not_fit(monkeypatch: pytest.MonkeyPatch, checked: Any) -> None:

@@ -10,12 +10,9 @@ import torch
 from torch import nn
 
 from ladecli import models, placement
-from ladecli.decoder import layout
 from ladecli.decoder.config import GROWTH
 from ladecli.decoder.kv_cache import KVCache, LayerShape
-from ladecli.decoder.runner import Runner
-from ladecli.decoder.stock_model import StockModel, input_device
-from ladecli.decoder.strategy import Draft
+from ladecli.decoder.stock_model import input_device
 from ladecli.options import Request
 from ladecli.specs import memory
 from ladecli.specs.device import Device
@@ -80,30 +77,6 @@ def test_where_a_model_takes_its_input() -> None:
     waiting = nn.Sequential(nn.Linear(1, 1, device=ELSEWHERE))
     vars(waiting[0])["_hf_hook"] = Waits()
     assert input_device(waiting) == torch.device("cuda:1")
-
-
-@pytest.mark.parametrize("several", [False, True])
-def test_rows_are_chosen_on_any_device_where_the_last_layer_may_be_elsewhere(several: bool) -> None:
-    seen: list[Any] = []
-
-    class Spread(nn.Module):
-        dtype = torch.float32
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.zeros(1))
-
-        def forward(self, **given: Any) -> Any:
-            seen.append(given["logits_to_keep"])
-            raise KeyError
-
-    places = (CPU, ELSEWHERE) if several else (CPU, CPU)
-    shapes = [LayerShape(2, 3, 3, torch.float32, place) for place in places]
-    runner = Runner(StockModel(Spread(), shapes), KVCache(shapes))
-    with pytest.raises(KeyError):
-        runner.run(layout.build([1, 2, 3], 0, Draft()))
-    assert seen[0].tolist() == [2]
-    assert seen[0].device == CPU
 
 
 def test_auto_keeps_on_the_disk_what_memory_has_no_room_for(

@@ -116,20 +116,13 @@ def test_costs_are_in_plain_steps_of_the_same_context() -> None:
     assert decoder.now < 11.0
 
 
-@pytest.mark.parametrize("plain", [0.06, 0.5, 4.0])
+@pytest.mark.parametrize("plain", [0.06, 4.0])
 def test_a_slow_model_is_measured_roughly_and_in_time(plain: float) -> None:
     decoder = FakeDecoder(lambda w, n, _: plain * (1.0 + 0.02 * (w - 1)))
     curve = curve_of(decoder, 10.0)
     assert decoder.now < 30.0 + 12 * plain, "the first round may take long, and no other begins"
     if plain <= 0.5:
         assert curve.cost.at(32, 128) == pytest.approx(1.62, rel=0.02)
-
-
-def test_steps_that_all_seem_dear_make_a_curve() -> None:
-    # As where something else runs here, and only the plain steps were not disturbed.
-    curve = curve_of(FakeDecoder(lambda w, n, _: 4e-3 if w == 1 else 4e-2), 10.0)
-    assert curve.cost.widths == (1, 2, 4, 8)
-    assert curve.cost.at(4, 128) == pytest.approx(10.0)
 
 
 @pytest.mark.parametrize(
@@ -196,23 +189,12 @@ def test_a_slow_model_is_tried_with_what_promises_most() -> None:
 
 
 @pytest.mark.parametrize("seconds", [1.0, 30.0])
-@pytest.mark.parametrize("plain", [1e-3, 2e-2, 2.0])
+@pytest.mark.parametrize("plain", [1e-3, 2.0])
 def test_it_ends_in_time(seconds: float, plain: float) -> None:
     cost = (lambda w, n, _: plain * (1 + 0.05 * w), lambda w: 1 if w == 1 else 2)
     decoder = FakeDecoder(*cost, noise=0.2)
     found_by(decoder, seconds, plain)
     assert decoder.now < 1.15 * seconds
-
-
-def test_a_disturbed_step_does_not_count_for_an_answer() -> None:
-    steps = iter(range(10**9))
-    decoder = FakeDecoder(
-        lambda w, n, _: 0.2 if next(steps) % 97 == 0 else 4e-3 * (1.0 if w == 1 else 2.0),
-        lambda w: 1 if w == 1 else 3,
-    )
-    outcome = found_by(decoder, 60.0)
-    assert outcome is not None
-    assert outcome.best.speed == pytest.approx(1.5, rel=0.1)
 
 
 # The command.

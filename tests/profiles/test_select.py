@@ -178,11 +178,3 @@ def test_a_broken_file_is_told_and_left_out(content: bytes, fault: str) -> None:
         assert part in notice
     with pytest.raises(UsageError, match=fault):
         profiles.select("cpu", CPU, DEMO)
-
-
-@pytest.mark.parametrize(
-    ("parameters", "text"),
-    [*((12, "12"), (999_700, "1M"), (3148224, "3.1M"), (9.96e6, "10M"), (1.04e12, "1T"))],
-)
-def test_sizes_in_short(parameters: float, text: str) -> None:
-    assert user.short(parameters) == text
