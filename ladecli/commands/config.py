@@ -135,7 +135,8 @@ def defaults(command: str) -> dict[str, Any]:
     Raises:
         UsageError: as `read`.
     """
-    found = read()
+    if not (found := read()):
+        return {}
     own = {**found.get("", {}), **found.get(_table(command), {})}
     return {
         key: own[key] for key, (_, having) in lasting().items() if key in own and command in having
@@ -144,10 +145,13 @@ def defaults(command: str) -> dict[str, Any]:
 
 def stray_variables(environment: Mapping[str, str]) -> list[str]:
     """A line about every LADE_* variable that is set and does nothing."""
+    given = [name for name in sorted(environment) if name.startswith(PREFIX) and environment[name]]
+    if not given:
+        return []
     names = [setting.variable for setting, _ in lasting().values() if setting.variable]
     lines = []
-    for name in sorted(environment):
-        if name.startswith(PREFIX) and name not in names and environment[name]:
+    for name in given:
+        if name not in names:
             near = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
             hint = f"did you mean {near[0]}?" if near else "no setting has this name"
             lines.append(f"{name} is set and does nothing: {hint}")

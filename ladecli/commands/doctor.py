@@ -179,6 +179,9 @@ def devices(_request: DoctorRequest) -> Iterator[Finding]:
     value = f"{first.label} ({first.torch_name}){capability}"
     data: dict[str, object] = {"name": first.torch_name, "label": first.label}
     yield Finding("device", value, data=data | {"capability": known.capability})
+    usual = "Apple GPUs and CPUs" if sys.platform == "darwin" else "CPUs only"
+    data = {"version": version("torch"), "build": device.gpu_build()}
+    yield Finding("torch", f"{data['version']}, for {data['build'] or usual}", data=data)
     if first.kind == "cuda":
         yield Finding("driver", known.driver or "version unknown", data={"version": known.driver})
     for each in found:
@@ -230,13 +233,6 @@ def versions(_request: DoctorRequest) -> Iterator[Finding]:
             there = f"{found} is installed" if found else "is missing"
             value = f"{there}, and {need.specifier or 'any version'} is needed"
             yield Finding(need.name, value, PROBLEM, f"pip install '{need.name}{need.specifier}'")
-
-
-def torch_build(_request: DoctorRequest) -> Iterator[Finding]:
-    """The version of torch, and the devices that it was built for."""
-    usual = "Apple GPUs and CPUs" if sys.platform == "darwin" else "CPUs only"
-    data = {"version": version("torch"), "build": device.gpu_build()}
-    yield Finding("torch", f"{data['version']}, for {data['build'] or usual}", data=data)
 
 
 def optional_parts(_request: DoctorRequest) -> Iterator[Finding]:
@@ -402,7 +398,6 @@ CHECKS: tuple[tuple[Any, ...], ...] = (
     ("Machine", devices, torch_works),
     ("Machine", unused_gpu, torch_works),
     ("Versions", versions),
-    ("Versions", torch_build, torch_works),
     ("Optional parts", optional_parts, torch_works),
     ("Settings", config_file),
     ("Settings", options, torch_works),

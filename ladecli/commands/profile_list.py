@@ -48,13 +48,13 @@ def run_list(request: ListRequest) -> int:
     rows = []
     for profile in sorted(profiles.every(own).values(), key=lambda profile: profile.name):
         tuned, hardware = profile.tuned, profile.hardware
-        here = tuned.device == user.key_of(device) and not user.changed(tuned) if tuned else None
+        here = tuned.device == user.key_of(device) if tuned else profile.name == name
         rows.append(
             _identity(profile)
             | {
                 "shadows_shipped": profile.place != "shipped"
                 and profile.name in profiles.shipped(),
-                "this_machine": profile.name == name if here is None else here,
+                "this_machine": here,
                 "hardware": hardware.model_dump() if hardware else None,
             }
         )

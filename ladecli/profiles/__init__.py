@@ -127,13 +127,12 @@ def select(
         return choose(profile, spec, None, _misfit(profile, device, spec, attention), captured)
     own, notices = user.read_all()
     known = usual(device, own)
-    tuned, outdated = user.tuned_for(own, device, spec, attention)
-    if tuned is None:
-        notices += outdated
-        if known is None and measure is not None:
+    tuned = user.tuned_for(own, device, spec, attention)
+    if tuned is None and known is None:
+        if measure is not None:
             known = measured(measure(), spec.compute)
             notices.append(unknown(device))
-        elif known is None:
+        else:
             known = every(own)[_BY_KIND[device.kind]]
             notices.append(unknown(device, "are those of a slow one"))
     fitting = tuned or known

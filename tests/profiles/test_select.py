@@ -142,17 +142,6 @@ def test_a_tuned_profile_is_for_what_it_was_tuned_on(
     assert all("AMD EPYC, 1 thread" in notice for notice in forced.notices)
 
 
-def test_a_profile_of_other_versions_is_told_and_not_used() -> None:
-    here = user.versions_here()
-    series = here["torch"].rpartition(".")[0]
-    user.write(tuned(versions=here | {"torch": f"{series}.99+cu130"}))
-    assert profiles.select(None, CPU, DEMO).profile == tuned().name
-    user.write(tuned(versions=here | {"torch": "1.0"}))
-    choice = profiles.select(None, CPU, DEMO)
-    assert choice.profile == "cpu"
-    assert f"torch 1.0, now {here['torch']}" in choice.notices[0]
-
-
 def test_a_profile_by_hand_is_found_by_name_and_by_device() -> None:
     put("mine", OWN).with_name("x.toml~").write_text("no profile")
     assert user.names() == ["mine"]
