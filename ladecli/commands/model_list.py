@@ -31,13 +31,12 @@ CONTEXT = 4096
 SCHEMA = 1
 """Version of what --json prints."""
 _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-_STATES = {
-    (True, True): ("yes", "green"),
-    (True, False): ("untested", "yellow"),
-    (False, False): ("no", "red"),
-    (None, False): ("-", ""),
+_STATES: dict[tuple[bool | None, bool], str] = {
+    (True, True): "yes",
+    (True, False): "untested",
+    (False, False): "no",
 }
-"""The last column, by whether a model is supported and tested, and its style."""
+"""The last column, by whether a model is supported and tested."""
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _MADE_PLAIN = ("fp8", "compressed-tensors")
 """Quantized weights that become plain ones before they are multiplied, FP8 on a CPU."""
@@ -232,17 +231,13 @@ def _numbers(tensor: Tensor, weights: str) -> int:
 
 def _print_table(models: list[Model], terminal: Terminal) -> None:
     """A row for each model, and the notes below."""
-    from rich.table import Table
-    from rich.text import Text
-
     console = terminal.console(sys.stdout)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("model", overflow="fold")
-    for head in ("size", "params", "type", "dtype", "ctx", "fits", "lookahead"):
-        right = head in ("size", "params", "ctx")
-        widest = {"type": 11, "dtype": 8}.get(head)
-        table.add_column(head, justify="right" if right else "left", max_width=widest, no_wrap=True)
+    heads = ("model", "size", "params", "type", "dtype", "ctx", "fits", "lookahead")
+    numbers = ("size", "params", "ctx")
+    columns = tuple(screen.Column(head, number=head in numbers) for head in heads)
+    rows = []
     for model in models:
+        fits = _SHORT.get(model.fits or "", model.fits)
         cells = (
             model.name,
             memory.told(model.size_bytes),
@@ -250,14 +245,11 @@ def _print_table(models: list[Model], terminal: Terminal) -> None:
             model.family or "-",
             _SHORT.get(model.dtype, model.dtype.split(" ")[0]) or "-",
             "-" if model.context is None else _tokens(model.context),
-            _SHORT.get(model.fits or "", model.fits)
-            or ("-" if model.needs_bytes is None else "no"),
+            fits or ("-" if model.needs_bytes is None else "no"),
+            _STATES.get((model.supported, model.tested), "-"),
         )
-        table.add_row(
-            *(Text(printable(cell)) for cell in cells),
-            Text(*_STATES[model.supported, model.tested]),
-        )
-    screen.show(table, console)
+        rows.append(tuple(map(printable, cells)))
+    screen.print_table(screen.Table("Models on this machine", columns, tuple(rows)), console)
     for model in models:
         for note in model.notes:
             screen.line(console, printable(f"{model.name}: {note}"), "dim")

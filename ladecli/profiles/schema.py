@@ -89,15 +89,13 @@ class Setting(_Table):
 
 
 class Tuned(_Table):
-    """What `lade tune` measured a profile on, and holds for: a device's `user.key_of`, a model's
-    `parameters` and type of `weights`, an attention backend, and versions of packages.
-    """
+    """What `lade tune` measured a profile on: it holds for this device, model and attention."""
 
     device: Text
     parameters: Positive
     weights: Text
     attention: Text
-    versions: Mapping[str, Text]
+    versions: Mapping[str, Text]  # of packages
     date: Text
 
 
