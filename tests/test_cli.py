@@ -138,15 +138,6 @@ def test_what_a_generation_config_asks_for(lade: Any, model_folder: str, tmp_pat
     assert "no_repeat_ngram_size" in result.err
 
 
-def test_a_folder_called_demo_is_not_the_demo(
-    lade: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "demo").mkdir()
-    monkeypatch.chdir(tmp_path)
-    assert lade("generate", "-p", "def ", "-n", "2").code == 0
-    assert "demo holds no config.json" in lade("generate", "./demo", "-p", "def ").err
-
-
 @pytest.mark.slow
 def test_streams_that_cannot_show_everything(model_folder: str) -> None:
     options = ("generate", model_folder, "-p", "the", "-n", "60", "--ignore-eos", "-t", "2")
@@ -164,14 +155,6 @@ def test_stop_strings_end_the_text(lade: Any, model_folder: str) -> None:
     answer = json.loads(lade(*options, "--stop", "@@@", "--stop", stop).out)
     assert answer["finish_reason"] == "stop"
     assert answer["text"] == whole[: whole.find(stop)]
-
-
-def test_a_full_context_is_said(lade: Any, model_folder: str) -> None:
-    result = lade(
-        "generate", model_folder, "-p", "the cat", "--max-context", "12", "--ignore-eos", "--json"
-    )
-    assert json.loads(result.out)["finish_reason"] == "length"
-    assert "lade: the context of 12 tokens is full" in result.err
 
 
 def test_colors_on_demand(lade: Any, model_folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,6 +196,7 @@ BAD: dict[str, tuple[tuple[str, ...], int, str]] = {
     "no rows": (("-f", "{none.jsonl}"), 2, "holds no prompts"),
     "window": (("-p", "a", "-W", "0"), 2, "window must be at least 1, not 0"),
     "window word": (("-p", "a", "-W", "many"), 2, "window must be a whole number, not 'many'"),
+    "empty stop": (("-p", "a", "--stop", ""), 2, "stop needs a text"),
     "budget": (("-p", "a", "-W", "9", "-N", "9", "--budget", "3"), 2, "budget 3 is smaller than"),
     "temperature": (("-p", "a", "-t", "-1"), 2, "temperature must be finite and at least 0"),
     "top-p 0": (("-p", "a", "--top-p", "0"), 2, "top-p must be in (0, 1], not 0.0"),
@@ -654,20 +638,6 @@ def test_mistakes_in_a_piped_chat(
     assert result.out == ""
     assert message in result.err
     assert result.err.count("\n") == (1 if message else 0)
-
-
-def test_a_chat_needs_a_template_or_raw(
-    lade: Any, model_folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    piped(monkeypatch, "the cat\n")
-    refused = lade("chat", model_folder)
-    assert refused.code == 2
-    assert "has no chat template: it continues texts; use lade generate, or --raw" in refused.err
-    piped(monkeypatch, "the cat\n")
-    raw = lade("chat", model_folder, "--raw", "-t", "0", "-n", "10", "--ignore-eos")
-    assert raw.code == 0
-    generated = lade("generate", model_folder, "-p", "the cat", "-n", "10", "--ignore-eos")
-    assert raw.out == generated.out
 
 
 def test_files_beside_the_answer(lade: Any, model_folder: str, tmp_path: Path) -> None:

@@ -182,14 +182,6 @@ def test_mistakes_in_the_file(text: str, message: str, refused: Any) -> None:
     assert refused("generate").startswith(f"lade: the config file {path}{message}")
 
 
-def test_a_home_that_is_no_folder_holds_no_file(
-    requested: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
-    assert requested("chat").origins == {}
-
-
 def test_files_that_cannot_be_read(refused: Any) -> None:
     path = write("")
     path.write_bytes(b'model = "caf\xe9"')
@@ -241,17 +233,6 @@ def test_colours_that_there_are_not(
     assert refused(*command, "--color", "x") == f"{wrong}\n"
     monkeypatch.setenv("LADE_COLOR", "x")
     assert refused(*command) == f"{wrong} (LADE_COLOR)\n"
-
-
-def test_misspelt_variables_are_told_once(
-    requested: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("LADE_TEMPRATURE", "1")
-    requested("chat")
-    told = "LADE_TEMPRATURE is set and does nothing: did you mean LADE_TEMPERATURE?"
-    assert capsys.readouterr().err == f"lade: {told}\n"
-    requested("chat", "--quiet")
-    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

@@ -133,17 +133,6 @@ def test_fp8_stays_where_it_can(
     assert models.plan(fp8).spec.weights == weights
 
 
-def test_no_memory_to_compute_with_is_no_reason_for_wider_weights(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fail(*_args: Any, **_kwargs: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", fail)
-    with pytest.raises(LoadError, match=r"^demo leaves no memory on .* or free some memory$"):
-        models.load("demo", Request(device="cpu", quantize="4bit"))
-
-
 @pytest.mark.parametrize("name", ["foo bar", "ä/b"])
 def test_what_is_no_name_of_a_model(name: str) -> None:
     with pytest.raises(LoadError, match=r"is no name of a model; use OWNER/NAME or a folder$"):
