@@ -271,14 +271,12 @@ def check_forward(planned: Plan, model: Any) -> None:
                 " free some memory"
             ) from error
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        if ranks > 1:
-            raise LoadError(
-                f"{name} cannot be computed over {ranks} ranks: {why}; use --device-map auto or"
-                " --parallel-mode lookahead"
-            ) from error
         weights = planned.spec.weights
+        how = f"over {ranks} ranks" if ranks > 1 else f"in {weights} on {label}"
         fix = {"nf4": "; try --quantize 8bit", "int8": "; try --quantize 4bit"}.get(weights, "")
-        raise LoadError(f"{name} cannot be computed in {weights} on {label}: {why}{fix}") from error
+        if ranks > 1:
+            fix = "; use --device-map auto or --parallel-mode lookahead"
+        raise LoadError(f"{name} cannot be computed {how}: {why}{fix}") from error
 
 
 def _tokenizer(planned: Plan) -> Any:

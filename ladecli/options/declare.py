@@ -21,8 +21,6 @@ PANELS = (
     *("Length", "Decoding", "Sampling", "Model", "Output"),
 )
 """Headings in the order of the help; arguments have none."""
-_SETTING = "setting"
-"""Key of a field's metadata."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ class Setting:
 
 def option(panel: str, help: str, flag: str = "", *, default: Any = None, **facts: Any) -> Any:
     """A field of a request that users can set; see `Setting`."""
-    return field(default=default, metadata={_SETTING: Setting(panel, help, flag, **facts)})
+    return field(default=default, metadata={"setting": Setting(panel, help, flag, **facts)})
 
 
 _FOUND: dict[type[Options], dict[str, Setting]] = {}
@@ -106,13 +104,13 @@ def settings_of(kind: type[Options]) -> dict[str, Setting]:
     hints = get_type_hints(kind)
     found = [
         replace(
-            each.metadata[_SETTING],
+            each.metadata["setting"],
             key=each.name,
             annotation=hints[each.name],
             default=each.default,
         )
         for each in fields(kind)
-        if _SETTING in each.metadata and each.name not in kind.omits
+        if "setting" in each.metadata and each.name not in kind.omits
     ]
     found.sort(key=lambda one: PANELS.index("" if one.argument else one.panel))
     return _FOUND.setdefault(kind, {one.key: one for one in found})
