@@ -188,15 +188,9 @@ def room(
     where: str = "this machine",
     kind: str = "cpu",
 ) -> tuple[int, str | None]:
-    """The most tokens that a text may have, and a notice where that is not all.
+    """The most tokens that a text may have in `free` bytes, and a notice where that is not all.
 
-    Args:
-        name: of the model, for messages.
-        spec: of the model.
-        free: bytes of memory.
-        asked: what there must be room for.
-        where: the device, for messages.
-        kind: of device.
+    `where` is the device and `name` the model, for messages; `kind` is of device.
 
     Raises:
         LoadError: the weights do not fit, or leave no room for a text.
