@@ -5,25 +5,15 @@ The builtin suite was written for this program: chat, code, maths, summary, tran
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Annotated
-
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from typing import Any
 
 from . import files
 from .errors import LadeError, UsageError
@@ -32,32 +22,16 @@ BUILTIN = "builtin"
 STDIN = "-"
 """The name of standard input."""
 FIX = "give prompts of your own by --prompts FILE.jsonl"
+EXAMPLE = 'write rows like {"prompt": "Hello"}'
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One conversation.
-
-    Attributes:
-        id: unique in the suite.
-        turns: the user's texts; at least one, none blank.
-    """
+    """One conversation: the user's texts, at least one and none blank; `id` is unique."""
 
     id: str
     category: str
     turns: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Suite:
-    """Conversations with distinct ids, at least one.
-
-    Attributes:
-        name: one of `NAMES`, a path as typed, or "standard input".
-    """
-
-    name: str
-    rows: tuple[Row, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,38 +53,6 @@ class Source:
     prompt: str = "prompt"
     category: str | None = None
     prefix: str = ""
-
-
-def _not_blank(text: str) -> str:
-    if not text.strip():
-        raise ValueError("it is empty")
-    return text
-
-
-def _named(value: object) -> object:
-    """Numbers are names, too."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
-    return value.strip() if isinstance(value, str) else value
-
-
-_Text = Annotated[str, AfterValidator(_not_blank)]
-_Name = Annotated[str, BeforeValidator(_named)]
-
-
-class _Line(BaseModel):
-    """A line of a file; `prompt` comes first where both are there."""
-
-    id: _Name | None = None
-    category: _Name | None = None
-    prompt: _Text | None = None
-    turns: Annotated[list[_Text], Field(min_length=1)] | None = None
-
-    @model_validator(mode="after")
-    def _has_text(self) -> _Line:
-        if self.prompt is None and self.turns is None:
-            raise ValueError("needs 'prompt' or 'turns'")
-        return self
 
 
 _COLLECTION = "RedHatAI/speculator_benchmarks"
@@ -145,14 +87,13 @@ _ON_THE_HUB: dict[str, tuple[int, tuple[Source, ...]]] = {
 NAMES = (BUILTIN, *_ON_THE_HUB)
 
 
-def load(name: str, *, offline: bool = False, progress: bool = False) -> Suite:
-    """Load a suite by name, or a file.
+def load(name: str, *, offline: bool = False) -> tuple[Row, ...]:
+    """The conversations of a suite, or of a file, at least one.
 
     Args:
         name: one of `NAMES`, the path of a JSONL file, or "-" for standard input; a file with the
             name of a suite is ./NAME.
         offline: use the hub's cache only.
-        progress: show a bar on stderr while downloading.
 
     Raises:
         UsageError: there is no such suite or file, or a row is invalid.
@@ -160,24 +101,23 @@ def load(name: str, *, offline: bool = False, progress: bool = False) -> Suite:
     """
     if name == BUILTIN:
         text = resources.files(__package__).joinpath("suites.jsonl").read_text(encoding="utf-8")
-        return Suite(name, tuple(_parse(text, name).values()))
+        return tuple(_parse(text, name).values())
     if name in _ON_THE_HUB:
-        return Suite(name, _fetch(name, offline, progress))
+        return _fetch(name, offline)
     is_path = os.sep in name or name.endswith((".jsonl", ".json")) or name == STDIN
     if not is_path and not (name and os.path.exists(name)):
         near = difflib.get_close_matches(name.lower().replace("_", "-"), NAMES, n=1)
         fix = f"did you mean {near[0]}?" if near else f"use {', '.join(NAMES)} or a .jsonl file"
         raise UsageError(f"there is no prompt suite or file {name!r}; {fix}")
-    rows, where = read_rows(name), _short(name)
+    rows = read_rows(name)
     lines: dict[str, int] = {}
     for number, row in rows.items():
-        if row.id in lines:
+        if (first := lines.setdefault(row.id, number)) != number:
             raise UsageError(
-                f"{where}, lines {lines[row.id]} and {number}: both rows have the id {row.id!r};"
+                f"{spoken(name)}, lines {first} and {number}: both rows have the id {row.id!r};"
                 " give each its own"
             )
-        lines[row.id] = number
-    return Suite(where, tuple(rows.values()))
+    return tuple(rows.values())
 
 
 def some(rows: Sequence[Row], limit: int | None) -> tuple[Row, ...]:
@@ -239,43 +179,43 @@ def read_rows(name: str) -> dict[int, Row]:
     Raises:
         UsageError: it cannot be read, a row is invalid, or there is none.
     """
-    text = read_text(name)
-    rows = _parse(text, _short(name))
+    rows = _parse(read_text(name), spoken(name))
     if not rows:
-        problem = "holds no prompts" if text else "is empty"
-        raise UsageError(f'{spoken(name)} {problem}; write rows like {{"prompt": "Hello"}}')
+        raise UsageError(f"{spoken(name)} has no prompts; {EXAMPLE}")
     return rows
-
-
-def _short(name: str) -> str:
-    return "standard input" if name == STDIN else name
 
 
 def _parse(text: str, where: str) -> dict[int, Row]:
     """Rows by line number, from 1 on; unknown keys and blank lines are ignored."""
-    rows: dict[int, Row] = {}
     # Strings of JSON may contain other line separators than this one.
-    for number, line in enumerate(text.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            found = _Line.model_validate_json(line)
-        except ValidationError as error:
-            raise UsageError(f"{where}, line {number}: {_invalid(error)}") from None
-        turns = found.turns or [] if found.prompt is None else [found.prompt]
-        rows[number] = Row(found.id or name_of(number), found.category or "all", tuple(turns))
-    return rows
+    lines = enumerate(text.split("\n"), start=1)
+    return {n: _row(line, n, f"{where}, line {n}") for n, line in lines if line.strip()}
 
 
-def _invalid(error: ValidationError) -> str:
-    """What is wrong with a line, in a few words: "turns, 2: it is empty"."""
-    first = error.errors()[0]
-    # Places in lists are counted from 1 on.
-    keys = [str(key + 1) if isinstance(key, int) else key for key in first["loc"]]
-    return ": ".join(filter(None, (", ".join(keys), first["msg"].removeprefix("Value error, "))))
+def _row(line: str, number: int, where: str) -> Row:
+    """A row of a file; `prompt` comes first where it has turns, too."""
+    try:
+        found: Any = json.loads(line)
+        json.dumps(found, ensure_ascii=False).encode()  # a lone surrogate is no text
+    except (ValueError, RecursionError):
+        raise UsageError(f"{where}: it is not JSON; {EXAMPLE}") from None
+    if not isinstance(found, dict) or not {"prompt", "turns"} & found.keys():
+        raise UsageError(f"{where}: it has no 'prompt' and no 'turns'; {EXAMPLE}")
+    turns = found.get("turns") if found.get("prompt") is None else [found["prompt"]]
+    if not isinstance(turns, list) or not turns:
+        raise UsageError(f"{where}: 'turns' is no list of texts; {EXAMPLE}")
+    if not all(isinstance(turn, str) and turn.strip() for turn in turns):
+        raise UsageError(f"{where}: a prompt is empty or no text; {EXAMPLE}")
+    names = {"id": name_of(number), "category": "all"}
+    for key in names:
+        if isinstance(value := found.get(key), dict | list | bool):
+            raise UsageError(f"{where}: {key!r} is no text; write one, or leave it out")
+        if value is not None:
+            names[key] = str(value).strip() or names[key]
+    return Row(names["id"], names["category"], tuple(turns))
 
 
-def _fetch(name: str, offline: bool, progress: bool) -> tuple[Row, ...]:
+def _fetch(name: str, offline: bool) -> tuple[Row, ...]:
     """The rows of a suite of the hub, from its cache where they are there.
 
     Raises:
@@ -285,23 +225,20 @@ def _fetch(name: str, offline: bool, progress: bool) -> tuple[Row, ...]:
     rows: list[Row] = []
     try:
         for source in sources:
-            with _bars(progress):
-                path = _path(source, offline)
-            lines = path.read_text(encoding="utf-8").split("\n")
+            lines = _path(source, offline).read_text(encoding="utf-8").split("\n")
             for number, line in enumerate(filter(str.strip, lines)):
                 row = json.loads(line)
                 own = str(row[source.id]) if source.id else str(number)
                 turns = row.get("turns") or [row[source.prompt]]
                 category = source.category or row["category"]
                 rows.append(Row(source.prefix + own, category, tuple(turns)))
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise LadeError(f"the suite {name} was changed on the hub ({error!r}); {FIX}") from error
+        changed = len(rows) != count
+    except (KeyError, TypeError, json.JSONDecodeError):
+        changed = True
     except Exception as error:  # the hub's own errors, its HTTP library's, the disk's
         raise LadeError(f"{_reason(name, error, offline)}; {FIX}") from error
-    if len(rows) != count:
-        raise LadeError(
-            f"the suite {name} was changed on the hub ({len(rows)} rows, not {count}); {FIX}"
-        )
+    if changed:
+        raise LadeError(f"the suite {name} was changed on the hub; {FIX}")
     return tuple(rows)
 
 
@@ -330,18 +267,3 @@ def _reason(suite: str, error: Exception, offline: bool) -> str:
         return f"the suite {suite} is not on this machine, and {why}"
     lines = str(error).strip().splitlines()
     return f"the suite {suite} cannot be fetched: {lines[0] if lines else type(error).__name__}"
-
-
-@contextlib.contextmanager
-def _bars(progress: bool) -> Iterator[None]:
-    """Keep the hub's bars out of the terminal, unless they are wanted."""
-    from huggingface_hub import utils
-
-    if progress or utils.are_progress_bars_disabled():
-        yield
-        return
-    utils.disable_progress_bars()
-    try:
-        yield
-    finally:
-        utils.enable_progress_bars()

@@ -7,14 +7,12 @@ import gc
 import hashlib
 import random
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import count
 
 from ..device import Device, peak_memory, watch_peak
 from ..errors import LadeError, told
-from ..memory import ModelSpec
-from ..profiles.derive import work
 from .result import Failure, Run, Skipped, TimeSpent
 from .runners import Answer, Runner
 from .tasks import Task
@@ -24,7 +22,7 @@ WARM_UP = 16
 PROMPT = 256
 """Tokens of a prompt to warm up with."""
 MAX_FAILURES = 2
-"""A method that fails on this many rows in succession is not tried again."""
+"""A method that failed on this many rows is not tried again."""
 TRIES = 4
 """Times that a conversation is held, at most, until no step is compiled or captured in it."""
 
@@ -36,11 +34,8 @@ class Stopped(Exception):
 class Measurement:
     """Lets methods take turns on tasks.
 
-    Args:
-        runners: the methods.
-        device: whose memory is watched.
-        cancelled: called after every step; true ends the measurement.
-        progress: called with the number of runs that were done since the last call.
+    `cancelled` is called after every step, and true ends the measurement; `progress` is called with
+    the number of runs that were done since the last call.
 
     Attributes:
         runs, failures: in the order of time.
@@ -65,8 +60,8 @@ class Measurement:
         self._device = device
         self._cancelled = cancelled
         self._progress = progress
-        self._parts: dict[str, Counter[str]] = defaultdict(Counter)
-        self._failures_in_succession: Counter[str] = Counter()
+        # By method and part of a step, the seconds of all steps after the first.
+        self._parts: dict[str, Counter[str]] = {each.method.name: Counter() for each in runners}
 
     def run(self, tasks: Sequence[Task], repeats: int) -> None:
         """Measure every task `repeats` times; after Ctrl-C, what is done counts."""
@@ -86,23 +81,14 @@ class Measurement:
             self.seconds = time.perf_counter() - began
             gc.unfreeze()
 
-    def time_spent(self, shape: ModelSpec) -> tuple[TimeSpent, ...]:
-        """Where the time of a step goes, for every method that knows.
-
-        Args:
-            shape: of the part of the model that is on this device.
-        """
+    def time_spent(self) -> tuple[TimeSpent, ...]:
+        """Where the time of a step goes, for every method that knows."""
         found = []
-        for name in (runner.method.name for runner in self._runners):
-            if not (parts := self._parts.get(name)):
-                continue
-            runs = [(run, len(run.step_seconds)) for run in self.runs if run.contender == name]
-            steps = sum(count for _, count in runs)
-            # An answer is half there, on average.
-            context = sum((r.prompt_tokens + r.tokens // 2) * count for r, count in runs) // steps
-            width = sum(run.fed or 0 for run, _ in runs) // steps
-            seconds = {part: parts[part] / steps for part in parts}
-            found.append(TimeSpent(name, steps, seconds, work(shape, width, context).read_bytes))
+        for name, parts in self._parts.items():
+            steps = sum(len(run.step_seconds) for run in self.runs if run.contender == name)
+            if parts:
+                seconds = {part: total / steps for part, total in parts.items()}
+                found.append(TimeSpent(name, steps, seconds))
         return tuple(found)
 
     def _warm_up(self, prompt: list[int]) -> None:
@@ -122,28 +108,22 @@ class Measurement:
 
     def _round(self, task: Task, repeat: int) -> None:
         """One task for all methods, in an order of its own."""
-        order = [runner for runner in self._runners if self._may_run(runner, task)]
+        order = self._runners.copy()
         # The same order in every benchmark, and another one in every round.
         random.Random(f"{repeat} {task.id}").shuffle(order)
-        self._progress(len(self._runners) - len(order))
         for runner in order:
             name = runner.method.name
-            try:
-                self._hold(runner, task, repeat)
-                self._failures_in_succession[name] = 0
-            except Stopped:
-                raise
-            except Exception as error:  # must not cost the figures of the others
-                self.failures.append(Failure(name, task.id, told(error)))
-                self._failures_in_succession[name] += 1
+            failed = [each.row for each in self.failures if each.contender == name]
+            if task.id not in failed and len(failed) < MAX_FAILURES:
+                try:
+                    self._hold(runner, task, repeat)
+                except Stopped:
+                    raise
+                except Exception as error:  # must not cost the figures of the others
+                    self.failures.append(Failure(name, task.id, told(error)))
             self._progress(1)
         if task.cut:
             self.skipped[task.id] = Skipped(task.id, task.cut)
-
-    def _may_run(self, runner: Runner, task: Task) -> bool:
-        name = runner.method.name
-        failed = any((each.contender, each.row) == (name, task.id) for each in self.failures)
-        return self._failures_in_succession[name] < MAX_FAILURES and not failed
 
     def _hold(self, runner: Runner, task: Task, repeat: int) -> None:
         """Let one method do one task; the turns before one that fails count."""

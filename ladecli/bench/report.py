@@ -39,11 +39,7 @@ _NOT_XML = re.compile("[\ud800-\udfff\ufffe\uffff]")
 
 
 def check(path: Path) -> None:
-    """Refuse a report that could not be written, before a model is loaded.
-
-    Raises:
-        UsageError: the name has an unknown suffix, or nothing can be written there.
-    """
+    """Refuse a report that could not be written, before a model is loaded."""
     if path.suffix.lower() not in SUFFIXES:
         known = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
         raise UsageError(f"{OPTION} {path}: the name of a report ends in {known}")
@@ -51,11 +47,7 @@ def check(path: Path) -> None:
 
 
 def write(result: Result, path: Path) -> None:
-    """Write a result in the format of the file's suffix.
-
-    Raises:
-        LadeError: the file cannot be written.
-    """
+    """Write a result in the format of the file's suffix."""
     match path.suffix.lower():
         case ".json":
             content = to_json(result) + "\n"
@@ -269,33 +261,17 @@ class _Report:
                 yield Table(f"{title} by {what}", columns, rows)
 
     def _time(self) -> Iterator[Table]:
-        """Shares of a step's time, by part, and of the machine's bandwidth."""
-        spent, bandwidth = self.result.time_spent, self.result.bandwidth
-        if not spent:
-            return
+        """Shares of a step's time, by part."""
+        spent = self.result.time_spent
         parts = [part for part in PARTS if any(each.seconds.get(part) for each in spent)]
         rows = []
         for each in spent:
             total = sum(each.seconds.values())
             shares = (_share(ratio(each.seconds.get(part, 0.0), total)) for part in parts)
-            reached = ratio(each.read_bytes, each.seconds.get("forward", 0.0))
-            read = f"{decimal(reached / 1e9)} GB/s"
-            if bandwidth:
-                read += f" ({_share(reached / bandwidth)})"
-            rows.append((self.label(each.contender), _milliseconds(total), *shares, read))
-        columns = (
-            Column("", number=False),
-            Column("ms/step"),
-            *(Column(part, weight=n) for n, part in enumerate(parts)),
-            Column("read per second", weight=len(parts)),
-        )
-        notes = []
-        if bandwidth:
-            notes = [
-                "a forward reads weights, keys and values once; 100 % is what this machine copies:"
-                f" {decimal(bandwidth / 1e9)} GB/s"
-            ]
-        yield Table("Where the time of a step goes", columns, tuple(rows), tuple(notes))
+            rows.append((self.label(each.contender), _milliseconds(total), *shares))
+        columns = (Column("", number=False), Column("ms/step"), *map(Column, parts))
+        if rows:
+            yield Table("Where the time of a step goes", columns, tuple(rows))
 
     def _sources(self) -> Iterator[Table]:
         names = sorted({name for each in self.overall for name in each.accepted})

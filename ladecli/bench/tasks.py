@@ -18,22 +18,12 @@ if TYPE_CHECKING:
 
 MODULES = ("argparse", "statistics", "textwrap", "tarfile", "mailbox", "difflib", "configparser")
 """Their source is a long text that every machine has, and repeats itself as texts do."""
-MARKUP = 32
-"""Tokens that a chat template adds to a turn, at most, where room is estimated."""
 
 
 class Dialogue:
-    """One row of a suite, held turn by turn.
+    """One row of a suite, held turn by turn; the context must have room for `new_tokens` more.
 
-    Args:
-        session: the model.
-        row: what the user says.
-        template: whether the model's chat template is applied.
-        system: the system message, if there is one.
-        new_tokens: of an answer, for which the context must have room.
-
-    Attributes:
-        cut: why the conversation ended before one of its turns; None where it did not.
+    `cut` is why the conversation ended before one of its turns; None where it did not.
     """
 
     def __init__(
@@ -50,9 +40,8 @@ class Dialogue:
     def hold(self, answer: Callable[[int, list[int]], str]) -> None:
         """Hold the conversation, up to a turn that the context has no room for.
 
-        Args:
-            answer: called with the number of the turn, from 1 on, and the ids of its prompt;
-                returns the text of the reply.
+        `answer` takes the number of the turn, from 1 on, and the ids of its prompt, and returns the
+        text of the reply.
         """
         talk = Conversation(self._system)
         for number, text in enumerate(self._turns, start=1):
@@ -73,13 +62,6 @@ class Dialogue:
         """
         return self._encoded(Conversation(self._system).asked(self._turns[0]))
 
-    @property
-    def room(self) -> int:
-        """Estimated tokens of the longest prompt and its answer."""
-        later = sum(len(self._session.encode(text)) + MARKUP for text in self._turns[1:])
-        needed = len(self.first()) + later + len(self._turns) * self._new_tokens
-        return min(needed, self._session.decoder.max_context)
-
     def _encoded(self, talk: Conversation) -> list[int]:
         if self._template:
             ids = self._session.encode_chat(talk.for_template())
@@ -96,27 +78,18 @@ class Dialogue:
 
 
 class Passage:
-    """A prompt of an exact number of tokens, which is its category; the id is "4096/1".
-
-    Attributes:
-        room: tokens of the prompt and its answer.
-    """
+    """A prompt of an exact number of tokens, which is its category; the id is "4096/1"."""
 
     cut: str | None = None
 
-    def __init__(self, number: int, ids: Sequence[int], longest: int, new_tokens: int) -> None:
+    def __init__(self, number: int, ids: Sequence[int], longest: int) -> None:
         self.category = str(len(ids))
         self.id = f"{self.category}/{number}"
-        self.room = len(ids) + new_tokens
         self._ids = list(ids)
         self._longest = longest
 
     def first(self) -> list[int]:
-        """The ids of the prompt.
-
-        Raises:
-            PromptError: the context has no room for them.
-        """
+        """The ids of the prompt; `PromptError` where the context has no room for them."""
         if len(self._ids) > self._longest:
             raise PromptError(f"the context has room for {self._longest:,} tokens of a prompt")
         return self._ids
@@ -131,14 +104,7 @@ _Task = TypeVar("_Task", bound=Task)
 
 
 def passages(session: Session, lengths: Sequence[int], each: int, new_tokens: int) -> list[Task]:
-    """`each` passages of every length, which begin at different places of one text.
-
-    Args:
-        session: whose tokenizer counts.
-        lengths: in tokens.
-        each: number of passages of a length.
-        new_tokens: of an answer, for which the context must have room.
-    """
+    """`each` passages of every length in tokens, which begin at different places of one text."""
     ids = session.encode("\n".join(inspect.getsource(importlib.import_module(m)) for m in MODULES))
     # Where a passage begins does not depend on its length.
     starts = [number * len(ids) // each for number in range(each)]
@@ -146,7 +112,7 @@ def passages(session: Session, lengths: Sequence[int], each: int, new_tokens: in
         ids = ids + ids
     longest = session.decoder.max_context - new_tokens
     return [
-        Passage(number, ids[start : start + length], longest, new_tokens)
+        Passage(number, ids[start : start + length], longest)
         for length in sorted(lengths)
         for number, start in enumerate(starts, start=1)
     ]
