@@ -46,36 +46,30 @@ def check(request: BenchRequest) -> Sweep:
             each other.
     """
     names, swept = _named(request.strategies), _parse(request.sweep or [])
-    compiled, settings = STOCK_COMPILED in names, swept.keys() - {"context"}
-    twice = next((axis for axis in swept if NUMBERS.get(axis, axis) in request.origins), None)
-    shared = request.parallel_mode == "tensor" and request.strategies
-    one_device = f"{STOCK_COMPILED} runs on one device"
-    for wrong, problem, fix in (
-        (
-            shared and {*names} & {*FOREIGN},
-            "transformers' own generate does not run on a model that ranks share",
-            f"leave {', '.join(FOREIGN)} out of --strategies",
-        ),
-        (twice, f"--sweep has values of {twice}", "leave the option for one value out"),
-        (
-            "context" in swept and "prompts" in request.origins,
-            "--sweep context cuts prompts of its own",
-            "leave --prompts out",
-        ),
-        (
-            settings and request.strategies and names != (PLAIN, "lookahead"),
-            "--sweep over settings compares lookahead with itself and plain decoding",
-            "leave --strategies out",
-        ),
-        (compiled and request.device_map, one_device, "leave --device-map out"),
-        (
-            compiled and len(swept.get("context", ())) > 1,
-            f"{STOCK_COMPILED} has a cache of one length",
-            "sweep one context at a time with it",
-        ),
-    ):
-        if wrong:
-            raise UsageError(f"{problem}; {fix}")
+    if request.strategies and request.parallel_mode == "tensor" and {*names} & {*FOREIGN}:
+        raise UsageError(
+            "transformers' own generate does not run on a model that ranks share; leave"
+            f" {', '.join(FOREIGN)} out of --strategies"
+        )
+    for axis in swept:
+        if NUMBERS.get(axis, axis) in request.origins:
+            raise UsageError(f"--sweep has values of {axis}; leave the option for one value out")
+    if "context" in swept and "prompts" in request.origins:
+        raise UsageError("--sweep context cuts prompts of its own; leave --prompts out")
+    if swept.keys() - {"context"} and request.strategies and names != (PLAIN, "lookahead"):
+        raise UsageError(
+            "--sweep over settings compares lookahead with itself and plain decoding; leave"
+            " --strategies out"
+        )
+    if STOCK_COMPILED in names and request.device_map:
+        raise UsageError(
+            f"{STOCK_COMPILED} runs on one device; leave it out of --strategies, or leave"
+            " --device-map out"
+        )
+    if STOCK_COMPILED in names and len(swept.get("context", ())) > 1:
+        raise UsageError(
+            f"{STOCK_COMPILED} has a cache of one length; sweep one context at a time with it"
+        )
     return swept
 
 

@@ -26,7 +26,7 @@ def test_keys_are_those_of_the_schema() -> None:
     assert found.keys() == {
         *("schema", "created", "seconds", "interrupted", "reference", "machine"),
         *("model", "attention_why", "conditions", "contenders", "runs", "skipped", "failures"),
-        *("time_spent", "bandwidth", "compile_seconds"),
+        *("time_spent", "compile_seconds"),
     }
     assert found["runs"][0].keys() == {
         *("contender", "row", "category", "turn", "repeat", "prompt_tokens"),
@@ -36,20 +36,9 @@ def test_keys_are_those_of_the_schema() -> None:
     assert found["contenders"][0].keys() == {"name", "strategy", "settings", "cell"}
 
 
-@pytest.mark.parametrize(
-    ("typed", "shown"),
-    [
-        (["bench", "meta-llama/Llama-2-7b-hf"], "lade bench meta-llama/Llama-2-7b-hf"),
-        (["bench", "/home/alice/models/mine"], "lade bench mine"),
-        (["--prompts", "/home/alice/k=v/x.jsonl"], "lade --prompts x.jsonl"),
-        (["--prompts=/home/alice/k=v/x.jsonl"], "lade --prompts=x.jsonl"),
-        (["--report", "client/r.html"], "lade --report r.html"),
-        (["--stop", "/think", "-n", "5"], "lade --stop /think -n 5"),
-        (["--sweep", "W=3,5 G=W"], "lade --sweep 'W=3,5 G=W'"),
-    ],
-)
-def test_the_command_has_no_folders_of_the_users(typed: list[str], shown: str) -> None:
-    assert command_line(typed) == shown
+def test_the_command_hides_the_users_folder() -> None:
+    typed = ["bench", f"{Path.home()}/mine", "--sweep", "W=3,5 G=W"]
+    assert command_line(typed) == "lade bench ~/mine --sweep 'W=3,5 G=W'"
 
 
 def test_sampling_is_what_differs_from_the_default() -> None:
