@@ -25,13 +25,9 @@ Ids: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A test of the tokens after one prefix.
+    """A test of the token at `position` (from 1 on) after the ids of `prefix`.
 
-    Attributes:
-        position: of the token in the answer, from 1 on.
-        prefix: ids of the answer before it.
-        cells: tokens, the rare ones pooled.
-        corrected: p-value for all tests of the run together (Holm, 1979).
+    Rare tokens share one of the `cells`; `corrected` is the p-value for all tests together.
     """
 
     row: str
@@ -49,7 +45,7 @@ class Sampled:
     """Answers drawn many times, and the tests of their distribution; the JSON of `--chi-square`.
 
     Attributes:
-        samples: answers that were to be drawn for every prompt.
+        samples: answers to be drawn for every prompt.
         drawn: answers that were drawn.
         rows: ids of the prompts.
         sampling: values that are not the default, and the first seed.
@@ -69,10 +65,7 @@ class Sampled:
     ) -> None:
         """Test the next token after every frequent prefix of the answers to a prompt.
 
-        Args:
-            row: id of the prompt.
-            drawn: the answers.
-            probabilities: [vocabulary] of the next token after a prefix, of plain forwards.
+        `probabilities` computes those of the next token [vocabulary] in plain forwards.
         """
         self.rows.append(row)
         self.drawn += len(drawn)
@@ -142,15 +135,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def probability_test(
     counts: Mapping[int, int], probabilities: NDArray[np.float64]
 ) -> tuple[int, float, float] | None:
-    """Test counts of tokens against their probabilities.
+    """Cells, statistic and p-value of counts of token ids against probabilities [vocabulary].
 
-    Args:
-        counts: by token id.
-        probabilities: [vocabulary].
-
-    Returns:
-        Cells, statistic and p-value; None where fewer than two cells can be expected to have
-        enough samples.
+    None where fewer than two cells can be expected to have enough samples.
     """
     from scipy.stats import chisquare
 

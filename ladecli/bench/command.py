@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +32,7 @@ from .tasks import Dialogue, Task, passages, usable
 if TYPE_CHECKING:
     from ..options import BenchRequest
     from ..session.session import Session
-    from ..suites import Suite
+    from ..suites import Row
     from .methods import Sweep
 
 PASSAGES = 3
@@ -44,24 +44,20 @@ def run(request: BenchRequest) -> int:
 
     Returns:
         The exit code: 0, 1 if a method failed, 130 after Ctrl-C.
-
-    Raises:
-        LadeError, DecoderError: with a line for the user.
     """
     swept = methods.check(request)
     paths = [Path(name).expanduser() for name in request.report or []]
     for path in paths:
         report.check(path)
     terminal = Terminal(request.color, request.quiet)
-    suite = None
+    prompts = None
     if "context" not in swept:
-        watched = not request.quiet and sys.stderr.isatty()
-        suite = suites.load(request.prompts, offline=request.offline, progress=watched)
+        prompts = suites.load(request.prompts, offline=request.offline)
     longest = max(map(int, swept.get("context", ())), default=0)
     stretch = longest + request.new_tokens if longest else 0
     with opening.opened(request, terminal, stretch=stretch) as session:
         with ctrl_c() as cancelled:
-            result = _measure(request, session, swept, suite, terminal, cancelled)
+            result = _measure(request, session, swept, prompts, terminal, cancelled)
         if result is None:
             terminal.say("stopped before anything was measured")
             return INTERRUPTED
@@ -95,27 +91,13 @@ def _measure(
     request: BenchRequest,
     session: Session,
     swept: Sweep,
-    suite: Suite | None,
+    prompts: Sequence[Row] | None,
     terminal: Terminal,
     cancelled: Callable[[], bool],
 ) -> Result | None:
-    """Measure; after Ctrl-C, what is done makes a result, too.
+    """Measure; None if it was cancelled before anything was measured.
 
-    Args:
-        request: of the user.
-        session: the model.
-        swept: values by axis.
-        suite: prompts; None where contexts are swept.
-        terminal: shows progress.
-        cancelled: called after every step; true ends the measurement.
-
-    Returns:
-        None if it was cancelled before anything was measured.
-
-    Raises:
-        UsageError: no prompt can be measured, or no cell of the sweep can run.
-        ConfigError: settings contradict each other.
-        LadeError: nothing could be measured.
+    Without `prompts`, passages of the contexts in `swept` are the prompts.
     """
     from ..decoder.memory import attempt
     from ..specs.device import measure_rates
@@ -129,13 +111,13 @@ def _measure(
     chosen, refused = methods.choose(
         dataclasses.replace(request, max_new_tokens=request.new_tokens), choice, greedy, swept
     )
-    template = session.has_template and not request.raw and suite is not None
+    template = session.has_template and not request.raw and prompts is not None
     tasks: list[Task]
-    if suite is None:
+    if prompts is None:
         lengths = [int(value) for value in swept["context"]]
         tasks = passages(session, lengths, request.limit or PASSAGES, request.new_tokens)
     else:
-        rows = suites.some(suite.rows, request.limit)
+        rows = suites.some(prompts, request.limit)
         tasks = [Dialogue(session, r, template, request.system, request.new_tokens) for r in rows]
     tasks, skipped = usable(tasks)
     runners: list[Runner] = []
@@ -145,8 +127,9 @@ def _measure(
             runners.append(OwnRunner(method, session, settings))
             continue
         compiled = method.strategy == STOCK_COMPILED
-        room = max(task.room for task in tasks) if compiled else 0
-        stock = StockRunner(method, session, settings, room)
+        stock = StockRunner(
+            method, session, settings, max(task.room for task in tasks) if compiled else 0
+        )
         if compiled:
             terminal.say(
                 f"compiling the steps of {method.name}, which can take minutes; Ctrl-C twice"
@@ -174,7 +157,7 @@ def _measure(
         model=Model.of(session, request),
         attention_why=session.setup.attention.why,
         conditions=Conditions(
-            prompts=Path(suite.name).name if suite else "passages",
+            prompts=Path(request.prompts).name if prompts else "passages",
             rows=len(tasks),
             repeat=request.repeat,
             max_new_tokens=request.new_tokens,

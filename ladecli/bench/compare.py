@@ -27,7 +27,7 @@ from ..specs.memory import told
 from ..view.screen import NONE, Column, Table, line, print_table
 from ..view.terminal import Terminal
 from ..visualize import printable
-from .result import PLAIN, STOCK, STOCK_COMPILED, STOCK_LOOKUP, Method, Result, Run, read
+from .result import PLAIN, STOCK, STOCK_COMPILED, STOCK_LOOKUP, Result, Run, read
 from .statistics import EQUAL, FASTER, SLOWER, UNCLEAR, comparable, judge, tokens_per_step
 
 if TYPE_CHECKING:
@@ -61,21 +61,18 @@ def run(request: CompareRequest) -> int:
         UsageError: a file is no result, or nothing is in both; or `fail_on_slower` cannot be
             decided, since A and B did other work (the comparison is printed before).
     """
-    a, b = request.a, request.b
-    ours, theirs = read(Path(a)), read(Path(b))
-    found = compare(ours, theirs)
+    files = {"a": request.a, "b": request.b}
+    results = {side: read(Path(file)) for side, file in files.items()}
+    found = compare(**results)
     if request.json:
-        files = {
-            "a": {"file": a, "created": ours.created},
-            "b": {"file": b, "created": theirs.created},
-        }
+        sides = {s: {"file": files[s], "created": results[s].created} for s in files}
         # ASCII only: names in the files must not reach a terminal as control sequences.
-        print(jsons.dumps({"schema": SCHEMA, **files, **found}, allow_nan=False))
+        print(jsons.dumps({"schema": SCHEMA, **sides, **found}, allow_nan=False))
     else:
         console = Terminal(request.color).console(sys.stdout)
-        for label, file, result in (("A", a, ours), ("B", b, theirs)):
-            measured = f"{result.model.name} on {result.machine.device}"
-            line(console, printable(f"{label}: {file}, {measured}, {result.created}"))
+        for side, result in results.items():
+            measured = f"{result.model.name} on {result.machine.device}, {result.created}"
+            line(console, printable(f"{side.upper()}: {files[side]}, {measured}"))
         _show(found, console)
     if request.fail_on_slower and found["other_work"]:
         what = ", ".join(found["other_work"])
@@ -90,13 +87,14 @@ def compare(a: Result, b: Result) -> dict[str, Any]:
     """Compare what is in both: schema `lade-compare/1`, without the files.
 
     The keys are an interface.  "yardstick" is the name of the baseline; "raw_ratio" is the change
-    by the clock, "change" the one over the baseline; "exact" counts answers with other texts, steps
-    or accepted drafts, and is not exact where repeats within A or B differ ("settled").
+    by the clock, "change" the one over the baseline; "exact" counts answers with other texts or
+    steps.
 
     Raises:
         UsageError: nothing is in both.
     """
-    other_prompts = _other_prompts(a, b)
+    other_work = _other_work(a, b)
+    other_prompts = set() if {"the model", "template"} & {*other_work} else _other_prompts(a, b)
     ours, theirs = (
         {(run.contender, *run.key): run for run in result.runs if run.row not in other_prompts}
         for result in (a, b)
@@ -116,8 +114,10 @@ def compare(a: Result, b: Result) -> dict[str, Any]:
             f"nothing to compare: no {what} is in both (A has {next(has)}; B has {next(has)});"
             f" measure both with the same {option}"
         )
-    baseline, other_work = _baseline(a, b, pairs), _other_work(a, b)
-    methods = [_compared(name, pairs, baseline, a.conditions.sampled) for name in pairs]
+    both = [method.name for method in a.contenders if method.name in pairs]
+    candidates = (*BASELINES, a.reference, b.reference, PLAIN) if len(both) > 1 else ()
+    baseline = next((name for name in candidates if name in both), None)
+    methods = [_compared(name, pairs, baseline) for name in pairs]
     for each in methods if other_work else ():
         each["exact"] = None
         if each["change"]:
@@ -128,8 +128,7 @@ def compare(a: Result, b: Result) -> dict[str, Any]:
         "verdict": MIXED
         if {SLOWER, FASTER} <= verdicts
         else next((each for each in order if each in verdicts), UNCLEAR),
-        "yardstick": baseline and baseline.name,
-        "yardstick_is_foreign": baseline is not None and baseline.foreign,
+        "yardstick": baseline,
         "same_run": a.runs == b.runs,
         "not_the_same": list(_differences(a, b, pairs)),
         "other_work": other_work,
@@ -142,8 +141,6 @@ def compare(a: Result, b: Result) -> dict[str, Any]:
 
 def _other_prompts(a: Result, b: Result) -> set[str]:
     """Rows with the same id that begin with other prompts."""
-    if a.model.name != b.model.name or "template" in _other_work(a, b):
-        return set()  # the same text has other tokens
     prompts = [{r.row: r.prompt_digest for r in each.runs if r.turn == 1} for each in (a, b)]
     return {row for row, digest in prompts[0].items() if prompts[1].get(row, digest) != digest}
 
@@ -156,42 +153,31 @@ def _other_work(a: Result, b: Result) -> list[str]:
     return [*([] if same_model else ["the model"]), *(key.replace("_", " ") for key in other)]
 
 
-def _baseline(a: Result, b: Result, pairs: Mapping[str, Pairs]) -> Method | None:
-    """What times are divided by: transformers' code where it took part, which stays as it is."""
-    both = {method.name: method for method in a.contenders if method.name in pairs}
-    if len(both) < 2:
-        return None
-    names = (*BASELINES, a.reference, b.reference, PLAIN)
-    return next((both[name] for name in names if name in both), None)
-
-
-def _compared(
-    name: str, by_method: Mapping[str, Pairs], baseline: Method | None, sampled: bool
-) -> dict[str, Any]:
+def _compared(name: str, by_method: Mapping[str, Pairs], baseline: str | None) -> dict[str, Any]:
     """One method in A and in B."""
     pairs, change = by_method[name], None
     logs = _logs(pairs)
-    if baseline is None or name != baseline.name:
-        drift = _logs(by_method[baseline.name]) if baseline else None
-        sample = [
-            log - (drift[key] if drift else 0.0)
-            for key, log in logs.items()
-            if drift is None or key in drift
-        ]
+    if name != baseline:
+        drift = _logs(by_method[baseline]) if baseline else dict.fromkeys(logs, 0.0)
+        sample = [log - drift[key] for key, log in logs.items() if key in drift]
         change = judge(sample, MARGIN if baseline else MACHINE_MARGIN) if sample else None
     sides = list(zip(*pairs, strict=True))
-    steps = [[seconds for run in side for seconds in run.step_seconds] for side in sides]
     peaks = [max(run.peak_memory or 0 for run in side) for side in sides]
+    same = comparable(pairs)
     return {
         "contender": name,
         "verdict": change and change.verdict,
         "seconds_per_token": _ab(_seconds_per_token, sides),
         "first_seconds": _ab(lambda side: statistics.median(r.first_seconds for r in side), sides),
-        "step_seconds": _ab(statistics.median, steps) if all(steps) else None,
         "peak_memory": _ab(int, peaks) if all(peaks) else None,
         "raw_ratio": math.exp(statistics.median(logs.values())) if logs else None,
         "change": change and asdict(change),
-        "exact": _exact(pairs, sampled),
+        "exact": {
+            "tokens_per_step": _ab(tokens_per_step, list(zip(*same, strict=True))),
+            "answers": len(same),
+            "other_texts": sum(a.digest != b.digest for a, b in same),
+            "other_steps": sum(a.steps != b.steps for a, b in same),
+        },
     }
 
 
@@ -208,26 +194,6 @@ def _seconds_per_token(runs: Sequence[Run]) -> float:
 
 def _ab(figure: Callable[[Any], float], sides: Sequence[Any]) -> dict[str, float]:
     return {"a": figure(sides[0]), "b": figure(sides[1])}
-
-
-def _exact(pairs: Pairs, sampled: bool) -> dict[str, Any]:
-    """Count answers that differ, in each conversation up to the first turn with another text."""
-    counted = comparable(pairs)
-    other = [a for a, b in counted if a.digest != b.digest]
-    # Repeats of greedy decoding take the same steps to the same text.
-    settled = all(
-        len({(r.row, r.turn, r.digest, r.steps) for r in side}) == len({r.key[:2] for r in side})
-        for side in zip(*pairs, strict=True)
-    )
-    return {
-        "tokens_per_step": _ab(tokens_per_step, list(zip(*counted, strict=True))),
-        "answers": len(counted),
-        "other_texts": len(other),
-        "other_steps": sum(a.steps != b.steps for a, b in counted),
-        "other_accepted": sum(a.accepted != b.accepted for a, b in counted),
-        "first_other_text": {"row": other[0].row, "turn": other[0].turn} if other else None,
-        "settled": settled or sampled,
-    }
 
 
 def _differences(a: Result, b: Result, methods: Mapping[str, Pairs]) -> Iterator[dict[str, str]]:
@@ -262,28 +228,24 @@ def _conditions(result: Result, methods: Mapping[str, Pairs]) -> Iterator[tuple[
 
 def _notes(found: Mapping[str, Any]) -> Iterator[str]:
     """What to know before believing the verdicts."""
-    baseline = next((c for c in found["contenders"] if c["contender"] == found["yardstick"]), None)
+    name = found["yardstick"]
     if found["same_run"]:
         yield "A and B are the same run: nothing can differ; measure again for B"
-    if found["other_work"]:
-        work = ", ".join(found["other_work"])
-        yield f"nothing is called slower or faster: A and B did other work ({work})"
-    if found["missing"]:
-        yield f"missing in B: {', '.join(found['missing'])}"
-    if found["other_prompts"]:
-        yield f"left out, since their prompts differ: {', '.join(found['other_prompts'])}"
-    if baseline is None:
+    for key, what in (
+        ("other_work", "nothing is called slower or faster, since A and B did other work"),
+        ("missing", "missing in B"),
+        ("other_prompts", "left out, since their prompts differ"),
+    ):
+        if found[key]:
+            yield f"{what}: {', '.join(found[key])}"
+    if name not in BASELINES:
         yield (
-            "without a baseline, a slower program cannot be told from a slower machine; measure"
-            " both with hf among --strategies"
+            f"the baseline is {name or 'missing'}: without transformers' code, a slower program"
+            " may be a slower machine; measure both with hf among --strategies"
         )
-    elif not found["yardstick_is_foreign"]:
-        yield (
-            f"the baseline, {found['yardstick']}, is our own code: what changes all methods"
-            " alike is not seen; measure both with hf among --strategies"
-        )
-    if baseline and (raw := baseline["raw_ratio"]) and abs(raw - 1.0) > MARGIN:
-        yield f"the baseline itself, {found['yardstick']}, changed by {_percent(raw)}"
+    raw = next((e["raw_ratio"] for e in found["contenders"] if e["contender"] == name), None)
+    if raw and abs(raw - 1.0) > MARGIN:
+        yield f"the baseline itself, {name}, changed by {_percent(raw)}"
 
 
 def _show(found: Mapping[str, Any], console: Console) -> None:
@@ -331,8 +293,7 @@ def _row(each: Mapping[str, Any], baseline: str | None) -> tuple[str, ...]:
         interval = f"{_percent(change['low'])} to {_percent(change['high'])}"
     other_texts = NONE
     if exact:
-        unsettled = "" if exact["settled"] else ", and between repeats"
-        other_texts = f"{exact['other_texts']} of {exact['answers']}{unsettled}"
+        other_texts = f"{exact['other_texts']} of {exact['answers']}"
     return (
         printable(each["contender"]),
         _both(each["seconds_per_token"], lambda seconds: f"{seconds * 1e3:.3g}"),

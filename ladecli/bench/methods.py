@@ -78,11 +78,7 @@ def choose(
 ) -> tuple[list[Chosen], list[Failure]]:
     """The methods, and the cells of a sweep whose settings are invalid.
 
-    Args:
-        request: of the user.
-        choice: the profile's settings.
-        greedy: the model's own repetition penalty.
-        swept: values by axis.
+    `greedy` has the model's own repetition penalty.
 
     Raises:
         ConfigError: settings contradict each other.

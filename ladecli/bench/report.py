@@ -39,11 +39,7 @@ _NOT_XML = re.compile("[\ud800-\udfff\ufffe\uffff]")
 
 
 def check(path: Path) -> None:
-    """Refuse a report that could not be written, before a model is loaded.
-
-    Raises:
-        UsageError: the name has an unknown suffix, or nothing can be written there.
-    """
+    """Refuse a report that could not be written, before a model is loaded."""
     if path.suffix.lower() not in SUFFIXES:
         known = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
         raise UsageError(f"{OPTION} {path}: the name of a report ends in {known}")
@@ -51,11 +47,7 @@ def check(path: Path) -> None:
 
 
 def write(result: Result, path: Path) -> None:
-    """Write a result in the format of the file's suffix.
-
-    Raises:
-        LadeError: the file cannot be written.
-    """
+    """Write a result in the format of the file's suffix."""
     match path.suffix.lower():
         case ".json":
             content = to_json(result) + "\n"
@@ -289,13 +281,10 @@ class _Report:
             *(Column(part, weight=n) for n, part in enumerate(parts)),
             Column("read per second", weight=len(parts)),
         )
-        notes = []
+        note = "read per second: weights, keys and values, which a forward reads once"
         if bandwidth:
-            notes = [
-                "a forward reads weights, keys and values once; 100 % is what this machine copies:"
-                f" {decimal(bandwidth / 1e9)} GB/s"
-            ]
-        yield Table("Where the time of a step goes", columns, tuple(rows), tuple(notes))
+            note += f"; 100 % is what this machine copies: {decimal(bandwidth / 1e9)} GB/s"
+        yield Table("Where the time of a step goes", columns, tuple(rows), (note,))
 
     def _sources(self) -> Iterator[Table]:
         names = sorted({name for each in self.overall for name in each.accepted})

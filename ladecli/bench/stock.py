@@ -35,14 +35,8 @@ class StockRunner:
     Of the model's generation config it takes what our own strategies take: end tokens, and the
     repetition penalty by way of the settings.
 
-    Args:
-        method: one of `result.FOREIGN`.
-        session: the model.
-        settings: length, end tokens, stop strings and sampling.
-        room: tokens of the longest prompt and its answer; the length of the static cache.
-
-    Attributes:
-        compile_seconds: time that compiling took.
+    `room` is the length of the static cache, for prompt and answer; `compile_seconds` is the time
+    that compiling took.
     """
 
     def __init__(self, method: Method, session: Session, settings: Settings, room: int = 0) -> None:
@@ -72,15 +66,7 @@ class StockRunner:
         decoder.forget(keep_memory=decoder.runner.captures)
 
     def prepare(self, prompt: Sequence[int], cancelled: Callable[[], bool]) -> None:
-        """Compile the steps of a static cache; nothing to do for the other methods.
-
-        Args:
-            prompt: token ids of any text.
-            cancelled: called after every step; true ends it.
-
-        Raises:
-            LadeError: they cannot be compiled; the message says why.
-        """
+        """Compile the steps of a static cache with any prompt; nothing to do without one."""
         from ..models import hushed
 
         if self._cache is None:
@@ -107,16 +93,7 @@ class StockRunner:
         self.compile_seconds = time.perf_counter() - began
 
     def answer(self, prompt: Sequence[int], cancelled: Callable[[], bool]) -> Answer:
-        """Answer one prompt.
-
-        Args:
-            prompt: token ids.
-            cancelled: called after every step; true ends the answer.
-
-        Raises:
-            PromptError: the prompt is empty or too long.
-            Exception: any that transformers raises.
-        """
+        """As `Runner.answer`; raises what transformers raises."""
         self._session.decoder.check_prompt(prompt)
         return self._generate(prompt, self._settings, cancelled)
 
@@ -165,18 +142,9 @@ class StockRunner:
 
 
 class _Steps:
-    """Notes when steps end; transformers calls it after every step.
+    """Notes the time (`marks`) and the tokens of prompt and answer (`lengths`) after every step.
 
-    Args:
-        prompt: tokens of the prompt.
-        cancelled: true ends the text.
-        should_stop: called with every token; true ends the text after it.
-
-    Attributes:
-        marks: times of `time.perf_counter`.
-        lengths: tokens of prompt and answer at each mark.
-        stopped: whether a stop string ended the text.
-        cancelled: whether the caller did.
+    `should_stop` is called with every token; where it is true, the text ends after that one.
     """
 
     def __init__(

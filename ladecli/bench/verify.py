@@ -12,7 +12,7 @@ import json
 import sys
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -61,9 +61,6 @@ def run(request: VerifyRequest) -> int:
     Returns:
         The exit code: 0 if all answers are equal, or rounding explains every divergence; 1 if it
         does not, or if nothing could be compared; 130 after Ctrl-C.
-
-    Raises:
-        LadeError, DecoderError: with a line for the user.
     """
     samples, limit = request.chi_square, request.limit
     new_tokens = request.new_tokens
@@ -76,14 +73,14 @@ def run(request: VerifyRequest) -> int:
             " for example"
         )
     began = time.perf_counter()
-    watched = not request.quiet and sys.stderr.isatty()
-    suite = suites.load(request.prompts, offline=request.offline, progress=watched)
-    rows = suites.some(suite.rows, limit)
+    rows = suites.some(suites.load(request.prompts, offline=request.offline), limit)
     terminal = Terminal(request.color, request.quiet)
     session = opening.open_session(request, terminal)
     template = session.has_template and not request.raw
     dialogues, skipped = usable([Dialogue(session, row, template, request.system) for row in rows])
     answers = samples * len(dialogues) if samples else 2 * sum(len(row.turns) for row in rows)
+    if samples:
+        terminal.say(f"drawing {answers:,} answers; Ctrl-C tests those that were drawn until then")
     found: Comparison | Sampled
     with ctrl_c() as cancelled, terminal.bar("verifying", answers) as advance:
         verifier = Verifier(session, request, cancelled, advance)
@@ -136,6 +133,10 @@ class Token:
     id: int
     text: str
 
+    def __str__(self) -> str:
+        """As a message names it."""
+        return f"{self.text} ({self.id})"
+
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
@@ -168,21 +169,18 @@ class Divergence:
     @property
     def lines(self) -> tuple[str, str]:
         """Where it is, and what explains it."""
-        plain, other = (
-            f"{token.text} ({token.id})" if token else "the end"
-            for token in (self.plain, self.other)
-        )
-        if self.gap is None or self.distance is None:
-            ended = self.plain is None or self.other is None
-            why = "rounding explains no end" if ended else "no memory to compute the logits again"
+        if self.gap is not None:
+            why = (
+                f"logit gap {self.gap:.3g}, to the other choice {self.distance:.3g}; rounding"
+                f" moves {self.allowed:.3g} at most (noise {self.noise:.3g})"
+            )
+        elif self.plain is None or self.other is None:
+            why = "rounding explains no end"
         else:
-            why = f"logit gap {self.gap:.3g}"
-            if self.distance != self.gap:
-                why += f", {self.distance:.3g} to the other choice"
-            why += f"; rounding moves {self.allowed:.3g} at most (noise {self.noise:.3g})"
+            why = "no memory to compute the logits again"
         return (
-            f"{self.row}{f', turn {self.turn}' if self.turn > 1 else ''}, token {self.position} of"
-            f" the answer: {other} where plain decoding has {plain}",
+            f"{self.row}, turn {self.turn}, token {self.position} of the answer:"
+            f" {self.other or 'the end'} where plain decoding has {self.plain or 'the end'}",
             f"  in a step of {counted(self.width, 'token')}; {why}:"
             f" {'explained' if self.explained else 'NOT explained'}",
         )
@@ -190,13 +188,7 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One answer compared with plain decoding's.
-
-    Attributes:
-        tokens: compared: all, or up to and with the first that differs.
-        steps, reason: of the strategy's answer.
-        divergence: None where all tokens are equal.
-    """
+    """One answer; `tokens` were compared: all, or up to and with the first that differs."""
 
     row: str
     category: str
@@ -265,16 +257,13 @@ class Comparison:
 
     def as_object(self, settings: Mapping[str, int | str]) -> dict[str, Any]:
         """Its part of the JSON object; keys are part of the interface."""
-        return {
-            "settings": settings,
-            "sampling": self.sampling,
+        counts = {
             "rows": len({answer.row for answer in self.answers}),
             "tokens": self.tokens,
-            "answers": [dataclasses.asdict(answer) for answer in self.answers],
-            "skipped": [dataclasses.asdict(each) for each in self.skipped],
             "divergences": len(self.divergences),
             "unexplained": self.unexplained,
         }
+        return {"settings": settings, **dataclasses.asdict(self), **counts}
 
 
 class _Interrupted(Exception):
@@ -310,7 +299,6 @@ class Verifier:
         self._cancelled = cancelled
         self._advance = advance
         self._settings = opening.settings_of(request, choice, greedy)
-        self._plain = replace(self._settings, strategy=PLAIN)
         self._rescorer = Rescorer(session.decoder, quantised=loaded.spec.weights not in FULL)
         self._spell = speller(loaded.tokenizer)
         self.settings_shown: dict[str, int | str] = {
@@ -325,20 +313,20 @@ class Verifier:
     def compare(self, dialogues: Sequence[Dialogue]) -> Comparison:
         """Compare answers token by token; out of memory, the rest of a dialogue is skipped."""
         found = Comparison(sampling_shown(self._settings.sampling))
-        try:
-            for dialogue in dialogues:
-                try:
-                    self._compare(dialogue, found)
-                    reason = dialogue.cut
-                except LadeError as error:
-                    reason = str(error)
-                if reason is not None:
-                    found.skipped.append(Skipped(dialogue.id, reason))
-        except _Interrupted:
-            found.interrupted = True
+        for dialogue in dialogues:
+            try:
+                found.answers.extend(self._compared(dialogue))
+                reason = dialogue.cut
+            except LadeError as error:
+                reason = str(error)
+            except _Interrupted:
+                found.interrupted = True
+                break
+            if reason is not None:
+                found.skipped.append(Skipped(dialogue.id, reason))
         return found
 
-    def _compare(self, dialogue: Dialogue, found: Comparison) -> None:
+    def _compared(self, dialogue: Dialogue) -> Iterator[Compared]:
         """Compare a conversation turn by turn, up to the first divergence.
 
         The strategy holds all of it first, so that its cache is reused from turn to turn as in a
@@ -355,46 +343,44 @@ class Verifier:
         for turn, (prompt, answer) in enumerate(answers, start=1):
             # Plain decoding must not use keys that the strategy left in the cache.
             self._session.decoder.forget()
-            plain = self._answer(prompt, self._plain)
-            index = _first_difference(answer.ids, plain.ids)
-            divergence = None
+            plain = self._answer(prompt, replace(self._settings, strategy=PLAIN))
+            pairs = enumerate(zip_longest(answer.ids, plain.ids))
+            index = next((at for at, (one, other) in pairs if one != other), None)
+            found = None
             if index is not None:
-                divergence = self._divergence(dialogue.id, turn, index, prompt, answer, plain)
-            found.answers.append(
-                Compared(
-                    row=dialogue.id,
-                    category=dialogue.category,
-                    turn=turn,
-                    prompt_tokens=len(prompt),
-                    tokens=len(answer.ids) if index is None else index + 1,
-                    steps=len(answer.marks),
-                    reason=answer.reason,
-                    divergence=divergence,
-                )
-            )
-            if divergence is not None:
+                found = self._divergence(dialogue.id, turn, index, prompt, answer, plain)
                 dialogue.cut = None  # the prompts of later turns differ
+            yield Compared(
+                row=dialogue.id,
+                category=dialogue.category,
+                turn=turn,
+                prompt_tokens=len(prompt),
+                tokens=len(answer.ids) if index is None else index + 1,
+                steps=len(answer.marks),
+                reason=answer.reason,
+                divergence=found,
+            )
+            if found is not None:
                 return
 
     def _divergence(
         self, row: str, turn: int, index: int, prompt: list[int], answer: Answer, plain: Answer
     ) -> Divergence:
-        plain_token, token = self._token(plain, index), self._token(answer, index)
+        ours, theirs = (
+            Token(ids[index], printable(repr(self._spell(ids[index]))))
+            if index < len(ids)
+            else None
+            for ids in (plain.ids, answer.ids)
+        )
         step = min(bisect_right(answer.lengths, index), len(answer.widths) - 1)
         width = answer.widths[step] if answer.widths else 0
-        found = Divergence(row, turn, index + 1, plain_token, token, width)
-        if plain_token is None or token is None:
+        found = Divergence(row, turn, index + 1, ours, theirs, width)
+        if ours is None or theirs is None:
             return found
-        text, tokens = [*prompt, *answer.ids[:index]], (plain_token.id, token.id)
-        sampling = self._settings.sampling
-        gap = self._rescorer.gap(text, len(prompt), tokens, width, sampling)
+        text, tokens = [*prompt, *answer.ids[:index]], (ours.id, theirs.id)
+        gap = self._rescorer.gap(text, len(prompt), tokens, width, self._settings.sampling)
         explained = {**dataclasses.asdict(gap), "explained": gap.explained} if gap else {}
         return replace(found, **explained)
-
-    def _token(self, answer: Answer, index: int) -> Token | None:
-        if index >= len(answer.ids):
-            return None
-        return Token(answer.ids[index], printable(repr(self._spell(answer.ids[index]))))
 
     def sample(self, dialogues: Sequence[Dialogue], samples: int) -> Sampled:
         """Draw `samples` answers to each first turn and test their distribution.
@@ -429,12 +415,7 @@ class Verifier:
         return found
 
     def _answer(self, prompt: list[int], settings: Settings) -> Answer:
-        """Decode a prompt.
-
-        Raises:
-            LadeError: out of memory.
-            _Interrupted: Ctrl-C.
-        """
+        """Decode a prompt; Ctrl-C raises `_Interrupted`."""
         if self._cancelled():
             raise _Interrupted
         method = Method(settings.strategy, settings.strategy)
@@ -443,9 +424,3 @@ class Verifier:
             raise _Interrupted
         self._advance(1)
         return answer
-
-
-def _first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """Index of the first token that differs, or after the end of the shorter; None if equal."""
-    pairs = enumerate(zip_longest(one, other))
-    return next((index for index, (a, b) in pairs if a != b), None)

@@ -28,18 +28,6 @@ def test_the_rate_is_that_of_all_rows_with_the_median_repeat_of_each() -> None:
     assert rate(runs("x", {"a": [2.0, 50.0, 1.9], "b": [3.0, 3.0, 3.0]})) == pytest.approx(8.0)
 
 
-def test_turns_of_a_conversation_are_added_up() -> None:
-    both = [
-        run("x", "a", "chat", turn=turn, tokens=21, steps=2, step_seconds=(seconds,))
-        for turn, seconds in ((1, 1.0), (2, 3.0))
-    ]
-    assert rate(both) == pytest.approx(10.0)
-
-
-def test_an_answer_of_one_step_has_no_rate() -> None:
-    assert rate([run("x", "a", "chat", tokens=1, steps=1, step_seconds=())]) == 0.0
-
-
 def test_a_speedup_is_the_ratio_of_the_rates_of_all_rows() -> None:
     """Ten seconds that became five outweigh a second that became two."""
     ours = runs("x", {"a": [5.0], "b": [2.0], "c": [2.0]})
@@ -60,10 +48,6 @@ def test_the_interval_covers_the_truth() -> None:
         assert found.high - found.low < 0.15
         held += found.low <= 1.5 <= found.high
     assert held >= 50
-
-
-def test_the_same_runs_give_the_same_interval() -> None:
-    assert figures_of(result()) == figures_of(result())
 
 
 def test_rows_of_one_side_alone_do_not_count() -> None:
@@ -132,12 +116,6 @@ def test_figures_by_hand() -> None:
     assert found.peak_memory == 300
     assert found.accepted == {"context": 8, "recycled": 2}
     assert [each.rows for each in figures_of(made, "code")] == [1]
-
-
-def test_what_is_unknown_of_one_run_is_not_made_up() -> None:
-    unknown = run("jacobi", "b", "chat", fed=None, peak_memory=None, step_seconds=(), tokens=1)
-    (found,) = figures_of(result(runs=(unknown,), contenders=METHODS, reference=None))
-    assert (found.width, found.step_median, found.step_p95, found.peak_memory) == (None,) * 4
 
 
 def test_drift_is_the_change_from_the_first_repeat_to_the_last() -> None:
