@@ -44,12 +44,8 @@ class Trial:
 class Sampled:
     """Answers drawn many times, and the tests of their distribution; the JSON of `--chi-square`.
 
-    Attributes:
-        samples: answers to be drawn for every prompt.
-        drawn: answers that were drawn.
-        rows: ids of the prompts.
-        sampling: values that are not the default, and the first seed.
-        interrupted: whether Ctrl-C ended it early.
+    `samples` answers were asked for of every prompt in `rows`, and `drawn` were drawn of all
+    together; `sampling` has the values that are not the default, and the first seed.
     """
 
     samples: int
@@ -75,14 +71,12 @@ class Sampled:
                 after.setdefault(ids[:position], Counter())[token] += 1
         for prefix, counts in sorted(after.items(), key=lambda item: (len(item[0]), item[0])):
             samples = counts.total()
-            if samples < MIN_SAMPLES:
-                continue
-            if found := probability_test(counts, np.array(probabilities(prefix))):
+            if samples >= MIN_SAMPLES and (
+                found := probability_test(counts, np.array(probabilities(prefix)))
+            ):
                 self.trials.append(Trial(row, len(prefix) + 1, prefix, samples, *found))
-        values = holm([trial.p for trial in self.trials])
-        self.trials = [
-            replace(trial, corrected=p) for trial, p in zip(self.trials, values, strict=True)
-        ]
+        count = len(self.trials)  # Bonferroni's correction
+        self.trials = [replace(each, corrected=min(each.p * count, 1.0)) for each in self.trials]
 
     @property
     def failed(self) -> list[Trial]:
@@ -121,15 +115,6 @@ class Sampled:
     def as_object(self, settings: Mapping[str, int | str]) -> dict[str, Any]:
         """Its part of the JSON object; keys are part of the interface."""
         return {"chi_square": {**asdict(self), "settings": settings, "level": LEVEL}}
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values corrected for their number (Holm, 1979)."""
-    found, largest = [0.0] * len(p_values), 0.0
-    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        largest = max(largest, min((len(p_values) - rank) * p_values[index], 1.0))
-        found[index] = largest
-    return found
 
 
 def probability_test(

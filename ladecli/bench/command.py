@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from .result import (
     Model,
     Result,
     command_line,
+    now,
     sampling_shown,
     to_json,
 )
@@ -104,7 +104,7 @@ def _measure(
     from .measure import PROMPT, Measurement  # and with it torch, which is loaded by now
     from .stock import StockRunner
 
-    created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    created = now()
     loaded, ranks = session.loaded, session.ranks
     choice = opening.choose_profile(request, session)
     greedy = SamplingConfig(repetition_penalty=loaded.repetition_penalty)

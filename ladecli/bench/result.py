@@ -9,6 +9,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -334,6 +335,11 @@ def sampling_shown(sampling: SamplingConfig) -> dict[str, int | float]:
         if value != default[name] and name != "seed"
     }
     return found if sampling.greedy else {**found, "seed": sampling.seed}
+
+
+def now() -> str:
+    """The time in UTC, to the second."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def command_line(arguments: Sequence[str]) -> str:

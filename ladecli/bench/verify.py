@@ -6,14 +6,13 @@ Every prompt is decoded twice in one process; the first divergence is reported w
 
 from __future__ import annotations
 
-import dataclasses
-import datetime
 import json
 import sys
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +36,7 @@ from .result import (
     Skipped,
     command_line,
     lookahead_shown,
+    now,
     sampling_shown,
 )
 from .runners import Answer, OwnRunner
@@ -63,15 +63,15 @@ def run(request: VerifyRequest) -> int:
         does not, or if nothing could be compared; 130 after Ctrl-C.
     """
     samples, limit = request.chi_square, request.limit
-    new_tokens = request.new_tokens
-    if samples:
-        new_tokens, limit = request.max_new_tokens or SAMPLED_TOKENS, limit or SAMPLED_ROWS
-    request = replace(request, max_new_tokens=new_tokens)
     if samples and not request.temperature:
         raise UsageError(
             "--chi-square tests sampling, and greedy decoding draws nothing; add --temperature 1,"
             " for example"
         )
+    new_tokens = request.new_tokens
+    if samples:
+        new_tokens, limit = request.max_new_tokens or SAMPLED_TOKENS, limit or SAMPLED_ROWS
+    request = replace(request, max_new_tokens=new_tokens)
     began = time.perf_counter()
     rows = suites.some(suites.load(request.prompts, offline=request.offline), limit)
     terminal = Terminal(request.color, request.quiet)
@@ -88,26 +88,26 @@ def run(request: VerifyRequest) -> int:
     found.skipped[:0] = skipped
     machine, model = Machine.of(session), Model.of(session, request)
     if request.json:
-        now = datetime.datetime.now(datetime.timezone.utc)
         data = {
             "schema": SCHEMA,
-            "created": now.isoformat(timespec="seconds"),
+            "created": now(),
             "seconds": round(time.perf_counter() - began, 3),
             "command": command_line(sys.argv[1:]),
-            "machine": dataclasses.asdict(machine),
-            "model": dataclasses.asdict(model),
+            "machine": asdict(machine),
+            "model": asdict(model),
             "prompts": Path(request.prompts).name,
             "max_new_tokens": new_tokens,
             "template": template,
             "interrupted": found.interrupted,
             "passed": found.passed,
             "verdict": found.verdict,
+            **found.as_object(verifier.settings_shown),
         }
-        print(json.dumps(data | found.as_object(verifier.settings_shown), allow_nan=False))
+        print(json.dumps(data, allow_nan=False))
     else:
-        computed = f" computed in {model.compute}" if model.weights != model.compute else ""
-        title = f"{request.strategy} against plain decoding: {model.name}, {model.weights}"
-        _show(found, f"{title}{computed} on {machine.device}", terminal.console(sys.stdout))
+        what = f"{model.name}, {model.weights} on {machine.device}"
+        title = f"{request.strategy} against plain decoding: {what}"
+        _show(found, title, terminal.console(sys.stdout))
     if found.interrupted:
         return INTERRUPTED
     return 0 if found.passed else LadeError.exit_code
@@ -142,16 +142,9 @@ class Token:
 class Divergence:
     """The first token at which an answer differs from plain decoding's.
 
-    Attributes:
-        turn, position: of the conversation, and of the token in the answer; from 1 on.
-        plain, other: plain decoding's token and the strategy's; None where the answer ended.
-        width: tokens fed in the step that yielded the strategy's token.
-        gap: by how many logits plain decoding prefers its token.  None, as all that follows,
-            where an answer ended or memory does not suffice to compute it.
-        distance: how far logits must move for the strategy's token: the gap, if greedy.
-        noise: how far forwards of other widths move the logits here.
-        allowed: how far rounding may move them.
-        explained: whether rounding explains the divergence.
+    `turn` and `position` count from 1 on; `plain` and `other` are plain decoding's token and the
+    strategy's, None where the answer ended; `width` is of the step that yielded the latter.  All
+    that follows is as in `LogitGap`, and None where an answer ended or memory did not suffice.
     """
 
     row: str
@@ -169,15 +162,12 @@ class Divergence:
     @property
     def lines(self) -> tuple[str, str]:
         """Where it is, and what explains it."""
+        why = "no logit gap is known (an answer ended, or memory ran out)"
         if self.gap is not None:
             why = (
                 f"logit gap {self.gap:.3g}, to the other choice {self.distance:.3g}; rounding"
                 f" moves {self.allowed:.3g} at most (noise {self.noise:.3g})"
             )
-        elif self.plain is None or self.other is None:
-            why = "rounding explains no end"
-        else:
-            why = "no memory to compute the logits again"
         return (
             f"{self.row}, turn {self.turn}, token {self.position} of the answer:"
             f" {self.other or 'the end'} where plain decoding has {self.plain or 'the end'}",
@@ -202,12 +192,10 @@ class Compared:
 
 @dataclass(slots=True)
 class Comparison:
-    """Answers compared token by token.
+    """Answers compared token by token; `interrupted` by Ctrl-C.
 
-    Attributes:
-        sampling: values that are not the default.
-        skipped: rows, or the rest of them, that could not be answered, and why.
-        interrupted: whether Ctrl-C ended it early.
+    `sampling` has the values that are not the default, and `skipped` the rows, or the rest of them,
+    that could not be answered.
     """
 
     sampling: dict[str, int | float]
@@ -246,24 +234,25 @@ class Comparison:
             return f"NOT equal: {count} larger than rounding explains"
         compared = f"{self.tokens:,} tokens of {counted(len(self.answers), 'answer')}"
         if found := self.divergences:
-            near_ties = f"equal but for near-ties: {counted(len(found), 'divergence')}"
-            return f"{near_ties} in {compared}, none larger than rounding explains"
+            count = counted(len(found), "divergence")
+            return f"equal but for near-ties: {count} in {compared}, which rounding explains"
         return f"equal: all {compared}"
 
     @property
     def details(self) -> list[str]:
         """Two lines about each divergence."""
-        return [line for divergence in self.divergences for line in divergence.lines]
+        return [line for each in self.divergences for line in each.lines]
 
     def as_object(self, settings: Mapping[str, int | str]) -> dict[str, Any]:
         """Its part of the JSON object; keys are part of the interface."""
-        counts = {
+        return {
+            "settings": settings,
+            **asdict(self),
             "rows": len({answer.row for answer in self.answers}),
             "tokens": self.tokens,
             "divergences": len(self.divergences),
             "unexplained": self.unexplained,
         }
-        return {"settings": settings, **dataclasses.asdict(self), **counts}
 
 
 class _Interrupted(Exception):
@@ -273,14 +262,8 @@ class _Interrupted(Exception):
 class Verifier:
     """Decodes prompts with the strategy of a request and with plain decoding.
 
-    Args:
-        session: the model.
-        request: with a number of new tokens.
-        cancelled: called after every step; true ends the work.
-        advance: called with the number of answers that were decoded.
-
-    Attributes:
-        settings_shown: strategy, types, attention and settings, as JSON has them.
+    `cancelled` is called after every step, and true ends the work; `advance` is called with the
+    number of answers that were decoded.  `settings_shown` are those that JSON has.
     """
 
     def __init__(
@@ -295,9 +278,7 @@ class Verifier:
         loaded = session.loaded
         greedy = SamplingConfig(repetition_penalty=loaded.repetition_penalty)
         choice = opening.choose_profile(request, session)
-        self._session = session
-        self._cancelled = cancelled
-        self._advance = advance
+        self._session, self._cancelled, self._advance = session, cancelled, advance
         self._settings = opening.settings_of(request, choice, greedy)
         self._rescorer = Rescorer(session.decoder, quantised=loaded.spec.weights not in FULL)
         self._spell = speller(loaded.tokenizer)
@@ -366,11 +347,9 @@ class Verifier:
     def _divergence(
         self, row: str, turn: int, index: int, prompt: list[int], answer: Answer, plain: Answer
     ) -> Divergence:
+        ends = [ids[index : index + 1] for ids in (plain.ids, answer.ids)]
         ours, theirs = (
-            Token(ids[index], printable(repr(self._spell(ids[index]))))
-            if index < len(ids)
-            else None
-            for ids in (plain.ids, answer.ids)
+            Token(ids[0], printable(repr(self._spell(ids[0])))) if ids else None for ids in ends
         )
         step = min(bisect_right(answer.lengths, index), len(answer.widths) - 1)
         width = answer.widths[step] if answer.widths else 0
@@ -379,7 +358,7 @@ class Verifier:
             return found
         text, tokens = [*prompt, *answer.ids[:index]], (ours.id, theirs.id)
         gap = self._rescorer.gap(text, len(prompt), tokens, width, self._settings.sampling)
-        explained = {**dataclasses.asdict(gap), "explained": gap.explained} if gap else {}
+        explained = {**asdict(gap), "explained": gap.explained} if gap else {}
         return replace(found, **explained)
 
     def sample(self, dialogues: Sequence[Dialogue], samples: int) -> Sampled:
@@ -402,17 +381,19 @@ class Verifier:
                     drawn.append(tuple(self._answer(prompt, settings).ids))
             except _Interrupted:
                 found.interrupted = True
-
-            def after(prefix: Ids, prompt: list[int] = prompt) -> list[float]:
-                shares = self._rescorer.probabilities([*prompt, *prefix], len(prompt), sampling)
-                if shares is None:
-                    raise LadeError("out of memory while computing logits; take a smaller model")
-                return shares
-
-            found.test(dialogue.id, drawn, after)
+            found.test(dialogue.id, drawn, partial(self._probabilities, prompt))
             if found.interrupted:
                 break
         return found
+
+    def _probabilities(self, prompt: list[int], prefix: Ids) -> list[float]:
+        """Of the next token after a prompt and the beginning of its answer: [vocabulary]."""
+        shares = self._rescorer.probabilities(
+            [*prompt, *prefix], len(prompt), self._settings.sampling
+        )
+        if shares is None:
+            raise LadeError("out of memory while computing logits; take a smaller model")
+        return shares
 
     def _answer(self, prompt: list[int], settings: Settings) -> Answer:
         """Decode a prompt; Ctrl-C raises `_Interrupted`."""

@@ -310,11 +310,3 @@ def test_counts_against_probabilities(
     assert found is not None
     assert found[0] == cells
     assert (found[2] < chi_square.LEVEL) is low
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [([0.01, 0.04, 0.03], [0.03, 0.06, 0.06]), ([0.5, 0.9], [1.0, 1.0]), ([0.001], [0.001])],
-)
-def test_correction_for_many_tests(given: list[float], expected: list[float]) -> None:
-    assert chi_square.holm(given) == pytest.approx(expected)
