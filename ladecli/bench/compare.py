@@ -11,10 +11,11 @@ Tokens, steps and texts are compared exactly.  Times are noisy, so three things 
 
 from __future__ import annotations
 
-import json as jsons
+import json
 import math
 import statistics
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -67,7 +68,7 @@ def run(request: CompareRequest) -> int:
     if request.json:
         sides = {s: {"file": files[s], "created": results[s].created} for s in files}
         # ASCII only: names in the files must not reach a terminal as control sequences.
-        print(jsons.dumps({"schema": SCHEMA, **sides, **found}, allow_nan=False))
+        print(json.dumps({"schema": SCHEMA, **sides, **found}, allow_nan=False))
     else:
         console = Terminal(request.color).console(sys.stdout)
         for side, result in results.items():
@@ -93,17 +94,22 @@ def compare(a: Result, b: Result) -> dict[str, Any]:
     Raises:
         UsageError: nothing is in both.
     """
-    other_work = _other_work(a, b)
-    other_prompts = set() if {"the model", "template"} & {*other_work} else _other_prompts(a, b)
+    asked = a.conditions, b.conditions
+    other_work = [key for key in WORK if getattr(asked[0], key) != getattr(asked[1], key)]
+    if (a.model.name, a.model.parameters) != (b.model.name, b.model.parameters):
+        other_work.insert(0, "model")
+    first = [{r.row: r.prompt_digest for r in each.runs if r.turn == 1} for each in (a, b)]
+    edited = {row for row, digest in first[0].items() if first[1].get(row, digest) != digest}
+    if {"model", "template"} & {*other_work}:
+        edited = set()  # another tokenizer or template: every prompt has other ids
     ours, theirs = (
-        {(run.contender, *run.key): run for run in result.runs if run.row not in other_prompts}
+        {(run.contender, *run.key): run for run in result.runs if run.row not in edited}
         for result in (a, b)
     )
-    pairs: dict[str, list[tuple[Run, Run]]] = {}
-    for method in a.contenders:
-        keys = [key for key in ours if key[0] == method.name and key in theirs]
-        if keys:
-            pairs[method.name] = [(ours[key], theirs[key]) for key in keys]
+    pairs: dict[str, list[tuple[Run, Run]]] = defaultdict(list)
+    for key, run in ours.items():
+        if key in theirs:
+            pairs[run.contender].append((run, theirs[key]))
     if not pairs:
         names = [{method.name for method in result.contenders} for result in (a, b)]
         what, option = "answer to the same prompt", "--prompts"
@@ -114,43 +120,28 @@ def compare(a: Result, b: Result) -> dict[str, Any]:
             f"nothing to compare: no {what} is in both (A has {next(has)}; B has {next(has)});"
             f" measure both with the same {option}"
         )
+    candidates = (*BASELINES, a.reference, b.reference, PLAIN) if len(pairs) > 1 else ()
+    baseline = next((name for name in candidates if name in pairs), None)
     both = [method.name for method in a.contenders if method.name in pairs]
-    candidates = (*BASELINES, a.reference, b.reference, PLAIN) if len(both) > 1 else ()
-    baseline = next((name for name in candidates if name in both), None)
-    methods = [_compared(name, pairs, baseline) for name in pairs]
+    methods = [_compared(name, pairs, baseline) for name in both]
     for each in methods if other_work else ():
         each["exact"] = None
         if each["change"]:
             each["verdict"] = each["change"]["verdict"] = UNRELATED
     verdicts = {each["verdict"] for each in methods}
     order = (UNRELATED, SLOWER, FASTER, UNCLEAR, EQUAL)
+    overall = next((each for each in order if each in verdicts), UNCLEAR)
     found: dict[str, Any] = {
-        "verdict": MIXED
-        if {SLOWER, FASTER} <= verdicts
-        else next((each for each in order if each in verdicts), UNCLEAR),
+        "verdict": MIXED if {SLOWER, FASTER} <= verdicts else overall,
         "yardstick": baseline,
         "same_run": a.runs == b.runs,
-        "not_the_same": list(_differences(a, b, pairs)),
-        "other_work": other_work,
-        "other_prompts": sorted(other_prompts),
+        "not_the_same": list(_differences(_conditions(a, both), _conditions(b, both))),
+        "other_work": [each.replace("_", " ") for each in other_work],
+        "other_prompts": sorted(edited),
         "missing": list(dict.fromkeys(name for name, *_ in ours if name not in pairs)),
         "contenders": methods,
     }
     return {**found, "notes": list(_notes(found))}
-
-
-def _other_prompts(a: Result, b: Result) -> set[str]:
-    """Rows with the same id that begin with other prompts."""
-    prompts = [{r.row: r.prompt_digest for r in each.runs if r.turn == 1} for each in (a, b)]
-    return {row for row, digest in prompts[0].items() if prompts[1].get(row, digest) != digest}
-
-
-def _other_work(a: Result, b: Result) -> list[str]:
-    """Why times in A and B cannot be compared: "the model", "max new tokens"."""
-    same_model = (a.model.name, a.model.parameters) == (b.model.name, b.model.parameters)
-    asked = a.conditions, b.conditions
-    other = [key for key in WORK if getattr(asked[0], key) != getattr(asked[1], key)]
-    return [*([] if same_model else ["the model"]), *(key.replace("_", " ") for key in other)]
 
 
 def _compared(name: str, by_method: Mapping[str, Pairs], baseline: str | None) -> dict[str, Any]:
@@ -182,9 +173,9 @@ def _compared(name: str, by_method: Mapping[str, Pairs], baseline: str | None) -
 
 
 def _logs(pairs: Pairs) -> dict[tuple[str, int, int], float]:
-    """log(B / A) of the time per token, by row, turn and repeat."""
-    times = ((a.key, _seconds_per_token([a]), _seconds_per_token([b])) for a, b in pairs)
-    return {key: math.log(theirs / ours) for key, ours, theirs in times if ours > 0 < theirs}
+    """log(seconds per token of B / of A) of each answer with more than one step."""
+    seconds = {a.key: (_seconds_per_token([a]), _seconds_per_token([b])) for a, b in pairs}
+    return {key: math.log(b / a) for key, (a, b) in seconds.items() if a and b}
 
 
 def _seconds_per_token(runs: Sequence[Run]) -> float:
@@ -196,34 +187,26 @@ def _ab(figure: Callable[[Any], float], sides: Sequence[Any]) -> dict[str, float
     return {"a": figure(sides[0]), "b": figure(sides[1])}
 
 
-def _differences(a: Result, b: Result, methods: Mapping[str, Pairs]) -> Iterator[dict[str, str]]:
-    """Conditions that could explain other figures: {"what": "machine: threads", "a", "b"}."""
-    ours, theirs = (dict(_conditions(each, methods)) for each in (a, b))
-    # What a system reports varies a little from one start to the next.
-    if abs(a.machine.memory - b.machine.memory) <= 0.01 * a.machine.memory:
-        theirs["machine: memory"] = ours["machine: memory"]
-    for what in dict.fromkeys([*ours, *theirs]):
-        one, other = ours.get(what), theirs.get(what)
-        if one != other:
-            yield {"what": what, "a": str(one), "b": str(other)}
+def _conditions(result: Result, methods: Sequence[str]) -> dict[str, Any]:
+    """What could explain other figures, by name: "machine: threads"."""
+    asked, machine = asdict(result.conditions), asdict(result.machine)
+    del asked["command"]
+    groups = {
+        "version": machine.pop("versions"),
+        # What a system reports varies a little from one start to the next.
+        "machine": {**machine, "memory": told(machine["memory"])},
+        "model": asdict(result.model),
+        "sampling": asked.pop("sampling"),
+        "asked": {**asked, "prompts measured": len({run.row for run in result.runs})},
+        **{each.name: each.settings for each in result.contenders if each.name in methods},
+    }
+    return {f"{name}: {key}": value for name, of in groups.items() for key, value in of.items()}
 
 
-def _conditions(result: Result, methods: Mapping[str, Pairs]) -> Iterator[tuple[str, Any]]:
-    asked = {key: value for key, value in asdict(result.conditions).items() if key != "command"}
-    groups = {"machine": asdict(result.machine), "model": asdict(result.model), "asked": asked}
-    for method in result.contenders:
-        if method.name in methods:
-            groups[method.name] = {"strategy": method.strategy, **method.settings}
-    for group, values in groups.items():
-        for key, value in values.items():
-            name = f"{group}: {key.replace('_', ' ')}"
-            if isinstance(value, dict):
-                yield from ((f"{name} {inner}", each) for inner, each in value.items())
-            else:
-                yield name, value
-    yield "methods", ", ".join(method.name for method in result.contenders)
-    yield "prompts measured", len({run.row for run in result.runs})
-    yield "interrupted", result.interrupted
+def _differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    for what in dict.fromkeys([*a, *b]):
+        if (one := a.get(what)) != (other := b.get(what)):
+            yield {"what": what.replace("_", " "), "a": str(one), "b": str(other)}
 
 
 def _notes(found: Mapping[str, Any]) -> Iterator[str]:
@@ -250,11 +233,9 @@ def _notes(found: Mapping[str, Any]) -> Iterator[str]:
 
 def _show(found: Mapping[str, Any], console: Console) -> None:
     """Print what is not the same, a row for each method, notes and the verdict."""
-    tables = []
-    if differences := found["not_the_same"]:
-        columns = tuple(Column(title, number=False) for title in ("", "A", "B"))
-        rows = tuple(tuple(map(printable, each.values())) for each in differences)
-        tables.append(Table("Not the same", columns, rows))
+    columns = tuple(Column(title, number=False) for title in ("", "A", "B"))
+    rows = tuple(tuple(map(printable, each.values())) for each in found["not_the_same"])
+    tables = [Table("Not the same", columns, rows)] if rows else []
     over = f" over {found['yardstick']}'s" if found["yardstick"] else ""
     columns = (
         Column("", number=False),
@@ -291,9 +272,6 @@ def _row(each: Mapping[str, Any], baseline: str | None) -> tuple[str, ...]:
     interval = NONE
     if change and change["low"] is not None:
         interval = f"{_percent(change['low'])} to {_percent(change['high'])}"
-    other_texts = NONE
-    if exact:
-        other_texts = f"{exact['other_texts']} of {exact['answers']}"
     return (
         printable(each["contender"]),
         _both(each["seconds_per_token"], lambda seconds: f"{seconds * 1e3:.3g}"),
@@ -301,7 +279,7 @@ def _row(each: Mapping[str, Any], baseline: str | None) -> tuple[str, ...]:
         interval,
         each["verdict"] or ("baseline" if each["contender"] == baseline else NONE),
         _both(exact and exact["tokens_per_step"], "{:.3f}".format),
-        other_texts,
+        f"{exact['other_texts']} of {exact['answers']}" if exact else NONE,
         _both(each["first_seconds"], lambda seconds: f"{seconds * 1e3:.3g}"),
         _both(each["peak_memory"], told),
     )

@@ -132,10 +132,10 @@ def test_conditions_that_differ_are_named(compared: Callable[..., Data]) -> None
     found = compared(made(), after)
     assert {each["what"]: (each["a"], each["b"]) for each in found["not_the_same"]} == {
         "machine: device": ("Test CPU", "Other CPU"),
-        "machine: versions torch": ("2.13.0", "3"),
+        "version: torch": ("2.13.0", "3"),
         "asked: rows": ("9", "5"),
         "lookahead: window": ("5", "7"),
-        "prompts measured": ("9", "5"),
+        "asked: prompts measured": ("9", "5"),
     }
     assert {each["change"]["pairs"] for each in found["contenders"] if each["change"]} == {15}
 
@@ -152,7 +152,7 @@ def test_rows_with_other_prompts_are_left_out(compared: Callable[..., Data]) -> 
 @pytest.mark.parametrize(
     ("group", "change", "why"),
     [
-        ("model", {"name": "stories260K"}, "the model"),
+        ("model", {"name": "stories260K"}, "model"),
         ("conditions", {"sampling": {"temperature": 1.0}}, "sampling"),
     ],
 )
