@@ -174,23 +174,6 @@ def equality(runs: Iterable[Run], baseline: Iterable[Run]) -> tuple[int, int]:
     return sum(one.digest == other.digest for one, other in pairs), len(pairs)
 
 
-def drift(result: Result) -> float | None:
-    """Relative time by which the last repeat took longer than the first, on the same prompts.
-
-    The median over methods and prompts; None where nothing was repeated.
-    """
-    seconds: dict[tuple[str, str], dict[int, float]] = defaultdict(lambda: defaultdict(float))
-    for run in result.runs:
-        each = seconds[run.contender, run.row]
-        each[run.repeat] += run.first_seconds + run.decode_seconds
-    changes = [
-        each[max(each)] / each[min(each)] - 1.0
-        for each in seconds.values()
-        if len(each) > 1 and each[min(each)]
-    ]
-    return statistics.median(changes) if changes else None
-
-
 @dataclass(frozen=True, slots=True)
 class Change:
     """A time in B over the same time in A: the median of `pairs` answers; above 1 is slower.

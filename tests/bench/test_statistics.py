@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ladecli.bench.result import Result, Run
-from ladecli.bench.statistics import drift, figures_of, rate, speedup
+from ladecli.bench.statistics import figures_of, rate, speedup
 
 from .makers import digest, result, run
 
@@ -116,10 +116,3 @@ def test_figures_by_hand() -> None:
     assert found.peak_memory == 300
     assert found.accepted == {"context": 8, "recycled": 2}
     assert [each.rows for each in figures_of(made, "code")] == [1]
-
-
-def test_drift_is_the_change_from_the_first_repeat_to_the_last() -> None:
-    slower = {row: [1.0, 1.1, 1.2] for row in "abc"}
-    made = result(runs=tuple(runs("autoregressive", slower)))
-    assert drift(made) == pytest.approx(0.2, abs=0.01)
-    assert drift(result(repeats=1)) is None
