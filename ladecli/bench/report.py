@@ -207,8 +207,8 @@ def _categories(result: Result) -> Iterator[Table]:
     by_category = [
         {each.method: each for each in figures_of(result, name)} for name in result.categories
     ]
-    columns = (Column(_clean(name), weight=n) for n, name in enumerate(result.categories))
-    columns = (_NAME, *columns)
+    names = (Column(_clean(name), weight=n) for n, name in enumerate(result.categories))
+    columns = (_NAME, *names)
     for title, cell in titles.items():
         rows = [
             (_label(name), *(cell(found[name]) if name in found else NONE for found in by_category))

@@ -20,7 +20,6 @@ from ..decoder.config import LookaheadConfig, SamplingConfig
 from ..errors import UsageError
 
 if TYPE_CHECKING:
-    from ..options import Request
     from ..session.session import Session
 
 SCHEMA = "lade-bench/1"
@@ -66,13 +65,8 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What was measured.
-
-    Attributes:
-        active: parameters that one token uses.
-        cache_bytes: of the keys and values of one token.
-        context, made_for: maximum tokens of prompt and answer, here and in training.
-        captured, compiled: whether steps of our own strategies are CUDA graphs, compiled by torch.
+    """What was measured: `active` parameters are those that one token uses, `cache_bytes` those of
+    its keys and values; `context` and `made_for` are the most tokens here and in training.
     """
 
     name: str
@@ -89,8 +83,8 @@ class Model:
     compiled: bool = False
 
     @classmethod
-    def of(cls, session: Session, request: Request) -> Model:
-        """The model of a session, with the attention backend that the request selects."""
+    def of(cls, session: Session) -> Model:
+        """The model of a session."""
         loaded, shape = session.loaded, session.loaded.spec
         local = Path(loaded.name).is_dir()
         return cls(
@@ -111,13 +105,8 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What was asked for.
-
-    Attributes:
-        rows: conversations measured.
-        template: whether prompts went through the model's chat template.
-        sampling: what differs from greedy decoding, and the seed.
-        parallel_mode: None on one rank.
+    """What was asked for; `rows` conversations could be measured, and `template` is whether they
+    went through the model's chat template.
     """
 
     prompts: str
@@ -143,10 +132,7 @@ class Conditions:
 class Method:
     """One way to decode that is measured; JSON calls it a contender.
 
-    Attributes:
-        name: unique in the result.
-        settings: window, ngram, guesses, budget, sources, where it has them.
-        cell: its values in a sweep by axis, as typed.
+    The name is unique in the result; `cell` has its values in a sweep by axis, as typed.
     """
 
     name: str
@@ -199,7 +185,7 @@ class Run:
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """What answers of two methods, or of two results, are paired by."""
+        """Answers of two methods, or of two results, are paired by this."""
         return self.row, self.turn, self.repeat
 
     @property

@@ -86,7 +86,7 @@ def run(request: VerifyRequest) -> int:
         verifier = Verifier(session, request, cancelled, advance)
         found = verifier.sample(dialogues, samples) if samples else verifier.compare(dialogues)
     found.skipped[:0] = skipped
-    machine, model = Machine.of(session), Model.of(session, request)
+    machine, model = Machine.of(session), Model.of(session)
     if request.json:
         data = {
             "schema": SCHEMA,

@@ -41,7 +41,8 @@ def runner(
 ) -> StockRunner:
     """A method, its steps compiled already where it has such."""
     found = StockRunner(Method(strategy, strategy), session, settings, room)
-    found.prepare(session.encode("def f"), lambda: False)
+    if strategy == STOCK_COMPILED:
+        assert found.prepare(session.encode("def f"), lambda: False) > 0.0
     return found
 
 
@@ -128,7 +129,6 @@ def test_compiled_steps_give_the_same_text_and_are_compiled_once(
     session: Session, compiler: Compiler
 ) -> None:
     compiled, lookup = runner(session, strategy=STOCK_COMPILED), runner(session, ON, STOCK_LOOKUP)
-    assert compiled.compile_seconds > 0.0
     assert compiler.steps == stock.WARM_UPS * (stock.WARM_UP_TOKENS - 1), "prompts are read without"
     for text in TEXTS:
         prompt = session.encode(text)
