@@ -5,25 +5,18 @@ The builtin suite was written for this program: chat, code, maths, summary, tran
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, Field, ValidationError
 
 from . import files
 from .errors import LadeError, UsageError
@@ -32,70 +25,20 @@ BUILTIN = "builtin"
 STDIN = "-"
 """The name of standard input."""
 FIX = "give prompts of your own by --prompts FILE.jsonl"
+EXAMPLE = 'write rows like {"prompt": "Hello"}'
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One conversation.
-
-    Attributes:
-        id: unique in the suite.
-        turns: the user's texts; at least one, none blank.
-    """
+    """One conversation: the user's texts, at least one and none blank; `id` is unique."""
 
     id: str
     category: str
     turns: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Suite:
-    """Conversations with distinct ids, at least one.
-
-    Attributes:
-        name: one of `NAMES`, a path as typed, or "standard input".
-    """
-
-    name: str
-    rows: tuple[Row, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A JSONL file on the hub.
-
-    Attributes:
-        kind: of the repository: "dataset" or "space".
-        id: key of a row's id; None to number rows from 0 on.
-        prompt: key of the prompt in rows without "turns".
-        category: of all rows; None where each row has its own.
-        prefix: prepended to ids.
-    """
-
-    repository: str
-    kind: str
-    file: str
-    id: str | None = None
-    prompt: str = "prompt"
-    category: str | None = None
-    prefix: str = ""
-
-
-def _not_blank(text: str) -> str:
-    if not text.strip():
-        raise ValueError("it is empty")
-    return text
-
-
-def _named(value: object) -> object:
-    """Numbers are names, too."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
-    return value.strip() if isinstance(value, str) else value
-
-
-_Text = Annotated[str, AfterValidator(_not_blank)]
-_Name = Annotated[str, BeforeValidator(_named)]
+_Text = Annotated[str, Field(pattern=r"\S")]
+_Name = Annotated[str, Field(coerce_numbers_to_str=True)]
 
 
 class _Line(BaseModel):
@@ -104,55 +47,60 @@ class _Line(BaseModel):
     id: _Name | None = None
     category: _Name | None = None
     prompt: _Text | None = None
-    turns: Annotated[list[_Text], Field(min_length=1)] | None = None
+    turns: list[_Text] = []
 
-    @model_validator(mode="after")
-    def _has_text(self) -> _Line:
-        if self.prompt is None and self.turns is None:
-            raise ValueError("needs 'prompt' or 'turns'")
-        return self
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A JSONL file of a repository on the hub.
+
+    Attributes:
+        category: of all rows; None where each row has its own.
+        id: key of a row's id; None to number rows from 0 on.
+        prompt: key of the prompt in rows without "turns".
+        prefix: prepended to ids.
+        kind: of the repository: "dataset" or "space".
+    """
+
+    repository: str
+    file: str
+    category: str | None = None
+    id: str | None = None
+    prompt: str = "prompt"
+    prefix: str = ""
+    kind: str = "dataset"
 
 
 _COLLECTION = "RedHatAI/speculator_benchmarks"
 _MT_BENCH = Source(
     "lmsys/mt-bench",
-    "space",
     "data/mt_bench/question.jsonl",
     id="question_id",
     prefix="mt-bench/",
+    kind="space",
 )
-_HUMANEVAL = Source(_COLLECTION, "dataset", "HumanEval.jsonl", id="task_id", category="humaneval")
-# The repository of its authors holds Parquet, which would need another library.
-_GSM8K = Source(
-    "DaertML/gsm8k-jsonl",
-    "dataset",
-    "test.jsonl",
-    prompt="question",
-    category="gsm8k",
-    prefix="gsm8k/",
-)
+# The repository of its authors has Parquet, which would need another library.
+_GSM8K = Source("DaertML/gsm8k-jsonl", "test.jsonl", "gsm8k", prompt="question", prefix="gsm8k/")
 _SPEC_BENCH = tuple(
-    Source(_COLLECTION, "dataset", f"{name}.jsonl", category=name, prefix=f"{name}/")
+    Source(_COLLECTION, f"{name}.jsonl", name, prefix=f"{name}/")
     for name in ("translation", "summarization", "qa", "math_reasoning", "rag")
 )
-_ON_THE_HUB: dict[str, tuple[int, tuple[Source, ...]]] = {
-    "mt-bench": (80, (_MT_BENCH,)),
-    "humaneval": (164, (_HUMANEVAL,)),
-    "gsm8k": (1319, (_GSM8K,)),
-    "spec-bench": (480, (_MT_BENCH, *_SPEC_BENCH)),
+_ON_THE_HUB: dict[str, tuple[Source, ...]] = {
+    "mt-bench": (_MT_BENCH,),
+    "humaneval": (Source(_COLLECTION, "HumanEval.jsonl", "humaneval", id="task_id"),),
+    "gsm8k": (_GSM8K,),
+    "spec-bench": (_MT_BENCH, *_SPEC_BENCH),
 }
-"""Number of rows and files of each suite."""
 NAMES = (BUILTIN, *_ON_THE_HUB)
 
 
-def load(name: str, *, offline: bool = False, progress: bool = False) -> Suite:
-    """Load a suite by name, or a file.
+def load(name: str, *, offline: bool = False) -> tuple[Row, ...]:
+    """The conversations of a suite, or of a file, at least one.
 
     Args:
         name: one of `NAMES`, the path of a JSONL file, or "-" for standard input; a file with the
             name of a suite is ./NAME.
         offline: use the hub's cache only.
-        progress: show a bar on stderr while downloading.
 
     Raises:
         UsageError: there is no such suite or file, or a row is invalid.
@@ -160,24 +108,23 @@ def load(name: str, *, offline: bool = False, progress: bool = False) -> Suite:
     """
     if name == BUILTIN:
         text = resources.files(__package__).joinpath("suites.jsonl").read_text(encoding="utf-8")
-        return Suite(name, tuple(_parse(text, name).values()))
+        return tuple(_parse(text, name).values())
     if name in _ON_THE_HUB:
-        return Suite(name, _fetch(name, offline, progress))
+        return _fetch(name, offline)
     is_path = os.sep in name or name.endswith((".jsonl", ".json")) or name == STDIN
     if not is_path and not (name and os.path.exists(name)):
         near = difflib.get_close_matches(name.lower().replace("_", "-"), NAMES, n=1)
         fix = f"did you mean {near[0]}?" if near else f"use {', '.join(NAMES)} or a .jsonl file"
         raise UsageError(f"there is no prompt suite or file {name!r}; {fix}")
-    rows, where = read_rows(name), _short(name)
+    rows = read_rows(name)
     lines: dict[str, int] = {}
     for number, row in rows.items():
-        if row.id in lines:
+        if (first := lines.setdefault(row.id, number)) != number:
             raise UsageError(
-                f"{where}, lines {lines[row.id]} and {number}: both rows have the id {row.id!r};"
+                f"{spoken(name)}, lines {first} and {number}: both rows have the id {row.id!r};"
                 " give each its own"
             )
-        lines[row.id] = number
-    return Suite(where, tuple(rows.values()))
+    return tuple(rows.values())
 
 
 def some(rows: Sequence[Row], limit: int | None) -> tuple[Row, ...]:
@@ -187,9 +134,8 @@ def some(rows: Sequence[Row], limit: int | None) -> tuple[Row, ...]:
     by_category: dict[str, list[Row]] = {}
     for row in rows:
         by_category.setdefault(row.category, []).append(row)
-    longest = max(map(len, by_category.values()))
-    order = [group[n] for n in range(longest) for group in by_category.values() if n < len(group)]
-    return tuple(order[:limit])
+    in_turn = chain.from_iterable(zip_longest(*by_category.values()))
+    return tuple(row for row in in_turn if row is not None)[:limit]
 
 
 def spoken(name: str) -> str:
@@ -239,16 +185,10 @@ def read_rows(name: str) -> dict[int, Row]:
     Raises:
         UsageError: it cannot be read, a row is invalid, or there is none.
     """
-    text = read_text(name)
-    rows = _parse(text, _short(name))
+    rows = _parse(read_text(name), spoken(name))
     if not rows:
-        problem = "holds no prompts" if text else "is empty"
-        raise UsageError(f'{spoken(name)} {problem}; write rows like {{"prompt": "Hello"}}')
+        raise UsageError(f"{spoken(name)} has no prompts; {EXAMPLE}")
     return rows
-
-
-def _short(name: str) -> str:
-    return "standard input" if name == STDIN else name
 
 
 def _parse(text: str, where: str) -> dict[int, Row]:
@@ -261,47 +201,43 @@ def _parse(text: str, where: str) -> dict[int, Row]:
         try:
             found = _Line.model_validate_json(line)
         except ValidationError as error:
-            raise UsageError(f"{where}, line {number}: {_invalid(error)}") from None
-        turns = found.turns or [] if found.prompt is None else [found.prompt]
-        rows[number] = Row(found.id or name_of(number), found.category or "all", tuple(turns))
+            key = next(iter(error.errors()[0]["loc"]), None)
+            problem = f"{key!r} is empty or no text" if key else "it is no JSON object"
+            raise UsageError(f"{where}, line {number}: {problem}; {EXAMPLE}") from None
+        turns = found.turns if found.prompt is None else [found.prompt]
+        if not turns:
+            raise UsageError(f"{where}, line {number}: it has no 'prompt'; {EXAMPLE}")
+        row_id, category = (each and each.strip() for each in (found.id, found.category))
+        rows[number] = Row(row_id or name_of(number), category or "all", tuple(turns))
     return rows
 
 
-def _invalid(error: ValidationError) -> str:
-    """What is wrong with a line, in a few words: "turns, 2: it is empty"."""
-    first = error.errors()[0]
-    # Places in lists are counted from 1 on.
-    keys = [str(key + 1) if isinstance(key, int) else key for key in first["loc"]]
-    return ": ".join(filter(None, (", ".join(keys), first["msg"].removeprefix("Value error, "))))
-
-
-def _fetch(name: str, offline: bool, progress: bool) -> tuple[Row, ...]:
+def _fetch(name: str, offline: bool) -> tuple[Row, ...]:
     """The rows of a suite of the hub, from its cache where they are there.
 
     Raises:
         LadeError: it cannot be fetched, or its files changed on the hub.
     """
-    count, sources = _ON_THE_HUB[name]
+    from huggingface_hub import errors
+
     rows: list[Row] = []
     try:
-        for source in sources:
-            with _bars(progress):
-                path = _path(source, offline)
-            lines = path.read_text(encoding="utf-8").split("\n")
+        for source in _ON_THE_HUB[name]:
+            lines = _path(source, offline).read_text(encoding="utf-8").split("\n")
             for number, line in enumerate(filter(str.strip, lines)):
                 row = json.loads(line)
                 own = str(row[source.id]) if source.id else str(number)
                 turns = row.get("turns") or [row[source.prompt]]
                 category = source.category or row["category"]
                 rows.append(Row(source.prefix + own, category, tuple(turns)))
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
+        why = "--offline forbids to fetch it" if offline else "the hub cannot be reached"
+        raise LadeError(f"the suite {name} is not on this machine, and {why}; {FIX}") from error
     except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise LadeError(f"the suite {name} was changed on the hub ({error!r}); {FIX}") from error
+        raise LadeError(f"the suite {name} was changed on the hub; {FIX}") from error
     except Exception as error:  # the hub's own errors, its HTTP library's, the disk's
-        raise LadeError(f"{_reason(name, error, offline)}; {FIX}") from error
-    if len(rows) != count:
-        raise LadeError(
-            f"the suite {name} was changed on the hub ({len(rows)} rows, not {count}); {FIX}"
-        )
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise LadeError(f"the suite {name} cannot be fetched: {reason}; {FIX}") from error
     return tuple(rows)
 
 
@@ -319,29 +255,3 @@ def _path(source: Source, offline: bool) -> Path:
         if offline or constants.HF_HUB_OFFLINE or not hub_answers():
             raise
     return Path(hf_hub_download(**asking))
-
-
-def _reason(suite: str, error: Exception, offline: bool) -> str:
-    """Why a suite cannot be fetched."""
-    from huggingface_hub import errors
-
-    if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
-        why = "--offline forbids to fetch it" if offline else "the hub cannot be reached"
-        return f"the suite {suite} is not on this machine, and {why}"
-    lines = str(error).strip().splitlines()
-    return f"the suite {suite} cannot be fetched: {lines[0] if lines else type(error).__name__}"
-
-
-@contextlib.contextmanager
-def _bars(progress: bool) -> Iterator[None]:
-    """Keep the hub's bars out of the terminal, unless they are wanted."""
-    from huggingface_hub import utils
-
-    if progress or utils.are_progress_bars_disabled():
-        yield
-        return
-    utils.disable_progress_bars()
-    try:
-        yield
-    finally:
-        utils.enable_progress_bars()

@@ -25,13 +25,9 @@ Ids: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A test of the tokens after one prefix.
+    """A test of the token at `position` (from 1 on) after the ids of `prefix`.
 
-    Attributes:
-        position: of the token in the answer, from 1 on.
-        prefix: ids of the answer before it.
-        cells: tokens, the rare ones pooled.
-        corrected: p-value for all tests of the run together (Holm, 1979).
+    Rare tokens share one of the `cells`; `corrected` is the p-value for all tests together.
     """
 
     row: str
@@ -48,12 +44,8 @@ class Trial:
 class Sampled:
     """Answers drawn many times, and the tests of their distribution; the JSON of `--chi-square`.
 
-    Attributes:
-        samples: answers that were to be drawn for every prompt.
-        drawn: answers that were drawn.
-        rows: ids of the prompts.
-        sampling: values that are not the default, and the first seed.
-        interrupted: whether Ctrl-C ended it early.
+    `samples` answers were asked for of every prompt in `rows`, and `drawn` were drawn of all
+    together; `sampling` has the values that are not the default, and the first seed.
     """
 
     samples: int
@@ -69,10 +61,7 @@ class Sampled:
     ) -> None:
         """Test the next token after every frequent prefix of the answers to a prompt.
 
-        Args:
-            row: id of the prompt.
-            drawn: the answers.
-            probabilities: [vocabulary] of the next token after a prefix, of plain forwards.
+        `probabilities` computes those of the next token [vocabulary] in plain forwards.
         """
         self.rows.append(row)
         self.drawn += len(drawn)
@@ -82,14 +71,12 @@ class Sampled:
                 after.setdefault(ids[:position], Counter())[token] += 1
         for prefix, counts in sorted(after.items(), key=lambda item: (len(item[0]), item[0])):
             samples = counts.total()
-            if samples < MIN_SAMPLES:
-                continue
-            if found := probability_test(counts, np.array(probabilities(prefix))):
+            if samples >= MIN_SAMPLES and (
+                found := probability_test(counts, np.array(probabilities(prefix)))
+            ):
                 self.trials.append(Trial(row, len(prefix) + 1, prefix, samples, *found))
-        values = holm([trial.p for trial in self.trials])
-        self.trials = [
-            replace(trial, corrected=p) for trial, p in zip(self.trials, values, strict=True)
-        ]
+        count = len(self.trials)  # Bonferroni's correction
+        self.trials = [replace(each, corrected=min(each.p * count, 1.0)) for each in self.trials]
 
     @property
     def failed(self) -> list[Trial]:
@@ -130,27 +117,12 @@ class Sampled:
         return {"chi_square": {**asdict(self), "settings": settings, "level": LEVEL}}
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values corrected for their number (Holm, 1979)."""
-    found, largest = [0.0] * len(p_values), 0.0
-    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        largest = max(largest, min((len(p_values) - rank) * p_values[index], 1.0))
-        found[index] = largest
-    return found
-
-
 def probability_test(
     counts: Mapping[int, int], probabilities: NDArray[np.float64]
 ) -> tuple[int, float, float] | None:
-    """Test counts of tokens against their probabilities.
+    """Cells, statistic and p-value of counts of token ids against probabilities [vocabulary].
 
-    Args:
-        counts: by token id.
-        probabilities: [vocabulary].
-
-    Returns:
-        Cells, statistic and p-value; None where fewer than two cells can be expected to have
-        enough samples.
+    None where fewer than two cells can be expected to have enough samples.
     """
     from scipy.stats import chisquare
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-import datetime
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import suites
 from ..decoder.config import SamplingConfig
-from ..errors import INTERRUPTED, LadeError, told
+from ..errors import INTERRUPTED, LadeError
 from ..session import opening
 from ..view.terminal import Terminal, ctrl_c
 from . import methods, report
@@ -23,6 +22,7 @@ from .result import (
     Model,
     Result,
     command_line,
+    now,
     sampling_shown,
     to_json,
 )
@@ -32,7 +32,7 @@ from .tasks import Dialogue, Task, passages, usable
 if TYPE_CHECKING:
     from ..options import BenchRequest
     from ..session.session import Session
-    from ..suites import Suite
+    from ..suites import Row
     from .methods import Sweep
 
 PASSAGES = 3
@@ -44,117 +44,69 @@ def run(request: BenchRequest) -> int:
 
     Returns:
         The exit code: 0, 1 if a method failed, 130 after Ctrl-C.
-
-    Raises:
-        LadeError, DecoderError: with a line for the user.
     """
     swept = methods.check(request)
     paths = [Path(name).expanduser() for name in request.report or []]
     for path in paths:
         report.check(path)
     terminal = Terminal(request.color, request.quiet)
-    suite = None
+    prompts = None
     if "context" not in swept:
-        watched = not request.quiet and sys.stderr.isatty()
-        suite = suites.load(request.prompts, offline=request.offline, progress=watched)
+        prompts = suites.load(request.prompts, offline=request.offline)
     longest = max(map(int, swept.get("context", ())), default=0)
     stretch = longest + request.new_tokens if longest else 0
     with opening.opened(request, terminal, stretch=stretch) as session:
         with ctrl_c() as cancelled:
-            result = _measure(request, session, swept, suite, terminal, cancelled)
+            result = _measure(request, session, swept, prompts, terminal, cancelled)
         if result is None:
             terminal.say("stopped before anything was measured")
             return INTERRUPTED
-        # Files first: the reader of the table may close the pipe.
-        failures = [_written(result, path, terminal) for path in paths]
-        if request.json:
-            print(to_json(result))
-        else:
-            report.show(result, terminal.console(sys.stdout))
-        if failure := next(filter(None, failures), None):
-            raise failure
+        try:  # files first: the reader of the table may close the pipe
+            for path in paths:
+                report.write(result, path)
+                terminal.say(f"written to {path}")
+        finally:
+            if request.json:
+                print(to_json(result))
+            else:
+                report.show(result, terminal.console(sys.stdout))
         if result.interrupted:
             terminal.say("stopped early; what was measured until then is shown")
             return INTERRUPTED
         return LadeError.exit_code if any(failure.row for failure in result.failures) else 0
 
 
-def _written(result: Result, path: Path, terminal: Terminal) -> LadeError | None:
-    """Write a report; an error is returned, so that the table is shown before it."""
-    try:
-        report.write(result, path)
-    except LadeError as error:
-        return error
-    except Exception as error:  # what was measured must be shown all the same
-        return LadeError(f"--report {path} cannot be made: {told(error)}")
-    terminal.say(f"written to {path}")
-    return None
-
-
 def _measure(
     request: BenchRequest,
     session: Session,
     swept: Sweep,
-    suite: Suite | None,
+    prompts: Sequence[Row] | None,
     terminal: Terminal,
     cancelled: Callable[[], bool],
 ) -> Result | None:
-    """Measure; after Ctrl-C, what is done makes a result, too.
+    """Measure; None if it was cancelled before anything was measured.
 
-    Args:
-        request: of the user.
-        session: the model.
-        swept: values by axis.
-        suite: prompts; None where contexts are swept.
-        terminal: shows progress.
-        cancelled: called after every step; true ends the measurement.
-
-    Returns:
-        None if it was cancelled before anything was measured.
-
-    Raises:
-        UsageError: no prompt can be measured, or no cell of the sweep can run.
-        ConfigError: settings contradict each other.
-        LadeError: nothing could be measured.
+    Without `prompts`, passages of the contexts in `swept` are the prompts.
     """
     from ..decoder.memory import attempt
     from ..specs.device import measure_rates
-    from .measure import PROMPT, Measurement  # and with it torch, which is loaded by now
-    from .stock import StockRunner
+    from .measure import Measurement  # and with it torch, which is loaded by now
 
-    created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    loaded, ranks = session.loaded, session.ranks
+    created, loaded = now(), session.loaded
     choice = opening.choose_profile(request, session)
     greedy = SamplingConfig(repetition_penalty=loaded.repetition_penalty)
-    chosen, refused = methods.choose(
-        dataclasses.replace(request, max_new_tokens=request.new_tokens), choice, greedy, swept
-    )
-    template = session.has_template and not request.raw and suite is not None
+    limited = replace(request, max_new_tokens=request.new_tokens)
+    chosen, refused = methods.choose(limited, choice, greedy, swept)
+    template = session.has_template and not request.raw and prompts is not None
     tasks: list[Task]
-    if suite is None:
+    if prompts is None:
         lengths = [int(value) for value in swept["context"]]
         tasks = passages(session, lengths, request.limit or PASSAGES, request.new_tokens)
     else:
-        rows = suites.some(suite.rows, request.limit)
+        rows = suites.some(prompts, request.limit)
         tasks = [Dialogue(session, r, template, request.system, request.new_tokens) for r in rows]
     tasks, skipped = usable(tasks)
-    runners: list[Runner] = []
-    compile_seconds = 0.0
-    for method, settings in chosen:
-        if not method.foreign:
-            runners.append(OwnRunner(method, session, settings))
-            continue
-        compiled = method.strategy == STOCK_COMPILED
-        room = max(task.room for task in tasks) if compiled else 0
-        stock = StockRunner(method, session, settings, room)
-        if compiled:
-            terminal.say(
-                f"compiling the steps of {method.name}, which can take minutes; Ctrl-C twice"
-                " stops it at once"
-            )
-            stock.prepare(tasks[0].first()[:PROMPT], cancelled)
-            compile_seconds += stock.compile_seconds
-        runners.append(stock)
+    runners, compile_seconds = _prepared(chosen, session, tasks, terminal, cancelled)
     with terminal.bar("measuring", len(runners) * len(tasks) * request.repeat) as progress:
         measured = Measurement(runners, loaded.device, cancelled, progress)
         measured.run(tasks, request.repeat)
@@ -171,10 +123,10 @@ def _measure(
         interrupted=measured.interrupted or cancelled(),
         reference=PLAIN if PLAIN in names else names[0] if len(names) > 1 else None,
         machine=Machine.of(session),
-        model=Model.of(session, request),
+        model=Model.of(session),
         attention_why=session.setup.attention.why,
         conditions=Conditions(
-            prompts=Path(suite.name).name if suite else "passages",
+            prompts=Path(request.prompts).name if prompts else "passages",
             rows=len(tasks),
             repeat=request.repeat,
             max_new_tokens=request.new_tokens,
@@ -184,8 +136,8 @@ def _measure(
             profile=choice.profile,
             sweep=swept,
             command=command_line(sys.argv[1:]),
-            ranks=ranks,
-            parallel_mode=request.parallel_mode if ranks > 1 else None,
+            ranks=session.ranks,
+            parallel_mode=request.parallel_mode if session.ranks > 1 else None,
         ),
         contenders=tuple(method for method, _ in chosen),
         runs=tuple(measured.runs),
@@ -195,3 +147,32 @@ def _measure(
         bandwidth=rates.bandwidth if rates else None,
         compile_seconds=round(compile_seconds, 3),
     )
+
+
+def _prepared(
+    chosen: Sequence[methods.Chosen],
+    session: Session,
+    tasks: Sequence[Task],
+    terminal: Terminal,
+    cancelled: Callable[[], bool],
+) -> tuple[list[Runner], float]:
+    """The methods on the model, and the seconds that compiling transformers' steps took."""
+    from .stock import StockRunner
+
+    runners: list[Runner] = []
+    seconds = 0.0
+    for method, settings in chosen:
+        if not method.foreign:
+            runners.append(OwnRunner(method, session, settings))
+            continue
+        compiled = method.strategy == STOCK_COMPILED
+        room = max(task.room for task in tasks) if compiled else 0
+        stock = StockRunner(method, session, settings, room)
+        if compiled:
+            terminal.say(
+                f"compiling the steps of {method.name}, which can take minutes; Ctrl-C twice"
+                " stops it at once"
+            )
+            seconds += stock.prepare(tasks[0].first(), cancelled)
+        runners.append(stock)
+    return runners, seconds

@@ -11,10 +11,11 @@ Tokens, steps and texts are compared exactly.  Times are noisy, so three things 
 
 from __future__ import annotations
 
-import json as jsons
+import json
 import math
 import statistics
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -27,7 +28,7 @@ from ..specs.memory import told
 from ..view.screen import NONE, Column, Table, line, print_table
 from ..view.terminal import Terminal
 from ..visualize import printable
-from .result import PLAIN, STOCK, STOCK_COMPILED, STOCK_LOOKUP, Method, Result, Run, read
+from .result import PLAIN, STOCK, STOCK_COMPILED, STOCK_LOOKUP, Result, Run, read
 from .statistics import EQUAL, FASTER, SLOWER, UNCLEAR, comparable, judge, tokens_per_step
 
 if TYPE_CHECKING:
@@ -61,21 +62,18 @@ def run(request: CompareRequest) -> int:
         UsageError: a file is no result, or nothing is in both; or `fail_on_slower` cannot be
             decided, since A and B did other work (the comparison is printed before).
     """
-    a, b = request.a, request.b
-    ours, theirs = read(Path(a)), read(Path(b))
-    found = compare(ours, theirs)
+    files = {"a": request.a, "b": request.b}
+    results = {side: read(Path(file)) for side, file in files.items()}
+    found = compare(**results)
     if request.json:
-        files = {
-            "a": {"file": a, "created": ours.created},
-            "b": {"file": b, "created": theirs.created},
-        }
+        sides = {s: {"file": files[s], "created": results[s].created} for s in files}
         # ASCII only: names in the files must not reach a terminal as control sequences.
-        print(jsons.dumps({"schema": SCHEMA, **files, **found}, allow_nan=False))
+        print(json.dumps({"schema": SCHEMA, **sides, **found}, allow_nan=False))
     else:
         console = Terminal(request.color).console(sys.stdout)
-        for label, file, result in (("A", a, ours), ("B", b, theirs)):
-            measured = f"{result.model.name} on {result.machine.device}"
-            line(console, printable(f"{label}: {file}, {measured}, {result.created}"))
+        for side, result in results.items():
+            measured = f"{result.model.name} on {result.machine.device}, {result.created}"
+            line(console, printable(f"{side.upper()}: {files[side]}, {measured}"))
         _show(found, console)
     if request.fail_on_slower and found["other_work"]:
         what = ", ".join(found["other_work"])
@@ -90,22 +88,28 @@ def compare(a: Result, b: Result) -> dict[str, Any]:
     """Compare what is in both: schema `lade-compare/1`, without the files.
 
     The keys are an interface.  "yardstick" is the name of the baseline; "raw_ratio" is the change
-    by the clock, "change" the one over the baseline; "exact" counts answers with other texts, steps
-    or accepted drafts, and is not exact where repeats within A or B differ ("settled").
+    by the clock, "change" the one over the baseline; "exact" counts answers with other texts or
+    steps.
 
     Raises:
         UsageError: nothing is in both.
     """
-    other_prompts = _other_prompts(a, b)
+    asked = a.conditions, b.conditions
+    other_work = [key for key in WORK if getattr(asked[0], key) != getattr(asked[1], key)]
+    if (a.model.name, a.model.parameters) != (b.model.name, b.model.parameters):
+        other_work.insert(0, "model")
+    first = [{r.row: r.prompt_digest for r in each.runs if r.turn == 1} for each in (a, b)]
+    edited = {row for row, digest in first[0].items() if first[1].get(row, digest) != digest}
+    if {"model", "template"} & {*other_work}:
+        edited = set()  # another tokenizer or template: every prompt has other ids
     ours, theirs = (
-        {(run.contender, *run.key): run for run in result.runs if run.row not in other_prompts}
+        {(run.contender, *run.key): run for run in result.runs if run.row not in edited}
         for result in (a, b)
     )
-    pairs: dict[str, list[tuple[Run, Run]]] = {}
-    for method in a.contenders:
-        keys = [key for key in ours if key[0] == method.name and key in theirs]
-        if keys:
-            pairs[method.name] = [(ours[key], theirs[key]) for key in keys]
+    pairs: dict[str, list[tuple[Run, Run]]] = defaultdict(list)
+    for key, run in ours.items():
+        if key in theirs:
+            pairs[run.contender].append((run, theirs[key]))
     if not pairs:
         names = [{method.name for method in result.contenders} for result in (a, b)]
         what, option = "answer to the same prompt", "--prompts"
@@ -116,89 +120,62 @@ def compare(a: Result, b: Result) -> dict[str, Any]:
             f"nothing to compare: no {what} is in both (A has {next(has)}; B has {next(has)});"
             f" measure both with the same {option}"
         )
-    baseline, other_work = _baseline(a, b, pairs), _other_work(a, b)
-    methods = [_compared(name, pairs, baseline, a.conditions.sampled) for name in pairs]
+    candidates = (*BASELINES, a.reference, b.reference, PLAIN) if len(pairs) > 1 else ()
+    baseline = next((name for name in candidates if name in pairs), None)
+    both = [method.name for method in a.contenders if method.name in pairs]
+    methods = [_compared(name, pairs, baseline) for name in both]
     for each in methods if other_work else ():
         each["exact"] = None
         if each["change"]:
             each["verdict"] = each["change"]["verdict"] = UNRELATED
     verdicts = {each["verdict"] for each in methods}
     order = (UNRELATED, SLOWER, FASTER, UNCLEAR, EQUAL)
+    overall = next((each for each in order if each in verdicts), UNCLEAR)
     found: dict[str, Any] = {
-        "verdict": MIXED
-        if {SLOWER, FASTER} <= verdicts
-        else next((each for each in order if each in verdicts), UNCLEAR),
-        "yardstick": baseline and baseline.name,
-        "yardstick_is_foreign": baseline is not None and baseline.foreign,
+        "verdict": MIXED if {SLOWER, FASTER} <= verdicts else overall,
+        "yardstick": baseline,
         "same_run": a.runs == b.runs,
-        "not_the_same": list(_differences(a, b, pairs)),
-        "other_work": other_work,
-        "other_prompts": sorted(other_prompts),
+        "not_the_same": list(_differences(_conditions(a, both), _conditions(b, both))),
+        "other_work": [each.replace("_", " ") for each in other_work],
+        "other_prompts": sorted(edited),
         "missing": list(dict.fromkeys(name for name, *_ in ours if name not in pairs)),
         "contenders": methods,
     }
     return {**found, "notes": list(_notes(found))}
 
 
-def _other_prompts(a: Result, b: Result) -> set[str]:
-    """Rows with the same id that begin with other prompts."""
-    if a.model.name != b.model.name or "template" in _other_work(a, b):
-        return set()  # the same text has other tokens
-    prompts = [{r.row: r.prompt_digest for r in each.runs if r.turn == 1} for each in (a, b)]
-    return {row for row, digest in prompts[0].items() if prompts[1].get(row, digest) != digest}
-
-
-def _other_work(a: Result, b: Result) -> list[str]:
-    """Why times in A and B cannot be compared: "the model", "max new tokens"."""
-    same_model = (a.model.name, a.model.parameters) == (b.model.name, b.model.parameters)
-    asked = a.conditions, b.conditions
-    other = [key for key in WORK if getattr(asked[0], key) != getattr(asked[1], key)]
-    return [*([] if same_model else ["the model"]), *(key.replace("_", " ") for key in other)]
-
-
-def _baseline(a: Result, b: Result, pairs: Mapping[str, Pairs]) -> Method | None:
-    """What times are divided by: transformers' code where it took part, which stays as it is."""
-    both = {method.name: method for method in a.contenders if method.name in pairs}
-    if len(both) < 2:
-        return None
-    names = (*BASELINES, a.reference, b.reference, PLAIN)
-    return next((both[name] for name in names if name in both), None)
-
-
-def _compared(
-    name: str, by_method: Mapping[str, Pairs], baseline: Method | None, sampled: bool
-) -> dict[str, Any]:
+def _compared(name: str, by_method: Mapping[str, Pairs], baseline: str | None) -> dict[str, Any]:
     """One method in A and in B."""
     pairs, change = by_method[name], None
     logs = _logs(pairs)
-    if baseline is None or name != baseline.name:
-        drift = _logs(by_method[baseline.name]) if baseline else None
-        sample = [
-            log - (drift[key] if drift else 0.0)
-            for key, log in logs.items()
-            if drift is None or key in drift
-        ]
+    if name != baseline:
+        drift = _logs(by_method[baseline]) if baseline else dict.fromkeys(logs, 0.0)
+        sample = [log - drift[key] for key, log in logs.items() if key in drift]
         change = judge(sample, MARGIN if baseline else MACHINE_MARGIN) if sample else None
     sides = list(zip(*pairs, strict=True))
-    steps = [[seconds for run in side for seconds in run.step_seconds] for side in sides]
     peaks = [max(run.peak_memory or 0 for run in side) for side in sides]
+    same = comparable(pairs)
     return {
         "contender": name,
         "verdict": change and change.verdict,
         "seconds_per_token": _ab(_seconds_per_token, sides),
         "first_seconds": _ab(lambda side: statistics.median(r.first_seconds for r in side), sides),
-        "step_seconds": _ab(statistics.median, steps) if all(steps) else None,
         "peak_memory": _ab(int, peaks) if all(peaks) else None,
         "raw_ratio": math.exp(statistics.median(logs.values())) if logs else None,
         "change": change and asdict(change),
-        "exact": _exact(pairs, sampled),
+        "exact": {
+            "tokens_per_step": _ab(tokens_per_step, list(zip(*same, strict=True))),
+            "answers": len(same),
+            "other_texts": sum(a.digest != b.digest for a, b in same),
+            "other_steps": sum(a.steps != b.steps for a, b in same),
+        },
     }
 
 
 def _logs(pairs: Pairs) -> dict[tuple[str, int, int], float]:
-    """log(B / A) of the time per token, by row, turn and repeat."""
-    times = ((a.key, _seconds_per_token([a]), _seconds_per_token([b])) for a, b in pairs)
-    return {key: math.log(theirs / ours) for key, ours, theirs in times if ours > 0 < theirs}
+    """log(seconds per token of B / of A) of each answer with more than one step."""
+    seconds = {a.key: (_seconds_per_token([a]), _seconds_per_token([b])) for a, b in pairs}
+    return {key: math.log(b / a) for key, (a, b) in seconds.items() if a and b}
 
 
 def _seconds_per_token(runs: Sequence[Run]) -> float:
@@ -210,89 +187,55 @@ def _ab(figure: Callable[[Any], float], sides: Sequence[Any]) -> dict[str, float
     return {"a": figure(sides[0]), "b": figure(sides[1])}
 
 
-def _exact(pairs: Pairs, sampled: bool) -> dict[str, Any]:
-    """Count answers that differ, in each conversation up to the first turn with another text."""
-    counted = comparable(pairs)
-    other = [a for a, b in counted if a.digest != b.digest]
-    # Repeats of greedy decoding take the same steps to the same text.
-    settled = all(
-        len({(r.row, r.turn, r.digest, r.steps) for r in side}) == len({r.key[:2] for r in side})
-        for side in zip(*pairs, strict=True)
-    )
-    return {
-        "tokens_per_step": _ab(tokens_per_step, list(zip(*counted, strict=True))),
-        "answers": len(counted),
-        "other_texts": len(other),
-        "other_steps": sum(a.steps != b.steps for a, b in counted),
-        "other_accepted": sum(a.accepted != b.accepted for a, b in counted),
-        "first_other_text": {"row": other[0].row, "turn": other[0].turn} if other else None,
-        "settled": settled or sampled,
+def _conditions(result: Result, methods: Sequence[str]) -> dict[str, Any]:
+    """What could explain other figures, by name: "machine: threads"."""
+    asked, machine = asdict(result.conditions), asdict(result.machine)
+    del asked["command"]
+    groups = {
+        "version": machine.pop("versions"),
+        # What a system reports varies a little from one start to the next.
+        "machine": {**machine, "memory": told(machine["memory"])},
+        "model": asdict(result.model),
+        "sampling": asked.pop("sampling"),
+        "asked": {**asked, "prompts measured": len({run.row for run in result.runs})},
+        **{each.name: each.settings for each in result.contenders if each.name in methods},
     }
+    return {f"{name}: {key}": value for name, of in groups.items() for key, value in of.items()}
 
 
-def _differences(a: Result, b: Result, methods: Mapping[str, Pairs]) -> Iterator[dict[str, str]]:
-    """Conditions that could explain other figures: {"what": "machine: threads", "a", "b"}."""
-    ours, theirs = (dict(_conditions(each, methods)) for each in (a, b))
-    # What a system reports varies a little from one start to the next.
-    if abs(a.machine.memory - b.machine.memory) <= 0.01 * a.machine.memory:
-        theirs["machine: memory"] = ours["machine: memory"]
-    for what in dict.fromkeys([*ours, *theirs]):
-        one, other = ours.get(what), theirs.get(what)
-        if one != other:
-            yield {"what": what, "a": str(one), "b": str(other)}
-
-
-def _conditions(result: Result, methods: Mapping[str, Pairs]) -> Iterator[tuple[str, Any]]:
-    asked = {key: value for key, value in asdict(result.conditions).items() if key != "command"}
-    groups = {"machine": asdict(result.machine), "model": asdict(result.model), "asked": asked}
-    for method in result.contenders:
-        if method.name in methods:
-            groups[method.name] = {"strategy": method.strategy, **method.settings}
-    for group, values in groups.items():
-        for key, value in values.items():
-            name = f"{group}: {key.replace('_', ' ')}"
-            if isinstance(value, dict):
-                yield from ((f"{name} {inner}", each) for inner, each in value.items())
-            else:
-                yield name, value
-    yield "methods", ", ".join(method.name for method in result.contenders)
-    yield "prompts measured", len({run.row for run in result.runs})
-    yield "interrupted", result.interrupted
+def _differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    for what in dict.fromkeys([*a, *b]):
+        if (one := a.get(what)) != (other := b.get(what)):
+            yield {"what": what.replace("_", " "), "a": str(one), "b": str(other)}
 
 
 def _notes(found: Mapping[str, Any]) -> Iterator[str]:
     """What to know before believing the verdicts."""
-    baseline = next((c for c in found["contenders"] if c["contender"] == found["yardstick"]), None)
+    name = found["yardstick"]
     if found["same_run"]:
         yield "A and B are the same run: nothing can differ; measure again for B"
-    if found["other_work"]:
-        work = ", ".join(found["other_work"])
-        yield f"nothing is called slower or faster: A and B did other work ({work})"
-    if found["missing"]:
-        yield f"missing in B: {', '.join(found['missing'])}"
-    if found["other_prompts"]:
-        yield f"left out, since their prompts differ: {', '.join(found['other_prompts'])}"
-    if baseline is None:
+    for key, what in (
+        ("other_work", "nothing is called slower or faster, since A and B did other work"),
+        ("missing", "missing in B"),
+        ("other_prompts", "left out, since their prompts differ"),
+    ):
+        if found[key]:
+            yield f"{what}: {', '.join(found[key])}"
+    if name not in BASELINES:
         yield (
-            "without a baseline, a slower program cannot be told from a slower machine; measure"
-            " both with hf among --strategies"
+            f"the baseline is {name or 'missing'}: without transformers' code, a slower program"
+            " may be a slower machine; measure both with hf among --strategies"
         )
-    elif not found["yardstick_is_foreign"]:
-        yield (
-            f"the baseline, {found['yardstick']}, is our own code: what changes all methods"
-            " alike is not seen; measure both with hf among --strategies"
-        )
-    if baseline and (raw := baseline["raw_ratio"]) and abs(raw - 1.0) > MARGIN:
-        yield f"the baseline itself, {found['yardstick']}, changed by {_percent(raw)}"
+    raw = next((e["raw_ratio"] for e in found["contenders"] if e["contender"] == name), None)
+    if raw and abs(raw - 1.0) > MARGIN:
+        yield f"the baseline itself, {name}, changed by {_percent(raw)}"
 
 
 def _show(found: Mapping[str, Any], console: Console) -> None:
     """Print what is not the same, a row for each method, notes and the verdict."""
-    tables = []
-    if differences := found["not_the_same"]:
-        columns = tuple(Column(title, number=False) for title in ("", "A", "B"))
-        rows = tuple(tuple(map(printable, each.values())) for each in differences)
-        tables.append(Table("Not the same", columns, rows))
+    columns = tuple(Column(title, number=False) for title in ("", "A", "B"))
+    rows = tuple(tuple(map(printable, each.values())) for each in found["not_the_same"])
+    tables = [Table("Not the same", columns, rows)] if rows else []
     over = f" over {found['yardstick']}'s" if found["yardstick"] else ""
     columns = (
         Column("", number=False),
@@ -329,10 +272,6 @@ def _row(each: Mapping[str, Any], baseline: str | None) -> tuple[str, ...]:
     interval = NONE
     if change and change["low"] is not None:
         interval = f"{_percent(change['low'])} to {_percent(change['high'])}"
-    other_texts = NONE
-    if exact:
-        unsettled = "" if exact["settled"] else ", and between repeats"
-        other_texts = f"{exact['other_texts']} of {exact['answers']}{unsettled}"
     return (
         printable(each["contender"]),
         _both(each["seconds_per_token"], lambda seconds: f"{seconds * 1e3:.3g}"),
@@ -340,7 +279,7 @@ def _row(each: Mapping[str, Any], baseline: str | None) -> tuple[str, ...]:
         interval,
         each["verdict"] or ("baseline" if each["contender"] == baseline else NONE),
         _both(exact and exact["tokens_per_step"], "{:.3f}".format),
-        other_texts,
+        f"{exact['other_texts']} of {exact['answers']}" if exact else NONE,
         _both(each["first_seconds"], lambda seconds: f"{seconds * 1e3:.3g}"),
         _both(each["peak_memory"], told),
     )

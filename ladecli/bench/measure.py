@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
+import operator
 import random
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import count
 
@@ -24,7 +25,7 @@ WARM_UP = 16
 PROMPT = 256
 """Tokens of a prompt to warm up with."""
 MAX_FAILURES = 2
-"""A method that fails on this many rows in succession is not tried again."""
+"""A method that failed on this many rows in succession is not tried again."""
 TRIES = 4
 """Times that a conversation is held, at most, until no step is compiled or captured in it."""
 
@@ -36,11 +37,8 @@ class Stopped(Exception):
 class Measurement:
     """Lets methods take turns on tasks.
 
-    Args:
-        runners: the methods.
-        device: whose memory is watched.
-        cancelled: called after every step; true ends the measurement.
-        progress: called with the number of runs that were done since the last call.
+    `cancelled` is called after every step, and true ends the measurement; `progress` is called with
+    the number of runs that were done since the last call.
 
     Attributes:
         runs, failures: in the order of time.
@@ -65,8 +63,9 @@ class Measurement:
         self._device = device
         self._cancelled = cancelled
         self._progress = progress
-        self._parts: dict[str, Counter[str]] = defaultdict(Counter)
-        self._failures_in_succession: Counter[str] = Counter()
+        # By method and part of a step, the seconds of all steps after the first.
+        self._parts: dict[str, Counter[str]] = {each.method.name: Counter() for each in runners}
+        self._failed_rows: Counter[str] = Counter()  # in succession, by method
 
     def run(self, tasks: Sequence[Task], repeats: int) -> None:
         """Measure every task `repeats` times; after Ctrl-C, what is done counts."""
@@ -87,21 +86,19 @@ class Measurement:
             gc.unfreeze()
 
     def time_spent(self, shape: ModelSpec) -> tuple[TimeSpent, ...]:
-        """Where the time of a step goes, for every method that knows.
-
-        Args:
-            shape: of the part of the model that is on this device.
-        """
+        """Where the time of a step goes; `shape` is of the part of the model on this device."""
         found = []
-        for name in (runner.method.name for runner in self._runners):
-            if not (parts := self._parts.get(name)):
+        for name, parts in self._parts.items():
+            runs = [run for run in self.runs if run.contender == name and run.step_seconds]
+            if not parts or not runs:
                 continue
-            runs = [(run, len(run.step_seconds)) for run in self.runs if run.contender == name]
-            steps = sum(count for _, count in runs)
+            counts = [len(run.step_seconds) for run in runs]
+            steps = sum(counts)
             # An answer is half there, on average.
-            context = sum((r.prompt_tokens + r.tokens // 2) * count for r, count in runs) // steps
-            width = sum(run.fed or 0 for run, _ in runs) // steps
-            seconds = {part: parts[part] / steps for part in parts}
+            contexts = (run.prompt_tokens + run.tokens // 2 for run in runs)
+            context = sum(map(operator.mul, contexts, counts)) // steps
+            width = sum(run.fed or 0 for run in runs) // steps
+            seconds = {part: total / steps for part, total in parts.items()}
             found.append(TimeSpent(name, steps, seconds, work(shape, width, context).read_bytes))
         return tuple(found)
 
@@ -122,28 +119,24 @@ class Measurement:
 
     def _round(self, task: Task, repeat: int) -> None:
         """One task for all methods, in an order of its own."""
-        order = [runner for runner in self._runners if self._may_run(runner, task)]
+        order = self._runners.copy()
         # The same order in every benchmark, and another one in every round.
         random.Random(f"{repeat} {task.id}").shuffle(order)
-        self._progress(len(self._runners) - len(order))
         for runner in order:
             name = runner.method.name
-            try:
-                self._hold(runner, task, repeat)
-                self._failures_in_succession[name] = 0
-            except Stopped:
-                raise
-            except Exception as error:  # must not cost the figures of the others
-                self.failures.append(Failure(name, task.id, told(error)))
-                self._failures_in_succession[name] += 1
+            failed = any((each.contender, each.row) == (name, task.id) for each in self.failures)
+            if not failed and self._failed_rows[name] < MAX_FAILURES:
+                try:
+                    self._hold(runner, task, repeat)
+                    self._failed_rows[name] = 0
+                except Stopped:
+                    raise
+                except Exception as error:  # must not cost the figures of the others
+                    self.failures.append(Failure(name, task.id, told(error)))
+                    self._failed_rows[name] += 1
             self._progress(1)
         if task.cut:
             self.skipped[task.id] = Skipped(task.id, task.cut)
-
-    def _may_run(self, runner: Runner, task: Task) -> bool:
-        name = runner.method.name
-        failed = any((each.contender, each.row) == (name, task.id) for each in self.failures)
-        return self._failures_in_succession[name] < MAX_FAILURES and not failed
 
     def _hold(self, runner: Runner, task: Task, repeat: int) -> None:
         """Let one method do one task; the turns before one that fails count."""

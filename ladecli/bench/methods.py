@@ -26,10 +26,8 @@ DEFAULT = tuple(name for name in STRATEGIES if name != STOCK_COMPILED)
 ON_LONG_TEXTS = (PLAIN, "paper", "lookahead")
 """The default of a sweep over contexts, where every method takes long."""
 
-LETTERS = {"window": "W", "ngram": "N", "guesses": "G"}
-NUMBERS = {"W": "window", "N": "ngram", "G": "guesses", "budget": "budget"}
-"""The option of each axis that has whole numbers."""
-MINIMUM = {"W": 1, "N": 2, "G": 0, "budget": 1}
+NUMBERS = {"W": ("window", 1), "N": ("ngram", 2), "G": ("guesses", 0), "budget": ("budget", 1)}
+"""The option of each axis that has whole numbers, and the least of them."""
 AXES = (*NUMBERS, "sources", "context")
 
 Sweep: TypeAlias = Mapping[str, tuple[str, ...]]
@@ -52,7 +50,8 @@ def check(request: BenchRequest) -> Sweep:
             f" {', '.join(FOREIGN)} out of --strategies"
         )
     for axis in swept:
-        if NUMBERS.get(axis, axis) in request.origins:
+        option, _ = NUMBERS.get(axis, (axis, 0))
+        if option in request.origins:
             raise UsageError(f"--sweep has values of {axis}; leave the option for one value out")
     if "context" in swept and "prompts" in request.origins:
         raise UsageError("--sweep context cuts prompts of its own; leave --prompts out")
@@ -60,11 +59,6 @@ def check(request: BenchRequest) -> Sweep:
         raise UsageError(
             "--sweep over settings compares lookahead with itself and plain decoding; leave"
             " --strategies out"
-        )
-    if STOCK_COMPILED in names and request.device_map:
-        raise UsageError(
-            f"{STOCK_COMPILED} runs on one device; leave it out of --strategies, or leave"
-            " --device-map out"
         )
     if STOCK_COMPILED in names and len(swept.get("context", ())) > 1:
         raise UsageError(
@@ -78,11 +72,7 @@ def choose(
 ) -> tuple[list[Chosen], list[Failure]]:
     """The methods, and the cells of a sweep whose settings are invalid.
 
-    Args:
-        request: of the user.
-        choice: the profile's settings.
-        greedy: the model's own repetition penalty.
-        swept: values by axis.
+    `greedy` has the model's own repetition penalty.
 
     Raises:
         ConfigError: settings contradict each other.
@@ -93,13 +83,11 @@ def choose(
     grid = {axis: values for axis, values in swept.items() if axis != "context"}
     if grid:
         return _cells(request, choice, greedy, grid)
-    names = _named(request.strategies)
-    if swept and request.strategies is None:
-        names = ON_LONG_TEXTS
-    if request.parallel_mode == "tensor":
-        names = tuple(name for name in names if name not in FOREIGN)
+    names = ON_LONG_TEXTS if swept and not request.strategies else _named(request.strategies)
     chosen = []
     for name in names:
+        if name in FOREIGN and request.parallel_mode == "tensor":
+            continue
         wanted = request
         if name == "paper":
             wanted = replace(request, sources="trajectory", budget=None)
@@ -113,36 +101,25 @@ def _named(text: str | None) -> tuple[str, ...]:
     """The strategies of a comma list; `DEFAULT` without one."""
     if text is None:
         return DEFAULT
-    names = tuple(name for word in text.split(",") if (name := word.strip()))
+    names = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
     for name in names:
         if name not in STRATEGIES:
             known = ", ".join(STRATEGIES)
             raise UsageError(f"unknown strategy {name!r} in --strategies; use some of {known}")
-    if len(set(names)) < len(names):
-        raise UsageError(f"--strategies names one twice: {text}")
-    if not names:
-        raise UsageError("--strategies is empty; leave it out to measure the usual ones")
     return names
 
 
 def _parse(texts: Sequence[str]) -> Sweep:
-    """Values by axis of texts such as "W=5,10 N=3,5 G=W", in the order of typing."""
-    words = [word for text in texts for word in text.split()]
-    if texts and not words:
-        raise UsageError("--sweep is empty; give axes, such as 'W=5,10 N=3', or leave it out")
+    """Values by axis of texts such as "W=5,10,15 N=3,5 G=W", in the order of typing."""
     found: dict[str, list[str]] = {}
-    for word in words:
-        name, equals, listed = word.partition("=")
-        name = LETTERS.get(name, name)
-        if not equals or name not in AXES:
+    for word in " ".join(texts).split() or [""] * len(texts):
+        axis, _, listed = word.partition("=")
+        values = [value for value in listed.split(",") if value]
+        if axis not in AXES or axis in found or not values:
             raise UsageError(
-                f"--sweep {word}: an axis is NAME=VALUE,VALUE with a name of {', '.join(AXES)}"
+                f"--sweep {word!r}: give AXIS=VALUE,VALUE with each axis of {', '.join(AXES)} once"
             )
-        if name in found:
-            raise UsageError(f"--sweep has {name} twice; give all its values in one list")
-        found[name] = [value for value in listed.split(",") if value]
-        if not found[name]:
-            raise UsageError(f"--sweep {word}: {name} has no values")
+        found[axis] = values
     # One value may be written in several ways: 4k and 4096.
     return {
         axis: tuple(dict.fromkeys(_value(axis, each, found) for each in values))
@@ -152,25 +129,22 @@ def _parse(texts: Sequence[str]) -> Sweep:
 
 def _value(axis: str, value: str, swept: Mapping[str, Sequence[str]]) -> str:
     """A value of an axis as results name it."""
-    typed = f"--sweep {axis}={value}"
     if axis == "context":
-        if not (match := re.fullmatch(r"0*([1-9]\d*)(k?)", value.lower())):
-            raise UsageError(f"{typed}: needs a number of tokens, 4096 or 4k")
-        return str(int(match[1]) * (1024 if match[2] else 1))
-    if axis == "sources":
-        if value != "all" and set(value.split("+")) - set(SOURCES):
-            known = ", ".join((*SOURCES, "all"))
-            raise UsageError(f"{typed}: needs some of {known}, joined by + as in context+recycled")
-        return value
-    if value in NUMBERS:
-        if value == axis or not all(number.isdecimal() for number in swept.get(value, ["-"])):
-            raise UsageError(f"{typed}: the sweep has no other axis {value} with numbers")
-        return value
-    if not value.isdecimal() or int(value) < MINIMUM[axis]:
-        raise UsageError(
-            f"{typed}: needs a number from {MINIMUM[axis]} on, or the name of another axis"
-        )
-    return str(int(value))
+        if match := re.fullmatch(r"0*([1-9]\d*)(k?)", value.lower()):
+            return str(int(match[1]) * (1024 if match[2] else 1))
+        needed = "a number of tokens, 4096 or 4k"
+    elif axis == "sources":
+        if value == "all" or {*value.split("+")} <= {*SOURCES}:
+            return value
+        needed = f"some of {', '.join(SOURCES)} joined by + as in context+recycled, or all"
+    else:
+        _, least = NUMBERS[axis]
+        if value.isdecimal() and int(value) >= least:
+            return str(int(value))
+        if value != axis and all(number.isdecimal() for number in swept.get(value, ["-"])):
+            return value
+        needed = f"a number from {least} on, or the name of another axis that has numbers"
+    raise UsageError(f"--sweep {axis}={value}: needs {needed}")
 
 
 def _cells(
@@ -183,9 +157,15 @@ def _cells(
         cell = dict(zip(grid, combination, strict=True))
         values = {axis: cell.get(value, value) for axis, value in cell.items()}
         name = "lookahead " + " ".join(f"{axis}={value}" for axis, value in values.items())
+        options: dict[str, Any] = {
+            NUMBERS[axis][0]: int(value) for axis, value in values.items() if axis in NUMBERS
+        }
+        if sources := values.get("sources"):
+            named = "+".join(SOURCES) if sources == "all" else sources
+            options["sources"] = named.replace("+", ",")
         try:
-            settings = opening.settings_of(replace(request, **_options(values)), choice, greedy)
-            windowed = [axis for axis in values if axis in LETTERS.values()]
+            settings = opening.settings_of(replace(request, **options), choice, greedy)
+            windowed = [axis for axis in ("W", "N", "G") if axis in values]
             if windowed and "trajectory" not in settings.lookahead.sources:
                 raise ConfigError(f"{windowed[0]} changes nothing without the source trajectory")
         except ConfigError as error:
@@ -196,13 +176,3 @@ def _cells(
     if len(chosen) == 1:
         raise UsageError(f"no cell of the sweep can run: {refused[0].error}")
     return chosen, refused
-
-
-def _options(values: Mapping[str, str]) -> dict[str, Any]:
-    """The options that a cell stands for."""
-    found: dict[str, Any] = {
-        NUMBERS[axis]: int(value) for axis, value in values.items() if axis in NUMBERS
-    }
-    if sources := values.get("sources"):
-        found["sources"] = ",".join(SOURCES) if sources == "all" else sources.replace("+", ",")
-    return found

@@ -114,8 +114,7 @@ def _chart(speedups: Sequence[tuple[str, Interval]]) -> str:
     axes.axvline(1.0, color="black", lw=0.8, ls=":")
     axes.set_yticks(range(len(kept)), [name for name, _ in kept])
     axes.set_xlim(left=0)
-    axes.spines[["top", "right"]].set_visible(False)
     drawn = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": "lade", "svg.fonttype": "none"}):
-        figure.savefig(drawn, format="svg", metadata={"Date": None})
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        figure.savefig(drawn, format="svg")
     return drawn.getvalue()[drawn.getvalue().index("<svg") :]

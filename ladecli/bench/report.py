@@ -17,7 +17,7 @@ from ..visualize import counted, printable
 from . import render
 from .render import Document
 from .result import PLAIN, STOCK, STOCK_COMPILED, STOCK_LOOKUP, Result, to_json
-from .statistics import MIN_ROWS, Figures, Interval, drift, figures_of, speedup
+from .statistics import MIN_ROWS, Figures, Interval, figures_of, speedup
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 OPTION = "--report"
 SUFFIXES = (".html", ".md", ".json")
 PARTS = ("draft", "forward", "verify", "learn", "text")
-UNSTEADY = 0.05
-"""Between the first and the last repeat, a machine's speed should change by less than this."""
 ENOUGH = 8
 """Prompts of which a bootstrap interval can be trusted."""
 _LABELS = {
@@ -36,14 +34,11 @@ _LABELS = {
     STOCK_COMPILED: "transformers' compiled generate",
 }
 _NOT_XML = re.compile("[\ud800-\udfff\ufffe\uffff]")
+_NAME = Column("", number=False)
 
 
 def check(path: Path) -> None:
-    """Refuse a report that could not be written, before a model is loaded.
-
-    Raises:
-        UsageError: the name has an unknown suffix, or nothing can be written there.
-    """
+    """Refuse a report that could not be written, before a model is loaded."""
     if path.suffix.lower() not in SUFFIXES:
         known = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
         raise UsageError(f"{OPTION} {path}: the name of a report ends in {known}")
@@ -51,11 +46,7 @@ def check(path: Path) -> None:
 
 
 def write(result: Result, path: Path) -> None:
-    """Write a result in the format of the file's suffix.
-
-    Raises:
-        LadeError: the file cannot be written.
-    """
+    """Write a result in the format of the file's suffix."""
     match path.suffix.lower():
         case ".json":
             content = to_json(result) + "\n"
@@ -73,242 +64,193 @@ def show(result: Result, console: Console) -> None:
 
 def document(result: Result) -> Document:
     """The content of every format."""
-    return _Report(result).document()
+    overall = figures_of(result)
+    baseline = _label(result.reference)
+    version = result.machine.versions.get("lade", "")
+    return Document(
+        title=f"{_clean(result.model.name)} on {_clean(result.machine.device)}",
+        headline=tuple(_headline(result, overall)),
+        caveats=tuple(_caveats(result)),
+        tables=tuple(_tables(result, overall)),
+        chart_title=f"Speed-up over {baseline}, with 95 % intervals",
+        speedups=tuple((_label(each.method), each.speedup) for each in overall if each.speedup),
+        footer=f"Measured by lade bench {version}, {result.created}.",
+    )
 
 
-class _Report:
-    """A result and its figures, computed once."""
+def _headline(result: Result, overall: Sequence[Figures]) -> Iterator[str]:
+    """Is lookahead, or the fastest of our methods, faster, and is the text the same?"""
+    strategies = {method.name: method.strategy for method in result.contenders}
+    ours = [e for e in overall if e.method not in (result.reference, PLAIN, *_LABELS)]
+    if not (chosen := ours or overall):
+        return
+    found = max(chosen, key=lambda e: (strategies[e.method] == "lookahead", e.tokens_per_second))
+    speed = decimal(found.tokens_per_second or None)
+    sentence = f"{_label(found.method)}: {speed} tokens per second"
+    if found.speedup is not None:
+        sentence += f", {_factor(found.speedup)} those of {_label(result.reference)}"
+    stock = [each for each in overall if each.method in (STOCK, STOCK_COMPILED)]
+    best = max(stock, key=lambda each: each.tokens_per_second, default=found)
+    over = speedup(result.runs_of(found.method), result.runs_of(best.method))
+    if over and best.method not in (found.method, result.reference):
+        sentence += f", {_factor(over)} those of {_label(best.method)}"
+    yield f"{sentence}; {found.tokens_per_step:.2f} tokens per step."
+    compared = sum(each.compared for each in overall)
+    differing = [
+        f"{each.compared - each.equal:,} of {each.compared:,} of {_label(each.method)}"
+        for each in overall
+        if each.equal < each.compared
+    ]
+    baseline = _label(result.reference)
+    if differing:
+        names = ", ".join(differing)
+        yield f"Answers differ from those of {baseline}: {names}; lade verify shows where."
+    elif compared:
+        yield f"{compared:,} of {compared:,} answers are equal to those of {baseline}."
 
-    def __init__(self, result: Result) -> None:
-        self.result = result
-        self.overall = figures_of(result)
-        names = result.categories
-        self.by_category: Mapping[str, Sequence[Figures]] = (
-            {name: figures_of(result, name) for name in names} if len(names) > 1 else {}
+
+def _caveats(result: Result) -> Iterator[str]:
+    """What a reader must know about the figures."""
+    asked, rows = result.conditions, len({run.row for run in result.runs})
+    if result.interrupted:
+        done = len({(run.contender, run.row, run.repeat) for run in result.runs})
+        wanted = asked.rows * asked.repeat * len(result.contenders)
+        yield f"Interrupted: the figures are of {done:,} of {wanted:,} runs."
+    if result.failures:
+        names = ", ".join(dict.fromkeys(_label(each.contender) for each in result.failures))
+        yield f"Failed: {names}; speed-ups are over the prompts in common."
+    if result.reference is None:
+        yield f"There is no baseline, so there are no speed-ups; add {PLAIN}."
+    elif 0 < rows < MIN_ROWS:
+        yield f"{counted(rows, 'prompt')}: too few for a speed-up, which needs {MIN_ROWS}."
+    elif 0 < rows < ENOUGH:
+        yield f"{rows} prompts are few: the intervals are likely too narrow."
+    if asked.repeat < 2:
+        yield "Each prompt was measured once: the noise of this machine is unknown."
+    if asked.sampled and any(each.foreign for each in result.contenders):
+        yield "transformers draws other random numbers: its answers were not compared."
+    made_for = result.model.made_for
+    if any(run.prompt_tokens + run.tokens > made_for > 0 for run in result.runs):
+        yield (
+            f"The model was made for {made_for:,} tokens: after them its text is meaningless,"
+            " and so are tokens per step."
         )
-        self.methods = {method.name: method for method in result.contenders}
-        self.baseline = self.label(result.reference)
 
-    def document(self) -> Document:
-        """The content of every format."""
-        result, version = self.result, self.result.machine.versions.get("lade", "")
-        return Document(
-            title=f"{_clean(result.model.name)} on {_clean(result.machine.device)}",
-            headline=tuple(self._headline()),
-            caveats=tuple(self._caveats()),
-            tables=tuple(self._tables()),
-            chart_title=f"Speed-up over {self.baseline}, with 95 % intervals",
-            speedups=tuple((self.label(e.method), e.speedup) for e in self.overall if e.speedup),
-            footer=f"Measured by lade bench {version}, {result.created}.",
+
+def _tables(result: Result, overall: Sequence[Figures]) -> Iterator[Table]:
+    if overall:
+        yield _speeds(result, overall)
+    yield from _categories(result)
+    if result.time_spent:
+        yield _time(result)
+    if any(each.accepted for each in overall):
+        yield _sources(result, overall)
+    if failures := result.failures:
+        rows = [(_label(each.contender), each.row, each.error) for each in failures]
+        yield _texts("Failed", ("method", "row", "error"), rows)
+    if result.skipped:
+        left_out = [(each.row, each.reason) for each in result.skipped]
+        yield _texts("Left out", ("row", "reason"), left_out)
+    facts = [(name, value) for name, value in _facts(result).items() if value]
+    facts += [(_label(m.name), _pairs(m.settings)) for m in result.contenders if m.settings]
+    yield _texts("Conditions", ("", ""), facts)
+
+
+def _speeds(result: Result, overall: Sequence[Figures]) -> Table:
+    """Every method on all prompts."""
+    over = f"speed-up: tokens per second over those of {_label(result.reference)}; ~ may be chance"
+    # The greatest weight is left out first on a narrow screen.
+    columns = (
+        _NAME,
+        Column("speed-up", note=over),
+        Column("95 %", weight=1, note="95 %: its bootstrap confidence interval"),
+        Column("equal", weight=2, note="equal: answers equal to the baseline's"),
+        Column("tok/s", weight=3, note="tok/s, ms/step, p95, width: after the first step"),
+        Column("tok/step", weight=4),
+        Column("first ms", weight=5, note="first ms: median time to the first token"),
+        Column("ms/step", weight=6),
+        Column("p95 ms", weight=8),
+        Column("width", weight=7),
+        Column("memory", weight=9, note="memory: peak"),
+    )
+    rows = tuple(
+        (
+            _label(each.method),
+            "1" if each.method == result.reference else _speedup(each),
+            _interval(each.speedup) if each.speedup else NONE,
+            f"{each.equal}/{each.compared}" if each.compared else NONE,
+            decimal(each.tokens_per_second or None),
+            f"{each.tokens_per_step:.2f}",
+            _milliseconds(each.first_seconds),
+            _milliseconds(each.step_median),
+            _milliseconds(each.step_p95),
+            f"{each.width:.1f}" if each.width else NONE,
+            _memory(each.peak_memory),
         )
+        for each in overall
+    )
+    return Table("How fast", columns, rows).without_empty()
 
-    def label(self, name: str | None) -> str:
-        """What a method is called in tables and sentences."""
-        return _LABELS.get(name or "") or _clean(name or "")
 
-    def _main(self) -> Figures | None:
-        """The method that the report is about: lookahead, its best cell, or the fastest of ours."""
-
-        def rank(each: Figures) -> tuple[bool, bool, float]:
-            is_lookahead = self.methods[each.method].strategy == "lookahead"
-            return each.method == "lookahead", is_lookahead, each.tokens_per_second
-
-        aside = (self.result.reference, PLAIN)
-        ours = (
-            each
-            for each in self.overall
-            if each.method not in aside and not self.methods[each.method].foreign
-        )
-        return max(ours, key=rank, default=self.overall[0] if self.overall else None)
-
-    def _headline(self) -> Iterator[str]:
-        """Is it faster, and is the text the same?"""
-        if (found := self._main()) is None:
-            return
-        speed = decimal(found.tokens_per_second or None)
-        sentence = f"{self.label(found.method)}: {speed} tokens per second"
-        if found.speedup is not None:
-            sentence += f", {_factor(found.speedup)} those of {self.baseline}"
-        stock = [each for each in self.overall if each.method in (STOCK, STOCK_COMPILED)]
-        best = max(stock, key=lambda each: each.tokens_per_second, default=None)
-        if best is not None and best.method != self.result.reference:
-            runs = self.result.runs_of
-            if over := speedup(runs(found.method), runs(best.method)):
-                sentence += f", {_factor(over)} those of {self.label(best.method)}"
-        yield f"{sentence}; {found.tokens_per_step:.2f} tokens per step."
-        compared = sum(each.compared for each in self.overall)
-        differing = [
-            f"{each.compared - each.equal:,} of {each.compared:,} of {self.label(each.method)}"
-            for each in self.overall
-            if each.equal < each.compared
+def _categories(result: Result) -> Iterator[Table]:
+    """Figures by category, or by length in a sweep over contexts."""
+    if len(result.categories) < 2:
+        return
+    what = "context" if "context" in result.conditions.sweep else "category"
+    titles: dict[str, Callable[[Figures], str]] = {
+        "Speed-up": _speedup,
+        "Tokens per step": lambda each: f"{each.tokens_per_step:.2f}",
+    }
+    if what == "context":
+        titles["Milliseconds per step"] = lambda each: _milliseconds(each.step_median)
+        titles["Peak memory"] = lambda each: _memory(each.peak_memory)
+    by_category = [
+        {each.method: each for each in figures_of(result, name)} for name in result.categories
+    ]
+    names = (Column(_clean(name), weight=n) for n, name in enumerate(result.categories))
+    columns = (_NAME, *names)
+    for title, cell in titles.items():
+        rows = [
+            (_label(name), *(cell(found[name]) if name in found else NONE for found in by_category))
+            for name in (method.name for method in result.contenders)
         ]
-        if differing:
-            names = ", ".join(differing)
-            yield f"Answers differ from those of {self.baseline}: {names}; lade verify shows where."
-        elif compared:
-            yield f"{compared:,} of {compared:,} answers are equal to those of {self.baseline}."
-
-    def _caveats(self) -> Iterator[str]:
-        """What a reader must know about the figures."""
-        result, asked = self.result, self.result.conditions
-        rows = len({run.row for run in result.runs})
-        if result.interrupted:
-            done = len({(run.contender, run.row, run.repeat) for run in result.runs})
-            wanted = asked.rows * asked.repeat * len(result.contenders)
-            yield f"Interrupted: the figures are of {done:,} of {wanted:,} runs."
-        if result.failures:
-            names = ", ".join(dict.fromkeys(self.label(f.contender) for f in result.failures))
-            yield f"Failed: {names}; speed-ups are over the prompts in common."
-        if result.reference is None:
-            yield f"There is no baseline, so there are no speed-ups; add {PLAIN}."
-        elif 0 < rows < MIN_ROWS:
-            yield f"{counted(rows, 'prompt')}: too few for a speed-up, which needs {MIN_ROWS}."
-        elif 0 < rows < ENOUGH:
-            yield f"{rows} prompts are few: the intervals are likely too narrow."
-        if asked.repeat < 2:
-            yield "Each prompt was measured once: the noise of this machine is unknown."
-        change = drift(result)
-        if change is not None and abs(change) > UNSTEADY:
-            more = "more" if change > 0 else "less"
-            yield (
-                f"The machine was not steady: the last repeat took {_share(abs(change))} {more}"
-                " time than the first.  Methods took turns, so it affects all alike."
-            )
-        if asked.sampled and any(each.foreign for each in result.contenders):
-            yield "transformers draws other random numbers: its answers were not compared."
-        made_for = result.model.made_for
-        if any(run.prompt_tokens + run.tokens > made_for > 0 for run in result.runs):
-            yield (
-                f"The model was made for {made_for:,} tokens: after them its text is meaningless,"
-                " and so are tokens per step."
-            )
-
-    def _tables(self) -> Iterator[Table]:
-        result = self.result
-        if self.overall:
-            yield self._speeds()
-        yield from self._categories()
-        yield from self._time()
-        yield from self._sources()
-        if failures := result.failures:
-            rows = [(self.label(each.contender), each.row, each.error) for each in failures]
-            yield _texts("Failed", ("method", "row", "error"), rows)
-        if result.skipped:
-            left_out = [(each.row, each.reason) for each in result.skipped]
-            yield _texts("Left out", ("row", "reason"), left_out)
-        facts = [(name, value) for name, value in _facts(result).items() if value]
-        facts += [(self.label(m.name), _pairs(m.settings)) for m in result.contenders if m.settings]
-        yield _texts("Conditions", ("", ""), facts)
-
-    def _speeds(self) -> Table:
-        """Every method on all prompts."""
-        # The greatest weight is left out first on a narrow screen.
-        columns = (
-            Column("", number=False),
-            Column(
-                "speed-up",
-                note=f"speed-up: tokens per second over those of {self.baseline}; ~ may be chance",
-            ),
-            Column("95 %", weight=1, note="95 %: its bootstrap confidence interval"),
-            Column("equal", weight=2, note="equal: answers equal to the baseline's"),
-            Column("tok/s", weight=3, note="tok/s, ms/step, p95, width: after the first step"),
-            Column("tok/step", weight=4),
-            Column("first ms", weight=5, note="first ms: median time to the first token"),
-            Column("ms/step", weight=6),
-            Column("p95 ms", weight=8),
-            Column("width", weight=7),
-            Column("memory", weight=9, note="memory: peak"),
-        )
-        rows = tuple(
-            (
-                self.label(each.method),
-                "1" if each.method == self.result.reference else _speedup(each),
-                _interval(each.speedup) if each.speedup else NONE,
-                f"{each.equal}/{each.compared}" if each.compared else NONE,
-                decimal(each.tokens_per_second or None),
-                f"{each.tokens_per_step:.2f}",
-                _milliseconds(each.first_seconds),
-                _milliseconds(each.step_median),
-                _milliseconds(each.step_p95),
-                f"{each.width:.1f}" if each.width else NONE,
-                _memory(each.peak_memory),
-            )
-            for each in self.overall
-        )
-        return Table("How fast", columns, rows).without_empty()
-
-    def _categories(self) -> Iterator[Table]:
-        """Figures by category, or by length in a sweep over contexts."""
-        if not self.by_category:
-            return
-        what = "context" if "context" in self.result.conditions.sweep else "category"
-        columns = (
-            Column("", number=False),
-            *(Column(_clean(name), weight=n) for n, name in enumerate(self.by_category)),
-        )
-        shown: list[tuple[str, Callable[[Figures], str]]] = [
-            ("Speed-up", _speedup),
-            ("Tokens per step", lambda each: f"{each.tokens_per_step:.2f}"),
-        ]
-        if what == "context":
-            shown += [
-                ("Milliseconds per step", lambda each: _milliseconds(each.step_median)),
-                ("Peak memory", lambda each: _memory(each.peak_memory)),
-            ]
-        for title, cell in shown:
-            found = {
-                (name, each.method): cell(each)
-                for name, category in self.by_category.items()
-                for each in category
-            }
-            rows = tuple(
-                (self.label(m), *(found.get((name, m), NONE) for name in self.by_category))
-                for m in (each.method for each in self.overall)
-            )
-            if any(value != NONE for row in rows for value in row[1:]):
-                yield Table(f"{title} by {what}", columns, rows)
-
-    def _time(self) -> Iterator[Table]:
-        """Shares of a step's time, by part, and of the machine's bandwidth."""
-        spent, bandwidth = self.result.time_spent, self.result.bandwidth
-        if not spent:
-            return
-        parts = [part for part in PARTS if any(each.seconds.get(part) for each in spent)]
-        rows = []
-        for each in spent:
-            total = sum(each.seconds.values())
-            shares = (_share(ratio(each.seconds.get(part, 0.0), total)) for part in parts)
-            reached = ratio(each.read_bytes, each.seconds.get("forward", 0.0))
-            read = f"{decimal(reached / 1e9)} GB/s"
-            if bandwidth:
-                read += f" ({_share(reached / bandwidth)})"
-            rows.append((self.label(each.contender), _milliseconds(total), *shares, read))
-        columns = (
-            Column("", number=False),
-            Column("ms/step"),
-            *(Column(part, weight=n) for n, part in enumerate(parts)),
-            Column("read per second", weight=len(parts)),
-        )
-        notes = []
-        if bandwidth:
-            notes = [
-                "a forward reads weights, keys and values once; 100 % is what this machine copies:"
-                f" {decimal(bandwidth / 1e9)} GB/s"
-            ]
-        yield Table("Where the time of a step goes", columns, tuple(rows), tuple(notes))
-
-    def _sources(self) -> Iterator[Table]:
-        names = sorted({name for each in self.overall for name in each.accepted})
-        rows = []
-        for each in self.overall:
-            if each.accepted:
-                steps = sum(run.steps for run in self.result.runs_of(each.method))
-                counts = (ratio(each.accepted.get(name, 0), steps) for name in names)
-                rows.append((self.label(each.method), *(f"{count:.2f}" for count in counts)))
+        rows = [row for row in rows if {*row[1:]} != {NONE}]
         if rows:
-            columns = (Column(_clean(name), weight=number) for number, name in enumerate(names))
-            title = "Accepted draft tokens per step, by source"
-            yield Table(title, (Column("", number=False), *columns), tuple(rows))
+            yield Table(f"{title} by {what}", columns, tuple(rows))
+
+
+def _time(result: Result) -> Table:
+    """Shares of a step's time, by part, and of the machine's bandwidth."""
+    bandwidth, rows = result.bandwidth, []
+    parts = [part for part in PARTS if any(each.seconds.get(part) for each in result.time_spent)]
+    for each in result.time_spent:
+        total = sum(each.seconds.values())
+        shares = (_share(ratio(each.seconds.get(part, 0.0), total)) for part in parts)
+        reached = ratio(each.read_bytes, each.seconds.get("forward", 0.0))
+        share = f" ({_share(reached / bandwidth)})" if bandwidth else ""
+        read = f"{decimal(reached / 1e9)} GB/s{share}"
+        rows.append((_label(each.contender), _milliseconds(total), *shares, read))
+    columns = (
+        _NAME,
+        Column("ms/step"),
+        *(Column(part, weight=n) for n, part in enumerate(parts)),
+        Column("read per second", weight=len(parts)),
+    )
+    note = "read per second: weights, keys and values, which a forward reads once"
+    if bandwidth:
+        note += f"; 100 % is what this machine copies: {decimal(bandwidth / 1e9)} GB/s"
+    return Table("Where the time of a step goes", columns, tuple(rows), (note,))
+
+
+def _sources(result: Result, overall: Sequence[Figures]) -> Table:
+    names, rows = sorted({name for each in overall for name in each.accepted}), []
+    for each in overall:
+        if each.accepted:
+            steps = sum(run.steps for run in result.runs_of(each.method))
+            counts = (f"{ratio(each.accepted.get(name, 0), steps):.2f}" for name in names)
+            rows.append((_label(each.method), *counts))
+    columns = (Column(_clean(name), weight=number) for number, name in enumerate(names))
+    return Table("Accepted draft tokens per step, by source", (_NAME, *columns), tuple(rows))
 
 
 def _facts(result: Result) -> dict[str, str]:
@@ -320,12 +262,13 @@ def _facts(result: Result) -> dict[str, str]:
     repeats = "once" if asked.repeat == 1 else f"{asked.repeat} times"
     template = f"{'with' if asked.template else 'without'} the chat template"
     ends = ", after end tokens too" if asked.ignore_eos else ""
+    compiling = f"{result.compile_seconds:,.0f} s for transformers' steps, in no figure"
     return {
         "command": asked.command,
         "when": f"{result.created}, in {result.seconds:,.0f} s",
         "machine": ", ".join(filter(None, place)),
         "ranks": f"{asked.ranks}, {asked.parallel_mode}" if asked.ranks > 1 else "",
-        "versions": ", ".join(f"{name} {version}" for name, version in machine.versions.items()),
+        "versions": _pairs(machine.versions),
         "model": f"{model.name}: {decimal(model.parameters / 1e6)} M parameters,"
         f" {model.context:,} tokens of context",
         "arithmetic": f"weights {model.weights}, computed in {model.compute}",
@@ -337,10 +280,7 @@ def _facts(result: Result) -> dict[str, str]:
         "sampling": _pairs(asked.sampling) or "greedy",
         "profile": asked.profile,
         "sweep": _pairs({axis: ",".join(values) for axis, values in asked.sweep.items()}),
-        "baseline": result.reference or "none",
-        "compiling": f"{result.compile_seconds:,.0f} s for transformers' steps, in no figure"
-        if result.compile_seconds
-        else "",
+        "compiling": compiling if result.compile_seconds else "",
     }
 
 
@@ -351,6 +291,11 @@ def _pairs(values: Mapping[str, object]) -> str:
 def _texts(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     cells = tuple(tuple(map(_clean, row)) for row in rows)
     return Table(title, tuple(Column(name, number=False) for name in columns), cells)
+
+
+def _label(name: str | None) -> str:
+    """What a method is called in tables and sentences."""
+    return _LABELS.get(name or "") or _clean(name or "")
 
 
 def _clean(text: str) -> str:

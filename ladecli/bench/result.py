@@ -9,6 +9,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,7 +20,6 @@ from ..decoder.config import LookaheadConfig, SamplingConfig
 from ..errors import UsageError
 
 if TYPE_CHECKING:
-    from ..options import Request
     from ..session.session import Session
 
 SCHEMA = "lade-bench/1"
@@ -65,15 +65,8 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What was measured.
-
-    Attributes:
-        active: parameters that one token uses.
-        weights, compute: types of the weights, and of activations and cache.
-        cache_bytes: of the keys and values of one token.
-        context: maximum tokens of prompt and answer.
-        made_for: maximum tokens that the model was trained for.
-        captured, compiled: whether steps of our own strategies are CUDA graphs, compiled by torch.
+    """What was measured: `active` parameters are those that one token uses, `cache_bytes` those of
+    its keys and values; `context` and `made_for` are the most tokens here and in training.
     """
 
     name: str
@@ -90,8 +83,8 @@ class Model:
     compiled: bool = False
 
     @classmethod
-    def of(cls, session: Session, request: Request) -> Model:
-        """The model of a session, with the attention backend that the request selects."""
+    def of(cls, session: Session) -> Model:
+        """The model of a session."""
         loaded, shape = session.loaded, session.loaded.spec
         local = Path(loaded.name).is_dir()
         return cls(
@@ -112,16 +105,8 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What was asked for.
-
-    Attributes:
-        prompts: name of the suite or file.
-        rows: conversations measured.
-        template: whether prompts went through the model's chat template.
-        sampling: what differs from greedy decoding, and the seed.
-        sweep: values by axis.
-        command: the command line, without the user's folders.
-        parallel_mode: "lookahead" or "tensor"; None on one rank.
+    """What was asked for; `rows` conversations could be measured, and `template` is whether they
+    went through the model's chat template.
     """
 
     prompts: str
@@ -147,11 +132,7 @@ class Conditions:
 class Method:
     """One way to decode that is measured; JSON calls it a contender.
 
-    Attributes:
-        name: unique in the result.
-        strategy: one of `methods.STRATEGIES`.
-        settings: window, ngram, guesses, budget, sources, where it has them.
-        cell: its values in a sweep by axis, as typed; empty outside.
+    The name is unique in the result; `cell` has its values in a sweep by axis, as typed.
     """
 
     name: str
@@ -204,7 +185,7 @@ class Run:
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """What answers of two methods, or of two results, are paired by."""
+        """Answers of two methods, or of two results, are paired by this."""
         return self.row, self.turn, self.repeat
 
     @property
@@ -239,9 +220,8 @@ class Failure:
 class TimeSpent:
     """Where the time of one method goes, in the steps after the first of each answer.
 
-    Attributes:
-        seconds: per step, by part: "draft", "forward", "verify", "learn" and "text".
-        read_bytes: weights, keys and values that a step must read, about.
+    `seconds` are per step, by part: "draft", "forward", "verify", "learn" and "text"; `read_bytes`
+    are the weights, keys and values that a step must read, about.
     """
 
     contender: str
@@ -306,25 +286,22 @@ def read(path: Path) -> Result:
     Raises:
         UsageError: it cannot be read, or is no result; the message says why.
     """
+    fix = "give a file that lade bench --json or --report wrote"
     try:
         data = json.loads(path.read_text(encoding="utf-8-sig"))  # some editors write a BOM
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # neither UTF-8 nor JSON
-        raise UsageError(
-            f"{path} is no result of lade bench ({error}); give a file that --json or --report"
-            " wrote"
-        ) from None
+        raise UsageError(f"{path} cannot be read ({error.strerror}); {fix}") from None
+    except (ValueError, RecursionError):  # neither UTF-8 nor JSON
+        raise UsageError(f"{path} is no result of lade bench (not JSON); {fix}") from None
     schema = data.pop("schema", None) if isinstance(data, dict) else None
     if schema != SCHEMA:
         what = f"schema {schema!r}" if schema else "no schema"
-        raise UsageError(f"{path} has {what}, and this program reads {SCHEMA}; measure again")
+        raise UsageError(f"{path} has {what}, and this program reads {SCHEMA}; {fix}")
     try:
         return _adapter().validate_python(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise UsageError(f"{path} is damaged: {where}: {first['msg']}; measure again") from None
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        raise UsageError(f"{path} is damaged: {where} is missing or invalid; {fix}") from None
 
 
 def lookahead_shown(config: LookaheadConfig) -> dict[str, int | str]:
@@ -346,24 +323,11 @@ def sampling_shown(sampling: SamplingConfig) -> dict[str, int | float]:
     return found if sampling.greedy else {**found, "seed": sampling.seed}
 
 
+def now() -> str:
+    """The time in UTC, to the second."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
 def command_line(arguments: Sequence[str]) -> str:
-    """A command line without the folders of its files.
-
-    Args:
-        arguments: without the program's name.
-    """
-    texts = ("-s", "--system", "--stop")  # their values are never files
-    words = ["lade"]
-    for word in arguments:
-        option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
-        is_text = words[-1] in texts or option in texts
-        words.append(word if is_text or not value else f"{option}{equals}{_without_folder(value)}")
-    return shlex.join(words)
-
-
-def _without_folder(value: str) -> str:
-    """The last part of a path; ids of the hub and other values stay."""
-    path = Path(value)
-    is_file = path.exists() or path.suffix in (".html", ".json", ".jsonl", ".md")
-    is_hub_id = re.fullmatch(r"\w[\w.-]*/[\w.-]+", value) and not is_file
-    return value if "/" not in value or is_hub_id else path.name
+    """A command line from the arguments after the program's name, without absolute folders."""
+    return shlex.join(["lade", *(re.sub(r"^(--[\w-]+=)?/.*/", r"\1", each) for each in arguments)])

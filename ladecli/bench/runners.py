@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -37,7 +37,7 @@ class Answer:
     widths: list[int] = field(default_factory=list)
     accepted: Counter[str] = field(default_factory=Counter)
     reason: Reason = "interrupted"
-    parts: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    parts: Counter[str] = field(default_factory=Counter)
 
     @property
     def step_seconds(self) -> tuple[float, ...]:
@@ -62,13 +62,7 @@ class Runner(Protocol):
 
 
 class OwnRunner:
-    """One of our own strategies.
-
-    Args:
-        method: what it runs.
-        session: the model.
-        settings: how to decode; the method's strategy replaces theirs.
-    """
+    """One of our own strategies; the method's replaces that of the settings."""
 
     def __init__(self, method: Method, session: Session, settings: Settings) -> None:
         self.method = method
@@ -86,15 +80,7 @@ class OwnRunner:
         self._session.start_over()
 
     def answer(self, prompt: Sequence[int], cancelled: Callable[[], bool]) -> Answer:
-        """Answer one prompt.
-
-        Args:
-            prompt: token ids.
-            cancelled: called after every step; true ends the answer.
-
-        Raises:
-            LadeError: out of memory.
-        """
+        """As `Runner.answer`; out of memory is a `LadeError`."""
         answer, texts = Answer(), list[str]()
         began = time.perf_counter()
         for event in self._session.stream(prompt, self._settings, cancelled):
@@ -105,8 +91,11 @@ class OwnRunner:
                 answer.widths.append(event.width)
                 texts += (piece.text for piece in event.pieces)
                 answer.accepted.update(piece.source for piece in event.pieces if piece.source)
+                # What the decoder did not use of a step's time went to the text.
                 if len(answer.marks) > 1:
-                    _add_parts(answer, event)
+                    parts = dataclasses.asdict(event.times) if event.times else {}
+                    rest = answer.marks[-1] - answer.marks[-2] - sum(parts.values())
+                    answer.parts.update({**parts, "text": max(rest, 0.0)})
             elif isinstance(event, Ended):
                 texts.append(event.rest)
                 answer.reason = event.reason
@@ -114,12 +103,3 @@ class OwnRunner:
             raise LadeError(f"out of memory after {len(answer.ids)} tokens of the answer")
         answer.text = "".join(texts)
         return answer
-
-
-def _add_parts(answer: Answer, step: TextStep) -> None:
-    """Add up where the time of a step goes; what the decoder did not use went to the text."""
-    parts = dataclasses.asdict(step.times) if step.times else {}
-    for part, seconds in parts.items():
-        answer.parts[part] += seconds
-    wall = answer.marks[-1] - answer.marks[-2]
-    answer.parts["text"] += max(wall - sum(parts.values()), 0.0)

@@ -41,19 +41,9 @@ class Interval:
 class Figures:
     """One method on the prompts of one category, or on all of them.
 
-    Attributes:
-        method: its name.
-        rows: conversations.
-        tokens_per_step: completion tokens over steps.
-        width: tokens fed per step after the first; None if unknown.
-        tokens_per_second: after the first step.
-        first_seconds: median time to the first token.
-        step_median, step_p95: seconds of a step after the first; None where there is none.
-        speedup: over the baseline, on the rows that both have; None for the baseline itself,
-            without one, and with too few rows.
-        peak_memory: bytes, the maximum of all runs; None if unknown.
-        equal, compared: answers equal to the baseline's, of those compared.
-        accepted: draft tokens by source.
+    `width` (tokens fed per step), `tokens_per_second` and the steps are those after the first step;
+    `speedup` is over the baseline, on the rows that both have; `peak_memory` is in bytes.  What
+    is unknown is None.
     """
 
     method: str
@@ -122,9 +112,7 @@ def speedup(runs: Sequence[Run], baseline: Sequence[Run]) -> Interval | None:
     """The ratio of the rates, with a bootstrap interval over the rows that both answered.
 
     Of a row's repeats the median counts: what disturbs one of them is no property of the method.
-
-    Returns:
-        None with fewer than `MIN_ROWS` rows.
+    None with fewer than `MIN_ROWS` rows.
     """
     from scipy.stats import bootstrap
 
@@ -136,28 +124,22 @@ def speedup(runs: Sequence[Run], baseline: Sequence[Run]) -> Interval | None:
     ]
     if len(rows) < MIN_ROWS:
         return None
+
+    def ratio_of_rates(*columns: np.ndarray, axis: int = -1) -> np.ndarray:
+        tokens, seconds, base_tokens, base_seconds = (each.sum(axis) for each in columns)
+        return np.asarray(tokens / seconds * base_seconds / base_tokens)
+
     columns = tuple(np.array(rows).T)
     found = bootstrap(
         columns,
-        _ratio_of_rates,
+        ratio_of_rates,
         paired=True,
         vectorized=True,
         n_resamples=RESAMPLES,
         method="percentile",
         rng=np.random.default_rng(0),  # the same runs give the same interval
     ).confidence_interval
-    return Interval(float(_ratio_of_rates(*columns)), float(found.low), float(found.high))
-
-
-def _ratio_of_rates(
-    tokens: np.ndarray,
-    seconds: np.ndarray,
-    base_tokens: np.ndarray,
-    base_seconds: np.ndarray,
-    axis: int = -1,
-) -> np.ndarray:
-    ours = tokens.sum(axis) / seconds.sum(axis)
-    return np.asarray(ours * base_seconds.sum(axis) / base_tokens.sum(axis))
+    return Interval(float(ratio_of_rates(*columns)), float(found.low), float(found.high))
 
 
 def _by_row(runs: Iterable[Run]) -> dict[str, dict[int, tuple[int, float]]]:
@@ -192,33 +174,11 @@ def equality(runs: Iterable[Run], baseline: Iterable[Run]) -> tuple[int, int]:
     return sum(one.digest == other.digest for one, other in pairs), len(pairs)
 
 
-def drift(result: Result) -> float | None:
-    """Relative time by which the last repeat took longer than the first, on the same prompts.
-
-    Returns:
-        The median over methods and prompts; None where nothing was repeated.
-    """
-    seconds: dict[tuple[str, str], dict[int, float]] = defaultdict(lambda: defaultdict(float))
-    for run in result.runs:
-        each = seconds[run.contender, run.row]
-        each[run.repeat] += run.first_seconds + run.decode_seconds
-    changes = [
-        each[max(each)] / each[min(each)] - 1.0
-        for each in seconds.values()
-        if len(each) > 1 and each[min(each)]
-    ]
-    return statistics.median(changes) if changes else None
-
-
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A time in B over the same time in A.
+    """A time in B over the same time in A: the median of `pairs` answers; above 1 is slower.
 
-    Attributes:
-        verdict: slower, faster, equal, unclear or unrelated.
-        ratio: median over the answers; above 1 is slower.
-        low, high: its 95 % bootstrap interval; None with too few answers for the test.
-        pairs: number of answers.
+    `low` and `high` are its 95 % bootstrap interval; None with too few answers for the test.
     """
 
     verdict: str
@@ -229,11 +189,9 @@ class Change:
 
 
 def judge(logs: Sequence[float], margin: float) -> Change:
-    """Judge a change by Wilcoxon's signed-rank test at level `ALPHA`.
+    """Judge log(time in B / time in A) of the answers by Wilcoxon's test at level `ALPHA`.
 
-    Args:
-        logs: log(time in B / time in A) of each answer; at least one.
-        margin: relative change that is noise, however many answers show it.
+    A relative change of at most `margin` is noise, however many answers show it.
     """
     from scipy.stats import bootstrap, wilcoxon
 

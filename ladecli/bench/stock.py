@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 LOOKUP = 10
 """Tokens that transformers' prompt lookup proposes, as in its documentation."""
-WARM_UPS, WARM_UP_TOKENS = 3, 16
-"""Texts before compiled steps count, and tokens of each: the first text compiles the steps, and on
-a GPU the next ones capture them."""
+WARM_UPS, WARM_UP_TOKENS, PROMPT = 3, 16, 256
+"""Texts before compiled steps count, tokens of each, and of their prompt at most: the first text
+compiles the steps, and on a GPU the next ones capture them."""
 
 
 class StockRunner:
@@ -35,21 +35,12 @@ class StockRunner:
     Of the model's generation config it takes what our own strategies take: end tokens, and the
     repetition penalty by way of the settings.
 
-    Args:
-        method: one of `result.FOREIGN`.
-        session: the model.
-        settings: length, end tokens, stop strings and sampling.
-        room: tokens of the longest prompt and its answer; the length of the static cache.
-
-    Attributes:
-        compile_seconds: time that compiling took.
+    `room` is the length of the static cache, for prompt and answer.
     """
 
     def __init__(self, method: Method, session: Session, settings: Settings, room: int = 0) -> None:
         self.method = method
-        self.compile_seconds = 0.0
-        self._session = session
-        self._settings = settings
+        self._session, self._settings = session, settings
         self._lookup = method.strategy == STOCK_LOOKUP
         # One cache for all answers: torch compiles anew for another length, and on a GPU captures
         # anew for another address.
@@ -71,52 +62,30 @@ class StockRunner:
         decoder = self._session.decoder
         decoder.forget(keep_memory=decoder.runner.captures)
 
-    def prepare(self, prompt: Sequence[int], cancelled: Callable[[], bool]) -> None:
-        """Compile the steps of a static cache; nothing to do for the other methods.
-
-        Args:
-            prompt: token ids of any text.
-            cancelled: called after every step; true ends it.
-
-        Raises:
-            LadeError: they cannot be compiled; the message says why.
-        """
+    def prepare(self, prompt: Sequence[int], cancelled: Callable[[], bool]) -> float:
+        """Compile the steps of a static cache with any prompt; returns the seconds that it took."""
         from ..models import hushed
 
-        if self._cache is None:
-            return
         self.begin()
         settings = replace(self._settings, max_new_tokens=WARM_UP_TOKENS, ignore_eos=True, stop=())
-        prompt = prompt[: self._room - WARM_UP_TOKENS]
+        prompt = prompt[: min(PROMPT, self._room - WARM_UP_TOKENS)]
         began, before = time.perf_counter(), compilations()
         try:
             with hushed():  # what matters of its output is an error
                 for _ in range(WARM_UPS):
                     self._generate(prompt, settings, cancelled)
-                    if cancelled():
-                        return
-                    if compilations() == before:
+                    if not cancelled() and compilations() == before:
                         raise LadeError("transformers does not compile the steps of this model")
         except Exception as error:  # the compiler raises anything
-            if cancelled():  # Ctrl-C reaches the compiler, too
-                return
-            raise LadeError(
-                f"{self.method.name} cannot be measured: {told(error)}; leave it out of"
-                " --strategies"
-            ) from error
-        self.compile_seconds = time.perf_counter() - began
+            if not cancelled():  # Ctrl-C reaches the compiler, too
+                raise LadeError(
+                    f"{self.method.name} cannot be measured: {told(error)}; leave it out of"
+                    " --strategies"
+                ) from error
+        return time.perf_counter() - began
 
     def answer(self, prompt: Sequence[int], cancelled: Callable[[], bool]) -> Answer:
-        """Answer one prompt.
-
-        Args:
-            prompt: token ids.
-            cancelled: called after every step; true ends the answer.
-
-        Raises:
-            PromptError: the prompt is empty or too long.
-            Exception: any that transformers raises.
-        """
+        """As `Runner.answer`; raises what transformers raises."""
         self._session.decoder.check_prompt(prompt)
         return self._generate(prompt, self._settings, cancelled)
 
@@ -165,18 +134,9 @@ class StockRunner:
 
 
 class _Steps:
-    """Notes when steps end; transformers calls it after every step.
+    """Notes the time (`marks`) and the tokens of prompt and answer (`lengths`) after every step.
 
-    Args:
-        prompt: tokens of the prompt.
-        cancelled: true ends the text.
-        should_stop: called with every token; true ends the text after it.
-
-    Attributes:
-        marks: times of `time.perf_counter`.
-        lengths: tokens of prompt and answer at each mark.
-        stopped: whether a stop string ended the text.
-        cancelled: whether the caller did.
+    `should_stop` is called with every token; where it is true, the text ends after that one.
     """
 
     def __init__(

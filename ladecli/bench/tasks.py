@@ -23,17 +23,9 @@ MARKUP = 32
 
 
 class Dialogue:
-    """One row of a suite, held turn by turn.
+    """One row of a suite, held turn by turn; the context must have room for `new_tokens` more.
 
-    Args:
-        session: the model.
-        row: what the user says.
-        template: whether the model's chat template is applied.
-        system: the system message, if there is one.
-        new_tokens: of an answer, for which the context must have room.
-
-    Attributes:
-        cut: why the conversation ended before one of its turns; None where it did not.
+    `cut` is why the conversation ended before one of its turns; None where it did not.
     """
 
     def __init__(
@@ -41,18 +33,14 @@ class Dialogue:
     ) -> None:
         self.id, self.category = row.id, row.category
         self.cut: str | None = None
-        self._session = session
-        self._turns = row.turns
-        self._template = template
-        self._system = system
-        self._new_tokens = new_tokens
+        self._session, self._turns, self._template = session, row.turns, template
+        self._system, self._new_tokens = system, new_tokens
 
     def hold(self, answer: Callable[[int, list[int]], str]) -> None:
         """Hold the conversation, up to a turn that the context has no room for.
 
-        Args:
-            answer: called with the number of the turn, from 1 on, and the ids of its prompt;
-                returns the text of the reply.
+        `answer` takes the number of the turn, from 1 on, and the ids of its prompt, and returns the
+        text of the reply.
         """
         talk = Conversation(self._system)
         for number, text in enumerate(self._turns, start=1):
@@ -96,29 +84,20 @@ class Dialogue:
 
 
 class Passage:
-    """A prompt of an exact number of tokens, which is its category; the id is "4096/1".
-
-    Attributes:
-        room: tokens of the prompt and its answer.
-    """
+    """A prompt of an exact number of tokens, which is its category; the id is "4096/1"."""
 
     cut: str | None = None
 
-    def __init__(self, number: int, ids: Sequence[int], longest: int, new_tokens: int) -> None:
+    def __init__(self, number: int, ids: list[int], new_tokens: int, context: int) -> None:
         self.category = str(len(ids))
         self.id = f"{self.category}/{number}"
         self.room = len(ids) + new_tokens
-        self._ids = list(ids)
-        self._longest = longest
+        self._ids, self._context = ids, context
 
     def first(self) -> list[int]:
-        """The ids of the prompt.
-
-        Raises:
-            PromptError: the context has no room for them.
-        """
-        if len(self._ids) > self._longest:
-            raise PromptError(f"the context has room for {self._longest:,} tokens of a prompt")
+        """The ids of the prompt; `PromptError` where the context has no room for them."""
+        if self.room > self._context:
+            raise PromptError(f"with its answer it has more than the context's {self._context:,}")
         return self._ids
 
     def hold(self, answer: Callable[[int, list[int]], str]) -> None:
@@ -131,22 +110,14 @@ _Task = TypeVar("_Task", bound=Task)
 
 
 def passages(session: Session, lengths: Sequence[int], each: int, new_tokens: int) -> list[Task]:
-    """`each` passages of every length, which begin at different places of one text.
-
-    Args:
-        session: whose tokenizer counts.
-        lengths: in tokens.
-        each: number of passages of a length.
-        new_tokens: of an answer, for which the context must have room.
-    """
+    """`each` passages of every length in tokens, which begin at different places of one text."""
     ids = session.encode("\n".join(inspect.getsource(importlib.import_module(m)) for m in MODULES))
     # Where a passage begins does not depend on its length.
     starts = [number * len(ids) // each for number in range(each)]
     while len(ids) < starts[-1] + max(lengths):
         ids = ids + ids
-    longest = session.decoder.max_context - new_tokens
     return [
-        Passage(number, ids[start : start + length], longest, new_tokens)
+        Passage(number, ids[start : start + length], new_tokens, session.decoder.max_context)
         for length in sorted(lengths)
         for number, start in enumerate(starts, start=1)
     ]
@@ -158,9 +129,9 @@ def usable(tasks: Sequence[_Task]) -> tuple[list[_Task], list[Skipped]]:
     Raises:
         UsageError: there is none of the former.
     """
-    reasons = [(task, _obstacle(task)) for task in tasks]
-    found = [task for task, reason in reasons if reason is None]
-    skipped = [Skipped(task.id, reason) for task, reason in reasons if reason is not None]
+    skipped = [Skipped(task.id, reason) for task in tasks if (reason := _obstacle(task))]
+    refused = {each.row for each in skipped}
+    found = [task for task in tasks if task.id not in refused]
     if not found:
         raise UsageError(
             f"no prompt can be answered: {skipped[0].row}: {skipped[0].reason}; lower -n, raise"

@@ -6,14 +6,13 @@ Every prompt is decoded twice in one process; the first divergence is reported w
 
 from __future__ import annotations
 
-import dataclasses
-import datetime
 import json
 import sys
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +36,7 @@ from .result import (
     Skipped,
     command_line,
     lookahead_shown,
+    now,
     sampling_shown,
 )
 from .runners import Answer, OwnRunner
@@ -61,56 +61,53 @@ def run(request: VerifyRequest) -> int:
     Returns:
         The exit code: 0 if all answers are equal, or rounding explains every divergence; 1 if it
         does not, or if nothing could be compared; 130 after Ctrl-C.
-
-    Raises:
-        LadeError, DecoderError: with a line for the user.
     """
     samples, limit = request.chi_square, request.limit
-    new_tokens = request.new_tokens
-    if samples:
-        new_tokens, limit = request.max_new_tokens or SAMPLED_TOKENS, limit or SAMPLED_ROWS
-    request = replace(request, max_new_tokens=new_tokens)
     if samples and not request.temperature:
         raise UsageError(
             "--chi-square tests sampling, and greedy decoding draws nothing; add --temperature 1,"
             " for example"
         )
+    new_tokens = request.new_tokens
+    if samples:
+        new_tokens, limit = request.max_new_tokens or SAMPLED_TOKENS, limit or SAMPLED_ROWS
+    request = replace(request, max_new_tokens=new_tokens)
     began = time.perf_counter()
-    watched = not request.quiet and sys.stderr.isatty()
-    suite = suites.load(request.prompts, offline=request.offline, progress=watched)
-    rows = suites.some(suite.rows, limit)
+    rows = suites.some(suites.load(request.prompts, offline=request.offline), limit)
     terminal = Terminal(request.color, request.quiet)
     session = opening.open_session(request, terminal)
     template = session.has_template and not request.raw
     dialogues, skipped = usable([Dialogue(session, row, template, request.system) for row in rows])
     answers = samples * len(dialogues) if samples else 2 * sum(len(row.turns) for row in rows)
+    if samples:
+        terminal.say(f"drawing {answers:,} answers; Ctrl-C tests those that were drawn until then")
     found: Comparison | Sampled
     with ctrl_c() as cancelled, terminal.bar("verifying", answers) as advance:
         verifier = Verifier(session, request, cancelled, advance)
         found = verifier.sample(dialogues, samples) if samples else verifier.compare(dialogues)
     found.skipped[:0] = skipped
-    machine, model = Machine.of(session), Model.of(session, request)
+    machine, model = Machine.of(session), Model.of(session)
     if request.json:
-        now = datetime.datetime.now(datetime.timezone.utc)
         data = {
             "schema": SCHEMA,
-            "created": now.isoformat(timespec="seconds"),
+            "created": now(),
             "seconds": round(time.perf_counter() - began, 3),
             "command": command_line(sys.argv[1:]),
-            "machine": dataclasses.asdict(machine),
-            "model": dataclasses.asdict(model),
+            "machine": asdict(machine),
+            "model": asdict(model),
             "prompts": Path(request.prompts).name,
             "max_new_tokens": new_tokens,
             "template": template,
             "interrupted": found.interrupted,
             "passed": found.passed,
             "verdict": found.verdict,
+            **found.as_object(verifier.settings_shown),
         }
-        print(json.dumps(data | found.as_object(verifier.settings_shown), allow_nan=False))
+        print(json.dumps(data, allow_nan=False))
     else:
-        computed = f" computed in {model.compute}" if model.weights != model.compute else ""
-        title = f"{request.strategy} against plain decoding: {model.name}, {model.weights}"
-        _show(found, f"{title}{computed} on {machine.device}", terminal.console(sys.stdout))
+        what = f"{model.name}, {model.weights} on {machine.device}"
+        title = f"{request.strategy} against plain decoding: {what}"
+        _show(found, title, terminal.console(sys.stdout))
     if found.interrupted:
         return INTERRUPTED
     return 0 if found.passed else LadeError.exit_code
@@ -136,21 +133,18 @@ class Token:
     id: int
     text: str
 
+    def __str__(self) -> str:
+        """As a message names it."""
+        return f"{self.text} ({self.id})"
+
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
     """The first token at which an answer differs from plain decoding's.
 
-    Attributes:
-        turn, position: of the conversation, and of the token in the answer; from 1 on.
-        plain, other: plain decoding's token and the strategy's; None where the answer ended.
-        width: tokens fed in the step that yielded the strategy's token.
-        gap: by how many logits plain decoding prefers its token.  None, as all that follows,
-            where an answer ended or memory does not suffice to compute it.
-        distance: how far logits must move for the strategy's token: the gap, if greedy.
-        noise: how far forwards of other widths move the logits here.
-        allowed: how far rounding may move them.
-        explained: whether rounding explains the divergence.
+    `turn` and `position` count from 1 on; `plain` and `other` are plain decoding's token and the
+    strategy's, None where the answer ended; `width` is of the step that yielded the latter.  All
+    that follows is as in `LogitGap`, and None where an answer ended or memory did not suffice.
     """
 
     row: str
@@ -168,21 +162,15 @@ class Divergence:
     @property
     def lines(self) -> tuple[str, str]:
         """Where it is, and what explains it."""
-        plain, other = (
-            f"{token.text} ({token.id})" if token else "the end"
-            for token in (self.plain, self.other)
-        )
-        if self.gap is None or self.distance is None:
-            ended = self.plain is None or self.other is None
-            why = "rounding explains no end" if ended else "no memory to compute the logits again"
-        else:
-            why = f"logit gap {self.gap:.3g}"
-            if self.distance != self.gap:
-                why += f", {self.distance:.3g} to the other choice"
-            why += f"; rounding moves {self.allowed:.3g} at most (noise {self.noise:.3g})"
+        why = "no logit gap is known (an answer ended, or memory ran out)"
+        if self.gap is not None:
+            why = (
+                f"logit gap {self.gap:.3g}, to the other choice {self.distance:.3g}; rounding"
+                f" moves {self.allowed:.3g} at most (noise {self.noise:.3g})"
+            )
         return (
-            f"{self.row}{f', turn {self.turn}' if self.turn > 1 else ''}, token {self.position} of"
-            f" the answer: {other} where plain decoding has {plain}",
+            f"{self.row}, turn {self.turn}, token {self.position} of the answer:"
+            f" {self.other or 'the end'} where plain decoding has {self.plain or 'the end'}",
             f"  in a step of {counted(self.width, 'token')}; {why}:"
             f" {'explained' if self.explained else 'NOT explained'}",
         )
@@ -190,13 +178,7 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One answer compared with plain decoding's.
-
-    Attributes:
-        tokens: compared: all, or up to and with the first that differs.
-        steps, reason: of the strategy's answer.
-        divergence: None where all tokens are equal.
-    """
+    """One answer; `tokens` were compared: all, or up to and with the first that differs."""
 
     row: str
     category: str
@@ -210,12 +192,10 @@ class Compared:
 
 @dataclass(slots=True)
 class Comparison:
-    """Answers compared token by token.
+    """Answers compared token by token; `interrupted` by Ctrl-C.
 
-    Attributes:
-        sampling: values that are not the default.
-        skipped: rows, or the rest of them, that could not be answered, and why.
-        interrupted: whether Ctrl-C ended it early.
+    `sampling` has the values that are not the default, and `skipped` the rows, or the rest of them,
+    that could not be answered.
     """
 
     sampling: dict[str, int | float]
@@ -254,24 +234,22 @@ class Comparison:
             return f"NOT equal: {count} larger than rounding explains"
         compared = f"{self.tokens:,} tokens of {counted(len(self.answers), 'answer')}"
         if found := self.divergences:
-            near_ties = f"equal but for near-ties: {counted(len(found), 'divergence')}"
-            return f"{near_ties} in {compared}, none larger than rounding explains"
+            count = counted(len(found), "divergence")
+            return f"equal but for near-ties: {count} in {compared}, which rounding explains"
         return f"equal: all {compared}"
 
     @property
     def details(self) -> list[str]:
         """Two lines about each divergence."""
-        return [line for divergence in self.divergences for line in divergence.lines]
+        return [line for each in self.divergences for line in each.lines]
 
     def as_object(self, settings: Mapping[str, int | str]) -> dict[str, Any]:
         """Its part of the JSON object; keys are part of the interface."""
         return {
             "settings": settings,
-            "sampling": self.sampling,
+            **asdict(self),
             "rows": len({answer.row for answer in self.answers}),
             "tokens": self.tokens,
-            "answers": [dataclasses.asdict(answer) for answer in self.answers],
-            "skipped": [dataclasses.asdict(each) for each in self.skipped],
             "divergences": len(self.divergences),
             "unexplained": self.unexplained,
         }
@@ -284,14 +262,8 @@ class _Interrupted(Exception):
 class Verifier:
     """Decodes prompts with the strategy of a request and with plain decoding.
 
-    Args:
-        session: the model.
-        request: with a number of new tokens.
-        cancelled: called after every step; true ends the work.
-        advance: called with the number of answers that were decoded.
-
-    Attributes:
-        settings_shown: strategy, types, attention and settings, as JSON has them.
+    `cancelled` is called after every step, and true ends the work; `advance` is called with the
+    number of answers that were decoded.  `settings_shown` are those that JSON has.
     """
 
     def __init__(
@@ -306,11 +278,8 @@ class Verifier:
         loaded = session.loaded
         greedy = SamplingConfig(repetition_penalty=loaded.repetition_penalty)
         choice = opening.choose_profile(request, session)
-        self._session = session
-        self._cancelled = cancelled
-        self._advance = advance
+        self._session, self._cancelled, self._advance = session, cancelled, advance
         self._settings = opening.settings_of(request, choice, greedy)
-        self._plain = replace(self._settings, strategy=PLAIN)
         self._rescorer = Rescorer(session.decoder, quantised=loaded.spec.weights not in FULL)
         self._spell = speller(loaded.tokenizer)
         self.settings_shown: dict[str, int | str] = {
@@ -325,20 +294,20 @@ class Verifier:
     def compare(self, dialogues: Sequence[Dialogue]) -> Comparison:
         """Compare answers token by token; out of memory, the rest of a dialogue is skipped."""
         found = Comparison(sampling_shown(self._settings.sampling))
-        try:
-            for dialogue in dialogues:
-                try:
-                    self._compare(dialogue, found)
-                    reason = dialogue.cut
-                except LadeError as error:
-                    reason = str(error)
-                if reason is not None:
-                    found.skipped.append(Skipped(dialogue.id, reason))
-        except _Interrupted:
-            found.interrupted = True
+        for dialogue in dialogues:
+            try:
+                found.answers.extend(self._compared(dialogue))
+                reason = dialogue.cut
+            except LadeError as error:
+                reason = str(error)
+            except _Interrupted:
+                found.interrupted = True
+                break
+            if reason is not None:
+                found.skipped.append(Skipped(dialogue.id, reason))
         return found
 
-    def _compare(self, dialogue: Dialogue, found: Comparison) -> None:
+    def _compared(self, dialogue: Dialogue) -> Iterator[Compared]:
         """Compare a conversation turn by turn, up to the first divergence.
 
         The strategy holds all of it first, so that its cache is reused from turn to turn as in a
@@ -355,46 +324,42 @@ class Verifier:
         for turn, (prompt, answer) in enumerate(answers, start=1):
             # Plain decoding must not use keys that the strategy left in the cache.
             self._session.decoder.forget()
-            plain = self._answer(prompt, self._plain)
-            index = _first_difference(answer.ids, plain.ids)
-            divergence = None
+            plain = self._answer(prompt, replace(self._settings, strategy=PLAIN))
+            pairs = enumerate(zip_longest(answer.ids, plain.ids))
+            index = next((at for at, (one, other) in pairs if one != other), None)
+            found = None
             if index is not None:
-                divergence = self._divergence(dialogue.id, turn, index, prompt, answer, plain)
-            found.answers.append(
-                Compared(
-                    row=dialogue.id,
-                    category=dialogue.category,
-                    turn=turn,
-                    prompt_tokens=len(prompt),
-                    tokens=len(answer.ids) if index is None else index + 1,
-                    steps=len(answer.marks),
-                    reason=answer.reason,
-                    divergence=divergence,
-                )
-            )
-            if divergence is not None:
+                found = self._divergence(dialogue.id, turn, index, prompt, answer, plain)
                 dialogue.cut = None  # the prompts of later turns differ
+            yield Compared(
+                row=dialogue.id,
+                category=dialogue.category,
+                turn=turn,
+                prompt_tokens=len(prompt),
+                tokens=len(answer.ids) if index is None else index + 1,
+                steps=len(answer.marks),
+                reason=answer.reason,
+                divergence=found,
+            )
+            if found is not None:
                 return
 
     def _divergence(
         self, row: str, turn: int, index: int, prompt: list[int], answer: Answer, plain: Answer
     ) -> Divergence:
-        plain_token, token = self._token(plain, index), self._token(answer, index)
+        ends = [ids[index : index + 1] for ids in (plain.ids, answer.ids)]
+        ours, theirs = (
+            Token(ids[0], printable(repr(self._spell(ids[0])))) if ids else None for ids in ends
+        )
         step = min(bisect_right(answer.lengths, index), len(answer.widths) - 1)
         width = answer.widths[step] if answer.widths else 0
-        found = Divergence(row, turn, index + 1, plain_token, token, width)
-        if plain_token is None or token is None:
+        found = Divergence(row, turn, index + 1, ours, theirs, width)
+        if ours is None or theirs is None:
             return found
-        text, tokens = [*prompt, *answer.ids[:index]], (plain_token.id, token.id)
-        sampling = self._settings.sampling
-        gap = self._rescorer.gap(text, len(prompt), tokens, width, sampling)
-        explained = {**dataclasses.asdict(gap), "explained": gap.explained} if gap else {}
+        text, tokens = [*prompt, *answer.ids[:index]], (ours.id, theirs.id)
+        gap = self._rescorer.gap(text, len(prompt), tokens, width, self._settings.sampling)
+        explained = {**asdict(gap), "explained": gap.explained} if gap else {}
         return replace(found, **explained)
-
-    def _token(self, answer: Answer, index: int) -> Token | None:
-        if index >= len(answer.ids):
-            return None
-        return Token(answer.ids[index], printable(repr(self._spell(answer.ids[index]))))
 
     def sample(self, dialogues: Sequence[Dialogue], samples: int) -> Sampled:
         """Draw `samples` answers to each first turn and test their distribution.
@@ -416,25 +381,22 @@ class Verifier:
                     drawn.append(tuple(self._answer(prompt, settings).ids))
             except _Interrupted:
                 found.interrupted = True
-
-            def after(prefix: Ids, prompt: list[int] = prompt) -> list[float]:
-                shares = self._rescorer.probabilities([*prompt, *prefix], len(prompt), sampling)
-                if shares is None:
-                    raise LadeError("out of memory while computing logits; take a smaller model")
-                return shares
-
-            found.test(dialogue.id, drawn, after)
+            found.test(dialogue.id, drawn, partial(self._probabilities, prompt))
             if found.interrupted:
                 break
         return found
 
-    def _answer(self, prompt: list[int], settings: Settings) -> Answer:
-        """Decode a prompt.
+    def _probabilities(self, prompt: list[int], prefix: Ids) -> list[float]:
+        """Of the next token after a prompt and the beginning of its answer: [vocabulary]."""
+        shares = self._rescorer.probabilities(
+            [*prompt, *prefix], len(prompt), self._settings.sampling
+        )
+        if shares is None:
+            raise LadeError("out of memory while computing logits; take a smaller model")
+        return shares
 
-        Raises:
-            LadeError: out of memory.
-            _Interrupted: Ctrl-C.
-        """
+    def _answer(self, prompt: list[int], settings: Settings) -> Answer:
+        """Decode a prompt; Ctrl-C raises `_Interrupted`."""
         if self._cancelled():
             raise _Interrupted
         method = Method(settings.strategy, settings.strategy)
@@ -443,9 +405,3 @@ class Verifier:
             raise _Interrupted
         self._advance(1)
         return answer
-
-
-def _first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """Index of the first token that differs, or after the end of the shorter; None if equal."""
-    pairs = enumerate(zip_longest(one, other))
-    return next((index for index, (a, b) in pairs if a != b), None)

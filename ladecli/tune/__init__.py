@@ -81,9 +81,8 @@ def run(request: TuneRequest) -> int:
             user.make_folder()
         except LadeError as error:
             raise UsageError(f"{error}; --dry-run measures and writes nothing") from error
-    watched = not request.quiet and sys.stderr.isatty()
     name = request.prompts or suites.BUILTIN
-    rows = suites.load(name, offline=request.offline, progress=watched).rows
+    rows = suites.load(name, offline=request.offline)
     # Every category early: a slow machine has time for the first few prompts only.
     texts = [row.turns[0] for row in suites.some(rows, len(rows))]
     terminal = Terminal(request.color, request.quiet)

@@ -6,27 +6,23 @@ import hashlib
 import random
 from collections.abc import Mapping
 
-from ladecli.bench.result import (
-    Conditions,
-    Machine,
-    Method,
-    Model,
-    Result,
-    Run,
-    TimeSpent,
-)
+from ladecli.bench.result import Conditions, Machine, Method, Model, Result, Run, TimeSpent
 
 MACHINE = Machine(
-    "Test CPU", "cpu", 8 << 30, 1, "Linux x86_64", None,
-    {"lade": "0.1.0", "python": "3.11.0", "torch": "2.13.0", "transformers": "5.23.0"},
-)  # fmt: skip
+    "Test CPU", "cpu", 8 << 30, 1, "Linux x86_64", None, {"lade": "0.1.0", "torch": "2.13.0"}
+)
 MODEL = Model("demo", 3.15e6, 3.15e6, "float32", "float32", 12.6e6, 6144, 2048, 2048, "sdpa")
 CATEGORIES = ("chat", "code", "maths")
 PLAIN_STEP = 0.003
+SPEEDS = {
+    "autoregressive": 1.0, "jacobi": 0.95, "prompt-lookup": 1.1, "paper": 0.8,
+    "lookahead": 1.5, "hf": 0.8, "hf-prompt-lookup": 0.85,
+}  # fmt: skip
+PARTS = {"draft": 1.3e-4, "forward": 2.5e-3, "verify": 1.6e-4, "learn": 5e-5, "text": 6e-5}
 
 
 def run(contender: str, row: str, category: str, **changes: object) -> Run:
-    """A run of 32 tokens in plain steps, with what `changes` says instead."""
+    """A run of 32 tokens in plain steps, with the fields of `changes`."""
     fields: dict[str, object] = {
         "contender": contender, "row": row, "category": category, "turn": 1, "repeat": 1,
         "prompt_tokens": 20,
@@ -42,30 +38,24 @@ def digest(text: str) -> str:
 
 
 def result(
-    speeds: Mapping[str, float] | None = None,
+    speeds: Mapping[str, float] = SPEEDS,
     *,
     rows: int = 9,
     repeats: int = 3,
     noise: float = 0.03,
-    drift: float = 1.0,
     seed: int = 0,
     **changes: object,
 ) -> Result:
-    """A result in which contenders are so many times as fast as plain decoding.
+    """A result of methods by their speed-up over plain decoding.
 
     Args:
         speeds: by name of a strategy; "autoregressive" is 1.
         rows: in turn of the categories above.
         repeats: of each row.
         noise: standard deviation of a run's time, relative.
-        drift: factor on all times: this machine on another day.
         seed: of the noise.
         changes: other fields of the result.
     """
-    speeds = speeds or {
-        "autoregressive": 1.0, "jacobi": 0.95, "prompt-lookup": 1.1, "paper": 0.8,
-        "lookahead": 1.5, "hf": 0.8, "hf-prompt-lookup": 0.85,
-    }  # fmt: skip
     random_ = random.Random(seed)
     runs = []
     for repeat in range(1, repeats + 1):
@@ -73,7 +63,7 @@ def result(
             row_factor = 0.8 + 0.4 * (number / max(rows - 1, 1))
             for name, speed in speeds.items():
                 steps = max(round(32 / max(speed * row_factor, 1.0)), 2)
-                seconds = 31 * PLAIN_STEP * drift / speed / row_factor
+                seconds = 31 * PLAIN_STEP / speed / row_factor
                 seconds *= max(random_.gauss(1.0, noise), 0.1)
                 if name == "autoregressive":
                     steps = 32
@@ -93,24 +83,12 @@ def result(
         "conditions": Conditions(
             "builtin", rows, repeats, 32, False, True, {}, "cpu", {}, "lade bench"
         ),
-        "contenders": tuple(Method(name, name, _settings(name)) for name in speeds),
-        "bandwidth": 2e10,
-        "runs": tuple(runs),
+        "contenders": tuple(
+            Method(name, name, {"window": 5} if name == "lookahead" else {}) for name in speeds
+        ),
+        "runs": tuple(runs), "bandwidth": 2e10,
         "time_spent": tuple(
-            TimeSpent(
-                name, 200,
-                {"draft": 1.3e-4, "forward": 2.5e-3, "verify": 1.6e-4, "learn": 5e-5, "text": 6e-5},
-                2.5e7,
-            )
-            for name in speeds if not name.startswith("hf")
+            TimeSpent(name, 200, PARTS, 2.5e7) for name in speeds if not name.startswith("hf")
         ),
     }  # fmt: skip
     return Result(**{**fields, **changes})
-
-
-def _settings(name: str) -> dict[str, int | str]:
-    if name == "lookahead":
-        return {"window": 5, "ngram": 3, "guesses": 5, "budget": 16, "sources": "context"}
-    if name == "paper":
-        return {"window": 7, "ngram": 5, "guesses": 7, "sources": "trajectory"}
-    return {}

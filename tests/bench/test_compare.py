@@ -81,11 +81,6 @@ def test_changes_of_the_program_are_told_from_those_of_the_machine(
     assert found["by"]["hf"]["verdict"] is None
 
 
-def test_slower_and_faster_are_mixed(compared: Callable[..., Data]) -> None:
-    after = slowed(made(seed=2), lookahead=0.8, paper=1.3)
-    assert compared(made(seed=1), after)["verdict"] == "mixed"
-
-
 def test_few_answers_prove_nothing(compared: Callable[..., Data]) -> None:
     found = compared(made(rows=2, repeats=1), slowed(made(rows=2, repeats=1), paper=2.0))
     assert found["verdict"] == "unclear"
@@ -101,24 +96,23 @@ def test_chance_is_not_called_a_change() -> None:
 
 
 @pytest.mark.parametrize(
-    ("methods", "baseline", "foreign"),
+    ("methods", "baseline"),
     [
-        (("paper", "hf-prompt-lookup", "lookahead", "hf"), "hf", True),
-        (("paper", "hf-prompt-lookup", "lookahead"), "hf-prompt-lookup", True),
-        (("paper", "autoregressive", "lookahead"), "autoregressive", False),
-        (("lookahead",), None, False),
+        (("paper", "hf-prompt-lookup", "lookahead", "hf"), "hf"),
+        (("paper", "autoregressive", "lookahead"), "autoregressive"),
+        (("lookahead",), None),
     ],
 )
 def test_the_baseline(
-    compared: Callable[..., Data], methods: tuple[str, ...], baseline: str | None, foreign: bool
+    compared: Callable[..., Data], methods: tuple[str, ...], baseline: str | None
 ) -> None:
     speeds = dict.fromkeys(methods, 1.0)
     after = slowed(made(speeds, seed=2), lookahead=1.12, machine=1.01)
     found = compared(made(speeds, seed=1), after)
-    assert (found["yardstick"], found["yardstick_is_foreign"]) == (baseline, foreign)
+    assert found["yardstick"] == baseline
     # Without a baseline, the machine could have changed as much.
     assert found["by"]["lookahead"]["verdict"] == ("slower" if baseline else "unclear")
-    assert bool(found["notes"]) is not foreign
+    assert bool(found["notes"]) is (baseline != "hf")
 
 
 def test_what_is_counted_is_exact(compared: Callable[..., Data]) -> None:
@@ -126,30 +120,8 @@ def test_what_is_counted_is_exact(compared: Callable[..., Data]) -> None:
     found = compared(made(), after)["by"]
     exact = found["lookahead"]["exact"]
     assert (exact["answers"], exact["other_texts"], exact["other_steps"]) == (27, 3, 3)
-    assert (exact["other_accepted"], exact["settled"]) == (3, True)
-    assert exact["first_other_text"] == {"row": "row-4", "turn": 1}
     assert exact["tokens_per_step"]["b"] < exact["tokens_per_step"]["a"]
     assert found["hf"]["exact"]["other_texts"] == 0
-
-
-def test_answers_after_the_turn_that_differs_are_not_counted(
-    compared: Callable[..., Data],
-) -> None:
-    pair = [made(rows=4, repeats=2) for _ in "ab"]
-    for data in pair:
-        data["runs"] += [{**run, "turn": 2} for run in data["runs"]]
-    changed(pair[1], "lookahead", "row-2", digest="other")
-    exact = compared(*pair)["by"]["lookahead"]["exact"]
-    assert (exact["answers"], exact["other_texts"]) == (14, 2)
-
-
-def test_repeats_that_differ_are_not_settled_if_greedy(compared: Callable[..., Data]) -> None:
-    shaky = made()
-    for run in shaky["runs"]:
-        run["digest"] += str(run["repeat"])
-    assert not compared(shaky, shaky)["by"]["hf"]["exact"]["settled"]
-    shaky["conditions"]["sampling"] = {"temperature": 0.8}
-    assert compared(shaky, shaky)["by"]["hf"]["exact"]["settled"]
 
 
 def test_conditions_that_differ_are_named(compared: Callable[..., Data]) -> None:
@@ -160,10 +132,10 @@ def test_conditions_that_differ_are_named(compared: Callable[..., Data]) -> None
     found = compared(made(), after)
     assert {each["what"]: (each["a"], each["b"]) for each in found["not_the_same"]} == {
         "machine: device": ("Test CPU", "Other CPU"),
-        "machine: versions torch": ("2.13.0", "3"),
+        "version: torch": ("2.13.0", "3"),
         "asked: rows": ("9", "5"),
         "lookahead: window": ("5", "7"),
-        "prompts measured": ("9", "5"),
+        "asked: prompts measured": ("9", "5"),
     }
     assert {each["change"]["pairs"] for each in found["contenders"] if each["change"]} == {15}
 
@@ -180,8 +152,7 @@ def test_rows_with_other_prompts_are_left_out(compared: Callable[..., Data]) -> 
 @pytest.mark.parametrize(
     ("group", "change", "why"),
     [
-        ("model", {"name": "stories260K"}, "the model"),
-        ("conditions", {"max_new_tokens": 16}, "max new tokens"),
+        ("model", {"name": "stories260K"}, "model"),
         ("conditions", {"sampling": {"temperature": 1.0}}, "sampling"),
     ],
 )
@@ -202,12 +173,12 @@ def test_other_work_is_neither_slower_nor_faster(
 def test_keys_are_those_of_the_schema(compared: Callable[..., Data]) -> None:
     found = compared(made(), slowed(made(), lookahead=1.1))
     assert [*found][:-1] == [
-        "schema", "a", "b", "verdict", "yardstick", "yardstick_is_foreign", "same_run",
+        "schema", "a", "b", "verdict", "yardstick", "same_run",
         "not_the_same", "other_work", "other_prompts", "missing", "contenders", "notes",
     ]  # fmt: skip
     assert (found["schema"], found["verdict"]) == ("lade-compare/1", "slower")
     assert set(found["by"]["lookahead"]) == {
-        "contender", "verdict", "seconds_per_token", "first_seconds", "step_seconds", "raw_ratio",
+        "contender", "verdict", "seconds_per_token", "first_seconds", "raw_ratio",
         "change", "exact", "peak_memory",
     }  # fmt: skip
     assert found["by"]["lookahead"]["change"] == {
@@ -221,7 +192,7 @@ def test_what_is_unknown_is_null(compared: Callable[..., Data], command: Any) ->
     found = compared(one, one)
     paper = found["by"]["paper"]
     assert found["same_run"]
-    assert {paper[key] for key in ("change", "raw_ratio", "step_seconds", "peak_memory")} == {None}
+    assert {paper[key] for key in ("change", "raw_ratio", "peak_memory")} == {None}
     assert command(one, one).code == 0
 
 
@@ -271,6 +242,13 @@ def test_bad_files_are_one_line(command: Callable[..., Any], content: str, named
     ran = command(made(), content)
     assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
     assert named in ran.err
+
+
+def test_files_that_cannot_be_read_are_one_line(lade: Callable[..., Any], tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nowhere.json"):
+        ran = lade("bench", "compare", str(path), str(path))
+        assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
+        assert f"{path} cannot be read" in ran.err
 
 
 RESULTS = sorted((Path(__file__).parents[2] / "benchmarks/results").glob("bench-*.json"))

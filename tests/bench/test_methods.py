@@ -40,18 +40,6 @@ def test_the_default_strategies_have_settings_of_their_own() -> None:
     assert [c.name for c, _ in chosen() if c.foreign] == ["hf", "hf-prompt-lookup"]
 
 
-def test_compiled_steps_take_part_if_they_are_named() -> None:
-    assert {*STRATEGIES} - {*USUAL} == {"hf-compiled"}
-    ((method, settings),) = chosen(strategies="hf-compiled")
-    assert method.foreign
-    assert settings == chosen(strategies="hf")[0][1]
-
-
-def test_one_length_can_be_swept_with_compiled_steps() -> None:
-    made = chosen(strategies="hf-compiled", sweep=["context=1k,1024"])
-    assert [c.name for c, _ in made] == ["hf-compiled"]
-
-
 def test_all_methods_draw_the_same_random_numbers() -> None:
     for asked in ({}, {"sweep": ["budget=8,16"]}):
         made = chosen(temperature=0.7, **asked)

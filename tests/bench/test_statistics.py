@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ladecli.bench.result import Result, Run
-from ladecli.bench.statistics import drift, figures_of, rate, speedup
+from ladecli.bench.statistics import figures_of, rate, speedup
 
 from .makers import digest, result, run
 
@@ -26,18 +26,6 @@ def runs(method: str, seconds: dict[str, list[float]]) -> list[Run]:
 def test_the_rate_is_that_of_all_rows_with_the_median_repeat_of_each() -> None:
     # 40 tokens in 2 + 3 seconds; the repeat of 50 seconds was disturbed.
     assert rate(runs("x", {"a": [2.0, 50.0, 1.9], "b": [3.0, 3.0, 3.0]})) == pytest.approx(8.0)
-
-
-def test_turns_of_a_conversation_are_added_up() -> None:
-    both = [
-        run("x", "a", "chat", turn=turn, tokens=21, steps=2, step_seconds=(seconds,))
-        for turn, seconds in ((1, 1.0), (2, 3.0))
-    ]
-    assert rate(both) == pytest.approx(10.0)
-
-
-def test_an_answer_of_one_step_has_no_rate() -> None:
-    assert rate([run("x", "a", "chat", tokens=1, steps=1, step_seconds=())]) == 0.0
 
 
 def test_a_speedup_is_the_ratio_of_the_rates_of_all_rows() -> None:
@@ -60,10 +48,6 @@ def test_the_interval_covers_the_truth() -> None:
         assert found.high - found.low < 0.15
         held += found.low <= 1.5 <= found.high
     assert held >= 50
-
-
-def test_the_same_runs_give_the_same_interval() -> None:
-    assert figures_of(result()) == figures_of(result())
 
 
 def test_rows_of_one_side_alone_do_not_count() -> None:
@@ -132,16 +116,3 @@ def test_figures_by_hand() -> None:
     assert found.peak_memory == 300
     assert found.accepted == {"context": 8, "recycled": 2}
     assert [each.rows for each in figures_of(made, "code")] == [1]
-
-
-def test_what_is_unknown_of_one_run_is_not_made_up() -> None:
-    unknown = run("jacobi", "b", "chat", fed=None, peak_memory=None, step_seconds=(), tokens=1)
-    (found,) = figures_of(result(runs=(unknown,), contenders=METHODS, reference=None))
-    assert (found.width, found.step_median, found.step_p95, found.peak_memory) == (None,) * 4
-
-
-def test_drift_is_the_change_from_the_first_repeat_to_the_last() -> None:
-    slower = {row: [1.0, 1.1, 1.2] for row in "abc"}
-    made = result(runs=tuple(runs("autoregressive", slower)))
-    assert drift(made) == pytest.approx(0.2, abs=0.01)
-    assert drift(result(repeats=1)) is None

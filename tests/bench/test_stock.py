@@ -15,7 +15,6 @@ from ladecli.bench.result import STOCK, STOCK_COMPILED, STOCK_LOOKUP, Method
 from ladecli.bench.runners import Answer
 from ladecli.bench.stock import StockRunner
 from ladecli.decoder.config import SamplingConfig
-from ladecli.errors import LadeError
 from ladecli.session.session import Session, Settings
 
 from ..compiling import Compiler
@@ -42,7 +41,8 @@ def runner(
 ) -> StockRunner:
     """A method, its steps compiled already where it has such."""
     found = StockRunner(Method(strategy, strategy), session, settings, room)
-    found.prepare(session.encode("def f"), lambda: False)
+    if strategy == STOCK_COMPILED:
+        assert found.prepare(session.encode("def f"), lambda: False) > 0.0
     return found
 
 
@@ -76,14 +76,6 @@ def test_the_text_is_that_of_plain_decoding(
         answer = answered(runner(session, settings, strategy), prompt)
         assert answer.ids == own(session, prompt, settings)
         assert strategy == STOCK_LOOKUP or len(answer.marks) == len(answer.ids)
-
-
-def test_the_same_seed_gives_the_same_text(session: Session) -> None:
-    settings = replace(ON, sampling=SamplingConfig(temperature=1.0, seed=3))
-    prompt, sampled = session.encode("Once"), runner(session, settings)
-    first, again = (answered(sampled, prompt).ids for _ in range(2))
-    assert first == again
-    assert len(first) == 30
 
 
 @pytest.mark.parametrize("strategy", [STOCK, STOCK_LOOKUP, STOCK_COMPILED])
@@ -137,7 +129,6 @@ def test_compiled_steps_give_the_same_text_and_are_compiled_once(
     session: Session, compiler: Compiler
 ) -> None:
     compiled, lookup = runner(session, strategy=STOCK_COMPILED), runner(session, ON, STOCK_LOOKUP)
-    assert compiled.compile_seconds > 0.0
     assert compiler.steps == stock.WARM_UPS * (stock.WARM_UP_TOKENS - 1), "prompts are read without"
     for text in TEXTS:
         prompt = session.encode(text)
@@ -163,12 +154,6 @@ def test_torch_itself_compiles_once(session: Session, monkeypatch: pytest.Monkey
         del session.stock_model._compiled_call
 
 
-def test_compiling_can_be_stopped(session: Session, compiler: Compiler) -> None:
-    found = StockRunner(Method("x", STOCK_COMPILED), session, ON, 80)
-    found.prepare(session.encode("Once"), lambda: True)
-    assert compiler.steps == 0
-
-
 def test_a_text_that_is_longer_than_expected_gets_a_longer_cache(
     session: Session, compiler: Compiler
 ) -> None:
@@ -179,11 +164,3 @@ def test_a_text_that_is_longer_than_expected_gets_a_longer_cache(
         assert answered(compiled, prompt[:length]).ids == own(session, prompt[:length], ON)
         compilations.append(compiler.count)
     assert compilations == [1, 2, 2, 2]
-
-
-def test_what_transformers_does_not_compile_is_an_error(
-    session: Session, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stock, "_compile_config", CompileConfig)  # by itself not on a CPU
-    with pytest.raises(LadeError, match="transformers does not compile the steps of this model"):
-        runner(session, strategy=STOCK_COMPILED)

@@ -111,12 +111,6 @@ def test_sampled_answers_are_equal(lade: Lade, strategy: str) -> None:
     assert (read["tokens"], read["divergences"]) == (48, 0)
 
 
-def test_half_precision_is_explained(lade: Lade) -> None:
-    found = lade("verify", "-q", "--dtype", "bfloat16", "-n", "32", "--limit", "4", "--json")
-    read = json.loads(found.out)
-    assert (found.code, read["unexplained"]) == (0, 0)
-
-
 def test_a_fault_of_wide_steps_is_reported(lade: Lade, monkeypatch: pytest.MonkeyPatch) -> None:
     plant_fault(monkeypatch)
     options = ("-n", "48", "--sources", "context,recycled", "--budget", "16")
@@ -135,17 +129,6 @@ def test_a_fault_of_wide_steps_is_reported(lade: Lade, monkeypatch: pytest.Monke
     # The position is that of the first difference.
     answer = next(each for each in read["answers"] if each["divergence"] == fault)
     assert answer["tokens"] == fault["position"]
-
-
-def test_a_fault_is_told_in_words(lade: Lade, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant_fault(monkeypatch)
-    found = lade("verify", "-q", "--limit", "4", "-n", "48")
-    assert found.code == 1
-    *_, where, why, verdict = [line for line in found.out.splitlines() if "skipped" not in line]
-    assert ", token " in where
-    assert "logit gap " in why
-    assert why.endswith("NOT explained")
-    assert verdict.startswith("NOT equal: ")
 
 
 @pytest.mark.parametrize("shorter", ["lookahead", "autoregressive"])
@@ -327,16 +310,3 @@ def test_counts_against_probabilities(
     assert found is not None
     assert found[0] == cells
     assert (found[2] < chi_square.LEVEL) is low
-
-
-def test_few_samples_make_no_test() -> None:
-    assert chi_square.probability_test(counts_of([3, 2]), np.array([0.5, 0.5])) is None
-    assert chi_square.probability_test(counts_of([100]), np.array([1.0, 0.0])) is None
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [([0.01, 0.04, 0.03], [0.03, 0.06, 0.06]), ([0.5, 0.9], [1.0, 1.0]), ([0.001], [0.001])],
-)
-def test_correction_for_many_tests(given: list[float], expected: list[float]) -> None:
-    assert chi_square.holm(given) == pytest.approx(expected)
