@@ -156,7 +156,7 @@ class Followers:
             raise self._ranks.lose(f"{self._ranks.other} ended; torchrun's summary tells how")
 
     def drafts_changed(self) -> None:
-        """The leader's drafts have learned something by themselves: send them all again."""
+        """Send all drafts again with the next answer: they learned what no answer taught."""
         self._known = None
 
     def takes_part(self, settings: Settings) -> bool:

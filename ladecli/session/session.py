@@ -66,6 +66,9 @@ class Followers(Protocol):
     ) -> contextlib.AbstractContextManager[None]:
         """Let them decode an answer while this one does; they are told on entry."""
 
+    def drafts_changed(self) -> None:
+        """Hear that the drafts have learned something that no answer taught."""
+
 
 class Session:
     """A loaded model and its decoder.
