@@ -131,8 +131,9 @@ class Stale(Again):
 def test_captures_that_fail_are_done_without(capture: Again) -> None:
     decoder, prompt = captured("llama", capture), prompt_for("llama")
     expected = ids_of(run(decoder_of("llama"), prompt))
+    config = replace(CONFIG, sources=("context",))  # its steps have many widths
     for _ in range(2):
-        assert ids_of(run(decoder, prompt, "lookahead", CONFIG)) == expected
+        assert ids_of(run(decoder, prompt, "lookahead", config)) == expected
     assert not decoder.runner.captures
     (notice,) = decoder.runner.notices
     assert "without CUDA graphs" in notice

@@ -59,7 +59,7 @@ def replay(
         nodes, new = draft.tree.walk(lambda _, path, start=start: text[start + len(path)])
         fed = [text[start - 1], *draft.tree.tokens]
         fed += [token for _, token in draft.window.last_tokens] if draft.window else []
-        best = [text[text.index(token) + 1] for token in fed]
+        best = [text[text.index(token) + 1] if token in text else token for token in fed]
         rows = [{token: 0.6, token + 1: 0.2} for token in best] if draft.successors else []
         state.tokens += [token.id for token in new]
         strategy.observe(state, draft, StepResult(nodes, new, best, rows))
