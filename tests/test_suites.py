@@ -149,13 +149,8 @@ PARTS = ("translation", "summarization", "qa", "math_reasoning", "rag")
 
 
 class Hub:
-    """The hub and its cache, in place of `hf_hub_download`.
-
-    Attributes:
-        files: rows by repository and path.
-        asked: files that were downloaded.
-        failure: raised by a download.
-    """
+    """The hub and its cache, in place of `hf_hub_download`: `files` has the rows, `asked` the
+    files that were downloaded, and a download raises `failure`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -76,13 +76,6 @@ def test_transformers_generate_does_not_run_on_a_model_that_ranks_share() -> Non
         assert chosen(parallel=2, strategies=name)
 
 
-def test_long_texts_are_measured_with_few_methods() -> None:
-    made = chosen(sweep=["context=1k"])
-    assert [c.name for c, _ in made] == ["autoregressive", "paper", "lookahead"]
-    made = chosen(sweep=["context=1k"], strategies="autoregressive,hf")
-    assert [c.name for c, _ in made] == ["autoregressive", "hf"]
-
-
 def test_the_help_names_all_values() -> None:
     helps = {key: setting.help for key, setting in settings_of(BenchRequest).items()}
     assert ", ".join(STRATEGIES) in helps["strategies"]

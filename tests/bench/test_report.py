@@ -6,7 +6,6 @@ import dataclasses
 import io
 import re
 import xml.etree.ElementTree as ElementTree
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -148,28 +147,12 @@ def test_every_result_fits_the_screen(name: str, width: int) -> None:
     assert max(map(len, lines)) <= width
 
 
-class Page(HTMLParser):
-    """Collects the tags and addresses of a page."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.sources: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.sources += [value or "" for name, value in attrs if name in ("src", "href")]
-
-
 @pytest.mark.parametrize("name", RESULTS)
 def test_a_page_stands_alone(name: str, tmp_path: Path) -> None:
     text = written(RESULTS[name](), tmp_path / "r.html")
-    page = Page(text)
-    assert "script" not in page.tags
-    assert page.tags.count("svg") <= 1
-    assert all(source.startswith("#") for source in page.sources)
-    assert page.tags.count("table") == len(titles(RESULTS[name]()))
+    assert "<script" not in text
+    assert all(source.startswith("#") for source in re.findall('(?:src|href)="(.*?)"', text))
+    assert len(re.findall("<table", text)) == len(titles(RESULTS[name]()))
     for chart in re.findall("<svg.*?</svg>", text, re.DOTALL):
         ElementTree.fromstring(chart)
 
