@@ -20,6 +20,7 @@ from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.events import Step
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.strategies import make_strategy
+from ladecli.decoder.strategy import Strategy
 from ladecli.models import LoadedModel
 from ladecli.session.text import apply_chat_template
 
@@ -68,8 +69,8 @@ def prompts_of(path: Path | None, tokenizer: Any, limit: int) -> list[list[int]]
     return [apply_chat_template(tokenizer, chat) for chat in chats]
 
 
-def rows_of(path: Path, limit: int) -> list[dict[str, Any]]:
-    """The first rows of a JSONL file."""
+def rows_of(path: Path, limit: int | None) -> list[dict[str, Any]]:
+    """The first rows of a JSONL file, or all."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines if line][:limit]
 
@@ -107,7 +108,7 @@ def save(args: argparse.Namespace, figures: object) -> None:
 def decode(
     decoder: Decoder,
     prompt: list[int],
-    strategy: str,
+    strategy: str | Strategy,
     config: LookaheadConfig,
     new: int,
     sampling: SamplingConfig | None = None,
@@ -117,7 +118,8 @@ def decode(
     ids: list[int] = []
     steps = fed = 0
     limits = Limits(new, ends)
-    for event in decoder.generate(prompt, make_strategy(strategy, config), sampling, limits):
+    chosen = make_strategy(strategy, config) if isinstance(strategy, str) else strategy
+    for event in decoder.generate(prompt, chosen, sampling, limits):
         if isinstance(event, Step):
             ids += [token.id for token in event.tokens]
             steps += 1

@@ -45,8 +45,8 @@ def measure(budget: int, length: int) -> tuple[float, float, float]:
         followers[first] = {second: None, **followers[first]}
 
     def row_of(token: int) -> dict[int, float]:
-        tokens = [*followers[token], *(rng.randrange(VOCABULARY) for _ in range(4))]
-        return dict(zip(tokens, (0.5, 0.2, 0.1, 0.05), strict=False))
+        tokens = [*followers[token], *(rng.randrange(VOCABULARY) for _ in range(6))]
+        return dict(zip(tokens, (0.5, 0.2, 0.1, 0.05, 0.03, 0.02), strict=False))
 
     strategy = make_strategy("lookahead", LookaheadConfig(5, 3, 5, budget))
     state = State(text[:length], length, draft_depth=budget, room=budget)

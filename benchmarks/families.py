@@ -33,7 +33,7 @@ from common import conditions
 import ladecli
 from ladecli.commands import cli
 from ladecli.decoder.transformer import Transformer
-from ladecli.specs import model_files
+from ladecli.specs import hub
 
 TOKENS = 40
 PROMPTS = (
@@ -126,7 +126,7 @@ def build(family: str, folder: Path) -> None:
                 fan_in = 1 if "emb" in name or "wte" in name else weight.shape[-1]
                 weight.normal_(std=1.5 * fan_in**-0.5)
     model.save_pretrained(folder)
-    for file in Path(model_files.resolve("demo")).glob("tokenizer*"):
+    for file in Path(hub.resolve("demo")).glob("tokenizer*"):
         shutil.copy(file, folder)
 
 

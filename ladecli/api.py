@@ -8,7 +8,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from . import models
 from .decoder.config import LookaheadConfig, SamplingConfig
 from .decoder.errors import ConfigError, PromptError
 from .errors import LadeError
@@ -53,6 +52,7 @@ class Model:
         lookahead: LookaheadConfig | None = None,
         stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
+        draft_text: str | Sequence[str] = (),
         **sampling: Any,
     ) -> Iterator[TextEvent]:
         """Stream the answer as events; `TextStep` events hold the text.
@@ -64,6 +64,8 @@ class Model:
             lookahead: window, n-grams and guesses; None for the profile's.
             stop: a string that ends the answer, or several.
             ignore_eos: keep decoding after end-of-text tokens.
+            draft_text: a text that the answer may repeat, such as code that it edits, or several:
+                drafts know it from then on.
             sampling: fields of `SamplingConfig`: temperature, top_k, top_p, min_p,
                 repetition_penalty, seed.  Without any, greedy with the model's own penalty.
 
@@ -86,6 +88,8 @@ class Model:
                 f"max_new_tokens must be a whole number from 1, or None; not {max_new_tokens!r}"
             )
         session = self.session
+        for text in (draft_text,) if isinstance(draft_text, str) else draft_text:
+            session.add_draft_text(text)
         chosen = {"repetition_penalty": session.loaded.repetition_penalty, **sampling}
         ids = session.encode(prompt) if isinstance(prompt, str) else session.encode_chat(prompt)
         settings = Settings(
@@ -125,7 +129,7 @@ def _is_prompt(prompt: object) -> bool:
     )
 
 
-def load(name: str | Path = models.DEMO, **options: Any) -> Model:
+def load(name: str | Path = "demo", **options: Any) -> Model:
     """Load a model from the Hugging Face hub or a local folder.
 
     What `lade generate` would tell its user on the way comes as warnings, and stays in the

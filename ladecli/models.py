@@ -6,7 +6,6 @@ import contextlib
 import copy
 import logging
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -25,17 +24,11 @@ from .decoder.memory import is_out_of_memory
 from .decoder.stock_model import input_device
 from .errors import LadeError, LoadError, UsageError
 from .options import Request
-from .specs import memory, model_files
+from .specs import hub, memory, model_files
 from .specs.device import Device, detect, free_memory
 from .specs.memory import FULL, ModelSpec
-from .specs.model_spec import (
-    choose_dtype,
-    empty_model,
-    make_fp8_plain,
-    spec_of,
-)
+from .specs.model_spec import choose_dtype, empty_model, make_fp8_plain, spec_of
 
-DEMO = model_files.DEMO
 _NOT_APPLIED = (
     *("no_repeat_ngram_size", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens"),
     *("forced_bos_token_id", "forced_eos_token_id", "min_length", "min_new_tokens"),
@@ -48,60 +41,34 @@ _CHAT = {"temperature": 0.7, "top_p": 0.9}
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A model that can be loaded: what is known before any weight is read.
+    """A model that can be loaded: what is known before any weight is read."""
 
-    Attributes:
-        name: as the user gave it.
-        options: how to load it.
-        device: where it will run.
-        config: its configuration.
-        facts: what the decoder must know of it.
-        dtype: of activations, and of weights that are not quantised.
-        spec: what memory and speed depend on.
-        part: the same of what this process holds: less where ranks share the model.
-        notices: lines that the user should see.
-        hub: keywords of every call that may ask the hub.
-        made_for: tokens of the longest text that it was made for, where that was stretched.
-    """
-
-    name: str
+    name: str  # as the user gave it
     options: Request
     device: Device
-    config: Any
+    config: Any  # of transformers
     facts: ModelFacts
-    dtype: torch.dtype
+    dtype: torch.dtype  # of activations, and of weights that are not quantized
     spec: ModelSpec
-    part: ModelSpec
+    part: ModelSpec  # what this process holds: less where ranks share the model
     notices: tuple[str, ...] = ()
-    hub: dict[str, Any] = field(default_factory=dict)
-    made_for: int | None = None
+    hub_options: dict[str, Any] = field(default_factory=dict)  # for calls that may ask the hub
+    made_for: int | None = None  # tokens of context that it was made for, where stretched
 
     @property
     def source(self) -> str:
         """The folder, or the name on the hub."""
-        return model_files.resolve(self.name)
-
-    @property
-    def dtype_name(self) -> str:
-        """The name of `dtype`, "bfloat16" for example."""
-        return str(self.dtype).removeprefix("torch.")
+        return hub.resolve(self.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel(Plan):
-    """A plan that was carried out: a model with its tokenizer.
-
-    Attributes:
-        model: a causal language model in evaluation mode.
-        tokenizer: its tokenizer.
-        seconds: what loading took.
-        again: loads the model with its weights once more; None where that cannot be.
-    """
+    """A plan that was carried out: a model in evaluation mode with its tokenizer."""
 
     model: Any
     tokenizer: Any
-    seconds: float = 0.0
-    again: Callable[[], Any] | None = None
+    seconds: float = 0.0  # that loading took
+    again: Callable[[], Any] | None = None  # loads the model with its weights once more
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -112,10 +79,9 @@ class LoadedModel(Plan):
 
     @property
     def sampling(self) -> SamplingConfig:
-        """How the model's own generation config wants tokens to be chosen, as far as it makes
-        sense: many of these files are edited by hand."""
+        """How the model's generation config wants tokens to be chosen, without senseless values."""
         config = self.model.generation_config
-        given = {n: v for n in _read_settings(config) if (v := _setting(config, n)) is not None}
+        given, _ = _sampling_of(config)
         if config.do_sample:
             given.setdefault("temperature", 1.0)  # as transformers does
         elif config.do_sample is None:
@@ -132,15 +98,10 @@ class LoadedModel(Plan):
         """Settings of the generation config that are not applied."""
         config = self.model.generation_config
         stated = config.to_diff_dict()
-        wrong = [
-            name
-            for name in _read_settings(config)
-            if getattr(config, name) is not None and _setting(config, name) is None
-        ]
+        found = [name for name in _NOT_APPLIED if stated.get(name)] + _sampling_of(config)[1]
         if not all(self._is_token(each) for each in self._stated_stops):
-            wrong.append("eos_token_id")
-        found = [name for name in _NOT_APPLIED if stated.get(name)]
-        return sorted([*found, *(f"{name} {getattr(config, name)!r}" for name in wrong)])
+            found.append(f"eos_token_id {config.eos_token_id!r}")
+        return sorted(found)
 
     @property
     def _stated_stops(self) -> list[Any]:
@@ -151,33 +112,32 @@ class LoadedModel(Plan):
         return type(value) is int and 0 <= value < self.spec.vocabulary
 
 
-def _read_settings(config: Any) -> tuple[str, ...]:
-    """The settings of a generation config that count: most of them only where it samples."""
-    penalty = "repetition_penalty"
-    return ("temperature", "top_k", "top_p", "min_p", penalty) if config.do_sample else (penalty,)
-
-
-def _setting(config: Any, name: str) -> Any:
-    """A setting of a generation config as `SamplingConfig` has it; None where it makes no sense."""
-    value = getattr(config, name)
-    if type(value) not in (int, float):
-        return None
-    number: Any
-    try:
-        number = int(value) if name == "top_k" else float(value)
-        SamplingConfig(**{name: number})
-    except (ConfigError, OverflowError, ValueError):
-        return None
-    return number if number == value else None
+def _sampling_of(config: Any) -> tuple[dict[str, Any], list[str]]:
+    """The sampling settings of a generation config, most of which count only where it samples,
+    and those that make no sense: many of these files are edited by hand."""
+    names = ("temperature", "top_k", "top_p", "min_p") if config.do_sample else ()
+    given: dict[str, Any] = {}
+    wrong = []
+    for name in (*names, "repetition_penalty"):
+        if (value := getattr(config, name)) is None:
+            continue
+        try:
+            number: Any = int(value) if name == "top_k" else float(value)
+            SamplingConfig(**{name: number})
+            sensible = type(value) in (int, float) and number == value
+        except (ConfigError, OverflowError, ValueError, TypeError):
+            sensible = False
+        if sensible:
+            given[name] = number
+        else:
+            wrong.append(f"{name} {value!r}")
+    return given, wrong
 
 
 def plan(name: str, options: Request | None = None, *, progress: bool = True) -> Plan:
-    """Find a model and read its configuration; no weights.
+    """Find a model (an id, a folder, or "demo") and read its configuration; no weights.
 
-    Args:
-        name: a Hugging Face id, a local folder, or "demo".
-        options: how it is to be loaded.
-        progress: whether a download shows a progress bar on stderr.
+    With `progress`, a download shows a bar on stderr.
 
     Raises:
         UsageError: there is no such device, or the options do not go together.
@@ -186,24 +146,24 @@ def plan(name: str, options: Request | None = None, *, progress: bool = True) ->
     """
     options = options or Request()
     device = detect(options.device)
-    source = model_files.resolve(name)
+    source = hub.resolve(name)
     local = Path(source).is_dir()
-    folder = model_files.folder_of(source, options.revision)
+    folder = hub.folder_of(source, options.revision)
     if folder is not None:
         model_files.check_config(name, folder)
-    hub = {
+    asking = {
         "revision": options.revision,
-        "local_files_only": options.offline or not (local or model_files.hub_answers()),
+        "local_files_only": options.offline or not (local or hub.hub_answers()),
         "trust_remote_code": options.trust_remote_code,
     }
     with _explained(name, options, "its configuration"), _quiet(progress):
-        config = transformers.AutoConfig.from_pretrained(source, **hub)
+        config = transformers.AutoConfig.from_pretrained(source, **asking)
     with _explained(name, options), _quiet(progress):
         facts = examine(config)
         placement.check(name, options, device, config)
-        folder = model_files.folder_of(source, options.revision)
+        folder = hub.folder_of(source, options.revision)
         plain = make_fp8_plain(device, config)
-        empty = empty_model(config, hub)
+        empty = empty_model(config, asking)
         free = free_memory(device)
         dtype, cast = choose_dtype(empty, options.dtype, options.quantize, device, free, folder)
         spec = spec_of(empty, dtype, options.quantize)
@@ -211,15 +171,11 @@ def plan(name: str, options: Request | None = None, *, progress: bool = True) ->
     notices = [line for line in (plain, cast) if line]
     if local and options.revision:
         notices.append(f"--revision {options.revision} says nothing about a folder")
-    return Plan(name, options, device, config, facts, dtype, spec, part, tuple(notices), hub)
+    return Plan(name, options, device, config, facts, dtype, spec, part, tuple(notices), asking)
 
 
 def stretched(planned: Plan, context: int) -> Plan:
-    """The same model with room for longer texts than it was made for: to see what those cost.
-
-    Args:
-        planned: the model.
-        context: tokens that it must have room for.
+    """The same model with room for `context` tokens, more than it was made for: what do those cost?
 
     Raises:
         UsageError: its positions are a table, or their meaning depends on the length of a text.
@@ -250,12 +206,15 @@ def stretched(planned: Plan, context: int) -> Plan:
 def damage(planned: Plan) -> str | None:
     """What transformers would refuse of a model's files: code in pickled weights, or the
     tokenizer.  None where nothing is wrong, or where it is still to be downloaded."""
-    folder = model_files.folder_of(planned.source, planned.options.revision)
+    folder = hub.folder_of(planned.source, planned.options.revision)
     if folder is None:
         return None
     for path in model_files.weight_files(folder):
-        if path.suffix == ".bin" and _has_code(path):
-            return f"{path.name} is refused: it contains code; get safetensors instead"
+        # An old format, or a damaged file: loading finds out.
+        with contextlib.suppress(ValueError, RuntimeError, OSError):
+            unsafe = torch.serialization.get_unsafe_globals_in_checkpoint
+            if path.suffix == ".bin" and unsafe(str(path)):
+                return f"{path.name} is refused: it contains code; get safetensors instead"
     try:
         _tokenizer(planned)
     except LoadError as error:
@@ -270,16 +229,10 @@ def load(
     progress: bool = True,
     beside: memory.Need | None = None,
 ) -> LoadedModel:
-    """Load a model and its tokenizer.
+    """Load a model, by its name or by what `plan` made of it, and its tokenizer.
 
     With `Request.tensor_parallel` this is one of as many ranks, all of which call it; their
-    process group is there already.
-
-    Args:
-        what: the model's name, or what `plan` made of it.
-        options: how, where a name is given.
-        progress: whether downloads show progress bars on stderr.
-        beside: what decoding takes beside the weights, to which a device map leaves room.
+    process group is there already.  A device map leaves room to `beside`, which decoding takes.
 
     Raises:
         RankError: there is no such group.
@@ -301,17 +254,10 @@ def load(
 
 @torch.inference_mode()
 def check_forward(planned: Plan, model: Any) -> None:
-    """See whether quantised or split weights can be computed with here, of one row and of two.
+    """See whether quantized or split weights can be computed with here; LoadError if not.
 
-    Kernels refuse shapes and devices only when they are called, and so do parts of a split model
-    that do not fit together.
-
-    Args:
-        planned: what was loaded.
-        model: with its weights; where ranks share it, all of them call this.
-
-    Raises:
-        LoadError: they cannot.
+    Kernels refuse shapes (one row, two rows) and devices only when they are called, and so do
+    parts of a split model that do not fit together.
     """
     name, label, ranks = planned.name, planned.device.label, planned.options.tensor_parallel
     try:
@@ -325,40 +271,23 @@ def check_forward(planned: Plan, model: Any) -> None:
                 " free some memory"
             ) from error
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        if ranks > 1:
-            raise LoadError(
-                f"{name} cannot be computed over {ranks} ranks: {why}; use --device-map auto or"
-                " --parallel-mode lookahead"
-            ) from error
         weights = planned.spec.weights
+        how = f"over {ranks} ranks" if ranks > 1 else f"in {weights} on {label}"
         fix = {"nf4": "; try --quantize 8bit", "int8": "; try --quantize 4bit"}.get(weights, "")
-        raise LoadError(f"{name} cannot be computed in {weights} on {label}: {why}{fix}") from error
-
-
-def _has_code(path: Path) -> bool:
-    """Whether pickled weights name anything that torch refuses to load."""
-    try:
-        return bool(torch.serialization.get_unsafe_globals_in_checkpoint(str(path)))
-    except (ValueError, RuntimeError, OSError):  # an old format, or damaged: loading finds out
-        return False
+        if ranks > 1:
+            fix = "; use --device-map auto or --parallel-mode lookahead"
+        raise LoadError(f"{name} cannot be computed {how}: {why}{fix}") from error
 
 
 def _tokenizer(planned: Plan) -> Any:
     with _explained(planned.name, planned.options, "its tokenizer"):
-        return transformers.AutoTokenizer.from_pretrained(planned.source, **planned.hub)
+        return transformers.AutoTokenizer.from_pretrained(planned.source, **planned.hub_options)
 
 
 def _read_model(planned: Plan, beside: memory.Need | None, progress: bool) -> Any:
-    """The model with all of its weights, where it computes.
-
-    Raises:
-        LoadError: weights are missing, or it is no causal language model.
-        RankError: the ranks that it is to be split over have not found each other.
-    """
+    """The model with all of its weights, where it computes; errors as `load`."""
     name, options, device = planned.name, planned.options, planned.device
-    with _explained(name, options), _quiet(progress), warnings.catch_warnings():
-        # A device map that names a part which the model has not: accelerate only warns of it.
-        warnings.filterwarnings("error", message=".*device_map keys do not match")
+    with _explained(name, options), _quiet(progress):
         place = placement.keywords(options, device, planned.config, planned.dtype, beside)
         model, found = transformers.AutoModelForCausalLM.from_pretrained(
             planned.source,
@@ -366,7 +295,7 @@ def _read_model(planned: Plan, beside: memory.Need | None, progress: bool) -> An
             dtype=planned.dtype,
             output_loading_info=True,
             **place,
-            **planned.hub,
+            **planned.hub_options,
         )
         # transformers fills what is missing with random numbers.
         missing = sorted([*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])])
@@ -424,5 +353,5 @@ def _explained(name: str, options: Request, part: str = "") -> Iterator[None]:
     except MemoryError as error:
         raise LoadError(f"{name} does not fit into memory; try --dtype bfloat16") from error
     except Exception as error:
-        folder = model_files.folder_of(model_files.resolve(name), options.revision)
-        raise LoadError(model_files.explain(name, error, folder, part)) from error
+        folder = hub.folder_of(hub.resolve(name), options.revision)
+        raise LoadError(hub.explain(name, error, folder, part)) from error

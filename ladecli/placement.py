@@ -16,12 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .decoder.errors import RankError
 from .errors import UsageError
 from .specs import memory
-from .specs.device import (
-    Device,
-    free_memory,
-    parse_device_map,
-    present,
-)
+from .specs.device import Device, free_memory, present
 from .specs.memory import ModelSpec
 
 if TYPE_CHECKING:
@@ -45,12 +40,6 @@ def remove_offloaded() -> None:
 def check(name: str, options: Request, device: Device, config: Any) -> None:
     """Refuse what cannot be placed, as far as that is known without the model.
 
-    Args:
-        name: of the model, for messages.
-        options: how it is to be loaded.
-        device: where it will run.
-        config: of the model.
-
     Raises:
         UsageError: the options do not go together, or a package is missing.
     """
@@ -59,13 +48,6 @@ def check(name: str, options: Request, device: Device, config: Any) -> None:
         _check_ranks(options, device)
     if options.device_map is not None:
         _require("--device-map", "pip install accelerate", "accelerate")
-        count = len(gpus())
-        chosen = parse_device_map(options.device_map)
-        for part, place in chosen.items() if isinstance(chosen, dict) else ():
-            if isinstance(place, int) and place >= count:
-                raise UsageError(
-                    f"the device map puts {part!r} on GPU {place}, and the GPUs here are {count}"
-                )
     if quantize == "none":
         return
     if (given := getattr(config, "quantization_config", None)) is not None:
@@ -109,12 +91,6 @@ def _require(option: str, fix: str, *packages: str) -> None:
 def rank_spec(name: str, model: Any, spec: ModelSpec, ranks: int) -> ModelSpec:
     """What one rank holds of a model that transformers splits as its family's plan says.
 
-    Args:
-        name: of the model, for messages.
-        model: without weights.
-        spec: of the whole model.
-        ranks: how many there are.
-
     Raises:
         UsageError: it cannot be split; the message says what can be done instead.
     """
@@ -155,11 +131,9 @@ def keywords(
     dtype: torch.dtype,
     beside: memory.Need | None = None,
 ) -> dict[str, Any]:
-    """Keywords of `from_pretrained`; arguments as for `check`, which they have passed.
+    """Keywords of `from_pretrained` for options that passed `check`.
 
-    Args:
-        dtype: of activations.
-        beside: what decoding takes beside the weights, to which a device map leaves room.
+    A device map leaves room to `beside`, which decoding takes beside the weights.
 
     Raises:
         RankError: the ranks that the model is to be split over have not found each other.
@@ -172,12 +146,12 @@ def keywords(
     if options.tensor_parallel > 1:
         place["distributed_config"] = _split(options.tensor_parallel, device)
     elif options.device_map is not None:
-        place["device_map"] = chosen = parse_device_map(options.device_map)
+        place["device_map"] = options.device_map
         # For what goes to the disk and is not in the checkpoint as it is needed.
         folder = tempfile.TemporaryDirectory(prefix="lade-", ignore_cleanup_errors=True)
         _OFFLOADED.append(folder)
         place["offload_folder"] = folder.name
-        if isinstance(chosen, str) and beside is not None:
+        if beside is not None:
             place["max_memory"] = _limits(beside)
     elif importlib.util.find_spec("accelerate") and (device.kind != "cpu" or quantised):
         # Straight to the device; quantised weights would go to any GPU that is there.

@@ -238,7 +238,7 @@ def _path(source: Source, offline: bool) -> Path:
     """Where the file is, after a download if need be."""
     from huggingface_hub import constants, errors, hf_hub_download
 
-    from .specs.model_files import hub_answers
+    from .specs.hub import hub_answers
 
     asking = {"repo_id": source.repository, "filename": source.file, "repo_type": source.kind}
     try:

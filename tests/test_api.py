@@ -50,6 +50,24 @@ def test_all_strategies_say_the_same(demo: Model) -> None:
     assert texts(lookahead=paper) == texts()
 
 
+def test_a_text_that_is_handed_over_saves_steps_and_changes_nothing(demo: Model) -> None:
+    plain = demo.generate("class Queue:\n", max_new_tokens=80, strategy="autoregressive")
+
+    def steps(**options: object) -> int:
+        events = list(demo.stream("class Queue:\n", max_new_tokens=80, **options))
+        found = [event for event in events if isinstance(event, ladecli.TextStep)]
+        rest = [event.rest for event in events if isinstance(event, ladecli.Ended)]
+        assert "".join(piece.text for step in found for piece in step.pieces) + rest[0] == plain
+        return len(found)
+
+    without = steps()
+    demo.session.start_over()
+    known = steps(draft_text=plain)
+    assert known < without
+    demo.session.start_over()
+    assert steps() == known, "it is known from then on"
+
+
 def test_conversations_go_through_the_template(demo: Model) -> None:
     answer = demo.generate([{"role": "user", "content": "What is lade?"}], max_new_tokens=100)
     assert "lookahead" in answer

@@ -24,7 +24,7 @@ from ladecli.repl.reader import Reader
 from ladecli.repl.session import Chat
 from ladecli.session.session import Session
 from ladecli.session.setup import Setup
-from ladecli.specs import model_files
+from ladecli.specs import hub
 from ladecli.view.terminal import Terminal
 
 QUESTIONS = ("What is lookahead decoding?", "What is the pool?", "How do I read a file in Python?")
@@ -133,7 +133,7 @@ def save(path: Path, conversation: Conversation) -> None:
 
 def other_template(loaded: models.LoadedModel, change: Callable[[str], str | None]) -> Session:
     """A session with the demo model and another chat template."""
-    tokenizer = type(loaded.tokenizer).from_pretrained(model_files.resolve("demo"))
+    tokenizer = type(loaded.tokenizer).from_pretrained(hub.resolve("demo"))
     tokenizer.chat_template = change(tokenizer.chat_template)
     return Session(replace(loaded, tokenizer=tokenizer))
 

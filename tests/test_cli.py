@@ -138,27 +138,14 @@ def test_what_a_generation_config_asks_for(lade: Any, model_folder: str, tmp_pat
     assert "no_repeat_ngram_size" in result.err
 
 
-def test_a_folder_called_demo_is_not_the_demo(
-    lade: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "demo").mkdir()
-    monkeypatch.chdir(tmp_path)
-    assert lade("generate", "-p", "def ", "-n", "2").code == 0
-    assert "demo holds no config.json" in lade("generate", "./demo", "-p", "def ").err
-
-
 @pytest.mark.slow
 def test_streams_that_cannot_show_everything(model_folder: str) -> None:
     options = ("generate", model_folder, "-p", "the", "-n", "60", "--ignore-eos", "-t", "2")
     plain = forked.lade(*options, "--seed", "1", PYTHONIOENCODING="ascii")
     assert (plain.returncode, "Error" in plain.stderr) == (0, False)
-    answer = forked.lade(*options, "--seed", "1", "--json", PYTHONIOENCODING="ascii")
-    assert len(json.loads(answer.stdout)["text"]) > 10
     arguments = ["generate", model_folder, "-p", "the", "-n", "3"]
-    for streams in ((0, None, 2), (0, 1, None), (0, None, None)):
+    for streams in ((0, None, 2), (0, None, None)):
         assert forked.Forked(arguments, streams, os.environ).wait() == 0
-    command = " ".join([*LADE, *arguments])
-    assert subprocess.run(f"{command} >&- 2>&-", shell=True, check=False).returncode == 0
 
 
 def test_stop_strings_end_the_text(lade: Any, model_folder: str) -> None:
@@ -168,14 +155,6 @@ def test_stop_strings_end_the_text(lade: Any, model_folder: str) -> None:
     answer = json.loads(lade(*options, "--stop", "@@@", "--stop", stop).out)
     assert answer["finish_reason"] == "stop"
     assert answer["text"] == whole[: whole.find(stop)]
-
-
-def test_a_full_context_is_said(lade: Any, model_folder: str) -> None:
-    result = lade(
-        "generate", model_folder, "-p", "the cat", "--max-context", "12", "--ignore-eos", "--json"
-    )
-    assert json.loads(result.out)["finish_reason"] == "length"
-    assert "lade: the context of 12 tokens is full" in result.err
 
 
 def test_colors_on_demand(lade: Any, model_folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,6 +196,7 @@ BAD: dict[str, tuple[tuple[str, ...], int, str]] = {
     "no rows": (("-f", "{none.jsonl}"), 2, "holds no prompts"),
     "window": (("-p", "a", "-W", "0"), 2, "window must be at least 1, not 0"),
     "window word": (("-p", "a", "-W", "many"), 2, "window must be a whole number, not 'many'"),
+    "empty stop": (("-p", "a", "--stop", ""), 2, "stop needs a text"),
     "budget": (("-p", "a", "-W", "9", "-N", "9", "--budget", "3"), 2, "budget 3 is smaller than"),
     "temperature": (("-p", "a", "-t", "-1"), 2, "temperature must be finite and at least 0"),
     "top-p 0": (("-p", "a", "--top-p", "0"), 2, "top-p must be in (0, 1], not 0.0"),
@@ -226,6 +206,7 @@ BAD: dict[str, tuple[tuple[str, ...], int, str]] = {
     "no source": (("-p", "a", "--sources", ","), 2, "sources must name at least one of"),
     "attention": (("-p", "a", "--attention", "x"), 2, "unknown attention 'x'"),
     "color": (("-p", "a", "--color", "x"), 2, "unknown color 'x'"),
+    "no GPU": (("-p", "a", "--device", "cuda:1"), 2, "no CUDA device"),
     "device": (("-p", "a", "--device", "tpu"), 2, "unknown device 'tpu'"),
     "length": (("-p", "a", "-n", "0"), 2, "max-new-tokens must be at least 1, not 0"),
     "context": (("-p", "a", "--max-context", "1"), 2, "max-context must be at least 2, not 1"),
@@ -256,12 +237,6 @@ def test_no_prompt_at_a_terminal(lade: Any, monkeypatch: pytest.MonkeyPatch) -> 
     result = lade("generate")
     assert (result.code, result.out) == (2, "")
     assert "no prompt: give --prompt TEXT or --prompt-file FILE" in result.err
-
-
-def test_no_cuda(lade: Any) -> None:
-    result = lade("generate", "-p", "a", "--device", "cuda:1")
-    assert result.code == 2
-    assert "no CUDA device" in result.err
 
 
 @pytest.mark.parametrize(
@@ -308,24 +283,6 @@ def test_a_pool_file_makes_the_next_answer_faster(
     first, second = (json.loads(lade(*command).out) for _ in range(2))
     assert first["token_ids"] == second["token_ids"]
     assert second["decode"]["steps"] < first["decode"]["steps"]
-
-
-def test_a_damaged_pool_file_is_refused_and_left_alone(
-    lade: Any, model_folder: str, tmp_path: Path
-) -> None:
-    pool = tmp_path / "drafts.pool"
-    pool.write_text("nonsense")
-    result = lade("generate", model_folder, "-p", "x", "--pool-file", str(pool))
-    assert result.code == 2
-    assert "drafts.pool cannot be read" in result.err
-    assert result.err.count("\n") == 1
-    assert pool.read_text() == "nonsense"
-
-
-def test_lade_alone_shows_help(lade: Any) -> None:
-    result = lade()
-    assert "generate" in result.out + result.err
-    assert "lade: " not in result.err
 
 
 def test_a_template_that_is_not_there(lade: Any, model_folder: str) -> None:
@@ -541,21 +498,22 @@ def test_a_model_is_downloaded_once(hub: str, lade: Any, model_folder: str) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("model", "endpoint", "messages"),
-    [
-        ("owner/gated", None, ["owner/gated is gated", "hf auth login"]),
-        ("owner/missing", None, ["no model owner/missing on the hub", "on this machine: demo"]),
-        ("owner/name", NOWHERE, ["owner/name is not on this machine", "the hub cannot"]),
-    ],
-)
-def test_what_the_hub_does_not_give(
-    hub: str, model: str, endpoint: str | None, messages: list[str]
-) -> None:
-    result = process("generate", model, "-p", "a", HF_ENDPOINT=endpoint or hub)
+def test_what_the_hub_does_not_give(hub: str) -> None:
+    code = (
+        "from ladecli.commands.cli import entry;"
+        " [entry(['generate', f'owner/{name}', '-p', 'a']) for name in ('gated', 'missing')]"
+    )
+    env = {k: v for k, v in os.environ.items() if k != "HF_HUB_OFFLINE"} | {"HF_ENDPOINT": hub}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+    )
+    gated, missing = (line for line in done.stderr.splitlines() if line.startswith("lade"))
+    assert "owner/gated is gated" in gated
+    assert "no model owner/missing on the hub" in missing
+    assert "on this machine: demo" in missing
+    result = process("generate", "owner/name", "-p", "a", HF_ENDPOINT=NOWHERE)
     assert (result.returncode, result.stderr.count("\n")) == (1, 1)
-    for message in messages:
-        assert message in result.stderr
+    assert "owner/name is not on this machine, and the hub cannot" in result.stderr
 
 
 @pytest.mark.slow
@@ -682,20 +640,6 @@ def test_mistakes_in_a_piped_chat(
     assert result.err.count("\n") == (1 if message else 0)
 
 
-def test_a_chat_needs_a_template_or_raw(
-    lade: Any, model_folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    piped(monkeypatch, "the cat\n")
-    refused = lade("chat", model_folder)
-    assert refused.code == 2
-    assert "has no chat template: it continues texts; use lade generate, or --raw" in refused.err
-    piped(monkeypatch, "the cat\n")
-    raw = lade("chat", model_folder, "--raw", "-t", "0", "-n", "10", "--ignore-eos")
-    assert raw.code == 0
-    generated = lade("generate", model_folder, "-p", "the cat", "-n", "10", "--ignore-eos")
-    assert raw.out == generated.out
-
-
 def test_files_beside_the_answer(lade: Any, model_folder: str, tmp_path: Path) -> None:
     rows = tmp_path / "x.jsonl"
     rows.write_text('{"prompt": "the cat"}\n{"prompt": "the mat"}\n')
@@ -717,21 +661,9 @@ def test_files_beside_the_answer(lade: Any, model_folder: str, tmp_path: Path) -
     assert replayed.out == shown.out
 
 
-def test_a_chats_trace_is_that_of_the_newest_reply(
-    lade: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    path = tmp_path / "x.trace"
-    piped(monkeypatch, "What is the pool?\nWhat is lade?\n")
-    result = lade("chat", "demo", "-n", "10", "--trace", str(path))
-    assert result.code == 0
-    spoken = "".join(p.text for step in read_trace(path).steps for p in step.pieces)
-    assert result.out.splitlines()[1].startswith(spoken.strip())
-
-
-@pytest.mark.parametrize("kind", ["trace", "svg", "html"])
-@pytest.mark.parametrize("command", ["generate", "chat"])
+@pytest.mark.parametrize(("command", "kind"), [("generate", "trace"), ("chat", "svg")])
 def test_files_that_cannot_be_written_are_refused_before_loading(
-    lade: Any, kind: str, command: str, tmp_path: Path
+    lade: Any, command: str, kind: str, tmp_path: Path
 ) -> None:
     given = ["-p", "x"] if command == "generate" else []
     result = lade(command, "no/such-model", *given, f"--{kind}", f"{tmp_path}/no/x")
@@ -742,71 +674,16 @@ def test_files_that_cannot_be_written_are_refused_before_loading(
     assert folder.err == f"lade: --{kind} {tmp_path} is a folder; name a file in it\n"
 
 
-def test_replay_refuses_what_is_no_trace(lade: Any, tmp_path: Path) -> None:
-    (tmp_path / "x").write_text("hello\n")
-    result = lade("replay", str(tmp_path / "x"))
-    assert result.code == 2
-    assert result.err == (
-        f"lade: {tmp_path}/x is not a trace; lade generate --trace FILE records one\n"
-    )
-    assert lade("replay", str(tmp_path / "none")).code == 2
-
-
-# Memory, and what is said about loading.
-
-ASKED = ("generate", "demo", "-p", "def ", "-n", "5", "--ignore-eos", "--no-stats")
-SIZE = r"[\d.]+ [kM]B"
-
-
-def with_free_memory(monkeypatch: pytest.MonkeyPatch, size: float) -> str:
-    """Let so many bytes be free, and return the name of this machine's processor as a pattern."""
-    from ladecli.specs import device
-
-    monkeypatch.setattr(device, "free_memory", lambda _: int(size))
-    return re.escape(device.detect().label)
-
-
-def between(*contexts: int) -> float:
-    """Free memory that has room for the demo model with texts between two lengths."""
-    from ladecli import models
-    from ladecli.options import Request
-    from ladecli.specs import memory
-
-    shape = models.plan("demo", Request(dtype="float32")).spec
-    needed = [memory.estimate(shape, context=c, width=24).total for c in contexts]
-    return sum(needed) / len(needed) / (1.0 - memory.SPARE)
-
-
 def test_a_context_that_does_not_fit_is_refused_with_one_that_does(
     lade: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    label = with_free_memory(monkeypatch, between(1024, 2048))
-    needs = (
-        rf"lade: 2,048 tokens of context need {SIZE} beside the weights of 12\.6 MB, and {SIZE}"
-        rf" can be used on {label}"
-    )
-    hint = r"--(quantize \dbit|dtype bfloat16) leaves room for [\d,]+"
-    asked = (*ASKED, "--dtype", "float32")
+    monkeypatch.setattr("ladecli.specs.device.free_memory", lambda _: 35e6)
+    asked = ("generate", "demo", "-p", "def ", "-n", "5", "--no-stats", "--dtype", "float32")
     refused = lade(*asked, "--max-context", "2048")
-    assert (refused.code, refused.out) == (2, "")
-    told = re.fullmatch(rf"{needs}; --max-context (\d+) fits; {hint}\n", refused.err)
-    assert told is not None, refused.err
-    assert 1024 <= int(told[1]) < 2048
-    fitting = lade(*asked, "--max-context", told[1])
-    assert (fitting.code, fitting.err) == (0, "")
-    # Who asked for no length gets the longest one, and is told.
+    assert (refused.code, refused.out, refused.err.count("\n")) == (2, "", 1)
+    (fitting,) = re.findall(r"--max-context (\d+) fits", refused.err)
+    answer = lade(*asked, "--max-context", fitting)
+    assert (answer.code, answer.err) == (0, "")
     cut = lade(*asked)
-    assert (cut.code, cut.out) == (0, fitting.out)
-    ends = f"texts end at {int(told[1]):,} tokens"
-    assert re.fullmatch(rf"{needs}: {ends}; {hint}\n", cut.err), cut.err
-
-
-def test_steps_that_do_not_fit_are_refused_with_a_budget_that_does(
-    lade: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with_free_memory(monkeypatch, 60e6)
-    asked = (*ASKED, "--dtype", "float32", "--max-context", "512", "--budget")
-    refused = lade(*asked, "4096")
-    assert (refused.code, refused.out) == (1, "")
-    assert re.fullmatch(rf"lade: demo needs .*; --budget 16 needs {SIZE}\n", refused.err)
-    assert lade(*asked, "16").code == 0
+    assert (cut.code, cut.out) == (0, answer.out)
+    assert f"texts end at {int(fitting):,} tokens" in cut.err

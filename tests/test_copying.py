@@ -14,9 +14,10 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from ladecli.decoder.config import LookaheadConfig
+from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.decoder.engine import Decoder, Limits
 
-from .decoding import ids_of, run
+from .decoding import ids_of, run, steps_of
 from .oracle import oracle
 
 pytestmark = pytest.mark.slow
@@ -78,3 +79,18 @@ def test_copies_take_less_than_half_the_steps_of_the_paper(
         assert ids_of(events) == wanted
         steps[name] = len(events)
     assert 2 * steps["all"] <= steps["paper"], steps
+
+
+@pytest.mark.parametrize("answer", [edited, quotation])
+def test_a_text_that_is_handed_over_is_copied(
+    answer: Callable[[random.Random, list[int]], list[int]],
+) -> None:
+    rng = random.Random(0)
+    text = document(rng, 240)
+    wanted = answer(rng, text)
+    config, limits = LookaheadConfig(5, 3, 5, 64), Limits(len(wanted))
+    drafts = DraftMemory()
+    drafts.learn_text(text)
+    events = run(spelling(ASK + wanted), ASK, "lookahead", config, limits=limits, memory=drafts)
+    assert ids_of(events) == wanted
+    assert len(wanted) / len(steps_of(events)) >= 6.0

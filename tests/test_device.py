@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,10 +43,9 @@ def patch(tmp_path: Path) -> Iterator[pytest.MonkeyPatch]:
         yield patch
 
 
-def with_gpus(patch: pytest.MonkeyPatch, *names: str, hip: str | None = None) -> None:
+def with_gpus(patch: pytest.MonkeyPatch, *names: str) -> None:
     """Let torch find GPUs."""
-    arch = {"gcnArchName": "gfx942:sramecc+:xnack-"} if hip else {}
-    found = SimpleNamespace(total_memory=80 * GIB, major=9, minor=0, **arch)
+    found = SimpleNamespace(total_memory=80 * GIB, major=9, minor=0)
     patch.setattr(torch.cuda, "is_available", lambda: True)
     patch.setattr(torch.cuda, "device_count", lambda: len(names))
     patch.setattr(torch.cuda, "get_device_name", lambda number: names[number])
@@ -55,8 +53,7 @@ def with_gpus(patch: pytest.MonkeyPatch, *names: str, hip: str | None = None) ->
     patch.setattr(torch.cuda, "mem_get_info", lambda _: (10 * GIB, 80 * GIB))
     patch.setattr(torch.cuda, "memory_reserved", lambda _: 5 * GIB)
     patch.setattr(torch.cuda, "memory_allocated", lambda _: 3 * GIB)
-    patch.setattr(torch.version, "hip", hip)
-    patch.setattr(torch.version, "cuda", None if hip else "13.0")
+    patch.setattr(torch.version, "cuda", "13.0")
 
 
 def test_this_very_machine() -> None:
@@ -68,7 +65,7 @@ def test_this_very_machine() -> None:
     assert details(found).driver is None
 
 
-@pytest.mark.parametrize(("used", "free"), [(0, 8), (4, 8), (11, 1), (13, 0)])
+@pytest.mark.parametrize(("used", "free"), [(4, 8), (11, 1)])
 def test_a_mac(patch: pytest.MonkeyPatch, tmp_path: Path, used: int, free: int) -> None:
     """Its GPU may have 12 GiB, and no more than what the machine has."""
     (tool := tmp_path / "sysctl").write_text("#!/bin/sh\necho Apple M2 Max")
@@ -106,13 +103,6 @@ def test_gpus(patch: pytest.MonkeyPatch, tmp_path: Path, answer: str, driver: st
     assert details(detect()) == Details(driver, "9.0", 8)
 
 
-def test_an_amd_gpu(patch: pytest.MonkeyPatch) -> None:
-    with_gpus(patch, "", hip="7.0.51831")
-    assert (detect().kind, detect().label) == ("cuda", "gfx942:sramecc+:xnack-")
-    assert gpu_build() == "ROCm 7.0.51831"
-    assert details(detect()).capability == "gfx942"
-
-
 @pytest.mark.parametrize(
     ("wanted", "build", "message"),
     [
@@ -141,8 +131,6 @@ def test_devices_that_are_not_here(
                              "user.slice/job/memory.max": f"{6 * GIB}",
                              "user.slice/job/memory.current": f"{GIB}"}, 2, 1),
         ("/docker/of/the/host", {"memory.max": f"{GIB}", "memory.current": f"{2 * GIB}"}, 1, 0),
-        ("/", {"memory.max": "1" * 15, "memory.current": "1"}, 16, 8),
-        ("/", {"memory.max": "-1", "memory.current": "many"}, 16, 8),
     ],
 )  # fmt: skip
 def test_a_group_may_have_less_than_the_machine(
@@ -163,24 +151,8 @@ def test_a_group_may_have_less_than_the_machine(
     assert (found.memory, free_memory(found)) == (total * GIB, free * GIB)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts a process's peak anew")
-def test_the_peak_of_memory_is_counted_anew() -> None:
-    cpu = detect("cpu")
-    device.watch_peak(cpu)
-    before = device.peak_memory(cpu)
-    assert before is not None
-    block = bytearray(96 << 20)
-    del block
-    high = device.peak_memory(cpu)
-    assert high is not None
-    assert 90 << 20 < high - before < 110 << 20, "gone, and still the peak"
-    device.watch_peak(cpu)
-    assert abs((device.peak_memory(cpu) or 0) - before) < 20 << 20
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_rates_are_plausible_and_measured_once(dtype: str) -> None:
-    cpu = detect("cpu")
+def test_rates_are_plausible_and_measured_once() -> None:
+    cpu, dtype = detect("cpu"), "float32"
     rates = device.measure_rates(cpu, dtype, seconds=0.02)
     # A memory chip's bandwidth to a large machine's; a slow core to a large machine.
     assert 2e8 < rates.bandwidth < 5e12

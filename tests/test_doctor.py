@@ -17,10 +17,9 @@ import huggingface_hub
 import pytest
 import torch
 from huggingface_hub import constants
-from safetensors.torch import load_file
 
 from ladecli.options.declare import config_path
-from ladecli.specs import device, model_files
+from ladecli.specs import device, hub
 from ladecli.specs.device import Device
 
 from .hub_files import CPU, use_devices
@@ -28,7 +27,7 @@ from .profiles.makers import put
 
 pytestmark = pytest.mark.slow
 
-DEMO = Path(model_files.resolve("demo"))
+DEMO = Path(hub.resolve("demo"))
 H100 = Device("cuda", "cuda:0", "NVIDIA H100 80GB HBM3", int(85e9))
 
 
@@ -83,28 +82,9 @@ def test_the_report_ends_with_a_summary(lade: Any, monkeypatch: pytest.MonkeyPat
 def test_json(lade: Any) -> None:
     report = json.loads(lade("doctor", "demo", "--json").out)
     assert report.keys() == {"schema", "lade", "ok", "checks"}
-    assert (report["schema"], report["ok"]) == (1, True)
+    assert (report["schema"], report["ok"]) == (2, True)
     for check in report["checks"]:
-        assert check.keys() == {"section", "name", "value", "level", "fix", "data"}
-    data = {(check["section"], check["name"]): check["data"] for check in report["checks"]}
-    memory = {"free_bytes": 16_000_000_000, "total_bytes": 32_000_000_000}
-    assert data["machine", "main memory"] == memory
-    assert data["model", "settings"]["profile"] == "cpu"
-    assert data["model", "memory"] == {"context": 2048}
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--color blue", "unknown color 'blue'; use one of auto, always, never"),
-        ("--device tpu", "unknown device 'tpu'; use auto, cpu, cuda, cuda:N or mps"),
-        ("--window 9 --ngram 9 --budget 3", "budget 3 is smaller than "),
-    ],
-)
-def test_a_wrong_flag(flags: str, message: str, lade: Any) -> None:
-    done = lade("doctor", *flags.split())
-    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
-    assert message in done.err
+        assert check.keys() == {"section", "name", "value", "level", "fix"}
 
 
 @pytest.mark.parametrize(("name", "value"), [("DEVICE", "tpu"), ("PROFILE", "moon")])
@@ -123,17 +103,16 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch, checked: Any) -> None:
     found = checked()
     value = "NVIDIA H100 80GB HBM3 (cuda:0), compute capability 9.0"
     assert found["device"][0]["value"] == value
-    assert found["driver"][0]["data"] == {"version": "550.54.15"}
+    assert found["driver"][0]["value"] == "550.54.15"
     assert found["memory cuda:0"][0]["level"] == "warning"
     assert found["memory cuda:1"][0]["level"] == found["main memory"][0]["level"] == "ok"
-    assert found["profile"][0]["data"] == {"name": "h100"}
-    assert found["CUDA graphs"][0]["data"] == {"on": True}
-    assert checked("--device", "cpu")["profile"][0]["data"] == {"name": "cpu"}
+    assert found["profile"][0]["value"].startswith("h100, ")
+    assert found["CUDA graphs"][0]["value"].startswith("on, ")
+    assert checked("--device", "cpu")["profile"][0]["value"].startswith("cpu, ")
     unknown = Device("cuda", "cuda:0", "Some Accelerator 9000", int(24e9))
     use_devices(monkeypatch, unknown, CPU, capability="7.5")
     found = checked()
     assert "lade tune" in found["profile"][0]["fix"]
-    assert "--dtype float16" in found["bfloat16"][0]["fix"]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="the tool is a shell script")
@@ -189,7 +168,7 @@ def test_packages(monkeypatch: pytest.MonkeyPatch, checked: Any) -> None:
 
 def test_files_of_the_users(checked: Any) -> None:
     path = config_path()
-    assert checked()["config file"][0]["data"] == {"path": str(path), "exists": False}
+    assert checked()["config file"][0]["value"] == f"none at {path}"
     path.parent.mkdir(parents=True)
     path.write_text("temperature = 0.5\n")
     assert checked()["config file"][0]["level"] == "ok"
@@ -198,7 +177,7 @@ def test_files_of_the_users(checked: Any) -> None:
     assert (broken["name"], broken["fix"]) == ("config file", f"correct {path}")
     assert "temprature" in broken["value"]
     put("mine", "nonsense = 1\n")
-    _, fault = checked()["your profiles"]
+    (fault,) = checked()["your profiles"]
     assert (fault["level"], "mine.toml" in fault["value"]) == ("warning", True)
 
 
@@ -207,24 +186,23 @@ def test_the_hub(monkeypatch: pytest.MonkeyPatch, checked: Any) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     assert "flag --offline" in checked("--offline")["hub"][0]["value"]
     for answers, level in ((True, "ok"), (False, "warning")):
-        monkeypatch.setattr(model_files, "hub_answers", lambda answers=answers: answers)
+        monkeypatch.setattr(hub, "hub_answers", lambda answers=answers: answers)
         assert checked()["hub"][0]["level"] == level
     assert checked()["token"][0]["fix"] == "hf auth login"
     with monkeypatch.context() as patch:
         patch.setattr(huggingface_hub, "get_token", lambda: "hf_VerySecret")
         (token,) = checked()["token"]
-        assert (token["data"], "Secret" in token["value"]) == ({"present": True}, False)
+        assert token["value"] == "there is one"
 
 
 def test_a_model_that_works(checked: Any) -> None:
     found = checked("demo")
-    assert found["family"][0]["data"] == {"tested": True}
+    assert found["family"][0]["value"] == "llama, tested"
     assert found["weights"][0]["value"] == "3.1M parameters, 12.6 MB as float32"
-    assert found["attention"][0]["data"]["name"] == "sdpa"
+    assert found["attention"][0]["value"].startswith("sdpa: ")
     assert found["memory"][0]["value"] == "the model and its whole context fit"
     assert "profile cpu, measured: " in found["origin"][0]["value"]
     assert checked("demo", "--device-map", "auto")["memory"][0]["level"] == "ok"
-    assert checked("demo", "--device-map", '{"": "cpu"}')["memory"][0]["level"] == "note"
 
 
 def test_options_count_for_a_model(monkeypatch: pytest.MonkeyPatch, checked: Any) -> None:
@@ -235,11 +213,10 @@ def test_options_count_for_a_model(monkeypatch: pytest.MonkeyPatch, checked: Any
     assert found["profile"][0]["value"] == "t4, by config file"
     assert found["weights"][0]["value"] == "3.1M parameters, 6.3 MB as bfloat16"
     assert found["settings"][0]["value"] == "steps of up to 24 tokens, drafts from context"
-    assert found["settings"][0]["data"]["origins"]["budget"] == "LADE_BUDGET"
     origin = found["origin"][0]["value"]
     assert origin.startswith("profile t4, derived: ")
     assert origin.endswith("; budget from LADE_BUDGET; sources from flag --sources")
-    assert found["memory"][0]["data"] == {"context": 300}
+    assert "300 tokens of context fit" in found["memory"][0]["value"]
 
 
 class Code:
@@ -273,9 +250,7 @@ def cut_off(name: str) -> Callable[[Path], object]:
     [
         (config_of(model_type="mamba"), "model", "'mamba' are not supported"),
         (config_of(num_hidden_layers=99), "files", "incomplete|weights have . layers, and config"),
-        (cut_off("model.safetensors"), "files", "damaged"),
         (cut_off("tokenizer.json"), "files", "tokenizer.json is damaged"),
-        (lambda folder: (folder / "tokenizer.json").unlink(), "files", "holds no tokenizer"),
         (pickled, "files", "get safetensors instead"),
     ],
 )
@@ -290,20 +265,6 @@ def test_models_that_do_not_work(
     assert (done.code, done.out, done.err.count("\n")) == (1, "", 1)
     for line in (problem["value"], done.err):
         assert re.search(words, line)
-
-
-def test_pickled_weights_without_code_work(tmp_path: Path, checked: Any, lade: Any) -> None:
-    folder = Path(shutil.copytree(DEMO, tmp_path / "copy"))
-    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-    assert problems(checked(str(folder))) == []
-    assert lade("generate", str(folder), "-p", "x", "-n", "1").code == 0
-
-
-def test_a_model_that_does_not_fit(monkeypatch: pytest.MonkeyPatch, checked: Any) -> None:
-    use_devices(monkeypatch, CPU, free=1e6)
-    (problem,) = problems(checked("demo"))
-    assert (problem["name"], "take a smaller model" in problem["value"]) == ("memory", True)
 
 
 def test_a_wrong_path_is_refused_at_once(lade: Any, tmp_path: Path) -> None:

@@ -212,10 +212,10 @@ def test_a_pipe_gets_one_line_for_each_model(cache: Path, lade: Any) -> None:
     add_model(cache, long, family("mamba"), ONE)
     add_model(cache, "A/first", family("llama", pad_token_id=1, model_type="\x1b[31mx"), ONE)
     done = lade("models")
-    lines = done.out.splitlines()
-    assert [line.split()[0] for line in lines[:4]] == ["model", "A/first", "demo", long]
-    assert " ".join(lines[0].split()) == "model size params type dtype ctx fits lookahead"
-    assert " ".join(lines[2].split()) == "demo 6.57 MB 3.1M llama bf16 2048 fp32 yes"
+    _, head, _, *lines = done.out.splitlines()
+    assert [line.split()[0] for line in lines[:3]] == ["A/first", "demo", long]
+    assert " ".join(head.split()) == "model size params type dtype ctx fits lookahead"
+    assert " ".join(lines[1].split()) == "demo 6.57 MB 3.1M llama bf16 2048 fp32 yes"
     assert lines[-1].startswith(f"{long}: ")
     assert "recurrent" in lines[-1]
     assert "\x1b" not in done.out
@@ -224,7 +224,7 @@ def test_a_pipe_gets_one_line_for_each_model(cache: Path, lade: Any) -> None:
 
 def test_an_empty_cache_names_a_model_to_try(lade: Any) -> None:
     done = lade("models")
-    assert [line.split()[0] for line in done.out.splitlines()] == ["model", "demo"]
+    assert [line.split()[0] for line in done.out.splitlines()[3:]] == ["demo"]
     assert "lade chat " in done.err
 
 

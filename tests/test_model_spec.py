@@ -67,16 +67,6 @@ def test_latent_attention_caches_less() -> None:
     assert held == 3 * spec(config).cache_bytes
 
 
-def test_the_configuration_of_a_live_model_stays_as_it_is() -> None:
-    config = transformers.Gemma3Config(
-        text_config={"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 100},
-        vision_config={"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1},
-        dtype="bfloat16",
-    )
-    spec(config, torch.bfloat16)
-    assert config.vision_config.dtype is None
-
-
 @pytest.mark.parametrize(
     ("quantize", "given", "weights", "bytes_each"),
     [

@@ -15,7 +15,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from ladecli import models, placement
+from ladecli import models
 from ladecli.decoder.config import SamplingConfig
 from ladecli.errors import LoadError, UsageError
 from ladecli.options import Request
@@ -54,24 +54,6 @@ def test_code_of_the_model_runs_where_it_is_trusted(
     assert type(other.model).__name__ == "LlamaForCausalLM"
     assert other.spec == trusted.spec
     assert capsys.readouterr().out == "", "nothing is asked"
-
-
-@pytest.mark.parametrize(
-    ("quantize", "stored", "placed"),
-    [
-        ("4bit", None, "cpu"),
-        ("8bit", None, "cpu"),
-        ("none", None, None),
-        ("none", {"quant_method": "gptq", "bits": 4}, "cpu"),
-    ],
-)
-def test_packed_weights_for_the_processor_do_not_go_to_a_gpu(
-    quantize: str, stored: dict[str, Any] | None, placed: str | None
-) -> None:
-    planned = models.plan("demo", Request(device="cpu", quantize=quantize))
-    planned.config.quantization_config = stored
-    place = placement.keywords(planned.options, planned.device, planned.config, planned.dtype)
-    assert place.get("device_map") == placed
 
 
 @pytest.mark.parametrize(
@@ -151,18 +133,7 @@ def test_fp8_stays_where_it_can(
     assert models.plan(fp8).spec.weights == weights
 
 
-def test_no_memory_to_compute_with_is_no_reason_for_wider_weights(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fail(*_args: Any, **_kwargs: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(transformers.LlamaForCausalLM, "forward", fail)
-    with pytest.raises(LoadError, match=r"^demo leaves no memory on .* or free some memory$"):
-        models.load("demo", Request(device="cpu", quantize="4bit"))
-
-
-@pytest.mark.parametrize("name", ["foo bar", "a--b", "x..y", "ä/b"])
+@pytest.mark.parametrize("name", ["foo bar", "ä/b"])
 def test_what_is_no_name_of_a_model(name: str) -> None:
     with pytest.raises(LoadError, match=r"is no name of a model; use OWNER/NAME or a folder$"):
         models.plan(name, Request(device="cpu"))
@@ -190,12 +161,6 @@ GENERATION: list[tuple[dict[str, Any], SamplingConfig, set[int], list[str]]] = [
         ["eos_token_id [5, 'x', 7]", "temperature 'hot'", "top_k -5"],
     ),
     (
-        SAMPLES | {"eos_token_id": "x", "temperature": 2, "top_k": 7.0, "top_p": 0.5},
-        SamplingConfig(temperature=2.0, top_k=7, top_p=0.5),
-        {2},
-        ["eos_token_id 'x'"],
-    ),
-    (
         SAMPLES | {"eos_token_id": [True, -1, 100, 99], "top_k": 50.5},
         SamplingConfig(temperature=1.0),
         {99},
@@ -215,7 +180,6 @@ GENERATION: list[tuple[dict[str, Any], SamplingConfig, set[int], list[str]]] = [
     ),
     (GREEDY | {"repetition_penalty": 2}, SamplingConfig(repetition_penalty=2.0), {2}, []),
     (GREEDY | {"repetition_penalty": 0}, SamplingConfig(), {2}, ["repetition_penalty 0"]),
-    (GREEDY | {"repetition_penalty": True}, SamplingConfig(), {2}, ["repetition_penalty True"]),
 ]
 
 
@@ -255,7 +219,3 @@ def test_positions_that_cannot_be_stretched(tmp_path: Path) -> None:
     planned = models.plan(demo_with(tmp_path / "dynamic", rope_parameters=rope))
     with pytest.raises(UsageError, match=r"has positions for 2,048 tokens, and 4,096 are wanted"):
         models.stretched(planned, 4096)
-    config = transformers.GPT2Config(n_layer=1, n_embd=8, n_head=1, n_positions=64)
-    config.save_pretrained(tmp_path / "table")
-    with pytest.raises(UsageError, match="has positions for 64 tokens, and 128 are wanted"):
-        models.stretched(models.plan(str(tmp_path / "table")), 128)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from ladecli.decoder.config import SOURCES, LookaheadConfig
+from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.errors import ConfigError
 from ladecli.errors import UsageError
 from ladecli.options import ChatRequest, GenerateRequest, Request, TuneRequest
@@ -18,24 +18,10 @@ def test_the_profile_holds_where_nothing_was_given() -> None:
     assert GenerateRequest().lookahead(PROFILE) == PROFILE
 
 
-@pytest.mark.parametrize("name", ["window", "ngram", "guesses"])
-def test_what_was_meant_for_another_window_goes(name: str) -> None:
-    changed = GenerateRequest(**{name: 4}).lookahead(PROFILE)
-    assert getattr(changed, name) == 4
-    assert (changed.budget, changed.widths) == (None, ())
-    assert changed.sources == (("context",) if name == "guesses" else SOURCES)
-
-
 @pytest.mark.parametrize("seconds", [0, -1, math.inf, math.nan])
 def test_tuning_takes_time_and_ends(seconds: float) -> None:
     with pytest.raises(UsageError, match=r"^seconds must be finite and above 0, not "):
         TuneRequest(seconds=seconds).check()
-
-
-def test_an_empty_text_ends_nothing() -> None:
-    Request(stop=["a", " "]).check()
-    with pytest.raises(UsageError, match=r"^stop needs a text; leave it out, and nothing ends "):
-        Request(stop=["a", ""]).check()
 
 
 def test_a_mistake_names_those_variables_that_it_is_due_to() -> None:

@@ -45,6 +45,8 @@ def rows(lade: Any, mode: str, *arguments: str) -> list[dict[str, Any]]:
         (("demo", *ON_7B), "leave --model-size out"),
         ((*A100, "--link", "token"), "unknown link 'token'; use nvlink, pcie, infiniband,"),
         ((*A100, "--link", "nan"), "unknown link 'nan'"),
+        ((*A100, "--model-size", "70b", "--gpus", "2"), "llama-2-70b needs"),
+        ((*ON_7B, "--gpus", "1", "--context", "100000"), "100,000 tokens of context"),
         ((*A100, "--link", "ethernet", "--gpus", "4"), "add --nodes or --gpus-per-node"),
     ],
 )
@@ -60,10 +62,10 @@ def test_bad_options_are_refused_in_one_line(
 def test_the_keys_of_the_object(lade: Any) -> None:
     found = planned(lade, *A100, "--gpus", "16", "--model-size", "70b", "--link", "infiniband")
     assert set(found) == {
-        *("schema", "estimated", "model", "gpu", "links", "budget", "context", "text", "asked"),
-        *("exchange_bytes", "pays_from", "baseline", "modes", "best", "caveats", "assumptions"),
+        *("schema", "model", "gpu", "links", "budget", "context", "asked"),
+        *("pays_from", "baseline", "modes", "best", "assumptions"),
     }
-    assert (found["schema"], found["estimated"], found["asked"]) == ("lade-plan/1", True, 16)
+    assert (found["schema"], found["asked"]) == ("lade-plan/1", 16)
     assert (found["model"]["name"], found["gpu"]["name"]) == ("llama-2-70b", "a100")
     assert {"description", "memory_bytes", "bandwidth", "arithmetic", "source"} <= set(found["gpu"])
     assert set(found["links"]) == {"gpus_per_node", "within", "between"}
@@ -81,13 +83,6 @@ def test_the_keys_of_the_object(lade: Any) -> None:
             assert row["possible"] == (row["why_not"] is None) == (row["speedup"] is not None)
 
 
-def test_a_split_model_waits_for_its_launches_and_little_for_its_links(lade: Any) -> None:
-    _, two, *_ = rows(lade, "tensor-plain", *ON_7B)
-    # 32 layers of some 0.6 ms, as without CUDA graphs; 65 all-reduces of about 10 us each.
-    assert two["computing_seconds"] > 32 * 0.6e-3
-    assert two["talking_seconds"] == pytest.approx(65 * 10e-6, rel=0.2)
-
-
 def test_figures_go_together(lade: Any) -> None:
     found = planned(lade, *ON_7B, "--budget", "64")
     plain = found["baseline"]["tokens_per_second"]
@@ -101,7 +96,6 @@ def test_figures_go_together(lade: Any) -> None:
             assert row["speedup"] == pytest.approx(speed / plain)
             each = speed / row["gpus"] / first["tokens_per_second"]
             assert row["efficiency"] == pytest.approx(each)
-    assert found["exchange_bytes"] == found["modes"]["lookahead"]["rows"][1]["sent_bytes"]
     assert (found["budget"], found["asked"]) == (64, None)
 
 
@@ -176,22 +170,6 @@ def test_what_fits_and_can_be_split(
     found = rows(lade, "tensor", "--gpu", gpu, "--model-size", size, *extra)
     assert [row["gpus"] for row in found if row["possible"]] == possible
     assert found[-1]["why_not"] == why
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--gpu", "a100", "--model-size", "70b", "--gpus", "2"), "llama-2-70b needs"),
-        ((*ON_7B, "--gpus", "1", "--context", "100000"), "100,000 tokens of context"),
-    ],
-)
-def test_a_model_that_is_too_large_is_refused(
-    lade: Any, arguments: tuple[str, ...], words: str
-) -> None:
-    result = lade("plan", *arguments)
-    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
-    assert words in result.err
-    assert "--quantize 4bit" in result.err
 
 
 def test_where_more_gpus_stop_paying(lade: Any) -> None:

@@ -189,7 +189,7 @@ class Hub:
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     hub = Hub(tmp_path)
     monkeypatch.setattr("huggingface_hub.hf_hub_download", hub.download)
-    monkeypatch.setattr("ladecli.specs.model_files.hub_answers", lambda: True)
+    monkeypatch.setattr("ladecli.specs.hub.hub_answers", lambda: True)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     return hub
 
@@ -215,7 +215,7 @@ def test_rows_of_the_field(hub: Hub, name: str, count: int, last: Any) -> None:
 
 @pytest.mark.parametrize("cause", ["unreachable", "variable", "flag"])
 def test_no_network(hub: Hub, monkeypatch: pytest.MonkeyPatch, cause: str) -> None:
-    monkeypatch.setattr("ladecli.specs.model_files.hub_answers", lambda: cause != "unreachable")
+    monkeypatch.setattr("ladecli.specs.hub.hub_answers", lambda: cause != "unreachable")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", cause == "variable")
     why = "--offline forbids to fetch it" if cause == "flag" else "the hub cannot be reached"
     message = refused("gsm8k", offline=cause == "flag")

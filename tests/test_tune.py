@@ -116,20 +116,13 @@ def test_costs_are_in_plain_steps_of_the_same_context() -> None:
     assert decoder.now < 11.0
 
 
-@pytest.mark.parametrize("plain", [0.06, 0.5, 4.0])
+@pytest.mark.parametrize("plain", [0.06, 4.0])
 def test_a_slow_model_is_measured_roughly_and_in_time(plain: float) -> None:
     decoder = FakeDecoder(lambda w, n, _: plain * (1.0 + 0.02 * (w - 1)))
     curve = curve_of(decoder, 10.0)
     assert decoder.now < 30.0 + 12 * plain, "the first round may take long, and no other begins"
     if plain <= 0.5:
         assert curve.cost.at(32, 128) == pytest.approx(1.62, rel=0.02)
-
-
-def test_steps_that_all_seem_dear_make_a_curve() -> None:
-    # As where something else runs here, and only the plain steps were not disturbed.
-    curve = curve_of(FakeDecoder(lambda w, n, _: 4e-3 if w == 1 else 4e-2), 10.0)
-    assert curve.cost.widths == (1, 2, 4, 8)
-    assert curve.cost.at(4, 128) == pytest.approx(10.0)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +153,6 @@ def test_the_fastest_wins() -> None:
     assert outcome.best.config is not None
     assert outcome.best.config.step_limit == 32
     assert outcome.best.speed == pytest.approx(1.5, rel=0.03)
-    assert outcome.agrees
     assert {PLAIN, CURRENT} < {each.name for each in outcome.finalists}
     assert len(outcome.finalists) == 5
     assert setting_of(outcome.best, CONFIG, COST).step_cost == COST
@@ -192,41 +184,17 @@ def test_a_slow_model_is_tried_with_what_promises_most() -> None:
     outcome = found_by(best_at(32, 1.5), 13 * 16 * 4e-3)
     assert outcome is not None
     assert len(outcome.finalists) == 3
-    assert outcome.agrees is None, "there is no time for a repeat"
     assert found_by(best_at(32, 1.5), 20.0, plain=1.0) is None, "nor for any comparison"
     assert setting_of(None, CONFIG, COST) == replace(CONFIG, step_cost=COST)
 
 
 @pytest.mark.parametrize("seconds", [1.0, 30.0])
-@pytest.mark.parametrize("plain", [1e-3, 2e-2, 2.0])
+@pytest.mark.parametrize("plain", [1e-3, 2.0])
 def test_it_ends_in_time(seconds: float, plain: float) -> None:
     cost = (lambda w, n, _: plain * (1 + 0.05 * w), lambda w: 1 if w == 1 else 2)
     decoder = FakeDecoder(*cost, noise=0.2)
     found_by(decoder, seconds, plain)
     assert decoder.now < 1.15 * seconds
-
-
-def test_a_disturbed_step_does_not_count_for_an_answer() -> None:
-    steps = iter(range(10**9))
-    decoder = FakeDecoder(
-        lambda w, n, _: 0.2 if next(steps) % 97 == 0 else 4e-3 * (1.0 if w == 1 else 2.0),
-        lambda w: 1 if w == 1 else 3,
-    )
-    outcome = found_by(decoder, 60.0)
-    assert outcome is not None
-    assert outcome.best.speed == pytest.approx(1.5, rel=0.1)
-
-
-def test_repeats_that_do_not_agree_are_told() -> None:
-    # Drafts become three times as slow in the last round.
-    decoder = FakeDecoder(
-        lambda w, n, now: 4e-3 * (1.0 if w == 1 else 2.0 if now < 15.0 else 6.0),
-        lambda w: 1 if w == 1 else 4,
-    )
-    outcome = found_by(decoder)
-    assert outcome is not None
-    assert outcome.agrees is False
-    assert outcome.disagreement > 0.1
 
 
 # The command.
@@ -287,24 +255,23 @@ def test_where_no_profile_can_be_written_nothing_is_measured(lade: Any) -> None:
     assert "--dry-run measures and writes nothing" in result.err
 
 
-def outcome(*speeds: float, name: str = "budget 64") -> Outcome:
-    """A search of one prompt whose best candidate had these speeds."""
+def outcome(speed: float, name: str = "budget 64") -> Outcome:
+    """A search of one prompt whose best candidate had this speed."""
     config = None if name == PLAIN else CONFIG
-    best = Candidate(name, config, {0: [math.log(speed) for speed in speeds]})
+    best = Candidate(name, config, {0: [math.log(speed)]})
     return Outcome(best, (best,), 1)
 
 
 @pytest.mark.parametrize(
-    ("found", "verdict", "caveat"),
+    ("found", "verdict"),
     [
-        (None, "as before", "raise --seconds"),
-        (outcome(1.4, 1.6), "1.50×", "14%"),
-        (outcome(1.5), "1.50×", "repeat"),
-        (outcome(1.2, 1.2, name=CURRENT), "keeping", None),
-        (outcome(1.0, 1.0, name=PLAIN), "plain decoding is fastest", None),
+        (None, "raise --seconds"),
+        (outcome(1.5), "1.50×"),
+        (outcome(1.2, name=CURRENT), "keeping"),
+        (outcome(1.0, name=PLAIN), "plain decoding is fastest"),
     ],
 )
-def test_verdict_and_caveats(found: Outcome | None, verdict: str, caveat: str | None) -> None:
+def test_verdicts(found: Outcome | None, verdict: str) -> None:
     key = Tuned(
         device="GPU",
         parameters=7e9,
@@ -315,8 +282,6 @@ def test_verdict_and_caveats(found: Outcome | None, verdict: str, caveat: str | 
     )
     report = Report("m", key, "a100, derived", Curve(COST, (0.01,), 300), found, CONFIG, 12.5)
     assert verdict in report.verdict
-    assert bool(report.caveats) == (caveat is not None)
-    assert not caveat or caveat in report.caveats[0]
     json.dumps(as_object(report, None), allow_nan=False)
     written = profile_of(report)
     assert written.name == "tuned-gpu-7B-bfloat16-sdpa"

@@ -19,20 +19,8 @@ from typer.exceptions import TyperException
 
 from .. import __version__
 from ..decoder.errors import ConfigError, DecoderError, PromptError
-from ..errors import (
-    INTERRUPTED,
-    LadeError,
-    UsageError,
-    told,
-)
-from ..options.declare import (
-    ALIASES,
-    CONFIG_FILE,
-    PREFIX,
-    Options,
-    Setting,
-    settings_of,
-)
+from ..errors import INTERRUPTED, LadeError, UsageError, told
+from ..options.declare import ALIASES, CONFIG_FILE, PREFIX, Options, Setting, settings_of
 from ..session.place import is_follower, launched
 
 _COMMANDS = {
@@ -287,12 +275,16 @@ def run() -> int:
 
 
 def entry(arguments: list[str] | None = None) -> int:
-    """Run the command line and return the exit code: every error becomes one line here.
+    """Run a command line (this process's by default) and return the exit code.
 
-    Args:
-        arguments: without the program's name; None for those of this process.
+    Every error becomes one line here.
     """
-    _mend_streams()
+    # A closed stream gets somewhere to go, and text that it cannot encode a stand-in.
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  (lives as long as we do)
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     arguments = sys.argv[1:] if arguments is None else arguments
     # People append it to the call that failed, so it counts wherever it stands.
     debug = "--debug" in arguments
@@ -314,15 +306,6 @@ def entry(arguments: list[str] | None = None) -> int:
             return _failed(str(error), UsageError.exit_code if bad_input else LadeError.exit_code)
         where = "" if isinstance(error, OSError) else "; --debug shows where"
         return _failed(told(error) + where, LadeError.exit_code)
-
-
-def _mend_streams() -> None:
-    """Give a closed stream somewhere to go, and text that it cannot encode a stand-in."""
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  (lives as long as we do)
-    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
 
 
 def _refused(error: TyperException) -> str:

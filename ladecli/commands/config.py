@@ -16,14 +16,7 @@ from .. import files
 from ..errors import LadeError, UsageError
 from ..files import toml
 from ..options import COMMANDS, InitRequest
-from ..options.declare import (
-    PANELS,
-    PREFIX,
-    Options,
-    Setting,
-    config_path,
-    settings_of,
-)
+from ..options.declare import PANELS, PREFIX, Options, Setting, config_path, settings_of
 from ..view.terminal import Terminal
 
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
@@ -45,10 +38,6 @@ _FOOT = """
 def _table(command: str) -> str:
     """The table of the config file that holds a command's own settings."""
     return command.split()[0]
-
-
-def _tables() -> set[str]:
-    return set(map(_table, COMMANDS))
 
 
 def described(setting: Setting) -> str:
@@ -85,14 +74,13 @@ def read() -> dict[str, dict[str, Any]]:
         reason = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error
         fix = "mend it, or lade config init --force writes a new one"
         raise UsageError(f"{where} is not valid TOML: {reason}; {fix}") from error
-    commands = _tables()
-    found = {"": {key: value for key, value in content.items() if key not in commands}}
-    for command in commands & content.keys():
-        if not isinstance(content[command], dict):
+    found = {"": content}
+    for command in set(map(_table, COMMANDS)) & content.keys():
+        found[command] = content.pop(command)
+        if not isinstance(found[command], dict):
             raise UsageError(
                 f"{where}: {command} is a command; its settings stand below [{command}]"
             )
-        found[command] = content[command]
     return {
         command: _checked(said, command, f"{where}, [{command}]" if command else where)
         for command, said in found.items()
@@ -110,32 +98,16 @@ def _checked(said: Mapping[str, Any], command: str, where: str) -> dict[str, Any
     for name, value in said.items():
         key = name.replace("-", "_")
         if key not in known:
-            raise UsageError(f"{where} {_unknown(name, value, command, known)}")
+            names = [setting.name for setting in known.values()]
+            names += [] if command else sorted(map(_table, COMMANDS))
+            near = difflib.get_close_matches(name.replace("_", "-").lower(), names, n=1)
+            hint = f"did you mean {near[0]}?" if near else "lade config show lists all"
+            raise UsageError(f"{where} has an unknown key {name!r}; {hint}")
         if key in found:
             raise UsageError(f"{where} has {known[key].name} twice; keep one of them")
         found[key] = _typed(known[key], value, where)
     # An empty text is as if the line were not there, as with variables.
     return {key: value for key, value in found.items() if value not in ("", [])}
-
-
-def _unknown(name: str, value: Any, command: str, known: Mapping[str, Setting]) -> str:
-    """What is wrong with a key that is not known, and what was probably meant."""
-    key = name.replace("-", "_")
-    if isinstance(value, dict):
-        tables = [] if command else sorted(_tables())
-        return f"has an unknown table [{name}]; {_near(name, tables, '[{}]')}"
-    if key in lasting():
-        commands = dict.fromkeys(map(_table, lasting()[key][1]))
-        return f"has {name}, which is only for {' and '.join(commands)}"
-    if any(key in settings_of(kind) for kind in COMMANDS.values()):
-        return f"cannot hold {name}: it is given with each call, as --{key.replace('_', '-')}"
-    names = sorted(setting.name for setting in known.values())
-    return f"has an unknown key {name!r}; {_near(name.replace('_', '-'), names)}"
-
-
-def _near(name: str, known: list[str], form: str = "{}") -> str:
-    near = difflib.get_close_matches(name.lower(), known, n=1)
-    return f"did you mean {form.format(near[0])}?" if near else f"known: {', '.join(known)}"
 
 
 def _typed(setting: Setting, value: Any, where: str) -> Any:
@@ -163,7 +135,8 @@ def defaults(command: str) -> dict[str, Any]:
     Raises:
         UsageError: as `read`.
     """
-    found = read()
+    if not (found := read()):
+        return {}
     own = {**found.get("", {}), **found.get(_table(command), {})}
     return {
         key: own[key] for key, (_, having) in lasting().items() if key in own and command in having
@@ -172,21 +145,16 @@ def defaults(command: str) -> dict[str, Any]:
 
 def stray_variables(environment: Mapping[str, str]) -> list[str]:
     """A line about every LADE_* variable that is set and does nothing."""
-    names = {setting.variable: key for key, (setting, _) in lasting().items() if setting.variable}
-    short = sorted(name.removeprefix(PREFIX) for name in names)
+    given = [name for name in sorted(environment) if name.startswith(PREFIX) and environment[name]]
+    if not given:
+        return []
+    names = [setting.variable for setting, _ in lasting().values() if setting.variable]
     lines = []
-    for name in sorted(environment):
-        if not name.startswith(PREFIX) or name in names or not environment[name]:
-            continue
-        key = name.removeprefix(PREFIX).lower()
-        near = difflib.get_close_matches(key.upper(), short, n=1)
-        if key in lasting():
-            hint = f"set {key.replace('_', '-')} in the config file"
-        elif any(key in settings_of(kind) for kind in COMMANDS.values()):
-            hint = f"--{key.replace('_', '-')} is given with each call"
-        else:
-            hint = f"did you mean {PREFIX}{near[0]}?" if near else "no setting has this name"
-        lines.append(f"{name} is set and does nothing: {hint}")
+    for name in given:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
+            hint = f"did you mean {near[0]}?" if near else "no setting has this name"
+            lines.append(f"{name} is set and does nothing: {hint}")
     return lines
 
 

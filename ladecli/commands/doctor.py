@@ -12,8 +12,8 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from ..options import DoctorRequest
 from ..options.declare import config_path
 from ..profiles import user
 from ..session import setup as decode_setup
-from ..specs import device, model_files
+from ..specs import device, hub, model_files
 from ..specs.memory import told as size_of
 from ..specs.model_files import version
 from ..view import screen
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ..models import Plan
     from ..session.setup import Setup
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of what --json prints."""
 OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
 """Levels: as it should be; worth knowing; worse than it could be; something cannot work."""
@@ -54,23 +54,6 @@ _SCARCE = 0.05
 """A smaller share of free memory is worth a warning."""
 _SETTLED = ("strategy", "window", "ngram", "guesses", "budget", "sources")
 """Options that override what a profile says."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was checked: what there is in words, its level, and for programs as data.
-
-    A fix says what to do: a command where there is one.
-    """
-
-    name: str
-    value: str
-    level: str = OK
-    fix: str | None = None
-    data: Mapping[str, object] = field(default_factory=dict)
-
-
-Check = Callable[[DoctorRequest], Iterator[Finding]]
 PARTS = (
     ("flash-attn", "the kernels for --attention flash", "'ladecli[flash]'"),
     ("triton", "fused kernels for the steps of a GPU (--attention triton)", "triton"),
@@ -84,6 +67,19 @@ PARTS = (
 _NEED_CUDA = ("flash-attn", "triton")
 _TRITON = ("triton", "triton-windows", "triton-rocm", "pytorch-triton-rocm", "pytorch-triton")
 """Names of Triton's package on different systems."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was checked: what there is, how good that is, and the fix."""
+
+    name: str
+    value: str
+    level: str = OK
+    fix: str | None = None
+
+
+Check = Callable[[DoctorRequest], Iterator[Finding]]
 
 
 def run(request: DoctorRequest) -> int:
@@ -100,7 +96,7 @@ def run(request: DoctorRequest) -> int:
     }
     DoctorRequest(**typed).check()
     if "model" in typed:
-        model_files.resolve(typed["model"])
+        hub.resolve(typed["model"])
     terminal = Terminal(request.color)
     with terminal.progress("looking around"):
         report = examine(request)
@@ -179,28 +175,23 @@ def devices(_request: DoctorRequest) -> Iterator[Finding]:
     found = device.present()
     first, known = found[0], device.details(found[0])
     capability = f", compute capability {known.capability}" if known.capability else ""
-    value = f"{first.label} ({first.torch_name}){capability}"
-    data: dict[str, object] = {"name": first.torch_name, "label": first.label}
-    yield Finding("device", value, data=data | {"capability": known.capability})
+    yield Finding("device", f"{first.label} ({first.torch_name}){capability}")
+    usual = "Apple GPUs and CPUs" if sys.platform == "darwin" else "CPUs only"
+    yield Finding("torch", f"{version('torch')}, for {device.gpu_build() or usual}")
     if first.kind == "cuda":
-        yield Finding("driver", known.driver or "version unknown", data={"version": known.driver})
-    if known.capability and known.capability.startswith(("6.", "7.")):
-        value = "this GPU has no units for it"
-        yield Finding("bfloat16", value, NOTE, "--dtype float16 is faster")
+        yield Finding("driver", known.driver or "version unknown")
     for each in found:
-        name = {"cpu": "main memory", "mps": "memory"}.get(each.kind)
-        name = name or f"memory {each.torch_name}"
+        name = {"cpu": "main memory", "mps": "memory"}.get(each.kind, f"memory {each.torch_name}")
         free = device.free_memory(each)
         value = f"{size_of(free)} free of {size_of(each.memory)}"
-        data = {"free_bytes": free, "total_bytes": each.memory}
-        scarce = free < _SCARCE * each.memory
-        fix = "end other programs that use it" if scarce else None
-        yield Finding(name, value, WARNING if scarce else OK, fix, data)
+        if free < _SCARCE * each.memory:
+            yield Finding(name, value, WARNING, "end other programs that use it")
+        else:
+            yield Finding(name, value)
     cpu, limit = device.detect("cpu"), os.environ.get("OMP_NUM_THREADS")
     why = f" (OMP_NUM_THREADS={limit})" if limit else ""
-    data = {"label": cpu.label, "cores": known.cores, "threads": cpu.threads}
     count = f"{counted(known.cores, 'core')}, torch uses {counted(cpu.threads, 'thread')}{why}"
-    yield Finding("processor", f"{cpu.label}: {count}", data=data)
+    yield Finding("processor", f"{cpu.label}: {count}")
 
 
 def unused_gpu(_request: DoctorRequest) -> Iterator[Finding]:
@@ -211,12 +202,11 @@ def unused_gpu(_request: DoctorRequest) -> Iterator[Finding]:
     listed = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=5)
     if listed.returncode or "GPU" not in listed.stdout:  # the tool is in images without a GPU, too
         return
-    hiding = "CUDA_VISIBLE_DEVICES"
-    if os.environ.get(hiding) in ("", "-1"):
-        yield Finding("GPU", f"{hiding} hides it", NOTE, f"unset {hiding} to use it")
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        value = "CUDA_VISIBLE_DEVICES hides it"
+        yield Finding("GPU", value, NOTE, "unset CUDA_VISIBLE_DEVICES to use it")
     else:
-        build = device.gpu_build() or "CPUs"
-        value = f"an NVIDIA GPU is here, and this torch (for {build}) cannot use it"
+        value = f"torch (for {device.gpu_build() or 'CPUs'}) cannot use the NVIDIA GPU here"
         fix = "install a torch for it, as pytorch.org/get-started says, or update its driver"
         yield Finding("GPU", value, WARNING, fix)
 
@@ -239,13 +229,6 @@ def versions(_request: DoctorRequest) -> Iterator[Finding]:
             yield Finding(need.name, value, PROBLEM, f"pip install '{need.name}{need.specifier}'")
 
 
-def torch_build(_request: DoctorRequest) -> Iterator[Finding]:
-    """The version of torch, and the devices that it was built for."""
-    usual = "Apple GPUs and CPUs" if sys.platform == "darwin" else "CPUs only"
-    data = {"version": version("torch"), "build": device.gpu_build()}
-    yield Finding("torch", f"{data['version']}, for {data['build'] or usual}", data=data)
-
-
 def optional_parts(_request: DoctorRequest) -> Iterator[Finding]:
     """Optional packages: their versions, or what they would bring."""
     kind = device.detect().kind
@@ -253,26 +236,26 @@ def optional_parts(_request: DoctorRequest) -> Iterator[Finding]:
         # Only metadata is read: importing a broken package can crash.
         packages_of = _TRITON if name == "triton" else (name,)
         found = next(filter(None, map(version, packages_of)), None)
-        data = {"version": found}
         if found is not None:
-            yield Finding(name, found, data=data)
+            yield Finding(name, found)
         elif name in _NEED_CUDA and kind != "cuda":
-            yield Finding(name, "missing; needs a CUDA GPU", NOTE, data=data)
+            yield Finding(name, "missing; needs a CUDA GPU", NOTE)
         else:
-            value = f"missing; would bring {brings}"
-            yield Finding(name, value, NOTE, f"pip install {packages}", data)
+            yield Finding(name, f"missing; would bring {brings}", NOTE, f"pip install {packages}")
 
 
 def config_file(_request: DoctorRequest) -> Iterator[Finding]:
     """The config file, and whether it can be read."""
     path, name = config_path(), "config file"
-    data = {"path": str(path), "exists": path.exists()}
     try:
         config.read()
-        level, fix = (OK, None) if path.exists() else (NOTE, "lade config init writes one")
-        yield Finding(name, str(path) if path.exists() else f"none at {path}", level, fix, data)
     except UsageError as error:
-        yield Finding(name, str(error), PROBLEM, f"correct {path}", data)
+        yield Finding(name, str(error), PROBLEM, f"correct {path}")
+    else:
+        if path.exists():
+            yield Finding(name, str(path))
+        else:
+            yield Finding(name, f"none at {path}", NOTE, "lade config init writes one")
 
 
 def options(request: DoctorRequest) -> Iterator[Finding]:
@@ -284,15 +267,15 @@ def options(request: DoctorRequest) -> Iterator[Finding]:
         yield Finding("options", str(error), PROBLEM)
         return
     if why is None:
-        value = "on, for every model whose steps can be captured"
-        yield Finding("CUDA graphs", value, data={"on": True})
+        yield Finding("CUDA graphs", "on, for every model whose steps can be captured")
+    elif request.cuda_graphs:
+        yield Finding("CUDA graphs", f"off: {why}", PROBLEM, "leave --cuda-graphs out")
     else:
-        level, fix = (PROBLEM, "leave --cuda-graphs out") if request.cuda_graphs else (NOTE, None)
-        yield Finding("CUDA graphs", f"off: {why}", level, fix, {"on": False})
+        yield Finding("CUDA graphs", f"off: {why}", NOTE)
 
 
 def profile(request: DoctorRequest) -> Iterator[Finding]:
-    """The profile that is used here, and the user's own ones."""
+    """The profile that is used here, and what is wrong with the user's own ones."""
     own, faults = user.read_all()
     here = device.detect(request.device)
     usual = profiles.usual(here, own)
@@ -302,33 +285,27 @@ def profile(request: DoctorRequest) -> Iterator[Finding]:
         yield Finding("profile", value, WARNING, "lade tune MODEL measures them well")
     else:
         origin = f"by {request.origins['profile']}" if request.profile else f"for {here.label}"
-        yield Finding("profile", f"{name}, {origin}", data={"name": name})
-    listed = {"folder": str(user.folder()), "names": [each.name for each in own]}
-    held = f"{counted(len(own), 'profile')} in" if own else "none in"
-    yield Finding("your profiles", f"{held} {user.folder()}", data=listed)
+        yield Finding("profile", f"{name}, {origin}")
     for fault in faults:
         yield Finding("your profiles", fault, WARNING, "correct the file, or remove it")
 
 
-def hub(request: DoctorRequest) -> Iterator[Finding]:
+def downloads(request: DoctorRequest) -> Iterator[Finding]:
     """Whether models can be downloaded, and whether there is a token, which is never shown."""
     from huggingface_hub import constants, get_token
 
     local = "only models on this machine can be used"
     if constants.HF_HUB_OFFLINE or request.offline:
         why = request.origins.get("offline", "HF_HUB_OFFLINE")
-        value = f"offline, by {why}: {local}"
-        yield Finding("hub", value, NOTE, "unset it to download", {"offline": True})
-    elif model_files.hub_answers():
-        yield Finding("hub", "can be reached", data={"offline": False})
+        yield Finding("hub", f"offline, by {why}: {local}", NOTE, "unset it to download")
+    elif hub.hub_answers():
+        yield Finding("hub", "can be reached")
     else:
-        value = f"cannot be reached: {local}"
-        yield Finding("hub", value, WARNING, "check the network", {"offline": True})
-    if get_token() is None:
-        value = "none; gated models need one"
-        yield Finding("token", value, NOTE, "hf auth login", {"present": False})
+        yield Finding("hub", f"cannot be reached: {local}", WARNING, "check the network")
+    if get_token():
+        yield Finding("token", "there is one")
     else:
-        yield Finding("token", "there is one", data={"present": True})
+        yield Finding("token", "none; gated models need one", NOTE, "hf auth login")
 
 
 def model(request: DoctorRequest) -> Iterator[Finding]:
@@ -337,8 +314,8 @@ def model(request: DoctorRequest) -> Iterator[Finding]:
         return
     name = "model"
     try:
-        source = model_files.resolve(request.model)
-        folder = model_files.folder_of(source, request.revision)
+        source = hub.resolve(request.model)
+        folder = hub.folder_of(source, request.revision)
         wrong = model_files.damage(folder) if folder else None
         if not wrong and Path(source).is_dir():  # what lacks in the cache is downloaded
             wrong = model_files.missing(Path(source))
@@ -366,7 +343,7 @@ def _facts(planned: Plan) -> Iterator[Finding]:
     """What a model is, and whether what it needs is installed."""
     facts, spec = planned.facts, planned.spec
     tested = "tested" if facts.tested else "not tested here: tried before the first answer"
-    yield Finding("family", f"{facts.family}, {tested}", data={"tested": facts.tested})
+    yield Finding("family", f"{facts.family}, {tested}")
     parameters = f"{user.short(spec.parameters)} parameters"
     yield Finding("weights", f"{parameters}, {size_of(spec.weight_bytes)} as {spec.weights}")
     yield Finding("exactness", spec.exactness)
@@ -375,14 +352,14 @@ def _facts(planned: Plan) -> Iterator[Finding]:
     if lacking := model_files.missing_packages(spec.weights):
         value = f"{spec.weights} needs {' and '.join(lacking)}"
         yield Finding("weights", value, PROBLEM, f"pip install {' '.join(lacking)}")
-    yield Finding("context", f"{facts.context} tokens", data={"context": facts.context})
+    yield Finding("context", f"{facts.context} tokens")
 
 
 def _setup(request: DoctorRequest, setup: Setup) -> Iterator[Finding]:
     """How the model would be decoded, where each setting comes from, and whether it fits."""
     attention, choice = setup.attention, setup.choice
     assert choice is not None  # `decide` has asked a profile
-    yield Finding("attention", f"{attention.name}: {attention.why}", data=asdict(attention))
+    yield Finding("attention", f"{attention.name}: {attention.why}")
     used = request.lookahead(choice.base(request.wants_paper))
     window = f"W={used.window} N={used.ngram} G={used.guesses}, "
     steps = (
@@ -392,21 +369,17 @@ def _setup(request: DoctorRequest, setup: Setup) -> Iterator[Finding]:
     given = {key: request.origins[key] for key in _SETTLED if key in request.origins}
     origin = choice.paper_origin if request.wants_paper else choice.origin
     others = (f"; {key} from {origin}" for key, origin in given.items())
-    data: dict[str, object] = {"profile": choice.profile}
-    data["origins"] = {**choice.origins, **given}
     value = steps if request.strategy == "lookahead" else f"strategy {request.strategy}"
-    yield Finding("settings", value, data=data)
+    yield Finding("settings", value)
     yield Finding("origin", f"profile {choice.profile}, {origin}{''.join(others)}")
     for notice in choice.notices:
         yield Finding("notice", notice, NOTE)
     level, value = OK, "the model and its whole context fit"
-    if request.device_map not in (None, *device.DEVICE_MAPS):
-        level, value = NOTE, "placed by a map of your own, so it is not estimated"
-    elif setup.short:
+    if setup.short:
         level, value = WARNING, setup.short
     elif request.max_context is not None:
         value = f"the model and {setup.context} tokens of context fit"
-    yield Finding("memory", value, level, data={"context": setup.context})
+    yield Finding("memory", value, level)
 
 
 CHECKS: tuple[tuple[Any, ...], ...] = (
@@ -414,12 +387,11 @@ CHECKS: tuple[tuple[Any, ...], ...] = (
     ("Machine", devices, torch_works),
     ("Machine", unused_gpu, torch_works),
     ("Versions", versions),
-    ("Versions", torch_build, torch_works),
     ("Optional parts", optional_parts, torch_works),
     ("Settings", config_file),
     ("Settings", options, torch_works),
     ("Settings", profile, torch_works, options),
-    ("Hub", hub),
+    ("Hub", downloads),
     ("Model", model, torch_works, options),
 )
 """Each check with the title of its section, and those without whose success it is left out."""

@@ -14,13 +14,7 @@ from ..errors import INTERRUPTED, LadeError, UsageError
 from ..metrics import Tally
 from ..options import GenerateRequest
 from ..session import opening, pool_file
-from ..suites import (
-    STDIN,
-    name_of,
-    read_rows,
-    read_text,
-    spoken,
-)
+from ..suites import STDIN, name_of, read_rows, read_text, spoken
 from ..trace import export
 from ..view.terminal import Terminal, ctrl_c
 from ..visualize import Together, memory_line
@@ -39,11 +33,7 @@ class Prompt(NamedTuple):
 def run(request: GenerateRequest) -> int:
     """Answer every prompt of the request.
 
-    Returns:
-        The exit code: 0, 1 if memory did not suffice for an answer, or 130 after Ctrl-C.
-
-    Raises:
-        LadeError, DecoderError: with a line for the user.
+    The exit code is 0, 1 if memory did not suffice for an answer, or 130 after Ctrl-C.
     """
     prompts = gather(request.prompt or [], request.prompt_file or [])
     export.check(request, len(prompts))
@@ -52,7 +42,11 @@ def run(request: GenerateRequest) -> int:
         # All prompts are checked before the first is answered: no half of the work is lost.
         encoded = [_encode(session, request, prompt.text) for prompt in prompts]
         for number, ids in enumerate(encoded, start=1):
-            _check(session, ids, f"prompt {number} of {len(encoded)}: " if len(encoded) > 1 else "")
+            try:
+                session.decoder.check_prompt(ids)
+            except PromptError as error:  # noqa: PERF203
+                which = f"prompt {number} of {len(encoded)}: " if len(encoded) > 1 else ""
+                raise UsageError(f"{which}{error}") from error
         answers = _Answers(request, session)
         with ctrl_c() as cancelled, pool_file.kept_drafts(session, request.pool_file):
             for number, (prompt, ids) in enumerate(zip(prompts, encoded, strict=True), start=1):
@@ -65,13 +59,10 @@ def run(request: GenerateRequest) -> int:
 
 
 def gather(texts: Sequence[str], files: Sequence[str]) -> list[Prompt]:
-    """All prompts that were given, in order; those of a .jsonl have the ids of their rows, others
-    their number.
+    """All prompts, in order; those of a .jsonl have the ids of their rows, others their number.
 
-    Args:
-        texts: of the flag.
-        files: paths; "-" is standard input, a path that ends in .jsonl holds a row a line, of
-            which the first turn counts.
+    Of files, "-" is standard input, and a path that ends in .jsonl has a row in each line, of
+    which the first turn counts.
 
     Raises:
         UsageError: none was given, or one cannot be read; the message names it and the fix.
@@ -104,13 +95,6 @@ def _checked(prompt: str, where: str) -> str:
     return prompt
 
 
-def _check(session: Session, ids: list[int], which: str) -> None:
-    try:
-        session.decoder.check_prompt(ids)
-    except PromptError as error:
-        raise UsageError(f"{which}{error}") from error
-
-
 def _encode(session: Session, request: GenerateRequest, prompt: str) -> list[int]:
     if not request.uses_template(session.has_template):
         return session.encode(prompt)
@@ -121,18 +105,14 @@ def _encode(session: Session, request: GenerateRequest, prompt: str) -> list[int
 
 
 class _Answers:
-    """Answers to the prompts of a request, one after the other.
-
-    Attributes:
-        code: the exit code.
-        unwritten: files beside the answers that could not be written, which must cost no answer.
-    """
+    """Answers to the prompts of a request, one after the other."""
 
     def __init__(self, request: GenerateRequest, session: Session) -> None:
         choice = session.setup.choice
         assert choice is not None  # `opened` decides one
         greedy = SamplingConfig(repetition_penalty=session.loaded.repetition_penalty)
-        self.code = 0
+        self.code = 0  # the exit code
+        # Files beside the answers that could not be written, which must cost no answer.
         self.unwritten: list[LadeError] = []
         self._request = request
         self._session = session

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 # An exchange takes a start, the hops on its way, and its bytes at a share of the bandwidth.  Hops
 # lie between those of NCCL's protocols for few bytes and for many (its src/graph/tuning.cc).
 START = 7e-6
-SHARE = 0.65
-"""Assumed: eight A100 reach some 230 of 300 GB/s in nccl-tests."""
+SHARE = 0.65  # assumed: eight A100 reach some 230 of 300 GB/s in nccl-tests
 
 
 @dataclass(frozen=True, slots=True)

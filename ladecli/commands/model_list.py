@@ -15,14 +15,10 @@ from ..decoder import families
 from ..errors import LoadError
 from ..options import ModelsRequest
 from ..profiles.user import short
-from ..specs import memory, model_files
+from ..specs import hub, memory, model_files
+from ..specs.hub import CachedModel
 from ..specs.memory import ModelSpec
-from ..specs.model_files import (
-    SIZES,
-    CachedModel,
-    Config,
-    Tensor,
-)
+from ..specs.model_files import SIZES, Config, Tensor
 from ..view import screen
 from ..view.terminal import Terminal
 from ..visualize import counted, printable
@@ -35,13 +31,12 @@ CONTEXT = 4096
 SCHEMA = 1
 """Version of what --json prints."""
 _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-_STATES = {
-    (True, True): ("yes", "green"),
-    (True, False): ("untested", "yellow"),
-    (False, False): ("no", "red"),
-    (None, False): ("-", ""),
+_STATES: dict[tuple[bool | None, bool], str] = {
+    (True, True): "yes",
+    (True, False): "untested",
+    (False, False): "no",
 }
-"""The last column, by whether a model is supported and tested, and its style."""
+"""The last column, by whether a model is supported and tested."""
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _MADE_PLAIN = ("fp8", "compressed-tensors")
 """Quantized weights that become plain ones before they are multiplied, FP8 on a CPU."""
@@ -49,51 +44,42 @@ _MADE_PLAIN = ("fp8", "compressed-tensors")
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model on this machine, as --json prints it; None and "" stand for what is unknown.
-
-    Attributes:
-        family: transformers' model type.
-        dtype: of its weights, or how they are quantized ("gptq 4bit").
-        context: the longest text in tokens.
-        fits: the first setting that fits this machine: a type, "8bit" or "4bit"; or None.
-        needs_bytes: what that setting needs, or the smallest where none fits.
-        supported: whether lade decodes it.
-        tested: whether its family is among those that are tested.
-        notes: reasons, and what else to know.
-    """
+    """A model on this machine, as --json prints it; None and "" stand for what is unknown."""
 
     name: str
     path: str | None
     size_bytes: int
-    family: str = ""
-    dtype: str = ""
+    family: str = ""  # transformers' model type
+    dtype: str = ""  # of the weights, or how they are quantized ("gptq 4bit")
     parameters: int | None = None
-    context: int | None = None
-    fits: str | None = None
-    needs_bytes: int | None = None
-    supported: bool | None = None
-    tested: bool = False
-    notes: tuple[str, ...] = ()
+    context: int | None = None  # the longest text in tokens
+    fits: str | None = None  # the first setting that fits this machine: a type, "8bit" or "4bit"
+    needs_bytes: int | None = None  # of that setting, or of the smallest where none fits
+    supported: bool | None = None  # whether lade decodes it
+    tested: bool = False  # whether its family is among those that are tested
+    notes: tuple[str, ...] = ()  # reasons, and what else to know
 
 
 def run(request: ModelsRequest) -> int:
     """List the models of the Hugging Face cache, and the bundled one; returns the exit code."""
+    from huggingface_hub import constants as hub_constants
+
     from ..specs.device import free_memory, glance
 
     terminal = Terminal(request.color)
-    demo = Path(model_files.resolve(model_files.DEMO))
+    demo = Path(hub.resolve(hub.DEMO))
     with terminal.progress("looking at models"):
-        cached = model_files.cached_models()
+        cached = hub.cached_models()
         device = glance()
         free = free_memory(device)
-        bundled = CachedModel(model_files.DEMO, demo, model_files.size_on_disk(demo))
+        bundled = CachedModel(hub.DEMO, demo, hub.size_on_disk(demo))
         models = [examine(each, device, free) for each in (bundled, *cached)]
     models.sort(key=lambda model: model.name.lower())
-    cache = model_files.cache_folder()
+    cache = hub_constants.HF_HUB_CACHE
     if request.json:
         found = {
             "schema": SCHEMA,
-            "cache": str(cache),
+            "cache": cache,
             "device": {"name": device.torch_name, "label": device.label, "free_bytes": free},
             "context": CONTEXT,
             "models": [asdict(model) for model in models],
@@ -114,10 +100,7 @@ def run(request: ModelsRequest) -> int:
 
 
 def examine(cached: CachedModel, device: Device, free: int) -> Model:
-    """What the files of a model say; what is wrong with them becomes a note.
-
-    `free` is the memory of the device in bytes.
-    """
+    """What the files of a model say, with `free` bytes on the device; faults become notes."""
     folder = cached.folder
     if folder is None:
         note = (
@@ -202,10 +185,7 @@ def _with_memory(model: Model, config: Config, folder: Path, device: Device, fre
 
 
 def _spec(dtype: str, config: Config, folder: Path, kind: str) -> ModelSpec | None:
-    """What memory depends on; None where the files do not state it.
-
-    `dtype` is that of the weights, or how they are quantized; `kind` is the device's.
-    """
+    """What memory depends on, for a kind of device; None where the files do not state it."""
     given = {name: getattr(config, name, None) for name in SIZES}
     if not all(isinstance(given[name], int) for name in SIZES):
         return None
@@ -251,17 +231,13 @@ def _numbers(tensor: Tensor, weights: str) -> int:
 
 def _print_table(models: list[Model], terminal: Terminal) -> None:
     """A row for each model, and the notes below."""
-    from rich.table import Table
-    from rich.text import Text
-
     console = terminal.console(sys.stdout)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("model", overflow="fold")
-    for head in ("size", "params", "type", "dtype", "ctx", "fits", "lookahead"):
-        right = head in ("size", "params", "ctx")
-        widest = {"type": 11, "dtype": 8}.get(head)
-        table.add_column(head, justify="right" if right else "left", max_width=widest, no_wrap=True)
+    heads = ("model", "size", "params", "type", "dtype", "ctx", "fits", "lookahead")
+    numbers = ("size", "params", "ctx")
+    columns = tuple(screen.Column(head, number=head in numbers) for head in heads)
+    rows = []
     for model in models:
+        fits = _SHORT.get(model.fits or "", model.fits)
         cells = (
             model.name,
             memory.told(model.size_bytes),
@@ -269,14 +245,11 @@ def _print_table(models: list[Model], terminal: Terminal) -> None:
             model.family or "-",
             _SHORT.get(model.dtype, model.dtype.split(" ")[0]) or "-",
             "-" if model.context is None else _tokens(model.context),
-            _SHORT.get(model.fits or "", model.fits)
-            or ("-" if model.needs_bytes is None else "no"),
+            fits or ("-" if model.needs_bytes is None else "no"),
+            _STATES.get((model.supported, model.tested), "-"),
         )
-        table.add_row(
-            *(Text(printable(cell)) for cell in cells),
-            Text(*_STATES[model.supported, model.tested]),
-        )
-    screen.show(table, console)
+        rows.append(tuple(map(printable, cells)))
+    screen.print_table(screen.Table("Models on this machine", columns, tuple(rows)), console)
     for model in models:
         for note in model.notes:
             screen.line(console, printable(f"{model.name}: {note}"), "dim")

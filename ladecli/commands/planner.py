@@ -2,7 +2,7 @@
 
 Nothing is measured or loaded.  A step takes as long as the slower of reading and multiplying, plus
 kernel launches (`profiles.derive`), plus exchanges between GPUs.  It yields the tokens per step
-that benchmarks/ranks.py measured; those and well-known models are in planner.toml.
+that benchmarks/ranks.py measured.  Those and well-known models are in planner.toml.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ MODES = {
 }
 """Drafts dealt out to whole models; the model split; the model split, one token per step."""
 DEFAULT_SIZE = "7b"
-CAVEAT = "tokens per step are those of a small model, which benchmarks/ranks.py measured"
 PAYS = 0.10
 """More GPUs pay while twice as many bring at least this share more tokens per second."""
 
@@ -56,6 +55,7 @@ STAGING = 60e-6
 
 @cache
 def _data() -> dict[str, Any]:
+    """What planner.toml holds."""
     text = resources.files(__package__).joinpath("planner.toml").read_text(encoding="utf-8")
     return dict(toml.loads(text))
 
@@ -101,9 +101,9 @@ def find_gpu(name: str | None, terminal: Terminal) -> tuple[Profile, float | Non
     The name is a profile's or what a driver calls the GPU; None is the GPU of this machine.
     """
     every = profiles.every(user.read_all()[0]).values()
-    # Apple's GPUs cannot be joined; `gpu` stands for unknown ones, and is no kind to suggest.
+    # Apple's GPUs cannot be joined.
     known = {p.name: p for p in every if p.hardware and not p.tuned and p.name != "apple"}
-    kinds = ", ".join(sorted(known.keys() - {"gpu"}))
+    kinds = ", ".join(sorted(known.keys() - {"gpu"}))  # which stands for unknown ones
     if name is None:
         with terminal.progress("looking at this machine"):
             from ..specs.device import detect
@@ -125,9 +125,10 @@ def find_model(
     request: PlanRequest, gpu: Profile, terminal: Terminal
 ) -> tuple[str, ModelSpec, tuple[str, ...]]:
     """Name, shape and notices of the model as a GPU would hold it; no weights are read."""
+    auto = request.dtype == "auto"
     if request.model is None or request.model_size is not None:
         half = gpu.hardware.half if gpu.hardware else "bfloat16"
-        dtype = half if request.dtype == "auto" else request.dtype
+        dtype = half if auto else request.dtype
         name, shape = known_model(request.model_size or DEFAULT_SIZE, dtype, request.quantize)
         usual = f"no model was named: {name} stands for one of {DEFAULT_SIZE}"
         return name, shape, (() if request.model_size else (usual,))
@@ -135,12 +136,10 @@ def find_model(
         from .. import models
 
         # By itself a CPU would take float32, and a GPU takes the type that is stored.
-        auto = request.dtype == "auto"
-        dtype = "bfloat16" if auto else request.dtype
-        options = replace(request, device="cpu", dtype=dtype)
+        options = replace(request, device="cpu", dtype="bfloat16" if auto else request.dtype)
         planned = models.plan(request.model, options)
         stored = str(planned.config.get_text_config(decoder=True).dtype).rpartition(".")[2]
-        if auto and stored != dtype:
+        if auto and stored != "bfloat16":
             dtype = stored if stored in FULL else "float32"
             planned = models.plan(request.model, replace(options, dtype=dtype))
     return request.model, planned.spec, planned.notices
@@ -148,42 +147,33 @@ def find_model(
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A step in one mode on a number of GPUs, under its names in JSON; NaN where impossible.
-
-    Attributes:
-        needed_bytes: memory that each GPU needs; None where the model cannot be split.
-        drafting_seconds: of the host, for the drafts of the other GPUs.
-        talking_seconds: of exchanges, to which each GPU contributes `sent_bytes`.
-    """
+    """A step in one mode on a number of GPUs, under its names in JSON; NaN where impossible."""
 
     mode: str
     gpus: int
     nodes: int
     why_not: str | None = None
-    needed_bytes: float | None = None
+    needed_bytes: float | None = None  # on each GPU; None where the model cannot be split
     step_seconds: float = math.nan
     computing_seconds: float = math.nan
-    drafting_seconds: float = math.nan
-    talking_seconds: float = math.nan
-    sent_bytes: float = math.nan
+    drafting_seconds: float = math.nan  # of the host, for the drafts of the other GPUs
+    talking_seconds: float = math.nan  # of exchanges
+    sent_bytes: float = math.nan  # by each GPU in them
     tokens_per_step: float = math.nan
     tokens_per_second: float = math.nan
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked for, on what it is estimated, and the estimates.
-
-    `memory` is bytes of one GPU, None if unknown; `notes` are lines about the model.
-    """
+    """What is asked for, on what it is estimated, and the estimates."""
 
     request: PlanRequest
     gpu: Profile
-    memory: float | None
+    memory: float | None  # bytes of one GPU; None if unknown
     links: Links
     model: str
     spec: ModelSpec
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # about the model
 
     @cached_property
     def rates(self) -> Rates:
@@ -294,13 +284,14 @@ class Plan:
         stops, rows = self.stops(mode), self.rows[mode]
         if stops is None:
             return f"{MODES[mode]}: {rows[-1].why_not}"
-        pays = f"{MODES[mode]}: pays up to {counted(stops['gpus'], 'GPU')}"
-        if stops["beyond"] is None:
+        if stops["beyond"]:
+            # Rounded down: a gain that is too small must not read like one that pays.
+            gain = math.floor(1000 * stops["gain"]) / 10
+            why = f"going to {stops['beyond']} brings {gain:+.1f}% tokens/s"
+        else:
             later = (row.why_not for row in rows if row.gpus > stops["gpus"])
-            return f"{pays}; {next(later, 'more were not estimated')}"
-        # Rounded down: a gain that is too small must not read like one that pays.
-        gain = math.floor(1000 * stops["gain"]) / 10
-        return f"{pays}; going to {stops['beyond']} brings {gain:+.1f}% tokens/s"
+            why = next(later, None) or "more were not estimated"
+        return f"{MODES[mode]}: pays up to {counted(stops['gpus'], 'GPU')}; {why}"
 
     @property
     def conclusion(self) -> str:
@@ -316,35 +307,27 @@ class Plan:
         )
 
     @property
-    def caveats(self) -> list[str]:
-        """What to know before believing the estimates."""
-        launching = LAUNCH * self.spec.layers * 1e3
-        return [
-            CAVEAT,
-            "a split model's steps are no CUDA graphs: launching their kernels alone takes"
-            f" {launching:.0f} ms, on any number of GPUs",
-        ]
-
-    @property
     def assumptions(self) -> list[str]:
         """What the estimates depend on, a sentence each."""
-        rates, measured = self.rates, _data()["measured"]
+        rates, measured, links = self.rates, _data()["measured"], self.links
         usable = memory.told(self.usable) if self.memory else "any amount"
-        links = (("within a node", self.links.within), ("between", self.links.between))
+        joined = (
+            f"{place}: {link['name']}, {link['bandwidth'] / 1e9:.3g} GB/s in each direction,"
+            f" {link['hops'][0] * 1e6:.3g} µs a hop ({link['source']})"
+            for place, link in (("within a node", links.within), ("between", links.between))
+        )
         return [
             *self.notes,
             f"a GPU reads {rates.bandwidth / 1e9:.0f} GB/s and computes"
             f" {rates.arithmetic / 1e12:.3g} TFLOP/s in {self.spec.compute} ({rates.source});"
             f" decoding may take {usable} of its memory",
-            *(
-                f"{place}: {link['name']}, {link['bandwidth'] / 1e9:.3g} GB/s in each direction,"
-                f" {link['hops'][0] * 1e6:.3g} µs a hop ({link['source']})"
-                for place, link in links
-            ),
+            *joined,
             f"a step feeds {self.budget} tokens on each GPU, or one where drafts do not pay, after"
             f" {self.request.context:,} tokens of context; one text at a time",
-            f"tokens per step: {measured['model']}, {measured['origin']}, up to"
-            f" {measured['ranks'][-1]} ranks",
+            f"tokens per step are those of a small model: {measured['model']},"
+            f" {measured['origin']}, up to {measured['ranks'][-1]} ranks",
+            "a split model's steps are no CUDA graphs: launching their kernels alone takes"
+            f" {LAUNCH * self.spec.layers * 1e3:.0f} ms, on any number of GPUs",
             f"more GPUs pay while twice as many bring {PAYS:.0%} more tokens per second",
         ]
 
@@ -365,15 +348,12 @@ class Plan:
         gpu = {"name": self.gpu.name, "description": self.gpu.description}
         return {
             "schema": SCHEMA,
-            "estimated": True,
             "model": {"name": self.model, **asdict(self.spec)},
             "gpu": {**gpu, "memory_bytes": self.memory, **asdict(self.rates)},
             "links": asdict(self.links),
             "budget": self.budget,
             "context": self.request.context,
-            "text": _data()["measured"]["text"],
             "asked": self.request.gpus,
-            "exchange_bytes": MESSAGE_BYTES,
             "pays_from": PAYS,
             "baseline": {key: getattr(self.baseline, key) for key in keys},
             "modes": {
@@ -385,7 +365,6 @@ class Plan:
                 for mode, rows in self.rows.items()
             },
             "best": {key: getattr(self.best, key) for key in keys},
-            "caveats": self.caveats,
             "assumptions": self.assumptions,
         }
 
@@ -394,10 +373,9 @@ def run(request: PlanRequest) -> int:
     """Estimate lookahead and tensor parallelism, and print both; the exit code is 0.
 
     Raises:
-        UsageError: an option is out of range or unknown, or the model fits on no such GPUs.
+        UsageError: an option is unknown, or the model fits on no such GPUs.
         LoadError, UnsupportedModelError: the model's configuration cannot be read or decoded.
     """
-    request.check()
     terminal = Terminal(request.color)
     gpu, size = find_gpu(request.gpu, terminal)
     links = links_of(gpu.name, request)
@@ -417,22 +395,20 @@ def _show(plan: Plan, console: Console) -> None:
     model = f"{plan.model} in {spec.weights} ({size}) on {plan.gpu.description}"
     screen.line(console, printable(f"{model}: estimated, not measured"))
     screen.line(console, plan.conclusion, "bold")
-    for text in (*plan.caveats, *map(plan.verdict, MODES)):
+    for text in map(plan.verdict, MODES):
         screen.line(console, printable(text))
     console.print()
-    titles = ("GPUs", "ms/step", "tokens/step", "tokens/s", "speed-up", "efficiency")
     table = screen.bare_table()
     table.add_column("mode")
-    for title in titles:
+    for title in ("GPUs", "ms/step", "tokens/step", "tokens/s", "speed-up", "efficiency"):
         table.add_column(title, justify="right")
     for row in chain(*plan.rows.values()):
         figures = plan.figures(row)
         cells = ["does not fit" if row.needed_bytes else "indivisible"]
         if not row.why_not:
-            rates = (row.step_seconds * 1e3, row.tokens_per_step, row.tokens_per_second)
-            compared = (figures["speedup"], figures["efficiency"])
-            formats = (".1f", ".2f", ".1f", ".2f", ".0%")
-            cells = list(map(format, (*rates, *compared), formats))
+            cells = [f"{row.step_seconds * 1e3:.1f}", f"{row.tokens_per_step:.2f}"]
+            cells += [f"{row.tokens_per_second:.1f}", f"{figures['speedup']:.2f}"]
+            cells += [f"{figures['efficiency']:.0%}"]
         table.add_row(row.mode, str(row.gpus), *cells)
     screen.show(table, console)
     console.print()

@@ -8,280 +8,35 @@ added by adding a field.
 from __future__ import annotations
 
 import math
-import re
-import secrets
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields
 from functools import partial
-from typing import Any
 
-from ..decoder.config import (
-    SOURCES,
-    STRATEGIES,
-    LookaheadConfig,
-    SamplingConfig,
-)
+from ..decoder.config import SamplingConfig
 from ..errors import UsageError
-from ..specs.device import parse_device_map
 from .declare import Options, option
+from .request import (
+    ChatRequest,
+    GenerateRequest,
+    Request,
+    decode_option,
+    length_option,
+    model_name,
+    model_option,
+    output_option,
+    prompt_option,
+)
+
+__all__ = ["ChatRequest", "GenerateRequest", "Request"]
 
 MEASURED_TOKENS = 128
 """Default length of an answer that is measured."""
-GENERATED_TOKENS = 512
-"""Default length of an answer of `lade generate`."""
 
-_prompt = partial(option, "Prompt")
 _measure = partial(option, "Measuring", lasting=False)
 _plan = partial(option, "Planning", lasting=False)
-_length = partial(option, "Length")
-_decode = partial(option, "Decoding")
-_sample = partial(option, "Sampling")
-_model = partial(option, "Model")
-_output = partial(option, "Output")
-_model_name = partial(_model, metavar="MODEL", argument=True)
-_file = partial(_output, metavar="FILE", lasting=False)
-_json = partial(_output, "Print one JSON object in place of text.", default=False, lasting=False)
-_argument = partial(_output, default=MISSING, argument=True, lasting=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request(Options):
-    """The options that commands with a model share; each command offers those that it needs."""
-
-    model: str | None = _model_name(
-        "Hugging Face id or local folder; default: the bundled demo model."
-    )
-    system: str | None = _prompt("System message; needs a chat template.", "-s")
-    max_new_tokens: int | None = _length(
-        "Maximum number of new tokens; default: until the context is full.", "-n", least=1
-    )
-    stop: list[str] | None = _length(
-        "End before this text; can be repeated.", metavar="TEXT", has_variable=False
-    )
-    ignore_eos: bool = _length("Ignore end-of-text tokens and keep generating.", default=False)
-    max_context: int | None = _length(
-        "Maximum number of tokens of prompt and answer; default: the model's own.", least=2
-    )
-    strategy: str = _decode(
-        "lookahead, autoregressive, jacobi or prompt-lookup.",
-        default="lookahead",
-        choices=STRATEGIES,
-    )
-    profile: str | None = _decode("Hardware profile; default: the detected device's.")
-    window: int | None = _decode("Columns of the lookahead window (W).", "-W")
-    ngram: int | None = _decode("Length of the n-grams (N).", "-N")
-    guesses: int | None = _decode("N-grams verified in a step (G).", "-G")
-    budget: int | None = _decode("Maximum number of tokens in a step.")
-    sources: str | None = _decode(
-        "Where drafts come from, comma-separated: trajectory, context, recycled."
-        " trajectory alone is the paper's algorithm."
-    )
-    pool_file: str | None = _decode(
-        "Keep what was learned about drafting in this file: the next call starts with it.",
-        metavar="FILE",
-    )
-    temperature: float | None = _sample(
-        "Sampling temperature; 0 is greedy. Default: 0, and in a chat the model's own.", "-t"
-    )
-    top_k: int | None = _sample("Keep the K most probable tokens; 0 keeps all.")
-    top_p: float | None = _sample(
-        "Nucleus sampling: keep the smallest set of tokens with total probability P."
-    )
-    min_p: float | None = _sample("Keep tokens at least P times as probable as the best one.")
-    repetition_penalty: float | None = _sample(
-        "Above 1 avoids repetition; default: the model's own."
-    )
-    seed: int | None = _sample("Random seed for sampling; the same seed gives the same text.")
-    dtype: str = _model(
-        "auto, float32, float16 or bfloat16.",
-        default="auto",
-        choices=("auto", "float32", "float16", "bfloat16"),
-    )
-    device: str = _model("auto, cpu, cuda, cuda:N or mps.", default="auto")
-    quantize: str = _model(
-        "none, 4bit or 8bit (bitsandbytes).", default="none", choices=("none", "4bit", "8bit")
-    )
-    attention: str = _model(
-        "auto (the fastest here), reference, sdpa, flash or triton.",
-        default="auto",
-        choices=("auto", "reference", "sdpa", "flash", "triton"),
-    )
-    cuda_graphs: bool | None = _model(
-        "Capture steps as CUDA graphs, or launch kernels one by one; on with a CUDA GPU.", pair=True
-    )
-    compile: bool = _model(
-        "Compile captured steps with torch, which can take minutes the first time.",
-        default=False,
-        pair=True,
-    )
-    kernels: bool = _model(
-        "Use lade's Triton kernels on a CUDA GPU, or torch's own operations.",
-        default=True,
-        pair=True,
-    )
-    device_map: str | None = _model(
-        "Spread the model over devices: auto, balanced, balanced_low_0, sequential, or"
-        " a .json file."
-    )
-    parallel: int | None = _model(
-        "Decode with K processes on this machine, one per GPU.", metavar="K", least=1
-    )
-    parallel_mode: str = _model(
-        "What processes share: the drafts of a step (lookahead), or the model (tensor).",
-        default="lookahead",
-        choices=("lookahead", "tensor"),
-    )
-    revision: str | None = _model("Branch, tag or commit on the hub.")
-    offline: bool = _model("Do not ask the hub.", default=False)
-    trust_remote_code: bool = _model("Run code that comes with the model.", default=False)
-    stats: bool | None = _output("A line of statistics on stderr; on unless --quiet.", pair=True)
-    trace: str | None = _file(
-        "Record every step in this file, for lade replay; in a chat, of the newest reply."
-    )
-    svg: str | None = _file("Draw the colored answer in this file; in a chat, the newest reply.")
-    html: str | None = _file("The same as a page for a browser.")
-    quiet: bool = _output("Nothing on stderr but errors.", "-q", default=False)
-
-    def _check(self) -> None:
-        Options._check(self)
-        if self.model == "":
-            raise UsageError("MODEL is empty; name a model, or leave it out for the demo")
-        if self.cuda_graphs and self.parallel_mode == "tensor":
-            raise UsageError(
-                "cuda-graphs do not go together with parallel-mode tensor, whose ranks wait for one"
-                " another within every step; leave one of them out"
-            )
-        if self.cuda_graphs and re.match(r"cpu|mps", self.device):
-            raise UsageError(f"cuda-graphs need a CUDA GPU, and device is {self.device}")
-        if self.attention == "triton" and not self.kernels:
-            raise UsageError("attention triton is a Triton kernel; leave it or no-kernels out")
-        if self.compile and self.cuda_graphs is False:
-            raise UsageError("only CUDA graphs are compiled; leave compile or no-cuda-graphs out")
-        if not all(self.stop or ()):
-            raise UsageError("stop needs a text; leave it out, and nothing ends the answer early")
-        if self.profile is not None:
-            from .. import profiles
-
-            profiles.read(self.profile)
-        # The profile's values are not known yet; the user's must be right by themselves.
-        self.lookahead(LookaheadConfig(window=1, ngram=2))
-        self.sampling(SamplingConfig())
-        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", self.device):
-            raise UsageError(f"unknown device {self.device!r}; use auto, cpu, cuda, cuda:N or mps")
-        if self.device_map is not None:
-            parse_device_map(self.device_map)
-
-    @property
-    def read_files(self) -> list[str]:
-        """Files of the user's that are read, and must not be overwritten."""
-        return [name for name in getattr(self, "prompt_file", None) or [] if name != "-"]
-
-    @property
-    def tensor_parallel(self) -> int:
-        """Ranks that the model is split over."""
-        return (self.parallel or 1) if self.parallel_mode == "tensor" else 1
-
-    @property
-    def wants_paper(self) -> bool:
-        """Whether the paper's algorithm was asked for: the trajectory as the only source."""
-        return self.sources is not None and _listed(self.sources) == ("trajectory",)
-
-    def lookahead(self, profile: LookaheadConfig) -> LookaheadConfig:
-        """The profile's settings, with the options that were given in their place."""
-        given: dict[str, Any] = {
-            name: value
-            for name in ("window", "ngram", "guesses", "budget")
-            if (value := getattr(self, name)) is not None
-        }
-        if given.keys() & {"window", "ngram", "guesses"}:
-            given.setdefault("budget", None)  # the profile's was meant for the profile's window
-        if given:
-            given["widths"] = ()  # so were the widths that steps are rounded to
-        asks_for_window = self.window is not None or self.ngram is not None
-        if self.sources is not None:
-            given["sources"] = _listed(self.sources)
-        elif asks_for_window:
-            given["sources"] = SOURCES  # also where the profile leaves the window out
-        elif (self.budget or profile.window_cells) < profile.window_cells:
-            # A budget without room for the profile's window is a wish to go without it.
-            sources = tuple(name for name in profile.sources if name != "trajectory")
-            given["sources"] = sources or ("context",)
-        return replace(profile, **given)
-
-    def sampling(self, default: SamplingConfig) -> SamplingConfig:
-        """How tokens are chosen; sampling without a seed draws one, so that it can be shown.
-
-        Args:
-            default: what holds where nothing was asked for.
-        """
-        names = [each.name for each in fields(SamplingConfig)]
-        given = {name: value for name in names if (value := getattr(self, name)) is not None}
-        chosen = replace(default, **given)
-        if self.seed is None and not chosen.greedy:
-            chosen = replace(chosen, seed=secrets.randbits(32))
-        return chosen
-
-
-@dataclass(frozen=True, kw_only=True)
-class GenerateRequest(Request):
-    """The options of `lade generate`."""
-
-    prompt: list[str] | None = _prompt(
-        "The prompt; standard input is not read then, unless by -f -.",
-        "-p",
-        metavar="TEXT",
-        lasting=False,
-    )
-    prompt_file: list[str] | None = _prompt(
-        "File with a prompt, or .jsonl with many; - is stdin. Can be repeated.",
-        "-f",
-        metavar="FILE",
-        lasting=False,
-    )
-    chat_template: bool | None = _prompt(
-        "Put the prompt through the model's chat template (the default where it has"
-        " one), or complete it as it is.",
-        "--chat-template/--raw",
-    )
-    max_new_tokens: int | None = _length(
-        "Maximum number of new tokens.", "-n", default=GENERATED_TOKENS, least=1
-    )
-    json: bool = _output("Print one JSON object per answer, on one line.", default=False)
-
-    def uses_template(self, has_template: bool) -> bool:
-        """Whether prompts are put through the chat template, which a model may not have.
-
-        A system message that was asked for needs one.
-        """
-        if self.chat_template is not None:
-            return self.chat_template
-        return has_template or self._system_is_typed
-
-    @property
-    def _system_is_typed(self) -> bool:
-        return self.origins.get("system", "").startswith("flag")
-
-    def _check(self) -> None:
-        Request._check(self)
-        if self.prompt and len(self.prompt) > 1:
-            raise UsageError(
-                f"--prompt was given {len(self.prompt)} times; give it once, or a .jsonl by -f"
-            )
-        if self._system_is_typed and self.chat_template is False:
-            raise UsageError("system needs the chat template; leave raw or system out")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChatRequest(Request):
-    """The options of `lade chat`."""
-
-    raw: bool = _prompt("No chat template: messages as they are, one a line.", default=False)
-    markdown: bool = _output(
-        "Style Markdown; code is highlighted while token colors are off.", default=True, pair=True
-    )
-    token_colors: bool = _output("Color tokens by where they came from.", default=True, pair=True)
-    editing_mode: str = _output(
-        "Keys of the input: emacs or vi.", default="emacs", choices=("emacs", "vi")
-    )
+_json = partial(
+    output_option, "Print one JSON object in place of text.", default=False, lasting=False
+)
+_argument = partial(output_option, default=MISSING, argument=True, lasting=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,7 +45,7 @@ class MeasureRequest(Request):
 
     omits = frozenset({"pool_file", "stats", "trace", "svg", "html"})
 
-    max_new_tokens: int | None = _length(
+    max_new_tokens: int | None = length_option(
         f"Maximum number of new tokens; default: {MEASURED_TOKENS}.", "-n", least=1
     )
     prompts: str = _measure(
@@ -299,7 +54,9 @@ class MeasureRequest(Request):
         metavar="SUITE|FILE",
     )
     limit: int | None = _measure("Maximum number of prompts, of all categories.", least=1)
-    raw: bool = _prompt("No chat template: prompts as they are.", default=False, lasting=False)
+    raw: bool = prompt_option(
+        "No chat template: prompts as they are.", default=False, lasting=False
+    )
     json: bool = _json()
 
     @property
@@ -324,7 +81,7 @@ class BenchRequest(MeasureRequest):
         "A grid, such as 'W=5,10,15 N=3,5 G=W'; axes: W, N, G, budget, sources, context.",
         metavar="AXES",
     )
-    report: list[str] | None = _output(
+    report: list[str] | None = output_option(
         "Also write a page (.html), text (.md) or figures (.json); can be repeated.",
         metavar="FILE",
         lasting=False,
@@ -378,7 +135,7 @@ class PlanRequest(Request):
 
     omits = (_ANSWER | _DRAFTS | _RANKS | _PLACE | {"max_context", "quiet"}) - {"budget"}
 
-    model: str | None = _model_name(
+    model: str | None = model_name(
         "Hugging Face id or local folder, of which the configuration is read; default: Llama-2-7B."
     )
     gpus: int | None = _plan(
@@ -403,7 +160,7 @@ class PlanRequest(Request):
         " comma: within a node, between nodes.",
         metavar="KIND|GB/S",
     )
-    budget: int | None = _decode("Maximum number of tokens in a step on each GPU.")
+    budget: int | None = decode_option("Maximum number of tokens in a step on each GPU.")
     json: bool = _json()
 
     def _check(self) -> None:
@@ -448,10 +205,10 @@ class ProfileRequest(Request):
 
     omits = (_ANSWER | _DRAFTS | _RANKS | {"max_context", "device_map", "quiet"}) - {"profile"}
 
-    profile: str | None = _decode(
+    profile: str | None = decode_option(
         "A profile; default: the one in use here.", metavar="NAME", argument=True
     )
-    model: str | None = _model(
+    model: str | None = model_option(
         "Settings for this model, not by size.", metavar="MODEL", lasting=False
     )
     json: bool = _json()
@@ -479,8 +236,10 @@ class ReplayRequest(Options):
     """The options of `lade replay`."""
 
     trace: str = _argument("A file that --trace wrote.", metavar="TRACE")
-    speed: float = _output("Playback speed: 2 is twice as fast, inf is instant.", default=1.0)
-    step: bool = _output("Step by step: window, n-grams, candidates.", default=False, lasting=False)
+    speed: float = output_option("Playback speed: 2 is twice as fast, inf is instant.", default=1.0)
+    step: bool = output_option(
+        "Step by step: window, n-grams, candidates.", default=False, lasting=False
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -497,7 +256,7 @@ class CompareRequest(Options):
 class InitRequest(Options):
     """The options of `lade config init`."""
 
-    force: bool = _output(
+    force: bool = output_option(
         "Write a new one; the old one is kept beside it.", default=False, lasting=False
     )
 
@@ -520,8 +279,3 @@ COMMANDS: dict[str, type[Options]] = {
     "config path": Options,
 }
 """The request of every command."""
-
-
-def _listed(text: str) -> tuple[str, ...]:
-    """The items of a comma-separated list."""
-    return tuple(item.strip() for item in text.split(",") if item.strip())

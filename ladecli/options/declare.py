@@ -16,51 +16,31 @@ ALIASES = {"temp": "temperature", "max-tokens": "max-new-tokens"}
 """Names that other programs have for our options."""
 CONFIG_FILE = "config file"
 """The origin of what the config file says."""
-
-
 PANELS = (
     *("", "Prompt", "Measuring", "Planning"),
     *("Length", "Decoding", "Sampling", "Model", "Output"),
 )
 """Headings in the order of the help; arguments have none."""
-_SETTING = "setting"
-"""Key of a field's metadata."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How a field of a request is set.
+    """How a field of a request is set."""
 
-    Attributes:
-        panel: heading in the help and in the config file.
-        help: one sentence for users.
-        flag: a letter that the flag has too, such as "-n"; or another flag than the field's name.
-        pair: whether `--no-…` switches it off.
-        metavar: what stands for the value in the help.
-        choices: the values there are; () for any.
-        least, most: the smallest and the largest number allowed.
-        argument: whether it is given by position.
-        lasting: whether the config file can hold it, and not a single call alone.
-        has_variable: whether a `LADE_` variable can hold it, too.
-        key: the field's name, such as max_new_tokens.
-        annotation: the field's type with its optional None, as Typer reads it.
-        default: of the field; None for no value, MISSING where it has to be given.
-    """
-
-    panel: str
-    help: str
-    flag: str = ""
-    pair: bool = False
+    panel: str  # heading in the help and in the config file
+    help: str  # one sentence for users
+    flag: str = ""  # a letter that the flag has too, "-n"; or another flag than the field's name
+    pair: bool = False  # whether `--no-...` switches it off
     metavar: str | None = None
-    choices: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()  # () for any value
     least: int | None = None
     most: int | None = None
-    argument: bool = False
-    lasting: bool = True
-    has_variable: bool = True
-    key: str = ""
-    annotation: Any = None
-    default: Any = None
+    argument: bool = False  # whether it is given by position
+    lasting: bool = True  # whether the config file can hold it, and not a single call alone
+    has_variable: bool = True  # whether a `LADE_` variable can hold it, too
+    key: str = ""  # the field's name, such as max_new_tokens
+    annotation: Any = None  # the field's type with its optional None, as Typer reads it
+    default: Any = None  # None for no value, MISSING where it has to be given
 
     @property
     def name(self) -> str:
@@ -92,11 +72,7 @@ class Setting:
         return PREFIX + self.name.replace("-", "_").upper() if named else None
 
     def check(self, value: Any) -> None:
-        """Refuse a value that is not one of the choices, or out of range.
-
-        Raises:
-            UsageError: the message says what it may be.
-        """
+        """Refuse with a UsageError a value that is not one of the choices, or out of range."""
         least, most = self.least, self.most
         if value is not None and self.choices and value not in self.choices:
             raise UsageError(f"unknown {self.name} {value!r}; use one of {', '.join(self.choices)}")
@@ -107,7 +83,7 @@ class Setting:
 
 def option(panel: str, help: str, flag: str = "", *, default: Any = None, **facts: Any) -> Any:
     """A field of a request that users can set; see `Setting`."""
-    return field(default=default, metadata={_SETTING: Setting(panel, help, flag, **facts)})
+    return field(default=default, metadata={"setting": Setting(panel, help, flag, **facts)})
 
 
 _FOUND: dict[type[Options], dict[str, Setting]] = {}
@@ -128,13 +104,13 @@ def settings_of(kind: type[Options]) -> dict[str, Setting]:
     hints = get_type_hints(kind)
     found = [
         replace(
-            each.metadata[_SETTING],
+            each.metadata["setting"],
             key=each.name,
             annotation=hints[each.name],
             default=each.default,
         )
         for each in fields(kind)
-        if _SETTING in each.metadata and each.name not in kind.omits
+        if "setting" in each.metadata and each.name not in kind.omits
     ]
     found.sort(key=lambda one: PANELS.index("" if one.argument else one.panel))
     return _FOUND.setdefault(kind, {one.key: one for one in found})
@@ -144,9 +120,8 @@ def settings_of(kind: type[Options]) -> dict[str, Setting]:
 class Options:
     """What every command has.
 
-    Attributes:
-        origins: where values are from, by key: "flag --budget", "LADE_BUDGET", "config file", "set
-            in this chat"; defaults are left out.
+    `origins` says where values are from, by key: "flag --budget", "LADE_BUDGET", "config file",
+    "set in this chat"; defaults are left out.
     """
 
     omits: ClassVar[frozenset[str]] = frozenset()
@@ -164,8 +139,7 @@ class Options:
         """Refuse what can be refused without a model.
 
         Raises:
-            UsageError, ConfigError: the message names the option, what it may be, and the variable
-                or file that it is from.
+            UsageError, ConfigError: the message names the option, what it may be and its origin.
         """
         try:
             self._check()

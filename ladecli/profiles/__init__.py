@@ -42,18 +42,12 @@ DEAR_START = 2.5
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The settings of a profile for one model on one machine, and notices for the user.
-
-    Attributes:
-        origins: of each value, by the names in `schema.VALUES`: "measured: ...",
-            "derived: ...", "published: ..." or "default".
-        paper: settings for the paper's algorithm; the trajectory is their only source.
-    """
+    """The settings of a profile for one model on one machine, and notices for the user."""
 
     profile: str
     lookahead: LookaheadConfig
-    origins: Mapping[str, str]
-    paper: LookaheadConfig
+    origins: Mapping[str, str]  # of each of `schema.VALUES`: "derived: ...", "default", ...
+    paper: LookaheadConfig  # for the paper's algorithm; the trajectory is its only source
     paper_origin: str
     notices: tuple[str, ...] = ()
 
@@ -120,12 +114,9 @@ def select(
 ) -> Choice:
     """The settings for a model on a device, by the profile of a name or by the one that fits.
 
-    A profile that was tuned for just this comes first, then the one that `usual` finds.  A GPU
-    that no profile knows is measured; without `measure` its settings are cautious.
-
-    Args:
-        attention: the backend that the model runs with.
-        captured: whether its steps are CUDA graphs; None for yes on a CUDA GPU.
+    A profile that was tuned for just this (an attention backend too) comes first, then the one
+    that `usual` finds.  A GPU that no profile knows is measured; without `measure` its settings
+    are cautious.  Steps are `captured` as CUDA graphs, by default on a CUDA GPU.
 
     Raises:
         UsageError: there is no profile of this name, or its file breaks the schema.
@@ -136,13 +127,12 @@ def select(
         return choose(profile, spec, None, _misfit(profile, device, spec, attention), captured)
     own, notices = user.read_all()
     known = usual(device, own)
-    tuned, outdated = user.tuned_for(own, device, spec, attention)
-    if tuned is None:
-        notices += outdated
-        if known is None and measure is not None:
+    tuned = user.tuned_for(own, device, spec, attention)
+    if tuned is None and known is None:
+        if measure is not None:
             known = measured(measure(), spec.compute)
             notices.append(unknown(device))
-        elif known is None:
+        else:
             known = every(own)[_BY_KIND[device.kind]]
             notices.append(unknown(device, "are those of a slow one"))
     fitting = tuned or known

@@ -54,16 +54,10 @@ class Hardware(_Table):
 
 
 class Setting(_Table):
-    """Explicit settings for models up to a size.
-
-    Attributes:
-        up_to_parameters: the largest model that this is for.
-        weights: types of weights that it is for, as in `ModelSpec`; () for any.
-        origin: "measured: ...", "published: ..." or "derived: ...".
-    """
+    """Explicit settings for models up to a size."""
 
     up_to_parameters: Positive = math.inf
-    weights: tuple[Text, ...] = ()
+    weights: tuple[Text, ...] = ()  # types that it is for, as in `ModelSpec`; () for any
     window: Whole
     ngram: Whole
     guesses: Whole
@@ -95,43 +89,31 @@ class Setting(_Table):
 
 
 class Tuned(_Table):
-    """What `lade tune` measured a profile on, and holds for: a device's `user.key_of`, a model's
-    `parameters` and type of `weights`, an attention backend, and versions of packages.
-    """
+    """What `lade tune` measured a profile on: it holds for this device, model and attention."""
 
     device: Text
     parameters: Positive
     weights: Text
     attention: Text
-    versions: Mapping[str, Text]
+    versions: Mapping[str, Text]  # of packages
     date: Text
 
 
 class Profile(_Table):
     """Settings for a kind of hardware; in the file, `papers` are [[paper]], `settings` [[setting]].
 
-    Attributes:
-        name: of the file.
-        place: "shipped", "yours", "tuned", or "measured" a moment ago.
-        description: one line for people.
-        devices: names of the devices, matched as whole words; () for a profile that is found by
-            the kind of the device, or only by `--profile`.
-        not_devices: words that the device's name must not have.
-        memory: sizes in bytes that these devices come with; () for any.
-        hardware: what settings are derived from; None where `settings` cover every model.
-        papers: W, N and G for the paper's algorithm, the smallest models first.
-        settings: explicit ones; the first that fits a model counts.
-        tuned: None for profiles that `lade tune` did not write.
+    Settings come from the first of `settings` that fits a model, else from `hardware`.
     """
 
-    name: str = Field(exclude=True)
-    place: str = Field(default="shipped", exclude=True)
+    name: str = Field(exclude=True)  # of the file
+    place: str = Field(default="shipped", exclude=True)  # or "yours", "tuned", "measured"
     description: Text
+    # Names matched as whole words; () for a profile that is found by the kind of the device.
     devices: tuple[str, ...] = ()
-    not_devices: tuple[str, ...] = ()
-    memory: tuple[Positive, ...] = ()
+    not_devices: tuple[str, ...] = ()  # words that the device's name must not have
+    memory: tuple[Positive, ...] = ()  # sizes in bytes that these devices come with; () for any
     hardware: Hardware | None = None
-    papers: tuple[Setting, ...] = Field(default=(), alias="paper")
+    papers: tuple[Setting, ...] = Field(default=(), alias="paper")  # the smallest models first
     settings: tuple[Setting, ...] = Field(default=(), alias="setting")
     tuned: Tuned | None = None
 
@@ -172,8 +154,7 @@ def parse(name: str, text: str, place: str = "shipped") -> Profile:
     """A profile from the text of its file.
 
     Raises:
-        UsageError: the text is no TOML or breaks the schema; one line names the profile, the
-            place in it and the fix.
+        UsageError: it is no TOML or breaks the schema; one line names the place and the fix.
     """
     try:
         data = toml.loads(text)

@@ -106,37 +106,12 @@ def is_for(tuned: Tuned, device: Device, spec: ModelSpec, attention: str) -> boo
 
 def tuned_for(
     profiles: list[Profile], device: Device, spec: ModelSpec, attention: str
-) -> tuple[Profile | None, list[str]]:
-    """The profile that was tuned for a model on this machine, and notices about outdated ones.
-
-    Of several, the one for the nearest size.
-    """
+) -> Profile | None:
+    """The profile that was tuned for a model on this machine: of several, for the nearest size."""
     tuned = [(p, p.tuned) for p in profiles if p.tuned]
-    tuned = [pair for pair in tuned if is_for(pair[1], device, spec, attention)]
-    tuned.sort(key=lambda pair: abs(pair[1].parameters - spec.parameters))
-    outdated = []
-    for profile, record in tuned:
-        if not (changes := changed(record)):
-            return profile, []
-        outdated.append(
-            f"profile {profile.name} is not used: it was tuned with {', '.join(changes)};"
-            " lade tune makes a new one"
-        )
-    return None, outdated
-
-
-def changed(tuned: Tuned) -> list[str]:
-    """What is of another version than when a profile was tuned: "torch 2.12, now 2.13"."""
-
-    def series(version: str) -> list[str]:  # major and minor: 2.13 of 2.13.1+cu130
-        return version.split("+")[0].split(".")[:2]
-
-    here = versions_here()
-    return [
-        f"{name} {version}, now {here.get(name, 'missing')}"
-        for name, version in tuned.versions.items()
-        if series(version) != series(here.get(name, "missing"))
-    ]
+    fitting = [pair for pair in tuned if is_for(pair[1], device, spec, attention)]
+    fitting.sort(key=lambda pair: abs(pair[1].parameters - spec.parameters))
+    return fitting[0][0] if fitting else None
 
 
 def name_for(tuned: Tuned) -> str:

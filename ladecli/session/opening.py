@@ -68,10 +68,10 @@ def open_follower(request: Request) -> Callable[[DistributedTransport], Session]
 
 def _plan(request: Request, terminal: Terminal) -> Plan:
     """Find the model and read its configuration; arguments as for `opened`."""
-    from ..specs import model_files
+    from ..specs import hub
 
     name = request.model or "demo"
-    model_files.check(name)  # before seconds of imports
+    hub.check(name)  # before seconds of imports
     with terminal.progress(f"starting {name}"):
         _import_all()
     from .. import models
@@ -123,9 +123,9 @@ def _import_all() -> None:
 
 def _loading(terminal: Terminal, name: str) -> contextlib.AbstractContextManager[object]:
     """A spinner; but a download shows bars of its own, which that would spoil."""
-    from ..specs import model_files
+    from ..specs import hub
 
-    local = model_files.folder_of(model_files.resolve(name)) is not None
+    local = hub.folder_of(hub.resolve(name)) is not None
     return terminal.progress(f"loading {name}") if local else contextlib.nullcontext()
 
 

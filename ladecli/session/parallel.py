@@ -155,6 +155,10 @@ class Followers:
         if self._ranks.lost is None:
             raise self._ranks.lose(f"{self._ranks.other} ended; torchrun's summary tells how")
 
+    def drafts_changed(self) -> None:
+        """Send all drafts again with the next answer: they learned what no answer taught."""
+        self._known = None
+
     def takes_part(self, settings: Settings) -> bool:
         """Whether an answer is decoded by all ranks, or by the leader alone."""
         return self._split or settings.strategy == "lookahead"

@@ -66,6 +66,9 @@ class Followers(Protocol):
     ) -> contextlib.AbstractContextManager[None]:
         """Let them decode an answer while this one does; they are told on entry."""
 
+    def drafts_changed(self) -> None:
+        """Hear that the drafts have learned something that no answer taught."""
+
 
 class Session:
     """A loaded model and its decoder.
@@ -105,6 +108,7 @@ class Session:
             pack=setup.pack,
         )
         self.drafts = DraftMemory()
+        self._draft_texts: list[list[int]] = []
         self.group = group
         self.followers = followers
         self._shared: Generator[TextEvent] | None = None
@@ -146,7 +150,27 @@ class Session:
         """
         if not keep_text:
             self.decoder.forget(keep_memory=True)
+        self._forget_drafts()
+
+    def add_draft_text(self, text: str) -> int:
+        """Let drafts know a text that answers may repeat, whole or in parts; its tokens.
+
+        It costs no forward, since the model does not read it, and it outlives `start_over`.
+        """
+        encoded = self.loaded.tokenizer(text, add_special_tokens=False, verbose=False)
+        ids = [int(i) for i in encoded["input_ids"]]
+        if ids not in self._draft_texts:
+            self._draft_texts.append(ids)
+            self.drafts.learn_text(ids)
+            if self.followers is not None:
+                self.followers.drafts_changed()
+        return len(ids)
+
+    def _forget_drafts(self) -> None:
+        """Forget what was learned, but not the texts that the user gave."""
         self.drafts = DraftMemory()
+        for ids in self._draft_texts:
+            self.drafts.learn_text(ids)
 
     @property
     def notices(self) -> tuple[str, ...]:
@@ -219,7 +243,7 @@ class Session:
             RankError: a rank of the group is gone.
         """
         if self.drafts.broken:
-            self.drafts = DraftMemory()
+            self._forget_drafts()
         followers = self.followers
         settings = self._prepared(settings)
         # A follower hears of nothing but what takes all ranks.

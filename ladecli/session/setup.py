@@ -11,7 +11,6 @@ from .. import placement, profiles
 from ..errors import UsageError
 from ..options.declare import CONFIG_FILE, config_path
 from ..specs import memory
-from ..specs.device import DEVICE_MAPS
 from .place import place_of
 
 if TYPE_CHECKING:
@@ -117,12 +116,10 @@ def _room(
     if request.device_map is None:
         free, where = _free(request, device), device.label
         context, notice = memory.room(name, part, free, asked, where=where, kind=device.kind)
-    elif request.device_map in DEVICE_MAPS:
+    else:
         gpus = [free_memory(gpu) for gpu in placement.gpus()]
         processor = free_memory(placement.processor())
         context, notice = memory.spread(name, planned.spec, gpus, processor, asked)
-    else:  # a map of the user's own is taken as it is
-        context, notice = request.max_context or planned.facts.context, None
     return context, notice, asked.need(part, context)
 
 

@@ -6,7 +6,6 @@ Torch is imported where it is first asked: the memory of a machine without a GPU
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import platform
 import re
@@ -35,8 +34,6 @@ else:
 
 _PROCESS = Path("/proc/self")
 _CGROUPS = Path("/sys/fs/cgroup")
-DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
-"""Ways in which transformers spreads a model by itself, as it calls them."""
 _LARGE = {"cuda": (256 << 20, 4096), "mps": (128 << 20, 2048), "cpu": (64 << 20, 512)}
 """By kind of device, bytes to copy and rows of a square product: well beyond its caches."""
 _GPU_FILES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
@@ -45,90 +42,31 @@ _GPU_FILES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device that a model can run on.
+    """A device that a model can run on."""
 
-    Attributes:
-        kind: "cpu", "cuda" or "mps".
-        torch_name: as torch wants it, "cuda:1" for example.
-        label: the name of the GPU, or of the processor.
-        memory: bytes that programs can have of it in all; 0 if unknown.
-        threads: that torch computes with on a CPU; 0 elsewhere, or if unknown.
-    """
-
-    kind: str
-    torch_name: str
-    label: str
-    memory: int = 0
-    threads: int = 0
+    kind: str  # "cpu", "cuda" or "mps"
+    torch_name: str  # as torch wants it, "cuda:1" for example
+    label: str  # the name of the GPU, or of the processor
+    memory: int = 0  # bytes that programs can have in all; 0 if unknown
+    threads: int = 0  # that torch computes with on a CPU; 0 elsewhere, or if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """What else is known about a device.
-
-    Attributes:
-        driver: version of the GPU's driver, or None.
-        capability: "9.0" on an NVIDIA GPU, "gfx942" on one of AMD's, else None.
-        cores: physical ones of the processor; 0 if unknown.
-    """
+    """What else is known about a device; what cannot be found out is None or 0."""
 
     driver: str | None
-    capability: str | None
-    cores: int
+    capability: str | None  # "9.0" on an NVIDIA GPU, "gfx942" on one of AMD's
+    cores: int  # physical ones of the processor
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """The two rates of a device that settings are derived from.
+    """The two rates of a device that settings are derived from, per second."""
 
-    Attributes:
-        bandwidth: of its memory, bytes per second.
-        arithmetic: dense operations per second in the type of the products; a product and a sum
-            are two.
-        source: of the figures.
-    """
-
-    bandwidth: float
-    arithmetic: float
+    bandwidth: float  # bytes of memory
+    arithmetic: float  # dense operations in the type of the products; a sum is one as well
     source: str
-
-
-def parse_device_map(text: str) -> str | dict[str, int | str]:
-    """What `--device-map` means: one of `DEVICE_MAPS`, or a device for every part of a model.
-
-    Args:
-        text: a word, or JSON (or a .json file) from names of modules to what accelerate takes as
-            a device: the number of a GPU, "cuda:N", "cpu" or "disk".
-
-    Raises:
-        UsageError: it is none of these.
-    """
-    if text in DEVICE_MAPS:
-        return text
-    if re.fullmatch(r"cpu|mps|cuda(:\d+)?", text):
-        raise UsageError(f"--device-map {text} names one device; use --device {text}")
-    path = Path(text).expanduser()
-    try:
-        given = json.loads(path.read_text("utf-8") if text.endswith(".json") else text)
-    except OSError as error:
-        raise UsageError(f"cannot read the device map {text}: {error.strerror}") from error
-    except ValueError:
-        given = None
-    if not isinstance(given, dict) or not given:
-        raise UsageError(
-            f"unknown device map {text!r}; use one of {', '.join(DEVICE_MAPS)}, or JSON that names"
-            ' a device for each part of the model, such as {"": 0}'
-        )
-    devices: dict[str, int | str] = {}
-    for part, device in given.items():
-        if not re.fullmatch(r"\d+|cuda:\d+|cpu|disk", str(device)):
-            raise UsageError(
-                f"the device map puts {part!r} on {device!r}; a device is the number of a GPU,"
-                " cuda:N, cpu or disk"
-            )
-        index = str(device).removeprefix("cuda:")
-        devices[part] = int(index) if index.isdecimal() else index
-    return devices
 
 
 def in_torch(device: Device, type_name: str) -> tuple[torch.device, torch.dtype]:
@@ -137,14 +75,7 @@ def in_torch(device: Device, type_name: str) -> tuple[torch.device, torch.dtype]
 
 
 def detect(wanted: str = "auto") -> Device:
-    """The device called `wanted`, or the best one that is here.
-
-    Args:
-        wanted: auto, cpu, cuda, cuda:N or mps; `Request.check` has checked its form.
-
-    Raises:
-        UsageError: there is no such device here.
-    """
+    """The device called `wanted` (cpu, cuda, cuda:N, mps), or the best one; UsageError if none."""
     kind, _, index = wanted.partition(":")
     if kind in ("auto", "cuda") and torch.cuda.is_available():
         number = int(index or 0)
@@ -216,7 +147,7 @@ def peak_memory(device: Device) -> int | None:
 
 
 def details(device: Device) -> Details:
-    """What else is known about a device; what cannot be found out is None or 0."""
+    """What else is known about a device."""
     cores = psutil.cpu_count(logical=False) or 0
     if device.kind != "cuda":
         return Details(None, None, cores)
@@ -242,15 +173,9 @@ def gpu_build() -> str | None:
 
 @lru_cache(maxsize=16)
 def measure_rates(device: Device, dtype: str, seconds: float = 0.15) -> Rates:
-    """Copy a large tensor and multiply two large matrices, over and over.
+    """The best rates of copying a large tensor and of multiplying two large matrices.
 
-    Args:
-        device: where.
-        dtype: the type that is multiplied, "bfloat16" for example.
-        seconds: how long each of the two may take.
-
-    Returns:
-        The best rates seen: anything that disturbs a measurement makes it slower.
+    Each may take `seconds`; anything that disturbs a measurement makes it slower.
     """
     size, rows = _LARGE[device.kind]
     place, kind = in_torch(device, dtype)

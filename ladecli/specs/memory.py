@@ -7,12 +7,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..decoder.config import (
-    CAPTURED_WIDTHS,
-    GROWTH,
-    NEARLY_ALL,
-    PREFILL_CHUNK,
-)
+from ..decoder.config import CAPTURED_WIDTHS, GROWTH, NEARLY_ALL, PREFILL_CHUNK
 from ..errors import LoadError, UsageError
 
 FULL = ("float32", "float16", "bfloat16")
@@ -27,41 +22,24 @@ SPARE = 0.03
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What memory and speed depend on; known before any weight is read.
+    """What memory and speed depend on; known before any weight is read."""
 
-    Attributes:
-        parameters: of the whole model; tied ones count once.
-        active: parameters that one token meets: fewer with a mixture of experts.
-        weights: how they are stored: a name of `FULL`, "nf4" or "int8" (bitsandbytes), or the
-            method of a checkpoint that is quantised already, "gptq" for example.
-        weight_bytes: of all of them.
-        compute: the type of activations, keys and values: a name of `FULL`.
-        layers: hidden layers.
-        hidden: numbers in a token's state.
-        inner: numbers inside a feed-forward block.
-        heads: query heads.
-        kv_heads: heads of keys and values.
-        head_size: numbers in a head.
-        vocabulary: token ids.
-        linear: weights of linear layers but the last, which bitsandbytes can pack, 0 where they
-            are quantised already; None for all but the embeddings and the last layer.
-        latent: numbers that latent attention (DeepSeek) caches of a token in one layer instead of
-            keys and values; else None.
-    """
-
-    parameters: float
-    active: float
-    weights: str
+    parameters: float  # of the whole model; tied ones count once
+    active: float  # parameters that one token meets: fewer with a mixture of experts
+    weights: str  # a name of FULL, "nf4", "int8", or a checkpoint's own method ("gptq")
     weight_bytes: float
-    compute: str
+    compute: str  # a name of FULL: the type of activations, keys and values
     layers: int
     hidden: int
-    inner: int
-    heads: int
+    inner: int  # numbers inside a feed-forward block
+    heads: int  # of queries
     kv_heads: int
     head_size: int
     vocabulary: int
+    # Weights that bitsandbytes can pack: those of linear layers but the last, 0 where they are
+    # quantized already; None for all but the embeddings and the last layer.
     linear: float | None = None
+    # Numbers that latent attention (DeepSeek) caches per token and layer; else None.
     latent: int | None = None
 
     @property
@@ -96,10 +74,7 @@ class ModelSpec:
     def shard(self, ranks: int, *, whole: float = 0.0, heads: bool = True) -> ModelSpec:
         """What one rank holds under tensor parallelism.
 
-        Args:
-            ranks: how many there are.
-            whole: parameters that every rank has.
-            heads: whether each rank has its own heads.
+        Every rank has `whole` parameters, and its own attention heads where `heads`.
         """
         if ranks == 1:
             return self
@@ -119,17 +94,11 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Bytes that decoding takes.
-
-    Attributes:
-        weights: of the model.
-        cache: keys and values of the longest text.
-        step: what the largest step holds beside them, or the smaller cache while it is copied.
-    """
+    """Bytes that decoding takes."""
 
     weights: float
-    cache: float
-    step: float
+    cache: float  # keys and values of the longest text
+    step: float  # what the largest step holds beside them, or the cache while it is copied
 
     @property
     def total(self) -> float:
@@ -147,12 +116,8 @@ def estimate(
 ) -> Need:
     """What decoding takes, within about 10 %.
 
-    Args:
-        spec: of the model.
-        context: the most tokens of a text.
-        width: the most tokens of a step.
-        attention: the backend; `reference` holds the scores of all heads.
-        captured: whether steps are CUDA graphs, which keep their memory.
+    For texts of at most `context` tokens and steps of at most `width`; captured steps are CUDA
+    graphs, which keep their memory.
     """
     if captured:
         width = max(width, CAPTURED_WIDTHS[-1])
@@ -182,18 +147,11 @@ def usable(free: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What there must be room for.
+    """What there must be room for; `attention` and `captured` as for `estimate`."""
 
-    Attributes:
-        longest: the most tokens of a text that the model is made for.
-        wanted: the most tokens that were asked for; None for as many as fit.
-        width: the most tokens of a step.
-        attention, captured: as for `estimate`.
-    """
-
-    longest: int
-    wanted: int | None = None
-    width: int = 1
+    longest: int  # tokens of context that the model is made for
+    wanted: int | None = None  # tokens of context asked for; None for as many as fit
+    width: int = 1  # the most tokens of a step
     attention: str = "sdpa"
     captured: bool = False
 
@@ -230,19 +188,13 @@ def room(
     where: str = "this machine",
     kind: str = "cpu",
 ) -> tuple[int, str | None]:
-    """The most tokens that a text may have, and what to tell the user if that is not all.
+    """The most tokens that a text may have in `free` bytes, and a notice where that is not all.
 
-    Args:
-        name: of the model, for messages.
-        spec: of the model.
-        free: bytes of memory.
-        asked: what there must be room for.
-        where: the device, for messages.
-        kind: of device.
+    `where` is the device and `name` the model, for messages; `kind` is of device.
 
     Raises:
         LoadError: the weights do not fit, or leave no room for a text.
-        UsageError: the wanted context does not fit; the message says which does.
+        UsageError: the wanted context does not fit; the message names one that does.
     """
     free = usable(free)
     most = asked.fitting(spec, free)
@@ -278,16 +230,11 @@ def room(
 def spread(
     name: str, spec: ModelSpec, gpus: Sequence[float], processor: float, asked: Asked
 ) -> tuple[int, str | None]:
-    """As `room`, for a model that is spread over devices: weights for which GPUs have no room stay
-    in the memory of the processor, or on the disk, and are copied in every step.
+    """As `room`, for a model that is spread over devices.
 
-    Args:
-        name, spec, asked: as for `room`.
-        gpus: bytes that are free on each; none where the processor computes.
-        processor: bytes of its memory that are free.
-
-    Raises:
-        LoadError, UsageError: as `room`, where texts do not fit even without any weights.
+    Weights for which GPUs have no room stay in the processor's memory, or on the disk, and are
+    copied in every step.  `gpus` and `processor` are free bytes; without GPUs the processor
+    computes.
     """
     where = f"{len(gpus)} GPU{'s' if len(gpus) > 1 else ''}" if gpus else "this machine"
     kind, free = ("cuda", sum(gpus)) if gpus else ("cpu", processor)
@@ -305,12 +252,7 @@ def spread(
 
 
 def smaller_forms(spec: ModelSpec, kind: str = "cpu") -> list[tuple[str, ModelSpec]]:
-    """Options that make a model smaller, each with the spec that it gives, the largest first.
-
-    Args:
-        spec: of the model as it is.
-        kind: of device; bitsandbytes has no kernels for Apple's GPUs.
-    """
+    """Options that make a model smaller, each with the spec that it gives, the largest first."""
     forms = []
     if spec.weights == "float32":
         half = spec.weight_bytes - 2 * spec.parameters
@@ -319,7 +261,7 @@ def smaller_forms(spec: ModelSpec, kind: str = "cpu") -> list[tuple[str, ModelSp
     linear = spec.linear
     if linear is None:
         linear = max(spec.parameters - 2 * spec.vocabulary * spec.hidden, 0.0)
-    if linear and spec.weights in FULL and kind != "mps":
+    if linear and spec.weights in FULL and kind != "mps":  # for which bitsandbytes has no kernels
         # By itself a CPU would go back to float32 where packed weights leave room for that.
         kept = " --dtype bfloat16" if kind == "cpu" and spec.compute == "bfloat16" else ""
         for flag, (weights, bytes_each) in PACKED.items():

@@ -1,34 +1,20 @@
-"""Find a model's files, in a folder or the Hugging Face cache, and say what is wrong with them.
-
-Nothing here imports torch, so that a wrong path is refused at once.
-"""
+"""A model's folder: its configuration, its weights, and what is missing or damaged.  No torch."""
 
 from __future__ import annotations
 
 import contextlib
-import difflib
-import errno
 import json
 import math
-import pickle
 import re
-import socket
-import urllib.parse
-import urllib.request
 from collections import Counter
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from huggingface_hub import constants, scan_cache_dir, try_to_load_from_cache
-from huggingface_hub import errors as hub_errors
 from safetensors import SafetensorError, safe_open
 
 from ..errors import LoadError
 
-DEMO = "demo"
-"""Name of the bundled model; a folder of that name is ./demo."""
 GENERATION = "generation_config.json"
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _JSON_FILES = (
@@ -59,48 +45,17 @@ SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"
 """Settings that every decoder has, and that are at least 1."""
 _MOST_LAYERS = 1000
 """A configuration with more layers is damaged; building its model would take forever."""
-_PAGE = re.compile(
-    r"(?:https://)?(?:huggingface\.co|hf\.co)/([^/]+/[^/?#]+)(?:/tree/main/?|[?#].*)?"
-)
-"""The address of a model on the hub."""
 _LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
+_BITSANDBYTES = ("bitsandbytes", "accelerate")
 _PACKAGES = {
     "gptq": ("gptqmodel", "optimum"),
     "awq": ("gptqmodel", "accelerate"),
     "compressed-tensors": ("compressed-tensors",),
     "torchao": ("torchao",),
     "fp8": ("accelerate",),
-    "nf4": ("bitsandbytes", "accelerate"),
-    "fp4": ("bitsandbytes", "accelerate"),
-    "int8": ("bitsandbytes", "accelerate"),
+    **dict.fromkeys(("nf4", "fp4", "int8"), _BITSANDBYTES),
 }
 """Packages that load quantized weights, by method."""
-_OFFLINE = "{name} is not on this machine, and the hub cannot be reached{near}"
-_BY_TYPE: dict[type[BaseException], str] = {
-    hub_errors.OfflineModeIsEnabled: _OFFLINE,
-    hub_errors.LocalEntryNotFoundError: _OFFLINE,
-    ConnectionError: _OFFLINE,
-    hub_errors.GatedRepoError: "{name} is gated: accept its terms on its page, then log in with"
-    " `hf auth login`",
-    hub_errors.RevisionNotFoundError: "{name} has no such revision; check --revision",
-    hub_errors.RepositoryNotFoundError: "there is no model {name} on the hub, or it is private:"
-    " check the name, or log in with `hf auth login`{near}",
-    hub_errors.HFValidationError: "{name} is no name of a model; use OWNER/NAME or a folder",
-    hub_errors.EntryNotFoundError: "{name} holds no model that transformers can load",
-    SafetensorError: "{name}: the weights are damaged; download or copy them again",
-    pickle.UnpicklingError: "{name}: its pickled weights are refused, for they contain code;"
-    " get safetensors instead",
-}
-"""What the errors of libraries mean; the first that applies counts."""
-_BY_WORDS = {
-    "backend tokenizer": "{name} holds no tokenizer; copy tokenizer.json beside the weights",
-    # The library asks for tiktoken alone, which is not what most such files need.
-    "pip install tiktoken": "{name} holds no tokenizer.json; copy it beside the weights, or"
-    " pip install sentencepiece tiktoken reads what else is there",
-    "ignore_mismatched_sizes": "{name}: the weights do not fit its config.json; copy both again",
-    "trust_remote_code": "{name} needs code of its own; read it, then allow it with"
-    " --trust-remote-code",
-}
 _TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Plain types of safetensors files, and torch's names of them."""
 
@@ -111,22 +66,6 @@ class Tensor(NamedTuple):
     name: str
     kind: str
     size: int
-
-
-@dataclass(frozen=True, slots=True)
-class CachedModel:
-    """A model in the Hugging Face cache.
-
-    Attributes:
-        name: OWNER/NAME, or NAME alone.
-        folder: the snapshot that loading takes: revision main, else the newest; None where the
-            cache holds no complete file.
-        bytes: on disk, over all revisions.
-    """
-
-    name: str
-    folder: Path | None
-    bytes: int
 
 
 class Config:
@@ -174,42 +113,6 @@ class Config:
         return None
 
 
-def resolve(name: str) -> str:
-    """The folder, or the name on the hub, that a MODEL argument stands for.
-
-    Raises:
-        LoadError: the path does not exist, or is no model in Hugging Face format.
-    """
-    if name == DEMO:
-        return str(Path(__file__).parents[1] / "demo")
-    path = Path(name).expanduser()
-    if not path.exists() and (found := _PAGE.fullmatch(name)):
-        return found[1]
-    if not (name.startswith((".", "/", "~")) or name.count("/") > 1 or path.exists()):
-        return name
-    if path.is_file():
-        raise LoadError(f"{name} is a file; give the folder that holds config.json")
-    if not path.is_dir():
-        raise LoadError(f"there is no model folder {name}{suggest(name)}")
-    if not (path / "config.json").is_file():
-        raise LoadError(f"{name} {missing(path)}")
-    return str(path)
-
-
-def check(name: str) -> None:
-    """Refuse what cannot be loaded, as far as that shows at once: before torch is imported.
-
-    Raises:
-        LoadError: as `resolve`; or a local folder has no weights, or holds a model
-            that cannot continue a text.
-    """
-    folder = Path(resolve(name))
-    if folder.is_dir():
-        check_config(name, folder)
-        if absent := missing(folder):
-            raise LoadError(f"{name} {absent}")
-
-
 def check_config(name: str, folder: Path) -> None:
     """Refuse configurations that transformers cannot, or should not, make a model of.
 
@@ -231,79 +134,6 @@ def check_config(name: str, folder: Path) -> None:
         raise LoadError(f"{name} {config.other_purpose}, so it cannot continue a text")
     if config.fault:
         raise LoadError(f"{name}: {config.fault}; {again}")
-
-
-def folder_of(source: str, revision: str | None = None) -> Path | None:
-    """Where a model's files are, as far as they are on this machine, judged by its config.json.
-
-    Args:
-        source: as `resolve` returns it.
-        revision: of a model of the hub.
-    """
-    if Path(source).is_dir():
-        return Path(source)
-    with contextlib.suppress(hub_errors.HFValidationError):  # loading reports it
-        found = try_to_load_from_cache(source, "config.json", revision=revision)
-        return Path(found).parent if isinstance(found, str) else None
-    return None
-
-
-def suggest(name: str) -> str:
-    """The end of an error line: models on this machine with a similar name."""
-    known = [DEMO, *(model.name for model in cached_models() if model.folder)]
-    with contextlib.suppress(OSError):
-        siblings = Path(name).expanduser().parent.iterdir()
-        known += [str(path) for path in siblings if (path / "config.json").is_file()]
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
-    listed = ", ".join(near or sorted(known)[:3])
-    return f"; {'did you mean' if near else 'models on this machine'}: {listed}"
-
-
-def hub_answers() -> bool:
-    """Whether the Hugging Face hub can be reached.
-
-    Its own client retries for half a minute.  Asking first lets a cached model start at once
-    without a network, and a missing one fail at once.
-    """
-    if urllib.request.getproxies():
-        return True  # only the proxy can tell
-    endpoint = urllib.parse.urlsplit(constants.ENDPOINT)
-    port = endpoint.port or (443 if endpoint.scheme == "https" else 80)
-    try:
-        socket.create_connection((endpoint.hostname or "", port), timeout=5).close()
-    except OSError:
-        return False
-    return True
-
-
-def cache_folder() -> Path:
-    """The Hugging Face cache, as HF_HUB_CACHE and HF_HOME set it; it may not exist."""
-    return Path(constants.HF_HUB_CACHE)
-
-
-def cached_models() -> list[CachedModel]:
-    """The models in the Hugging Face cache by name, interrupted downloads included."""
-    cache = cache_folder()
-    try:
-        folders = [path for path in cache.glob("models--*") if path.is_dir()]
-        repos = {repo.repo_path.name: repo for repo in scan_cache_dir(cache).repos}
-    except (OSError, ValueError, hub_errors.CacheNotFound):
-        return []
-    found = []
-    for folder in folders:
-        # The scan leaves out repositories that are incomplete or damaged.
-        repo = repos.get(folder.name)
-        revisions = [each for each in repo.revisions if each.files] if repo else []
-        best = max(revisions, key=lambda r: ("main" in r.refs, r.last_modified), default=None)
-        name = folder.name.removeprefix("models--").replace("--", "/")
-        size = repo.size_on_disk if best and repo else size_on_disk(folder)
-        found.append(CachedModel(name, best.snapshot_path if best else None, size))
-    return sorted(found, key=lambda model: model.name.lower())
-
-
-def size_on_disk(folder: Path) -> int:
-    """Bytes of all files below a folder; a link counts as itself."""
-    return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
 
 
 def missing(folder: Path) -> str | None:
@@ -390,11 +220,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def stored_tensors(folder: Path) -> list[Tensor]:
-    """The tensors in those safetensors files of a model that exist.
-
-    Raises:
-        LoadError: a file is damaged or cut off.
-    """
+    """The tensors in those safetensors files of a model that exist; LoadError if one is damaged."""
     found = []
     for path in weight_files(folder):
         if path.suffix != ".safetensors" or not path.is_file():
@@ -430,49 +256,5 @@ def version(package: str) -> str | None:
 
 
 def missing_packages(weights: str) -> list[str]:
-    """The packages to install before quantized weights can be loaded.
-
-    Args:
-        weights: the type or method, "gptq 4bit" for example; plain types need none.
-    """
+    """The packages to install before weights of a type such as "gptq 4bit" can be loaded."""
     return [name for name in _PACKAGES.get(weights.split(" ")[0], ()) if version(name) is None]
-
-
-def explain(name: str, error: Exception, folder: Path | None, part: str) -> str:
-    """One line for an error that a library raised while a model was loaded.
-
-    Args:
-        name: of the model.
-        error: what was raised, with its causes.
-        folder: the model's files, if they are on this machine.
-        part: what was loaded, "its tokenizer" for example; "" for all of it.
-    """
-    chain: list[BaseException] = []
-    cause: BaseException | None = error
-    while cause is not None and cause not in chain:
-        chain.append(cause)
-        cause = cause.__cause__ or cause.__context__
-
-    for kind, line in _BY_TYPE.items():
-        if any(isinstance(each, kind) for each in chain):
-            return line.format(name=name, near=suggest(name) if "{near}" in line else "")
-    if any(isinstance(each, OSError) and each.errno == errno.ENOSPC for each in chain):
-        return f"no space left on disk while downloading {name}; free some and run this again"
-    # A damaged file leads libraries to all kinds of errors.
-    if folder is not None and (damaged := damage(folder)) is not None:
-        return f"{name}: {damaged}; download or copy it again"
-    for words, meaning in _BY_WORDS.items():
-        if words in str(error):
-            return meaning.format(name=name)
-    return f"{name}{': ' if part else ''}{part} cannot be loaded: {_first_line(error)}"
-
-
-def _first_line(error: Exception) -> str:
-    """What an error says, in one line."""
-    lines = str(error).strip().splitlines() or [""]
-    if lines[0].endswith(":") and len(lines) > 1:
-        return f"{lines[0]} {lines[1].strip()}"
-    # "'added_tokens'" alone says nothing without the kind of error.
-    if isinstance(error, LookupError | TypeError | AttributeError) or not lines[0]:
-        return f"{type(error).__name__}: {lines[0]}".removesuffix(": ")
-    return lines[0]

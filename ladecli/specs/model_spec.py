@@ -17,14 +17,7 @@ from transformers.pytorch_utils import Conv1D
 
 from . import model_files
 from .device import Device
-from .memory import (
-    LEAST_CONTEXT,
-    PACKED,
-    ModelSpec,
-    estimate,
-    told,
-    usable,
-)
+from .memory import LEAST_CONTEXT, PACKED, ModelSpec, estimate, told, usable
 
 _BITS = re.compile(r'"(?:bits|w_bit|nbits|weights|quant_type)": "?(?:int|float)?(\d)')
 """Where a quantised checkpoint's configuration (as JSON) has the bits of a weight."""
@@ -35,12 +28,10 @@ _UNPACKED = frozenset({"compressed-tensors"})
 
 
 def empty_model(config: Any, hub: Mapping[str, Any]) -> Any:
-    """The model without weights, on the meta device.
+    """The model of a causal language model's configuration without weights, on the meta device.
 
-    Args:
-        config: of a causal language model of transformers; it stays as it is.
-        hub: keywords for finding the model's own code, among them `trust_remote_code`; without
-            that, only transformers' code is run.
+    `hub` are keywords for finding the model's own code, among them `trust_remote_code`; without
+    that, only transformers' code is run.
     """
     # Building fills in what the configuration leaves open: that of a live model must not change.
     config = copy.deepcopy(config)
@@ -56,12 +47,9 @@ def empty_model(config: Any, hub: Mapping[str, Any]) -> Any:
 
 
 def spec_of(model: Any, dtype: torch.dtype, quantize: str = "none") -> ModelSpec:
-    """What memory and speed depend on.
+    """What memory and speed depend on, of a model without weights; `dtype` is of activations.
 
-    Args:
-        model: without weights.
-        dtype: of activations, and of weights that are not quantised.
-        quantize: none, 4bit or 8bit; a checkpoint that is quantised already stays as it is.
+    A checkpoint that is quantized already stays as it is, whatever `quantize` says.
     """
     config, text = model.config, model.config.get_text_config(decoder=True)
     compute = str(dtype).removeprefix("torch.")
@@ -106,24 +94,12 @@ def spec_of(model: Any, dtype: torch.dtype, quantize: str = "none") -> ModelSpec
 
 
 def choose_dtype(
-    model: Any,
-    wanted: str,
-    quantize: str,
-    device: Device,
-    free: float,
-    folder: Path | None,
+    model: Any, wanted: str, quantize: str, device: Device, free: float, folder: Path | None
 ) -> tuple[torch.dtype, str | None]:
-    """The type of activations and plain weights, and what to tell the user about it.
+    """The type of activations and plain weights of a model without weights, and a notice.
 
-    A CPU computes in float32 where that fits, and a GPU in what the checkpoint holds.
-
-    Args:
-        model: without weights.
-        wanted: a name, or "auto".
-        quantize: as for `spec_of`.
-        device: where the model will run.
-        free: bytes of its memory.
-        folder: of the model's files, as far as they are on this machine; None where none are.
+    By itself a CPU computes in float32 where that fits into `free` bytes, and a GPU in what the
+    checkpoint (in `folder`, as far as it is on this machine) holds.
     """
     if wanted != "auto":
         return getattr(torch, wanted), None
@@ -143,12 +119,9 @@ def choose_dtype(
 
 
 def make_fp8_plain(device: Device, config: Any) -> str | None:
-    """Have weights in FP8 made plain where the device cannot multiply them.
+    """Have weights in FP8 made plain where the device cannot multiply them; returns a notice.
 
     transformers does that too, but asks the machine's first GPU and not the device in use.
-
-    Returns:
-        What to tell the user about it.
     """
     given = getattr(config, "quantization_config", None)
     if not isinstance(given, dict) or given.get("quant_method") != "fp8":

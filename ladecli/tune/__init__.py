@@ -38,23 +38,15 @@ LONGEST = 384
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One run of `lade tune`.
-
-    Attributes:
-        key: what the profile holds for.
-        before: the profile that was in use, and the origin of its settings.
-        outcome: of the search; None if there was too little time for one.
-        setting: the one to use.
-        seconds: what it took, without loading.
-    """
+    """One run of `lade tune`."""
 
     model: str
-    key: Tuned
-    before: str
+    key: Tuned  # what the profile holds for
+    before: str  # the profile that was in use, and the origin of its settings
     curve: Curve
-    outcome: Outcome | None
-    setting: LookaheadConfig
-    seconds: float
+    outcome: Outcome | None  # of the search; None without time for one
+    setting: LookaheadConfig  # the one to use
+    seconds: float  # that it took, without loading
 
     @property
     def kept(self) -> bool:
@@ -71,7 +63,7 @@ class Report:
         if "trajectory" in setting.sources:
             shape = f"W={setting.window} N={setting.ngram} G={setting.guesses}, {shape}"
         if outcome is None:
-            return f"{shape}, as before, at the costs measured here"
+            return f"{shape}, as before: no time to compare settings; raise --seconds"
         if outcome.best.config is None:
             return "plain decoding is fastest here: no draft pays for itself"
         speed = f"{outcome.best.speed:.2f}× plain decoding"
@@ -81,28 +73,9 @@ class Report:
         slower = ", not clearly slower," if outcome.best.speed < 1.0 else ""
         return f"{shape}: {speed}{slower} on {prompts}"
 
-    @property
-    def caveats(self) -> list[str]:
-        """What to know before believing these figures."""
-        outcome = self.outcome
-        if outcome is None:
-            return ["there was no time to compare settings: raise --seconds"]
-        if outcome.agrees is None:
-            return ["there was no time for a repeat: raise --seconds"]
-        if not outcome.agrees:
-            return [
-                f"repeats differ by {outcome.disagreement:.0%}: something else runs here; tune"
-                " again when this machine is quiet"
-            ]
-        return []
-
 
 def run(request: TuneRequest) -> int:
-    """Tune for one model, show what was found, and write the profile; returns the exit code, 0.
-
-    Raises:
-        LadeError, DecoderError: with a line for the user.
-    """
+    """Tune for one model, show what was found, and write the profile; returns the exit code, 0."""
     if not request.dry_run:
         try:
             user.make_folder()
@@ -223,19 +196,12 @@ def show(report: Report, console: Console) -> None:
     console.print()
     if outcome is not None:
         title = f"What is fastest ({counted(outcome.prompts, 'sample prompt')})"
-        names = ("setting", "speed", "repeats")
-        columns = tuple(screen.Column(name, number=name != "setting") for name in names)
+        columns = (screen.Column("setting", number=False), screen.Column("speed"))
         rows = [
-            (
-                f"{each.name}{' ←' if each is outcome.best else ''}",
-                f"{each.speed:.2f}×",
-                " ".join(f"{repeat:.2f}" for repeat in each.repeats[:4]),
-            )
+            (f"{each.name}{' ←' if each is outcome.best else ''}", f"{each.speed:.2f}×")
             for each in outcome.finalists
         ]
         screen.print_table(screen.Table(title, columns, tuple(rows)), console)
-    for caveat in report.caveats:
-        screen.line(console, f"note: {caveat}")
     screen.line(console, report.verdict, "bold")
 
 
@@ -252,12 +218,8 @@ def as_object(report: Report, path: Path | None) -> dict[str, Any]:
         "search": None
         if outcome is None
         else {
-            "candidates": [
-                {"name": each.name, "speed": each.speed, "repeats": each.repeats}
-                for each in outcome.finalists
-            ],
+            "candidates": [{"name": each.name, "speed": each.speed} for each in outcome.finalists],
             "best": outcome.best.name,
-            "agrees": outcome.agrees,
             "prompts": outcome.prompts,
         },
         "setting": {"budget": setting.step_limit}

@@ -54,8 +54,6 @@ MIN_PROMPTS, MANY_PROMPTS = 3, 6
 """Prompts: at least 3, and 6 before answers become longer than they must be."""
 DISTURBED = 5.0
 """No step counts for more than this many of its setting's median step."""
-AGREE = 0.05
-"""Repeats that differ by more than this do not agree."""
 CHANCE = 0.05
 """Chance that a setting replaces the current profile and is no faster."""
 
@@ -71,16 +69,11 @@ class Curve:
 
 @dataclass(slots=True)
 class Candidate:
-    """A setting, and what it gains over plain decoding.
+    """A setting, and what it gains over plain decoding."""
 
-    Attributes:
-        name: for people.
-        config: the setting; None for plain decoding.
-        gains: by prompt, for each repeat: logarithm of its speed over plain decoding's.
-    """
-
-    name: str
-    config: LookaheadConfig | None
+    name: str  # for people
+    config: LookaheadConfig | None  # None for plain decoding
+    # By prompt, for each repeat: the logarithm of its speed over plain decoding's.
     gains: dict[int, list[float]] = field(default_factory=dict)
 
     @property
@@ -93,12 +86,6 @@ class Candidate:
         """Geometric mean of its speeds over plain decoding's."""
         return math.exp(statistics.fmean(self.by_prompt))
 
-    @property
-    def repeats(self) -> tuple[float, ...]:
-        """The same for each repeat."""
-        by_repeat = zip(*self.gains.values(), strict=False)
-        return tuple(math.exp(statistics.fmean(gains)) for gains in by_repeat)
-
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -107,16 +94,6 @@ class Outcome:
     best: Candidate
     finalists: tuple[Candidate, ...]
     prompts: int
-
-    @property
-    def disagreement(self) -> float:
-        """Relative difference between the best setting's repeats."""
-        return max(self.best.repeats) / min(self.best.repeats) - 1.0
-
-    @property
-    def agrees(self) -> bool | None:
-        """Whether the repeats agree; None if there was time for one only."""
-        return None if len(self.best.repeats) < 2 else self.disagreement <= AGREE
 
 
 class Tuner:

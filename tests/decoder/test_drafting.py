@@ -16,9 +16,9 @@ from ladecli.decoder.drafting.memory import SAVED_ROWS, SAVED_TEXT, DraftMemory
 from ladecli.decoder.drafting.ngram_model import (
     CONTEXTS,
     KINDS,
-    MAX_CHILDREN,
     MAX_SUCCESSORS,
     ORDER,
+    PRIOR_CHILDREN,
     WINDOW,
     NgramModel,
     RepeatedSpan,
@@ -94,6 +94,16 @@ def test_the_longest_context_decides() -> None:
     assert best(taught(*[[1, 3]] * 3, *[[1, 2]] * 3), 1) == [2, 3], "new evidence outweighs old"
 
 
+def test_after_a_new_token_others_that_were_new_speak_for_it() -> None:
+    model = NgramModel()
+    recycle(model, [1, 2], {7: 0.6, 8: 0.3})
+    recycle(model, [1, 3], {7: 0.5, 9: 0.4})
+    assert best(model, 1, 4)[0] == 7, "both expected it"
+    assert best(model, 1, 2) == [7, 8], "a known token speaks for itself"
+    recycle(model, [1, 2], {5: 1.0})
+    assert 5 not in best(model, 1, 4), "nothing new: a known token's answers are its own"
+
+
 @given(st.integers(0, 1 << 32), st.sampled_from([3, 12, 300, (1 << 20) - 1]))
 @settings(max_examples=30, deadline=None)
 def test_probabilities_are_probabilities(seed: int, vocabulary: int) -> None:
@@ -104,7 +114,7 @@ def test_probabilities_are_probabilities(seed: int, vocabulary: int) -> None:
         shares = [share for share, _, _ in ranked]
         assert shares == sorted(shares, reverse=True)
         assert all(share > 0.0 for share in shares)
-        assert len({token for _, token, _ in ranked}) == len(ranked) <= MAX_CHILDREN
+        assert len({token for _, token, _ in ranked}) == len(ranked) <= PRIOR_CHILDREN
         assert all(0 <= kind < KINDS for _, _, kind in ranked)
 
 
@@ -125,7 +135,7 @@ def test_memory_is_bounded_and_the_oldest_goes() -> None:
         assert pack(tokens[:order]) not in table
     for successor in range(50):
         model.learn([[5, successor]], 1, 1.0)
-    assert sorted(model.counts[1][5]) == [46, 47, 48, 49]
+    assert sorted(model.counts[1][5]) == [*range(50 - MAX_SUCCESSORS, 50)]
 
 
 # Trees.
@@ -148,8 +158,7 @@ def test_trees_keep_their_limits(seed: int, nodes: int, depth: int, price: float
     for node, parent in enumerate(tree.parents):
         assert parent < node
         assert tree.depths[node] == (1 if parent == ROOT else tree.depths[parent] + 1)
-    # One more than the model finds: a repeated span adds its own.
-    assert all(tree.parents.count(node) <= MAX_CHILDREN for node in range(ROOT, len(tree)))
+    assert all(tree.parents.count(node) <= PRIOR_CHILDREN for node in range(ROOT, len(tree)))
     assert 0.0 <= model.margin <= 1.0
 
 

@@ -89,24 +89,3 @@ def test_the_users_own_come_before_the_shipped(
     ]
     found = profiles.usual(Device(kind, kind, label, int(memory)), own)
     assert (found and found.name) == expected
-
-
-@pytest.mark.parametrize(
-    ("label", "memory", "expected"),
-    [
-        ("ACME X1 Very Super", 40e9, "long"),
-        ("ACME X1", 46e9, "large"),
-        ("ACME X1", 0, "short"),
-        ("ACME X1", 90e9, None),
-    ],
-)
-def test_the_longest_name_wins_then_the_closest_memory_then_the_first(
-    label: str, memory: float, expected: str | None
-) -> None:
-    everything = [
-        profile("short", "X1", memory=40e9),
-        profile("long", "X1 Super", memory=40e9),
-        profile("large", "X1", memory=48e9),
-    ]
-    found = recognise("cuda", label, memory, everything)
-    assert (found and found.name) == expected

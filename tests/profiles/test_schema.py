@@ -43,18 +43,14 @@ def test_valid_files_are_written_as_they_were_read(text: str) -> None:
         (TOP + "devics = []\n" + SETTING, [", devics: "]),
         (TOP + "devices = 'A100'\n" + SETTING, [", devices: ", "'A100'"]),
         (TOP + "memory = [40e9, -1]\n" + SETTING, [", memory 2: ", "greater than 0", "-1"]),
-        (TOP + "hardware = 1\n", [", hardware: ", "not 1"]),
         (TOP + SMALL, ["lacks [hardware]", "no setting is for every model"]),
-        (TOP + SMALL + SETTING + "x = 3", [", setting 2 x: "]),
         (TOP + SETTING.replace("window = 3", "window = 0"), [", setting 1: window must be"]),
         (TOP + SETTING + "budget = 2", [", setting 1: budget 2 is smaller than the 6 tokens"]),
         (TOP + SETTING + 'widths = ["1"]', [", setting 1 widths 1: ", "integer, not '1'"]),
         (TOP + SETTING.replace("derived", "derivedly"), [", setting 1 origin: ", "measured"]),
         (TOP + SETTING + COST, [", setting 1 step_cost: ", "1 costs for 2"]),
-        (TOP + SETTING + COST.replace("widths", "width"), [", setting 1 step_cost width: "]),
         (TOP + HARDWARE.replace("1e12", "inf"), [", hardware bandwidth: ", "not inf"]),
         (TOP + HARDWARE.replace("float16", "fp16"), [", hardware rates fp16", "'float16'"]),
-        (TOP + SETTING + TUNED.replace('"2.13.0"', "2.13"), [", tuned versions torch: ", "2.13"]),
     ],
 )
 def test_a_fault_is_one_line_with_place_and_key(text: str, parts: list[str]) -> None:

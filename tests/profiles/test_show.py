@@ -34,7 +34,7 @@ def test_the_list_marks_this_machine(
     result = lade("profiles")
     assert (result.code, result.err) == (0, "")
     lines = result.out.splitlines()
-    assert [line.strip("* ").split()[0] for line in lines[2:5]] == ["a100", "a100-80gb", "a10g"]
+    assert [line.strip("* ").split()[0] for line in lines[3:6]] == ["a100", "a100-80gb", "a10g"]
     *stars, last = [line.split()[1] for line in lines if line.startswith("*")]
     assert (stars, last) == (([marked], marked) if marked else ([], "no"))
     assert device.label in lines[-1]
@@ -43,7 +43,6 @@ def test_the_list_marks_this_machine(
 @pytest.mark.usefixtures("here")
 def test_the_users_profiles_are_listed(lade: Any) -> None:
     user.write(tuned())
-    user.write(tuned(versions={"torch": "1.0"}, attention="reference"))
     put("a100", OWN)
     put("broken", "[")
     put("esc", OWN.replace("mine", "\\u001b[31mred"))
@@ -53,7 +52,7 @@ def test_the_users_profiles_are_listed(lade: Any) -> None:
     assert result.err.startswith("lade: profile broken is no valid TOML")
     assert result.err.count("\n") == 1
     found = json.loads(lade("profiles", "--json").out)
-    assert (found["schema"], found["profile"]) == (2, "cpu")
+    assert (found["schema"], found["profile"]) == (3, "cpu")
     assert found["device"] == {"kind": "cpu", "label": "AMD EPYC", "memory_bytes": 8 << 30}
     rows = {row["name"]: row for row in found["profiles"]}
     assert list(rows) == sorted(rows)
@@ -61,7 +60,7 @@ def test_the_users_profiles_are_listed(lade: Any) -> None:
     assert rows["a100"]["path"] == str(user.path_of("a100"))
     assert rows["h100"]["hardware"]["bandwidth"] == 3350e9
     used = [name for name, row in rows.items() if row["this_machine"]]
-    assert used == ["cpu", tuned().name], "and not the outdated one"
+    assert used == ["cpu", tuned().name]
     assert len(found["notices"]) == 1
 
 
@@ -83,8 +82,7 @@ def test_a_page_fits_80_columns(here: pytest.MonkeyPatch, lade: Any) -> None:
     here.setattr(sys.stdout, "isatty", lambda: True)
     lines = lade("profiles", "show", "a100-80gb", "--color", "never").out.splitlines()
     assert max(map(len, lines)) <= 80
-    sizes = [line.split()[:2] for line in lines if line.startswith("7B ")]
-    assert sizes == [["7B", "bfloat16"], ["7B", "int8"], ["7B", "nf4"]]
+    assert "for llama-2-7b in bfloat16" in lines
 
 
 def test_without_a_name_it_is_this_machines(here: pytest.MonkeyPatch, lade: Any) -> None:
@@ -106,13 +104,12 @@ def test_the_settings_for_a_model(lade: Any) -> None:
 @pytest.mark.usefixtures("here")
 def test_a_profile_for_programs(lade: Any) -> None:
     found = json.loads(lade("profiles", "show", "a100", "--json").out)
-    assert (found["schema"], found["name"], found["from"]) == (2, "a100", "shipped")
+    assert (found["schema"], found["name"], found["from"]) == (3, "a100", "shipped")
     assert [paper["window"] for paper in found["paper"]] == [15, 10, 7]
     assert found["hardware"]["bandwidth"] == 1555e9
-    assert len(found["settings"]) == 7 * 3
-    for row in found["settings"]:
-        assert list(row["origins"]) == list(VALUES)
-        assert {*VALUES, "model", "weights", "parameters", "paper"} <= row.keys()
+    (row,) = found["settings"]
+    assert list(row["origins"]) == list(VALUES)
+    assert {*VALUES, "model", "paper"} <= row.keys()
     user.write(tuned(attention="reference"))
     show = ("profiles", "show", "--model", "demo", "--attention", "reference", "--json")
     found = json.loads(lade(*show).out)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import DraftStateError
@@ -38,6 +38,13 @@ class DraftMemory:
         self.recycled = RecycledSource(self.model)
         self.pool = NgramPool()
         self.budget = SpeculationBudget()
+        self.broken = False
+
+    def learn_text(self, tokens: Sequence[int]) -> None:
+        """Learn a text that answers may repeat, which the model has not read."""
+        self.broken = True
+        self.context.add(tokens)
+        self.model.learn([tokens], 1, 1.0)
         self.broken = False
 
     def to_dict(self) -> dict[str, Any]:

@@ -4,8 +4,9 @@ Evidence is of two kinds: tokens that followed a context (in the text, in the n-
 lookahead window), counted with decay; and the model's own most probable successors, which steps
 compute anyway ("recycled": Luo et al., "Turning Trash into Treasure: Token Recycling", 2024).
 A backoff model interpolates them: the longest known context takes its share of the probability
-and leaves the rest to shorter ones (Witten and Bell, 1991).  The draft is the tree of the most
-probable prefixes.
+and leaves the rest to shorter ones (Witten and Bell, 1991).  After a token that no evidence is of,
+the prior holds: what the model expected after other tokens when they were new.  The draft is the
+tree of the most probable prefixes.
 
 A context is the last one to four tokens packed into an integer of 20 bits a token, with a table
 for each length.  A row holds the successors of one context: weight or probability by token.
@@ -17,6 +18,7 @@ from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
+from operator import itemgetter
 from typing import TypeAlias
 
 from ..step_cost import CostCurve
@@ -34,8 +36,11 @@ TOKEN = (1 << TOKEN_BITS) - 1
 WINDOW = 1 << TOKEN_BITS  # added to counted tokens that the window's n-grams showed last
 MASKS = tuple((1 << TOKEN_BITS * order) - 1 for order in range(ORDER + 1))  # by length of context
 CONTEXTS = 1 << 16  # remembered in a table; the oldest go first
-MAX_SUCCESSORS = 4  # of a context; further ones cost time and are hardly ever right
-MAX_CHILDREN = 5  # of a tree node
+MAX_SUCCESSORS = 6  # of a context; further ones cost time and are hardly ever right
+MAX_CHILDREN = 7  # of a tree node whose context is known
+PRIOR_CHILDREN = 12  # of a tree node whose token is new
+PRIOR_SUCCESSORS = 64  # that the prior holds
+PRIOR_DECAY = 0.95  # what the prior keeps when it learns another row
 DECAY = 0.7  # what older counts of a context keep when it gets a new one
 NEGLIGIBLE = 0.2  # probability left at which shorter contexts are not looked up any more
 # By length of context: the weight of counts that get half of the probability left, and what the
@@ -47,6 +52,7 @@ MODEL_SHARES = (0.0, 0.65, 0.7, 0.8, 0.95)
 SOURCES = ("context", "trajectory", "recycled")
 KINDS = 1 + 3 * (ORDER + 1)
 REPEATED = 0  # drafted along a repeated span, whose source calibrates itself
+PRIOR = 3  # recycled, without a context
 SOURCE_OF_KIND = ("context", *(SOURCES[kind % 3] for kind in range(KINDS - 1)))
 CALIBRATION_DECAY = 0.98  # what a kind's record keeps when it is tried again
 CALIBRATION_PRIOR = 2.0  # expected hits at which a record counts as much as no correction
@@ -94,6 +100,7 @@ class NgramModel:
         counts: by length of context, decayed counts of the tokens that followed.
         answers: by length of context, the model's successors after a text or a candidate.
         guesses: the same after window cells, which are guesses themselves: lengths 1 and 2 only.
+        prior: decayed mean of the model's successors after tokens that were new, best first.
         promised, hits: by kind of evidence, the hits that its probabilities promised, and those
             that there were.
     """
@@ -102,6 +109,7 @@ class NgramModel:
         self.counts: list[Table] = [{} for _ in MASKS]
         self.answers: list[Table] = [{} for _ in MASKS]
         self.guesses: list[Table] = [{} for _ in MASKS]
+        self.prior: Row = {}
         self.promised, self.hits = [0.0] * KINDS, [0.0] * KINDS
         self.margin = 0.0
         # What probabilities of each kind are multiplied with.
@@ -110,6 +118,7 @@ class NgramModel:
         self._looked_up: dict[int, Ranked] = {}
         tables = zip(MASKS, self.answers, self.guesses, self.counts, range(ORDER + 1), strict=True)
         self._longest_first = list(tables)[:0:-1]
+        self._by_token = (self.answers[1], self.counts[1], self.guesses[1])
 
     def learn(
         self, rows: Sequence[Sequence[int]], first: int, weight: float, flag: int = 0
@@ -147,12 +156,32 @@ class NgramModel:
         contexts = [pack(text)]
         for parent, token in zip(tree.parents, tree.tokens, strict=True):
             contexts.append((contexts[parent + 1] << TOKEN_BITS | token) & MASKS[ORDER])
+        known = self.answers[1]
+        self._learn_prior(
+            [
+                row
+                for context, row in zip(contexts, rows, strict=False)
+                if row and context & TOKEN not in known
+            ]
+        )
         for order in range(1, min(len(text), ORDER) + 1):
             table, mask = self.answers[order], MASKS[order]
             for context, row in zip(contexts, rows, strict=False):
                 if row:
                     table[context & mask] = row
         _forget_oldest(self.answers)
+
+    def _learn_prior(self, rows: Sequence[Row]) -> None:
+        """Add the model's successors after tokens that are new."""
+        if not rows:
+            return
+        kept = PRIOR_DECAY ** len(rows)
+        prior = {token: share * kept for token, share in self.prior.items()}
+        for row in rows:
+            for token, share in row.items():
+                prior[token] = prior.get(token, 0.0) + (1.0 - PRIOR_DECAY) * share
+        ranked = sorted(prior.items(), key=itemgetter(1), reverse=True)
+        self.prior = dict(ranked[:PRIOR_SUCCESSORS])
 
     def recycle_window(self, pairs: Sequence[tuple[int, int]], rows: Successors) -> None:
         """Remember the model's successors after window cells.
@@ -266,6 +295,13 @@ class NgramModel:
             probability: that it does.
         """
         trust, left = self._trust, 1.0
+        if repeated is None and not any(context & TOKEN in table for table in self._by_token):
+            factor = trust[PRIOR]
+            return [
+                (trusted, token, PRIOR)
+                for token, share in islice(self.prior.items(), PRIOR_CHILDREN)
+                if (trusted := share * factor) > floor
+            ]
         found: Row = {}
         kinds: dict[int, int] = {}
         if repeated is not None:

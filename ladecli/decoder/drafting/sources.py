@@ -114,12 +114,19 @@ class ContextSource(Source):
         return RepeatedSpan(self.corpus.tokens, start, end, probability)
 
     def load(self, corpus: Iterable[int]) -> None:
-        """Replace the corpus by earlier texts; the next text is a new one."""
+        """Replace the corpus by earlier texts."""
         self.corpus, self._boundaries, self._text = SuffixAutomaton(), [], []
-        for token in corpus:
+        self.add(corpus)
+
+    def add(self, text: Iterable[int]) -> None:
+        """Append texts that the next one, which is a new one, may repeat."""
+        if self._text:
+            self._extend(BOUNDARY)
+        for token in text:
             self._extend(token)
         if self.corpus.tokens[-1:] != [BOUNDARY]:
             self._extend(BOUNDARY)
+        self._text = []
 
     def _extend(self, token: int) -> None:
         if token == BOUNDARY:

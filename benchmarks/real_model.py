@@ -1,0 +1,212 @@
+"""Tokens per step of a real chat model, by category, greedy and sampled, and what ideas are worth.
+
+    python benchmarks/real_model.py MODEL FOLDER --half report --json FILE
+
+FOLDER holds mt_bench.jsonl (both turns are held), humaneval.jsonl and gsm8k.jsonl.  A seed chooses
+the prompts and deals them into two halves: what is tuned is tuned on one, and reported of the
+other.  Every text is compared with plain decoding's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from common import Run, conditions, decode, print_head, print_row, ratio, rows_of, save
+
+from ladecli import models
+from ladecli.decoder.config import SOURCES, LookaheadConfig, SamplingConfig
+from ladecli.decoder.drafting import ngram_model
+from ladecli.decoder.drafting.memory import DraftMemory
+from ladecli.decoder.load import load_decoder
+from ladecli.decoder.strategies import lookahead, make_strategy
+from ladecli.decoder.strategy import Draft, State, StepResult, Strategy
+from ladecli.session.text import apply_chat_template
+
+FILES = ("mt_bench", "humaneval", "gsm8k")
+DRAFTS = ("context", "recycled")
+
+# Constants that switch an idea off.
+IDEAS: dict[str, tuple[tuple[ModuleType, str, int], ...]] = {
+    "prior": ((ngram_model, "PRIOR_CHILDREN", 0),),
+    "six successors": (
+        (ngram_model, "MAX_SUCCESSORS", 4),
+        (ngram_model, "MAX_CHILDREN", 5),
+        (lookahead, "MAX_SUCCESSORS", 4),
+    ),
+}
+
+
+class Drafting(NamedTuple):
+    """Settings, and the ideas that they go without."""
+
+    config: LookaheadConfig
+    without: tuple[str, ...] = ()
+
+
+class Measured(NamedTuple):
+    """A way to choose tokens, and what is measured with it."""
+
+    sampling: SamplingConfig
+    drafting: dict[str, Drafting]
+
+
+def at(budget: int) -> dict[str, Drafting]:
+    """Every idea alone, all together, and with a window; a narrow budget has a narrow one."""
+    window = (5, 3, 5) if budget > 16 else (2, 3, 2)
+    config = LookaheadConfig(*window, budget, DRAFTS)
+    found = {f"{budget}, no idea": Drafting(config, tuple(IDEAS))}
+    for name in IDEAS:
+        others = tuple(each for each in IDEAS if each != name)
+        found[f"{budget}, {name} alone"] = Drafting(config, others)
+    found[f"{budget}, all"] = Drafting(config)
+    found[f"{budget}, all and window"] = Drafting(LookaheadConfig(*window, budget, SOURCES))
+    return found
+
+
+PAPER = {
+    f"paper {w},5,{w}": Drafting(LookaheadConfig(w, 5, w, sources=("trajectory",))) for w in (7, 15)
+}
+MEASURED = {
+    "greedy": Measured(SamplingConfig(), PAPER | at(16) | at(64)),
+    "temperature 0.7, top-p 0.9": Measured(
+        SamplingConfig(temperature=0.7, top_p=0.9, seed=1), at(32)
+    ),
+    "temperature 1.0": Measured(SamplingConfig(temperature=1.0, seed=1), at(32)),
+}
+
+
+@contextlib.contextmanager
+def switched_off(ideas: tuple[str, ...]) -> Iterator[None]:
+    """Drafting without some ideas."""
+    constants = [constant for idea in ideas for constant in IDEAS[idea]]
+    before = [getattr(module, name) for module, name, _ in constants]
+    for module, name, value in constants:
+        setattr(module, name, value)
+    try:
+        yield
+    finally:
+        for (module, name, _), value in zip(constants, before, strict=True):
+            setattr(module, name, value)
+
+
+class Timed(Strategy):
+    """A strategy, and the seconds of CPU that it took."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        self.name = strategy.name
+        self.seconds = 0.0
+        self._strategy = strategy
+
+    def begin(self, state: State) -> None:
+        self._strategy.begin(state)
+
+    def propose(self, state: State) -> Draft:
+        began = time.thread_time()
+        draft = self._strategy.propose(state)
+        self.seconds += time.thread_time() - began
+        return draft
+
+    def observe(self, state: State, draft: Draft, result: StepResult) -> None:
+        began = time.thread_time()
+        self._strategy.observe(state, draft, result)
+        self.seconds += time.thread_time() - began
+
+
+def chosen(folder: Path, each: int, seed: int, half: str) -> list[tuple[str, list[str]]]:
+    """File and turns of `each` prompts of every file: those of one half, or of both."""
+    found = []
+    for name in FILES:
+        rows = rows_of(folder / f"{name}.jsonl", None)
+        random.Random(seed).shuffle(rows)
+        parts = {"tune": slice(0, each, 2), "report": slice(1, each, 2), "both": slice(0, each)}
+        found += [(name, row.get("turns") or [row["prompt"]]) for row in rows[parts[half]]]
+    return found
+
+
+class Holder:
+    """Holds conversations with one model."""
+
+    def __init__(self, model: str, new_tokens: int) -> None:
+        self.loaded = models.load(model)
+        self.decoder = load_decoder(self.loaded.model)
+        self.new_tokens = new_tokens
+
+    def held(
+        self, turns: list[str], name: str, config: LookaheadConfig, sampling: SamplingConfig
+    ) -> tuple[Run, float]:
+        """All answers of a conversation, whose drafts are remembered from turn to turn, and the
+        seconds that drafting took."""
+        messages: list[dict[str, str]] = []
+        drafts = DraftMemory()
+        ids: list[int] = []
+        steps = fed = 0
+        seconds = 0.0
+        ends = frozenset(self.loaded.stop_ids)
+        for turn in turns:
+            messages.append({"role": "user", "content": turn})
+            prompt = apply_chat_template(self.loaded.tokenizer, messages)
+            strategy = Timed(make_strategy(name, config, drafts))
+            run = decode(self.decoder, prompt, strategy, config, self.new_tokens, sampling, ends)
+            ids, steps, fed = ids + run.ids, steps + run.steps, fed + run.fed
+            seconds += strategy.seconds
+            answer = self.loaded.tokenizer.decode(run.ids, skip_special_tokens=True)
+            messages.append({"role": "assistant", "content": answer})
+        return Run(ids, steps, fed), seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model")
+    parser.add_argument("folder", type=Path, help="with the prompts")
+    parser.add_argument("--each", type=int, default=20, help="prompts of each file, both halves")
+    parser.add_argument("--half", choices=("tune", "report", "both"), default="report")
+    parser.add_argument("--only", choices=MEASURED, action="append", help="repeatable")
+    parser.add_argument("--seed", type=int, default=28)
+    parser.add_argument("-n", "--new-tokens", type=int, default=96, help="of an answer")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="write the figures here too")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    prompts = chosen(args.folder, args.each, args.seed, args.half)
+    holder = Holder(args.model, args.new_tokens)
+    print(f"{Path(args.model).name}, {len(prompts)} prompts, {args.new_tokens} tokens;")
+    print(conditions(args.threads))
+    figures: dict[str, Any] = {"conditions": conditions(args.threads), "prompts": len(prompts)}
+    for way in args.only or MEASURED:
+        sampling, drafting = MEASURED[way]
+        print(f"\n{way}\n")
+        print_head("drafts", "tokens per step", "width", "host µs", "output", *FILES)
+        figures[way] = {}
+        plain = LookaheadConfig()
+        expected = [
+            holder.held(turns, "autoregressive", plain, sampling)[0].ids for _, turns in prompts
+        ]
+        for name, (config, without) in drafting.items():
+            with switched_off(without):
+                held = [holder.held(turns, "lookahead", config, sampling) for _, turns in prompts]
+            runs = [run for run, _ in held]
+            rate, width = ratio(runs)
+            host = 1e6 * sum(seconds for _, seconds in held) / sum(run.steps for run in runs)
+            equal = "equal" if [run.ids for run in runs] == expected else "DIFFERS"
+            by_file = {
+                file: ratio(
+                    [run for run, (kind, _) in zip(runs, prompts, strict=True) if kind == file]
+                )[0]
+                for file in FILES
+            }
+            print_row(name, rate, f"{width:.1f}", f"{host:.0f}", equal, *by_file.values())
+            row = {"tokens_per_step": rate, "width": width, "host_us": host, "output": equal}
+            figures[way][name] = row | by_file
+    save(args, figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""Find a model: the bundled one, a folder, or one in the Hugging Face cache or on the hub.
+
+Nothing here imports torch, so that a wrong name is refused at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import errno
+import pickle
+import re
+import socket
+import urllib.parse
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import constants, scan_cache_dir, try_to_load_from_cache
+from huggingface_hub import errors as hub_errors
+from safetensors import SafetensorError
+
+from ..errors import LoadError
+from .model_files import check_config, damage, missing
+
+DEMO = "demo"
+"""Name of the bundled model; a folder of that name is ./demo."""
+_PAGE = re.compile(
+    r"(?:https://)?(?:huggingface\.co|hf\.co)/([^/]+/[^/?#]+)(?:/tree/main/?|[?#].*)?"
+)
+"""The address of a model on the hub."""
+_OFFLINE = "{name} is not on this machine, and the hub cannot be reached{near}"
+_BY_TYPE: dict[type[BaseException], str] = {
+    hub_errors.OfflineModeIsEnabled: _OFFLINE,
+    hub_errors.LocalEntryNotFoundError: _OFFLINE,
+    ConnectionError: _OFFLINE,
+    hub_errors.GatedRepoError: "{name} is gated: accept its terms on its page, then log in with"
+    " `hf auth login`",
+    hub_errors.RevisionNotFoundError: "{name} has no such revision; check --revision",
+    hub_errors.RepositoryNotFoundError: "there is no model {name} on the hub, or it is private:"
+    " check the name, or log in with `hf auth login`{near}",
+    hub_errors.HFValidationError: "{name} is no name of a model; use OWNER/NAME or a folder",
+    hub_errors.EntryNotFoundError: "{name} holds no model that transformers can load",
+    SafetensorError: "{name}: the weights are damaged; download or copy them again",
+    pickle.UnpicklingError: "{name}: its pickled weights are refused, for they contain code;"
+    " get safetensors instead",
+}
+"""What the errors of libraries mean; the first that applies counts."""
+_BY_WORDS = {
+    "backend tokenizer": "{name} holds no tokenizer; copy tokenizer.json beside the weights",
+    # The library asks for tiktoken alone, which is not what most such files need.
+    "pip install tiktoken": "{name} holds no tokenizer.json; copy it beside the weights, or"
+    " pip install sentencepiece tiktoken reads what else is there",
+    "ignore_mismatched_sizes": "{name}: the weights do not fit its config.json; copy both again",
+    "trust_remote_code": "{name} needs code of its own; read it, then allow it with"
+    " --trust-remote-code",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CachedModel:
+    """A model in the Hugging Face cache."""
+
+    name: str  # OWNER/NAME, or NAME alone
+    folder: Path | None  # the snapshot that loading takes; None without a complete file
+    bytes: int  # on disk, over all revisions
+
+
+def resolve(name: str) -> str:
+    """The folder, or the name on the hub, that a MODEL argument stands for.
+
+    Raises:
+        LoadError: the path does not exist, or is no model in Hugging Face format.
+    """
+    if name == DEMO:
+        return str(Path(__file__).parents[1] / "demo")
+    path = Path(name).expanduser()
+    if not path.exists() and (found := _PAGE.fullmatch(name)):
+        return found[1]
+    if not (name.startswith((".", "/", "~")) or name.count("/") > 1 or path.exists()):
+        return name
+    if path.is_file():
+        raise LoadError(f"{name} is a file; give the folder that holds config.json")
+    if not path.is_dir():
+        raise LoadError(f"there is no model folder {name}{_suggest(name)}")
+    if not (path / "config.json").is_file():
+        raise LoadError(f"{name} {missing(path)}")
+    return str(path)
+
+
+def check(name: str) -> None:
+    """Refuse with a LoadError what cannot be loaded, as far as that shows before torch is there."""
+    folder = Path(resolve(name))
+    if folder.is_dir():
+        check_config(name, folder)
+        if absent := missing(folder):
+            raise LoadError(f"{name} {absent}")
+
+
+def folder_of(source: str, revision: str | None = None) -> Path | None:
+    """The folder of what `resolve` returned, where at least its config.json is on this machine."""
+    if Path(source).is_dir():
+        return Path(source)
+    with contextlib.suppress(hub_errors.HFValidationError):  # loading reports it
+        found = try_to_load_from_cache(source, "config.json", revision=revision)
+        return Path(found).parent if isinstance(found, str) else None
+    return None
+
+
+def hub_answers() -> bool:
+    """Whether the Hugging Face hub can be reached.
+
+    Its own client retries for half a minute.  Asking first lets a cached model start at once
+    without a network, and a missing one fail at once.
+    """
+    if urllib.request.getproxies():
+        return True  # only the proxy can tell
+    endpoint = urllib.parse.urlsplit(constants.ENDPOINT)
+    port = endpoint.port or (443 if endpoint.scheme == "https" else 80)
+    try:
+        socket.create_connection((endpoint.hostname or "", port), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+def cached_models() -> list[CachedModel]:
+    """The models in the Hugging Face cache by name, interrupted downloads included."""
+    cache = Path(constants.HF_HUB_CACHE)
+    try:
+        folders = [path for path in cache.glob("models--*") if path.is_dir()]
+        repos = {repo.repo_path.name: repo for repo in scan_cache_dir(cache).repos}
+    except (OSError, ValueError, hub_errors.CacheNotFound):
+        return []
+    found = []
+    for folder in folders:
+        # The scan leaves out repositories that are incomplete or damaged.
+        repo = repos.get(folder.name)
+        revisions = [each for each in repo.revisions if each.files] if repo else []
+        best = max(revisions, key=lambda r: ("main" in r.refs, r.last_modified), default=None)
+        name = folder.name.removeprefix("models--").replace("--", "/")
+        size = repo.size_on_disk if best and repo else size_on_disk(folder)
+        found.append(CachedModel(name, best.snapshot_path if best else None, size))
+    return sorted(found, key=lambda model: model.name.lower())
+
+
+def size_on_disk(folder: Path) -> int:
+    """Bytes of all files below a folder; a link counts as itself."""
+    return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
+
+
+def explain(name: str, error: Exception, folder: Path | None, part: str) -> str:
+    """One line for an error that a library raised while a model was loaded.
+
+    `folder` has the model's files, if they are on this machine; `part` is what was loaded, "its
+    tokenizer" for example, or "" for all of it.
+    """
+    chain: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in chain:
+        chain.append(cause)
+        cause = cause.__cause__ or cause.__context__
+
+    for kind, line in _BY_TYPE.items():
+        if any(isinstance(each, kind) for each in chain):
+            return line.format(name=name, near=_suggest(name) if "{near}" in line else "")
+    if any(isinstance(each, OSError) and each.errno == errno.ENOSPC for each in chain):
+        return f"no space left on disk while downloading {name}; free some and run this again"
+    # A damaged file leads libraries to all kinds of errors.
+    if folder is not None and (damaged := damage(folder)) is not None:
+        return f"{name}: {damaged}; download or copy it again"
+    for words, meaning in _BY_WORDS.items():
+        if words in str(error):
+            return meaning.format(name=name)
+    return f"{name}{': ' if part else ''}{part} cannot be loaded: {_first_line(error)}"
+
+
+def _suggest(name: str) -> str:
+    """The end of an error line: models on this machine with a similar name."""
+    known = [DEMO, *(model.name for model in cached_models() if model.folder)]
+    with contextlib.suppress(OSError):
+        siblings = Path(name).expanduser().parent.iterdir()
+        known += [str(path) for path in siblings if (path / "config.json").is_file()]
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+    listed = ", ".join(near or sorted(known)[:3])
+    return f"; {'did you mean' if near else 'models on this machine'}: {listed}"
+
+
+def _first_line(error: Exception) -> str:
+    """What an error says, in one line."""
+    lines = str(error).strip().splitlines() or [""]
+    if lines[0].endswith(":") and len(lines) > 1:
+        return f"{lines[0]} {lines[1].strip()}"
+    # "'added_tokens'" alone says nothing without the kind of error.
+    if isinstance(error, LookupError | TypeError | AttributeError) or not lines[0]:
+        return f"{type(error).__name__}: {lines[0]}".removesuffix(": ")
+    return lines[0]
