@@ -95,12 +95,9 @@ NAMES = (BUILTIN, *_ON_THE_HUB)
 
 
 def load(name: str, *, offline: bool = False) -> tuple[Row, ...]:
-    """The conversations of a suite, or of a file, at least one.
+    """The conversations of a suite, or of a JSONL file or standard input ("-"), at least one.
 
-    Args:
-        name: one of `NAMES`, the path of a JSONL file, or "-" for standard input; a file with the
-            name of a suite is ./NAME.
-        offline: use the hub's cache only.
+    A file with the name of a suite is ./NAME.  With `offline`, only the hub's cache is used.
 
     Raises:
         UsageError: there is no such suite or file, or a row is invalid.
@@ -213,11 +210,7 @@ def _parse(text: str, where: str) -> dict[int, Row]:
 
 
 def _fetch(name: str, offline: bool) -> tuple[Row, ...]:
-    """The rows of a suite of the hub, from its cache where they are there.
-
-    Raises:
-        LadeError: it cannot be fetched, or its files changed on the hub.
-    """
+    """The rows of a suite of the hub, from its cache where they are there."""
     from huggingface_hub import errors
 
     rows: list[Row] = []

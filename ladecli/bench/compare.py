@@ -57,10 +57,6 @@ def run(request: CompareRequest) -> int:
 
     Returns:
         The exit code: 0, or 1 with --fail-on-slower where a method became slower or is missing.
-
-    Raises:
-        UsageError: a file is no result, or nothing is in both; or `fail_on_slower` cannot be
-            decided, since A and B did other work (the comparison is printed before).
     """
     files = {"a": request.a, "b": request.b}
     results = {side: read(Path(file)) for side, file in files.items()}

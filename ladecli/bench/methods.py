@@ -50,8 +50,7 @@ def check(request: BenchRequest) -> Sweep:
             f" {', '.join(FOREIGN)} out of --strategies"
         )
     for axis in swept:
-        option, _ = NUMBERS.get(axis, (axis, 0))
-        if option in request.origins:
+        if NUMBERS.get(axis, (axis, 0))[0] in request.origins:
             raise UsageError(f"--sweep has values of {axis}; leave the option for one value out")
     if "context" in swept and "prompts" in request.origins:
         raise UsageError("--sweep context cuts prompts of its own; leave --prompts out")
@@ -70,13 +69,9 @@ def check(request: BenchRequest) -> Sweep:
 def choose(
     request: BenchRequest, choice: Choice, greedy: SamplingConfig, swept: Sweep
 ) -> tuple[list[Chosen], list[Failure]]:
-    """The methods, and the cells of a sweep whose settings are invalid.
+    """The methods, and the cells of a sweep whose settings are invalid; if all are, `UsageError`.
 
     `greedy` has the model's own repetition penalty.
-
-    Raises:
-        ConfigError: settings contradict each other.
-        UsageError: no cell of a sweep has valid settings.
     """
     # The same random numbers for all methods, and in every benchmark.
     request = replace(request, seed=request.seed or 0)

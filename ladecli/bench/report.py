@@ -17,7 +17,7 @@ from ..visualize import counted, printable
 from . import render
 from .render import Document
 from .result import PLAIN, STOCK, STOCK_COMPILED, STOCK_LOOKUP, Result, to_json
-from .statistics import MIN_ROWS, Figures, Interval, figures_of, speedup
+from .statistics import MIN_ROWS, Figures, Interval, drift, figures_of, speedup
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,6 +27,8 @@ SUFFIXES = (".html", ".md", ".json")
 PARTS = ("draft", "forward", "verify", "learn", "text")
 ENOUGH = 8
 """Prompts of which a bootstrap interval can be trusted."""
+UNSTEADY = 0.05
+"""Relative change from the first repeat to the last that a reader must know."""
 _LABELS = {
     PLAIN: "plain decoding",
     STOCK: "transformers' generate",
@@ -127,6 +129,13 @@ def _caveats(result: Result) -> Iterator[str]:
         yield f"{rows} prompts are few: the intervals are likely too narrow."
     if asked.repeat < 2:
         yield "Each prompt was measured once: the noise of this machine is unknown."
+    change = drift(result.runs)
+    if abs(change) > UNSTEADY:
+        more = "more" if change > 0 else "less"
+        yield (
+            f"The machine was not steady: the last repeat took {_share(abs(change))} {more} time"
+            " than the first.  Methods took turns, so it affects all alike."
+        )
     if asked.sampled and any(each.foreign for each in result.contenders):
         yield "transformers draws other random numbers: its answers were not compared."
     made_for = result.model.made_for

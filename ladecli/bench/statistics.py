@@ -152,6 +152,20 @@ def _by_row(runs: Iterable[Run]) -> dict[str, dict[int, tuple[int, float]]]:
     return found
 
 
+def drift(runs: Iterable[Run]) -> float:
+    """Relative time per token by which the last repeat was slower than the first; 0 if unknown.
+
+    The median over methods and rows.
+    """
+    by_method: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        by_method[run.contender].append(run)
+    rows = [each for of in by_method.values() for each in _by_row(of).values() if len(each) > 1]
+    rates = [(ratio(*each[min(each)]), ratio(*each[max(each)])) for each in rows]
+    changes = [first / last - 1.0 for first, last in rates if first and last]
+    return statistics.median(changes) if changes else 0.0
+
+
 def comparable(pairs: Iterable[tuple[Run, Run]]) -> list[tuple[Run, Run]]:
     """Pairs of answers up to the first turn of each conversation that differs.
 

@@ -64,10 +64,7 @@ def run(request: VerifyRequest) -> int:
     """
     samples, limit = request.chi_square, request.limit
     if samples and not request.temperature:
-        raise UsageError(
-            "--chi-square tests sampling, and greedy decoding draws nothing; add --temperature 1,"
-            " for example"
-        )
+        raise UsageError("--chi-square tests sampling; add --temperature 1, for example")
     new_tokens = request.new_tokens
     if samples:
         new_tokens, limit = request.max_new_tokens or SAMPLED_TOKENS, limit or SAMPLED_ROWS
@@ -358,15 +355,10 @@ class Verifier:
             return found
         text, tokens = [*prompt, *answer.ids[:index]], (ours.id, theirs.id)
         gap = self._rescorer.gap(text, len(prompt), tokens, width, self._settings.sampling)
-        explained = {**asdict(gap), "explained": gap.explained} if gap else {}
-        return replace(found, **explained)
+        return replace(found, **asdict(gap), explained=gap.explained) if gap else found
 
     def sample(self, dialogues: Sequence[Dialogue], samples: int) -> Sampled:
-        """Draw `samples` answers to each first turn and test their distribution.
-
-        Raises:
-            LadeError: out of memory.
-        """
+        """Draw `samples` answers to each first turn and test their distribution."""
         sampling = self._settings.sampling
         found = Sampled(samples, sampling=sampling_shown(sampling))
         self._session.start_over()
@@ -388,9 +380,8 @@ class Verifier:
 
     def _probabilities(self, prompt: list[int], prefix: Ids) -> list[float]:
         """Of the next token after a prompt and the beginning of its answer: [vocabulary]."""
-        shares = self._rescorer.probabilities(
-            [*prompt, *prefix], len(prompt), self._settings.sampling
-        )
+        text, sampling = [*prompt, *prefix], self._settings.sampling
+        shares = self._rescorer.probabilities(text, len(prompt), sampling)
         if shares is None:
             raise LadeError("out of memory while computing logits; take a smaller model")
         return shares

@@ -46,15 +46,9 @@ def result(
     seed: int = 0,
     **changes: object,
 ) -> Result:
-    """A result of methods by their speed-up over plain decoding.
+    """A result of methods by their speed-up over plain decoding; `changes` are other fields.
 
-    Args:
-        speeds: by name of a strategy; "autoregressive" is 1.
-        rows: in turn of the categories above.
-        repeats: of each row.
-        noise: standard deviation of a run's time, relative.
-        seed: of the noise.
-        changes: other fields of the result.
+    The noise is the relative standard deviation of a run's time.
     """
     random_ = random.Random(seed)
     runs = []

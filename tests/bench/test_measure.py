@@ -46,19 +46,12 @@ class FakeRunner:
         self.asked += 1
         if self.asked - 1 in self._fails:
             raise LadeError("it broke")
-        if cancelled():
-            return Answer(reason="interrupted")
         self._diary.append(f"{self.method.name} answers")
         return Answer([7, 8, 9], "text", [0.5, 0.7, 0.8], [1, 2, 3], [3, 4, 1], reason="length")
 
 
-def measure(
-    runners: list[FakeRunner],
-    tasks: list[FakeTask],
-    repeats: int = 1,
-    cancelled: Callable[[], bool] = lambda: False,
-) -> Measurement:
-    measured = Measurement(runners, DEVICE, cancelled)
+def measure(runners: list[FakeRunner], tasks: list[FakeTask], repeats: int = 1) -> Measurement:
+    measured = Measurement(runners, DEVICE, lambda: False)
     measured.run(tasks, repeats)
     return measured
 
@@ -126,13 +119,3 @@ def test_a_method_that_keeps_failing_is_not_tried_again() -> None:
     assert len(measured.failures) == MAX_FAILURES
     assert broken.asked == 1 + MAX_FAILURES
     assert len(measured.runs) == 5
-
-
-def test_ctrl_c_keeps_what_was_measured() -> None:
-    diary: list[str] = []
-    runners = [FakeRunner("a", diary), FakeRunner("b", diary)]
-    tasks = [FakeTask(f"row-{number}") for number in range(9)]
-    measured = measure(runners, tasks, cancelled=lambda: diary.count("a answers") > 3)
-    assert measured.interrupted
-    assert measured.seconds > 0.0
-    assert 4 <= len(measured.runs) < 9

@@ -61,12 +61,6 @@ def test_one_value_in_two_spellings_is_one_cell() -> None:
     assert methods.check(BenchRequest(sweep=["W=5,05 N=3"])) == {"W": ("5",), "N": ("3",)}
 
 
-def test_an_axis_can_follow_another_one() -> None:
-    made = chosen(sweep=["W=3,5 G=W"], sources="trajectory")[1:]
-    assert [(s.lookahead.window, s.lookahead.guesses) for _, s in made] == [(3, 3), (5, 5)]
-    assert [c.cell for c, _ in made] == [{"W": "3", "G": "W"}, {"W": "5", "G": "W"}]
-
-
 def test_a_cell_with_an_axis_that_has_no_effect_is_refused() -> None:
     made = chosen(sweep=["W=3 sources=context,all"])
     assert [c.name for c, _ in made] == ["autoregressive", "lookahead W=3 sources=all"]
@@ -80,13 +74,6 @@ def test_transformers_generate_does_not_run_on_a_model_that_ranks_share() -> Non
         with pytest.raises(UsageError, match=f"leave {', '.join(FOREIGN)} out of --strategies"):
             chosen(parallel=2, parallel_mode="tensor", strategies=f"lookahead,{name}")
         assert chosen(parallel=2, strategies=name)
-
-
-def test_long_texts_are_measured_with_few_methods() -> None:
-    made = chosen(sweep=["context=1k"])
-    assert [c.name for c, _ in made] == ["autoregressive", "paper", "lookahead"]
-    made = chosen(sweep=["context=1k"], strategies="autoregressive,hf")
-    assert [c.name for c, _ in made] == ["autoregressive", "hf"]
 
 
 def test_the_help_names_all_values() -> None:

@@ -37,15 +37,11 @@ def test_keys_are_those_of_the_schema() -> None:
 
 
 def test_the_command_hides_folders() -> None:
-    typed = [
-        "bench",
-        "/home/me/mine",
-        "--prompts=/a/b/c.jsonl",
-        "--sweep",
-        "W=3,5 G=W",
-        "org/model",
-    ]
-    assert command_line(typed) == "lade bench mine --prompts=c.jsonl --sweep 'W=3,5 G=W' org/model"
+    typed = ["bench", "/home/me/mine", "--prompts=/a/b/c.jsonl", "--sweep"]
+    assert (
+        command_line([*typed, "W=3,5 G=W", "org/model"])
+        == "lade bench mine --prompts=c.jsonl --sweep 'W=3,5 G=W' org/model"
+    )
 
 
 def test_sampling_is_what_differs_from_the_default() -> None:

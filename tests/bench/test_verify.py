@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -287,10 +286,6 @@ def test_the_distribution(lade: Lade, monkeypatch: pytest.MonkeyPatch, faulty: b
     }
 
 
-def counts_of(numbers: Sequence[int]) -> Counter[int]:
-    return Counter(dict(enumerate(numbers)))
-
-
 @pytest.mark.parametrize(
     ("counts", "probabilities", "cells", "low"),
     [
@@ -306,7 +301,7 @@ def counts_of(numbers: Sequence[int]) -> Counter[int]:
 def test_counts_against_probabilities(
     counts: list[int], probabilities: list[float], cells: int, low: bool
 ) -> None:
-    found = chi_square.probability_test(counts_of(counts), np.array(probabilities))
+    found = chi_square.probability_test(dict(enumerate(counts)), np.array(probabilities))
     assert found is not None
     assert found[0] == cells
     assert (found[2] < chi_square.LEVEL) is low
