@@ -35,10 +35,11 @@ def run(request: ChatRequest) -> int:
     """
     export.check(request)
     pool_file.check(request.pool_file)
+    texts = pool_file.draft_texts(request)
     terminal = Terminal(request.color, request.quiet)
     with ended_tidily(), unechoed(), opening.opened(request, terminal) as session:
         chat = Chat(session, request, terminal, open_reader)
-        with pool_file.kept_drafts(session, request.pool_file):
+        with pool_file.kept_drafts(session, request.pool_file, texts):
             greet(chat)
             with autosaved(chat):
                 loop(chat)

@@ -19,7 +19,17 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as toml
 
-__all__ = ["LIMIT", "check", "is_device", "read", "read_stream", "toml", "write"]
+__all__ = [
+    "LIMIT",
+    "check",
+    "decode",
+    "is_device",
+    "read",
+    "read_stream",
+    "read_text",
+    "toml",
+    "write",
+]
 
 LIMIT = 100_000_000
 """Bytes of the largest file that is read; a device without an end is refused after them."""
@@ -46,6 +56,42 @@ def read_stream(file: BinaryIO) -> bytes:
     if len(data) > LIMIT:
         raise OSError(errno.EFBIG, f"it holds more than {LIMIT // 1_000_000} MB")
     return data
+
+
+def read_text(name: str, kind: str = "file") -> str:
+    """The text of a file, whose name may begin with ~; messages call it `kind` and its name.
+
+    Raises:
+        UsageError: it cannot be read, or is not text; the message names it and the fix.
+    """
+    called = f"the {kind} {name}"
+    try:
+        data = read(Path(os.path.expanduser(name)))
+    except FileNotFoundError:
+        raise UsageError(f"there is no {kind} {name}; check the path") from None
+    except IsADirectoryError:
+        raise UsageError(f"{called} is a folder; name a file in it") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{called} cannot be read: {reason}") from error
+    return decode(data, called)
+
+
+def decode(data: bytes, name: str) -> str:
+    """UTF-8 as text; messages call it `name`.
+
+    Raises:
+        UsageError: it is something else; the message says so.
+    """
+    if b"\0" in data:
+        raise UsageError(f"{name} is binary (a zero byte); give a text file")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{name} is not UTF-8 (byte {error.start}); convert it, for example with"
+            " iconv -f latin1 -t utf-8"
+        ) from None
 
 
 def check(path: Path, option: str) -> None:

@@ -146,34 +146,19 @@ def name_of(line: int) -> str:
 
 
 def read_text(name: str) -> str:
-    """The text of a file, or of standard input.
+    """The text of a prompt file, or of standard input.
 
     Raises:
         UsageError: it cannot be read, or is not text; the message names it and the fix.
     """
-    if name == STDIN and sys.stdin is None:
+    if name != STDIN:
+        return files.read_text(name, "prompt file")
+    if sys.stdin is None:
         raise UsageError("standard input is closed; name a file in place of -")
     try:
-        if name == STDIN:
-            data = files.read_stream(sys.stdin.buffer)
-        else:
-            data = files.read(Path(name).expanduser())
-    except FileNotFoundError:
-        raise UsageError(f"there is no prompt file {name}; check the path") from None
-    except IsADirectoryError:
-        raise UsageError(f"the prompt file {name} is a folder; name a file in it") from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"{spoken(name)} cannot be read: {reason}") from error
-    if b"\0" in data:
-        raise UsageError(f"{spoken(name)} is binary (a zero byte); give a text file")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{spoken(name)} is not UTF-8 (byte {error.start}); convert it, for example with"
-            " iconv -f latin1 -t utf-8"
-        ) from None
+        return files.decode(files.read_stream(sys.stdin.buffer), spoken(name))
+    except OSError as error:
+        raise UsageError(f"{spoken(name)} cannot be read: {error.strerror}") from error
 
 
 def read_rows(name: str) -> dict[int, Row]:

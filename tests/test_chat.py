@@ -308,9 +308,11 @@ def test_a_reply_that_fills_the_context_says_so(
         ("/load", "name a file: /load FILE"),
         ("/load nowhere.json", "there is no file nowhere.json; check the path"),
         ("/load ~nobody-here/x", "there is no file ~nobody-here/x"),
-        ("/load .", ". cannot be read: Is a directory"),
+        ("/load .", "the file . is a folder; name a file in it"),
         ("/paste", "name a file: /paste FILE"),
-        ("/paste /bin/sh", "/bin/sh is not UTF-8 text"),
+        ("/paste /bin/sh", "the file /bin/sh is binary"),
+        ("/draft", "name a file: /draft FILE"),
+        ("/draft nowhere.py", "there is no file nowhere.py"),
         ("/help xyzzy", "no command /xyzzy"),
         ("/set temprature 1", "did you mean temperature?"),
         ("/set temperature hot", "temperature must be a number, not 'hot'"),
@@ -433,6 +435,23 @@ def test_a_pasted_file_goes_with_the_next_message(make: Make, tmp_path: Path) ->
     loop(chat)
     assert said(chat)[0] == "notes.md:\n````\none\n```py\nx\n```\n````\n\nWhat is this?"
     assert said(chat)[2] == "and now?"
+
+
+def test_a_text_handed_over_makes_a_reply_faster(
+    make: Make, loaded: models.LoadedModel, tmp_path: Path
+) -> None:
+    known = tmp_path / "known.txt"
+    chats = [
+        make(f"/draft {known}", QUESTIONS[0], on=Session(loaded), max_new_tokens=24)
+        for _ in range(2)
+    ]
+    known.write_text("Nothing of it.")
+    loop(chats[0])
+    known.write_text(said(chats[0])[-1])
+    loop(chats[1])
+    assert said(chats[0]) == said(chats[1])
+    before, after = (chat.replies[0].tally.steps for chat in chats)
+    assert after < before / 2
 
 
 @pytest.mark.slow

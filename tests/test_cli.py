@@ -285,6 +285,19 @@ def test_a_pool_file_makes_the_next_answer_faster(
     assert second["decode"]["steps"] < first["decode"]["steps"]
 
 
+def test_a_text_handed_over_makes_an_answer_faster(lade: Any, tmp_path: Path) -> None:
+    known = tmp_path / "known.txt"
+    command = ["generate", "-p", "What is the pool?", "-n", "40", "--json"]
+    without = json.loads(lade(*command).out)
+    known.write_text(without["text"])
+    answer = json.loads(lade(*command, "--draft-text", str(known)).out)
+    assert answer["token_ids"] == without["token_ids"]
+    assert answer["decode"]["steps"] < without["decode"]["steps"] / 2
+    done = lade(*command, "--draft-text", f"{known}x")
+    assert (done.code, done.out) == (2, "")
+    assert f"there is no draft text {known}x; check the path" in done.err
+
+
 def test_a_template_that_is_not_there(lade: Any, model_folder: str) -> None:
     result = lade("generate", model_folder, "-p", "hi", "--system", "be brief")
     assert result.code == 2

@@ -23,7 +23,7 @@ MODEL = (
     " device-map revision offline trust-remote-code"
 )
 SHARED = f"{DECODING} {SAMPLING} {LENGTH} {MODEL} system raw color quiet help"
-RANKS, FILES = "parallel parallel-mode", "trace svg html stats no-stats pool-file"
+RANKS, FILES = "parallel parallel-mode", "trace svg html stats no-stats pool-file draft-text"
 
 OPTIONS = {
     "chat": f"{SHARED} {RANKS} {FILES} markdown no-markdown token-colors no-token-colors"
@@ -49,7 +49,10 @@ LETTERS = {
     "chat": "-t -W -N -G -n -s -q -h",
     "bench": "-t -W -N -G -n -q -h",
 }
-SLASH = "system regenerate undo edit paste reset save load set show profile stats compare help exit"
+SLASH = (
+    "system regenerate undo edit paste draft reset save load set show profile stats compare help"
+    " exit"
+)
 GENERATE = {
     "": "id model text token_ids finish_reason usage decode sampling seconds tokens_per_second"
     " seed",

@@ -38,6 +38,7 @@ def run(request: GenerateRequest) -> int:
     prompts = gather(request.prompt or [], request.prompt_file or [])
     export.check(request, len(prompts))
     pool_file.check(request.pool_file)
+    texts = pool_file.draft_texts(request)
     with opening.opened(request, Terminal(request.color, request.quiet)) as session:
         # All prompts are checked before the first is answered: no half of the work is lost.
         encoded = [_encode(session, request, prompt.text) for prompt in prompts]
@@ -48,7 +49,7 @@ def run(request: GenerateRequest) -> int:
                 which = f"prompt {number} of {len(encoded)}: " if len(encoded) > 1 else ""
                 raise UsageError(f"{which}{error}") from error
         answers = _Answers(request, session)
-        with ctrl_c() as cancelled, pool_file.kept_drafts(session, request.pool_file):
+        with ctrl_c() as cancelled, pool_file.kept_drafts(session, request.pool_file, texts):
             for number, (prompt, ids) in enumerate(zip(prompts, encoded, strict=True), start=1):
                 answers.add(number, prompt.id, ids, cancelled)
                 if answers.code == INTERRUPTED:

@@ -43,7 +43,7 @@ _argument = partial(output_option, default=MISSING, argument=True, lasting=False
 class MeasureRequest(Request):
     """The options that `lade bench` and `lade verify` share."""
 
-    omits = frozenset({"pool_file", "stats", "trace", "svg", "html"})
+    omits = frozenset({"pool_file", "draft_text", "stats", "trace", "svg", "html"})
 
     max_new_tokens: int | None = length_option(
         f"Maximum number of new tokens; default: {MEASURED_TOKENS}.", "-n", least=1

@@ -60,6 +60,11 @@ class Request(Options):
         "Keep what was learned about drafting in this file: the next call starts with it.",
         metavar="FILE",
     )
+    draft_text: list[str] | None = decode_option(
+        "A text that answers may repeat, such as a file to be edited; can be repeated.",
+        metavar="FILE",
+        lasting=False,
+    )
     temperature: float | None = sample_option(
         "Sampling temperature; 0 is greedy. Default: 0, and in a chat the model's own.", "-t"
     )
@@ -152,9 +157,11 @@ class Request(Options):
             raise UsageError(f"unknown device {self.device!r}; use auto, cpu, cuda, cuda:N or mps")
 
     @property
-    def read_files(self) -> list[str]:
-        """Files of the user's that are read, and must not be overwritten."""
-        return [name for name in getattr(self, "prompt_file", None) or [] if name != "-"]
+    def read_files(self) -> dict[str, str]:
+        """Files of the user's that are read, and must not be overwritten, with their options."""
+        prompts = [name for name in getattr(self, "prompt_file", None) or [] if name != "-"]
+        texts = dict.fromkeys(self.draft_text or (), "--draft-text")
+        return texts | dict.fromkeys(prompts, "--prompt-file")
 
     @property
     def tensor_parallel(self) -> int:

@@ -193,7 +193,8 @@ def paste(chat: Chat, name: str) -> None:
         chat.attached.clear()
         chat.note("no file goes with the next message")
         return
-    text, title, fence = _read_text(name).rstrip(), _path(name).name, "```"
+    text = files.read_text(_unquoted(name)).replace("\r\n", "\n").rstrip()
+    title, fence = _path(name).name, "```"
     if not text:
         raise UsageError(f"{name} is empty; name another file")
     while fence in text:
@@ -201,6 +202,13 @@ def paste(chat: Chat, name: str) -> None:
     chat.attached.append(f"{title}:\n{fence}\n{text}\n{fence}")
     lines = counted(text.count("\n") + 1, "line")
     chat.note(f"{title} ({lines}) goes with the next message")
+
+
+@command("/draft FILE")
+def draft(chat: Chat, name: str) -> None:
+    """Let replies repeat a text faster; the model does not read it."""
+    known = chat.session.add_draft_text(files.read_text(_unquoted(name)))
+    chat.note(f"drafts know {_path(name).name} ({counted(known, 'token')})")
 
 
 @command("/reset")
@@ -234,7 +242,7 @@ def save(chat: Chat, name: str) -> None:
 def load(chat: Chat, name: str) -> None:
     """Go on with a saved conversation."""
     try:
-        loaded = from_json(_read_text(name))
+        loaded = from_json(files.read_text(_unquoted(name)))
     except ValueError as error:
         raise UsageError(f"{name} is not a saved chat ({error}); choose another file") from None
     chat.encode(loaded.asked("?"))  # a template may refuse what another one took
@@ -407,21 +415,8 @@ def _last_question(chat: Chat) -> str:
 
 def _path(name: str) -> Path:
     """A file as a shell would take it, quotes and ~ included."""
-    return Path(os.path.expanduser(name.strip("\"'")))
+    return Path(os.path.expanduser(_unquoted(name)))
 
 
-def _read_text(name: str) -> str:
-    """The text of a file.
-
-    Raises:
-        UsageError: it cannot be read, or is not text.
-    """
-    try:
-        return _path(name).read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise UsageError(f"there is no file {name}; check the path") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{name} is not UTF-8 text; convert it, or choose another file") from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"{name} cannot be read: {reason}") from error
+def _unquoted(name: str) -> str:
+    return name.strip("\"'")

@@ -53,8 +53,8 @@ _LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 _LINGER = 2.0
 """Seconds until a rank that failed ends, and torchrun all others: the leader reports first."""
 _MAY_DIFFER = {
-    *("system", "pool_file", "color", "stats", "trace", "svg", "html", "quiet", "offline"),
-    *("origins", "parallel", "device"),
+    *("system", "pool_file", "draft_text", "color", "stats", "trace", "svg", "html", "quiet"),
+    *("offline", "origins", "parallel", "device"),
 }
 """Options that only the leader acts on, and those that are made each rank's own."""
 

@@ -1,4 +1,5 @@
-"""`--pool-file`: what a session learned about drafting, kept as JSON for the next one.
+"""What drafts know before an answer: the texts of `--draft-text`, and `--pool-file`, which keeps
+what a session learned about drafting as JSON for the next one.
 
 The file is bound to the tokenizer whose ids it holds.  Reading or losing it changes the speed of
 an answer and never its text.
@@ -9,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from ..errors import LadeError, UsageError
 
 if TYPE_CHECKING:
     from ..decoder.drafting.memory import DraftMemory
+    from ..options import Request
     from .session import Session
 
 FORMAT = "lade-pool/2"
@@ -29,6 +31,15 @@ def fingerprint(tokenizer: Any) -> str:
     """A digest of a tokenizer's vocabulary, ids included."""
     vocabulary = sorted(tokenizer.get_vocab().items())
     return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
+
+
+def draft_texts(request: Request) -> list[str]:
+    """The texts of `--draft-text`.
+
+    Raises:
+        UsageError: one cannot be read; the message names it.
+    """
+    return [files.read_text(name, "draft text") for name in request.draft_text or ()]
 
 
 def check(name: str | None) -> None:
@@ -44,20 +55,30 @@ def check(name: str | None) -> None:
 
 
 @contextlib.contextmanager
-def kept_drafts(session: Session, name: str | None) -> Iterator[None]:
-    """Begin with the drafts of a file, and leave there what was learned, also after Ctrl-C.
+def kept_drafts(session: Session, name: str | None, texts: Sequence[str] = ()) -> Iterator[None]:
+    """Begin with the drafts of a file and with texts, and leave there what was learned, also
+    after Ctrl-C.
+
+    Args:
+        session: whose drafts they are.
+        name: of the file; None for none.
+        texts: that answers may repeat.
 
     Raises:
         UsageError: the file is damaged, not a pool, or of another tokenizer.
         LadeError: it cannot be written; what was there before is still there.
     """
     if not name:
+        for text in texts:
+            session.add_draft_text(text)
         yield
         return
     path = Path(name).expanduser()
     tokenizer = fingerprint(session.loaded.tokenizer)
     drafts = load(path, tokenizer, session.decoder.facts.vocabulary)
     session.drafts = drafts
+    for text in texts:
+        session.add_draft_text(text)
 
     def save() -> None:
         # Ctrl-C can leave drafts half changed; the session starts new ones then, which know

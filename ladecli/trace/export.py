@@ -47,7 +47,9 @@ def check(request: Request, answers: int = 1) -> None:
     ]
     if request.pool_file:
         written.append(("--pool-file", Path(request.pool_file).expanduser()))
-    taken = {Path(name).expanduser().resolve(): "--prompt-file" for name in request.read_files}
+    taken = {
+        Path(name).expanduser().resolve(): option for name, option in request.read_files.items()
+    }
     for option, path in written:
         files.check(path, option)
         if files.is_device(path):

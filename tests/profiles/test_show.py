@@ -101,7 +101,6 @@ def test_the_settings_for_a_model(lade: Any) -> None:
     assert "b  published: arXiv 2402.02057, RTX 3090, 7B" in out
 
 
-@pytest.mark.usefixtures("here")
 def test_a_profile_for_programs(lade: Any) -> None:
     found = json.loads(lade("profiles", "show", "a100", "--json").out)
     assert (found["schema"], found["name"], found["from"]) == (3, "a100", "shipped")
@@ -110,10 +109,11 @@ def test_a_profile_for_programs(lade: Any) -> None:
     (row,) = found["settings"]
     assert list(row["origins"]) == list(VALUES)
     assert {*VALUES, "model", "paper"} <= row.keys()
-    user.write(tuned(attention="reference"))
-    show = ("profiles", "show", "--model", "demo", "--attention", "reference", "--json")
-    found = json.loads(lade(*show).out)
-    assert (found["name"], found["from"]) == (tuned(attention="reference").name, "tuned")
+    mine = tuned(attention="reference", device=user.key_of(devices.detect("cpu")))
+    user.write(mine)
+    arguments = ("--model", "demo", "--device", "cpu", "--attention", "reference", "--json")
+    found = json.loads(lade("profiles", "show", *arguments).out)
+    assert (found["name"], found["from"]) == (mine.name, "tuned")
     assert [(row["model"], row["budget"]) for row in found["settings"]] == [("demo", 16)]
     assert found["settings"][0]["origins"]["budget"] == "measured: AMD EPYC, 2026-11-21"
 
