@@ -13,7 +13,7 @@ import argparse
 import contextlib
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -33,15 +33,22 @@ from ladecli.session.text import apply_chat_template
 FILES = ("mt_bench", "humaneval", "gsm8k")
 DRAFTS = ("context", "recycled")
 
-# Constants that switch an idea off.
-IDEAS: dict[str, tuple[tuple[ModuleType, str, int], ...]] = {
-    "prior": ((ngram_model, "PRIOR_CHILDREN", 0),),
+
+def _no_dice(_sampling: SamplingConfig) -> None:
+    """In the place of `Dice`."""
+
+
+# Values of constants that switch an idea off.
+IDEAS: dict[str, tuple[tuple[ModuleType, str, Any], ...]] = {
+    "prior": ((ngram_model, "PRIOR_SUCCESSORS", 0),),
     "six successors": (
         (ngram_model, "MAX_SUCCESSORS", 4),
         (ngram_model, "MAX_CHILDREN", 5),
         (lookahead, "MAX_SUCCESSORS", 4),
     ),
+    "dice": ((lookahead, "Dice", _no_dice), (lookahead, "SAMPLED_SUCCESSORS", 6)),
 }
+GREEDY = ("prior", "six successors")  # the ideas that greedy decoding has use for
 
 
 class Drafting(NamedTuple):
@@ -58,14 +65,16 @@ class Measured(NamedTuple):
     drafting: dict[str, Drafting]
 
 
-def at(budget: int) -> dict[str, Drafting]:
-    """Every idea alone, all together, and with a window; a narrow budget has a narrow one."""
+def at(budget: int, ideas: Sequence[str]) -> dict[str, Drafting]:
+    """No idea, each alone, all but each, all of them, and all with a window."""
     window = (5, 3, 5) if budget > 16 else (2, 3, 2)
     config = LookaheadConfig(*window, budget, DRAFTS)
     found = {f"{budget}, no idea": Drafting(config, tuple(IDEAS))}
-    for name in IDEAS:
+    for name in ideas:
         others = tuple(each for each in IDEAS if each != name)
         found[f"{budget}, {name} alone"] = Drafting(config, others)
+    if len(ideas) > 2:
+        found |= {f"{budget}, without {name}": Drafting(config, (name,)) for name in ideas}
     found[f"{budget}, all"] = Drafting(config)
     found[f"{budget}, all and window"] = Drafting(LookaheadConfig(*window, budget, SOURCES))
     return found
@@ -75,11 +84,11 @@ PAPER = {
     f"paper {w},5,{w}": Drafting(LookaheadConfig(w, 5, w, sources=("trajectory",))) for w in (7, 15)
 }
 MEASURED = {
-    "greedy": Measured(SamplingConfig(), PAPER | at(16) | at(64)),
+    "greedy": Measured(SamplingConfig(), PAPER | at(16, GREEDY) | at(64, GREEDY)),
     "temperature 0.7, top-p 0.9": Measured(
-        SamplingConfig(temperature=0.7, top_p=0.9, seed=1), at(32)
+        SamplingConfig(temperature=0.7, top_p=0.9, seed=1), at(32, tuple(IDEAS))
     ),
-    "temperature 1.0": Measured(SamplingConfig(temperature=1.0, seed=1), at(32)),
+    "temperature 1.0": Measured(SamplingConfig(temperature=1.0, seed=1), at(32, tuple(IDEAS))),
 }
 
 

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import functools
 import itertools
+from types import ModuleType
 
 import pytest
 import torch
@@ -19,13 +20,14 @@ from transformers import (
 
 from ladecli.decoder import weights
 from ladecli.decoder.config import SOURCES, STRATEGIES, LookaheadConfig, SamplingConfig
+from ladecli.decoder.drafting import ngram_model
 from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.decoder.engine import Limits
 from ladecli.decoder.errors import ConfigError
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.step_cost import StepCost
 from ladecli.decoder.stock_model import StockModel
-from ladecli.decoder.strategies import make_strategy
+from ladecli.decoder.strategies import lookahead, make_strategy
 from ladecli.decoder.transformer import Transformer
 from ladecli.decoder.tree import TokenTree
 
@@ -185,6 +187,28 @@ def test_sampling_depends_on_the_seed_alone(family: str, strategy: str, seed: in
     assert ids_of(events) == plain(family, tuple(prompt), sampling)
     other = dataclasses.replace(sampling, seed=seed + 1)
     assert ids_of(events) != plain(family, tuple(prompt), other)
+
+
+IDEAS: dict[str, tuple[ModuleType, str, object]] = {
+    "prior": (ngram_model, "PRIOR_SUCCESSORS", 0),
+    "many successors": (ngram_model, "MAX_CHILDREN", 1),
+    "dice": (lookahead, "Dice", lambda sampling: None),
+}
+
+
+@pytest.mark.parametrize("without", IDEAS)
+@pytest.mark.parametrize("temperature", [0.7, 1.3])
+def test_no_idea_of_drafting_changes_what_is_drawn(
+    without: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampling = SamplingConfig(temperature=temperature, top_p=0.9, seed=6)
+    config = LookaheadConfig(2, 3, 2, 32)
+    before = run(decoder_of("llama"), LLAMA, "lookahead", config, sampling)
+    monkeypatch.setattr(*IDEAS[without])
+    after = run(decoder_of("llama"), LLAMA, "lookahead", config, sampling)
+    assert ids_of(before) == ids_of(after) == plain("llama", tuple(LLAMA), sampling)
+    widths = [[step.width for step in steps_of(events)] for events in (before, after)]
+    assert widths[0] != widths[1], "nothing was switched off"
 
 
 CHANGES: dict[str, tuple[SamplingConfig, list[LogitsProcessor]]] = {

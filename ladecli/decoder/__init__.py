@@ -18,7 +18,7 @@ A map, in the order in which a step passes through it:
   `triton_kernels` on a GPU.  `stock_model`: every other family, by transformers' forward
 - `attention`   backends, and the mask in the form that each of them reads
 - `kv_cache`    keys and values by slot
-- `sampling`    logits to tokens, one way for all
+- `sampling`    logits to tokens, one way for all; `noise`: what they are drawn with
 - `rescoring`   logits of a text again: rounding, or a fault?
 - `config`, `events`, `errors`   the values that cross the door
 

@@ -160,10 +160,11 @@ class Decoder:
         if self.runner.captures and not group.forwards_alone:
             raise ConfigError("tensor parallelism needs a decoder without CUDA graphs")
         limits = limits or Limits()
-        sampler, end = Sampler(sampling or SamplingConfig(), processors), self.max_context
+        sampling = sampling or SamplingConfig()
+        sampler, end = Sampler(sampling, processors), self.max_context
         if limits.max_new_tokens is not None:
             end = min(end, len(prompt) + limits.max_new_tokens)
-        state = State(list(prompt), len(prompt))
+        state = State(list(prompt), len(prompt), sampling)
         return self._run(state, Task(strategy, sampler, limits, detailed, group, end))
 
     def check_prompt(self, prompt: Sequence[int]) -> None:

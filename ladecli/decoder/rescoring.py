@@ -17,8 +17,9 @@ from . import layout
 from .config import PREFILL_CHUNK, SamplingConfig
 from .engine import Decoder
 from .memory import attempt
+from .noise import gumbel_noise
 from .runner import Runner
-from .sampling import choose, gumbel_noise, penalize_, restricted
+from .sampling import choose, penalize_, restricted
 from .strategy import Draft
 from .trial import TOLERANCE
 

@@ -1,13 +1,11 @@
 """From logits to tokens: one batched function for every strategy and device.
 
-A token is drawn by Gumbel-max: the largest of logits / temperature + noise, where the noise of a
+A token is drawn by Gumbel-max: the largest of logits / temperature + noise, where the `noise` of a
 position depends on the seed and the position only.  So a text depends on model, prompt, settings
 and seed alone: every strategy gives, token for token, what plain sampling gives with that seed.
 Logits of steps of different widths differ by rounding; that matters only where the two best
 candidates are as close.
 
-Source: Gumbel, "Statistical theory of extreme values", 1954; Maddison, Tarlow and Minka,
-"A* sampling", 2014.
 """
 
 from __future__ import annotations
@@ -23,45 +21,12 @@ from torch import Tensor
 from .config import SamplingConfig
 from .errors import NaNLogitsError
 from .layout import StepLayout
+from .noise import gumbel_noise
 from .strategy import Successors
 from .tree import Choose
 
 LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
 """(ids of the text so far [1, length], scores [1, vocabulary]) -> scores, as in transformers."""
-
-_GOLDEN, _MIX1, _MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-"""Constants of SplitMix64."""
-_MASK = (1 << 64) - 1
-
-
-def gumbel_noise(seed: int, position: int, count: int, device: torch.device) -> Tensor:
-    """Gumbel noise of a position, float32 [count]; the same on every device.
-
-    Uniform numbers come from the counter-based generator SplitMix64, whose stream starts where
-    the seed and the position are mixed to.
-
-    Source: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
-    """
-    start = _mixed(_mixed(seed) + position)
-    z = torch.arange(1, count + 1, device=device).mul_(_signed(_GOLDEN)).add_(_signed(start))
-    z.bitwise_xor_((z >> 30) & ((1 << 34) - 1)).mul_(_signed(_MIX1))
-    z.bitwise_xor_((z >> 27) & ((1 << 37) - 1)).mul_(_signed(_MIX2))
-    z.bitwise_xor_((z >> 31) & ((1 << 33) - 1))
-    # Small numbers keep their relative precision in float32, and rare tokens depend on those.
-    uniform = ((z >> 1) & ((1 << 63) - 1)).float().add_(0.5).mul_(2.0**-63)
-    uniform.clamp_(max=1.0 - 2.0**-24)
-    return uniform.neg_().log1p_().neg_().log_().neg_()
-
-
-def _mixed(z: int) -> int:
-    z = (z + _GOLDEN) & _MASK
-    z = ((z ^ (z >> 30)) * _MIX1) & _MASK
-    z = ((z ^ (z >> 27)) * _MIX2) & _MASK
-    return z ^ (z >> 31)
-
-
-def _signed(number: int) -> int:
-    return number - (1 << 64) if number >= 1 << 63 else number
 
 
 def choose(logits: Tensor, config: SamplingConfig, noise: Tensor | None) -> Tensor:

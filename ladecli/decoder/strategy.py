@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from .config import SamplingConfig
 from .events import Detail, Token
 from .tree import TokenTree
 from .window import WindowBlock
@@ -27,6 +28,7 @@ class State:
     Attributes:
         tokens: prompt and committed tokens; the last one is the current token.
         prompt_length: number of prompt tokens.
+        sampling: how the next tokens will be chosen.
         draft_depth: the deepest tree node that could still be committed.
         room: positions after the current token that exist and are encoded as before.
         widest: the most tokens of a step, padding included, that fit in memory; with several
@@ -37,6 +39,7 @@ class State:
 
     tokens: list[int]
     prompt_length: int
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
     draft_depth: int = 0
     room: int = 0
     widest: int = sys.maxsize

@@ -8,17 +8,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ladecli.decoder.config import LookaheadConfig
+from ladecli.decoder.config import LookaheadConfig, SamplingConfig
 from ladecli.decoder.drafting.memory import SAVED_ROWS, SAVED_TEXT, DraftMemory
 from ladecli.decoder.drafting.ngram_model import (
     CONTEXTS,
     KINDS,
+    MAX_CHILDREN,
     MAX_SUCCESSORS,
     ORDER,
-    PRIOR_CHILDREN,
     WINDOW,
     NgramModel,
     RepeatedSpan,
@@ -27,6 +28,7 @@ from ladecli.decoder.drafting.ngram_model import (
 )
 from ladecli.decoder.drafting.sources import BOUNDARY, LENGTHS
 from ladecli.decoder.drafting.suffix_automaton import SuffixAutomaton
+from ladecli.decoder.engine import Limits
 from ladecli.decoder.errors import DraftStateError
 from ladecli.decoder.events import Token
 from ladecli.decoder.step_cost import CostCurve, StepCost
@@ -34,6 +36,9 @@ from ladecli.decoder.strategies.lookahead import Lookahead
 from ladecli.decoder.strategy import Draft, State, StepResult
 from ladecli.decoder.tree import ROOT, TokenTree
 from ladecli.decoder.window import WindowBlock
+
+from ..decoding import run, steps_of
+from ..oracle import Markov, decoder_with
 
 PASSAGE = list(range(100, 160))
 
@@ -114,7 +119,7 @@ def test_probabilities_are_probabilities(seed: int, vocabulary: int) -> None:
         shares = [share for share, _, _ in ranked]
         assert shares == sorted(shares, reverse=True)
         assert all(share > 0.0 for share in shares)
-        assert len({token for _, token, _ in ranked}) == len(ranked) <= PRIOR_CHILDREN
+        assert len({token for _, token, _ in ranked}) == len(ranked) <= MAX_CHILDREN
         assert all(0 <= kind < KINDS for _, _, kind in ranked)
 
 
@@ -158,7 +163,7 @@ def test_trees_keep_their_limits(seed: int, nodes: int, depth: int, price: float
     for node, parent in enumerate(tree.parents):
         assert parent < node
         assert tree.depths[node] == (1 if parent == ROOT else tree.depths[parent] + 1)
-    assert all(tree.parents.count(node) <= PRIOR_CHILDREN for node in range(ROOT, len(tree)))
+    assert all(tree.parents.count(node) <= MAX_CHILDREN for node in range(ROOT, len(tree)))
     assert 0.0 <= model.margin <= 1.0
 
 
@@ -366,7 +371,7 @@ def test_what_is_saved_is_bounded(remembered: DraftMemory) -> None:
         {"rows": [[4, [-1], [0.5]]]},
         {"rows": [[4, [1], [float("nan")]]]},
         {"rows": [[4, [1], [1.5]]]},
-        {"rows": [[4, [1] * 9, [0.1] * 9]]},
+        {"rows": [[4, [1] * 13, [0.1] * 13]]},
         {"rows": [7]},
         {"ngrams": [[1]]},
         {"ngrams": None},
@@ -395,3 +400,19 @@ def test_an_interrupted_update_is_noticed() -> None:
     with pytest.raises(KeyboardInterrupt):
         strategy.begin(State(Interrupting([1, 2]), 2))
     assert memory.broken
+
+
+def test_drafts_know_the_dice() -> None:
+    """Where four tokens are equally probable, the noise says which of them will be drawn."""
+    rng = torch.Generator().manual_seed(2)
+    table = torch.full((40, 40), -30.0)
+    for row in table:
+        row[torch.randperm(40, generator=rng)[:4]] = 0.0
+    config = LookaheadConfig(1, 2, 1, 16, ("context", "recycled"))
+    sampling = SamplingConfig(temperature=1.0, seed=9)
+    steps = steps_of(
+        run(decoder_with(Markov(table)), [1], "lookahead", config, sampling, Limits(400))
+    )
+    # Blind, 15 nodes are 4 of the first level and 11 of the 16 of the second one.
+    blind = 1 + 1 + 11 / 16
+    assert sum(len(step.tokens) for step in steps[-40:]) / 40 > 1.5 * blind

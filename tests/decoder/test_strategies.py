@@ -124,7 +124,7 @@ def test_a_window_that_does_not_pay_is_narrowed_then_dropped() -> None:
 def test_ranks_share_the_places_of_a_step() -> None:
     config = LookaheadConfig(4, 3, 4, 24, ALL)
     strategy, text = make_strategy("lookahead", config), text_of(200)
-    state = State(text, len(text), 99, 99, missing=(0, 3))
+    state = State(text, len(text), draft_depth=99, room=99, missing=(0, 3))
     strategy.begin(state)
     draft = strategy.propose(state)
     assert draft.window is not None

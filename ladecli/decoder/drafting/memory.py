@@ -9,7 +9,7 @@ from ..errors import DraftStateError
 from ..tree import TokenTree
 from ..window import NgramPool
 from .budget import SpeculationBudget
-from .ngram_model import MAX_SUCCESSORS, ORDER, NgramModel, pack
+from .ngram_model import ORDER, SAMPLED_SUCCESSORS, NgramModel, pack
 from .sources import BOUNDARY, ContextSource, RecycledSource, TrajectorySource
 
 SAVED_TEXT = 1 << 14  # tokens of text that are saved, the newest ones
@@ -93,8 +93,8 @@ class DraftMemory:
             last = text[end - ORDER : end]
             if not ORDER <= end <= len(text) or BOUNDARY in last:
                 raise ValueError(f"no text before index {end}")
-            if len(tokens) > MAX_SUCCESSORS or not all(0.0 <= share <= 1.0 for share in shares):
-                raise ValueError(f"no probabilities of {MAX_SUCCESSORS} tokens: {shares}")
+            if len(tokens) > SAMPLED_SUCCESSORS or not all(0.0 <= share <= 1.0 for share in shares):
+                raise ValueError(f"no probabilities of {SAMPLED_SUCCESSORS} tokens: {shares}")
             row = dict(zip(_tokens(tokens, 0, vocabulary), map(float, shares), strict=True))
             self.model.recycle(last, TokenTree(), [row])
         for ngram in data["ngrams"]:

@@ -5,8 +5,8 @@ lookahead window), counted with decay; and the model's own most probable success
 compute anyway ("recycled": Luo et al., "Turning Trash into Treasure: Token Recycling", 2024).
 A backoff model interpolates them: the longest known context takes its share of the probability
 and leaves the rest to shorter ones (Witten and Bell, 1991).  After a token that no evidence is of,
-the prior holds: what the model expected after other tokens when they were new.  The draft is the
-tree of the most probable prefixes.
+the prior holds: what the model expected after other tokens when they were new.  The `noise` that
+tokens will be drawn with weighs all these.  The draft is the tree of the most probable prefixes.
 
 A context is the last one to four tokens packed into an integer of 20 bits a token, with a table
 for each length.  A row holds the successors of one context: weight or probability by token.
@@ -21,6 +21,7 @@ from itertools import islice
 from operator import itemgetter
 from typing import TypeAlias
 
+from ..noise import Dice
 from ..step_cost import CostCurve
 from ..strategy import Successors
 from ..tree import ROOT, TokenTree
@@ -37,8 +38,8 @@ WINDOW = 1 << TOKEN_BITS  # added to counted tokens that the window's n-grams sh
 MASKS = tuple((1 << TOKEN_BITS * order) - 1 for order in range(ORDER + 1))  # by length of context
 CONTEXTS = 1 << 16  # remembered in a table; the oldest go first
 MAX_SUCCESSORS = 6  # of a context; further ones cost time and are hardly ever right
-MAX_CHILDREN = 7  # of a tree node whose context is known
-PRIOR_CHILDREN = 12  # of a tree node whose token is new
+MAX_CHILDREN = 8  # of a tree node
+SAMPLED_SUCCESSORS = 12  # remembered when tokens are drawn, where a rare one may come next
 PRIOR_SUCCESSORS = 64  # that the prior holds
 PRIOR_DECAY = 0.95  # what the prior keeps when it learns another row
 DECAY = 0.7  # what older counts of a context keep when it gets a new one
@@ -151,24 +152,18 @@ class NgramModel:
         Args:
             text: at least its last four tokens, if it has as many.
             tree: candidates after the text.
-            rows: after the text, then after each node; at most `MAX_SUCCESSORS` each.
+            rows: after the text, then after each node; at most `SAMPLED_SUCCESSORS` each.
         """
         contexts = [pack(text)]
         for parent, token in zip(tree.parents, tree.tokens, strict=True):
             contexts.append((contexts[parent + 1] << TOKEN_BITS | token) & MASKS[ORDER])
+        pairs = [pair for pair in zip(contexts, rows, strict=False) if pair[1]]
         known = self.answers[1]
-        self._learn_prior(
-            [
-                row
-                for context, row in zip(contexts, rows, strict=False)
-                if row and context & TOKEN not in known
-            ]
-        )
+        self._learn_prior([row for context, row in pairs if context & TOKEN not in known])
         for order in range(1, min(len(text), ORDER) + 1):
             table, mask = self.answers[order], MASKS[order]
-            for context, row in zip(contexts, rows, strict=False):
-                if row:
-                    table[context & mask] = row
+            for context, row in pairs:
+                table[context & mask] = row
         _forget_oldest(self.answers)
 
     def _learn_prior(self, rows: Sequence[Row]) -> None:
@@ -188,7 +183,7 @@ class NgramModel:
 
         Args:
             pairs: the token before each cell, and its own.
-            rows: after each cell; at most `MAX_SUCCESSORS` each.
+            rows: after each cell; at most `SAMPLED_SUCCESSORS` each.
         """
         for (before, token), row in zip(pairs, rows, strict=False):
             if row:
@@ -197,7 +192,7 @@ class NgramModel:
 
     def successors(self, text: Sequence[int]) -> Ranked:
         """The most probable successors of a text."""
-        return self._look_up(pack(text), 0.0, None, 0.0)
+        return self._look_up(pack(text), 0.0, None, 0.0)[:MAX_CHILDREN]
 
     def build_tree(
         self,
@@ -206,6 +201,7 @@ class NgramModel:
         curve: CostCurve,
         span: RepeatedSpan | None = None,
         exploration: float = EXPLORATION,
+        dice: Dice | None = None,
     ) -> TokenTree:
         """The tree of the most probable prefixes after a text.
 
@@ -218,6 +214,7 @@ class NgramModel:
             curve: what a step costs by number of nodes, up to the most that it may have.
             span: a passage that the text may be repeating.
             exploration: worth of a node relative to its probability to be accepted.
+            dice: with which the next tokens are drawn; None for greedy.
         """
         cost, slope = curve.cost, curve.slope
         room = len(cost) - 1
@@ -253,7 +250,12 @@ class NgramModel:
                 value = values[node]
                 # The root's are all wanted: `calibrate` tries them whether they pay or not.
                 least = floor / value if node else 0.0
-                found = self._look_up(contexts[node], least, repeated, probability)
+                # With some luck any token is drawn.
+                reach = least if dice is None else 0.0
+                found = self._look_up(contexts[node], reach, repeated, probability)
+                if dice is not None:
+                    found = _loaded(found, dice, len(text) + depths[node])
+                found = [child for child in found[:MAX_CHILDREN] if child[0] > least]
                 self._looked_up[node] = found
                 for child in found:
                     turn -= 1
@@ -299,7 +301,7 @@ class NgramModel:
             factor = trust[PRIOR]
             return [
                 (trusted, token, PRIOR)
-                for token, share in islice(self.prior.items(), PRIOR_CHILDREN)
+                for token, share in self.prior.items()
                 if (trusted := share * factor) > floor
             ]
         found: Row = {}
@@ -347,7 +349,7 @@ class NgramModel:
             if (trusted := found[token] * trust[kind]) > floor
         ]
         ranked.sort(reverse=True)
-        return ranked[:MAX_CHILDREN]
+        return ranked
 
     def calibrate(self, tokens: Sequence[int], accepted: Sequence[int]) -> None:
         """Compare what the last tree promised with what the text became, kind by kind.
@@ -368,6 +370,14 @@ class NgramModel:
                     hits[kind] = hits[kind] * CALIBRATION_DECAY + (token == actual)
                     record = (hits[kind] + CALIBRATION_PRIOR) / (promised[kind] + CALIBRATION_PRIOR)
                     self._trust[kind] = min(record, MAX_TRUST)
+
+
+def _loaded(found: Ranked, dice: Dice, position: int) -> Ranked:
+    """Successors with their probabilities to be drawn at a position, best first."""
+    chances = dice.chances([token for _, token, _ in found], [p for p, _, _ in found], position)
+    loaded = [(p, token, kind) for p, (_, token, kind) in zip(chances, found, strict=True)]
+    loaded.sort(reverse=True)
+    return loaded
 
 
 def _count(counts: Row, key: int, weight: float) -> None:

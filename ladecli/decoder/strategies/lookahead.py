@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from ..config import LookaheadConfig
 from ..drafting.budget import AdaptiveWindow, cell_price
 from ..drafting.memory import DraftMemory
-from ..drafting.ngram_model import EXPLORATION, MAX_SUCCESSORS
+from ..drafting.ngram_model import EXPLORATION, MAX_SUCCESSORS, SAMPLED_SUCCESSORS
 from ..drafting.sources import Source
+from ..noise import Dice
 from ..step_cost import CostCurve, fitting
 from ..strategy import Draft, State, StepResult, Strategy
 from ..window import WINDOW_START, LookaheadWindow, WindowBlock
@@ -43,6 +44,7 @@ class Lookahead(Strategy):
         self._sources = [source for name, source in sources.items() if name in config.sources]
         self._successors = MAX_SUCCESSORS if "recycled" in config.sources else 0
         self._adaptive = AdaptiveWindow(config.window)
+        self._dice: Dice | None = None
         self._window: LookaheadWindow | None = None
         self._rng = random.Random(0)
         self._curve = NO_ROOM
@@ -50,6 +52,9 @@ class Lookahead(Strategy):
 
     def begin(self, state: State) -> None:
         """Start the window with tokens of the prompt, and learn the prompt."""
+        if not state.sampling.greedy:
+            self._dice = Dice(state.sampling)
+            self._successors = SAMPLED_SUCCESSORS if self._successors else 0
         self._open_window(state.tokens)
         self._memory.broken = True
         for source in self._sources:
@@ -80,6 +85,7 @@ class Lookahead(Strategy):
             curve if memory.budget.may_draft else NO_ROOM,
             span,
             EXPLORATION if explores else 1.0,
+            self._dice,
         )
         self._curve = curve
         successors = self._successors if limit > 1 else 0

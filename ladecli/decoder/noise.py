@@ -1,0 +1,119 @@
+"""The noise of a position, with which a token is drawn there, and what drafts make of it.
+
+It depends on the seed and the position only, so that it is known before the model is asked: a
+draft knows the dice.
+
+Source: Gumbel, "Statistical theory of extreme values", 1954; Maddison, Tarlow and Minka,
+"A* sampling", 2014; the generator: Steele, Lea and Flood, "Fast splittable pseudorandom number
+generators", OOPSLA 2014.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .config import SamplingConfig
+
+_GOLDEN, _MIX1, _MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+"""Constants of SplitMix64."""
+_MASK = (1 << 64) - 1
+_ROUNDS = [(np.uint64(_MIX1), np.uint64(30)), (np.uint64(_MIX2), np.uint64(27))]
+"""A factor, and a shift before it."""
+_SHARPEST = 16.0
+"""The largest power that estimated probabilities are raised to: they are not precise."""
+_LAST, _SIGN = np.uint64(31), np.uint64(1)
+_LARGEST = 1.0 - 2.0**-24  # uniform number
+
+
+def gumbel_noise(seed: int, position: int, count: int, device: torch.device) -> Tensor:
+    """Gumbel noise of a position, float32 [count]; the same on every device.
+
+    Uniform numbers come from the counter-based generator SplitMix64, whose stream starts where
+    the seed and the position are mixed to.
+    """
+    start = _stream(seed, position)
+    z = torch.arange(1, count + 1, device=device).mul_(_signed(_GOLDEN)).add_(_signed(start))
+    z.bitwise_xor_((z >> 30) & ((1 << 34) - 1)).mul_(_signed(_MIX1))
+    z.bitwise_xor_((z >> 27) & ((1 << 37) - 1)).mul_(_signed(_MIX2))
+    z.bitwise_xor_((z >> 31) & ((1 << 33) - 1))
+    # Small numbers keep their relative precision in float32, and rare tokens depend on those.
+    uniform = ((z >> 1) & ((1 << 63) - 1)).float().add_(0.5).mul_(2.0**-63)
+    uniform.clamp_(max=_LARGEST)
+    return uniform.neg_().log1p_().neg_().log_().neg_()
+
+
+class Dice:
+    """How the noise of coming positions loads the tokens that may be drawn there.
+
+    Of tokens with probabilities p at temperature T, that of the largest p^(1/T) e^noise is drawn.
+    Estimates of p are vague, so each token gets its part of the sum of all these.
+    """
+
+    def __init__(self, sampling: SamplingConfig) -> None:
+        self._sampling = sampling
+        self._power = min(1.0 / max(sampling.temperature, 1e-9), _SHARPEST)
+
+    def chances(self, tokens: Sequence[int], shares: Sequence[float], position: int) -> list[float]:
+        """The probability of each token to be drawn at a position.
+
+        Args:
+            tokens: the most probable ones, best first.
+            shares: their estimated probabilities, descending; other tokens have what is left.
+            position: in the text.
+        """
+        power = self._power
+        worths = [share**power for share in shares]
+        rest = max(1.0 - sum(shares), 0.0) ** power
+        kept = self._kept(worths, rest)
+        if kept < len(worths):
+            worths[kept:], rest = [0.0] * (len(worths) - kept), 0.0
+        loads = _loads(self._sampling.seed, position, tokens)
+        worths = [worth * load for worth, load in zip(worths, loads, strict=True)]
+        unit = 1.0 / (sum(worths) + rest or 1.0)
+        return [worth * unit for worth in worths]
+
+    def _kept(self, worths: Sequence[float], rest: float) -> int:
+        """How many of some tokens top-k, top-p and min-p leave, so far as these tokens tell."""
+        config, count = self._sampling, len(worths)
+        if 0 < config.top_k < count:
+            count = config.top_k
+        if config.min_p > 0.0:
+            count = min(count, sum(worth >= config.min_p * worths[0] for worth in worths))
+        if config.top_p < 1.0:
+            left = config.top_p * (sum(worths) + rest)
+            for index, worth in enumerate(worths[:count]):
+                if left <= 0.0:
+                    return index
+                left -= worth
+        return count
+
+
+def _loads(seed: int, position: int, tokens: Sequence[int]) -> list[float]:
+    """e^noise of some tokens, as `gumbel_noise` has it for all."""
+    start = _stream(seed, position) + _GOLDEN
+    z = np.array([(start + token * _GOLDEN) & _MASK for token in tokens], dtype=np.uint64)
+    for factor, shift in _ROUNDS:
+        z = (z ^ (z >> shift)) * factor
+    uniform = (((z ^ (z >> _LAST)) >> _SIGN) + 0.5) * 2.0**-63
+    loads: list[float] = (-1.0 / np.log1p(-np.minimum(uniform, _LARGEST))).tolist()
+    return loads
+
+
+def _stream(seed: int, position: int) -> int:
+    """Where the numbers of a position start."""
+    return _mixed(_mixed(seed) + position)
+
+
+def _mixed(z: int) -> int:
+    z = (z + _GOLDEN) & _MASK
+    z = ((z ^ (z >> 30)) * _MIX1) & _MASK
+    z = ((z ^ (z >> 27)) * _MIX2) & _MASK
+    return z ^ (z >> 31)
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number >= 1 << 63 else number
