@@ -317,7 +317,7 @@ def test_show_tells_values_and_origins(
     captured = capsys.readouterr()
     assert entry(["config"]) == 0
     assert capsys.readouterr().out == captured.out, "config alone is config show"
-    rows = {line.split()[0]: line.split(maxsplit=1)[1] for line in captured.out.splitlines()}
+    rows = {line.split()[0]: line.split(maxsplit=1)[1] for line in captured.out.splitlines()[3:]}
     assert {row for row in rows if "." not in row} == {
         setting.name for setting, _ in lasting().values()
     }

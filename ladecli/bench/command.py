@@ -16,6 +16,7 @@ from ..view.terminal import Terminal, ctrl_c
 from . import methods, report
 from .result import (
     PLAIN,
+    SCHEMA,
     STOCK_COMPILED,
     Conditions,
     Machine,
@@ -118,6 +119,7 @@ def _measure(
     spent = measured.time_spent(loaded.part)
     rates = attempt(measure_rates, loaded.device, loaded.spec.compute) if spent else None
     return Result(
+        schema=SCHEMA,
         created=created,
         seconds=round(measured.seconds, 3),
         interrupted=measured.interrupted or cancelled(),

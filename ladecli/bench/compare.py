@@ -19,20 +19,19 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from ..errors import UsageError
 from ..metrics import ratio
 from ..options import CompareRequest
 from ..specs.memory import told
-from ..view.screen import NONE, Column, Table, line, print_table
+from ..view.screen import NONE, Column, Table
 from ..view.terminal import Terminal
 from ..visualize import printable
+from . import render
+from .render import Document
 from .result import PLAIN, STOCK, STOCK_COMPILED, STOCK_LOOKUP, Result, Run, read
 from .statistics import EQUAL, FASTER, SLOWER, UNCLEAR, comparable, judge, tokens_per_step
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 SCHEMA = "lade-compare/1"
 UNRELATED, MIXED = "unrelated", "mixed"
@@ -62,15 +61,17 @@ def run(request: CompareRequest) -> int:
     results = {side: read(Path(file)) for side, file in files.items()}
     found = compare(**results)
     if request.json:
-        sides = {s: {"file": files[s], "created": results[s].created} for s in files}
+        named = {s: {"file": files[s], "created": results[s].created} for s in files}
         # ASCII only: names in the files must not reach a terminal as control sequences.
-        print(json.dumps({"schema": SCHEMA, **sides, **found}, allow_nan=False))
+        print(json.dumps({"schema": SCHEMA, **named, **found}, allow_nan=False))
     else:
-        console = Terminal(request.color).console(sys.stdout)
-        for side, result in results.items():
-            measured = f"{result.model.name} on {result.machine.device}, {result.created}"
-            line(console, printable(f"{side.upper()}: {files[side]}, {measured}"))
-        _show(found, console)
+        sides = [
+            f"{side.upper()}: {files[side]}, {each.model.name} on {each.machine.device},"
+            f" {each.created}"
+            for side, each in results.items()
+        ]
+        document = _document(found, printable("\n".join(sides)))
+        render.terminal(document, Terminal(request.color).console(sys.stdout))
     if request.fail_on_slower and found["other_work"]:
         what = ", ".join(found["other_work"])
         raise UsageError(
@@ -227,11 +228,8 @@ def _notes(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"the baseline itself, {name}, changed by {_percent(raw)}"
 
 
-def _show(found: Mapping[str, Any], console: Console) -> None:
-    """Print what is not the same, a row for each method, notes and the verdict."""
-    columns = tuple(Column(title, number=False) for title in ("", "A", "B"))
-    rows = tuple(tuple(map(printable, each.values())) for each in found["not_the_same"])
-    tables = [Table("Not the same", columns, rows)] if rows else []
+def _document(found: Mapping[str, Any], title: str) -> Document:
+    """What is not the same, a row for each method, notes and the verdict."""
     over = f" over {found['yardstick']}'s" if found["yardstick"] else ""
     columns = (
         Column("", number=False),
@@ -245,13 +243,10 @@ def _show(found: Mapping[str, Any], console: Console) -> None:
         Column("memory", weight=6, note="memory: the peak"),
     )
     rows = tuple(_row(each, found["yardstick"]) for each in found["contenders"])
-    tables.append(Table("Time per token", columns, rows).without_empty())
-    for table in tables:
-        console.print()
-        print_table(table, console)
-    console.print()
-    for note in found["notes"]:
-        line(console, printable(f"note: {note}"), "yellow")
+    tables = [Table("Time per token", columns, rows).without_empty()]
+    if different := tuple(tuple(map(printable, each.values())) for each in found["not_the_same"]):
+        heads = tuple(Column(head, number=False) for head in ("", "A", "B"))
+        tables.append(Table("Not the same", heads, different))
     changed = [
         f"{each['contender']} is {each['verdict']}: {_percent(each['change']['ratio'])} time"
         for each in found["contenders"]
@@ -259,8 +254,13 @@ def _show(found: Mapping[str, Any], console: Console) -> None:
     ]
     fix = "; measure more prompts, or with a higher --repeat"
     unclear = fix if found["verdict"] == UNCLEAR else ""
-    for verdict in changed or [f"times per token are {found['verdict']}{unclear}"]:
-        line(console, printable(verdict), "bold")
+    verdicts = changed or [f"times per token are {found['verdict']}{unclear}"]
+    return Document(
+        title=title,
+        headline=tuple(map(printable, verdicts)),
+        caveats=tuple(map(printable, found["notes"])),
+        tables=tuple(tables),
+    )
 
 
 def _row(each: Mapping[str, Any], baseline: str | None) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,7 +34,6 @@ _LABELS = {
     STOCK_LOOKUP: "transformers' prompt lookup",
     STOCK_COMPILED: "transformers' compiled generate",
 }
-_NOT_XML = re.compile("[\ud800-\udfff\ufffe\uffff]")
 _NAME = Column("", number=False)
 
 
@@ -129,12 +127,10 @@ def _caveats(result: Result) -> Iterator[str]:
         yield f"{rows} prompts are few: the intervals are likely too narrow."
     if asked.repeat < 2:
         yield "Each prompt was measured once: the noise of this machine is unknown."
-    change = drift(result.runs)
-    if abs(change) > UNSTEADY:
-        more = "more" if change > 0 else "less"
+    if abs(change := drift(result.runs)) > UNSTEADY:
         yield (
-            f"The machine was not steady: the last repeat took {_share(abs(change))} {more} time"
-            " than the first.  Methods took turns, so it affects all alike."
+            f"The machine was not steady: from the first repeat to the last, times changed by"
+            f" {change:+.0%}.  Methods took turns, so it affects all alike."
         )
     if asked.sampled and any(each.foreign for each in result.contenders):
         yield "transformers draws other random numbers: its answers were not compared."
@@ -213,16 +209,19 @@ def _categories(result: Result) -> Iterator[Table]:
     if what == "context":
         titles["Milliseconds per step"] = lambda each: _milliseconds(each.step_median)
         titles["Peak memory"] = lambda each: _memory(each.peak_memory)
-    by_category = [
-        {each.method: each for each in figures_of(result, name)} for name in result.categories
-    ]
+    found = {
+        (each.method, category): each
+        for category in result.categories
+        for each in figures_of(result, category)
+    }
     names = (Column(_clean(name), weight=n) for n, name in enumerate(result.categories))
     columns = (_NAME, *names)
     for title, cell in titles.items():
-        rows = [
-            (_label(name), *(cell(found[name]) if name in found else NONE for found in by_category))
-            for name in (method.name for method in result.contenders)
-        ]
+        rows = []
+        for method in result.contenders:
+            figures = (found.get((method.name, category)) for category in result.categories)
+            cells = tuple(cell(each) if each else NONE for each in figures)
+            rows.append((_label(method.name), *cells))
         rows = [row for row in rows if {*row[1:]} != {NONE}]
         if rows:
             yield Table(f"{title} by {what}", columns, tuple(rows))
@@ -310,7 +309,7 @@ def _label(name: str | None) -> str:
 def _clean(text: str) -> str:
     """Text of the user's or of a model's, on one line and without control characters."""
     one_line = " ".join(text.split())
-    return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", printable(one_line)).strip()
+    return printable(one_line).encode(errors="replace").decode().strip()
 
 
 def decimal(value: float | None) -> str:

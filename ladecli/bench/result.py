@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import platform
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -22,7 +20,7 @@ from ..errors import UsageError
 if TYPE_CHECKING:
     from ..session.session import Session
 
-SCHEMA = "lade-bench/1"
+SCHEMA: Final = "lade-bench/1"
 PLAIN = "autoregressive"
 """The baseline of speed-ups and equality, where it takes part."""
 STOCK, STOCK_LOOKUP, STOCK_COMPILED = "hf", "hf-prompt-lookup", "hf-compiled"
@@ -230,9 +228,9 @@ class TimeSpent:
     read_bytes: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """All of it; `statistics.py` makes figures from the runs.
+    """All of it, as the JSON has it; `statistics.py` makes figures from the runs.
 
     Attributes:
         seconds: duration, without loading.
@@ -241,6 +239,7 @@ class Result:
         compile_seconds: compiling transformers' steps, which no figure contains.
     """
 
+    schema: Literal["lade-bench/1"]
     created: str
     seconds: float
     interrupted: bool
@@ -269,15 +268,9 @@ class Result:
         ]
 
 
-@cache
-def _adapter() -> TypeAdapter[Result]:
-    return TypeAdapter(Result)
-
-
 def to_json(result: Result) -> str:
     """A result as one line of ASCII, so that no name in it can drive a terminal."""
-    data = {"schema": SCHEMA, **_adapter().dump_python(result, mode="json")}
-    return json.dumps(data, allow_nan=False)
+    return json.dumps(asdict(result), allow_nan=False)
 
 
 def read(path: Path) -> Result:
@@ -288,20 +281,17 @@ def read(path: Path) -> Result:
     """
     fix = "give a file that lade bench --json or --report wrote"
     try:
-        data = json.loads(path.read_text(encoding="utf-8-sig"))  # some editors write a BOM
+        text = path.read_text(encoding="utf-8-sig")  # some editors write a BOM
+        return TypeAdapter(Result).validate_json(text)
     except OSError as error:
         raise UsageError(f"{path} cannot be read ({error.strerror}); {fix}") from None
-    except (ValueError, RecursionError):  # neither UTF-8 nor JSON
-        raise UsageError(f"{path} is no result of lade bench (not JSON); {fix}") from None
-    schema = data.pop("schema", None) if isinstance(data, dict) else None
-    if schema != SCHEMA:
-        what = f"schema {schema!r}" if schema else "no schema"
-        raise UsageError(f"{path} has {what}, and this program reads {SCHEMA}; {fix}")
-    try:
-        return _adapter().validate_python(data)
     except ValidationError as error:
-        where = ".".join(map(str, error.errors()[0]["loc"]))
-        raise UsageError(f"{path} is damaged: {where} is missing or invalid; {fix}") from None
+        fault = error.errors()[0]
+        where = ".".join(map(str, fault["loc"])) or SCHEMA
+        what = f"is no whole result of lade bench ({where}: {fault['msg']})"
+        raise UsageError(f"{path} {what}; {fix}") from None
+    except ValueError:
+        raise UsageError(f"{path} is no result of lade bench (not UTF-8); {fix}") from None
 
 
 def lookahead_shown(config: LookaheadConfig) -> dict[str, int | str]:
@@ -314,12 +304,8 @@ def lookahead_shown(config: LookaheadConfig) -> dict[str, int | str]:
 
 def sampling_shown(sampling: SamplingConfig) -> dict[str, int | float]:
     """Values of sampling that are not the default; the seed where tokens are drawn."""
-    default = dataclasses.asdict(SamplingConfig())
-    found = {
-        name: value
-        for name, value in dataclasses.asdict(sampling).items()
-        if value != default[name] and name != "seed"
-    }
+    usual = replace(SamplingConfig(), seed=sampling.seed)
+    found = {n: value for n, value in asdict(sampling).items() if value != getattr(usual, n)}
     return found if sampling.greedy else {**found, "seed": sampling.seed}
 
 

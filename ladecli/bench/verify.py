@@ -113,13 +113,12 @@ def run(request: VerifyRequest) -> int:
 def _show(result: Comparison | Sampled, title: str, console: Console) -> None:
     """Print single findings and, last, the verdict."""
     findings = [*result.details, *(f"skipped {row.row}: {row.reason}" for row in result.skipped)]
-    lines = [title, *findings[:SHOWN]]
-    if len(findings) > SHOWN:
-        lines.append(f"… and {len(findings) - SHOWN} lines more; --json has all")
-    if result.interrupted:
-        lines.append("stopped early: this is what was compared until then")
-    for line in lines:
+    for line in (title, *findings[:SHOWN]):
         screen.line(console, printable(line))
+    if len(findings) > SHOWN:
+        screen.line(console, f"… and {len(findings) - SHOWN} more; --json has all")
+    if result.interrupted:
+        screen.line(console, "stopped early: this is what was compared until then")
     screen.line(console, result.verdict, "bold")
 
 
@@ -156,9 +155,8 @@ class Divergence:
     allowed: float | None = None
     explained: bool = False
 
-    @property
-    def lines(self) -> tuple[str, str]:
-        """Where it is, and what explains it."""
+    def __str__(self) -> str:
+        """Where it is, and what explains it: two lines."""
         why = "no logit gap is known (an answer ended, or memory ran out)"
         if self.gap is not None:
             why = (
@@ -167,9 +165,9 @@ class Divergence:
             )
         return (
             f"{self.row}, turn {self.turn}, token {self.position} of the answer:"
-            f" {self.other or 'the end'} where plain decoding has {self.plain or 'the end'}",
+            f" {self.other or 'the end'} where plain decoding has {self.plain or 'the end'}\n"
             f"  in a step of {counted(self.width, 'token')}; {why}:"
-            f" {'explained' if self.explained else 'NOT explained'}",
+            f" {'explained' if self.explained else 'NOT explained'}"
         )
 
 
@@ -237,8 +235,8 @@ class Comparison:
 
     @property
     def details(self) -> list[str]:
-        """Two lines about each divergence."""
-        return [line for each in self.divergences for line in each.lines]
+        """What is known of each divergence."""
+        return list(map(str, self.divergences))
 
     def as_object(self, settings: Mapping[str, int | str]) -> dict[str, Any]:
         """Its part of the JSON object; keys are part of the interface."""
@@ -350,12 +348,12 @@ class Verifier:
         )
         step = min(bisect_right(answer.lengths, index), len(answer.widths) - 1)
         width = answer.widths[step] if answer.widths else 0
-        found = Divergence(row, turn, index + 1, ours, theirs, width)
-        if ours is None or theirs is None:
-            return found
-        text, tokens = [*prompt, *answer.ids[:index]], (ours.id, theirs.id)
-        gap = self._rescorer.gap(text, len(prompt), tokens, width, self._settings.sampling)
-        return replace(found, **asdict(gap), explained=gap.explained) if gap else found
+        gap = None
+        if ours and theirs:
+            text, tokens = [*prompt, *answer.ids[:index]], (ours.id, theirs.id)
+            gap = self._rescorer.gap(text, len(prompt), tokens, width, self._settings.sampling)
+        known = {**asdict(gap), "explained": gap.explained} if gap else {}
+        return Divergence(row, turn, index + 1, ours, theirs, width, **known)
 
     def sample(self, dialogues: Sequence[Dialogue], samples: int) -> Sampled:
         """Draw `samples` answers to each first turn and test their distribution."""

@@ -17,6 +17,7 @@ from ..errors import LadeError, UsageError
 from ..files import toml
 from ..options import COMMANDS, InitRequest
 from ..options.declare import PANELS, PREFIX, Options, Setting, config_path, settings_of
+from ..view.screen import Column, Table, print_table
 from ..view.terminal import Terminal
 
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
@@ -236,17 +237,10 @@ Found = Mapping[str, Mapping[str, tuple[Any, str]]]
 
 def show(found: Found, color: str) -> int:
     """Print what holds without flags: name, value and origin; returns the exit code."""
-    from rich.text import Text
-
     terminal = Terminal(color)
-    rows = list(_rows(found))
-    first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
-    console = terminal.console(sys.stdout)
-    for name, value, origin in rows:
-        line = Text.assemble(
-            (f"{name:<{first}}", "cyan"), f"  {value:<{second}}  ", (origin, "dim")
-        )
-        console.print(line, soft_wrap=True)
+    columns = tuple(Column(head, number=False) for head in ("setting", "value", "from"))
+    table = Table("What holds without flags", columns, tuple(_rows(found)))
+    print_table(table, terminal.console(sys.stdout))
     if not config_path().exists():
         terminal.say("there is no config file; lade config init writes one")
     return 0

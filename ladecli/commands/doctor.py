@@ -44,10 +44,10 @@ SCHEMA = 2
 OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
 """Levels: as it should be; worth knowing; worse than it could be; something cannot work."""
 _LOOKS = {
-    OK: ("+", "green"),
+    OK: ("+", ""),
     NOTE: ("-", "dim"),
     WARNING: ("!", "yellow"),
-    PROBLEM: ("x", "bold red"),
+    PROBLEM: ("x", "red"),
 }
 """The mark and the style of each level."""
 _SCARCE = 0.05
@@ -111,8 +111,12 @@ def run(request: DoctorRequest) -> int:
         print(jsons.dumps(found, ensure_ascii=False))
     else:
         console = terminal.console(sys.stdout)
-        for title in dict.fromkeys(title for title, _ in report):
-            _print_section(title, [each for name, each in report if name == title], console)
+        shown = ""
+        for title, finding in report:
+            if title != shown:
+                screen.line(console, title, "bold")
+            _print(finding, console)
+            shown = title
         counts = [(levels.count(level), level) for level in (PROBLEM, WARNING)]
         summary = " and ".join(counted(number, level) for number, level in counts if number)
         worst = next((level for number, level in counts if number), OK)
@@ -140,24 +144,13 @@ def examine(request: DoctorRequest) -> list[tuple[str, Finding]]:
     return report
 
 
-def _print_section(title: str, findings: list[Finding], console: Console) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
-    for finding in findings:
-        mark, style = _LOOKS[finding.level]
-        loud = finding.level in (WARNING, PROBLEM)
-        # The level is a word, too: not every reader sees colours.
-        value = f"{finding.level}: {finding.value}" if loud else finding.value
-        head = Text.assemble("  ", (mark, style), f" {printable(finding.name)}")
-        grid.add_row(head, Text(printable(value), style if loud else ""))
-        if finding.fix:
-            grid.add_row("", Text(printable(f"-> {finding.fix}"), "cyan"))
-    screen.line(console, title, "bold")
-    screen.show(grid, console)
+def _print(finding: Finding, console: Console) -> None:
+    mark, style = _LOOKS[finding.level]
+    # The level is a word, too: not every reader sees colours.
+    level = f"{finding.level}: " if finding.level in (WARNING, PROBLEM) else ""
+    screen.line(console, printable(f"  {mark} {finding.name:<18} {level}{finding.value}"), style)
+    if finding.fix:
+        screen.line(console, printable(f"{'':23}-> {finding.fix}"), "cyan")
 
 
 def torch_works(_request: DoctorRequest) -> Iterator[Finding]:

@@ -398,19 +398,18 @@ def _show(plan: Plan, console: Console) -> None:
     for text in map(plan.verdict, MODES):
         screen.line(console, printable(text))
     console.print()
-    table = screen.bare_table()
-    table.add_column("mode")
-    for title in ("GPUs", "ms/step", "tokens/step", "tokens/s", "speed-up", "efficiency"):
-        table.add_column(title, justify="right")
+    titles = ("GPUs", "ms/step", "tokens/step", "tokens/s", "speed-up", "efficiency")
+    columns = (screen.Column("mode", number=False), *map(screen.Column, titles))
+    rows = []
     for row in chain(*plan.rows.values()):
         figures = plan.figures(row)
-        cells = ["does not fit" if row.needed_bytes else "indivisible"]
+        cells = ["does not fit" if row.needed_bytes else "indivisible", *[screen.NONE] * 4]
         if not row.why_not:
             cells = [f"{row.step_seconds * 1e3:.1f}", f"{row.tokens_per_step:.2f}"]
             cells += [f"{row.tokens_per_second:.1f}", f"{figures['speedup']:.2f}"]
             cells += [f"{figures['efficiency']:.0%}"]
-        table.add_row(row.mode, str(row.gpus), *cells)
-    screen.show(table, console)
+        rows.append((row.mode, str(row.gpus), *cells))
+    screen.print_table(screen.Table("Ways to decode", columns, tuple(rows)), console)
     console.print()
     screen.line(console, "Assumptions", "bold")
     for text in plan.assumptions:

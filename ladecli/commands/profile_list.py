@@ -62,16 +62,22 @@ def run_list(request: ListRequest) -> int:
         described = {"kind": device.kind, "label": device.label, "memory_bytes": device.memory}
         return _print(device=described, profile=name, profiles=rows, notices=notices)
     console = _console(terminal, notices)
-    table = []
+    cells = []
     for row in rows:
         speeds = [screen.NONE, screen.NONE]
         if found := row["hardware"]:
-            fastest = profiles.tera(max(found["rates"].values()))
-            speeds = [f"{found['bandwidth'] / 1e9:.0f}", fastest]
+            speeds = [
+                f"{found['bandwidth'] / 1e9:.0f}",
+                profiles.tera(max(found["rates"].values())),
+            ]
         place = f"{row['from']}{', before the shipped one' if row['shadows_shipped'] else ''}"
         mark = "* " if row["this_machine"] else "  "
-        table.append((mark + row["name"], row["description"], *speeds, place))
-    _show_table(console, "Hardware profiles", "profile for GB/s> TFLOP/s> from", table)
+        texts = (mark + row["name"], row["description"], *speeds, place)
+        cells.append(tuple(map(printable, texts)))
+    heads = ("profile", "for", "GB/s", "TFLOP/s", "from")
+    columns = tuple(Column(head, number=head in ("GB/s", "TFLOP/s")) for head in heads)
+    screen.print_table(Table("Hardware profiles", columns, tuple(cells)), console)
+    console.print()
     used = f"{name} is for this machine: {user.key_of(device)}" if name else None
     screen.line(console, f"* {printable(used or profiles.unknown(device))}")
     if any(row["from"] == "tuned" and row["this_machine"] for row in rows):
@@ -94,13 +100,17 @@ def run_show(request: ProfileRequest) -> int:
         return _print(**found, settings=settings, notices=list(notices))
     console = _console(terminal, notices)
     screen.line(console, printable(f"{profile.name}: {profile.description}"), "bold")
-    for name, fact in _facts(profile):
-        screen.line(console, printable(f"{name:<12} {fact}"))
-    console.print()
-    _show_table(console, printable(f"for {model}"), "setting value origin", _by_value(choice))
-    costs = f"cost of a step of N tokens after {CONTEXT} tokens of text, in plain steps"
-    screen.line(console, f"step_cost: {costs}")
+    _print_pairs(_facts(profile), console)
+    screen.line(console, printable(f"\nfor {model}"), "bold")
+    for origin, values in _by_origin(choice).items():
+        screen.line(console, printable(origin))
+        _print_pairs(values, console)
     return 0
+
+
+def _print_pairs(pairs: Iterable[tuple[str, str]], console: Console) -> None:
+    for name, text in pairs:
+        screen.line(console, printable(f"  {name:<12} {text}"))
 
 
 def _find(
@@ -113,9 +123,10 @@ def _find(
 
             planned = models.plan(request.model, request)
             choice = decode_setup.choice_for(request, planned.device, planned.part)
-            if choice.profile != profiles.MEASURED:
-                return profiles.read(choice.profile), choice, request.model, choice.notices
-            profile = _measured(planned.device, planned.spec.compute)
+            if choice.profile == profiles.MEASURED:
+                profile = _measured(planned.device, planned.spec.compute)
+            else:
+                profile = profiles.read(choice.profile)
             return profile, choice, request.model, choice.notices
         notices: list[str] = []
         if request.profile is not None:
@@ -125,11 +136,9 @@ def _find(
 
             device = detect(request.device)
             own, notices = user.read_all()
-            if usual := profiles.usual(device, own):
-                profile = usual
-            else:
-                notices.append(profiles.unknown(device))
-                profile = _measured(device, "bfloat16")
+            usual = profiles.usual(device, own)
+            profile = usual or _measured(device, "bfloat16")
+            notices += [] if usual else [profiles.unknown(device)]
         half = profile.hardware.half if profile.hardware else "bfloat16"
         name, spec = known_model(USUAL_SIZE, half, request.quantize)
         return profile, profiles.choose(profile, spec), f"{name} in {spec.weights}", notices
@@ -187,36 +196,25 @@ def _facts(profile: Profile) -> Iterator[tuple[str, str]]:
             yield kind, f"{size}: {_wng(each.lookahead)}, {each.origin}"
 
 
-def _by_value(choice: Choice) -> Iterator[tuple[str, ...]]:
-    """The settings for one model, a value in each row."""
+def _by_origin(choice: Choice) -> dict[str, list[tuple[str, str]]]:
+    """The settings for one model, name and value, by the origin that they share."""
     lookahead = choice.lookahead
     costs = [f"{width}: {lookahead.step_cost.at(width, CONTEXT):.2f}" for width in WIDTHS]
+    cost = f"{', '.join(costs)} plain steps for so many tokens, after {CONTEXT} of text"
     if lookahead.step_cost.widths == (1,):
-        costs = [screen.NONE]
-    values = asdict(lookahead) | {"budget": lookahead.step_limit, "step_cost": costs}
+        cost = screen.NONE
+    values = asdict(lookahead) | {"budget": lookahead.step_limit, "step_cost": cost}
+    found: dict[str, list[tuple[str, str]]] = {}
     for name in VALUES:
         value = values[name]
-        text = str(value) if isinstance(value, int) else ", ".join(map(str, value)) or "any"
-        yield name, text, choice.origins[name]
-    yield "the paper's", _wng(choice.paper), choice.paper_origin
+        text = ", ".join(map(str, value)) or "any" if isinstance(value, tuple) else str(value)
+        found.setdefault(choice.origins[name], []).append((name, text))
+    found.setdefault(choice.paper_origin, []).append(("the paper's", _wng(choice.paper)))
+    return found
 
 
 def _wng(lookahead: LookaheadConfig) -> str:
     return f"W={lookahead.window} N={lookahead.ngram} G={lookahead.guesses}"
-
-
-def _show_table(console: Console, title: str, heads: str, rows: Iterable[Sequence[str]]) -> None:
-    """A table with these columns (> for numbers); a long origin, the last cell, is a footnote."""
-    notes: dict[str, str] = {}
-    cells = []
-    for *first, origin in rows:
-        if ":" in origin:
-            origin = notes.setdefault(origin, chr(ord("a") + len(notes) % 26))
-        cells.append(tuple(map(printable, (*first, origin))))
-    columns = tuple(Column(head.rstrip(">"), head.endswith(">")) for head in heads.split())
-    footnotes = tuple(printable(f"{letter}  {origin}") for origin, letter in notes.items())
-    screen.print_table(Table(title, columns, tuple(cells), footnotes), console)
-    console.print()
 
 
 def _console(terminal: Terminal, notices: Sequence[str]) -> Console:

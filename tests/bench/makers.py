@@ -6,7 +6,7 @@ import hashlib
 import random
 from collections.abc import Mapping
 
-from ladecli.bench.result import Conditions, Machine, Method, Model, Result, Run, TimeSpent
+from ladecli.bench.result import SCHEMA, Conditions, Machine, Method, Model, Result, Run, TimeSpent
 
 MACHINE = Machine(
     "Test CPU", "cpu", 8 << 30, 1, "Linux x86_64", None, {"lade": "0.1.0", "torch": "2.13.0"}
@@ -71,7 +71,7 @@ def result(
                     )
                 )  # fmt: skip
     fields: dict[str, object] = {
-        "created": "2026-01-02T03:04:05+00:00", "seconds": 60.0,
+        "schema": SCHEMA, "created": "2026-01-02T03:04:05+00:00", "seconds": 60.0,
         "interrupted": False, "reference": "autoregressive" if "autoregressive" in speeds else None,
         "machine": MACHINE, "model": MODEL,
         "conditions": Conditions(

@@ -229,9 +229,10 @@ def test_names_from_files_do_not_control_the_terminal(command: Callable[..., Any
 @pytest.mark.parametrize(
     ("content", "named"),
     [
-        ("", "no result"),
-        ("[]", "no schema"),
-        ('{"schema": "lade-bench/9"}', "lade-bench/9"),
+        ("", "lade-bench/1"),
+        ("[]", "lade-bench/1"),
+        ("{}", "schema"),
+        ('{"schema": "lade-bench/9"}', "schema"),
         ('{"schema": "lade-bench/1"}', "created"),
         (json.dumps(changed(made(), "hf", first_seconds=float("nan"))), "first_seconds"),
         (json.dumps(made({"jacobi": 1.0})), "jacobi"),
