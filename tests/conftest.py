@@ -106,6 +106,13 @@ class Result:
     def __init__(self, code: int, out: str, err: str) -> None:
         self.code, self.out, self.err = code, out, err
 
+    def refused(self, code: int = 2) -> str:
+        """The one line that a command says in place of an answer, after the program's name."""
+        assert (self.code, self.out) == (code, ""), self.err
+        assert self.err.startswith("lade: ")
+        assert self.err.count("\n") == 1
+        return self.err[len("lade: ") :]
+
 
 @pytest.fixture
 def lade(capsys: pytest.CaptureFixture[str]) -> Any:

@@ -225,16 +225,6 @@ def test_wrong_values_of_the_file_and_of_flags(
     assert refused("generate", "-p", "a", "-W", "0") == "lade: window must be at least 1, not 0\n"
 
 
-@pytest.mark.parametrize("command", [["models"], ["replay", "x"], ["profiles"], ["config", "show"]])
-def test_colours_that_there_are_not(
-    command: list[str], refused: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wrong = "lade: unknown color 'x'; use one of auto, always, never"
-    assert refused(*command, "--color", "x") == f"{wrong}\n"
-    monkeypatch.setenv("LADE_COLOR", "x")
-    assert refused(*command) == f"{wrong} (LADE_COLOR)\n"
-
-
 @pytest.mark.parametrize(
     ("name", "hint"),
     [

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +13,6 @@ from typing import Any
 
 import huggingface_hub
 import pytest
-import torch
 from huggingface_hub import constants
 
 from ladecli.options.declare import config_path
@@ -217,60 +214,6 @@ def test_options_count_for_a_model(monkeypatch: pytest.MonkeyPatch, checked: Any
     assert origin.startswith("profile t4, derived: ")
     assert origin.endswith("; budget from LADE_BUDGET; sources from flag --sources")
     assert "300 tokens of context fit" in found["memory"][0]["value"]
-
-
-class Code:
-    """What would run a command if it were unpickled."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.system, ("exit 1",)
-
-
-def config_of(**changes: Any) -> Callable[[Path], object]:
-    """What gives a model's config.json other settings."""
-
-    def change(folder: Path) -> None:
-        config = json.loads((folder / "config.json").read_text()) | changes
-        (folder / "config.json").write_text(json.dumps(config))
-
-    return change
-
-
-def pickled(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    torch.save({"a": Code()}, folder / "pytorch_model.bin")
-
-
-def cut_off(name: str) -> Callable[[Path], object]:
-    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-99])
-
-
-@pytest.mark.parametrize(
-    ("change", "name", "words"),
-    [
-        (config_of(model_type="mamba"), "model", "'mamba' are not supported"),
-        (config_of(num_hidden_layers=99), "files", "incomplete|weights have . layers, and config"),
-        (cut_off("tokenizer.json"), "files", "tokenizer.json is damaged"),
-        (pickled, "files", "get safetensors instead"),
-    ],
-)
-def test_models_that_do_not_work(
-    tmp_path: Path, change: Any, name: str, words: str, checked: Any, lade: Any
-) -> None:
-    folder = Path(shutil.copytree(DEMO, tmp_path / "copy"))
-    change(folder)
-    (problem,) = problems(checked(str(folder)))
-    assert (problem["section"], problem["name"]) == ("model", name)
-    done = lade("generate", str(folder), "-p", "x")
-    assert (done.code, done.out, done.err.count("\n")) == (1, "", 1)
-    for line in (problem["value"], done.err):
-        assert re.search(words, line)
-
-
-def test_a_wrong_path_is_refused_at_once(lade: Any, tmp_path: Path) -> None:
-    done = lade("doctor", str(tmp_path / "nothing"))
-    assert (done.code, done.out, done.err.count("\n")) == (1, "", 1)
-    assert str(tmp_path / "nothing") in done.err
 
 
 def test_a_check_that_fails_does_not_end_the_report(

@@ -228,14 +228,6 @@ def test_an_empty_cache_names_a_model_to_try(lade: Any) -> None:
     assert "lade chat " in done.err
 
 
-def test_a_slip_is_answered_with_names_from_the_cache(cache: Path, lade: Any) -> None:
-    add_model(cache, "owner/tiny-llama", SMALL, ONE)
-    (cache / "models--owner--tiny-lama-gated" / "refs").mkdir(parents=True)
-    done = lade("generate", "./tiny-llama", "-p", "x")
-    assert (done.code, done.out, done.err.count("\n")) == (1, "", 1)
-    assert done.err.endswith("did you mean: owner/tiny-llama\n")
-
-
 @pytest.mark.parametrize(
     "address",
     [
@@ -246,9 +238,7 @@ def test_a_slip_is_answered_with_names_from_the_cache(cache: Path, lade: Any) ->
 )
 def test_the_address_of_a_model_on_the_hub(address: str, cache: Path, lade: Any) -> None:
     add_model(cache, "owner/name", family("mamba"), ONE)
-    done = lade("generate", address, "-p", "x")
-    assert (done.code, done.out, done.err.count("\n")) == (1, "", 1)
-    assert "'mamba' are not supported" in done.err
+    assert "'mamba' are not supported" in lade("generate", address, "-p", "x").refused(1)
 
 
 def test_neither_the_list_nor_a_wrong_path_waits_for_torch(tmp_path: Path) -> None:

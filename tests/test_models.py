@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from ladecli import models
 from ladecli.decoder.config import SamplingConfig
-from ladecli.errors import LoadError, UsageError
+from ladecli.errors import UsageError
 from ladecli.options import Request
 from ladecli.specs import memory
 from ladecli.specs.device import Device, detect
@@ -131,19 +131,6 @@ def test_fp8_stays_where_it_can(
     answers = {"cuda:1": capability}
     monkeypatch.setattr(torch.cuda, "get_device_capability", answers.__getitem__)
     assert models.plan(fp8).spec.weights == weights
-
-
-@pytest.mark.parametrize("name", ["foo bar", "ä/b"])
-def test_what_is_no_name_of_a_model(name: str) -> None:
-    with pytest.raises(LoadError, match=r"is no name of a model; use OWNER/NAME or a folder$"):
-        models.plan(name, Request(device="cpu"))
-
-
-def test_a_damaged_generation_config_is_refused(tmp_path: Path) -> None:
-    name = demo_with(tmp_path / "copy")
-    (tmp_path / "copy" / "generation_config.json").write_text("{")
-    with pytest.raises(LoadError, match=r"generation_config.json is damaged .* or delete it$"):
-        models.plan(name, Request(device="cpu"))
 
 
 SAMPLES = {"do_sample": True}

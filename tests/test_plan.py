@@ -31,34 +31,6 @@ def rows(lade: Any, mode: str, *arguments: str) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        ((*A100, "--gpus", "0"), "gpus must be from 1 to 1024, not 0"),
-        ((*A100, "--budget", "1"), "use 2 or more"),
-        ((*A100, "--dtype", "int3"), "'int3'"),
-        ((*A100, "--gpus", "6", "--nodes", "4"), "--gpus-per-node"),
-        (("--gpu", "banana"), "unknown GPU 'banana'; --gpu takes a100, a100-80gb,"),
-        (("--gpu", "A100 MIG 1g.5gb"), "unknown GPU"),  # a slice of one is not one
-        ((), "no GPU is here to plan for; name one by --gpu"),
-        ((*A100, "--model-size", "9b"), "unknown model size '9b'; known: 0.5b, 1b,"),
-        (("demo", *ON_7B), "leave --model-size out"),
-        ((*A100, "--link", "token"), "unknown link 'token'; use nvlink, pcie, infiniband,"),
-        ((*A100, "--link", "nan"), "unknown link 'nan'"),
-        ((*A100, "--model-size", "70b", "--gpus", "2"), "llama-2-70b needs"),
-        ((*ON_7B, "--gpus", "1", "--context", "100000"), "100,000 tokens of context"),
-        ((*A100, "--link", "ethernet", "--gpus", "4"), "add --nodes or --gpus-per-node"),
-    ],
-)
-def test_bad_options_are_refused_in_one_line(
-    lade: Any, arguments: tuple[str, ...], named: str
-) -> None:
-    result = lade("plan", *arguments)
-    assert (result.code, result.out) == (2, "")
-    assert named in result.err
-    assert result.err.count("\n") == 1
-
-
 def test_the_keys_of_the_object(lade: Any) -> None:
     found = planned(lade, *A100, "--gpus", "16", "--model-size", "70b", "--link", "infiniband")
     assert set(found) == {

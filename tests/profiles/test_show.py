@@ -116,20 +116,3 @@ def test_a_profile_for_programs(lade: Any) -> None:
     assert (found["name"], found["from"]) == (mine.name, "tuned")
     assert [(row["model"], row["budget"]) for row in found["settings"]] == [("demo", 16)]
     assert found["settings"][0]["origins"]["budget"] == "measured: AMD EPYC, 2026-11-21"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("show moon --model no/such/model", "unknown profile 'moon'; known profiles: a100, "),
-        ("show --quantize 3bit", "unknown quantize '3bit'"),
-        ("show --device cuda", "no CUDA device: "),
-        ("show --model no/such/model/anywhere", "there is no model folder no/such/model/anywhere"),
-        ("--json show", "--json stands before show"),
-    ],
-)
-def test_slips_are_one_line(arguments: str, message: str, lade: Any) -> None:
-    result = lade("profiles", *arguments.split())
-    assert (result.code in (1, 2), result.out) == (True, "")
-    assert result.err.startswith(f"lade: {message}")
-    assert result.err.count("\n") == 1
