@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from huggingface_hub import constants, errors
+from huggingface_hub import constants
 
 from ladecli import suites
 from ladecli.commands import generate as prompts
@@ -131,108 +128,63 @@ def test_a_file_may_be_called_like_a_suite(tmp_path: Path, monkeypatch: pytest.M
     assert len(suites.load("builtin")) == 18
 
 
-MT_BENCH = ("lmsys/mt-bench", "data/mt_bench/question.jsonl")
-GSM8K = ("DaertML/gsm8k-jsonl", "test.jsonl")
-BENCHMARKS = "RedHatAI/speculator_benchmarks"
-HUMANEVAL = (BENCHMARKS, "HumanEval.jsonl")
-PARTS = ("translation", "summarization", "qa", "math_reasoning", "rag")
-
-
-class Hub:
-    """The hub and its cache, in place of `hf_hub_download`: `files` has the rows, `asked` the
-    files that were downloaded, and a download raises `failure`."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.asked: list[str] = []
-        self.failure: Exception | None = None
-        self.files: dict[tuple[str, str], list[dict[str, Any]]] = {
-            MT_BENCH: [
-                {"question_id": 81 + n, "category": f"c{n}", "turns": [f"q{n}", "again"]}
-                for n in range(2)
-            ],
-            HUMANEVAL: [{"task_id": f"HumanEval/{n}", "prompt": f"def f{n}"} for n in range(2)],
-            GSM8K: [{"question": f"How many are {n}?", "answer": f"{n}"} for n in range(2)],
-        }
-        for name in PARTS:
-            rows = [{"id": ["odd"], "prompt": f"{name} {n}"} for n in range(2)]
-            self.files[BENCHMARKS, f"{name}.jsonl"] = rows
-
-    def download(
-        self, *, repo_id: str, filename: str, repo_type: str, local_files_only: bool = False
-    ) -> str:
-        path = self.folder / repo_type / repo_id / filename
-        if path.exists():
-            return str(path)
-        if local_files_only:
-            raise errors.LocalEntryNotFoundError("not in the cache, and a long explanation")
-        self.asked.append(filename)
-        if self.failure is not None:
-            raise self.failure
-        path.parent.mkdir(parents=True, exist_ok=True)
-        rows = self.files[repo_id, filename]
-        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
-        return str(path)
+BENCHMARKS = "datasets--RedHatAI--speculator_benchmarks"
+TASKS = ("translation", "summarization", "qa", "math_reasoning", "rag")
+CACHED: dict[str, dict[str, Any]] = {
+    "spaces--lmsys--mt-bench/data/mt_bench/question.jsonl": {
+        "question_id": 82, "category": "writing", "turns": ["Write.", "Again."],
+    },
+    f"{BENCHMARKS}/HumanEval.jsonl": {"task_id": "HumanEval/1", "prompt": "def f"},
+    "datasets--DaertML--gsm8k-jsonl/test.jsonl": {"question": "How many?", "answer": "1"},
+    **{f"{BENCHMARKS}/{task}.jsonl": {"id": ["odd"], "prompt": task} for task in TASKS},
+}  # fmt: skip
+"""A row of each file that is fetched from the hub, by repository and name."""
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
-    hub = Hub(tmp_path)
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", hub.download)
-    monkeypatch.setattr("ladecli.specs.hub.hub_answers", lambda: True)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    return hub
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache of the hub's library, after all suites were fetched; there is no network."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    for name, row in CACHED.items():
+        repository, file = name.split("/", 1)
+        path = tmp_path / repository / "snapshots" / "0" / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(row), encoding="utf-8")
+        (tmp_path / repository / "refs").mkdir(exist_ok=True)
+        (tmp_path / repository / "refs" / "main").write_text("0")
+    return tmp_path
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize(
+    ("name", "last"),
+    [
+        ("mt-bench", Row("mt-bench/82", "writing", ("Write.", "Again."))),
+        ("humaneval", Row("HumanEval/1", "humaneval", ("def f",))),
+        ("gsm8k", Row("gsm8k/0", "gsm8k", ("How many?",))),
+        ("spec-bench", Row("rag/0", "rag", ("rag",))),
+    ],
+)
+def test_what_was_fetched_once_needs_no_network(name: str, last: Row) -> None:
+    rows = suites.load(name, offline=True)
+    assert rows[-1] == last
+    assert len({row.id for row in rows}) == len(rows) == (6 if name == "spec-bench" else 1)
 
 
 @pytest.mark.parametrize(
-    ("name", "count", "last"),
+    ("row", "reason"),
     [
-        ("mt-bench", 2, ("mt-bench/82", "c1", "q1")),
-        ("humaneval", 2, ("HumanEval/1", "humaneval", "def f1")),
-        ("gsm8k", 2, ("gsm8k/1", "gsm8k", "How many are 1?")),
-        ("spec-bench", 12, ("rag/1", "rag", "rag 1")),
+        (None, "is not on this machine, and the hub cannot be reached"),
+        ('{"text": "def"}', "was changed on the hub"),
+        ("{", "was changed on the hub"),
     ],
 )
-def test_rows_of_the_field(hub: Hub, name: str, count: int, last: Any) -> None:
-    rows = suites.load(name)
-    assert len(rows) == len({row.id for row in rows}) == count
-    assert (rows[-1].id, rows[-1].category, rows[-1].turns[0]) == last
-    # What was fetched once needs no network.
-    asked = len(hub.asked)
-    assert suites.load(name, offline=True) == rows
-    assert len(hub.asked) == asked
-
-
-@pytest.mark.parametrize("cause", ["unreachable", "variable", "flag"])
-def test_no_network(hub: Hub, monkeypatch: pytest.MonkeyPatch, cause: str) -> None:
-    monkeypatch.setattr("ladecli.specs.hub.hub_answers", lambda: cause != "unreachable")
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", cause == "variable")
-    why = "--offline forbids to fetch it" if cause == "flag" else "the hub cannot be reached"
-    message = refused("gsm8k", offline=cause == "flag")
-    assert message == f"the suite gsm8k is not on this machine, and {why}; {FIX}"
-    assert hub.asked == []
-
-
-ANSWER: Any = SimpleNamespace(headers={}, request=None)
-"""All that an error of the hub wants to know of its answer, whose library differs by version."""
-
-
-def fail(error: Exception) -> Callable[[Hub], None]:
-    return lambda hub: setattr(hub, "failure", error)
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (fail(errors.RepositoryNotFoundError("404 gone\nlong", response=ANSWER)), "404 gone"),
-        (fail(errors.LocalEntryNotFoundError("cannot\nlong")), "cannot be reached"),
-        (fail(OSError(errno.ENOSPC, "No space left on device")), "No space left on device"),
-        (lambda hub: hub.files[GSM8K].append({"text": "def"}), "changed on the hub"),
-    ],
-)
-def test_a_suite_that_cannot_be_had(hub: Hub, change: Callable[[Hub], Any], reason: str) -> None:
-    change(hub)
-    message = refused("gsm8k")
-    assert reason in message
-    assert "gsm8k" in message
-    assert message.endswith(FIX)
+def test_a_suite_that_cannot_be_had(cache: Path, row: str | None, reason: str) -> None:
+    path = cache / "datasets--DaertML--gsm8k-jsonl" / "snapshots" / "0" / "test.jsonl"
+    path.unlink()
+    if row is not None:
+        path.write_text(row)
+    assert refused("gsm8k") == f"the suite gsm8k {reason}; {FIX}"
+    if row is None:
+        assert "--offline forbids to fetch it" in refused("gsm8k", offline=True)
