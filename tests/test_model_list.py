@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -239,13 +237,3 @@ def test_an_empty_cache_names_a_model_to_try(lade: Any) -> None:
 def test_the_address_of_a_model_on_the_hub(address: str, cache: Path, lade: Any) -> None:
     add_model(cache, "owner/name", family("mamba"), ONE)
     assert "'mamba' are not supported" in lade("generate", address, "-p", "x").refused(1)
-
-
-def test_neither_the_list_nor_a_wrong_path_waits_for_torch(tmp_path: Path) -> None:
-    code = (
-        "import sys; from ladecli.commands.cli import entry;"
-        f" codes = entry(['models']), entry(['doctor', {str(tmp_path)!r}]),"
-        f" entry(['generate', {str(tmp_path)!r}, '-p', 'x']);"
-        " assert codes == (0, 1, 1), codes; assert not {'torch', 'transformers'} & {*sys.modules}"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -28,14 +28,25 @@ def test_the_rate_is_that_of_all_rows_with_the_median_repeat_of_each() -> None:
     assert rate(runs("x", {"a": [2.0, 50.0, 1.9], "b": [3.0, 3.0, 3.0]})) == pytest.approx(8.0)
 
 
-def test_a_speedup_is_the_ratio_of_the_rates_of_all_rows() -> None:
-    """Ten seconds that became five outweigh a second that became two."""
-    ours = runs("x", {"a": [5.0], "b": [2.0], "c": [2.0]})
-    found = speedup(ours, runs("y", {"a": [10.0], "b": [1.0], "c": [1.0]}))
-    assert found is not None
-    assert found.value == pytest.approx(12.0 / 9.0)
-    assert found.low < 1.0 < found.high
-    assert not found.clear
+@pytest.mark.parametrize(
+    ("ours", "theirs", "expected"),
+    [
+        # Ten seconds that became five outweigh a second that became two.
+        ([[5.0], [2.0], [2.0]], [[10.0], [1.0], [1.0]], 12.0 / 9.0),
+        # Rows of one side alone do not count.
+        ([[1.0], [1.0], [1.0], [9.0]], [[2.0], [2.0], [2.0]], 2.0),
+        ([[1.0], [1.0]], [[2.0], [2.0], [2.0]], None),
+        # Nor does noise that affects both sides alike.
+        ([[0.5, 1.0], [1.5, 0.5], [0.5, 2.0]], [[1.0, 2.0], [3.0, 1.0], [1.0, 4.0]], 2.0),
+    ],
+)
+def test_a_speedup_is_the_ratio_of_the_rates_of_all_rows(
+    ours: list[list[float]], theirs: list[list[float]], expected: float | None
+) -> None:
+    made = (runs(name, dict(zip("abcd", each))) for name, each in (("x", ours), ("y", theirs)))  # noqa: B905
+    found = speedup(*made)
+    assert (found and found.value) == (expected and pytest.approx(expected))
+    assert found is None or found.clear == (expected == 2.0)
 
 
 def test_the_interval_covers_the_truth() -> None:
@@ -48,23 +59,6 @@ def test_the_interval_covers_the_truth() -> None:
         assert found.high - found.low < 0.15
         held += found.low <= 1.5 <= found.high
     assert held >= 50
-
-
-def test_rows_of_one_side_alone_do_not_count() -> None:
-    ours = runs("x", {"a": [1.0], "b": [1.0], "c": [9.0], "d": [1.0]})
-    theirs = runs("y", {"a": [2.0], "b": [2.0], "d": [2.0]})
-    found = speedup(ours, theirs)
-    assert found is not None
-    assert found.value == pytest.approx(2.0)
-    assert speedup(runs("x", {"a": [1.0], "b": [1.0]}), theirs) is None
-
-
-def test_noise_that_affects_both_sides_alike_does_not_count() -> None:
-    noise = {"a": [1.0, 2.0, 5.0], "b": [3.0, 1.0, 1.0], "c": [1.0, 4.0, 2.0]}
-    ours = {row: [each / 2.0 for each in repeats] for row, repeats in noise.items()}
-    found = speedup(runs("x", ours), runs("y", noise))
-    assert found is not None
-    assert (found.value, found.low, found.high) == pytest.approx((2.0, 2.0, 2.0))
 
 
 def differing(changes: dict[tuple[int, int], str]) -> Result:

@@ -52,13 +52,6 @@ def test_devices_find_their_profile(device: Device, expected: str) -> None:
     assert bool(choice.notices) == (expected == "gpu"), "known devices need no notice"
 
 
-def test_an_unknown_gpu_is_measured() -> None:
-    choice = profiles.select(None, ACME, shape(), measure=lambda: MEASURED)
-    assert choice.profile == "measured here"
-    assert choice.origin == f"derived: from 500 GB/s and 50 TFLOP/s ({MEASURED.source})"
-    assert "no profile knows ACME Accelerator 9000" in choice.notices[0]
-
-
 def test_the_papers_settings_by_model_size() -> None:
     sizes = {6.7e9: (15, 5, 15), 10e9: (15, 5, 15), 13e9: (10, 5, 10), 34e9: (7, 5, 7)}
     for size, expected in sizes.items():
@@ -83,12 +76,6 @@ def test_settings_depend_on_the_type_of_the_weights() -> None:
         for kind in ("float16", "bfloat16")
     )
     assert half < brain
-
-
-@pytest.mark.parametrize("name", ["x", "../cpu"])
-def test_unknown_names_list_the_known_ones(name: str) -> None:
-    with pytest.raises(UsageError, match=r"^unknown profile .*; known profiles: a100, a100-80gb,"):
-        profiles.select(name, CPU, DEMO)
 
 
 @pytest.mark.parametrize(
