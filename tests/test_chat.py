@@ -305,6 +305,8 @@ def test_a_reply_that_fills_the_context_says_so(
         ("/stats", "no figures yet"),
         ("/compare", "no reply to compare"),
         ("/save", "name a file: /save FILE"),
+        ("/save .", "/save . is a folder; name a file in it"),
+        ("/save nowhere/chat.json", "nowhere does not exist"),
         ("/load", "name a file: /load FILE"),
         ("/load nowhere.json", "there is no file nowhere.json; check the path"),
         ("/load ~nobody-here/x", "there is no file ~nobody-here/x"),

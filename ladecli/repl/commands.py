@@ -226,6 +226,7 @@ def save(chat: Chat, name: str) -> None:
     path = _path(name) if name else chat.file
     if path is None:
         raise UsageError("name a file: /save FILE")
+    files.check(path, "/save")
     if path != chat.file and path.exists():
         raise UsageError(f"{path} exists; name another file, or delete it first")
     model = chat.session.loaded.name
