@@ -81,7 +81,8 @@ PAPER = {
 }
 WINDOW = {"64, all and window": Drafting(LookaheadConfig(5, 3, 5, 64, SOURCES))}
 MEASURED = {
-    "greedy": Measured(SamplingConfig(), at(64, GREEDY) | at(16, GREEDY) | WINDOW | PAPER),
+    "greedy": Measured(SamplingConfig(), at(64, GREEDY) | at(16, GREEDY)),
+    "greedy, with a window": Measured(SamplingConfig(), WINDOW | PAPER),
     "temperature 0.7, top-p 0.9": Measured(
         SamplingConfig(temperature=0.7, top_p=0.9, seed=1), at(32, ())
     ),
@@ -211,7 +212,7 @@ def main() -> None:
             print_row(name, rate, f"{width:.1f}", f"{host:.0f}", equal, *by_file.values())
             row = {"tokens_per_step": rate, "width": width, "host_us": host, "output": equal}
             figures[way][name] = row | by_file
-    save(args, figures)
+            save(args, figures)
 
 
 if __name__ == "__main__":
