@@ -47,7 +47,7 @@ class Run:
 
 def arguments(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--model", default=models.DEMO)
+    parser.add_argument("--model", default="demo")
     parser.add_argument(
         "--prompts", type=Path, help="JSONL with `prompt`; the demo's own if absent"
     )

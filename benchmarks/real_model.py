@@ -66,27 +66,25 @@ class Measured(NamedTuple):
 
 
 def at(budget: int, ideas: Sequence[str]) -> dict[str, Drafting]:
-    """No idea, each alone, all but each, all of them, and all with a window."""
-    window = (5, 3, 5) if budget > 16 else (2, 3, 2)
-    config = LookaheadConfig(*window, budget, DRAFTS)
+    """Without a window: no idea, each of some alone, and all of them."""
+    config = LookaheadConfig(1, 2, 0, budget, DRAFTS)
     found = {f"{budget}, no idea": Drafting(config, tuple(IDEAS))}
     for name in ideas:
         others = tuple(each for each in IDEAS if each != name)
         found[f"{budget}, {name} alone"] = Drafting(config, others)
-    if len(ideas) > 2:
-        found |= {f"{budget}, without {name}": Drafting(config, (name,)) for name in ideas}
     found[f"{budget}, all"] = Drafting(config)
-    found[f"{budget}, all and window"] = Drafting(LookaheadConfig(*window, budget, SOURCES))
     return found
 
 
 PAPER = {
     f"paper {w},5,{w}": Drafting(LookaheadConfig(w, 5, w, sources=("trajectory",))) for w in (7, 15)
 }
+WINDOW = {"64, all and window": Drafting(LookaheadConfig(5, 3, 5, 64, SOURCES))}
 MEASURED = {
-    "greedy": Measured(SamplingConfig(), PAPER | at(16, GREEDY) | at(64, GREEDY)),
+    "greedy": Measured(SamplingConfig(), at(64, GREEDY) | at(16, GREEDY)),
+    "greedy, with a window": Measured(SamplingConfig(), WINDOW | PAPER),
     "temperature 0.7, top-p 0.9": Measured(
-        SamplingConfig(temperature=0.7, top_p=0.9, seed=1), at(32, tuple(IDEAS))
+        SamplingConfig(temperature=0.7, top_p=0.9, seed=1), at(32, ())
     ),
     "temperature 1.0": Measured(SamplingConfig(temperature=1.0, seed=1), at(32, tuple(IDEAS))),
 }
@@ -214,7 +212,7 @@ def main() -> None:
             print_row(name, rate, f"{width:.1f}", f"{host:.0f}", equal, *by_file.values())
             row = {"tokens_per_step": rate, "width": width, "host_us": host, "output": equal}
             figures[way][name] = row | by_file
-    save(args, figures)
+            save(args, figures)
 
 
 if __name__ == "__main__":

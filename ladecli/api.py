@@ -11,7 +11,7 @@ from typing import Any
 from .decoder.config import LookaheadConfig, SamplingConfig
 from .decoder.errors import ConfigError, PromptError
 from .errors import LadeError
-from .events import Ended, TextEvent, TextStep
+from .events import TextEvent
 from .metrics import Tally
 from .options import Request
 from .options.declare import settings_of
@@ -108,17 +108,12 @@ class Model:
         Raises:
             LadeError: memory did not suffice for all of it; `stream` gives what there is.
         """
-        text, tally = [], Tally()
+        tally = Tally()
         for event in self.stream(prompt, **options):
             tally.add(event)
-            match event:
-                case TextStep():
-                    text += [piece.text for piece in event.pieces]
-                case Ended():
-                    text.append(event.rest)
         if tally.reason == "memory":
             raise LadeError(memory_line(tally) or "out of memory")
-        return "".join(text)
+        return tally.text
 
 
 def _is_prompt(prompt: object) -> bool:

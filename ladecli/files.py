@@ -102,6 +102,8 @@ def check(path: Path, option: str) -> None:
     Raises:
         UsageError: it is a folder, or its folder does not exist or cannot be written to.
     """
+    if "\0" in str(path):
+        raise UsageError(f"{option} {path}: no file name holds a zero byte; name another")
     if path.is_dir():
         raise UsageError(f"{option} {path} is a folder; name a file in it")
     folder = path.resolve().parent

@@ -35,7 +35,7 @@ def speedup(tokens: int, seconds: float, plain_step: float) -> float:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts over one answer, folded from its events.
+    """One answer and its counts, folded from its events.
 
     A step is a forward pass that yields tokens.  The first one reads the end of the prompt
     and belongs to the prefill time; all others are decoding time.  A step that ran out of memory
@@ -43,7 +43,7 @@ class Tally:
 
     Attributes:
         prompt, cached: tokens of the prompt, and those of them that were in the cache already.
-        tokens: of the answer.
+        tokens: of the answer; `token_ids` are theirs.
         fed: tokens fed to the model by all steps.
         prefill_seconds, decode_seconds: wall time.
         plain_seconds: of the latest steps that fed one token, as all of plain decoding do.
@@ -63,6 +63,8 @@ class Tally:
     accepted: Counter[str] = field(default_factory=Counter)
     step_limit: int | None = None
     reason: Reason | None = None
+    token_ids: list[int] = field(default_factory=list)
+    _texts: list[str] = field(default_factory=list)
     _first_tokens: int = 0
 
     def add(self, event: TextEvent) -> None:
@@ -83,6 +85,8 @@ class Tally:
                 self.steps += 1
                 self.tokens += len(event.token_ids)
                 self.fed += event.width
+                self.token_ids += event.token_ids
+                self._texts += [piece.text for piece in event.pieces]
                 self.accepted.update(piece.source for piece in event.pieces if piece.source)
             case StepNarrowed():
                 self.step_limit = event.width
@@ -92,6 +96,12 @@ class Tally:
                     self.decode_seconds += event.seconds
             case Ended():
                 self.reason = event.reason
+                self._texts.append(event.rest)
+
+    @property
+    def text(self) -> str:
+        """The answer, as far as it is certain."""
+        return "".join(self._texts)
 
     @property
     def tokens_per_step(self) -> float:
@@ -136,7 +146,7 @@ class Tally:
 
 
 def total(tallies: Iterable[Tally]) -> Tally:
-    """The counts of several answers as if they were one."""
+    """The counts of several answers as if they were one, which has no text."""
     whole = Tally()
     for tally in tallies:
         whole.prompt += tally.prompt

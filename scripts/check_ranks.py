@@ -52,7 +52,7 @@ def settings() -> Iterator[LookaheadConfig]:
 def main() -> int:
     """Run the grid for each number of ranks; returns 1 if any text differs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default=models.DEMO)
+    parser.add_argument("--model", default="demo")
     parser.add_argument("--prompts", type=Path, help="JSONL with `prompt`; a few if absent")
     parser.add_argument("--limit", type=int, default=3, help="the most prompts")
     parser.add_argument("--cells", type=int, help="the most settings")

@@ -149,12 +149,12 @@ def test_a_later_turn_reads_its_new_tokens_only(
     chat = make(*QUESTIONS[:2], strategy=strategy, max_new_tokens=None)
     loop(chat)
     before, after = chat.replies
-    known = before.prompt + before.token_ids
-    assert before.token_ids[-1] == END
+    known = before.prompt + before.tally.token_ids
+    assert before.tally.token_ids[-1] == END
     assert after.prompt[: len(known)] == known
     # The token that ended the turn was never fed; all before it were.
     assert after.tally.cached == len(known) - 1
-    assert after.token_ids == fresh_reply(chat, loaded)
+    assert after.tally.token_ids == fresh_reply(chat, loaded)
 
 
 # Ctrl-C and errors.
@@ -172,10 +172,10 @@ def test_ctrl_c_keeps_the_partial_reply_and_a_valid_cache(
     assert chat.reader.flushed == 1, "what was typed until then is not sent by itself"
     before, after = chat.replies
     assert before.tally.steps <= 10, "it stops within one step"
-    known = before.prompt + before.token_ids
+    known = before.prompt + before.tally.token_ids
     assert after.tally.cached == len(known) - 1
     assert after.prompt[: len(known)] == known
-    assert after.token_ids == fresh_reply(chat, loaded)
+    assert after.tally.token_ids == fresh_reply(chat, loaded)
 
 
 def test_ctrl_c_before_the_first_token_gives_the_message_back(make: Make) -> None:
@@ -261,7 +261,7 @@ def test_a_full_context_forgets_the_oldest_turns(
     text = loaded.tokenizer.decode(chat.replies[-1].prompt)
     assert "Be brief." in text
     assert QUESTIONS[0] not in text
-    assert chat.replies[-1].token_ids == fresh_reply(chat, loaded)
+    assert chat.replies[-1].tally.token_ids == fresh_reply(chat, loaded)
 
 
 def test_a_message_that_does_not_fit_by_itself(
@@ -305,6 +305,8 @@ def test_a_reply_that_fills_the_context_says_so(
         ("/stats", "no figures yet"),
         ("/compare", "no reply to compare"),
         ("/save", "name a file: /save FILE"),
+        ("/save .", "/save . is a folder; name a file in it"),
+        ("/save nowhere/chat.json", "nowhere does not exist"),
         ("/load", "name a file: /load FILE"),
         ("/load nowhere.json", "there is no file nowhere.json; check the path"),
         ("/load ~nobody-here/x", "there is no file ~nobody-here/x"),
@@ -533,7 +535,7 @@ def test_compare_decodes_the_same_text_again(
     shown = capsys.readouterr().err
     assert re.search(r"^lookahead .* for (\d+) tokens\s*\nplain .* \1 steps for \1", shown, re.M)
     assert re.search(r"^same text · \d+\.\d\d× as fast", shown, re.M)
-    chat.replies[-1].token_ids[3] += 1
+    chat.replies[-1].tally.token_ids[3] += 1
     handle(chat, "/compare")
     assert "another text from token 4 on" in capsys.readouterr().err
     handle(chat, "/undo")

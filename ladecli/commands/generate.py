@@ -132,16 +132,12 @@ class _Answers:
             print()
         files = export.views(request, session, self._settings, ids, None, number)
         view = Together(*([] if request.json else [self._terminal.writer()]), *files)
-        tally, text, token_ids = Tally(), list[str](), list[int]()
-        detailed = request.trace is not None
+        tally, detailed = Tally(), request.trace is not None
         lost: RankError | None = None
         try:
             for event in session.stream(ids, self._settings, cancelled, detailed=detailed):
                 tally.add(event)
                 view.show(event)
-                text.append(getattr(event, "rest", ""))
-                text += [piece.text for piece in getattr(event, "pieces", ())]
-                token_ids += getattr(event, "token_ids", ())
         except RankError as error:
             lost = error
         finally:
@@ -150,12 +146,12 @@ class _Answers:
             except LadeError as error:
                 self.unwritten.append(error)
         if request.json:
-            answer = {"id": name} | self._as_json(len(ids), tally, "".join(text), token_ids)
+            answer = {"id": name} | self._as_json(tally)
             if lost is not None:
                 answer["finish_reason"] = "lost"
             utf8 = "utf" in (sys.stdout.encoding or "").lower()
             print(json.dumps(answer, ensure_ascii=not utf8), flush=True)
-        self._report(tally, empty=not "".join(text).strip())
+        self._report(tally)
         if lost is not None:
             raise lost
         if tally.reason == "interrupted":
@@ -163,14 +159,14 @@ class _Answers:
         elif tally.reason == "memory":  # a shorter prompt may still be answered
             self.code = LadeError.exit_code
 
-    def _report(self, tally: Tally, *, empty: bool) -> None:
+    def _report(self, tally: Tally) -> None:
         """Notices and statistics of an answer, on stderr."""
         request, session, terminal = self._request, self._session, self._terminal
         for news in session.news():
             terminal.say(news)
         if tally.reason == "context":
             terminal.say(f"the context of {session.decoder.max_context} tokens is full")
-        if empty and tally.reason == "eos":
+        if tally.reason == "eos" and not tally.text.strip():
             terminal.say("the answer is empty: the model ended it at once; --ignore-eos goes on")
         if tally.reason == "length" and "max_new_tokens" not in request.origins:
             terminal.say(f"stopped at {request.max_new_tokens} tokens; -n sets another limit")
@@ -181,9 +177,7 @@ class _Answers:
         if request.stats if request.stats is not None else not request.quiet:
             terminal.statistics(tally)
 
-    def _as_json(
-        self, prompt_tokens: int, tally: Tally, text: str, token_ids: list[int]
-    ) -> dict[str, Any]:
+    def _as_json(self, tally: Tally) -> dict[str, Any]:
         """The answer's object of CLI schema 1; its keys are part of the interface."""
         session, settings = self._session, self._settings
         lookahead, runner = settings.lookahead, session.decoder.runner
@@ -192,10 +186,10 @@ class _Answers:
         uses_window = settings.strategy == "lookahead"
         return {
             "model": session.loaded.name,
-            "text": text,
-            "token_ids": token_ids,
+            "text": tally.text,
+            "token_ids": tally.token_ids,
             "finish_reason": "length" if tally.reason == "context" else tally.reason,
-            "usage": {"prompt_tokens": prompt_tokens, "completion_tokens": tally.tokens},
+            "usage": {"prompt_tokens": tally.prompt, "completion_tokens": tally.tokens},
             "decode": {
                 "strategy": settings.strategy,
                 "window": lookahead.window if uses_window else None,

@@ -226,6 +226,7 @@ def save(chat: Chat, name: str) -> None:
     path = _path(name) if name else chat.file
     if path is None:
         raise UsageError("name a file: /save FILE")
+    files.check(path, "/save")
     if path != chat.file and path.exists():
         raise UsageError(f"{path} exists; name another file, or delete it first")
     model = chat.session.loaded.name
@@ -323,16 +324,16 @@ def stats(chat: Chat, _: str) -> None:
 def compare(chat: Chat, _: str) -> None:
     """Decode the last reply again without drafts, and compare."""
     reply = chat.last_reply
-    if reply is None or not reply.token_ids:
+    if reply is None or not reply.tally.tokens:
         raise UsageError("there is no reply to compare; send a message first")
-    length = len(reply.token_ids)
+    length = reply.tally.tokens
     again = Reply(
         reply.prompt, replace(reply.settings, strategy="autoregressive", max_new_tokens=length)
     )
     bar = chat.terminal.bar(f"{counted(length, 'token')} one by one", length)
     with chat.reader.watched() as look, ctrl_c() as cancelled, bar as advance:
         for event in chat.session.stream(again.prompt, again.settings, cancelled):
-            again.add(event)
+            again.tally.add(event)
             if isinstance(event, TextStep):
                 advance(len(event.token_ids))
                 look()
@@ -344,7 +345,7 @@ def compare(chat: Chat, _: str) -> None:
         speed = f"{tally.tokens_per_second:.1f} tok/s"
         table.add_row(name, speed, f"{tally.steps} steps for {tally.tokens} tokens")
     chat.console.print(table)
-    pairs = enumerate(zip_longest(reply.token_ids, again.token_ids), start=1)
+    pairs = enumerate(zip_longest(reply.tally.token_ids, again.tally.token_ids), start=1)
     differs = next((number for number, (one, other) in pairs if one != other), None)
     if differs is not None:
         chat.console.print(

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import LadeError, UsageError, told
-from ..events import Ended, TextEvent, TextStep
 from ..metrics import Tally, total
 from ..options import ChatRequest
 from ..session import opening
@@ -35,26 +34,12 @@ class Reply:
     Attributes:
         prompt: token ids of the conversation that it answers.
         settings: how it was decoded, the seed included.
-        token_ids: its own.
-        text: its own, as far as it is certain.
-        tally: its figures.
+        tally: its text and figures.
     """
 
     prompt: list[int]
     settings: Settings
-    token_ids: list[int] = field(default_factory=list)
-    text: str = ""
     tally: Tally = field(default_factory=Tally)
-
-    def add(self, event: TextEvent) -> None:
-        """Take one more event."""
-        self.tally.add(event)
-        match event:
-            case TextStep():
-                self.text += "".join(piece.text for piece in event.pieces)
-                self.token_ids += event.token_ids
-            case Ended():
-                self.text += event.rest
 
 
 class Chat:
@@ -113,7 +98,7 @@ class Chat:
     def last_reply(self) -> Reply | None:
         """The newest reply, if it still ends the conversation."""
         last = self.conversation.messages[-1:]
-        stands = self.replies and last and last[0].content == self.replies[-1].text
+        stands = self.replies and last and last[0].content == self.replies[-1].tally.text
         return self.replies[-1] if stands else None
 
     @property
@@ -161,9 +146,10 @@ class Chat:
             self._show(reply)
         finally:
             # Whatever ended it, an error too: its text is kept.
+            text = reply.tally.text
             interrupted = reply.tally.reason in (None, "interrupted", "memory")
-            if reply.text or not interrupted:
-                self.conversation = seen.answered(reply.text, interrupted)
+            if text or not interrupted:
+                self.conversation = seen.answered(text, interrupted)
                 self.replies.append(reply)
         self._conclude(reply)
 
@@ -179,7 +165,7 @@ class Chat:
                 for event in self.session.stream(
                     reply.prompt, reply.settings, cancelled, detailed=detailed
                 ):
-                    reply.add(event)
+                    reply.tally.add(event)
                     view.show(event)
                     look()
         finally:
@@ -213,9 +199,9 @@ class Chat:
         lines = [remarks.get(tally.reason or "", ""), *self.session.news()]
         if tally.reason != "memory":
             lines.append(memory or "")
-        if not reply.text.strip() and tally.reason in ("eos", "stop"):
+        if not tally.text.strip() and tally.reason in ("eos", "stop"):
             lines.append("the reply is empty")
-        if repeats(reply.text):
+        if repeats(tally.text):
             lines.append("it repeats itself: /set temperature 0.7 or repetition-penalty 1.1 helps")
         for line in filter(None, lines):
             self.note(f"({line})")

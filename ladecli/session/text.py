@@ -48,19 +48,18 @@ class Detokenizer:
     def feed(self, token: int) -> str:
         """The text that is certain after one more token; may be empty."""
         self._new.append(token)
-        text = self._added()
-        if text.endswith(REPLACEMENT) and not text.endswith(REPLACEMENT * self.BROKEN):
-            return ""
-        return self._commit(text)
+        return self._take(whole=False)
 
     def flush(self) -> str:
         """The text of what was held back, complete or not."""
-        return self._commit(self._added())
+        return self._take(whole=True)
 
-    def _added(self) -> str:
-        return self._decode(self._known + self._new)[len(self._decode(self._known)) :]
-
-    def _commit(self, text: str) -> str:
+    def _take(self, whole: bool) -> str:
+        """What the new tokens add to the text; with `whole` also half a character."""
+        text = self._decode(self._known + self._new)[len(self._decode(self._known)) :]
+        broken = text.endswith(REPLACEMENT * self.BROKEN)
+        if text.endswith(REPLACEMENT) and not (whole or broken):
+            return ""
         if text:
             self._known = self._new
         self._new = []

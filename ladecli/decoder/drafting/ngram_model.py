@@ -41,6 +41,7 @@ MAX_SUCCESSORS = 6  # of a context; further ones cost time and are hardly ever r
 MAX_CHILDREN = 8  # of a tree node
 SAMPLED_SUCCESSORS = 12  # remembered when tokens are drawn, where a rare one may come next
 PRIOR_SUCCESSORS = 64  # that the prior holds
+PRIOR_ROWS = 12  # that it learns at once, since ranking takes time
 PRIOR_DECAY = 0.95  # what the prior keeps when it learns another row
 DECAY = 0.7  # what older counts of a context keep when it gets a new one
 NEGLIGIBLE = 0.2  # probability left at which shorter contexts are not looked up any more
@@ -111,6 +112,7 @@ class NgramModel:
         self.answers: list[Table] = [{} for _ in MASKS]
         self.guesses: list[Table] = [{} for _ in MASKS]
         self.prior: Row = {}
+        self._new_rows: list[Row] = []  # that the prior is still to learn
         self.promised, self.hits = [0.0] * KINDS, [0.0] * KINDS
         self.margin = 0.0
         # What probabilities of each kind are multiplied with.
@@ -137,12 +139,8 @@ class NgramModel:
             for index in range(first, len(row)):
                 key = row[index] | flag
                 for order in range(1, min(index, ORDER) + 1):
-                    table, part = self.counts[order], context & MASKS[order]
-                    counts = table.get(part)
-                    if counts is None:
-                        table[part] = {key: weight}
-                    else:
-                        _count(counts, key, weight)
+                    counts = self.counts[order].setdefault(context & MASKS[order], {})
+                    _count(counts, key, weight)
                 context = (context << TOKEN_BITS | row[index]) & MASKS[ORDER]
         _forget_oldest(self.counts)
 
@@ -167,14 +165,16 @@ class NgramModel:
         _forget_oldest(self.answers)
 
     def _learn_prior(self, rows: Sequence[Row]) -> None:
-        """Add the model's successors after tokens that are new."""
-        if not rows:
+        """Add the model's successors after tokens that are new, some rows at a time."""
+        self._new_rows += rows
+        if len(self._new_rows) < (PRIOR_ROWS if self.prior else 1):
             return
-        kept = PRIOR_DECAY ** len(rows)
+        kept = PRIOR_DECAY ** len(self._new_rows)
         prior = {token: share * kept for token, share in self.prior.items()}
-        for row in rows:
+        for row in self._new_rows:
             for token, share in row.items():
                 prior[token] = prior.get(token, 0.0) + (1.0 - PRIOR_DECAY) * share
+        self._new_rows.clear()
         ranked = sorted(prior.items(), key=itemgetter(1), reverse=True)
         self.prior = dict(ranked[:PRIOR_SUCCESSORS])
 
@@ -254,9 +254,8 @@ class NgramModel:
                 reach = least if dice is None else 0.0
                 found = self._look_up(contexts[node], reach, repeated, probability)
                 if dice is not None:
-                    found = _loaded(found, dice, len(text) + depths[node])
-                found = [child for child in found[:MAX_CHILDREN] if child[0] > least]
-                self._looked_up[node] = found
+                    found = _loaded(found, dice, len(text) + depths[node], least)
+                self._looked_up[node] = found = found[:MAX_CHILDREN]
                 for child in found:
                     turn -= 1
                     share = child[0]
@@ -297,11 +296,12 @@ class NgramModel:
             probability: that it does.
         """
         trust, left = self._trust, 1.0
-        if repeated is None and not any(context & TOKEN in table for table in self._by_token):
-            factor = trust[PRIOR]
+        last, (answers, counts, guesses) = context & TOKEN, self._by_token
+        if repeated is None and not (last in answers or last in counts or last in guesses):
+            factor, most = trust[PRIOR], MAX_CHILDREN if floor else None
             return [
                 (trusted, token, PRIOR)
-                for token, share in self.prior.items()
+                for token, share in islice(self.prior.items(), most)
                 if (trusted := share * factor) > floor
             ]
         found: Row = {}
@@ -372,10 +372,11 @@ class NgramModel:
                     self._trust[kind] = min(record, MAX_TRUST)
 
 
-def _loaded(found: Ranked, dice: Dice, position: int) -> Ranked:
-    """Successors with their probabilities to be drawn at a position, best first."""
+def _loaded(found: Ranked, dice: Dice, position: int, floor: float) -> Ranked:
+    """Successors whose probabilities to be drawn at a position exceed `floor`, best first."""
     chances = dice.chances([token for _, token, _ in found], [p for p, _, _ in found], position)
-    loaded = [(p, token, kind) for p, (_, token, kind) in zip(chances, found, strict=True)]
+    pairs = zip(chances, found, strict=True)
+    loaded = [(chance, token, kind) for chance, (_, token, kind) in pairs if chance > floor]
     loaded.sort(reverse=True)
     return loaded
 

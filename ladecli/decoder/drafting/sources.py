@@ -157,9 +157,8 @@ class TrajectorySource(Source):
 class RecycledSource(Source):
     """Remembers the model's successors after every token of a step, in the tree and in the window.
 
-    Paper: Luo et al., "Turning Trash into Treasure: Accelerating Inference of Large Language
-    Models with Token Recycling", 2024, who remember them by single token.  Under contexts of up
-    to four tokens they are nearly always still the model's own next time.
+    Luo et al. (2024; see `ngram_model`) remember them by single token.  Under contexts of up to
+    four tokens they are nearly always still the model's own next time.
     """
 
     def learn(
