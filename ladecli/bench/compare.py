@@ -132,7 +132,7 @@ def compare(a: Result, b: Result) -> dict[str, Any]:
         "verdict": MIXED if {SLOWER, FASTER} <= verdicts else overall,
         "yardstick": baseline,
         "same_run": a.runs == b.runs,
-        "not_the_same": list(_differences(_conditions(a, both), _conditions(b, both))),
+        "not_the_same": list(_differences(a, b, both)),
         "other_work": [each.replace("_", " ") for each in other_work],
         "other_prompts": sorted(edited),
         "missing": list(dict.fromkeys(name for name, *_ in ours if name not in pairs)),
@@ -184,26 +184,18 @@ def _ab(figure: Callable[[Any], float], sides: Sequence[Any]) -> dict[str, float
     return {"a": figure(sides[0]), "b": figure(sides[1])}
 
 
-def _conditions(result: Result, methods: Sequence[str]) -> dict[str, Any]:
-    """What could explain other figures, by name: "machine: threads"."""
-    asked, machine = asdict(result.conditions), asdict(result.machine)
-    del asked["command"]
-    groups = {
-        "version": machine.pop("versions"),
-        # What a system reports varies a little from one start to the next.
-        "machine": {**machine, "memory": told(machine["memory"])},
-        "model": asdict(result.model),
-        "sampling": asked.pop("sampling"),
-        "asked": {**asked, "prompts measured": len({run.row for run in result.runs})},
-        **{each.name: each.settings for each in result.contenders if each.name in methods},
-    }
-    return {f"{name}: {key}": value for name, of in groups.items() for key, value in of.items()}
-
-
-def _differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[dict[str, str]]:
-    for what in dict.fromkeys([*a, *b]):
-        if (one := a.get(what)) != (other := b.get(what)):
-            yield {"what": what.replace("_", " "), "a": str(one), "b": str(other)}
+def _differences(a: Result, b: Result, methods: Sequence[str]) -> Iterator[dict[str, str]]:
+    """What could explain other figures of some methods, by name: "machine: threads"."""
+    groups = a.circumstances, b.circumstances
+    left_out = {"run", *(each.name for of in (a, b) for each in of.contenders)} - {*methods}
+    for group in dict.fromkeys([*groups[0], *groups[1]]):
+        if group in left_out:
+            continue
+        one, other = (each.get(group, {}) for each in groups)
+        for key in dict.fromkeys([*one, *other]):
+            if one.get(key) != other.get(key):
+                what = f"{group}: {key}".replace("_", " ")
+                yield {"what": what, "a": str(one.get(key)), "b": str(other.get(key))}
 
 
 def _notes(found: Mapping[str, Any]) -> Iterator[str]:

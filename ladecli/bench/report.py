@@ -156,9 +156,8 @@ def _tables(result: Result, overall: Sequence[Figures]) -> Iterator[Table]:
     if result.skipped:
         left_out = [(each.row, each.reason) for each in result.skipped]
         yield _texts("Left out", ("row", "reason"), left_out)
-    facts = [(name, value) for name, value in _facts(result).items() if value]
-    facts += [(_label(m.name), _pairs(m.settings)) for m in result.contenders if m.settings]
-    yield _texts("Conditions", ("", ""), facts)
+    facts = [(_label(name), _pairs(of)) for name, of in result.circumstances.items()]
+    yield _texts("Conditions", ("", ""), [fact for fact in facts if fact[1]])
 
 
 def _speeds(result: Result, overall: Sequence[Figures]) -> Table:
@@ -261,39 +260,14 @@ def _sources(result: Result, overall: Sequence[Figures]) -> Table:
     return Table("Accepted draft tokens per step, by source", (_NAME, *columns), tuple(rows))
 
 
-def _facts(result: Result) -> dict[str, str]:
-    """Conditions, by name; empty ones are not shown."""
-    machine, model, asked = result.machine, result.model, result.conditions
-    place = [machine.device, counted(machine.threads, "thread") if machine.threads else ""]
-    place += [_memory(machine.memory) if machine.memory else "", machine.system]
-    place += [f"driver {machine.driver}" if machine.driver else ""]
-    repeats = "once" if asked.repeat == 1 else f"{asked.repeat} times"
-    template = f"{'with' if asked.template else 'without'} the chat template"
-    ends = ", after end tokens too" if asked.ignore_eos else ""
-    compiling = f"{result.compile_seconds:,.0f} s for transformers' steps, in no figure"
-    return {
-        "command": asked.command,
-        "when": f"{result.created}, in {result.seconds:,.0f} s",
-        "machine": ", ".join(filter(None, place)),
-        "ranks": f"{asked.ranks}, {asked.parallel_mode}" if asked.ranks > 1 else "",
-        "versions": _pairs(machine.versions),
-        "model": f"{model.name}: {decimal(model.parameters / 1e6)} M parameters,"
-        f" {model.context:,} tokens of context",
-        "arithmetic": f"weights {model.weights}, computed in {model.compute}",
-        "attention": ": ".join(filter(None, (model.attention, result.attention_why))),
-        "steps": ("compiled, " if model.compiled else "")
-        + ("CUDA graphs" if model.captured else "eager"),
-        "prompts": f"{asked.prompts}: {counted(asked.rows, 'row')}, each {repeats}; {template}",
-        "answers": f"at most {counted(asked.max_new_tokens, 'token')}{ends}",
-        "sampling": _pairs(asked.sampling) or "greedy",
-        "profile": asked.profile,
-        "sweep": _pairs({axis: ",".join(values) for axis, values in asked.sweep.items()}),
-        "compiling": compiling if result.compile_seconds else "",
-    }
-
-
 def _pairs(values: Mapping[str, object]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in values.items())
+    """Names and values in one line, without those that say nothing."""
+    told = {
+        name.replace("_", " "): decimal(value) if isinstance(value, float) else value
+        for name, value in values.items()
+        if value not in (None, "", 0, {})
+    }
+    return ", ".join(f"{name} {value}" for name, value in told.items())
 
 
 def _texts(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
 from ..decoder.config import LookaheadConfig, SamplingConfig
 from ..errors import UsageError
+from ..specs.memory import told
 
 if TYPE_CHECKING:
     from ..session.session import Session
@@ -255,6 +256,27 @@ class Result:
     attention_why: str = ""
     bandwidth: float | None = None
     compile_seconds: float = 0.0
+
+    @property
+    def circumstances(self) -> dict[str, Mapping[str, Any]]:
+        """What could explain the figures: groups of names and values, methods by their names."""
+        asked, machine = asdict(self.conditions), asdict(self.machine)
+        return {
+            "run": {
+                "command": asked.pop("command"),
+                "created": self.created,
+                "seconds": self.seconds,
+                "seconds of compiling": self.compile_seconds,
+                "attention": self.attention_why,
+            },
+            "version": machine.pop("versions"),
+            # What a system reports varies a little from one start to the next.
+            "machine": {**machine, "memory": told(self.machine.memory)},
+            "model": asdict(self.model),
+            "sampling": asked.pop("sampling"),
+            "asked": {**asked, "prompts measured": len({run.row for run in self.runs})},
+            **{method.name: method.settings for method in self.contenders},
+        }
 
     @property
     def categories(self) -> tuple[str, ...]:

@@ -112,22 +112,18 @@ def _checked(said: Mapping[str, Any], command: str, where: str) -> dict[str, Any
 
 
 def _typed(setting: Setting, value: Any, where: str) -> Any:
-    """A value of the type that the setting has."""
+    """A value of the type that the setting has; "" stands for none."""
+    from pydantic import TypeAdapter, ValidationError
+
     if value == "":
         return value
     if setting.kind is list and isinstance(value, str):
         return [value]
-    if setting.kind is list:
-        fits = isinstance(value, list) and all(isinstance(text, str) and text for text in value)
-    elif setting.kind is float:
-        fits = isinstance(value, int | float) and not isinstance(value, bool)
-    else:
-        fits = type(value) is setting.kind  # true is no number
-    if not fits:
-        shown = "a table" if isinstance(value, dict) else repr(value)
-        shown = str(value).lower() if isinstance(value, bool) else shown
-        raise UsageError(f"{where}: {setting.name} must be {described(setting)}, not {shown}")
-    return value
+    try:
+        return TypeAdapter(setting.annotation).validate_python(value, strict=True)
+    except ValidationError:
+        told = f"{where}: {setting.name} must be {described(setting)}, not {value!r}"
+        raise UsageError(told) from None
 
 
 def defaults(command: str) -> dict[str, Any]:
