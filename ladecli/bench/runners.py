@@ -11,7 +11,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
 from ..errors import LadeError
-from ..events import Ended, Reason, TextStep
+from ..events import Reason, TextStep
+from ..metrics import Tally
 from .result import Method
 
 if TYPE_CHECKING:
@@ -81,25 +82,21 @@ class OwnRunner:
 
     def answer(self, prompt: Sequence[int], cancelled: Callable[[], bool]) -> Answer:
         """As `Runner.answer`; out of memory is a `LadeError`."""
-        answer, texts = Answer(), list[str]()
+        answer, tally = Answer(), Tally()
         began = time.perf_counter()
         for event in self._session.stream(prompt, self._settings, cancelled):
+            tally.add(event)
             if isinstance(event, TextStep):
                 answer.marks.append(time.perf_counter() - began)
-                answer.ids += event.token_ids
-                answer.lengths.append(len(answer.ids))
+                answer.lengths.append(tally.tokens)
                 answer.widths.append(event.width)
-                texts += (piece.text for piece in event.pieces)
-                answer.accepted.update(piece.source for piece in event.pieces if piece.source)
                 # What the decoder did not use of a step's time went to the text.
                 if len(answer.marks) > 1:
                     parts = dataclasses.asdict(event.times) if event.times else {}
                     rest = answer.marks[-1] - answer.marks[-2] - sum(parts.values())
                     answer.parts.update({**parts, "text": max(rest, 0.0)})
-            elif isinstance(event, Ended):
-                texts.append(event.rest)
-                answer.reason = event.reason
-        if answer.reason == "memory":
-            raise LadeError(f"out of memory after {len(answer.ids)} tokens of the answer")
-        answer.text = "".join(texts)
+        if tally.reason == "memory":
+            raise LadeError(f"out of memory after {tally.tokens} tokens of the answer")
+        answer.ids, answer.text, answer.accepted = tally.token_ids, tally.text, tally.accepted
+        answer.reason = tally.reason or answer.reason
         return answer

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..decoder.config import SamplingConfig
 from ..decoder.errors import PromptError, RankError
@@ -23,13 +23,6 @@ if TYPE_CHECKING:
     from ..session.session import Session
 
 
-class Prompt(NamedTuple):
-    """A prompt, and the name of its answer in JSON."""
-
-    id: str
-    text: str
-
-
 def run(request: GenerateRequest) -> int:
     """Answer every prompt of the request.
 
@@ -41,7 +34,7 @@ def run(request: GenerateRequest) -> int:
     texts = pool_file.draft_texts(request)
     with opening.opened(request, Terminal(request.color, request.quiet)) as session:
         # All prompts are checked before the first is answered: no half of the work is lost.
-        encoded = [_encode(session, request, prompt.text) for prompt in prompts]
+        encoded = [_encode(session, request, text) for _, text in prompts]
         for number, ids in enumerate(encoded, start=1):
             try:
                 session.decoder.check_prompt(ids)
@@ -50,8 +43,8 @@ def run(request: GenerateRequest) -> int:
                 raise UsageError(f"{which}{error}") from error
         answers = _Answers(request, session)
         with ctrl_c() as cancelled, pool_file.kept_drafts(session, request.pool_file, texts):
-            for number, (prompt, ids) in enumerate(zip(prompts, encoded, strict=True), start=1):
-                answers.add(number, prompt.id, ids, cancelled)
+            for number, ((name, _), ids) in enumerate(zip(prompts, encoded, strict=True), start=1):
+                answers.add(number, name, ids, cancelled)
                 if answers.code == INTERRUPTED:
                     return INTERRUPTED
     if answers.unwritten:
@@ -59,8 +52,8 @@ def run(request: GenerateRequest) -> int:
     return answers.code
 
 
-def gather(texts: Sequence[str], files: Sequence[str]) -> list[Prompt]:
-    """All prompts, in order; those of a .jsonl have the ids of their rows, others their number.
+def gather(texts: Sequence[str], files: Sequence[str]) -> list[tuple[str, str]]:
+    """Id and text of all prompts; those of a .jsonl have the ids of their rows, others a number.
 
     Of files, "-" is standard input, and a path that ends in .jsonl has a row in each line, of
     which the first turn counts.
@@ -68,7 +61,7 @@ def gather(texts: Sequence[str], files: Sequence[str]) -> list[Prompt]:
     Raises:
         UsageError: none was given, or one cannot be read; the message names it and the fix.
     """
-    prompts = [Prompt("1", _checked(text, "--prompt")) for text in texts]
+    prompts = [("1", _checked(text, "--prompt")) for text in texts]
     if not texts and not files:
         if sys.stdin is None or sys.stdin.isatty():
             raise UsageError("no prompt: give --prompt TEXT or --prompt-file FILE, or pipe one in")
@@ -76,13 +69,12 @@ def gather(texts: Sequence[str], files: Sequence[str]) -> list[Prompt]:
     for name in files:
         if name.endswith(".jsonl"):
             for line, row in read_rows(name).items():
-                unnamed = row.id == name_of(line)
                 number = str(len(prompts) + 1)
-                prompts.append(Prompt(number if unnamed else row.id, row.turns[0]))
+                prompts.append((number if row.id == name_of(line) else row.id, row.turns[0]))
         else:
             # The last line break ends the line; it is no part of the prompt.
             text = read_text(name).removesuffix("\n").removesuffix("\r")
-            prompts.append(Prompt(str(len(prompts) + 1), _checked(text, spoken(name))))
+            prompts.append((str(len(prompts) + 1), _checked(text, spoken(name))))
     return prompts
 
 
@@ -183,7 +175,11 @@ class _Answers:
         lookahead, runner = settings.lookahead, session.decoder.runner
         sampling = dataclasses.asdict(settings.sampling)
         seed = sampling.pop("seed")
-        uses_window = settings.strategy == "lookahead"
+        drafting: dict[str, Any] = dict.fromkeys(("window", "ngram", "guesses", "budget"))
+        drafting["sources"] = []
+        if settings.strategy == "lookahead":
+            drafting = {name: getattr(lookahead, name) for name in drafting}
+            drafting["budget"] = lookahead.step_limit
         return {
             "model": session.loaded.name,
             "text": tally.text,
@@ -192,11 +188,7 @@ class _Answers:
             "usage": {"prompt_tokens": tally.prompt, "completion_tokens": tally.tokens},
             "decode": {
                 "strategy": settings.strategy,
-                "window": lookahead.window if uses_window else None,
-                "ngram": lookahead.ngram if uses_window else None,
-                "guesses": lookahead.guesses if uses_window else None,
-                "budget": lookahead.step_limit if uses_window else None,
-                "sources": list(lookahead.sources) if uses_window else [],
+                **drafting,
                 "profile": self._profile,
                 "attention": session.attention,
                 "cuda_graphs": runner.captures,
