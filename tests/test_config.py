@@ -16,7 +16,6 @@ from ladecli.commands.cli import entry
 from ladecli.commands.config import (
     lasting,
     read,
-    stray_variables,
     template,
 )
 from ladecli.options import ChatRequest, DoctorRequest, GenerateRequest, TuneRequest
@@ -197,7 +196,6 @@ def test_files_that_cannot_be_read(refused: Any) -> None:
     ("variables", "message"),
     [
         ({"TEMPERATURE": "hot"}, "LADE_TEMPERATURE must be a number, not 'hot'"),
-        ({"WINDOW": "0"}, "window must be at least 1, not 0 (LADE_WINDOW)"),
         ({"DEVICE": "tpu", "SEED": "3"}, "unknown device 'tpu'; use auto, cpu, cuda, cuda:N or mps"
             " (LADE_DEVICE)"),
     ],
@@ -223,18 +221,6 @@ def test_wrong_values_of_the_file_and_of_flags(
     assert "(LADE_WINDOW, ngram in the config file" in refused("chat")
     # A flag is before one's eyes.
     assert refused("generate", "-p", "a", "-W", "0") == "lade: window must be at least 1, not 0\n"
-
-
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("LADE_TEMPRATURE", "did you mean LADE_TEMPERATURE?"),
-        ("LADE_ZZZZZZ", "no setting has this name"),
-    ],
-)
-def test_variables_that_do_nothing(name: str, hint: str) -> None:
-    assert stray_variables({name: "1"}) == [f"{name} is set and does nothing: {hint}"]
-    assert stray_variables({name: "", "LADE_SEED": "1", "PATH": "x"}) == []
 
 
 # lade config.

@@ -11,7 +11,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
@@ -76,16 +75,6 @@ def test_the_report_ends_with_a_summary(lade: Any, monkeypatch: pytest.MonkeyPat
     assert "LADE_TEMPERATURE" in done.err
     assert (done.code, done.out.splitlines()[-1]) == (1, "1 problem and 1 warning.")
     assert "leave --cuda-graphs out" in done.out
-
-
-@pytest.mark.parametrize(("name", "value"), [("DEVICE", "tpu"), ("PROFILE", "moon")])
-def test_a_wrong_variable_is_a_problem(
-    name: str, value: str, monkeypatch: pytest.MonkeyPatch, checked: Any
-) -> None:
-    monkeypatch.setenv(f"LADE_{name}", value)
-    (problem,) = problems(checked("demo"))
-    assert problem["name"] == "options"
-    assert f"LADE_{name}" in problem["value"]
 
 
 def test_gpus(monkeypatch: pytest.MonkeyPatch, checked: Any) -> None:
@@ -157,43 +146,58 @@ def test_packages(monkeypatch: pytest.MonkeyPatch, checked: Any) -> None:
     assert "CUDA GPU" in checked()["flash-attn"][0]["value"]
 
 
-def test_files_of_the_users(checked: Any) -> None:
-    path = config_path()
-    assert checked()["config file"][0]["value"] == f"none at {path}"
-    path.parent.mkdir(parents=True)
-    path.write_text("temperature = 0.5\n")
-    assert checked()["config file"][0]["level"] == "ok"
-    path.write_text("temprature = 0.5\n")
-    (broken,) = problems(checked())
-    assert (broken["name"], broken["fix"]) == ("config file", f"correct {path}")
-    assert "temprature" in broken["value"]
+@pytest.mark.parametrize(
+    ("arguments", "name", "level", "words"),
+    [
+        ("", "config file", "note", "none at "),
+        ("", "hub", "note", "offline, by HF_HUB_OFFLINE"),
+        ("", "token", "note", "none; "),
+        ("demo", "family", "ok", "llama, tested"),
+        ("demo", "weights", "ok", "3.1M parameters, 12.6 MB as float32"),
+        ("demo", "attention", "ok", "sdpa: "),
+        ("demo", "origin", "ok", "profile cpu, measured: "),
+        ("demo", "memory", "ok", "the model and its whole context fit"),
+        ("demo --device-map auto", "memory", "ok", "the model and its whole context fit"),
+        ("LADE_DEVICE=tpu", "options", "problem", "LADE_DEVICE"),
+        ("LADE_PROFILE=moon", "options", "problem", "LADE_PROFILE"),
+        ("temperature = 0.5", "config file", "ok", "config.toml"),
+        ("temprature = 0.5", "config file", "problem", "temprature"),
+    ],
+)
+def test_findings(
+    arguments: str,
+    name: str,
+    level: str,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    checked: Any,
+) -> None:
+    if arguments.startswith("LADE_"):
+        monkeypatch.setenv(*arguments.split("="))
+        arguments = ""
+    elif " = " in arguments:
+        config_path().parent.mkdir(parents=True)
+        config_path().write_text(arguments)
+        arguments = ""
+    found = checked(*arguments.split())
+    assert (found[name][0]["level"], words in found[name][0]["value"]) == (level, True)
+    assert {each["name"] for each in problems(found)} == ({name} if level == "problem" else set())
+
+
+def test_a_broken_profile_of_the_users(checked: Any) -> None:
     put("mine", "nonsense = 1\n")
     (fault,) = checked()["your profiles"]
     assert (fault["level"], "mine.toml" in fault["value"]) == ("warning", True)
 
 
 def test_the_hub(monkeypatch: pytest.MonkeyPatch, checked: Any) -> None:
-    assert checked()["hub"][0]["level"] == "note"
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     assert "flag --offline" in checked("--offline")["hub"][0]["value"]
     for answers, level in ((True, "ok"), (False, "warning")):
         monkeypatch.setattr(hub, "hub_answers", lambda answers=answers: answers)
         assert checked()["hub"][0]["level"] == level
-    assert checked()["token"][0]["fix"] == "hf auth login"
-    with monkeypatch.context() as patch:
-        patch.setattr(huggingface_hub, "get_token", lambda: "hf_VerySecret")
-        (token,) = checked()["token"]
-        assert token["value"] == "there is one"
-
-
-def test_a_model_that_works(checked: Any) -> None:
-    found = checked("demo")
-    assert found["family"][0]["value"] == "llama, tested"
-    assert found["weights"][0]["value"] == "3.1M parameters, 12.6 MB as float32"
-    assert found["attention"][0]["value"].startswith("sdpa: ")
-    assert found["memory"][0]["value"] == "the model and its whole context fit"
-    assert "profile cpu, measured: " in found["origin"][0]["value"]
-    assert checked("demo", "--device-map", "auto")["memory"][0]["level"] == "ok"
+    monkeypatch.setenv("HF_TOKEN", "hf_VerySecret")
+    assert checked()["token"][0]["value"] == "there is one"
 
 
 def test_options_count_for_a_model(monkeypatch: pytest.MonkeyPatch, checked: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -19,12 +18,10 @@ from ladecli.decoder.step_cost import StepCost
 from ladecli.decoder.strategies import Strategy
 from ladecli.decoder.strategies.lookahead import Lookahead
 from ladecli.files import toml
-from ladecli.profiles import Tuned, user
-from ladecli.tune import Report, as_object, profile_of
+from ladecli.profiles import user
 from ladecli.tune.measure import (
     CURRENT,
     PLAIN,
-    Candidate,
     Curve,
     Outcome,
     Tuner,
@@ -241,36 +238,3 @@ def test_where_no_profile_can_be_written_nothing_is_measured(lade: Any) -> None:
     told = lade("tune", "demo", "--seconds", "1000").refused()
     assert f"the folder {user.folder()} cannot be made" in told
     assert "--dry-run" in told
-
-
-def outcome(speed: float, name: str = "budget 64") -> Outcome:
-    """A search of one prompt whose best candidate had this speed."""
-    config = None if name == PLAIN else CONFIG
-    best = Candidate(name, config, {0: [math.log(speed)]})
-    return Outcome(best, (best,), 1)
-
-
-@pytest.mark.parametrize(
-    ("found", "verdict"),
-    [
-        (None, "raise --seconds"),
-        (outcome(1.5), "1.50×"),
-        (outcome(1.2, name=CURRENT), "keeping"),
-        (outcome(1.0, name=PLAIN), "plain decoding is fastest"),
-    ],
-)
-def test_verdicts(found: Outcome | None, verdict: str) -> None:
-    key = Tuned(
-        device="GPU",
-        parameters=7e9,
-        weights="bfloat16",
-        attention="sdpa",
-        versions={"torch": "2.13.0"},
-        date="2026-11-21",
-    )
-    report = Report("m", key, "a100, derived", Curve(COST, (0.01,), 300), found, CONFIG, 12.5)
-    assert verdict in report.verdict
-    json.dumps(as_object(report, None), allow_nan=False)
-    written = profile_of(report)
-    assert written.name == "tuned-gpu-7B-bfloat16-sdpa"
-    assert written.settings[0].lookahead == CONFIG
