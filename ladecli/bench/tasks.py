@@ -129,21 +129,18 @@ def usable(tasks: Sequence[_Task]) -> tuple[list[_Task], list[Skipped]]:
     Raises:
         UsageError: there is none of the former.
     """
-    skipped = [Skipped(task.id, reason) for task in tasks if (reason := _obstacle(task))]
-    refused = {each.row for each in skipped}
-    found = [task for task in tasks if task.id not in refused]
+    found: list[_Task] = []
+    skipped: list[Skipped] = []
+    for task in tasks:
+        try:
+            task.first()
+        except (UsageError, PromptError) as error:  # noqa: PERF203
+            skipped.append(Skipped(task.id, str(error)))
+        else:
+            found.append(task)
     if not found:
         raise UsageError(
-            f"no prompt can be answered: {skipped[0].row}: {skipped[0].reason}; lower -n, raise"
-            " --max-context, or give shorter prompts"
+            f"no prompt can be answered: {skipped[0].row}: {skipped[0].reason}; allow fewer"
+            " new tokens, raise --max-context, or give shorter prompts"
         )
     return found, skipped
-
-
-def _obstacle(task: Task) -> str | None:
-    """Why the first prompt of a task cannot be read; None if it can."""
-    try:
-        task.first()
-    except (UsageError, PromptError) as error:
-        return str(error)
-    return None

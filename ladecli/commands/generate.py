@@ -13,6 +13,7 @@ from ..decoder.errors import PromptError, RankError
 from ..errors import INTERRUPTED, LadeError, UsageError
 from ..metrics import Tally
 from ..options import GenerateRequest
+from ..repl.conversation import Conversation
 from ..session import opening, pool_file
 from ..suites import STDIN, name_of, read_rows, read_text, spoken
 from ..trace import export
@@ -91,10 +92,7 @@ def _checked(prompt: str, where: str) -> str:
 def _encode(session: Session, request: GenerateRequest, prompt: str) -> list[int]:
     if not request.uses_template(session.has_template):
         return session.encode(prompt)
-    messages = [{"role": "user", "content": prompt}]
-    if request.system is not None:
-        messages.insert(0, {"role": "system", "content": request.system})
-    return session.encode_chat(messages)
+    return session.encode_chat(Conversation(request.system).asked(prompt).for_template())
 
 
 class _Answers:

@@ -7,13 +7,13 @@ import json
 import math
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import suites
+from ..bench.tasks import Dialogue, usable
 from ..errors import LadeError, UsageError
 from ..profiles import Profile, Setting, Tuned, user
 from ..session import opening
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 SCHEMA = 1
 CURVE_SHARE, MOST = 0.25, 0.93
 """Of the time, for what steps cost, and for that and the search."""
+ROOM = 64
+"""Tokens of an answer that a sample prompt must leave room for."""
 LONGEST = 384
 """Last tokens of a sample prompt that are used: reading is not what is measured."""
 
@@ -84,11 +86,12 @@ def run(request: TuneRequest) -> int:
     name = request.prompts or suites.BUILTIN
     rows = suites.load(name, offline=request.offline)
     # Every category early: a slow machine has time for the first few prompts only.
-    texts = [row.turns[0] for row in suites.some(rows, len(rows))]
+    rows = suites.some(rows, len(rows))
     terminal = Terminal(request.color, request.quiet)
     session = opening.open_session(request, terminal)
     try:
-        samples = _encoded(session, texts)
+        dialogues = [Dialogue(session, row, session.has_template, None, ROOM) for row in rows]
+        samples = [each.first()[-LONGEST:] for each in usable(dialogues)[0]]
         terminal.say(f"measuring for {request.seconds:g} s")
         report = tune(session, request, samples)
     except KeyboardInterrupt:
@@ -162,24 +165,6 @@ def profile_of(report: Report) -> Profile:
         setting=(Setting.of(report.setting, origin),),
         tuned=key,
     )
-
-
-def _encoded(session: Session, texts: Sequence[str]) -> list[list[int]]:
-    """Token ids of the prompts that leave room for an answer."""
-    room = session.decoder.max_context - 64
-    ids = [
-        session.encode_chat([{"role": "user", "content": text}])
-        if session.has_template
-        else session.encode(text)
-        for text in texts
-    ]
-    fitting = [sample[-LONGEST:] for sample in ids if 0 < len(sample) <= room]
-    if not fitting:
-        raise UsageError(
-            f"no sample prompt leaves room for an answer in {session.decoder.max_context} tokens"
-            " of context; raise --max-context, or give shorter --prompts"
-        )
-    return fitting
 
 
 def show(report: Report, console: Console) -> None:

@@ -27,10 +27,6 @@ pytestmark = pytest.mark.slow
 
 Lade = Any
 QUICK = ("verify", "-q", "--limit", "2", "-n", "24")
-DIVERGENCE = {
-    *("row", "turn", "position", "plain", "other", "width"),
-    *("gap", "distance", "noise", "allowed", "explained"),
-}
 
 
 def prompt_file(path: Path, *turns: Sequence[str]) -> str:
@@ -119,7 +115,10 @@ def test_a_fault_of_wide_steps_is_reported(lade: Lade, monkeypatch: pytest.Monke
     faults = [a["divergence"] for a in read["answers"] if a["divergence"] is not None]
     assert len(faults) == read["divergences"] >= read["unexplained"] > 0
     fault = next(each for each in faults if not each["explained"])
-    assert set(fault) == DIVERGENCE
+    assert set(fault) == {
+        *("row", "turn", "position", "plain", "other", "width"),
+        *("gap", "distance", "noise", "allowed", "explained"),
+    }
     assert fault["width"] > 4
     assert fault["plain"]["id"] != fault["other"]["id"]
     # Two logits are moved against each other by twice as much at most.
