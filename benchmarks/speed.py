@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from common import arguments, conditions, decode, opened, print_head, print_row, save, spread
+from real_model import IDEAS, switched_off
 
 from ladecli import models, profiles
 from ladecli.decoder import layout
@@ -93,6 +94,7 @@ def ratios(slow: list[list[float]], fast: list[list[float]]) -> list[float]:
 def main() -> None:
     parser = arguments(__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--ideas", action="store_true", help="lookahead without them, too")
     parser.add_argument("--end-tokens", action="store_true", help="let end tokens end texts")
     args = parser.parse_args()
     stock = models.load(args.model)
@@ -109,6 +111,13 @@ def main() -> None:
         "plain": own("autoregressive"),
         "lookahead": own("lookahead"),
     }
+    if args.ideas:
+
+        def without(prompt: list[int]) -> list[int]:
+            with switched_off(tuple(IDEAS)):
+                return methods["lookahead"](prompt)
+
+        methods["no idea"] = without
     seconds: dict[str, list[list[float]]] = {name: [[] for _ in prompts] for name in methods}
     equal = dict.fromkeys(methods, True)
     for method in methods.values():
@@ -147,6 +156,10 @@ def main() -> None:
             "lowest_over_plain": min(plain),
             "output": same,
         }
+    if args.ideas:
+        gained = ratios(seconds["no idea"], seconds["lookahead"])
+        print(f"\nLookahead over itself without ideas: {spread(gained)}, lowest {min(gained):.2f}")
+        figures["over_no_idea"], figures["lowest_over_no_idea"] = spread(gained), min(gained)
     costs = step_costs(decoder, 128)
     print("\nCost of a forward by width, after 128 tokens, in plain steps:")
     print_head(*map(str, WIDTHS))
