@@ -207,7 +207,7 @@ def test_options_count_for_a_model(monkeypatch: pytest.MonkeyPatch, checked: Any
     found = checked("demo", "--max-context", "300", "--sources", "context")
     assert found["profile"][0]["value"] == "t4, by config file"
     assert found["weights"][0]["value"] == "3.1M parameters, 6.3 MB as bfloat16"
-    assert found["settings"][0]["value"] == "steps of up to 24 tokens, drafts from context"
+    assert found["settings"][0]["value"] == "lookahead, budget 24, context"
     origin = found["origin"][0]["value"]
     assert origin.startswith("profile t4, derived: ")
     assert origin.endswith("; budget from LADE_BUDGET; sources from flag --sources")

@@ -108,14 +108,9 @@ def compare(a: Result, b: Result) -> dict[str, Any]:
         if key in theirs:
             pairs[run.contender].append((run, theirs[key]))
     if not pairs:
-        names = [{method.name for method in result.contenders} for result in (a, b)]
-        what, option = "answer to the same prompt", "--prompts"
-        if not names[0] & names[1]:
-            what, option = "method", "--strategies"
-        has = (printable(", ".join(sorted(each))) or "none" for each in names)
         raise UsageError(
-            f"nothing to compare: no {what} is in both (A has {next(has)}; B has {next(has)});"
-            f" measure both with the same {option}"
+            "nothing to compare: no method answered the same prompt in A and in B; measure both"
+            " with the same --strategies and --prompts"
         )
     candidates = (*BASELINES, a.reference, b.reference, PLAIN) if len(pairs) > 1 else ()
     baseline = next((name for name in candidates if name in pairs), None)

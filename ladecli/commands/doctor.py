@@ -354,16 +354,11 @@ def _setup(request: DoctorRequest, setup: Setup) -> Iterator[Finding]:
     assert choice is not None  # `decide` has asked a profile
     yield Finding("attention", f"{attention.name}: {attention.why}")
     used = request.lookahead(choice.base(request.wants_paper))
-    window = f"W={used.window} N={used.ngram} G={used.guesses}, "
-    steps = (
-        f"{window if 'trajectory' in used.sources else ''}steps of up to {used.step_limit} tokens,"
-        f" drafts from {', '.join(used.sources)}"
-    )
     given = {key: request.origins[key] for key in _SETTLED if key in request.origins}
     origin = choice.paper_origin if request.wants_paper else choice.origin
     others = (f"; {key} from {origin}" for key, origin in given.items())
-    value = steps if request.strategy == "lookahead" else f"strategy {request.strategy}"
-    yield Finding("settings", value)
+    settings = f", {profiles.spelled(used)}" if request.strategy == "lookahead" else ""
+    yield Finding("settings", f"{request.strategy}{settings}")
     yield Finding("origin", f"profile {choice.profile}, {origin}{''.join(others)}")
     for notice in choice.notices:
         yield Finding("notice", notice, NOTE)

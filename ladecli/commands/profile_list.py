@@ -185,10 +185,9 @@ def _facts(profile: Profile) -> Iterator[tuple[str, str]]:
         yield "arithmetic", f"{', '.join(rates)} TFLOP/s"
         yield "source", hardware.source
     if tuned := profile.tuned:
-        versions = ", ".join(f"{name} {version}" for name, version in tuned.versions.items())
         size = f"{user.short(tuned.parameters)} parameters, {tuned.weights}"
         yield "tuned on", f"{tuned.device}; {size}; attention {tuned.attention}"
-        yield "tuned with", f"{versions}; {tuned.date}"
+        yield "tuned with", f"{tuned.packages}; {tuned.date}"
     for kind, settings in (("settings", profile.settings), ("the paper's", profile.papers)):
         for each in settings:
             most = each.up_to_parameters

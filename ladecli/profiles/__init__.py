@@ -206,6 +206,13 @@ def choose(
     return Choice(profile.name, lookahead, origins, trajectory, paper.origin, tuple(notices))
 
 
+def spelled(lookahead: LookaheadConfig) -> str:
+    """Settings in one line: "W=5 N=3 G=5, budget 24, trajectory+context"."""
+    window = f"W={lookahead.window} N={lookahead.ngram} G={lookahead.guesses}, "
+    rest = f"budget {lookahead.step_limit}, {'+'.join(lookahead.sources)}"
+    return f"{window if 'trajectory' in lookahead.sources else ''}{rest}"
+
+
 def tera(rate: float) -> str:
     """A rate in units of 10^12 per second, to three digits or to one."""
     return f"{rate / 1e12:.3g}" if rate < 1e14 else f"{rate / 1e12:.0f}"

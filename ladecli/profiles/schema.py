@@ -98,6 +98,11 @@ class Tuned(_Table):
     versions: Mapping[str, Text]  # of packages
     date: Text
 
+    @property
+    def packages(self) -> str:
+        """The versions in one line."""
+        return ", ".join(f"{name} {version}" for name, version in self.versions.items())
+
 
 class Profile(_Table):
     """Settings for a kind of hardware; in the file, `papers` are [[paper]], `settings` [[setting]].

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .. import suites
 from ..bench.tasks import Dialogue, usable
 from ..errors import LadeError, UsageError
-from ..profiles import Profile, Setting, Tuned, user
+from ..profiles import Profile, Setting, Tuned, spelled, user
 from ..session import opening
 from ..view import screen
 from ..view.terminal import Terminal
@@ -60,10 +60,7 @@ class Report:
     @property
     def verdict(self) -> str:
         """The result in one line."""
-        setting, outcome = self.setting, self.outcome
-        shape = f"budget {setting.step_limit}, {'+'.join(setting.sources)}"
-        if "trajectory" in setting.sources:
-            shape = f"W={setting.window} N={setting.ngram} G={setting.guesses}, {shape}"
+        shape, outcome = spelled(self.setting), self.outcome
         if outcome is None:
             return f"{shape}, as before: no time to compare settings; raise --seconds"
         if outcome.best.config is None:
@@ -157,8 +154,7 @@ def profile_of(report: Report) -> Profile:
         how = f"{outcome.best.speed:.2f}× plain decoding"
         if report.kept:
             how += f" with the settings of profile {report.before};"
-    versions = ", ".join(f"{name} {version}" for name, version in key.versions.items())
-    origin = f"measured: {how} by lade tune, {key.date}, {key.device}, {versions}"
+    origin = f"measured: {how} by lade tune, {key.date}, {key.device}, {key.packages}"
     return Profile(
         name=user.name_for(key),
         description=f"tuned for {user.short(key.parameters)} parameters in {key.weights}",
