@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import types
@@ -71,17 +70,9 @@ def requested(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture
-def refused(capsys: pytest.CaptureFixture[str]) -> Any:
-    """What a command line is told: one line on stderr, and exit code 2."""
-
-    def call(*arguments: str) -> str:
-        assert entry(list(arguments)) == 2
-        captured = capsys.readouterr()
-        assert captured.out == ""
-        assert captured.err.count("\n") == 1
-        return captured.err
-
-    return call
+def refused(lade: Any) -> Any:
+    """The line that a command line is refused with."""
+    return lambda *arguments: lade(*arguments).refused()
 
 
 def write(text: str) -> Path:
@@ -178,18 +169,18 @@ def test_files_as_editors_write_them(requested: Any) -> None:
 )
 def test_mistakes_in_the_file(text: str, message: str, refused: Any) -> None:
     path = write(text)
-    assert refused("generate").startswith(f"lade: the config file {path}{message}")
+    assert refused("generate").startswith(f"the config file {path}{message}")
 
 
 def test_files_that_cannot_be_read(refused: Any) -> None:
     path = write("")
     path.write_bytes(b'model = "caf\xe9"')
     assert refused("chat").startswith(
-        f"lade: the config file {path} is not valid TOML: it is not UTF-8 text; "
+        f"the config file {path} is not valid TOML: it is not UTF-8 text; "
     )
     path.unlink()
     path.mkdir()
-    assert refused("chat") == f"lade: the config file {path} cannot be read: Is a directory\n"
+    assert refused("chat") == f"the config file {path} cannot be read: Is a directory\n"
 
 
 @pytest.mark.parametrize(
@@ -206,7 +197,7 @@ def test_wrong_variables(
     for name, value in variables.items():
         monkeypatch.setenv(f"LADE_{name}", value)
     told = refused("chat")
-    assert told.startswith(f"lade: {message}")
+    assert told.startswith(f"{message}")
     assert f"LADE_{next(iter(variables))}" in told
 
 
@@ -215,20 +206,19 @@ def test_wrong_values_of_the_file_and_of_flags(
 ) -> None:
     path = write("budget = 3\nwindow = 9\nngram = 9\n")
     message = refused("chat")
-    assert message.startswith("lade: budget 3 is smaller than")
+    assert message.startswith("budget 3 is smaller than")
     assert f"(window in the config file {path}, ngram in the config file {path}, " in message
     monkeypatch.setenv("LADE_WINDOW", "9")
     assert "(LADE_WINDOW, ngram in the config file" in refused("chat")
     # A flag is before one's eyes.
-    assert refused("generate", "-p", "a", "-W", "0") == "lade: window must be at least 1, not 0\n"
+    assert refused("generate", "-p", "a", "-W", "0") == "window must be at least 1, not 0\n"
 
 
 # lade config.
 
 
-def test_init_writes_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
-    assert entry(["config", "init"]) == 0
-    assert capsys.readouterr().out == f"{config_path()}\n"
+def test_init_writes_every_setting(lade: Any) -> None:
+    assert lade("config", "init").out == f"{config_path()}\n"
     text = config_path().read_text(encoding="utf-8")
     assert all(len(line) <= 100 for line in text.splitlines())
     for setting, _ in lasting().values():
@@ -249,62 +239,45 @@ def test_a_file_with_all_its_lines_uncommented_changes_nothing(
     assert replace(requested(command), origins={}) == before
 
 
-def test_init_keeps_what_is_there(capsys: pytest.CaptureFixture[str], refused: Any) -> None:
-    path = write("seed = 1\n")
-    assert refused("config", "init") == (
-        f"lade: there is a config file {path}; --force writes a new one, and keeps a copy\n"
-    )
-    assert path.read_text(encoding="utf-8") == "seed = 1\n"
-    for name, old in (("config.toml.bak", "seed = 1\n"), ("config.toml.bak-2", template())):
-        assert entry(["config", "init", "--force"]) == 0
+def test_init_keeps_what_is_there(lade: Any) -> None:
+    path = write("windw = 1\n")
+    assert lade("config", "path").out == f"{path}\n"
+    assert "has an unknown key 'windw'" in lade("config", "show").refused()
+    assert f"there is a config file {path}; --force" in lade("config", "init").refused()
+    for name, old in (("config.toml.bak", "windw = 1\n"), ("config.toml.bak-2", template())):
+        assert f"the old one is {name} now" in lade("config", "init", "--force").err
         assert path.with_name(name).read_text(encoding="utf-8") == old
-        assert f"the old one is {name} now" in capsys.readouterr().err
     assert path.read_text(encoding="utf-8") == template()
 
 
-def test_a_broken_file_can_be_found_and_replaced(capsys: pytest.CaptureFixture[str]) -> None:
-    path = write("windw = 1\n")
-    assert entry(["config", "path"]) == 0
-    assert capsys.readouterr().out == f"{path}\n"
-    assert entry(["config", "show"]) == 2
-    assert "has an unknown key 'windw'" in capsys.readouterr().err
-    assert entry(["config", "init", "--force"]) == 0
-    assert path.with_name("config.toml.bak").read_text(encoding="utf-8") == "windw = 1\n"
-
-
-def test_init_where_nothing_can_be_written(
-    refused: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_init_where_nothing_can_be_written(lade: Any) -> None:
     config_path().mkdir(parents=True)
-    assert "is a folder; remove or rename it" in refused("config", "init")
+    assert "is a folder; remove or rename it" in lade("config", "init").refused()
     config_path().rmdir()
     config_path().parent.rmdir()
     config_path().parent.write_text("a file")
-    assert entry(["config", "init"]) == 1
-    assert "config.toml cannot be written" in capsys.readouterr().err
+    assert "config.toml cannot be written" in lade("config", "init").refused(1)
 
 
-def test_show_tells_values_and_origins(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_show_tells_values_and_origins(lade: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     write('seed = 3\nstop = "a b"\n[chat]\ntemperature = 0.7\n')
     monkeypatch.setenv("LADE_QUIET", "1")
-    assert entry(["config", "show"]) == 0
-    captured = capsys.readouterr()
-    assert entry(["config"]) == 0
-    assert capsys.readouterr().out == captured.out, "config alone is config show"
-    rows = {line.split()[0]: line.split(maxsplit=1)[1] for line in captured.out.splitlines()[3:]}
-    assert {row for row in rows if "." not in row} == {
-        setting.name for setting, _ in lasting().values()
-    }
-    assert rows["seed"].split() == ["3", "config", "file"]
-    assert rows["stop"].split() == ["'a", "b'", "config", "file"]
-    assert rows["temperature"].split() == ["-", "default"]
-    assert rows["chat.temperature"].split() == ["0.7", "config", "file"]
-    assert rows["quiet"].split() == ["true", "LADE_QUIET"]
-    assert rows["strategy"].split() == ["lookahead", "default"]
-    assert "\x1b" not in captured.out
-    assert os.environ["LADE_QUIET"] == "1"
+    shown = lade("config", "show")
+    assert shown.code == 0
+    assert lade("config").out == shown.out, "config alone is config show"
+    rows = {name: " ".join(rest) for name, *rest in map(str.split, shown.out.splitlines()[3:])}
+    assert {row for row in rows if "." not in row} == {each.name for each, _ in lasting().values()}
+    assert (
+        rows.items()
+        >= {
+            "seed": "3 config file",
+            "stop": "'a b' config file",
+            "temperature": "- default",
+            "chat.temperature": "0.7 config file",
+            "quiet": "true LADE_QUIET",
+            "strategy": "lookahead default",
+        }.items()
+    )
+    assert "\x1b" not in shown.out
     monkeypatch.setenv("LADE_SEED", "x")
-    assert entry(["config", "show"]) == 2
-    assert capsys.readouterr().err == "lade: LADE_SEED must be a whole number, not 'x'\n"
+    assert lade("config", "show").refused() == "LADE_SEED must be a whole number, not 'x'\n"
