@@ -19,9 +19,9 @@ from ladecli.chat import autosaved, handle, loop
 from ladecli.decoder.errors import DecoderError
 from ladecli.errors import LadeError, UsageError
 from ladecli.options import ChatRequest
-from ladecli.repl.conversation import Conversation, from_json
 from ladecli.repl.reader import Reader
 from ladecli.repl.session import Chat
+from ladecli.session.conversation import Conversation, from_json
 from ladecli.session.session import Session
 from ladecli.session.setup import Setup
 from ladecli.specs import hub

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ladecli.repl.conversation import Conversation, Message, from_json
+from ladecli.session.conversation import Conversation, Message, from_json
 
 TALK = Conversation("Be brief.").asked("one").answered("1").asked("two").answered("2", True)
 

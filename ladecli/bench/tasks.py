@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from ..decoder.errors import PromptError
 from ..errors import UsageError
-from ..repl.conversation import Conversation
+from ..session.conversation import Conversation
 from .result import Skipped
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from ..decoder.errors import PromptError, RankError
 from ..errors import INTERRUPTED, LadeError, UsageError
 from ..metrics import Tally
 from ..options import GenerateRequest
-from ..repl.conversation import Conversation
 from ..session import opening, pool_file
+from ..session.conversation import Conversation
 from ..suites import STDIN, name_of, read_rows, read_text, spoken
 from ..trace import export
 from ..view.terminal import Terminal, ctrl_c

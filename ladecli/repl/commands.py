@@ -19,9 +19,9 @@ from .. import files
 from ..errors import UsageError
 from ..events import TextStep
 from ..metrics import ratio, total
+from ..session.conversation import Conversation, from_json
 from ..view.terminal import ctrl_c
 from ..visualize import SOURCE_STYLES, counted, legend, printable
-from .conversation import Conversation, from_json
 from .reader import escaped
 from .session import Chat, Reply
 from .settings import LIVE, TUNED, change, in_effect, known, suggestion, values_of

@@ -13,13 +13,13 @@ from ..errors import LadeError, UsageError, told
 from ..metrics import Tally, total
 from ..options import ChatRequest
 from ..session import opening
+from ..session.conversation import Conversation
 from ..trace import export
 from ..view.live import LiveView
 from ..view.markdown import MarkdownRenderer
 from ..view.status import ViewState
 from ..view.terminal import Terminal, ctrl_c
 from ..visualize import Together, View, counted, memory_line, printable, repeats
-from .conversation import Conversation
 from .reader import Reader, escaped
 
 if TYPE_CHECKING:
