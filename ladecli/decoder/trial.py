@@ -65,7 +65,7 @@ class Trial:
             if is_out_of_memory(error):
                 raise  # that says nothing about the family
             check_device(input_device(model), error)
-            raise refused(facts, f"failed: {reason_of(error)}") from error
+            raise UnsupportedModelError(f"a trial step failed: {reason_of(error)}") from error
         if not bool(expected.isfinite().all()):
             raise NaNLogitsError
         # Kernels of packed weights round by the number of rows.
@@ -129,14 +129,6 @@ class Trial:
             # A single one of many thousand logits may round further in half precision.
             off = off.square().mean(dim=-1).sqrt()
         return float(off.abs().max() / wanted.std())
-
-
-def refused(facts: ModelFacts, why: str) -> UnsupportedModelError:
-    """The error for a model whose trial failed."""
-    return UnsupportedModelError(
-        f"models of the family {facts.family!r} are not supported: a trial step against the"
-        f" model's own forward {why}"
-    )
 
 
 def _own_logits(model: Any, text: Sequence[int]) -> tuple[Tensor, list[LayerShape]]:
