@@ -92,9 +92,9 @@ TESTED_STOCK = frozenset(["mixtral", "phi", "gpt_neox", "gpt2", "opt", "starcode
 _RECURRENT = "it keeps a recurrent state, which cannot hold several continuations of a text"
 _NO_KEYWORDS = "it does not pass keywords on to its attention, so a step cannot set the mask"
 _NO_INTERFACE = "it does not use transformers' attention interface"
-_SINKS = "it has attention sinks, which are not implemented"
-_CHUNKS = "it attends in chunks, which is not implemented"
-_SPARSE = "it drops keys by their content, which is not implemented"
+_SINKS = "it has attention sinks"
+_CHUNKS = "it attends in chunks"
+_SPARSE = "it drops keys by their content"
 _BY_REASON = {
     _CHUNKS: "llama4 llama4_text",
     _NO_KEYWORDS: "stablelm nemotron",
@@ -105,6 +105,12 @@ _BY_REASON = {
     " qwen3_next granitemoehybrid falcon_h1 lfm2 xlstm",
 }
 _PLAIN = {family: why for why, families in _BY_REASON.items() for family in families.split()}
+_CONTINUE = frozenset(
+    ["rwkv", "lfm2", "lfm3", "nemotron_h", "falcon_h1", "olmo_hybrid", "minimax", "qwen3_next"]
+    + ["qwen3_5_text", "granitemoehybrid"]
+)
+"""Recurrent families whose state takes several tokens at once like one after the other: tried in
+float32, where it shows.  Others take several tokens for the beginning of a text."""
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention"}
 _RECURRENT_LAYERS = {"linear_attention", "mamba", "conv", "recurrent"}
 """Kinds of layers in a configuration's `layer_types`; no others are known here."""
@@ -168,8 +174,14 @@ def no_drafts(config: Any) -> str | None:
     if kinds & _RECURRENT_LAYERS:
         return _RECURRENT
     if others := kinds - _ATTENTION_LAYERS:
-        return f"its layers of the kind {min(others)!r} are not implemented"
+        return f"it has layers of the kind {min(others)!r}"
     return None
+
+
+def continues(config: Any) -> bool:
+    """Whether a model with this configuration may be fed several tokens after a text at once."""
+    text = config.get_text_config(decoder=True)
+    return no_drafts(config) != _RECURRENT or text.model_type in _CONTINUE
 
 
 def examine(config: Any) -> ModelFacts:
