@@ -105,10 +105,10 @@ _BY_REASON = {
     " qwen3_next granitemoehybrid falcon_h1 lfm2 xlstm",
 }
 _PLAIN = {family: why for why, families in _BY_REASON.items() for family in families.split()}
-_CONTINUE = frozenset(
-    ["rwkv", "lfm2", "lfm3", "nemotron_h", "falcon_h1", "olmo_hybrid", "minimax", "qwen3_next"]
-    + ["qwen3_5_text", "granitemoehybrid"]
-)
+_CONTINUE = {
+    *("rwkv", "lfm2", "lfm3", "nemotron_h", "falcon_h1", "olmo_hybrid", "minimax", "qwen3_next"),
+    *("qwen3_5_text", "granitemoehybrid"),
+}
 """Recurrent families whose state takes several tokens at once like one after the other: tried in
 float32, where it shows.  Others take several tokens for the beginning of a text."""
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention"}
