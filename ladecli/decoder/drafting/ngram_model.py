@@ -64,8 +64,8 @@ OPTIMISM = 0.5
 """Assumed probability of the best child of a node that was not looked up yet.  At 1.0 trees took
 a third longer to build and accepted no more."""
 EXPLORATION = 1.5
-"""Worth of a node relative to its probability to be accepted: its logits teach in any case.  By the
-cost curves of two processors a text took up to 2 % more time at 1.0, and up to 2.5 % more at 2.0."""
+"""Worth of a node relative to its probability to be accepted: its logits teach in any case.  By
+the cost curves of two processors a text took up to 2 % more time at 1.0, and 2.5 % at 2.0."""
 
 
 @dataclass(frozen=True, slots=True)
