@@ -166,8 +166,7 @@ _KNOWN_KWARGS = frozenset(
 def _refuse(input_ids: Tensor, config: Any, model_kwargs: dict[str, Any]) -> None:
     """Say clearly what this does not do."""
     what = None
-    mask = model_kwargs.get("attention_mask")
-    cache = model_kwargs.get("past_key_values") or model_kwargs.get("cache_params")
+    mask, cache = model_kwargs.get("attention_mask"), model_kwargs.get("past_key_values")
     given = [k for k, v in model_kwargs.items() if v is not None and v != {}]
     others = [k for k in given if k not in _KNOWN_KWARGS]
     if config is None:
