@@ -59,6 +59,7 @@ PARTS = (
     ("triton", "fused kernels for the steps of a GPU (--attention triton)", "triton"),
     ("bitsandbytes", "--quantize 4bit and 8bit", "'ladecli[quant]'"),
     ("accelerate", "--quantize, --device-map, loading straight to a GPU", "'ladecli[quant]'"),
+    ("gguf", "models in GGUF files", "'ladecli[gguf]'"),
     ("gptqmodel", "checkpoints in GPTQ and AWQ", "gptqmodel optimum accelerate"),
     ("torchao", "checkpoints in torchao", "torchao"),
     ("compressed-tensors", "checkpoints in compressed-tensors", "compressed-tensors accelerate"),

@@ -110,6 +110,11 @@ def examine(cached: CachedModel, device: Device, free: int) -> Model:
         )
         return Model(cached.name, None, cached.bytes, notes=(note,))
     model = Model(cached.name, str(folder), cached.bytes)
+    files = sorted(path.name for path in folder.glob(f"*{model_files.GGUF}"))
+    if files and not (folder / "config.json").is_file():
+        option = f" --gguf-file {files[0]}" if len(files) > 1 else ""
+        note = f"GGUF: {', '.join(files)}; `lade chat {cached.name}{option}`"
+        return replace(model, dtype="gguf", notes=(note,))
     try:
         config = Config(model_files.read_object(folder / "config.json"))
     except (OSError, LoadError) as error:
