@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable
 from typing import Protocol, TextIO
@@ -10,8 +11,7 @@ from rich.color import ColorSystem
 from rich.style import Style
 from rich.text import Text
 
-from .errors import LadeError
-from .events import Ended, Piece, TextEvent, TextStep
+from .events import Piece, TextEvent, pieces_of
 from .metrics import Tally
 
 SOURCE_STYLES = {
@@ -66,17 +66,20 @@ class View(Protocol):
 
 
 class Together:
-    """Several views of one answer.
+    """Several views of one answer, whose events are folded here and nowhere else.
 
     Args:
+        tally: takes every event before the views do, which show it.
         views: each takes every event, in this order.
     """
 
-    def __init__(self, *views: View) -> None:
+    def __init__(self, tally: Tally, *views: View) -> None:
+        self._tally = tally
         self._views = views
 
     def show(self, event: TextEvent) -> None:
-        """Pass one more event on."""
+        """Take one more event."""
+        self._tally.add(event)
         for view in self._views:
             view.show(event)
 
@@ -84,16 +87,11 @@ class Together:
         """Finish all of them, the first one first, also when one of them cannot be written.
 
         Raises:
-            LadeError: with the errors of all that failed.
+            LadeError: of the last that failed.
         """
-        failures: list[str] = []
-        for view in self._views:
-            try:
-                view.finish()
-            except LadeError as error:  # noqa: PERF203
-                failures.append(str(error))
-        if failures:
-            raise LadeError("; ".join(failures))
+        with contextlib.ExitStack() as stack:
+            for view in reversed(self._views):
+                stack.callback(view.finish)
 
 
 class Writer:
@@ -115,11 +113,7 @@ class Writer:
 
     def show(self, event: TextEvent) -> None:
         """Write what the event adds, at once."""
-        match event:
-            case TextStep():
-                self._write(event.pieces)
-            case Ended():
-                self._write((Piece(event.rest),))
+        self._write(pieces_of(event))
 
     def finish(self) -> None:
         """End the last line."""
@@ -137,21 +131,15 @@ class Writer:
 # Figures.
 
 
-def statistics_line(tally: Tally, width: int, plain_step: float | None = None) -> Text:
-    """One line about an answer; lines break between figures where the screen is narrow.
-
-    Args:
-        tally: of the answer.
-        width: of the screen, in cells.
-        plain_step: seconds of a plain step, for an answer with too few of its own.
-    """
+def statistics_line(tally: Tally, width: int) -> Text:
+    """One line about an answer; it breaks between figures where a screen is not `width` wide."""
     parts = [
         Text(f"{counted(tally.tokens, 'token')} in {counted(tally.steps, 'step')}"),
         Text(f"{tally.tokens_per_step:.2f} tokens per step", "bold"),
         Text(f"{tally.tokens_per_second:.1f} tok/s"),
     ]
-    if faster := tally.speedup(plain_step):
-        parts.append(Text(f"{faster:.1f}× plain", "bold"))
+    if tally.speedup:
+        parts.append(Text(f"{tally.speedup:.1f}× plain", "bold"))
     if tally.accepted:
         counts = [
             Text(f"{source} {count}", style_of(source))

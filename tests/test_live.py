@@ -11,9 +11,10 @@ from rich.console import Console
 
 from ladecli.decoder.events import Started
 from ladecli.events import Ended, Piece, PromptRead, TextEvent, TextStep
+from ladecli.metrics import Tally
 from ladecli.view.live import LiveView
 from ladecli.view.markdown import MarkdownRenderer
-from ladecli.view.status import ViewState
+from ladecli.visualize import Together
 
 HEIGHT = 6
 
@@ -54,12 +55,15 @@ class Terminal:
             legacy_windows=False,
         )
         self.now = self.reading = 0.0  # reading: what each look at the clock takes
+        tally = Tally()
         self.view = LiveView(
             self.console,
-            ViewState(max_context=max_context),
+            tally,
             MarkdownRenderer(True, colours, thinking),
+            max_context=max_context,
             clock=self._clock,
         )
+        self.answer = Together(tally, self.view)
         self._stream.feed("$ lade\r\n")
 
     def _clock(self) -> float:
@@ -74,7 +78,7 @@ class Terminal:
         """Events, each late enough to be drawn."""
         for event in events:
             self.now += 10
-            self.view.show(event)
+            self.answer.show(event)
             self.update()
         return self.lines
 
@@ -242,13 +246,13 @@ def refreshes(terminal: Terminal, events: Iterable[TextEvent], seconds: float) -
     """How often the view has drawn, if an event comes every `seconds`; each time in one write."""
     for event in events:
         terminal.now += seconds
-        terminal.view.show(event)
+        terminal.answer.show(event)
     return len(terminal.writes.parts)
 
 
 def test_the_first_text_is_drawn_at_once_and_then_20_times_a_second() -> None:
     terminal = Terminal()
-    terminal.view.show(Started(0, 10))
+    terminal.answer.show(Started(0, 10))
     assert refreshes(terminal, [step("")], 1e-6) == 1
     assert refreshes(terminal, [step("first\n" * 5)], 1e-6) == 2
     assert refreshes(terminal, [step("x ")] * 1000, 1e-3) == pytest.approx(2 + 20, abs=2)

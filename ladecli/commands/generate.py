@@ -120,13 +120,13 @@ class _Answers:
         request, session = self._request, self._session
         if number > 1 and not request.json:
             print()
-        files = export.views(request, session, self._settings, ids, None, number)
-        view = Together(*([] if request.json else [self._terminal.writer()]), *files)
         tally, detailed = Tally(), request.trace is not None
+        shown = [] if request.json else [self._terminal.writer()]
+        files = export.views(request, session, self._settings, ids, tally, number)
+        view = Together(tally, *shown, *files)
         lost: RankError | None = None
         try:
             for event in session.stream(ids, self._settings, cancelled, detailed=detailed):
-                tally.add(event)
                 view.show(event)
         except RankError as error:
             lost = error

@@ -308,7 +308,7 @@ def stats(chat: Chat, _: str) -> None:
     if not chat.replies:
         raise UsageError("there are no figures yet; send a message first")
     tally = total([reply.tally for reply in chat.replies])
-    chat.terminal.statistics(tally, chat.plain_step)
+    chat.terminal.statistics(tally)
     limit, forgotten = chat.session.decoder.max_context, chat.conversation.forgotten
     parts = [
         f"replies: {len(chat.replies)}",

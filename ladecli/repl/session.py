@@ -17,7 +17,6 @@ from ..session.conversation import Conversation
 from ..trace import export
 from ..view.live import LiveView
 from ..view.markdown import MarkdownRenderer
-from ..view.status import ViewState
 from ..view.terminal import Terminal, ctrl_c
 from ..visualize import Together, View, counted, memory_line, printable, repeats
 from .reader import Reader, escaped
@@ -141,7 +140,7 @@ class Chat:
             KeyboardInterrupt: on a pipe, after the text until then was kept.
         """
         seen = self._with_room(asked)
-        reply = Reply(self.encode(seen), self.settings())
+        reply = Reply(self.encode(seen), self.settings(), Tally(plain_before=self.plain_step))
         try:
             self._show(reply)
         finally:
@@ -156,8 +155,8 @@ class Chat:
     def _show(self, reply: Reply) -> None:
         """Decode a reply, on the screen and into the files of --trace, --svg and --html."""
         shown = self._make_view(reply)
-        given = (self.request, self.session, reply.settings, reply.prompt, self.plain_step)
-        view = Together(shown, *export.views(*given))
+        given = (self.request, self.session, reply.settings, reply.prompt, reply.tally)
+        view = Together(reply.tally, shown, *export.views(*given))
         detailed = self.request.trace is not None
         self._view = shown
         try:
@@ -165,7 +164,6 @@ class Chat:
                 for event in self.session.stream(
                     reply.prompt, reply.settings, cancelled, detailed=detailed
                 ):
-                    reply.tally.add(event)
                     view.show(event)
                     look()
         finally:
@@ -177,10 +175,10 @@ class Chat:
         console = self.terminal.live_console()
         if console is None or self.request.quiet:
             return self.terminal.writer(self.request.token_colors)
-        state = ViewState(plain_step=self.plain_step, max_context=self.session.decoder.max_context)
+        limit = self.session.decoder.max_context
         thinking = self.session.opens_thinking(reply.prompt)
         renderer = MarkdownRenderer(self.request.markdown, self.request.token_colors, thinking)
-        return LiveView(console, state, renderer)
+        return LiveView(console, reply.tally, renderer, max_context=limit)
 
     def _conclude(self, reply: Reply) -> None:
         """Print what stands under a reply.
@@ -206,7 +204,7 @@ class Chat:
         for line in filter(None, lines):
             self.note(f"({line})")
         if self.shows_stats:
-            self.terminal.statistics(tally, self.plain_step)
+            self.terminal.statistics(tally)
         if self.reader.interactive and not self.request.quiet:
             self.console.print()
         if memory and tally.reason == "memory":

@@ -99,7 +99,7 @@ class StepView:
 
     def _figures(self) -> Text:
         """What the step yielded and cost, and the whole answer so far."""
-        tally = Tally()
+        tally = Tally(plain_before=self.trace.header.plain_step)
         step = self._step
         for event in self.trace.events:
             tally.add(event)
@@ -108,9 +108,8 @@ class StepView:
         line = _line(counted(len(step.token_ids), "token"), "bold")
         line.append(f" · width {step.width} · {step.seconds * 1000:.1f} ms")
         line.append(f" · {tally.tokens_per_step:.2f} tokens per step so far")
-        plain = self.trace.header.plain_step
-        if plain and (speedup := tally.speedup(plain)):
-            line.append(f" · {speedup:.1f}× plain")
+        if tally.speedup:
+            line.append(f" · {tally.speedup:.1f}× plain")
         return line
 
     def _text(self, width: int) -> Text:

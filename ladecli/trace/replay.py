@@ -13,9 +13,8 @@ from ..metrics import Tally
 from ..options import ReplayRequest
 from ..view.live import LiveView
 from ..view.markdown import MarkdownRenderer
-from ..view.status import ViewState
 from ..view.terminal import Terminal, ctrl_c, is_dumb
-from ..visualize import View
+from ..visualize import Together, View
 from .format import Trace, read_trace
 from .inspector import Browser, StepView
 
@@ -44,21 +43,20 @@ def run(request: ReplayRequest) -> int:
 
 def _play(trace: Trace, terminal: Terminal, speed: float) -> int:
     """Show the text as it came, then its statistics."""
-    console, tally = terminal.live_console(), Tally()
-    view: View = terminal.writer()
+    console, tally = terminal.live_console(), Tally(plain_before=trace.header.plain_step)
+    shown: View = terminal.writer()
     if console is not None:
-        state = ViewState(plain_step=trace.header.plain_step)
         thinking = trace.header.prompt.rstrip().endswith("<think>")
-        view = LiveView(console, state, MarkdownRenderer(True, True, thinking))
+        shown = LiveView(console, tally, MarkdownRenderer(True, True, thinking))
+    view = Together(tally, shown)
     with ctrl_c() as cancelled:
         try:
             for event in paced(trace.events, speed, cancelled):
                 view.show(event)
-                tally.add(event)
         finally:
             view.finish()
         interrupted = cancelled()
-    terminal.statistics(tally, trace.header.plain_step)
+    terminal.statistics(tally)
     return INTERRUPTED if interrupted else 0
 
 

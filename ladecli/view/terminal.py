@@ -86,11 +86,11 @@ class Terminal:
         if not self.quiet:
             print(f"lade: {printable(line)}", file=sys.stderr)
 
-    def statistics(self, tally: Tally, plain_step: float | None = None) -> None:
+    def statistics(self, tally: Tally) -> None:
         """The line about an answer, on stderr; as wide as the screen, if there is one."""
         console = self.console(sys.stderr)
         width = console.width if console.is_terminal else sys.maxsize
-        console.print(statistics_line(tally, width, plain_step), soft_wrap=True)
+        console.print(statistics_line(tally, width), soft_wrap=True)
 
     @contextlib.contextmanager
     def progress(self, what: str) -> Iterator[None]:
