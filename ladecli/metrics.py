@@ -20,8 +20,8 @@ PLAIN_STEPS = 8
 """Steps of one token that an answer needs before their mean stands for a plain step."""
 _LATEST = 500
 """Plain steps of which the mean is taken, so that its cost does not grow with the text."""
-RECENT, NOW_STEPS = 24, 8
-"""The last steps: those that are kept one by one, and those whose speed is that of now."""
+_RECENT = 24
+"""Last steps that are kept one by one."""
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class Tally:
         fed: tokens fed to the model by all steps.
         prefill_seconds, decode_seconds: wall time.
         plain_seconds: of the latest steps that fed one token, as all of plain decoding do.
-        recent: tokens and seconds of the last steps, the newest last.
+        recent: tokens of the last steps, the newest last.
         accepted: draft tokens by source.
         step_limit: the most tokens of a step after memory ran out; None if it did not.
         reason: why the answer ended; None before that.
@@ -56,7 +56,7 @@ class Tally:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     plain_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST))
-    recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
+    recent: deque[int] = field(default_factory=lambda: deque(maxlen=_RECENT))
     accepted: Counter[str] = field(default_factory=Counter)
     step_limit: int | None = None
     reason: Reason | None = None
@@ -83,7 +83,7 @@ class Tally:
                     self.decode_seconds += event.seconds
                     if event.width == 1:
                         self.plain_seconds.append(event.seconds)
-                self.recent.append((len(event.token_ids), event.seconds))
+                self.recent.append(len(event.token_ids))
                 self.steps += 1
                 self.tokens += len(event.token_ids)
                 self.fed += event.width
@@ -138,18 +138,8 @@ class Tally:
     @property
     def speedup(self) -> float:
         """Plain decoding's time over that of this answer, after the first step; 0 if unknown."""
-        return self._speedup(self.tokens - self._first_tokens, self.decode_seconds)
-
-    @property
-    def speedup_now(self) -> float:
-        """The same of the last `NOW_STEPS` steps; 0 before there are more of them."""
-        if self.steps <= NOW_STEPS:
-            return 0.0
-        tokens, seconds = zip(*list(self.recent)[-NOW_STEPS:], strict=True)
-        return self._speedup(sum(tokens), sum(seconds))
-
-    def _speedup(self, tokens: int, seconds: float) -> float:
-        return ratio(tokens * (self.plain_step or 0.0), seconds)
+        tokens = self.tokens - self._first_tokens
+        return ratio(tokens * (self.plain_step or 0.0), self.decode_seconds)
 
 
 def total(tallies: Iterable[Tally]) -> Tally:

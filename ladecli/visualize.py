@@ -22,6 +22,8 @@ SOURCE_STYLES = {
 }
 OTHER_SOURCE_STYLE = "yellow"
 
+SEPARATOR = " · "
+BARS = "▁▂▃▄▅▆▇█"
 LOOP = 120
 """Characters of the longest phrase whose repetition is noticed."""
 
@@ -131,10 +133,9 @@ class Writer:
 # Figures.
 
 
-def statistics_line(tally: Tally, width: int) -> Text:
-    """One line about an answer; it breaks between figures where a screen is not `width` wide."""
+def figures(tally: Tally) -> list[Text]:
+    """What an answer's tokens took, each figure by itself."""
     parts = [
-        Text(f"{counted(tally.tokens, 'token')} in {counted(tally.steps, 'step')}"),
         Text(f"{tally.tokens_per_step:.2f} tokens per step", "bold"),
         Text(f"{tally.tokens_per_second:.1f} tok/s"),
     ]
@@ -146,13 +147,50 @@ def statistics_line(tally: Tally, width: int) -> Text:
             for source, count in sorted(tally.accepted.items())
         ]
         parts.append(Text("accepted: ").append_text(Text(", ").join(counts)))
-    lines = [parts[0]]
-    for part in parts[1:]:
-        if lines[-1].cell_len + 3 + part.cell_len > width:
+    return parts
+
+
+def statistics_line(tally: Tally, width: int) -> Text:
+    """One line about an answer; it breaks between figures where a screen is not `width` wide."""
+    lines = [Text(f"{counted(tally.tokens, 'token')} in {counted(tally.steps, 'step')}")]
+    for part in figures(tally):
+        if lines[-1].cell_len + len(SEPARATOR) + part.cell_len > width:
             lines.append(part)
         else:
-            lines[-1] = Text.assemble(lines[-1], (" · ", "dim"), part)
+            lines[-1] = Text.assemble(lines[-1], (SEPARATOR, "dim"), part)
     return Text("\n").join(lines)
+
+
+def status_line(tally: Tally, width: int, max_context: int = 0) -> Text:
+    """One row about an unfinished reply, never wider than the screen.
+
+    Figures that do not fit are left out from the end.  Bars of the last steps take the room left:
+    one token is the lowest, eight or more are the highest.
+
+    Args:
+        tally: of the reply so far.
+        width: of the screen, in cells.
+        max_context: the most tokens of prompt and reply together; 0 if unknown.
+    """
+    if tally.prompt and not tally.steps:
+        progress = f"{tally.read}/{tally.prompt}"
+        full = f"reading the prompt {progress}"
+        return Text(full if len(full) <= width else progress[:width])
+    parts = figures(tally)
+    if repeats(tally.text):
+        parts.insert(1, Text("repeats itself: Ctrl-C stops it", "yellow"))
+    if max_context:
+        parts.append(Text(f"{tally.prompt + tally.tokens}/{max_context}"))
+    line, *others = parts
+    for part in others:
+        if line.cell_len + len(SEPARATOR) + part.cell_len > width - 2:  # at least one bar
+            break
+        line = Text.assemble(line, (SEPARATOR, "dim"), part)
+    bars = "".join(BARS[min(max(count, 1), len(BARS)) - 1] for count in tally.recent)
+    line.append(f" {bars[-max(width - line.cell_len - 1, 1) :]}")
+    line.truncate(width)
+    line.rstrip()
+    return line
 
 
 def memory_line(tally: Tally) -> str | None:

@@ -111,7 +111,7 @@ def test_ctrl_c_and_signals_in_the_middle_of_a_reply(tmp_path: Path) -> None:
         assert "(stopped)" in ready(terminal)
         assert "typed ahead" not in terminal.text()
         terminal.enter("What is the pool?")
-        terminal.wait("tok/step")
+        terminal.wait(lambda text: text.count("tok/s") == 2)
         assert not terminal.child.getecho()
         terminal.child.kill(signal.SIGTERM)
         assert terminal.close() == 128 + signal.SIGTERM

@@ -13,8 +13,8 @@ from rich.text import Text
 
 from ..events import Piece, TextEvent, pieces_of
 from ..metrics import Tally
+from ..visualize import status_line
 from .markdown import MarkdownRenderer
-from .status import status_line
 
 SHORTEST, LONGEST = 1 / 20, 1 / 2
 """Seconds between two refreshes, at least and at most."""
@@ -102,16 +102,8 @@ class LiveView:
         rise = sum(max(len(chop_cells(row, max(width, 2))), 1) for row in self._region) - 1
         self._region = []
         if not self._finished:
-            colours = self.renderer.colours and not self._console.no_color
-            unicode = self._console.encoding.lower().startswith("utf")
             # One cell less, or it could take two rows by itself.
-            status = status_line(
-                self._tally,
-                width - 1,
-                max_context=self._max_context,
-                unicode=unicode,
-                colours=colours,
-            )
+            status = status_line(self._tally, width - 1, self._max_context)
             self._region = [unfinished.plain, status.plain]
             frame.append_text(unfinished).append("\n").append_text(status)
         with self._console as console:
