@@ -205,7 +205,6 @@ def test_other_languages(language: str) -> None:
     ("text", "italic"),
     [
         ("~~~nonsense\ndef f(): *x*\n```\n~~~\n*b*", [4]),  # the other fence is code
-        ("```\nx = 1\n       ```\n*b*\n```\n*c*", [5]),  # too deep to close
         ("````\n```\n*a*\n````\n*b*", [4]),
         ("1. run\n   ```sh\n   *ls*\n   ```\n   *then*\n- ```\n  *y*\n  ```\n*z*", [4, 8]),
         ("```x``` *y*\n*z*", [0, 1]),  # code in a line opens none
