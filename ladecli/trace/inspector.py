@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator
+from collections import Counter
 from dataclasses import dataclass
 
 from prompt_toolkit.application import Application
@@ -162,57 +162,38 @@ class StepView:
         return line
 
     def _draft(self, detail: Detail) -> list[RenderableType]:
-        """The candidate tree below its heading."""
-        step = self._step
+        """The candidate tree below its heading, what was accepted first.
+
+        A node that is alone after its parent stands in the same line, unless only one of them was
+        accepted.
+        """
+        accepted, step = set(detail.accepted), self._step
         about = "none in this step"
         if detail.tree:
-            counts = f"{len(detail.tree)} proposed, {len(detail.accepted)} accepted"
-            about = f"{counts} ✓; → the model's own token"
+            about = f"{len(detail.tree)} proposed, {len(accepted)} accepted ✓; → the model's own"
         elif self._sources() == "trajectory":
             about += ": no n-gram in the pool begins with this token"
         elif self._sources():
             about += ": none was likely enough to pay for a wider step"
-        end = detail.accepted[-1] if detail.accepted else ROOT
-        style = f"bold {style_of(step.pieces[-1].source)}"
-        choice = Text.assemble((" → ", "dim"), (self._word(step.token_ids[-1]), style))
-        root = _line(self._word(detail.current), "bold")
-        tree = Tree(root.append_text(choice) if end == ROOT else root, guide_style="dim")
-        branches = {ROOT: tree}
-        for parent, nodes in _chains(detail):
-            label = _line()
-            for node in nodes:
-                accepted, color = node in detail.accepted, style_of(detail.sources[node])
-                word = self._word(detail.tree[node]) + " ✓" * accepted
-                label.append(" " if label else "")
-                label.append(word, f"bold {color}" if accepted else f"dim {color}")
-            if nodes[-1] == end:
-                label.append_text(choice)
-            names = ", ".join(dict.fromkeys(detail.sources[node] for node in nodes))
-            label.append(f"  {names}", f"dim {style_of(detail.sources[nodes[0]])}")
-            branches[nodes[-1]] = branches[parent].add(label)
-        return [_heading("draft", about), tree]
-
-
-def _chains(detail: Detail) -> Iterator[tuple[int, list[int]]]:
-    """Nodes that share a line, each the only child of the one before, after the first's parent.
-
-    Parents are before their children, and accepted nodes before their siblings.
-    """
-    accepted = set(detail.accepted)
-    children: dict[int, list[int]] = {}
-    for node, parent in enumerate(detail.parents):
-        children.setdefault(parent, []).append(node)
-    parents = [ROOT]
-    while parents:
-        parent = parents.pop()
-        for node in sorted(children.get(parent, []), key=lambda node: node not in accepted):
-            nodes = [node]
-            while len(following := children.get(nodes[-1], [])) == 1 and (
-                (following[0] in accepted) == (node in accepted)
-            ):
-                nodes += following
-            yield parent, nodes
-            parents.append(nodes[-1])
+        lines = {ROOT: _line(f"{self._word(detail.current)} ", "bold")}
+        branches = {ROOT: Tree(lines[ROOT], guide_style="dim")}
+        children = Counter(detail.parents)
+        for node in sorted(range(len(detail.tree)), key=lambda node: node not in accepted):
+            parent, source = detail.parents[node], detail.sources[node]
+            lines[node], branches[node] = lines[parent], branches[parent]
+            alike = parent != ROOT and (parent in accepted) == (node in accepted)
+            if not alike or children[parent] > 1:
+                lines[node] = _line()
+                branches[node] = branches[parent].add(lines[node])
+            if not lines[node] or detail.sources[parent] != source:
+                lines[node].append(f"{source}: ", f"dim {style_of(source)}")
+            word = self._word(detail.tree[node]) + " ✓" * (node in accepted) + " "
+            looks = "bold" if node in accepted else "dim"
+            lines[node].append(word, f"{looks} {style_of(source)}")
+        end = detail.accepted[-1] if accepted else ROOT
+        choice = self._word(step.token_ids[-1])
+        lines[end].append("→ ", "dim").append(choice, f"bold {style_of(step.pieces[-1].source)}")
+        return [_heading("draft", about), branches[ROOT]]
 
 
 def _line(text: str = "", style: str = "") -> Text:
