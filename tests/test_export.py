@@ -11,7 +11,6 @@ from xml.etree import ElementTree
 import pytest
 from rich.cells import cell_len
 
-from ladecli.errors import LadeError
 from ladecli.events import Ended, Piece, TextEvent, TextStep
 from ladecli.metrics import Tally
 from ladecli.trace.export import COLUMNS, Exporter
@@ -123,8 +122,3 @@ def test_long_lines_are_wrapped_between_words(tmp_path: Path) -> None:
     assert " ".join(line for line in lines if "w" in line).split("你")[0].split() == words.split()
     assert "".join(lines).count("你") == 100
     assert words in html
-
-
-def test_a_folder_that_is_gone_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(LadeError, match=r"^--svg .* cannot be written: No such file"):
-        Exporter(tmp_path / "gone" / "x.svg", None, "m", "p", Tally()).finish()

@@ -115,15 +115,6 @@ def one_step(detail: Detail, words: dict[int, str] | None = None) -> Trace:
     return replace(small_trace(None), events=(step,), spellings=words)
 
 
-def test_columns_without_room_are_left_out() -> None:
-    detail = Detail(1, window=((1,) * 30,) * 2, outputs=(2,) * 30, closed=True)
-    lines = shown(one_step(detail, {1: "a", 2: "extraordinarily", 99: "!"}), 1, 80)
-    row = next(line for line in lines if line.startswith("outputs"))
-    assert row.endswith("…")
-    assert 3 < row.count("extr") < 30
-    assert cell_len(row) <= 80
-
-
 def test_tokens_cannot_drive_the_terminal() -> None:
     trace = small_trace()
     evil = "\x1b[2J\x9b31m\x07\u202e\u2028\r"

@@ -169,12 +169,6 @@ def test_a_long_reply_is_in_the_scrollback_complete_and_once(width: int, size: i
     assert before[:-2] == shown[: len(before) - 2], "complete rows stay"
 
 
-def test_no_text_can_drive_the_terminal() -> None:
-    terminal = Terminal()
-    terminal.say("a\x1b[2J\x1b[Hb\x9b31mc\x07[red]d\r", 50)
-    assert terminal.finish() == ["$ lade", "a[2J[Hb31mc[red]d"]
-
-
 @pytest.mark.parametrize("ending", ["", "\n", "\n\n"])
 def test_the_last_line_is_ended_once(ending: str) -> None:
     terminal = Terminal()

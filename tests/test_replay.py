@@ -36,13 +36,6 @@ def test_events_come_when_they_came(speed: float) -> None:
         assert at < due / speed + 0.5  # a busy machine
 
 
-def test_cancelling_ends_it_in_the_middle_of_a_wait() -> None:
-    end = time.monotonic() + 0.2
-    slow = [EVENTS[0], TextStep((Piece("a"),), (1,), 1, 0, 10000.0)]
-    assert list(paced(slow, 1.0, lambda: time.monotonic() > end)) == slow[:1]
-    assert time.monotonic() < end + 5
-
-
 @pytest.fixture
 def small(tmp_path: Path) -> str:
     """The file of a trace of three steps."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -83,10 +81,6 @@ def test_the_format_of_a_trace(tmp_path: Path) -> None:
     assert write(tmp_path / "y", found).read_text("utf-8") == VERSION_2
 
 
-def rows_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-
-
 def test_spaces_at_the_start_of_words_are_spelled() -> None:
     class Drops:
         """A tokenizer that drops the space at the start of a text."""
@@ -97,37 +91,6 @@ def test_spaces_at_the_start_of_words_are_spelled() -> None:
 
     spell = speller(Drops())
     assert (spell(0), spell(1)) == (" the", ".")
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_details_agree_with_the_text_and_the_algorithm(name: str) -> None:
-    steps = [event for event in events_of(name) if isinstance(event, TextStep)]
-    details = [step.detail for step in steps]
-    accepted = full = 0
-    for step, detail in zip(steps, details, strict=True):
-        assert detail is not None
-        assert step.proposed == len(detail.tree)
-        assert len(detail.accepted) == len(step.token_ids) - 1
-        assert [detail.parents[node] for node in detail.accepted] == [-1, *detail.accepted][:-1]
-        for node, token, piece in zip(detail.accepted, step.token_ids, step.pieces, strict=False):
-            assert (detail.tree[node], detail.sources[node]) == (token, piece.source)
-        accepted += len(detail.accepted)
-    look = SETTINGS[name].lookahead
-    for step, (before, after) in zip(steps, pairwise(details), strict=False):
-        assert before is not None
-        assert after is not None
-        assert after.current == step.token_ids[-1]
-        if after.window:
-            rows = (*before.window, before.outputs)
-            rows = rows[1:] if before.closed else tuple(row[1:] for row in rows)
-            assert after.window[0][0] == after.current
-            assert (after.window[0][1:], *after.window[1:]) == (rows[0][1:], *rows[1:])
-            assert after.closed == (len(after.window) == look.ngram - 1)
-        columns = tuple(zip(*after.window, after.outputs, strict=True)) if after.closed else ()
-        assert after.ngrams == columns
-        full += after.closed
-    assert accepted or name in ("plain", "jacobi")
-    assert full > 10 or name in ("plain", "jacobi")
 
 
 def test_a_killed_program_leaves_a_trace_up_to_there(tmp_path: Path) -> None:
@@ -178,19 +141,6 @@ def test_damage_is_named_in_one_line(text: str, message: str, tmp_path: Path) ->
         read_trace(tmp_path / "x")
     assert str(tmp_path / "x") in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    cases = {
-        tmp_path / "none": "there is no trace",
-        tmp_path: "is a folder",
-        Path("a\0b"): "null byte",
-    }
-    if Path("/dev/zero").exists():
-        cases[Path("/dev/zero")] = "cannot be read: it holds more than"
-    for path, message in cases.items():
-        with pytest.raises(UsageError, match=message):
-            read_trace(path)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")
