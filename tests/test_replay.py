@@ -27,7 +27,7 @@ EVENTS: list[TextEvent] = [
 def test_events_come_when_they_came(speed: float) -> None:
     start = time.monotonic()
     came = []
-    for event in paced(EVENTS, speed, lambda: False):
+    for event in paced(EVENTS, speed):
         came.append((event, time.monotonic() - start))
         time.sleep(0.02 / speed)  # showing is part of the time
     assert [event for event, _ in came] == EVENTS

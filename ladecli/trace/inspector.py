@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import io
+import sys
 from collections import Counter
 from dataclasses import dataclass
 
-from prompt_toolkit.application import Application
-from prompt_toolkit.formatted_text import ANSI
-from prompt_toolkit.key_binding import KeyBindings
-from prompt_toolkit.key_binding.key_processor import KeyPressEvent
-from prompt_toolkit.keys import Keys
-from prompt_toolkit.layout import FormattedTextControl, HSplit, Layout, Window
+import typer
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.layout import Layout
 from rich.rule import Rule
 from rich.text import Text
 from rich.tree import Tree
@@ -208,68 +204,23 @@ def _heading(name: str, about: str) -> Rule:
 
 
 KEYS = " ← → step · PgUp PgDn ten steps · g G first, last · q leave"
+_MOVES = {
+    **dict.fromkeys(("\x1b[C", "\x1b[B", " ", "\r", "n", "j"), 1),
+    **dict.fromkeys(("\x1b[D", "\x1b[A", "\x7f", "p", "b", "k"), -1),
+    **{"\x1b[6~": 10, "\x1b[5~": -10, "g": -sys.maxsize, "G": sys.maxsize},
+}
+"""Steps to go, by the characters that a key sends."""
+_LEAVE = ("q", "\x1b", "\x04")
 
 
-class Browser:
-    """The steps of a trace, one at a time on the whole screen, with keys to walk among them.
-
-    Args:
-        trace: with at least one step.
-        colored: whether the screen has colors.
-    """
-
-    def __init__(self, trace: Trace, *, colored: bool) -> None:
-        self._trace = trace
-        self._colored = colored
-        self._number = 1
-        body = Window(FormattedTextControl(self._body, show_cursor=False))
-        footer = Window(FormattedTextControl(KEYS), height=1, style="reverse")
-        self._app: Application[None] = Application(
-            Layout(HSplit([body, footer])), key_bindings=self._bindings(), full_screen=True
-        )
-        # Seconds that Esc waits for the rest of a key that starts with it.
-        self._app.ttimeoutlen = 0.05
-
-    def run(self) -> None:
-        """Show steps until the user leaves."""
-        with contextlib.suppress(EOFError, KeyboardInterrupt):
-            self._app.run()
-
-    def _body(self) -> ANSI:
-        size = self._app.output.get_size()
-        console = Console(
-            file=io.StringIO(),
-            width=max(size.columns, 20),
-            force_terminal=True,
-            color_system="standard",
-            no_color=not self._colored,
-            legacy_windows=False,
-        )
-        with console.capture() as capture:
-            console.print(StepView(self._trace, self._number), end="")
-        lines, height = capture.get().splitlines(), max(size.rows - 1, 1)
-        if len(lines) > height:
-            lines[height - 1 :] = [f"… {len(lines) - height + 1} more lines"]
-        return ANSI("\n".join(lines))
-
-    def _bindings(self) -> KeyBindings:
-        bindings, last = KeyBindings(), len(self._trace.steps)
-
-        def walk(steps: int, *keys: str) -> None:
-            def go(_event: KeyPressEvent) -> None:
-                self._number = min(max(self._number + steps, 1), last)
-
-            for key in keys:
-                bindings.add(key)(go)
-
-        walk(1, "right", "down", "space", "enter", "n", "j")
-        walk(-1, "left", "up", "backspace", "p", "b", "k")
-        walk(10, "pagedown")
-        walk(-10, "pageup")
-        walk(-last, "home", "g")
-        walk(last, "end", "G")
-        # Pasted color codes are taken for a mouse's, and break prompt_toolkit's handler of those.
-        bindings.add(Keys.Vt100MouseEvent)(lambda _event: None)
-        for key in ("q", "escape", "c-c", "c-d"):
-            bindings.add(key)(lambda event: event.app.exit())
-        return bindings
+def browse(trace: Trace, console: Console) -> None:
+    """Show the steps of a trace, one at a time on the whole screen, until the user leaves."""
+    number, key = 1, ""
+    with contextlib.suppress(EOFError, KeyboardInterrupt), console.screen() as screen:
+        while key not in _LEAVE:
+            number = min(max(number + _MOVES.get(key, 0), 1), len(trace.steps))
+            shown = Layout()
+            keys = Layout(Text(KEYS.ljust(console.width), "reverse", no_wrap=True), size=1)
+            shown.split_column(Layout(StepView(trace, number)), keys)
+            screen.update(shown)
+            key = typer.getchar()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ..errors import INTERRUPTED, UsageError
@@ -13,13 +13,10 @@ from ..metrics import Tally
 from ..options import ReplayRequest
 from ..view.live import LiveView
 from ..view.markdown import MarkdownRenderer
-from ..view.terminal import Terminal, ctrl_c, is_dumb
+from ..view.terminal import Terminal, is_dumb
 from ..visualize import Together, View
 from .format import Trace, read_trace
-from .inspector import Browser, StepView
-
-_NAP = 1 / 16
-"""Seconds between two looks at whether Ctrl-C was pressed."""
+from .inspector import StepView, browse
 
 
 def run(request: ReplayRequest) -> int:
@@ -48,31 +45,26 @@ def _play(trace: Trace, terminal: Terminal, speed: float) -> int:
     if console is not None:
         thinking = trace.header.prompt.rstrip().endswith("<think>")
         shown = LiveView(console, tally, MarkdownRenderer(True, True, thinking))
-    view = Together(tally, shown)
-    with ctrl_c() as cancelled:
-        try:
-            for event in paced(trace.events, speed, cancelled):
-                view.show(event)
-        finally:
-            view.finish()
-        interrupted = cancelled()
+    view, code = Together(tally, shown), 0
+    try:
+        for event in paced(trace.events, speed):
+            view.show(event)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    finally:
+        view.finish()
     terminal.statistics(tally)
-    return INTERRUPTED if interrupted else 0
+    return code
 
 
-def paced(
-    events: Iterable[TextEvent], speed: float, cancelled: Callable[[], bool]
-) -> Iterator[TextEvent]:
-    """Events, each when its recorded seconds have passed, until `cancelled` returns true."""
+def paced(events: Iterable[TextEvent], speed: float) -> Iterator[TextEvent]:
+    """Events, each when its recorded seconds have passed."""
     # Against the clock, and not one sleep after another: showing takes time, too.
     due = time.monotonic()
     for event in events:
         if isinstance(event, TextStep | PromptRead):
             due += event.seconds / speed
-        while not cancelled() and (wait := due - time.monotonic()) > 0:
-            time.sleep(min(wait, _NAP))
-        if cancelled():
-            return
+        time.sleep(max(due - time.monotonic(), 0.0))
         yield event
 
 
@@ -82,7 +74,7 @@ def _inspect(trace: Trace, terminal: Terminal) -> int:
     if not trace.steps:
         terminal.say("the trace holds no steps")
     elif sys.stdin.isatty() and sys.stdout.isatty() and not is_dumb():
-        Browser(trace, colored=console.color_system is not None and not console.no_color).run()
+        browse(trace, console)
     else:
         for number in range(1, len(trace.steps) + 1):
             console.print(StepView(trace, number), "")
