@@ -13,7 +13,8 @@ from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.decoder.events import Detail, Started
 from ladecli.events import Ended, Piece, TextEvent, TextStep
 from ladecli.session.session import Settings
-from ladecli.trace.format import Header, Trace, TraceWriter, describe, speller
+from ladecli.trace.export import describe
+from ladecli.trace.format import Header, Trace, TraceWriter, speller
 
 PROMPT = "def read(path):\n"
 SETTINGS = {

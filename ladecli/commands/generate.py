@@ -170,14 +170,8 @@ class _Answers:
     def _as_json(self, tally: Tally) -> dict[str, Any]:
         """The answer's object of CLI schema 1; its keys are part of the interface."""
         session, settings = self._session, self._settings
-        lookahead, runner = settings.lookahead, session.decoder.runner
-        sampling = dataclasses.asdict(settings.sampling)
+        runner, sampling = session.decoder.runner, dataclasses.asdict(settings.sampling)
         seed = sampling.pop("seed")
-        drafting: dict[str, Any] = dict.fromkeys(("window", "ngram", "guesses", "budget"))
-        drafting["sources"] = []
-        if settings.strategy == "lookahead":
-            drafting = {name: getattr(lookahead, name) for name in drafting}
-            drafting["budget"] = lookahead.step_limit
         return {
             "model": session.loaded.name,
             "text": tally.text,
@@ -185,8 +179,7 @@ class _Answers:
             "finish_reason": "length" if tally.reason == "context" else tally.reason,
             "usage": {"prompt_tokens": tally.prompt, "completion_tokens": tally.tokens},
             "decode": {
-                "strategy": settings.strategy,
-                **drafting,
+                **export.decoding(settings),
                 "profile": self._profile,
                 "attention": session.attention,
                 "cuda_graphs": runner.captures,

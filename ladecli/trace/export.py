@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from html import escape, unescape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -89,7 +90,7 @@ def views(
     trace, svg, html = (_path(request, option, number) for option in OPTIONS)
     name, decode = session.loaded.name, session.loaded.tokenizer.decode
     if trace:
-        from .format import Header, TraceWriter, describe, speller
+        from .format import Header, TraceWriter, speller
 
         header = Header(
             model=name,
@@ -103,6 +104,24 @@ def views(
         prompt = decode(list(ids), skip_special_tokens=True)
         made.append(Exporter(svg, html, name, prompt, tally))
     return made
+
+
+def decoding(settings: Settings) -> dict[str, Any]:
+    """How an answer is decoded, as `--json` has it; None for what its strategy does not have."""
+    look, drafts = settings.lookahead, settings.strategy == "lookahead"
+    values = {"window": look.window, "ngram": look.ngram, "guesses": look.guesses}
+    values["budget"] = look.step_limit
+    return {
+        "strategy": settings.strategy,
+        **{name: value if drafts else None for name, value in values.items()},
+        "sources": list(look.sources) if drafts else [],
+    }
+
+
+def describe(settings: Settings) -> dict[str, Any]:
+    """The settings of an answer as a header holds them."""
+    sampling = asdict(settings.sampling)
+    return decoding(settings) | sampling | {"max_new_tokens": settings.max_new_tokens}
 
 
 class Exporter:

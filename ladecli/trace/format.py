@@ -32,7 +32,6 @@ from ..errors import LadeError, UsageError
 from ..events import Ended, PromptRead, TextEvent, TextStep
 
 if TYPE_CHECKING:
-    from ..session.session import Settings
     from ..session.text import Tokenizer
 
 OPTION = "--trace"
@@ -45,7 +44,7 @@ class Header(BaseModel):
         model: its name.
         prompt: as text, the special tokens of a chat template included.
         prompt_tokens: its length.
-        settings: strategy, window, ngram, …; see `describe`.
+        settings: strategy, window, ngram, …; see `export.describe`.
         plain_step: seconds of a plain step on this machine, where it was measured.
     """
 
@@ -134,21 +133,6 @@ class Trace:
     def spell(self, token: int) -> str:
         """The text of a token, or its id in angle brackets where the trace does not have it."""
         return self.spellings.get(token, f"<{token}>")
-
-
-def describe(settings: Settings) -> dict[str, Any]:
-    """The settings of an answer as a header holds them."""
-    look, sampling = settings.lookahead, settings.sampling
-    described: dict[str, Any] = {"strategy": settings.strategy}
-    if settings.strategy == "lookahead":
-        described |= {
-            "window": look.window,
-            "ngram": look.ngram,
-            "guesses": look.guesses,
-            "budget": look.step_limit,
-            "sources": list(look.sources),
-        }
-    return described | asdict(sampling) | {"max_new_tokens": settings.max_new_tokens}
 
 
 def speller(tokenizer: Tokenizer) -> Callable[[int], str]:

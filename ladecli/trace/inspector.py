@@ -80,7 +80,7 @@ class StepView:
     def _title(self) -> Text:
         header = self.trace.header
         about = [header.model, str(header.settings.get("strategy", ""))]
-        if "window" in header.settings:
+        if header.settings.get("window"):
             names = {"W": "window", "N": "ngram", "G": "guesses"}
             about.append(" ".join(f"{key}={header.settings.get(names[key])}" for key in names))
             about.append(self._sources())
