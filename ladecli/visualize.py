@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable
 from typing import Protocol, TextIO
 
 from rich.color import ColorSystem
 from rich.style import Style
 from rich.text import Text
 
-from .events import Piece, TextEvent, pieces_of
+from .events import TextEvent, pieces_of
 from .metrics import Tally
 
 SOURCE_STYLES = {
@@ -47,11 +46,6 @@ def counted(count: int, noun: str) -> str:
 def style_of(source: str | None) -> str:
     """The style of a token from `source`; the model's own tokens are plain."""
     return "" if source is None else SOURCE_STYLES.get(source, OTHER_SOURCE_STYLE)
-
-
-def legend(sources: Iterable[str]) -> Text:
-    """The names of draft sources, each in its colour."""
-    return Text(" ").join(Text(source, style_of(source)) for source in sorted(sources))
 
 
 # Views of an answer.
@@ -115,19 +109,18 @@ class Writer:
 
     def show(self, event: TextEvent) -> None:
         """Write what the event adds, at once."""
-        self._write(pieces_of(event))
-
-    def finish(self) -> None:
-        """End the last line."""
-        self._write(() if self._ended_line else (Piece("\n"),))
-
-    def _write(self, pieces: Iterable[Piece]) -> None:
-        for piece in pieces:
+        for piece in pieces_of(event):
             if text := printable(piece.text) if self._safe else piece.text:
                 self._ended_line = text.endswith("\n")
                 style = Style.parse(style_of(piece.source))
                 self._stream.write(style.render(text, color_system=self._colors))
         self._stream.flush()
+
+    def finish(self) -> None:
+        """End the last line."""
+        if not self._ended_line:
+            self._stream.write("\n")
+            self._stream.flush()
 
 
 # Figures.
@@ -177,8 +170,6 @@ def status_line(tally: Tally, width: int, max_context: int = 0) -> Text:
         full = f"reading the prompt {progress}"
         return Text(full if len(full) <= width else progress[:width])
     parts = figures(tally)
-    if repeats(tally.text):
-        parts.insert(1, Text("repeats itself: Ctrl-C stops it", "yellow"))
     if max_context:
         parts.append(Text(f"{tally.prompt + tally.tokens}/{max_context}"))
     line, *others = parts

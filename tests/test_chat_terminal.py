@@ -172,23 +172,6 @@ def test_a_narrow_screen_without_colors_and_a_long_message() -> None:
         assert terminal.close() == 0
 
 
-def test_what_is_typed_before_the_prompt_stands_in_it() -> None:
-    """The program as people start it, which takes a while."""
-    options = ("-n", "9", "--ignore-eos", "--color", "never")
-    with Terminal("chat", "demo", *options, forked=False) as terminal:
-        terminal.wait(lambda _: not terminal.child.getecho(), "end of the echo")
-        terminal.send("typed early")
-        ready(terminal)
-        terminal.wait("> typed early")
-        assert terminal.text().count("typed early") == 1
-        terminal.enter("")
-        terminal.wait("9 tokens in")
-        ready(terminal)
-        assert not COLOR.search(terminal.raw[terminal.raw.rindex(b"typed") :].split(b"> ")[0])
-        terminal.send(CTRL_D)
-        assert terminal.close() == 0
-
-
 def test_a_terminal_that_can_do_nothing() -> None:
     with Terminal("chat", "demo", "-n", "20", env={"TERM": "dumb"}) as terminal:
         terminal.wait(">")

@@ -199,5 +199,3 @@ def test_the_status_fits_every_screen() -> None:
 )
 def test_a_text_that_goes_round_in_circles_is_noticed(text: str, expected: bool) -> None:
     assert repeats(text) is expected
-    row = status_line(tally_of([step((text, None))]), 200).plain
-    assert ("repeats itself" in row) is expected

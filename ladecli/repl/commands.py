@@ -15,14 +15,16 @@ from prompt_toolkit.completion import CompleteEvent, Completer, Completion, Path
 from prompt_toolkit.document import Document
 from rich.console import RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from .. import files
+from ..decoder.config import SOURCES
 from ..errors import UsageError
 from ..events import TextStep
 from ..metrics import Tally, ratio, total
 from ..session.conversation import Conversation, from_json
 from ..view.terminal import ctrl_c
-from ..visualize import SOURCE_STYLES, counted, legend, printable
+from ..visualize import counted, printable, style_of
 from .reader import escaped
 from .session import Chat
 from .settings import LIVE, TUNED, change, in_effect, known, suggestion, values_of
@@ -362,7 +364,7 @@ def show_help(chat: Chat, name: str) -> None:
             chat.note(f"Names: {', '.join(LIVE)}.")
             chat.note('The value "default" takes a change back, and "off" switches off.')
         return
-    colors = legend(source for source in SOURCE_STYLES if source != "jacobi")
+    colors = Text(" ").join(Text(name, style_of(name)) for name in sorted(SOURCES))
     rows: list[Sequence[RenderableType]] = [
         *((each.usage, each.help) for each in COMMANDS.values()),
         ("Enter, Alt-Enter", 'send; a new line (or put several between """ and """)'),
