@@ -137,8 +137,6 @@ class _Answers:
                 self.unwritten.append(error)
         if request.json:
             answer = {"id": name} | self._as_json(tally)
-            if lost is not None:
-                answer["finish_reason"] = "lost"
             utf8 = "utf" in (sys.stdout.encoding or "").lower()
             print(json.dumps(answer, ensure_ascii=not utf8), flush=True)
         self._report(tally)
@@ -176,7 +174,8 @@ class _Answers:
             "model": session.loaded.name,
             "text": tally.text,
             "token_ids": tally.token_ids,
-            "finish_reason": "length" if tally.reason == "context" else tally.reason,
+            # Without a reason a rank was lost.
+            "finish_reason": "length" if tally.reason == "context" else tally.reason or "lost",
             "usage": {"prompt_tokens": tally.prompt, "completion_tokens": tally.tokens},
             "decode": {
                 **export.decoding(settings),

@@ -11,10 +11,10 @@ from ..errors import INTERRUPTED, UsageError
 from ..events import PromptRead, TextEvent, TextStep
 from ..metrics import Tally
 from ..options import ReplayRequest
-from ..view.live import LiveView
+from ..view.live import reply_view
 from ..view.markdown import MarkdownRenderer
 from ..view.terminal import Terminal, is_dumb
-from ..visualize import Together, View
+from ..visualize import Together
 from .format import Trace, read_trace
 from .inspector import StepView, browse
 
@@ -40,11 +40,9 @@ def run(request: ReplayRequest) -> int:
 
 def _play(trace: Trace, terminal: Terminal, speed: float) -> int:
     """Show the text as it came, then its statistics."""
-    console, tally = terminal.live_console(), Tally(plain_before=trace.header.plain_step)
-    shown: View = terminal.writer()
-    if console is not None:
-        thinking = trace.header.prompt.rstrip().endswith("<think>")
-        shown = LiveView(console, tally, MarkdownRenderer(True, True, thinking))
+    tally = Tally(plain_before=trace.header.plain_step)
+    thinking = trace.header.prompt.rstrip().endswith("<think>")
+    shown = reply_view(terminal, tally, MarkdownRenderer(True, True, thinking))
     view, code = Together(tally, shown), 0
     try:
         for event in paced(trace.events, speed):

@@ -13,8 +13,9 @@ from rich.text import Text
 
 from ..events import Piece, TextEvent, pieces_of
 from ..metrics import Tally
-from ..visualize import status_line
+from ..visualize import View, status_line
 from .markdown import MarkdownRenderer
+from .terminal import Terminal
 
 SHORTEST, LONGEST = 1 / 20, 1 / 2
 """Seconds between two refreshes, at least and at most."""
@@ -109,3 +110,13 @@ class LiveView:
         with self._console as console:
             console.print(Segments([_START, *[_UP] * rise, _CLEAR_BELOW]), end="")
             console.print(frame, soft_wrap=True, end="")
+
+
+def reply_view(
+    terminal: Terminal, tally: Tally, renderer: MarkdownRenderer, max_context: int = 0
+) -> View:
+    """The live view, or a plain writer where stdout cannot be drawn on; arguments as for those."""
+    console = terminal.live_console()
+    if console is None:
+        return terminal.writer(renderer.colours)
+    return LiveView(console, tally, renderer, max_context=max_context)

@@ -63,8 +63,8 @@ class Terminal:
         )
 
     def live_console(self) -> Console | None:
-        """A console for a view that draws on stdout; None where stdout cannot be drawn on."""
-        if not sys.stdout.isatty() or is_dumb():
+        """A console for a view that draws on stdout; None where that cannot, or must not be."""
+        if self.quiet or not sys.stdout.isatty() or is_dumb():
             return None
         # "never" takes the colours away, and must not take the cursor's movements with them.
         return self.console(sys.stdout, is_terminal=True)
