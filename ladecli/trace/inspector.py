@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import typer
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.control import Control
 from rich.layout import Layout
 from rich.rule import Rule
 from rich.text import Text
@@ -222,5 +223,6 @@ def browse(trace: Trace, console: Console) -> None:
             shown = Layout()
             keys = Layout(Text(KEYS.ljust(console.width), "reverse", no_wrap=True), size=1)
             shown.split_column(Layout(StepView(trace, number)), keys)
+            console.control(Control.home())
             screen.update(shown)
             key = typer.getchar()
