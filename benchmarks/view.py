@@ -24,10 +24,11 @@ from rich.console import Console
 from ladecli import profiles
 from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.events import Ended, TextEvent, TextStep
+from ladecli.metrics import Tally
 from ladecli.session.session import Session, Settings
 from ladecli.view.live import LiveView
 from ladecli.view.markdown import MarkdownRenderer
-from ladecli.view.status import ViewState
+from ladecli.visualize import Together
 
 
 @contextlib.contextmanager
@@ -49,7 +50,8 @@ def watched(events: Iterator[TextEvent], stream: TextIO, plain_step: float) -> f
         file=stream, force_terminal=True, color_system="256", width=100, height=40, highlight=False
     )
     renderer = MarkdownRenderer(markdown=True, colours=True)
-    view, began = LiveView(console, ViewState(plain_step, 2048), renderer), 0.0
+    tally, began = Tally(plain_before=plain_step), 0.0
+    view = Together(tally, LiveView(console, tally, renderer, max_context=2048))
     for event in events:
         if not began and isinstance(event, TextStep):
             began = time.perf_counter()

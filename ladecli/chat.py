@@ -127,34 +127,27 @@ def loop(chat: Chat) -> None:
 
 
 def _turn(chat: Chat) -> None:
-    try:
-        handle(chat, _read(chat))
-    except EOFError:
-        chat.leaving = True
-    except (BrokenPipeError, DeviceLostError, RankError):
-        raise  # nothing more can be shown, or answered
-    except KeyboardInterrupt:
-        if not chat.reader.interactive:
-            raise
-        chat.base = None
-        chat.note("(Ctrl-D or /exit leaves)")
-    except Exception as error:
-        if not chat.reader.interactive:
-            raise
-        chat.complain(error)
-
-
-def _read(chat: Chat) -> str:
-    """The next input, which begins with the draft."""
     draft, chat.draft = chat.draft, ""
     try:
         text = chat.reader.read(draft)
         text.encode()  # some terminals and locales let any byte through
-    except UnicodeError:
-        raise UsageError(
-            "the input is not UTF-8; convert it, for example with iconv -f latin1 -t utf-8"
-        ) from None
-    return text
+        handle(chat, text)
+    except EOFError:
+        chat.leaving = True
+    except (BrokenPipeError, DeviceLostError, RankError):
+        raise  # nothing more can be shown, or answered
+    except (Exception, KeyboardInterrupt) as error:
+        if isinstance(error, UnicodeError):
+            error = UsageError(
+                "the input is not UTF-8; convert it, for example with iconv -f latin1 -t utf-8"
+            )
+        if not chat.reader.interactive:
+            raise error from None
+        if isinstance(error, KeyboardInterrupt):
+            chat.base = None
+            chat.note("(Ctrl-D or /exit leaves)")
+        else:
+            chat.complain(error)
 
 
 def handle(chat: Chat, text: str) -> None:

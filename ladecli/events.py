@@ -64,3 +64,13 @@ class Ended:
 
 
 TextEvent: TypeAlias = Started | PromptRead | TextStep | StepNarrowed | Ended
+
+
+def pieces_of(event: TextEvent) -> tuple[Piece, ...]:
+    """The text that an event adds."""
+    match event:
+        case TextStep():
+            return event.pieces
+        case Ended():
+            return (Piece(event.rest),)
+    return ()

@@ -25,6 +25,7 @@ __all__ = [
     "decode",
     "is_device",
     "read",
+    "read_named",
     "read_stream",
     "read_text",
     "toml",
@@ -59,14 +60,23 @@ def read_stream(file: BinaryIO) -> bytes:
 
 
 def read_text(name: str, kind: str = "file") -> str:
-    """The text of a file, whose name may begin with ~; messages call it `kind` and its name.
+    """The text of a file; see `read_named`.
 
     Raises:
         UsageError: it cannot be read, or is not text; the message names it and the fix.
     """
+    return decode(read_named(name, kind), f"the {kind} {name}")
+
+
+def read_named(name: str, kind: str) -> bytes:
+    """All of a file, whose name may begin with ~; messages call it `kind` and its name.
+
+    Raises:
+        UsageError: it cannot be read; the message names it and the fix.
+    """
     called = f"the {kind} {name}"
     try:
-        data = read(Path(os.path.expanduser(name)))
+        return read(Path(os.path.expanduser(name)))
     except FileNotFoundError:
         raise UsageError(f"there is no {kind} {name}; check the path") from None
     except IsADirectoryError:
@@ -74,7 +84,6 @@ def read_text(name: str, kind: str = "file") -> str:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"{called} cannot be read: {reason}") from error
-    return decode(data, called)
 
 
 def decode(data: bytes, name: str) -> str:

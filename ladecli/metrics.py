@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from .decoder.events import Started, StepNarrowed
-from .events import Ended, PromptRead, Reason, TextEvent, TextStep
+from .events import Ended, PromptRead, Reason, TextEvent, TextStep, pieces_of
 
 
 def ratio(numerator: float, denominator: float) -> float:
@@ -20,17 +20,8 @@ PLAIN_STEPS = 8
 """Steps of one token that an answer needs before their mean stands for a plain step."""
 _LATEST = 500
 """Plain steps of which the mean is taken, so that its cost does not grow with the text."""
-
-
-def speedup(tokens: int, seconds: float, plain_step: float) -> float:
-    """Plain decoding's time for `tokens` over the time that they took; 0 if that is unknown.
-
-    Args:
-        tokens: generated after the first step.
-        seconds: that they took.
-        plain_step: seconds of a step of plain decoding, which generates one token.
-    """
-    return ratio(tokens * plain_step, seconds)
+_RECENT = 24
+"""Last steps that are kept one by one."""
 
 
 @dataclass(slots=True)
@@ -43,37 +34,47 @@ class Tally:
 
     Attributes:
         prompt, cached: tokens of the prompt, and those of them that were in the cache already.
+        read: tokens of the prompt that are in the cache before the first step.
         tokens: of the answer; `token_ids` are theirs.
         fed: tokens fed to the model by all steps.
         prefill_seconds, decode_seconds: wall time.
         plain_seconds: of the latest steps that fed one token, as all of plain decoding do.
+        recent: tokens of the last steps, the newest last.
         accepted: draft tokens by source.
         step_limit: the most tokens of a step after memory ran out; None if it did not.
         reason: why the answer ended; None before that.
+        plain_before: seconds of a plain step as measured before, for an answer that has too few
+            of its own; None if unknown.
     """
 
     prompt: int = 0
     cached: int = 0
+    read: int = 0
     tokens: int = 0
     steps: int = 0
     fed: int = 0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     plain_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST))
+    recent: deque[int] = field(default_factory=lambda: deque(maxlen=_RECENT))
     accepted: Counter[str] = field(default_factory=Counter)
     step_limit: int | None = None
     reason: Reason | None = None
+    plain_before: float | None = None
     token_ids: list[int] = field(default_factory=list)
     _texts: list[str] = field(default_factory=list)
     _first_tokens: int = 0
 
     def add(self, event: TextEvent) -> None:
         """Count one more event."""
+        self._texts += [piece.text for piece in pieces_of(event)]
         match event:
             case Started():
                 self.prompt, self.cached = event.total, event.cached
+                self.read = event.cached
             case PromptRead():
                 self.prefill_seconds += event.seconds
+                self.read = event.done
             case TextStep():
                 if self.steps == 0:
                     self.prefill_seconds += event.seconds
@@ -82,11 +83,11 @@ class Tally:
                     self.decode_seconds += event.seconds
                     if event.width == 1:
                         self.plain_seconds.append(event.seconds)
+                self.recent.append(len(event.token_ids))
                 self.steps += 1
                 self.tokens += len(event.token_ids)
                 self.fed += event.width
                 self.token_ids += event.token_ids
-                self._texts += [piece.text for piece in event.pieces]
                 self.accepted.update(piece.source for piece in event.pieces if piece.source)
             case StepNarrowed():
                 self.step_limit = event.width
@@ -96,7 +97,6 @@ class Tally:
                     self.decode_seconds += event.seconds
             case Ended():
                 self.reason = event.reason
-                self._texts.append(event.rest)
 
     @property
     def text(self) -> str:
@@ -125,24 +125,21 @@ class Tally:
 
     @property
     def plain_step(self) -> float | None:
-        """Seconds of a plain step, the mean of this answer's own; None if it had too few.
+        """Seconds of a plain step, the mean of this answer's own, or `plain_before`.
 
-        They are of texts as long as this one, on a machine as busy as it was.  The fastest and
+        Its own are of texts as long as this one, on a machine as busy as it was.  The fastest and
         the slowest tenth do not count: one pause of the machine must not change the figure.
         """
         if len(self.plain_seconds) < PLAIN_STEPS:
-            return None
+            return self.plain_before
         cut = -(-len(self.plain_seconds) // 10)
         return statistics.fmean(sorted(self.plain_seconds)[cut:-cut])
 
-    def speedup(self, plain_step: float | None = None) -> float:
-        """Speed-up over plain decoding, after the first step; 0 as long as it is unknown.
-
-        Args:
-            plain_step: seconds of a plain step, for an answer that has too few of its own.
-        """
-        plain = self.plain_step or plain_step or 0.0
-        return speedup(self.tokens - self._first_tokens, self.decode_seconds, plain)
+    @property
+    def speedup(self) -> float:
+        """Plain decoding's time over that of this answer, after the first step; 0 if unknown."""
+        tokens = self.tokens - self._first_tokens
+        return ratio(tokens * (self.plain_step or 0.0), self.decode_seconds)
 
 
 def total(tallies: Iterable[Tally]) -> Tally:

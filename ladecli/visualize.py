@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterable
 from typing import Protocol, TextIO
 
 from rich.color import ColorSystem
 from rich.style import Style
 from rich.text import Text
 
-from .errors import LadeError
-from .events import Ended, Piece, TextEvent, TextStep
+from .events import TextEvent, pieces_of
 from .metrics import Tally
 
 SOURCE_STYLES = {
@@ -22,6 +21,8 @@ SOURCE_STYLES = {
 }
 OTHER_SOURCE_STYLE = "yellow"
 
+SEPARATOR = " · "
+BARS = "▁▂▃▄▅▆▇█"
 LOOP = 120
 """Characters of the longest phrase whose repetition is noticed."""
 
@@ -47,11 +48,6 @@ def style_of(source: str | None) -> str:
     return "" if source is None else SOURCE_STYLES.get(source, OTHER_SOURCE_STYLE)
 
 
-def legend(sources: Iterable[str]) -> Text:
-    """The names of draft sources, each in its colour."""
-    return Text(" ").join(Text(source, style_of(source)) for source in sorted(sources))
-
-
 # Views of an answer.
 
 
@@ -66,17 +62,20 @@ class View(Protocol):
 
 
 class Together:
-    """Several views of one answer.
+    """Several views of one answer, whose events are folded here and nowhere else.
 
     Args:
+        tally: takes every event before the views do, which show it.
         views: each takes every event, in this order.
     """
 
-    def __init__(self, *views: View) -> None:
+    def __init__(self, tally: Tally, *views: View) -> None:
+        self._tally = tally
         self._views = views
 
     def show(self, event: TextEvent) -> None:
-        """Pass one more event on."""
+        """Take one more event."""
+        self._tally.add(event)
         for view in self._views:
             view.show(event)
 
@@ -84,16 +83,11 @@ class Together:
         """Finish all of them, the first one first, also when one of them cannot be written.
 
         Raises:
-            LadeError: with the errors of all that failed.
+            LadeError: of the last that failed.
         """
-        failures: list[str] = []
-        for view in self._views:
-            try:
-                view.finish()
-            except LadeError as error:  # noqa: PERF203
-                failures.append(str(error))
-        if failures:
-            raise LadeError("; ".join(failures))
+        with contextlib.ExitStack() as stack:
+            for view in reversed(self._views):
+                stack.callback(view.finish)
 
 
 class Writer:
@@ -115,56 +109,79 @@ class Writer:
 
     def show(self, event: TextEvent) -> None:
         """Write what the event adds, at once."""
-        match event:
-            case TextStep():
-                self._write(event.pieces)
-            case Ended():
-                self._write((Piece(event.rest),))
-
-    def finish(self) -> None:
-        """End the last line."""
-        self._write(() if self._ended_line else (Piece("\n"),))
-
-    def _write(self, pieces: Iterable[Piece]) -> None:
-        for piece in pieces:
+        for piece in pieces_of(event):
             if text := printable(piece.text) if self._safe else piece.text:
                 self._ended_line = text.endswith("\n")
                 style = Style.parse(style_of(piece.source))
                 self._stream.write(style.render(text, color_system=self._colors))
         self._stream.flush()
 
+    def finish(self) -> None:
+        """End the last line."""
+        if not self._ended_line:
+            self._stream.write("\n")
+            self._stream.flush()
+
 
 # Figures.
 
 
-def statistics_line(tally: Tally, width: int, plain_step: float | None = None) -> Text:
-    """One line about an answer; lines break between figures where the screen is narrow.
-
-    Args:
-        tally: of the answer.
-        width: of the screen, in cells.
-        plain_step: seconds of a plain step, for an answer with too few of its own.
-    """
+def figures(tally: Tally) -> list[Text]:
+    """What an answer's tokens took, each figure by itself."""
     parts = [
-        Text(f"{counted(tally.tokens, 'token')} in {counted(tally.steps, 'step')}"),
         Text(f"{tally.tokens_per_step:.2f} tokens per step", "bold"),
         Text(f"{tally.tokens_per_second:.1f} tok/s"),
     ]
-    if faster := tally.speedup(plain_step):
-        parts.append(Text(f"{faster:.1f}× plain", "bold"))
+    if tally.speedup:
+        parts.append(Text(f"{tally.speedup:.1f}× plain", "bold"))
     if tally.accepted:
         counts = [
             Text(f"{source} {count}", style_of(source))
             for source, count in sorted(tally.accepted.items())
         ]
         parts.append(Text("accepted: ").append_text(Text(", ").join(counts)))
-    lines = [parts[0]]
-    for part in parts[1:]:
-        if lines[-1].cell_len + 3 + part.cell_len > width:
+    return parts
+
+
+def statistics_line(tally: Tally, width: int) -> Text:
+    """One line about an answer; it breaks between figures where a screen is not `width` wide."""
+    lines = [Text(f"{counted(tally.tokens, 'token')} in {counted(tally.steps, 'step')}")]
+    for part in figures(tally):
+        if lines[-1].cell_len + len(SEPARATOR) + part.cell_len > width:
             lines.append(part)
         else:
-            lines[-1] = Text.assemble(lines[-1], (" · ", "dim"), part)
+            lines[-1] = Text.assemble(lines[-1], (SEPARATOR, "dim"), part)
     return Text("\n").join(lines)
+
+
+def status_line(tally: Tally, width: int, max_context: int = 0) -> Text:
+    """One row about an unfinished reply, never wider than the screen.
+
+    Figures that do not fit are left out from the end.  Bars of the last steps take the room left:
+    one token is the lowest, eight or more are the highest.
+
+    Args:
+        tally: of the reply so far.
+        width: of the screen, in cells.
+        max_context: the most tokens of prompt and reply together; 0 if unknown.
+    """
+    if tally.prompt and not tally.steps:
+        progress = f"{tally.read}/{tally.prompt}"
+        full = f"reading the prompt {progress}"
+        return Text(full if len(full) <= width else progress[:width])
+    parts = figures(tally)
+    if max_context:
+        parts.append(Text(f"{tally.prompt + tally.tokens}/{max_context}"))
+    line, *others = parts
+    for part in others:
+        if line.cell_len + len(SEPARATOR) + part.cell_len > width - 2:  # at least one bar
+            break
+        line = Text.assemble(line, (SEPARATOR, "dim"), part)
+    bars = "".join(BARS[min(max(count, 1), len(BARS)) - 1] for count in tally.recent)
+    line.append(f" {bars[-max(width - line.cell_len - 1, 1) :]}")
+    line.truncate(width)
+    line.rstrip()
+    return line
 
 
 def memory_line(tally: Tally) -> str | None:

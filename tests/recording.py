@@ -13,7 +13,8 @@ from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.decoder.events import Detail, Started
 from ladecli.events import Ended, Piece, TextEvent, TextStep
 from ladecli.session.session import Settings
-from ladecli.trace.format import Header, Trace, TraceWriter, describe, speller
+from ladecli.trace.export import describe
+from ladecli.trace.format import Header, Trace, TraceWriter, speller
 
 PROMPT = "def read(path):\n"
 SETTINGS = {
@@ -70,34 +71,16 @@ WORDS = ["∅", "The", " cat", " sat", " on", " the", " mat", ".", "\n", " 你�
 
 def small_trace(plain_step: float | None = 0.02) -> Trace:
     """Two steps with a full window of three columns, and one without anything."""
+    tree = (10, 3, 11, 4, 6, 7)
+    sources = ("recycled", "trajectory", "recycled", "context", "trajectory", "recycled")
+    drafted = Detail(
+        2, tree, (-1, -1, 1, 1, 3, 0), sources, (1, 3), ((2, 5), (5, 6)), (9, 7), closed=True
+    )
+    filling = Detail(1, window=((1, 4, 5),), outputs=(2, 5, 6))
+    three = (Piece(" sat", "trajectory"), Piece(" on", "context"), Piece(" the"))
     steps = (
-        TextStep(
-            (Piece(" cat"),), (2,), 7, 0, 0.02, Detail(1, (), (), (), (), ((1, 4, 5),), (2, 5, 6))
-        ),
-        TextStep(
-            (Piece(" sat", "trajectory"), Piece(" on", "context"), Piece(" the")),
-            (3, 4, 5),
-            12,
-            6,
-            0.03,
-            Detail(
-                current=2,
-                tree=(10, 3, 11, 4, 6, 7),
-                parents=(-1, -1, 1, 1, 3, 0),
-                sources=(
-                    "recycled",
-                    "trajectory",
-                    "recycled",
-                    "context",
-                    "trajectory",
-                    "recycled",
-                ),
-                accepted=(1, 3),
-                window=((2, 5), (5, 6)),
-                outputs=(9, 7),
-                closed=True,
-            ),
-        ),
+        TextStep((Piece(" cat"),), (2,), 7, 0, 0.02, filling),
+        TextStep(three, (3, 4, 5), 12, 6, 0.03, drafted),
         TextStep((Piece("\n", "context"),), (8,), 1, 0, 0.01, Detail(5)),
     )
     settings = {

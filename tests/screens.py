@@ -91,15 +91,12 @@ class Terminal:
         """Read until a text is somewhere on the screen or above it; returns both."""
         end = time.monotonic() + PATIENCE
         while True:
+            alive = self.child.isalive()
             self.read(0.05)
             seen = self.text()
             if until in seen if isinstance(until, str) else until(seen):
                 return seen
-            if time.monotonic() > end or not self.child.isalive():
-                self.read(0.1)
-                seen = self.text()
-                if until in seen if isinstance(until, str) else until(seen):
-                    return seen
+            if time.monotonic() > end or not alive:
                 raise AssertionError(f"no {what} {until!r} on the screen:\n{seen}")
 
     def close(self) -> int:

@@ -98,13 +98,6 @@ def test_what_is_typed_during_a_reply_waits(keyboard: PipeInput, make: Make) -> 
     assert reader.read() == "s"
 
 
-def test_history_outlives_the_program(keyboard: PipeInput, make: Make) -> None:
-    keyboard.send_text("one" + ALT_ENTER + "two" + ENTER)
-    make().read()
-    keyboard.send_text(UP + ENTER)
-    assert make().read() == "one\ntwo"
-
-
 def test_a_history_that_vanishes_costs_nothing(
     keyboard: PipeInput, make: Make, tmp_path: Path
 ) -> None:

@@ -11,9 +11,10 @@ from xml.etree import ElementTree
 import pytest
 from rich.cells import cell_len
 
-from ladecli.errors import LadeError
 from ladecli.events import Ended, Piece, TextEvent, TextStep
+from ladecli.metrics import Tally
 from ladecli.trace.export import COLUMNS, Exporter
+from ladecli.visualize import Together
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -36,10 +37,11 @@ FIGURES += ["accepted: context 1, jacobi 1, recycled 1, something new 1, traject
 
 def exported(folder: Path, events: list[TextEvent], prompt: str = "def") -> tuple[str, str]:
     svg, html = folder / "x.svg", folder / "x.html"
-    exporter = Exporter(svg, html, "a <model>", prompt)
+    tally = Tally()
+    answer = Together(tally, Exporter(svg, html, "a <model>", prompt, tally))
     for event in events:
-        exporter.show(event)
-    exporter.finish()
+        answer.show(event)
+    answer.finish()
     return svg.read_text(encoding="utf-8"), html.read_text(encoding="utf-8")
 
 
@@ -120,8 +122,3 @@ def test_long_lines_are_wrapped_between_words(tmp_path: Path) -> None:
     assert " ".join(line for line in lines if "w" in line).split("你")[0].split() == words.split()
     assert "".join(lines).count("你") == 100
     assert words in html
-
-
-def test_a_folder_that_is_gone_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(LadeError, match=r"^--svg .* cannot be written: No such file"):
-        Exporter(tmp_path / "gone" / "x.svg", None, "m", "p").finish()

@@ -122,15 +122,6 @@ def test_rows_depend_on_the_text_alone_and_fit(
     assert [(row.plain, row.end) for row in rows] == [(row.plain, row.end) for row in whole]
 
 
-def test_a_new_width_lays_out_only_what_is_not_complete() -> None:
-    renderer = MarkdownRenderer(True, False)
-    assert renderer.feed([Piece("one two three four")], 40)[0] == []
-    complete, unfinished = renderer.feed([], 10)
-    assert ([row.plain for row in complete], unfinished.plain) == (["one two"], "three four")
-    assert renderer.feed([Piece(" five")], 40)[0] == []
-    assert [row.plain for row in renderer.flush(40)] == ["three four five"]
-
-
 # Markdown.
 
 
@@ -205,7 +196,6 @@ def test_other_languages(language: str) -> None:
     ("text", "italic"),
     [
         ("~~~nonsense\ndef f(): *x*\n```\n~~~\n*b*", [4]),  # the other fence is code
-        ("```\nx = 1\n       ```\n*b*\n```\n*c*", [5]),  # too deep to close
         ("````\n```\n*a*\n````\n*b*", [4]),
         ("1. run\n   ```sh\n   *ls*\n   ```\n   *then*\n- ```\n  *y*\n  ```\n*z*", [4, 8]),
         ("```x``` *y*\n*z*", [0, 1]),  # code in a line opens none
@@ -235,18 +225,6 @@ def test_colours_belong_to_the_sources() -> None:
     assert {colour.name for colour in colours if colour} == {"cyan", "blue"}
     assert ("b", "bold cyan") in styles_of(rows[0])
     assert styles_of(rows[2]) == [("def", "blue")]
-
-
-def test_a_switch_changes_the_unfinished_row_and_what_follows() -> None:
-    renderer = MarkdownRenderer(False, False)
-    pieces = [Piece("**a**\n", "context"), Piece("**b**", "context")]
-    (first,), unfinished = renderer.feed(pieces, 80)
-    assert (styles_of(first), styles_of(unfinished)) == ([("**a**", "")], [("**b**", "")])
-    renderer.markdown = renderer.colours = True
-    assert ("b", "bold cyan") in styles_of(renderer.feed([], 80)[1])
-    renderer.markdown = False
-    (row,) = renderer.flush(80)
-    assert styles_of(row) == [("**b**", "cyan")]
 
 
 # Reasoning.

@@ -92,27 +92,22 @@ def test_a_closed_pipe_ends_quietly(command: str, tmp_path: Path) -> None:
 # Progress.
 
 
-def bar(patch: pytest.MonkeyPatch, stream: io.StringIO, every: float, quiet: bool = False) -> str:
-    """What a bar over eight things draws on stderr."""
-    patch.setenv("TERM", "xterm")
-    patch.setattr(sys, "stderr", stream)
-    patch.setattr(terminal, "DRAWN_EVERY", every)
-    threads = threading.active_count()
-    with Terminal(quiet=quiet).bar("measuring", 8) as advance:
-        assert threading.active_count() == threads
-        for more in (2, 1, 0, 5):
-            advance(more)
-    return stream.getvalue()
+def test_a_bar_is_drawn_seldom_on_screens_only_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def drawn(stream: io.StringIO, every: float, quiet: bool = False) -> str:
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setattr(sys, "stderr", stream)
+        monkeypatch.setattr(terminal, "DRAWN_EVERY", every)
+        threads = threading.active_count()
+        with Terminal(quiet=quiet).bar("measuring", 8) as advance:
+            assert threading.active_count() == threads
+            for more in (2, 1, 0, 5):
+                advance(more)
+        return stream.getvalue()
 
-
-def test_a_bar_is_drawn_by_its_caller_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = bar(monkeypatch, Screen(), every=0.0)
-    assert "measuring" in drawn
-    assert re.findall(r"\d+%", drawn)[:5] == ["0%", "25%", "38%", "38%", "100%"]
-    assert drawn.endswith("\x1b[1A\x1b[2K")
-
-
-def test_a_bar_is_drawn_seldom_and_on_screens_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "25%" not in bar(monkeypatch, Screen(), every=60.0)
-    assert bar(monkeypatch, Screen(), every=0.0, quiet=True) == ""
-    assert bar(monkeypatch, io.StringIO(), every=0.0) == ""
+    always = drawn(Screen(), every=0.0)
+    assert re.findall(r"\d+%", always)[:5] == ["0%", "25%", "38%", "38%", "100%"]
+    assert always.endswith("\x1b[1A\x1b[2K")
+    assert "25%" not in drawn(Screen(), every=60.0)
+    assert drawn(Screen(), every=0.0, quiet=True) == drawn(io.StringIO(), every=0.0) == ""

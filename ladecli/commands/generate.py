@@ -120,13 +120,13 @@ class _Answers:
         request, session = self._request, self._session
         if number > 1 and not request.json:
             print()
-        files = export.views(request, session, self._settings, ids, None, number)
-        view = Together(*([] if request.json else [self._terminal.writer()]), *files)
         tally, detailed = Tally(), request.trace is not None
+        shown = [] if request.json else [self._terminal.writer()]
+        files = export.views(request, session, self._settings, ids, tally, number)
+        view = Together(tally, *shown, *files)
         lost: RankError | None = None
         try:
             for event in session.stream(ids, self._settings, cancelled, detailed=detailed):
-                tally.add(event)
                 view.show(event)
         except RankError as error:
             lost = error
@@ -137,8 +137,6 @@ class _Answers:
                 self.unwritten.append(error)
         if request.json:
             answer = {"id": name} | self._as_json(tally)
-            if lost is not None:
-                answer["finish_reason"] = "lost"
             utf8 = "utf" in (sys.stdout.encoding or "").lower()
             print(json.dumps(answer, ensure_ascii=not utf8), flush=True)
         self._report(tally)
@@ -170,23 +168,17 @@ class _Answers:
     def _as_json(self, tally: Tally) -> dict[str, Any]:
         """The answer's object of CLI schema 1; its keys are part of the interface."""
         session, settings = self._session, self._settings
-        lookahead, runner = settings.lookahead, session.decoder.runner
-        sampling = dataclasses.asdict(settings.sampling)
+        runner, sampling = session.decoder.runner, dataclasses.asdict(settings.sampling)
         seed = sampling.pop("seed")
-        drafting: dict[str, Any] = dict.fromkeys(("window", "ngram", "guesses", "budget"))
-        drafting["sources"] = []
-        if settings.strategy == "lookahead":
-            drafting = {name: getattr(lookahead, name) for name in drafting}
-            drafting["budget"] = lookahead.step_limit
         return {
             "model": session.loaded.name,
             "text": tally.text,
             "token_ids": tally.token_ids,
-            "finish_reason": "length" if tally.reason == "context" else tally.reason,
+            # Without a reason a rank was lost.
+            "finish_reason": "length" if tally.reason == "context" else tally.reason or "lost",
             "usage": {"prompt_tokens": tally.prompt, "completion_tokens": tally.tokens},
             "decode": {
-                "strategy": settings.strategy,
-                **drafting,
+                **export.decoding(settings),
                 "profile": self._profile,
                 "attention": session.attention,
                 "cuda_graphs": runner.captures,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
@@ -13,17 +13,20 @@ from typing import NamedTuple
 
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
+from rich.console import RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from .. import files
+from ..decoder.config import SOURCES
 from ..errors import UsageError
 from ..events import TextStep
-from ..metrics import ratio, total
+from ..metrics import Tally, ratio, total
 from ..session.conversation import Conversation, from_json
 from ..view.terminal import ctrl_c
-from ..visualize import SOURCE_STYLES, counted, legend, printable
+from ..visualize import counted, printable, style_of
 from .reader import escaped
-from .session import Chat, Reply
+from .session import Chat
 from .settings import LIVE, TUNED, change, in_effect, known, suggestion, values_of
 
 Action = Callable[[Chat, str], None]
@@ -110,36 +113,28 @@ class CommandCompleter(Completer):
         text = document.text_before_cursor
         if not text.startswith("/") or "\n" in text:
             return
-        name, space, rest = text[1:].partition(" ")
-        found = _find(name)
-        if not space:
-            yield from _matching(name, {each.name: each.help for each in COMMANDS.values()})
-        elif found and "FILE" in found.arguments:
-            paths = PathCompleter(expanduser=True)
-            yield from paths.get_completions(Document(rest, len(rest)), event)
-        elif found:
-            words = _words(found.name, *rest.split(" ")[:-1])
-            yield from _matching(rest.split(" ")[-1], dict.fromkeys(words, ""))
-
-
-def _words(name: str, *before: str) -> Iterable[str]:
-    """The words that may follow a command and its words before that."""
-    match name, *before:
-        case ["help"]:
-            return COMMANDS
-        case ["set" | "show"]:
-            return LIVE
-        case ["profile"]:
-            return values_of("profile")
-        case ["set", option]:
-            return values_of(option)
-    return ()
-
-
-def _matching(typed: str, known: dict[str, str]) -> Iterator[Completion]:
-    for name, meaning in known.items():
-        if name.startswith(typed.lower()):
-            yield Completion(name, start_position=-len(typed), display_meta=meaning)
+        *before, typed = text[1:].split(" ")
+        found = _find(before[0]) if before else None
+        if found and "FILE" in found.arguments:
+            path = text.partition(" ")[2]
+            yield from PathCompleter(expanduser=True).get_completions(Document(path), event)
+            return
+        known: Iterable[str] = ()
+        match [found.name, *before[1:]] if found else before:
+            case []:
+                known = COMMANDS
+            case ["help"]:
+                known = COMMANDS
+            case ["set" | "show"]:
+                known = LIVE
+            case ["profile"]:
+                known = values_of("profile")
+            case ["set", option]:
+                known = values_of(option)
+        for name in known:
+            if name.startswith(typed.lower()):
+                help = "" if before else COMMANDS[name].help
+                yield Completion(name, start_position=-len(typed), display_meta=help)
 
 
 # The conversation.
@@ -269,34 +264,28 @@ def set_option(chat: Chat, argument: str) -> None:
     before, name = in_effect(chat), known(name).name
     chat.change(change(chat.request, name, value.strip()))
     # Also the options that changed because of it.
-    after = in_effect(chat).items()
-    _show(chat, {key: row for key, row in after if key == name or row != before[key]})
+    after = in_effect(chat)
+    _show(chat, (key for key in LIVE if key == name or after[key] != before[key]))
 
 
 @command("/show [NAME]")
 def show(chat: Chat, name: str) -> None:
     """Show options, and where their values come from."""
-    rows = in_effect(chat)
-    if name:
-        key = name.lstrip("-").replace("_", "-").lower()
-        rows = {key: rows[key if key in rows else known(key).name]}
-    _show(chat, rows)
+    _show(chat, [known(name).name] if name else LIVE)
 
 
 @command("/profile [NAME]")
 def profile(chat: Chat, name: str) -> None:
     """Show the hardware profile, or take another."""
     if name:
-        chat.change(change(chat.request, "profile", name))
+        set_option(chat, f"profile {name}")
+    else:
+        _show(chat, ("profile", *TUNED))
+
+
+def _show(chat: Chat, names: Iterable[str]) -> None:
     rows = in_effect(chat)
-    _show(chat, {key: rows[key] for key in ("profile", *TUNED)})
-
-
-def _show(chat: Chat, rows: dict[str, tuple[str, str]]) -> None:
-    table = _table()
-    for key, (value, origin) in rows.items():
-        table.add_row(key, printable(value), printable(origin))
-    chat.console.print(table)
+    _print(chat, ((name, *map(printable, rows[name])) for name in names))
 
 
 # Figures.
@@ -308,7 +297,7 @@ def stats(chat: Chat, _: str) -> None:
     if not chat.replies:
         raise UsageError("there are no figures yet; send a message first")
     tally = total([reply.tally for reply in chat.replies])
-    chat.terminal.statistics(tally, chat.plain_step)
+    chat.terminal.statistics(tally)
     limit, forgotten = chat.session.decoder.max_context, chat.conversation.forgotten
     parts = [
         f"replies: {len(chat.replies)}",
@@ -326,26 +315,24 @@ def compare(chat: Chat, _: str) -> None:
     reply = chat.last_reply
     if reply is None or not reply.tally.tokens:
         raise UsageError("there is no reply to compare; send a message first")
-    length = reply.tally.tokens
-    again = Reply(
-        reply.prompt, replace(reply.settings, strategy="autoregressive", max_new_tokens=length)
-    )
-    bar = chat.terminal.bar(f"{counted(length, 'token')} one by one", length)
+    drafted, plain, count = reply.tally, Tally(), reply.tally.tokens
+    settings = replace(reply.settings, strategy="autoregressive", max_new_tokens=count)
+    bar = chat.terminal.bar(f"{counted(count, 'token')} one by one", count)
     with chat.reader.watched() as look, ctrl_c() as cancelled, bar as advance:
-        for event in chat.session.stream(again.prompt, again.settings, cancelled):
-            again.tally.add(event)
+        for event in chat.session.stream(reply.prompt, settings, cancelled):
+            plain.add(event)
             if isinstance(event, TextStep):
                 advance(len(event.token_ids))
                 look()
-    if again.tally.reason in ("interrupted", "memory"):
+    if plain.reason in ("interrupted", "memory"):
         chat.note("comparison stopped")
         return
-    table = _table()
-    for name, tally in ((reply.settings.strategy, reply.tally), ("plain", again.tally)):
-        speed = f"{tally.tokens_per_second:.1f} tok/s"
-        table.add_row(name, speed, f"{tally.steps} steps for {tally.tokens} tokens")
-    chat.console.print(table)
-    pairs = enumerate(zip_longest(reply.tally.token_ids, again.tally.token_ids), start=1)
+    rows = [
+        (name, f"{one.tokens_per_second:.1f} tok/s", f"{one.steps} steps for {one.tokens} tokens")
+        for name, one in ((reply.settings.strategy, drafted), ("plain", plain))
+    ]
+    _print(chat, rows)
+    pairs = enumerate(zip_longest(drafted.token_ids, plain.token_ids), start=1)
     differs = next((number for number, (one, other) in pairs if one != other), None)
     if differs is not None:
         chat.console.print(
@@ -354,11 +341,12 @@ def compare(chat: Chat, _: str) -> None:
             style="yellow",
             soft_wrap=True,
         )
-    elif reply.tally.decode_seconds and again.tally.decode_seconds:
-        faster = ratio(reply.tally.tokens_per_second, again.tally.tokens_per_second)
-        chat.console.print(f"same text · {faster:.2f}× as fast as plain decoding", style="bold")
-    else:  # a single step, which read the prompt too
-        chat.console.print("same text · too short to compare speeds", style="bold")
+        return
+    speed = "too short to compare speeds"  # a single step, which read the prompt too
+    if drafted.decode_seconds and plain.decode_seconds:
+        faster = ratio(drafted.tokens_per_second, plain.tokens_per_second)
+        speed = f"{faster:.2f}× as fast as plain decoding"
+    chat.console.print(f"same text · {speed}", style="bold")
 
 
 # The rest.
@@ -376,16 +364,16 @@ def show_help(chat: Chat, name: str) -> None:
             chat.note(f"Names: {', '.join(LIVE)}.")
             chat.note('The value "default" takes a change back, and "off" switches off.')
         return
-    table = _table()
-    for each in COMMANDS.values():
-        table.add_row(each.usage, each.help)
-    table.add_row("Enter, Alt-Enter", 'send; a new line (or put several between """ and """)')
-    table.add_row("Ctrl-X Ctrl-E", "edit in $EDITOR")
-    table.add_row("Ctrl-C", "stop the reply, keeping its text")
-    table.add_row("Ctrl-T", "turn token colors on or off; code is highlighted when off")
-    colors = legend(source for source in SOURCE_STYLES if source != "jacobi")
-    table.add_row("Colors", colors.append(": sources of drafted tokens"))
-    chat.console.print(table)
+    colors = Text(" ").join(Text(name, style_of(name)) for name in sorted(SOURCES))
+    rows: list[Sequence[RenderableType]] = [
+        *((each.usage, each.help) for each in COMMANDS.values()),
+        ("Enter, Alt-Enter", 'send; a new line (or put several between """ and """)'),
+        ("Ctrl-X Ctrl-E", "edit in $EDITOR"),
+        ("Ctrl-C", "stop the reply, keeping its text"),
+        ("Ctrl-T", "turn token colors on or off; code is highlighted when off"),
+        ("Colors", colors.append(": sources of drafted tokens")),
+    ]
+    _print(chat, rows)
 
 
 @command("/exit")
@@ -394,12 +382,15 @@ def leave(chat: Chat, _: str) -> None:
     chat.leaving = True
 
 
-def _table() -> Table:
+def _print(chat: Chat, rows: Iterable[Sequence[RenderableType]]) -> None:
+    """Print a table of up to three columns: names, values and remarks."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="cyan", no_wrap=True)
     table.add_column()
     table.add_column(style="dim")
-    return table
+    for row in rows:
+        table.add_row(*row)
+    chat.console.print(table)
 
 
 def _last_question(chat: Chat) -> str:

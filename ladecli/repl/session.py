@@ -15,11 +15,10 @@ from ..options import ChatRequest
 from ..session import opening
 from ..session.conversation import Conversation
 from ..trace import export
-from ..view.live import LiveView
+from ..view.live import reply_view
 from ..view.markdown import MarkdownRenderer
-from ..view.status import ViewState
 from ..view.terminal import Terminal, ctrl_c
-from ..visualize import Together, View, counted, memory_line, printable, repeats
+from ..visualize import Together, counted, memory_line, printable, repeats
 from .reader import Reader, escaped
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ class Chat:
         self.choice: Choice = opening.choose_profile(request, session)
         self.console = terminal.console(sys.stderr)  # only replies go to stdout
         self.reader = open_reader(self)
-        self._view: View | None = None
+        self._renderer: MarkdownRenderer | None = None  # of the newest reply
         self._counted: tuple[Conversation | None, int] = (None, 0)
 
     @property
@@ -141,7 +140,7 @@ class Chat:
             KeyboardInterrupt: on a pipe, after the text until then was kept.
         """
         seen = self._with_room(asked)
-        reply = Reply(self.encode(seen), self.settings())
+        reply = Reply(self.encode(seen), self.settings(), Tally(plain_before=self.plain_step))
         try:
             self._show(reply)
         finally:
@@ -155,32 +154,22 @@ class Chat:
 
     def _show(self, reply: Reply) -> None:
         """Decode a reply, on the screen and into the files of --trace, --svg and --html."""
-        shown = self._make_view(reply)
-        given = (self.request, self.session, reply.settings, reply.prompt, self.plain_step)
-        view = Together(shown, *export.views(*given))
-        detailed = self.request.trace is not None
-        self._view = shown
+        request, session, tally = self.request, self.session, reply.tally
+        thinking = session.opens_thinking(reply.prompt)
+        renderer = MarkdownRenderer(request.markdown, request.token_colors, thinking)
+        shown = reply_view(self.terminal, tally, renderer, session.decoder.max_context)
+        files = export.views(request, session, reply.settings, reply.prompt, tally)
+        view, self._renderer = Together(tally, shown, *files), renderer
+        detailed = request.trace is not None
         try:
             with self.reader.watched() as look, ctrl_c() as cancelled:
-                for event in self.session.stream(
+                for event in session.stream(
                     reply.prompt, reply.settings, cancelled, detailed=detailed
                 ):
-                    reply.tally.add(event)
                     view.show(event)
                     look()
         finally:
-            self._view = None
             view.finish()
-
-    def _make_view(self, reply: Reply) -> View:
-        """What shows a reply on the screen."""
-        console = self.terminal.live_console()
-        if console is None or self.request.quiet:
-            return self.terminal.writer(self.request.token_colors)
-        state = ViewState(plain_step=self.plain_step, max_context=self.session.decoder.max_context)
-        thinking = self.session.opens_thinking(reply.prompt)
-        renderer = MarkdownRenderer(self.request.markdown, self.request.token_colors, thinking)
-        return LiveView(console, state, renderer)
 
     def _conclude(self, reply: Reply) -> None:
         """Print what stands under a reply.
@@ -206,7 +195,7 @@ class Chat:
         for line in filter(None, lines):
             self.note(f"({line})")
         if self.shows_stats:
-            self.terminal.statistics(tally, self.plain_step)
+            self.terminal.statistics(tally)
         if self.reader.interactive and not self.request.quiet:
             self.console.print()
         if memory and tally.reason == "memory":
@@ -259,9 +248,8 @@ class Chat:
     def toggle_colors(self) -> None:
         """Switch the colors of tokens on or off; also in the middle of a reply."""
         self.request = replace(self.request, token_colors=not self.request.token_colors)
-        if isinstance(self._view, LiveView):
-            self._view.renderer.colours = self.request.token_colors
-            self._view.redraw()
+        if self._renderer:
+            self._renderer.colours = self.request.token_colors
 
     # The context.
 

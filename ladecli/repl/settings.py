@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter, ValidationError
 
 from .. import profiles
-from ..decoder.config import SOURCES
+from ..decoder.config import SOURCES, SamplingConfig
 from ..errors import UsageError
 from ..options import ChatRequest
 from ..options.declare import ALIASES, Setting, settings_of
@@ -28,12 +27,6 @@ LIVE = (
     *("max-new-tokens", "stop", "ignore-eos", "markdown", "token-colors", "stats"),
 )
 """Options that a chat can change, by their names."""
-AT_START = ("parallel", "parallel-mode", "attention", "cuda-graphs", "compile")
-"""Options that a chat shows and cannot change."""
-SET_HERE = "set in this chat"
-"""The origin of what `/set` changed."""
-_OFF = {"top-k": 0, "top-p": 1.0, "min-p": 0.0, "repetition-penalty": 1.0}
-"""What switches a sampling option off, whatever the model's own value is."""
 _KINDS = {int: "a whole number", float: "a number", bool: "on or off", str: "text"}
 
 
@@ -50,15 +43,21 @@ def change(request: ChatRequest, name: str, text: str) -> ChatRequest:
             cannot have this value; the message says what it may be.
     """
     setting, word = known(name), text.lower()
-    origins = {**request.origins, setting.key: SET_HERE}
+    origins = {**request.origins, setting.key: "set in this chat"}
     value: Any
-    if word == "off" and setting.name in _OFF:
-        value = _OFF[setting.name]
+    if word == "off" and setting.name in _MODELS:  # whatever the model's own value is
+        value = getattr(SamplingConfig(), setting.key)
     elif word == "default" or (setting.kind is not bool and word in ("none", "off")):
         value = setting.default
         del origins[setting.key]
+    elif setting.kind is list:  # quotes keep blanks, and a line cannot hold a break
+        value = [text.strip("\"'").replace("\\n", "\n").replace("\\t", "\t")]
     else:
-        value = _typed(setting, text)
+        try:
+            value = TypeAdapter(setting.kind).validate_strings(text)
+        except ValidationError:
+            kind = _KINDS[setting.kind]
+            raise UsageError(f"{setting.name} must be {kind}, not {text!r}") from None
     changed = replace(request, **{setting.key: value}, origins=origins)
     changed.check()
     return changed
@@ -85,11 +84,11 @@ def known(name: str) -> Setting:
 
 def values_of(name: str) -> Iterable[str]:
     """The values of an option where they are few words; for completion."""
-    setting = {each.name: each for each in settings_of(ChatRequest).values()}.get(name)
     if name in ("profile", "sources"):
         return profiles.names() if name == "profile" else SOURCES
-    if setting is None:
+    if name not in LIVE:
         return ()
+    setting = known(name)
     return ("on", "off") if setting.kind is bool else setting.choices
 
 
@@ -101,19 +100,9 @@ def suggestion(word: str, names: Iterable[str], mark: str = "") -> str:
     return f"did you mean {mark}{near[0]}?" if near else ""
 
 
-def _typed(setting: Setting, text: str) -> Any:
-    """A value of the type that an option has."""
-    if setting.kind is list:  # quotes keep blanks, and a line cannot hold a break
-        return [text.strip("\"'").replace("\\n", "\n").replace("\\t", "\t")]
-    try:
-        return TypeAdapter(setting.kind).validate_strings(text)
-    except ValidationError:
-        raise UsageError(f"{setting.name} must be {_KINDS[setting.kind]}, not {text!r}") from None
-
-
 def in_effect(chat: Chat) -> dict[str, tuple[str, str]]:
-    """Value and origin of every option that a chat shows, by the names of their flags."""
-    request, session, settings = chat.request, chat.session, chat.settings()
+    """Value and origin of every option that a chat can change, by the names of their flags."""
+    request, settings = chat.request, chat.settings()
     values = asdict(request) | asdict(settings.sampling) | asdict(settings.lookahead)
     values |= {
         "profile": chat.choice.profile,
@@ -122,12 +111,21 @@ def in_effect(chat: Chat) -> dict[str, tuple[str, str]]:
         "max_new_tokens": settings.max_new_tokens or "until the context is full",
         "stop": settings.stop,
         "stats": chat.shows_stats,
-        "parallel": session.ranks,
-        "attention": session.attention,
-        "cuda_graphs": session.decoder.runner.captures,
     }
-    names = {name: name.replace("-", "_") for name in (*LIVE, *AT_START)}
-    return {name: (_spelt(values[key]), _origin(key, chat)) for name, key in names.items()}
+    base, found = chat.choice.base(request.wants_paper), {}
+    for name in LIVE:
+        key = name.replace("-", "_")
+        origin = "the model's" if name in _MODELS else "default"
+        if key in request.origins:
+            origin = request.origins[key]
+        elif name in TUNED and getattr(settings.lookahead, key) != getattr(base, key):
+            origin = "follows from what you set"
+        elif name in TUNED:
+            origin = f"profile {chat.choice.profile}"
+        elif name == "profile":
+            origin = "fits this machine"
+        found[name] = (_spelt(values[key]), origin)
+    return found
 
 
 def _spelt(value: object) -> str:
@@ -135,21 +133,3 @@ def _spelt(value: object) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return ",".join(value) or "none" if isinstance(value, tuple) else str(value)
-
-
-def _origin(key: str, chat: Chat) -> str:
-    """Where the value of an option is from, short enough for a table."""
-    request = chat.request
-    if key in request.origins:
-        return request.origins[key]
-    if key in TUNED:
-        paper = request.wants_paper
-        used, base = chat.settings().lookahead, chat.choice.base(paper)
-        if getattr(used, key) != getattr(base, key):
-            return "follows from what you set"
-        # "measured: AMD EPYC, 2026-11, torch 2.13": what, and the first thing about it.
-        origin = chat.choice.paper_origin if paper else chat.choice.origins[key]
-        return f"profile {chat.choice.profile}: {re.split(', | [(]', origin)[0]}"
-    if key in ("profile", "attention", "cuda_graphs"):
-        return "fits this machine"
-    return "the model's" if key.replace("_", "-") in _MODELS else "default"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from html import escape, unescape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -16,7 +17,7 @@ from rich.text import Text
 
 from .. import files
 from ..errors import UsageError
-from ..events import Ended, TextEvent, TextStep
+from ..events import TextEvent, pieces_of
 from ..metrics import Tally
 from ..visualize import View, printable, statistics_line, style_of
 
@@ -30,11 +31,8 @@ COLUMNS = 88
 
 
 def check(request: Request, answers: int = 1) -> None:
-    """Refuse files that cannot be written, or would replace each other or a prompt.
-
-    Args:
-        request: names them.
-        answers: each has files of its own.
+    """Refuse files of so many answers that cannot be written, or would replace each other or what
+    is read.
 
     Raises:
         UsageError: the message names the option and the fix.
@@ -65,11 +63,9 @@ def _path(request: Request, name: str, number: int) -> Path | None:
     if not value:
         return None
     path = Path(value).expanduser()
-    return (
-        path
-        if number == 1 or files.is_device(path)
-        else path.with_name(f"{path.stem}-{number}{path.suffix}")
-    )
+    if number == 1 or files.is_device(path):
+        return path
+    return path.with_name(f"{path.stem}-{number}{path.suffix}")
 
 
 def views(
@@ -77,7 +73,7 @@ def views(
     session: Session,
     settings: Settings,
     ids: Sequence[int],
-    plain_step: float | None,
+    tally: Tally,
     number: int = 1,
 ) -> list[View]:
     """The writers of an answer's files.
@@ -87,27 +83,45 @@ def views(
         session: the model at work.
         settings: how the answer is decoded.
         ids: the prompt.
-        plain_step: seconds of a plain step, if it was measured.
+        tally: its figures.
         number: of the answer, from 1 on; each has files of its own.
     """
     made: list[View] = []
     trace, svg, html = (_path(request, option, number) for option in OPTIONS)
     name, decode = session.loaded.name, session.loaded.tokenizer.decode
     if trace:
-        from .format import Header, TraceWriter, describe, speller
+        from .format import Header, TraceWriter, speller
 
         header = Header(
             model=name,
             prompt=decode(list(ids), skip_special_tokens=False),
             prompt_tokens=len(ids),
             settings=describe(settings),
-            plain_step=plain_step,
+            plain_step=tally.plain_before,
         )
         made.append(TraceWriter(trace, header, speller(session.loaded.tokenizer)))
     if svg or html:
         prompt = decode(list(ids), skip_special_tokens=True)
-        made.append(Exporter(svg, html, name, prompt, plain_step))
+        made.append(Exporter(svg, html, name, prompt, tally))
     return made
+
+
+def decoding(settings: Settings) -> dict[str, Any]:
+    """How an answer is decoded, as `--json` has it; None for what its strategy does not have."""
+    look, drafts = settings.lookahead, settings.strategy == "lookahead"
+    values = {"window": look.window, "ngram": look.ngram, "guesses": look.guesses}
+    values["budget"] = look.step_limit
+    return {
+        "strategy": settings.strategy,
+        **{name: value if drafts else None for name, value in values.items()},
+        "sources": list(look.sources) if drafts else [],
+    }
+
+
+def describe(settings: Settings) -> dict[str, Any]:
+    """The settings of an answer as a header holds them."""
+    sampling = asdict(settings.sampling)
+    return decoding(settings) | sampling | {"max_new_tokens": settings.max_new_tokens}
 
 
 class Exporter:
@@ -118,31 +132,20 @@ class Exporter:
         html: where to write an HTML page; None for none.
         title: of the files, usually the model's name.
         prompt: what the answer continues.
-        plain_step: seconds of a plain step, where it was measured.
+        tally: its figures.
     """
 
     def __init__(
-        self,
-        svg: Path | None,
-        html: Path | None,
-        title: str,
-        prompt: str,
-        plain_step: float | None = None,
+        self, svg: Path | None, html: Path | None, title: str, prompt: str, tally: Tally
     ) -> None:
         self._svg, self._html, self._title = svg, html, _clean(title)
         self._text = Text.assemble((_clean(prompt), "dim"))
-        self._tally = Tally()
-        self._plain_step = plain_step
+        self._tally = tally
 
     def show(self, event: TextEvent) -> None:
         """Take what the event adds."""
-        self._tally.add(event)
-        match event:
-            case TextStep():
-                for piece in event.pieces:
-                    self._text.append(_clean(piece.text), style_of(piece.source))
-            case Ended():
-                self._text.append(_clean(event.rest))
+        for piece in pieces_of(event):
+            self._text.append(_clean(piece.text), style_of(piece.source))
 
     def finish(self) -> None:
         """Write the files.
@@ -159,7 +162,7 @@ class Exporter:
     def _printed(self, wrap: bool) -> Console:
         """A console that has recorded the answer and its figures."""
         console = recording_console(COLUMNS)
-        figures = statistics_line(self._tally, COLUMNS, self._plain_step)
+        figures = statistics_line(self._tally, COLUMNS)
         console.print(self._text, Text(), figures, sep="\n", soft_wrap=not wrap)
         return console
 

@@ -15,19 +15,25 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
-from pydantic_core import from_json
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    TypeAdapter,
+    ValidationError,
+)
 
 from .. import files
-from ..decoder.events import Started, StepNarrowed
+from ..decoder.events import Detail, Started, StepNarrowed
 from ..errors import LadeError, UsageError
 from ..events import Ended, PromptRead, TextEvent, TextStep
 
 if TYPE_CHECKING:
-    from ..session.session import Settings
     from ..session.text import Tokenizer
 
-VERSION: Literal[2] = 2
 OPTION = "--trace"
 
 
@@ -38,14 +44,14 @@ class Header(BaseModel):
         model: its name.
         prompt: as text, the special tokens of a chat template included.
         prompt_tokens: its length.
-        settings: strategy, window, ngram, …; see `describe`.
+        settings: strategy, window, ngram, …; see `export.describe`.
         plain_step: seconds of a plain step on this machine, where it was measured.
     """
 
     model_config = ConfigDict(frozen=True)
 
     format: Literal["lade-trace"] = "lade-trace"
-    version: Literal[2] = VERSION
+    version: Literal[2] = 2
     model: str
     prompt: str
     prompt_tokens: int
@@ -60,8 +66,30 @@ class Spellings:
     texts: dict[int, str]
 
 
-_Line: TypeAlias = TextEvent | Spellings
-_NAMES: dict[type[_Line], str] = {
+def _checked(step: TextStep) -> TextStep:
+    """Refuse indices and shapes that no step has: the inspector relies on them."""
+    detail = step.detail or Detail(0)
+    size, sources = len(detail.tree), [each.source or "" for each in step.pieces]
+    sound = {
+        "pieces": len(step.pieces) == len(step.token_ids) > 0,
+        "parents": size == len(detail.parents) == len(detail.sources)
+        and all(-1 <= parent < node for node, parent in enumerate(detail.parents)),
+        "accepted": all(0 <= node < size for node in detail.accepted),
+        "window": all(row and len(row) == len(detail.outputs) for row in detail.window),
+        "sources": all(map(str.isprintable, [*sources, *detail.sources])),
+    }
+    for name, fits in sound.items():
+        if not fits:
+            raise ValueError(f"{name} that no step has")
+    return step
+
+
+def _event(line: Any) -> Any:
+    """What a line is."""
+    return line.get("event") if isinstance(line, dict) else None
+
+
+_NAMES: dict[type[TextEvent | Spellings], str] = {
     Started: "started",
     PromptRead: "prompt_read",
     Spellings: "spellings",
@@ -69,9 +97,16 @@ _NAMES: dict[type[_Line], str] = {
     StepNarrowed: "step_narrowed",
     Ended: "ended",
 }
-_ADAPTERS: dict[object, TypeAdapter[_Line]] = {
-    name: TypeAdapter(kind) for kind, name in _NAMES.items()
-}
+_Line: TypeAlias = Annotated[
+    Annotated[Started, Tag("started")]
+    | Annotated[PromptRead, Tag("prompt_read")]
+    | Annotated[Spellings, Tag("spellings")]
+    | Annotated[TextStep, AfterValidator(_checked), Tag("step")]
+    | Annotated[StepNarrowed, Tag("step_narrowed")]
+    | Annotated[Ended, Tag("ended")],
+    Discriminator(_event),
+]
+_LINE: TypeAdapter[TextEvent | Spellings] = TypeAdapter(_Line)
 
 
 @dataclass(frozen=True)
@@ -98,21 +133,6 @@ class Trace:
     def spell(self, token: int) -> str:
         """The text of a token, or its id in angle brackets where the trace does not have it."""
         return self.spellings.get(token, f"<{token}>")
-
-
-def describe(settings: Settings) -> dict[str, Any]:
-    """The settings of an answer as a header holds them."""
-    look, sampling = settings.lookahead, settings.sampling
-    described: dict[str, Any] = {"strategy": settings.strategy}
-    if settings.strategy == "lookahead":
-        described |= {
-            "window": look.window,
-            "ngram": look.ngram,
-            "guesses": look.guesses,
-            "budget": look.step_limit,
-            "sources": list(look.sources),
-        }
-    return described | asdict(sampling) | {"max_new_tokens": settings.max_new_tokens}
 
 
 def speller(tokenizer: Tokenizer) -> Callable[[int], str]:
@@ -180,7 +200,7 @@ class TraceWriter:
             self._known.update(new)
             self._write_line(Spellings({token: self._spell(token) for token in new}))
 
-    def _write_line(self, line: _Line) -> None:
+    def _write_line(self, line: TextEvent | Spellings) -> None:
         values = asdict(line)
         values.pop("times", None)  # of this run alone
         self._write({"event": _NAMES[type(line)], **values})
@@ -206,88 +226,25 @@ def read_trace(path: Path) -> Trace:
     Raises:
         UsageError: it cannot be read; the message names the file, the line and the fix.
     """
-    try:
-        first, *lines = files.read(path).split(b"\n")
-    except FileNotFoundError:
-        raise UsageError(f"there is no trace {path}; check the path") from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"the trace {path} cannot be read: {reason}") from None
-    header = _read_header(path, first)
-    if lines and _json(lines[-1]) is None:
-        lines.pop()  # empty; or the program was killed while it wrote this line
-    events: list[TextEvent] = []
-    spellings: dict[int, str] = {}
-    for number, line in enumerate(lines, start=2):
-        try:
-            if events and isinstance(events[-1], Ended):
-                raise ValueError("the trace goes on after its end")
-            read = _read_line(line)
-        except ValueError as error:
-            raise UsageError(
-                f"the trace {path}, line {number}: {_reason(error)}; record it again with {OPTION}"
-            ) from None
-        if isinstance(read, Spellings):
-            spellings |= read.texts
-        else:
-            events.append(read)
-    cut = not events or not isinstance(events[-1], Ended)
-    return Trace(header, tuple(events), spellings, cut)
-
-
-def _json(line: bytes) -> Any:
-    """The value of a line; None if it has none."""
-    try:
-        return from_json(line)
-    except ValueError:
-        return None
-
-
-def _read_header(path: Path, line: bytes) -> Header:
-    values = _json(line)
-    if not isinstance(values, dict) or values.get("format") != "lade-trace":
+    # What stands after the last line break is empty; or the program was killed while it wrote.
+    *lines, _ = files.read_named(str(path), "trace").split(b"\n")
+    number, events, spellings = 1, list[TextEvent](), dict[int, str]()
+    if not lines or b'"lade-trace"' not in lines[0]:
         raise UsageError(f"{path} is not a trace; lade generate {OPTION} FILE records one")
     try:
-        return Header.model_validate(values)
+        header = Header.model_validate_json(lines[0])
+        for line in lines[1:]:
+            number += 1
+            read = _LINE.validate_json(line)
+            if isinstance(read, Spellings):
+                spellings |= read.texts
+            else:
+                events.append(read)
     except ValidationError as error:
+        first = error.errors()[0]
+        reason = ": ".join([*map(str, first["loc"][-1:]), first["msg"]])
         raise UsageError(
-            f"the trace {path} is not of version {VERSION}: {_reason(error)}; record it again"
+            f"the trace {path}, line {number}: {reason}; record it again with {OPTION}"
         ) from None
-
-
-def _read_line(line: bytes) -> _Line:
-    values = from_json(line)
-    name = values.get("event") if isinstance(values, dict) else None
-    if not isinstance(name, str) or name not in _ADAPTERS:
-        raise ValueError("not an event that this version writes")
-    read = _ADAPTERS[name].validate_python(values)
-    if isinstance(read, TextStep):
-        _check(read)
-    return read
-
-
-def _check(step: TextStep) -> None:
-    """Refuse indices and shapes that no step has: the inspector relies on them."""
-    if not len(step.pieces) == len(step.token_ids) > 0:
-        raise ValueError("there must be a piece for each token id")
-    sources = [piece.source for piece in step.pieces]
-    if detail := step.detail:
-        sources += detail.sources
-        if not len(detail.tree) == len(detail.parents) == len(detail.sources):
-            raise ValueError("tree, parents and sources differ in length")
-        if not all(-1 <= parent < node for node, parent in enumerate(detail.parents)):
-            raise ValueError("a node of the tree comes before its parent")
-        if not all(0 <= node < len(detail.tree) for node in detail.accepted):
-            raise ValueError("accepted names a node that the tree does not have")
-        if any(not row or len(row) != len(detail.outputs) for row in detail.window):
-            raise ValueError("the window's rows and outputs differ in length")
-    if not all(source is None or source.isprintable() for source in sources):
-        raise ValueError("a source has control characters")
-
-
-def _reason(error: ValueError) -> str:
-    """The first problem, in one line: the field, where there is one, and what is wrong."""
-    if not isinstance(error, ValidationError):
-        return str(error)
-    first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    cut = not events or not isinstance(events[-1], Ended)
+    return Trace(header, tuple(events), spellings, cut)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import io
-from collections.abc import Iterator
+import sys
+from collections import Counter
 from dataclasses import dataclass
 
-from prompt_toolkit.application import Application
-from prompt_toolkit.formatted_text import ANSI
-from prompt_toolkit.key_binding import KeyBindings
-from prompt_toolkit.key_binding.key_processor import KeyPressEvent
-from prompt_toolkit.keys import Keys
-from prompt_toolkit.layout import FormattedTextControl, HSplit, Layout, Window
+import typer
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.control import Control
+from rich.layout import Layout
 from rich.rule import Rule
 from rich.text import Text
 from rich.tree import Tree
@@ -84,7 +81,7 @@ class StepView:
     def _title(self) -> Text:
         header = self.trace.header
         about = [header.model, str(header.settings.get("strategy", ""))]
-        if "window" in header.settings:
+        if header.settings.get("window"):
             names = {"W": "window", "N": "ngram", "G": "guesses"}
             about.append(" ".join(f"{key}={header.settings.get(names[key])}" for key in names))
             about.append(self._sources())
@@ -99,7 +96,7 @@ class StepView:
 
     def _figures(self) -> Text:
         """What the step yielded and cost, and the whole answer so far."""
-        tally = Tally()
+        tally = Tally(plain_before=self.trace.header.plain_step)
         step = self._step
         for event in self.trace.events:
             tally.add(event)
@@ -108,9 +105,8 @@ class StepView:
         line = _line(counted(len(step.token_ids), "token"), "bold")
         line.append(f" · width {step.width} · {step.seconds * 1000:.1f} ms")
         line.append(f" · {tally.tokens_per_step:.2f} tokens per step so far")
-        plain = self.trace.header.plain_step
-        if plain and (speedup := tally.speedup(plain)):
-            line.append(f" · {speedup:.1f}× plain")
+        if tally.speedup:
+            line.append(f" · {tally.speedup:.1f}× plain")
         return line
 
     def _text(self, width: int) -> Text:
@@ -163,57 +159,38 @@ class StepView:
         return line
 
     def _draft(self, detail: Detail) -> list[RenderableType]:
-        """The candidate tree below its heading."""
-        step = self._step
+        """The candidate tree below its heading, what was accepted first.
+
+        A node that is alone after its parent stands in the same line, unless only one of them was
+        accepted.
+        """
+        accepted, step = set(detail.accepted), self._step
         about = "none in this step"
         if detail.tree:
-            counts = f"{len(detail.tree)} proposed, {len(detail.accepted)} accepted"
-            about = f"{counts} ✓; → the model's own token"
+            about = f"{len(detail.tree)} proposed, {len(accepted)} accepted ✓; → the model's own"
         elif self._sources() == "trajectory":
             about += ": no n-gram in the pool begins with this token"
         elif self._sources():
             about += ": none was likely enough to pay for a wider step"
-        end = detail.accepted[-1] if detail.accepted else ROOT
-        style = f"bold {style_of(step.pieces[-1].source)}"
-        choice = Text.assemble((" → ", "dim"), (self._word(step.token_ids[-1]), style))
-        root = _line(self._word(detail.current), "bold")
-        tree = Tree(root.append_text(choice) if end == ROOT else root, guide_style="dim")
-        branches = {ROOT: tree}
-        for parent, nodes in _chains(detail):
-            label = _line()
-            for node in nodes:
-                accepted, color = node in detail.accepted, style_of(detail.sources[node])
-                word = self._word(detail.tree[node]) + " ✓" * accepted
-                label.append(" " if label else "")
-                label.append(word, f"bold {color}" if accepted else f"dim {color}")
-            if nodes[-1] == end:
-                label.append_text(choice)
-            names = ", ".join(dict.fromkeys(detail.sources[node] for node in nodes))
-            label.append(f"  {names}", f"dim {style_of(detail.sources[nodes[0]])}")
-            branches[nodes[-1]] = branches[parent].add(label)
-        return [_heading("draft", about), tree]
-
-
-def _chains(detail: Detail) -> Iterator[tuple[int, list[int]]]:
-    """Nodes that share a line, each the only child of the one before, after the first's parent.
-
-    Parents are before their children, and accepted nodes before their siblings.
-    """
-    accepted = set(detail.accepted)
-    children: dict[int, list[int]] = {}
-    for node, parent in enumerate(detail.parents):
-        children.setdefault(parent, []).append(node)
-    parents = [ROOT]
-    while parents:
-        parent = parents.pop()
-        for node in sorted(children.get(parent, []), key=lambda node: node not in accepted):
-            nodes = [node]
-            while len(following := children.get(nodes[-1], [])) == 1 and (
-                (following[0] in accepted) == (node in accepted)
-            ):
-                nodes += following
-            yield parent, nodes
-            parents.append(nodes[-1])
+        lines = {ROOT: _line(f"{self._word(detail.current)} ", "bold")}
+        branches = {ROOT: Tree(lines[ROOT], guide_style="dim")}
+        children = Counter(detail.parents)
+        for node in sorted(range(len(detail.tree)), key=lambda node: node not in accepted):
+            parent, source = detail.parents[node], detail.sources[node]
+            lines[node], branches[node] = lines[parent], branches[parent]
+            alike = parent != ROOT and (parent in accepted) == (node in accepted)
+            if not alike or children[parent] > 1:
+                lines[node] = _line()
+                branches[node] = branches[parent].add(lines[node])
+            if not lines[node] or detail.sources[parent] != source:
+                lines[node].append(f"{source}: ", f"dim {style_of(source)}")
+            word = self._word(detail.tree[node]) + " ✓" * (node in accepted) + " "
+            looks = "bold" if node in accepted else "dim"
+            lines[node].append(word, f"{looks} {style_of(source)}")
+        end = detail.accepted[-1] if accepted else ROOT
+        choice = self._word(step.token_ids[-1])
+        lines[end].append("→ ", "dim").append(choice, f"bold {style_of(step.pieces[-1].source)}")
+        return [_heading("draft", about), branches[ROOT]]
 
 
 def _line(text: str = "", style: str = "") -> Text:
@@ -228,68 +205,24 @@ def _heading(name: str, about: str) -> Rule:
 
 
 KEYS = " ← → step · PgUp PgDn ten steps · g G first, last · q leave"
+_MOVES = {
+    **dict.fromkeys(("\x1b[C", "\x1b[B", " ", "\r", "n", "j"), 1),
+    **dict.fromkeys(("\x1b[D", "\x1b[A", "\x7f", "p", "b", "k"), -1),
+    **{"\x1b[6~": 10, "\x1b[5~": -10, "g": -sys.maxsize, "G": sys.maxsize},
+}
+"""Steps to go, by the characters that a key sends."""
+_LEAVE = ("q", "\x1b", "\x04")
 
 
-class Browser:
-    """The steps of a trace, one at a time on the whole screen, with keys to walk among them.
-
-    Args:
-        trace: with at least one step.
-        colored: whether the screen has colors.
-    """
-
-    def __init__(self, trace: Trace, *, colored: bool) -> None:
-        self._trace = trace
-        self._colored = colored
-        self._number = 1
-        body = Window(FormattedTextControl(self._body, show_cursor=False))
-        footer = Window(FormattedTextControl(KEYS), height=1, style="reverse")
-        self._app: Application[None] = Application(
-            Layout(HSplit([body, footer])), key_bindings=self._bindings(), full_screen=True
-        )
-        # Seconds that Esc waits for the rest of a key that starts with it.
-        self._app.ttimeoutlen = 0.05
-
-    def run(self) -> None:
-        """Show steps until the user leaves."""
-        with contextlib.suppress(EOFError, KeyboardInterrupt):
-            self._app.run()
-
-    def _body(self) -> ANSI:
-        size = self._app.output.get_size()
-        console = Console(
-            file=io.StringIO(),
-            width=max(size.columns, 20),
-            force_terminal=True,
-            color_system="standard",
-            no_color=not self._colored,
-            legacy_windows=False,
-        )
-        with console.capture() as capture:
-            console.print(StepView(self._trace, self._number), end="")
-        lines, height = capture.get().splitlines(), max(size.rows - 1, 1)
-        if len(lines) > height:
-            lines[height - 1 :] = [f"… {len(lines) - height + 1} more lines"]
-        return ANSI("\n".join(lines))
-
-    def _bindings(self) -> KeyBindings:
-        bindings, last = KeyBindings(), len(self._trace.steps)
-
-        def walk(steps: int, *keys: str) -> None:
-            def go(_event: KeyPressEvent) -> None:
-                self._number = min(max(self._number + steps, 1), last)
-
-            for key in keys:
-                bindings.add(key)(go)
-
-        walk(1, "right", "down", "space", "enter", "n", "j")
-        walk(-1, "left", "up", "backspace", "p", "b", "k")
-        walk(10, "pagedown")
-        walk(-10, "pageup")
-        walk(-last, "home", "g")
-        walk(last, "end", "G")
-        # Pasted color codes are taken for a mouse's, and break prompt_toolkit's handler of those.
-        bindings.add(Keys.Vt100MouseEvent)(lambda _event: None)
-        for key in ("q", "escape", "c-c", "c-d"):
-            bindings.add(key)(lambda event: event.app.exit())
-        return bindings
+def browse(trace: Trace, console: Console) -> None:
+    """Show the steps of a trace, one at a time on the whole screen, until the user leaves."""
+    number, key = 1, ""
+    with contextlib.suppress(EOFError, KeyboardInterrupt), console.screen() as screen:
+        while key not in _LEAVE:
+            number = min(max(number + _MOVES.get(key, 0), 1), len(trace.steps))
+            shown = Layout()
+            keys = Layout(Text(KEYS.ljust(console.width), "reverse", no_wrap=True), size=1)
+            shown.split_column(Layout(StepView(trace, number)), keys)
+            console.control(Control.home())
+            screen.update(shown)
+            key = typer.getchar()

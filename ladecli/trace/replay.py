@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ..errors import INTERRUPTED, UsageError
 from ..events import PromptRead, TextEvent, TextStep
 from ..metrics import Tally
 from ..options import ReplayRequest
-from ..view.live import LiveView
+from ..view.live import reply_view
 from ..view.markdown import MarkdownRenderer
-from ..view.status import ViewState
-from ..view.terminal import Terminal, ctrl_c, is_dumb
-from ..visualize import View
+from ..view.terminal import Terminal, is_dumb
+from ..visualize import Together
 from .format import Trace, read_trace
-from .inspector import Browser, StepView
-
-_NAP = 1 / 16
-"""Seconds between two looks at whether Ctrl-C was pressed."""
+from .inspector import StepView, browse
 
 
 def run(request: ReplayRequest) -> int:
@@ -44,37 +40,29 @@ def run(request: ReplayRequest) -> int:
 
 def _play(trace: Trace, terminal: Terminal, speed: float) -> int:
     """Show the text as it came, then its statistics."""
-    console, tally = terminal.live_console(), Tally()
-    view: View = terminal.writer()
-    if console is not None:
-        state = ViewState(plain_step=trace.header.plain_step)
-        thinking = trace.header.prompt.rstrip().endswith("<think>")
-        view = LiveView(console, state, MarkdownRenderer(True, True, thinking))
-    with ctrl_c() as cancelled:
-        try:
-            for event in paced(trace.events, speed, cancelled):
-                view.show(event)
-                tally.add(event)
-        finally:
-            view.finish()
-        interrupted = cancelled()
-    terminal.statistics(tally, trace.header.plain_step)
-    return INTERRUPTED if interrupted else 0
+    tally = Tally(plain_before=trace.header.plain_step)
+    thinking = trace.header.prompt.rstrip().endswith("<think>")
+    shown = reply_view(terminal, tally, MarkdownRenderer(True, True, thinking))
+    view, code = Together(tally, shown), 0
+    try:
+        for event in paced(trace.events, speed):
+            view.show(event)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    finally:
+        view.finish()
+    terminal.statistics(tally)
+    return code
 
 
-def paced(
-    events: Iterable[TextEvent], speed: float, cancelled: Callable[[], bool]
-) -> Iterator[TextEvent]:
-    """Events, each when its recorded seconds have passed, until `cancelled` returns true."""
+def paced(events: Iterable[TextEvent], speed: float) -> Iterator[TextEvent]:
+    """Events, each when its recorded seconds have passed."""
     # Against the clock, and not one sleep after another: showing takes time, too.
     due = time.monotonic()
     for event in events:
         if isinstance(event, TextStep | PromptRead):
             due += event.seconds / speed
-        while not cancelled() and (wait := due - time.monotonic()) > 0:
-            time.sleep(min(wait, _NAP))
-        if cancelled():
-            return
+        time.sleep(max(due - time.monotonic(), 0.0))
         yield event
 
 
@@ -84,7 +72,7 @@ def _inspect(trace: Trace, terminal: Terminal) -> int:
     if not trace.steps:
         terminal.say("the trace holds no steps")
     elif sys.stdin.isatty() and sys.stdout.isatty() and not is_dumb():
-        Browser(trace, colored=console.color_system is not None and not console.no_color).run()
+        browse(trace, console)
     else:
         for number in range(1, len(trace.steps) + 1):
             console.print(StepView(trace, number), "")

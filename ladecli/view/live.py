@@ -11,9 +11,11 @@ from rich.control import Control
 from rich.segment import ControlType, Segment, Segments
 from rich.text import Text
 
-from ..events import Ended, Piece, TextEvent, TextStep
+from ..events import Piece, TextEvent, pieces_of
+from ..metrics import Tally
+from ..visualize import View, status_line
 from .markdown import MarkdownRenderer
-from .status import ViewState, status_line
+from .terminal import Terminal
 
 SHORTEST, LONGEST = 1 / 20, 1 / 2
 """Seconds between two refreshes, at least and at most."""
@@ -32,12 +34,13 @@ class LiveView:
     The last two rows of the screen are redrawn: the unfinished row of the text, and the figures.
     Complete rows go above them into the scrollback, and are never touched again.
 
-    Between refreshes events are only folded and kept.
+    Between refreshes text is only kept.
 
     Args:
         console: the terminal.
-        state: what the figures are of; this view folds all events into it.
+        tally: the figures; it has taken an event when this view does.
         renderer: sets the text.
+        max_context: the most tokens of prompt and reply together; 0 if unknown.
         clock: seconds that never go back.
 
     Attributes:
@@ -47,13 +50,15 @@ class LiveView:
     def __init__(
         self,
         console: Console,
-        state: ViewState,
+        tally: Tally,
         renderer: MarkdownRenderer,
         *,
+        max_context: int = 0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.state = state
         self.renderer = renderer
+        self._tally = tally
+        self._max_context = max_context
         self._console = console
         self._clock = clock
         self._pieces: list[Piece] = []  # not rendered yet
@@ -63,12 +68,7 @@ class LiveView:
 
     def show(self, event: TextEvent) -> None:
         """Take one more event, and draw if it is time to."""
-        self.state.add(event)
-        match event:
-            case TextStep():
-                self._pieces += event.pieces
-            case Ended():
-                self._pieces.append(Piece(event.rest))
+        self._pieces += pieces_of(event)
         first = not self._has_text and any(piece.text for piece in self._pieces)
         self._has_text |= first
         if first or self._clock() >= self._due:
@@ -103,12 +103,20 @@ class LiveView:
         rise = sum(max(len(chop_cells(row, max(width, 2))), 1) for row in self._region) - 1
         self._region = []
         if not self._finished:
-            colours = self.renderer.colours and not self._console.no_color
-            unicode = self._console.encoding.lower().startswith("utf")
             # One cell less, or it could take two rows by itself.
-            status = status_line(self.state, width - 1, unicode=unicode, colours=colours)
+            status = status_line(self._tally, width - 1, self._max_context)
             self._region = [unfinished.plain, status.plain]
             frame.append_text(unfinished).append("\n").append_text(status)
         with self._console as console:
             console.print(Segments([_START, *[_UP] * rise, _CLEAR_BELOW]), end="")
             console.print(frame, soft_wrap=True, end="")
+
+
+def reply_view(
+    terminal: Terminal, tally: Tally, renderer: MarkdownRenderer, max_context: int = 0
+) -> View:
+    """The live view, or a plain writer where stdout cannot be drawn on; arguments as for those."""
+    console = terminal.live_console()
+    if console is None:
+        return terminal.writer(renderer.colours)
+    return LiveView(console, tally, renderer, max_context=max_context)

@@ -7,9 +7,10 @@ before their line has ended.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable
-from functools import cache
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,6 @@ from ..visualize import printable, style_of
 
 if TYPE_CHECKING:
     from pygments.lexer import Lexer
-    from rich.syntax import ANSISyntaxTheme
 
 TAB = 4
 """Cells between tab stops, as code in replies expects them."""
@@ -32,9 +32,6 @@ _OPEN_TAG, _CLOSE_TAG = "<think>", "</think>"
 _LEAD = re.compile(r" *(?P<quote>(?:> ?)*) *(?P<items>(?:(?:[-+*]|\d{1,9}[.)]) +)*)")
 _HEADING = re.compile(r"(#{1,6}) ")
 _FENCE = re.compile(r"(`{3,}|~{3,})([^`]*)$")
-_CLOSING = re.compile(r"([ >]*)(`{3,}|~{3,}) *")
-_DEEPER = 3
-"""Columns that a closing fence may be indented deeper than the opening one."""
 
 # Marks are not opened in the middle of a word, as in 2*3, nor after the ( of a call, nor before
 # what separates or closes.
@@ -86,7 +83,7 @@ class MarkdownRenderer:
         self.thinking = thinking
         self._line: list[Piece] = []  # not ended yet
         self._start = 0  # characters of it that are in complete rows
-        self._fence = ""  # the opening fence with its indentation, in code
+        self._fence = ""  # the opening fence, in code
         self._highlighter: Highlighter | None = None
 
     def feed(self, pieces: Iterable[Piece], width: int) -> tuple[list[Text], Text]:
@@ -121,10 +118,9 @@ class MarkdownRenderer:
         if self._closes(plain):
             self._fence, self._highlighter = "", None
         elif self._highlighter:
-            self._highlighter.advance(plain)
+            self._highlighter.style(Text(plain), ended=True)
         elif not self._fence and not self.thinking and (opening := _opening(plain, body)):
-            # Only the place of an item's mark counts for the indentation.
-            self._fence = " " * opening.start() + opening[1]
+            self._fence = opening[1]
             self._highlighter = Highlighter.of(opening[2])
         self._line, self._start = [], 0
         return rows
@@ -195,7 +191,8 @@ class MarkdownRenderer:
     def _style_prose(self, line: Text, start: int) -> None:
         lead = _LEAD.match(line.plain, start)
         assert lead is not None
-        line.stylize(self._mark_style, *lead.span("items"))
+        # Colours are those of sources, where they are shown.
+        line.stylize("bold" if self.colours else "bold magenta", *lead.span("items"))
         if lead["quote"]:
             line.stylize("dim", *lead.span("quote"))
             line.stylize("dim italic", lead.end("quote"))
@@ -220,16 +217,10 @@ class MarkdownRenderer:
             line.stylize("dim", match.start(), inner[0])
             line.stylize("dim", inner[1], match.end())
 
-    @property
-    def _mark_style(self) -> str:
-        return "bold" if self.colours else "bold magenta"  # the colours are those of sources
-
     def _closes(self, plain: str) -> bool:
         """Whether a line of code is its closing fence."""
-        mark = self._fence.lstrip()
-        match = _CLOSING.fullmatch(plain)
-        indent = len(self._fence) - len(mark) + _DEEPER
-        return bool(mark and match and match[2].startswith(mark) and len(match[1]) <= indent)
+        mark = plain.strip(" >")
+        return bool(self._fence) and mark.startswith(self._fence) and len({*mark}) == 1
 
 
 def _opening(plain: str, start: int) -> re.Match[str] | None:
@@ -273,37 +264,25 @@ class Highlighter:
         except (ClassNotFound, ImportError):
             return None
 
-    def style(self, line: Text) -> None:
-        """Style a line, ended or not."""
-        for start, kind, value in self._tokens(line.plain)[0]:
-            style = _theme().get_style_for_token(kind)
-            line.stylize(style, start, start + len(value.rstrip("\n")))
-
-    def advance(self, text: str) -> None:
-        """Take a line as ended: the next one goes on in the state that it leaves."""
-        stack = self._tokens(text)[1]
-        self._stack = stack if len(stack) <= _MAX_STATES else ["root"]
-
-    def _tokens(self, text: str) -> tuple[list[tuple[int, tuple[str, ...], str]], list[str]]:
+    def style(self, line: Text, ended: bool = False) -> None:
+        """Style a line; after one that has ended, the next goes on in the state that it leaves."""
         from pygments.lexer import ExtendedRegexLexer, LexerContext, RegexLexer
 
-        try:
-            if type(self._lexer).get_tokens_unprocessed is not RegexLexer.get_tokens_unprocessed:
-                return list(self._lexer.get_tokens_unprocessed(text + "\n")), self._stack
+        context = LexerContext(line.plain + "\n", 0, list(self._stack))
+        found = self._lexer.get_tokens_unprocessed
+        if type(self._lexer).get_tokens_unprocessed is RegexLexer.get_tokens_unprocessed:
             # This class's loop is the one that takes and gives back a stack of states.
-            context = LexerContext(text + "\n", 0, list(self._stack))
-            loop = ExtendedRegexLexer.get_tokens_unprocessed
-            return list(loop(self._lexer, context=context)), context.stack
-        except Exception:  # lexers are many and old; no reply may break on one of them
-            return [], self._stack
+            found = partial(ExtendedRegexLexer.get_tokens_unprocessed, self._lexer, context=context)
+        with contextlib.suppress(Exception):  # lexers are many and old; none may break a reply
+            for start, kind, value in found(context.text):
+                line.stylize(_style_of(kind), start, start + len(value.rstrip("\n")))
+        if ended:
+            self._stack = context.stack if len(context.stack) <= _MAX_STATES else ["root"]
 
 
-@cache
-def _theme() -> ANSISyntaxTheme:
-    from pygments.token import string_to_tokentype
-    from rich.style import Style
-    from rich.syntax import ANSISyntaxTheme
-
-    return ANSISyntaxTheme(
-        {string_to_tokentype(name): Style.parse(style) for name, style in _CODE_STYLES.items()}
-    )
+def _style_of(kind: object) -> str:
+    """The style of a token of Pygments, or of the kind that it is one of."""
+    name = str(kind).removeprefix("Token.")
+    while name and name not in _CODE_STYLES:
+        name = name.rpartition(".")[0]
+    return _CODE_STYLES.get(name, "")

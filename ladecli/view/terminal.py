@@ -63,8 +63,8 @@ class Terminal:
         )
 
     def live_console(self) -> Console | None:
-        """A console for a view that draws on stdout; None where stdout cannot be drawn on."""
-        if not sys.stdout.isatty() or is_dumb():
+        """A console for a view that draws on stdout; None where that cannot, or must not be."""
+        if self.quiet or not sys.stdout.isatty() or is_dumb():
             return None
         # "never" takes the colours away, and must not take the cursor's movements with them.
         return self.console(sys.stdout, is_terminal=True)
@@ -86,11 +86,11 @@ class Terminal:
         if not self.quiet:
             print(f"lade: {printable(line)}", file=sys.stderr)
 
-    def statistics(self, tally: Tally, plain_step: float | None = None) -> None:
+    def statistics(self, tally: Tally) -> None:
         """The line about an answer, on stderr; as wide as the screen, if there is one."""
         console = self.console(sys.stderr)
         width = console.width if console.is_terminal else sys.maxsize
-        console.print(statistics_line(tally, width, plain_step), soft_wrap=True)
+        console.print(statistics_line(tally, width), soft_wrap=True)
 
     @contextlib.contextmanager
     def progress(self, what: str) -> Iterator[None]:
