@@ -173,7 +173,7 @@ def loaded(folder: Path, row: dict[str, Any]) -> Answers:
     model = ladecli.load(folder, dtype="float32")
     forward = model.session.decoder.runner.model
     row["forward"] = "own" if isinstance(forward, Transformer) else "transformers'"
-    row["decoding"] = "lookahead" if forward.verifies_drafts else "plain"
+    row["decoding"] = {"trees": "lookahead", "chains": "chains", "none": "plain"}[forward.drafts]
     answers = []
     for text in ASKED:
         events = model.stream(text, max_new_tokens=TOKENS, ignore_eos=True)

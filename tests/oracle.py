@@ -17,7 +17,7 @@ from ladecli.decoder.engine import Decoder
 from ladecli.decoder.families import ModelFacts
 from ladecli.decoder.kv_cache import LayerShape
 from ladecli.decoder.load import new_cache
-from ladecli.decoder.runner import Forward, Runner, StepCache, StepInputs
+from ladecli.decoder.runner import Drafts, Forward, Runner, StepCache, StepInputs
 
 CPU = torch.device("cpu")
 
@@ -37,7 +37,7 @@ class Oracle:
     dtype = torch.float32
     keeps_weights = True
     kernels = False
-    verifies_drafts = True
+    drafts: Drafts = "trees"
 
     def __init__(self, rule: Rule, vocabulary: int = 100) -> None:
         self.rule = rule

@@ -54,7 +54,7 @@ def test_json(cache: Path, lade: Any) -> None:
     assert (demo["family"], demo["dtype"], demo["fits"]) == ("llama", "bfloat16", "float32")
     assert (mamba["name"], mamba["supported"], mamba["family"]) == ("z/last", True, "mamba")
     assert demo.keys() == mamba.keys()
-    assert (demo["drafts"], mamba["drafts"]) == (True, False)
+    assert (demo["drafts"], mamba["drafts"]) == ("trees", "none")
     assert "recurrent state" in mamba["notes"][0]
 
 

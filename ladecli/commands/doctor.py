@@ -337,8 +337,8 @@ def _facts(planned: Plan) -> Iterator[Finding]:
     """What a model is, and whether what it needs is installed."""
     facts, spec = planned.facts, planned.spec
     tested = "tested" if facts.tested else "not tested here: tried before the first answer"
-    if facts.no_drafts:
-        tested = f"one token at a time, without drafts: {facts.no_drafts}"
+    if facts.no_trees:
+        tested = f"chains of drafts or none, but no trees: {facts.no_trees}"
     yield Finding("family", f"{facts.family}, {tested}")
     parameters = f"{user.short(spec.parameters)} parameters"
     yield Finding("weights", f"{parameters}, {size_of(spec.weight_bytes)} as {spec.weights}")

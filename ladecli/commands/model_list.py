@@ -36,7 +36,7 @@ _STATES: dict[tuple[bool | None, bool], str] = {
     (True, False): "untested",
     (False, False): "no",
 }
-"""The last column, by whether a model is supported and tested, where drafts can be verified."""
+"""The last column, by whether a model is supported and tested, where it can verify trees."""
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _MADE_PLAIN = ("fp8", "compressed-tensors")
 """Quantized weights that become plain ones before they are multiplied, FP8 on a CPU."""
@@ -57,7 +57,7 @@ class Model:
     needs_bytes: int | None = None  # of that setting, or of the smallest where none fits
     supported: bool | None = None  # whether lade decodes it
     tested: bool = False  # whether its family is among those that are tested
-    drafts: bool = True  # whether it can verify drafts: if not, it is decoded a token at a time
+    drafts: str = "trees"  # what it can verify in one pass: "trees", "chains" or "none"
     notes: tuple[str, ...] = ()  # reasons, and what else to know
 
 
@@ -136,9 +136,10 @@ def examine(cached: CachedModel, device: Device, free: int) -> Model:
         return replace(model, notes=("config.json names no model_type",))
     if why := families.refusal(config):
         return replace(model, supported=False, notes=(f"not supported: {why}",))
-    if why := families.no_drafts(config):
-        notes = (f"one token at a time, without drafts: {why}",)
-        model = replace(model, supported=True, drafts=False, notes=notes)
+    if why := families.no_trees(config):
+        drafts = "chains" if families.may_verify_chains(config) else "none"
+        how = "chains of drafts instead of trees" if drafts == "chains" else "no drafts"
+        model = replace(model, supported=True, drafts=drafts, notes=(f"{how}: {why}",))
         return _with_memory(model, text, folder, device, free)
     known = {getattr(text, "model_type", ""), model.family}
     tested = bool(known & (families.FAMILIES.keys() | families.TESTED_STOCK))
@@ -169,7 +170,7 @@ def _with_memory(model: Model, config: Config, folder: Path, device: Device, fre
     notes = list(model.notes)
     if lacking := model_files.missing_packages(model.dtype):
         notes.append(f"needs {' and '.join(lacking)}: pip install {' '.join(lacking)}")
-    if model.drafts and not model.tested:
+    if model.drafts == "trees" and not model.tested:
         notes.append("a family without tests here: tried before the first answer")
     if spec is None:
         return replace(model, notes=tuple(notes))
@@ -256,7 +257,9 @@ def _print_table(models: list[Model], terminal: Terminal) -> None:
             _SHORT.get(model.dtype, model.dtype.split(" ")[0]) or "-",
             "-" if model.context is None else _tokens(model.context),
             fits or ("-" if model.needs_bytes is None else "no"),
-            _STATES.get((model.supported, model.tested), "-") if model.drafts else "plain",
+            _STATES.get((model.supported, model.tested), "-")
+            if model.drafts == "trees"
+            else model.drafts,
         )
         rows.append(tuple(map(printable, cells)))
     screen.print_table(screen.Table("Models on this machine", columns, tuple(rows)), console)

@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from . import layout
@@ -31,8 +31,13 @@ from .prefill import Prefiller
 from .runner import Pending, Runner, check_device
 from .sampling import LogitsProcessor, Sampler
 from .strategy import Draft, State, StepResult, Strategy
+from .tree import TokenTree
 
 __all__ = ["Decoder", "Limits"]
+
+MOST_FED_AGAIN = 16
+"""Committed tokens that a step with drafts feeds again at most, where its cache is put back if the
+drafts are not accepted whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +165,9 @@ class Decoder:
         self.check_prompt(prompt)
         if self.runner.captures and not group.forwards_alone:
             raise ConfigError("tensor parallelism needs a decoder without CUDA graphs")
-        if group.size > 1 and not self.runner.model.verifies_drafts:
+        if group.size > 1 and self.runner.model.drafts != "trees":
             raise ConfigError(
-                f"models of the family {self.facts.family!r} are decoded one token at a time here,"
+                f"models of the family {self.facts.family!r} verify one continuation at a time,"
                 " which ranks cannot share; leave --parallel out"
             )
         limits = limits or Limits()
@@ -244,7 +249,7 @@ class Decoder:
 
     def _steps(self, state: State, task: Task) -> Generator[Event]:
         """The loop.  A captured step is launched before the one before it is yielded."""
-        widest = sys.maxsize if self.runner.model.verifies_drafts else 1
+        widest = 1 if self.runner.model.drafts == "none" else sys.maxsize
         backoff, clock = Backoff(self._prefiller.chunk, widest), time.perf_counter
         held: Step | None = None
         reason: FinishReason | None = None
@@ -316,7 +321,15 @@ class Decoder:
         # A path of more tokens than that would be wider, too.
         state.draft_depth = min(state.room, task.end - length - 1, widest - 1)
         state.missing = task.group.missing
+        if self.runner.model.drafts == "chains":
+            state.branches = False
+            state.missing = (length - 1 - self.cache.length,)
         draft = task.strategy.propose(state)
+        if not state.branches:
+            # A step without drafts is accepted whole, so that nothing of it is fed again.
+            again = state.missing[0] > MOST_FED_AGAIN
+            chain = TokenTree() if again else draft.tree.chain()
+            draft = replace(draft, tree=chain, window=None, width=1)
         if max(draft.tree.tokens, default=0) >= self.facts.vocabulary:
             raise ConfigError("the drafts were learned from a model with more token ids")
         draft, share = task.group.share(draft)

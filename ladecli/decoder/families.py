@@ -1,8 +1,8 @@
-"""Model families: what sets one apart from Llama, what drafts cannot be verified with, and facts.
+"""Model families: what sets one apart from Llama, which verify no trees of drafts, and facts.
 
 A family with a row in `FAMILIES` runs on our own forward (`transformer`); any other one runs on
-transformers' forward (`stock_model`), or where drafts cannot be verified so, one token at a time
-(`plain_model`).  To add a family, add a row.
+transformers' forward (`stock_model`), or where no trees of drafts can be verified so, with its own
+cache (`plain_model`).  To add a family, add a row.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class ModelFacts:
         max_positions: the context that the model was made for; None if it does not say.
         rope_boundary: the text length from which on rotary frequencies change, or None.
         sliding_window: how many positions some layers look back, or None.
-        no_drafts: why drafts cannot be verified, as far as the configuration tells; or None.
+        no_trees: why trees of drafts cannot be verified, as far as the configuration tells.
     """
 
     family: str
@@ -138,7 +138,7 @@ class ModelFacts:
     max_positions: int | None
     rope_boundary: int | None
     sliding_window: int | None
-    no_drafts: str | None = None
+    no_trees: str | None = None
 
     @property
     def tested(self) -> bool:
@@ -160,8 +160,8 @@ def refusal(config: Any) -> str | None:
     return None
 
 
-def no_drafts(config: Any) -> str | None:
-    """Why drafts cannot be verified by a model with this configuration, or None."""
+def no_trees(config: Any) -> str | None:
+    """Why trees of drafts cannot be verified by a model with this configuration, or None."""
     text = config.get_text_config(decoder=True)
     for family in (config.model_type, text.model_type):
         if family in _PLAIN:
@@ -181,7 +181,13 @@ def no_drafts(config: Any) -> str | None:
 def continues(config: Any) -> bool:
     """Whether a model with this configuration may be fed several tokens after a text at once."""
     text = config.get_text_config(decoder=True)
-    return no_drafts(config) != _RECURRENT or text.model_type in _CONTINUE
+    return no_trees(config) != _RECURRENT or text.model_type in _CONTINUE
+
+
+def may_verify_chains(config: Any) -> bool:
+    """Whether a chain of drafts leaves the logits before it as they are; a trial finds out more."""
+    # Which keys are dropped may depend on those that follow.
+    return continues(config) and no_trees(config) != _SPARSE
 
 
 def examine(config: Any) -> ModelFacts:
@@ -210,7 +216,7 @@ def examine(config: Any) -> ModelFacts:
         max_positions=min(limits, default=None),
         rope_boundary=boundary,
         sliding_window=getattr(text, "sliding_window", None) if slides else None,
-        no_drafts=no_drafts(config),
+        no_trees=no_trees(config),
     )
 
 

@@ -95,7 +95,7 @@ def new_cache(forward: Forward, max_context: int) -> KVCache:
     On a GPU with plenty of memory it is allocated at once: wherever it grows, steps are captured
     anew.
     """
-    if not forward.verifies_drafts:
+    if isinstance(forward, PlainModel):
         return OwnCache()
     # A step's own tokens stand after the text.
     slots, first = max_context + GROWTH, 0
@@ -133,15 +133,18 @@ def make_forward(
         UnsupportedModelError: the model's own forward fails, or cannot continue a text.
         NaNLogitsError: the model's logits are NaN.
     """
-    why = facts.no_drafts
+    why = facts.no_trees
     if why is None:
         try:
             trial = Trial.of(model, facts)
             return *_verifying(model, facts, attention, trial, join, pack, kernels, slots), trial
         except UnsupportedModelError as error:
             why = str(error)
-    notice = f"{facts.family!r} is decoded one token at a time, without drafts: {why}"
-    return PlainModel(model), [notice], None
+    plain = PlainModel(model)
+    how = "with chains of drafts instead of trees"
+    if plain.drafts == "none":
+        how = "one token at a time, without drafts"
+    return plain, [f"{facts.family!r} is decoded {how}: {why}"], None
 
 
 def _verifying(

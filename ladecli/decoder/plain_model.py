@@ -1,25 +1,28 @@
-"""Any other decoder-only model, one token at a time, through its own forward and its own cache.
+"""Any other decoder-only model, through its own forward and its own cache.
 
-What keeps several continuations of a text from being verified in one pass (a recurrent state, keys
-that are dropped by their content, attention that takes no mask from outside) does not keep a text
-from being decoded.  A step feeds the tokens that the cache lacks, and no drafts.
+What keeps several continuations of a text from being verified in one pass (a recurrent state,
+attention that takes no mask from outside) does not keep one continuation from it: a step feeds the
+tokens that the cache lacks, and a chain of drafts.  Where a chain is not accepted whole, the cache
+is put back to where it was before the step, and the accepted tokens are fed again with the next.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
 import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import DynamicCache, cache_utils
 
 from .errors import NaNLogitsError, UnsupportedModelError
-from .families import continues
+from .families import continues, may_verify_chains
 from .kv_cache import KVCache, LayerShape
 from .memory import is_out_of_memory
-from .runner import StepCache, StepInputs, reason_of
+from .runner import Drafts, StepCache, StepInputs, reason_of
 from .stock_model import input_device
 from .trial import TOLERANCE, difference, rounding_type
 
@@ -27,25 +30,58 @@ CACHES = ("past_key_values", "cache_params", "state")
 """What models call the cache that they take and return."""
 TRIAL = 10
 """Tokens of the text that tells how a model continues one."""
+_GROW = (cache_utils.DynamicLayer, cache_utils.DynamicSlidingWindowLayer)
+_LAYERS = {
+    *_GROW,
+    *(
+        getattr(cache_utils, name)
+        for name in (
+            "LinearAttentionLayer",
+            "LinearAttentionAndFullAttentionLayer",
+            "LinearAttentionAndSlidingWindowAttentionLayer",
+        )
+        if hasattr(cache_utils, name)  # transformers 5.17 may lack some
+    ),
+}
+"""Layers of transformers' cache that can be copied and put back."""
 
 
 class OwnCache(KVCache):
-    """A model's own cache: what it holds of a text cannot be taken apart, so it is all or nothing.
+    """A model's own cache.
 
     Attributes:
         held: the cache as the model returned it; None for an empty one.
         text: the tokens in it, those of the step under way included.
+        saved: `held` as it was before a step with drafts.
     """
 
     def __init__(self) -> None:
         super().__init__(())
         self.held: Any = None
         self.text: list[int] = []
+        self.saved: Any = None
+
+    def keep(self, kept: Sequence[int]) -> int:
+        """Commit a step that was accepted whole; of another one commit nothing, or what is kept
+        where all layers grow with the text."""
+        start, count = self.length, len(kept)
+        if start + count < len(self.text):
+            if grows(self.held):
+                for layer in self.held.layers:
+                    layer.keys = layer.keys[..., : start + count, :]
+                    layer.values = layer.values[..., : start + count, :]
+                del self.text[start + count :]
+            else:
+                self.held = self.saved
+                del self.text[start if self.saved is not None else 0 :]
+        self.saved = None
+        self.length = len(self.text)
+        return self.length
 
     def truncate(self, length: int) -> None:
         """Forget all but the first `length` tokens: that is, all where there are more."""
         if length < len(self.text):
-            self.held, self.text = None, []
+            self.held, self.text, self.saved = None, [], None
         super().truncate(len(self.text))
 
     def release(self) -> None:
@@ -53,8 +89,28 @@ class OwnCache(KVCache):
         self.truncate(0)
 
 
+def grows(held: Any) -> bool:
+    """Whether all layers of a cache hold every token of the text."""
+    return type(held) is DynamicCache and {*map(type, held.layers)} == {cache_utils.DynamicLayer}
+
+
+def copied(held: Any) -> Any:
+    """A cache that stays as it is while a model goes on with the other one: attention layers make
+    new tensors, recurrent ones write to theirs."""
+    twin = copy.copy(held)
+    twin.layers = [copy.copy(layer) for layer in held.layers]
+    for layer in twin.layers:
+        for name, value in vars(layer).items():
+            if isinstance(value, dict):
+                clones = {k: v.clone() if isinstance(v, Tensor) else v for k, v in value.items()}
+                setattr(layer, name, clones)
+            elif isinstance(value, Tensor) and name not in ("keys", "values"):
+                setattr(layer, name, value.clone())
+    return twin
+
+
 class PlainModel:
-    """Runs steps of a model as it is; a `runner.Forward` that verifies no drafts.
+    """Runs steps of a model as it is; a `runner.Forward`.
 
     Raises:
         UnsupportedModelError: its forward fails.
@@ -64,16 +120,16 @@ class PlainModel:
     attention = "the model's own"
     keeps_weights = True
     kernels = False
-    verifies_drafts = False
 
     def __init__(self, model: Any) -> None:
         self.device = input_device(model)
         self.dtype: torch.dtype = model.dtype
         self.layer_shapes: list[LayerShape] = []
+        self.drafts: Drafts = "none"
         self._model = model
         self._config = model.config.get_text_config(decoder=True)
         known = inspect.signature(model.forward).parameters
-        self._options: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
+        self._selects = "logits_to_keep" in known
         self._at_once = self._makes_cache = True
         self._name = None
         text = (7 + 37 * torch.arange(TRIAL, device=self.device)) % self._config.vocab_size
@@ -85,7 +141,10 @@ class PlainModel:
         ways = itertools.product(several, (True, False))
         for at_once, makes_cache in ways if self._name else ():
             self._at_once, self._makes_cache = at_once, makes_cache
-            if self._reads_in_parts(text, expected):
+            if self._agrees(self._in_parts, text, expected):
+                chains = at_once and may_verify_chains(model.config)
+                if chains and self._agrees(self._with_drafts, text, expected):
+                    self.drafts = "chains"
                 return
         self._name = None
 
@@ -93,25 +152,25 @@ class PlainModel:
         """See `runner.Forward`: there is nothing to choose here."""
 
     def forward(self, step: StepInputs, cache: StepCache) -> Tensor:
-        """Run one step; logits of its outputs, [outputs, vocabulary].
-
-        Only the last token can be an output.
-        """
+        """Run one step; logits of its outputs, [outputs, vocabulary], which are its last tokens."""
         assert isinstance(cache, OwnCache)
+        rows = len(step.tokens) if step.outputs is None else len(step.outputs)
         together = self._at_once or not cache.text
         try:
+            if rows > 1 and not grows(cache.held):
+                cache.saved = copied(cache.held)
             for tokens in torch.split(step.tokens, len(step.tokens) if together else 1):
-                logits = self._read(tokens, cache)
+                logits = self._read(tokens, cache, rows)
         except BaseException:
             # What the model has written until then is of no use.
             cache.truncate(0)
             raise
-        return logits if step.outputs is None or len(step.outputs) else logits[:0]
+        return logits
 
-    def _read(self, tokens: Tensor, cache: OwnCache) -> Tensor:
-        """Feed tokens after those in a cache; the last one's logits, [1, vocabulary]."""
+    def _read(self, tokens: Tensor, cache: OwnCache, rows: int = 1) -> Tensor:
+        """Feed tokens after those in a cache; logits after the last ones, [rows, vocabulary]."""
         cache.text += tokens.tolist()
-        given = self._options.copy()
+        given: dict[str, Any] = {"logits_to_keep": max(rows, 1)} if self._selects else {}
         if self._name is None:  # the whole text once more
             tokens = torch.tensor(cache.text, device=tokens.device)
         else:
@@ -123,8 +182,8 @@ class PlainModel:
         found = self._model(input_ids=tokens[None], **given)
         if self._name is not None:
             cache.held = getattr(found, self._name, cache.held)
-        logits: Tensor = found.logits[0, -1:]
-        return logits
+        logits: Tensor = found.logits[0]
+        return logits[len(logits) - rows :]
 
     @torch.inference_mode()
     def _expected(self, text: Tensor) -> Tensor:
@@ -143,13 +202,31 @@ class PlainModel:
         return expected
 
     @torch.inference_mode()
-    def _reads_in_parts(self, text: Tensor, expected: Tensor) -> bool:
-        """Whether a text that is read in parts gives the logits of the whole."""
-        cache = OwnCache()
+    def _agrees(self, read: Callable[[Tensor], Tensor], text: Tensor, expected: Tensor) -> bool:
+        """Whether a way to read a text gives the logits that are expected after it."""
         try:
-            for part in torch.split(text, [4, 4, 1, 1] if self._at_once else [8, 1, 1]):
-                found = self._read(part, cache).float()
+            found = read(text).float()
         except Exception:
             return False
         dtype = rounding_type(self._model)
         return difference(found, expected, dtype) <= TOLERANCE[dtype]
+
+    def _in_parts(self, text: Tensor) -> Tensor:
+        cache = OwnCache()
+        for part in torch.split(text, [4, 4, 1, 1] if self._at_once else [8, 1, 1]):
+            logits = self._read(part, cache)
+        return logits
+
+    def _with_drafts(self, text: Tensor) -> Tensor:
+        """With drafts after six tokens, none of which is accepted; fails where a cache cannot be
+        put back."""
+        cache = OwnCache()
+        self._read(text[:6], cache)
+        cache.keep(range(6))
+        if type(cache.held) is not DynamicCache or not {*map(type, cache.held.layers)} <= _LAYERS:
+            raise TypeError
+        cache.saved = copied(cache.held)
+        drafts = (text[7:9] + 1) % self._config.vocab_size
+        self._read(torch.cat((text[6:7], drafts)), cache, 3)
+        start = cache.keep(range(1))
+        return self._read(text[start:], cache)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,6 +20,10 @@ from .memory import is_out_of_memory
 
 SDPA = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """Kernels of PyTorch's attention but cuDNN's, which plans anew for every length of the text."""
+
+
+Drafts: TypeAlias = Literal["trees", "chains", "none"]
+"""What a model can verify in one pass: several continuations of a text, one of them, or none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,7 @@ class Forward(Protocol):
         device, dtype: of the model's input, and of its weights.
         keeps_weights: whether the model's own weights lie as transformers loaded them.
         kernels: whether Triton kernels compute the operations between products.
-        verifies_drafts: whether a step may hold more than the tokens that its cache lacks.
+        drafts: what a step may hold beside the tokens that its cache lacks.
     """
 
     attention: str
@@ -68,7 +72,7 @@ class Forward(Protocol):
     dtype: torch.dtype
     keeps_weights: bool
     kernels: bool
-    verifies_drafts: bool
+    drafts: Drafts
 
     @property
     def layer_shapes(self) -> list[LayerShape]:

@@ -17,7 +17,7 @@ from transformers import AttentionInterface
 from .attention import BACKENDS, Backend, StepMask, choose_backend
 from .errors import UnsupportedModelError
 from .kv_cache import LayerShape
-from .runner import StepCache, StepInputs
+from .runner import Drafts, StepCache, StepInputs
 
 NAME = "ladecli"
 KEYWORD = "lade_step"
@@ -92,7 +92,7 @@ class StockModel:
 
     keeps_weights = True
     kernels = False
-    verifies_drafts = True
+    drafts: Drafts = "trees"
 
     def __init__(self, model: Any, shapes: Sequence[LayerShape], attention: str = "auto") -> None:
         self.device = input_device(model)

@@ -35,6 +35,7 @@ class State:
             ranks, of a single rank's step.
         missing: by rank, how many committed tokens before the current one it must feed first
             because it lacks their keys.
+        branches: whether a tree may have more than one path.
     """
 
     tokens: list[int]
@@ -44,6 +45,7 @@ class State:
     room: int = 0
     widest: int = sys.maxsize
     missing: Sequence[int] = (0,)
+    branches: bool = True
 
 
 @dataclass(frozen=True, slots=True)

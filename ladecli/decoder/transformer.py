@@ -21,7 +21,7 @@ from .attention import BACKENDS, Backend, choose_backend
 from .families import FAMILIES, Family, ModelFacts
 from .kv_cache import LayerShape
 from .rotary import Rotary, RotaryTables, rotate
-from .runner import StepCache, StepInputs
+from .runner import Drafts, StepCache, StepInputs
 from .weights import Projection, project
 
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
@@ -151,7 +151,7 @@ class Transformer:
         layers, final_norm, rotary: weights and tables.
     """
 
-    verifies_drafts = True
+    drafts: Drafts = "trees"
 
     def __init__(
         self,

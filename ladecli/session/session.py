@@ -271,7 +271,7 @@ class Session:
 
     def _prepared(self, settings: Settings) -> Settings:
         """Settings that know which widths steps are captured for; followers are told them."""
-        if not self.decoder.runner.model.verifies_drafts:
+        if self.decoder.runner.model.drafts == "none":
             settings = replace(settings, strategy="autoregressive")
         follows = self.ranks > 1 and self.followers is None
         if follows or settings.lookahead.widths:

@@ -9,33 +9,50 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING
 
-from ladecli.decoder.config import LookaheadConfig
-from ladecli.decoder.engine import Limits
+from ladecli.decoder.config import WITHOUT_WINDOW, LookaheadConfig, SamplingConfig
+from ladecli.decoder.drafting.memory import DraftMemory
+from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.errors import ConfigError, UnsupportedModelError
+from ladecli.decoder.events import Event
 from ladecli.decoder.families import FAMILIES, examine, refusal
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.parallel.groups import Group
+from ladecli.decoder.runner import Drafts
 from ladecli.decoder.stock_model import StockModel
 from ladecli.decoder.strategy import Strategy
 
-from ..decoding import ids_of, run, steps_of, transformers_ids
+from ..decoding import PAPER, ids_of, run, steps_of, transformers_ids
 from ..families import OWN, SLIDING, STOCK, VOCABULARY, model_of, new_model, prompt_for
 
-WITHOUT_DRAFTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "mamba": ("recurrent state", {"state_size": 8}),
-    "rwkv": ("recurrent state", {"attention_hidden_size": 32}),
-    "recurrent_gemma": ("recurrent state", {"num_hidden_layers": 3, "head_dim": 8}),
-    "jamba": ("recurrent state", {"attn_layer_period": 2, "attn_layer_offset": 1}),
-    "lfm2": ("recurrent state", {"layer_types": ["conv", "full_attention"]}),
-    "gpt_oss": ("attention sinks", {"head_dim": 8, "num_local_experts": 4}),
-    "llama4_text": ("chunks", {"head_dim": 8, "attention_chunk_size": SLIDING}),
-    "stablelm": ("does not pass keywords", {}),
-    "bloom": ("attention interface", {}),
-    "openai-gpt": ("attention interface", {"n_positions": 128}),
-    "doge": ("by their content", {}),
-    "granite_swa": ("a trial step failed: .* needs 's_aux'", {}),
+MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": SLIDING}
+QWEN3_NEXT = {
+    "head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
 }
-"""Why drafts cannot be verified, and settings of a small model."""
+NO_TREES: dict[str, tuple[Drafts, str, dict[str, Any]]] = {
+    "mamba": ("none", "recurrent state", {"state_size": 8}),
+    "rwkv": ("none", "recurrent state", {"attention_hidden_size": 32}),
+    "recurrent_gemma": ("none", "recurrent state", {"num_hidden_layers": 3, "head_dim": 8}),
+    "jamba": ("none", "recurrent state", {"attn_layer_period": 2, "attn_layer_offset": 1}),
+    "lfm2": ("chains", "recurrent state", {"layer_types": ["conv", "full_attention"]}),
+    "qwen3_next": ("chains", "recurrent state", QWEN3_NEXT),
+    "gpt_oss": ("chains", "attention sinks", {"head_dim": 8, "num_local_experts": 4} | MIXED),
+    "llama4_text": ("chains", "chunks", {"head_dim": 8, "attention_chunk_size": SLIDING}),
+    "stablelm": ("chains", "does not pass keywords", {}),
+    "bloom": ("chains", "attention interface", {}),
+    "openai-gpt": ("none", "attention interface", {"n_positions": 128}),
+    "doge": ("none", "by their content", {}),
+    "granite_swa": ("chains", "a trial step failed: .* needs 's_aux'", {}),
+}
+"""What can be verified, why no trees can, and settings of a small model."""
 REFUSED = {
     "t5": "encoder-decoder",
     "whisper": "encoder-decoder",
@@ -63,42 +80,85 @@ def generated(model: Any, prompt: list[int], new: int, *, use_cache: bool = True
     return [int(i) for i in out[0, len(prompt) :]]
 
 
-@pytest.mark.parametrize("family", WITHOUT_DRAFTS)
-def test_where_drafts_cannot_be_verified_the_text_is_still_that_of_generate(family: str) -> None:
+def decoded(decoder: Decoder, prompt: list[int], new: int, **options: Any) -> list[Event]:
+    """With drafts as many as fit a step of 12 tokens, whatever they cost."""
+    config = LookaheadConfig(budget=12, sources=WITHOUT_WINDOW)
+    return run(decoder, prompt, "lookahead", config, limits=Limits(new), **options)
+
+
+@pytest.mark.parametrize("family", NO_TREES)
+def test_where_no_trees_can_be_verified_the_text_is_still_that_of_generate(family: str) -> None:
     """Also where the prompt comes in chunks, goes on from an earlier one, or forks from it."""
-    why, settings = WITHOUT_DRAFTS[family]
+    drafts, why, settings = NO_TREES[family]
     model, prompt = new_model(family, **settings), prompt_for(family)
     decoder = load_decoder(model, prefill_chunk=9)
+    assert decoder.runner.model.drafts == drafts
     (notice,) = decoder.runner.notices
-    assert re.search(f"one token at a time, without drafts: .*{why}", notice)
+    how = "with chains" if drafts == "chains" else "one token"
+    assert re.search(f"decoded {how}.*{why}", notice)
     expected = generated(model, prompt, 20)
     for ids, wanted in (
         (prompt, expected),
         (prompt + expected[:9], expected[9:]),
         (prompt[:-1], generated(model, prompt[:-1], 20)),
     ):
-        events = run(decoder, ids, "lookahead", LookaheadConfig(), limits=Limits(len(wanted)))
+        events = decoded(decoder, ids, len(wanted))
         assert ids_of(events) == wanted
-        assert {step.proposed for step in steps_of(events)} == {0}
+        assert any(step.proposed for step in steps_of(events)) == (drafts == "chains")
+
+
+CHAINS = [family for family, (drafts, _, _) in NO_TREES.items() if drafts == "chains"]
+
+
+@pytest.mark.parametrize("family", CHAINS)
+@pytest.mark.parametrize("strategy", ["lookahead", "paper", "jacobi", "prompt-lookup"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_chains_of_drafts_change_nothing(family: str, strategy: str, temperature: float) -> None:
+    model, prompt = new_model(family, **NO_TREES[family][2]), prompt_for(family)
+    decoder, sampling = load_decoder(model), SamplingConfig(temperature=temperature, seed=3)
+    plain = ids_of(run(decoder, prompt, sampling=sampling, limits=Limits(30)))
+    config = PAPER if strategy == "paper" else LookaheadConfig(4, 3, 4, 20)
+    name = "lookahead" if strategy == "paper" else strategy
+    drafted = run(decoder, prompt, name, config, sampling, limits=Limits(30))
+    assert ids_of(drafted) == plain
+
+
+@pytest.mark.parametrize("family", CHAINS)
+def test_a_known_answer_takes_few_steps_with_chains(family: str) -> None:
+    """Wrong in one place: there the cache is put back, and the text goes on from it."""
+    model, prompt = new_model(family, **NO_TREES[family][2]), prompt_for(family)
+    decoder = load_decoder(model)
+    expected = ids_of(run(decoder, prompt, limits=Limits(60)))
+    memory, answer = DraftMemory(), list(expected)
+    answer[30] = (answer[30] + 1) % 97
+    memory.learn_text(prompt + answer)
+    events = decoded(decoder, prompt, 60, memory=memory)
+    assert ids_of(events) == expected
+    assert len(steps_of(events)) < 60 / 3
 
 
 def test_an_answer_that_is_broken_off_leaves_a_cache_that_can_be_used() -> None:
-    model, prompt = new_model("jamba", **WITHOUT_DRAFTS["jamba"][1]), prompt_for("jamba")
+    model, prompt = new_model("lfm2", **NO_TREES["lfm2"][2]), prompt_for("lfm2")
     decoder, expected = load_decoder(model), generated(model, prompt, 20)
+    for count in (1, 2, 5, 9):
+        seen: list[int] = []
 
-    def stop(token: int) -> bool:
-        raise KeyboardInterrupt
+        def stop(token: int, seen: list[int] = seen, count: int = count) -> bool:
+            seen.append(token)
+            if len(seen) == count:
+                raise KeyboardInterrupt
+            return False
 
-    with pytest.raises(KeyboardInterrupt):
-        list(decoder.generate(prompt, Strategy(), limits=Limits(20, should_stop=stop)))
-    assert ids_of(run(decoder, prompt, limits=Limits(20))) == expected
+        with pytest.raises(KeyboardInterrupt):
+            list(decoder.generate(prompt, Strategy(), limits=Limits(20, should_stop=stop)))
+        assert ids_of(decoded(decoder, prompt, 20)) == expected
 
 
-def test_ranks_cannot_share_what_has_no_drafts() -> None:
-    decoder = load_decoder(new_model("lfm2", **WITHOUT_DRAFTS["lfm2"][1]))
+def test_ranks_cannot_share_what_has_no_trees() -> None:
+    decoder = load_decoder(new_model("lfm2", **NO_TREES["lfm2"][2]))
     group = Group()
     group.size = 2
-    with pytest.raises(ConfigError, match="'lfm2' are decoded one token at a time"):
+    with pytest.raises(ConfigError, match="'lfm2' verify one continuation at a time"):
         decoder.generate([5, 6], Strategy(), group=group)
 
 
@@ -117,13 +177,13 @@ def test_families_that_no_row_names_are_tried(family: str) -> None:
     assert ids_of(run(decoder, prompt_for(family), "lookahead"))[:20] == expected
 
 
-def test_an_unknown_family_that_hides_its_sliding_window_gets_no_drafts() -> None:
+def test_an_unknown_family_that_hides_its_sliding_window_gets_no_trees() -> None:
     """It would pass a trial that is shorter than its window, and be wrong beyond it."""
     decoder = load_decoder(new_model("phimoe", sliding_window=20, num_local_experts=2))
     assert "never asked for its sliding window of 20" in decoder.runner.notices[0]
 
 
-def test_an_unknown_family_that_differs_gets_no_drafts() -> None:
+def test_an_unknown_family_that_differs_gets_no_trees() -> None:
     """Here one whose attention does not look at what is cached."""
     model = new_model("olmo")
     attention = type(model.model.layers[0].self_attn)

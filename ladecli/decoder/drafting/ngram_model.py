@@ -184,6 +184,7 @@ class NgramModel:
         span: RepeatedSpan | None = None,
         exploration: float = EXPLORATION,
         dice: Dice | None = None,
+        children: int = MAX_CHILDREN,
     ) -> TokenTree:
         """The tree of the most probable prefixes after a text.
 
@@ -197,6 +198,7 @@ class NgramModel:
             span: a passage that the text may be repeating.
             exploration: worth of a node relative to its probability to be accepted.
             dice: with which the next tokens are drawn; None for greedy.
+            children: of a node, at most; 1 for a chain.
         """
         cost, slope = curve.cost, curve.slope
         room = len(cost) - 1
@@ -238,7 +240,7 @@ class NgramModel:
                 if dice is not None:
                     found = _loaded(found, dice, len(text) + depths[node], least)
                 self._looked_up[node] = found = found[:MAX_CHILDREN]
-                for child in found:
+                for child in found[:children]:
                     turn -= 1
                     share = child[0]
                     insort(waiting, (share * value if share < 1.0 else value, turn, node, child))

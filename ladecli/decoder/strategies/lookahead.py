@@ -11,7 +11,12 @@ import random
 
 from ..config import LookaheadConfig
 from ..drafting.memory import DraftMemory
-from ..drafting.ngram_model import EXPLORATION, MAX_SUCCESSORS, SAMPLED_SUCCESSORS
+from ..drafting.ngram_model import (
+    EXPLORATION,
+    MAX_CHILDREN,
+    MAX_SUCCESSORS,
+    SAMPLED_SUCCESSORS,
+)
 from ..drafting.sources import Source
 from ..noise import Dice
 from ..step_cost import CostCurve, fitting
@@ -85,6 +90,7 @@ class Lookahead(Strategy):
             span,
             EXPLORATION if explores else 1.0,
             self._dice,
+            MAX_CHILDREN if state.branches else 1,
         )
         self._curve = curve
         successors = self._successors if limit > 1 else 0
@@ -114,7 +120,9 @@ class Lookahead(Strategy):
         self, window: LookaheadWindow, state: State, places: int
     ) -> WindowBlock | None:
         """The window's cells, if they fit."""
-        if window.max_offset > state.room or not self._memory.budget.may_run_window:
+        if not state.branches or window.max_offset > state.room:
+            return None
+        if not self._memory.budget.may_run_window:
             return None
         block = window.block(state.tokens[-1])
         # What a window finds is worth nothing where no candidate has room.
