@@ -15,7 +15,7 @@ import statistics
 import time
 from collections import defaultdict
 
-from ladecli.decoder.config import LookaheadConfig
+from ladecli.decoder.config import WITHOUT_WINDOW, LookaheadConfig
 from ladecli.decoder.strategies import make_strategy
 from ladecli.decoder.strategy import State, StepResult
 
@@ -48,7 +48,7 @@ def measure(budget: int, length: int) -> tuple[float, float, float]:
         tokens = [*followers[token], *(rng.randrange(VOCABULARY) for _ in range(6))]
         return dict(zip(tokens, (0.5, 0.2, 0.1, 0.05, 0.03, 0.02), strict=False))
 
-    strategy = make_strategy("lookahead", LookaheadConfig(5, 3, 5, budget))
+    strategy = make_strategy("lookahead", LookaheadConfig(budget=budget, sources=WITHOUT_WINDOW))
     state = State(text[:length], length, draft_depth=budget, room=budget)
     strategy.begin(state)
     proposing, observing = [], []
@@ -57,11 +57,9 @@ def measure(budget: int, length: int) -> tuple[float, float, float]:
         began = time.thread_time()
         draft = strategy.propose(state)
         proposing.append(time.thread_time() - began)
-        tree, window = draft.tree, draft.window
+        tree = draft.tree
         nodes, new = tree.walk(lambda _, path, start=start: text[start + len(path)])
-        fed = [text[start - 1], *tree.tokens]
-        fed += [token for _, token in window.last_tokens] if window else []
-        rows = [row_of(token) for token in fed]
+        rows = [row_of(token) for token in (text[start - 1], *tree.tokens)]
         state.tokens += [token.id for token in new]
         best = [next(iter(row)) for row in rows]
         result = StepResult(nodes, new, best, rows)

@@ -17,13 +17,13 @@ import torch
 from common import Run, conditions, decode, print_head, print_row, ratio, rows_of, save
 
 from ladecli import models
-from ladecli.decoder.config import LookaheadConfig
+from ladecli.decoder.config import WITHOUT_WINDOW, LookaheadConfig
 from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.strategies import make_strategy
 from ladecli.session.text import apply_chat_template
 
-CONFIG = LookaheadConfig(5, 3, 5, 64, ("context", "recycled"))
+CONFIG = LookaheadConfig(budget=64, sources=WITHOUT_WINDOW)
 CHANGED = 0.03
 RENAME = (
     "```python\n{code}\n```\n\nThe same with `{name}` renamed to `{name}_v2`, and nothing else"

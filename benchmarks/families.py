@@ -171,8 +171,9 @@ def command(folder: Path, *, apart: bool) -> Answers:
 def loaded(folder: Path, row: dict[str, Any]) -> Answers:
     """Answers of `ladecli.load`; notes the forward, and tokens per step of the last answer."""
     model = ladecli.load(folder, dtype="float32")
-    ours = isinstance(model.session.decoder.runner.model, Transformer)
-    row["forward"] = "own" if ours else "transformers'"
+    forward = model.session.decoder.runner.model
+    row["forward"] = "own" if isinstance(forward, Transformer) else "transformers'"
+    row["decoding"] = "lookahead" if forward.verifies_drafts else "plain"
     answers = []
     for text in ASKED:
         events = model.stream(text, max_new_tokens=TOKENS, ignore_eos=True)
@@ -197,7 +198,7 @@ def verdict(door: Callable[[], Answers], expected: Answers, family: str) -> str:
 
 def try_family(family: str) -> dict[str, Any]:
     """The row of a family."""
-    row: dict[str, Any] = {"family": family, "forward": "refused"}
+    row: dict[str, Any] = {"family": family, "forward": "", "decoding": "refused"}
     with tempfile.TemporaryDirectory() as home:
         folder = Path(home) / "model"
         build(family, folder)
@@ -221,11 +222,12 @@ def table(rows: list[dict[str, Any]]) -> str:
     for door in DOORS:
         counts = Counter(row[door].split(":")[0] for row in rows)
         lines.append(f"- {door}: " + ", ".join(f"{n} {what}" for what, n in counts.most_common()))
-    lines += ["", f"| family | forward | {' | '.join(DOORS)} | why |", "|---" * 6 + "|"]
+    lines += ["", f"| family | decoding | forward | {' | '.join(DOORS)} | why |", "|---" * 7 + "|"]
     for row in rows:
         found = [row[door].partition(": ") for door in DOORS]
         whys = dict.fromkeys(why for _, _, why in found if why)
-        cells = [row["family"], row["forward"], *(what for what, _, _ in found), "; ".join(whys)]
+        cells = [row[name] for name in ("family", "decoding", "forward")]
+        cells += [*(what for what, _, _ in found), "; ".join(whys)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

@@ -22,7 +22,7 @@ import torch
 from common import Run, conditions, decode, print_head, print_row, ratio, rows_of, save
 
 from ladecli import models
-from ladecli.decoder.config import SOURCES, LookaheadConfig, SamplingConfig
+from ladecli.decoder.config import SOURCES, WITHOUT_WINDOW, LookaheadConfig, SamplingConfig
 from ladecli.decoder.drafting import ngram_model
 from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.decoder.load import load_decoder
@@ -31,7 +31,6 @@ from ladecli.decoder.strategy import Draft, State, StepResult, Strategy
 from ladecli.session.text import apply_chat_template
 
 FILES = ("mt_bench", "humaneval", "gsm8k")
-DRAFTS = ("context", "recycled")
 
 
 def _no_dice(_sampling: SamplingConfig) -> None:
@@ -67,7 +66,7 @@ class Measured(NamedTuple):
 
 def at(budget: int, ideas: Sequence[str]) -> dict[str, Drafting]:
     """Without a window: no idea, each of some alone, and all of them."""
-    config = LookaheadConfig(1, 2, 0, budget, DRAFTS)
+    config = LookaheadConfig(budget=budget, sources=WITHOUT_WINDOW)
     found = {f"{budget}, no idea": Drafting(config, tuple(IDEAS))}
     for name in ideas:
         others = tuple(each for each in IDEAS if each != name)
@@ -79,7 +78,11 @@ def at(budget: int, ideas: Sequence[str]) -> dict[str, Drafting]:
 PAPER = {
     f"paper {w},5,{w}": Drafting(LookaheadConfig(w, 5, w, sources=("trajectory",))) for w in (7, 15)
 }
-WINDOW = {"64, all and window": Drafting(LookaheadConfig(5, 3, 5, 64, SOURCES))}
+# Probes are single tokens after the text, each of which asks for what follows a guess.
+WINDOW = {
+    f"64, all and {name}": Drafting(LookaheadConfig(*window, 64, SOURCES))
+    for name, window in {"a window 5,3": (5, 3, 5), "probes 8,2": (8, 2, 8)}.items()
+}
 MEASURED = {
     "greedy": Measured(SamplingConfig(), at(64, GREEDY) | at(16, GREEDY)),
     "greedy, with a window": Measured(SamplingConfig(), WINDOW | PAPER),

@@ -16,7 +16,8 @@ from .decoder.events import Finished
 from .decoder.families import examine
 from .decoder.kv_cache import LayerShape
 from .decoder.load import make_forward, new_cache
-from .decoder.runner import Runner
+from .decoder.plain_model import PlainModel
+from .decoder.runner import Forward, Runner
 from .decoder.stock_model import StockModel
 from .decoder.strategies import make_strategy
 from .decoder.transformer import Transformer
@@ -33,13 +34,13 @@ class _Known:
     Attributes:
         place: where the model was then, and its type.
         lookahead: the profile's settings.
-        ours: whether our own forward runs it.
+        forward: the kind of forward that runs it.
         shapes: of what its layers cache.
     """
 
     place: tuple[torch.device, torch.dtype]
     lookahead: LookaheadConfig
-    ours: bool
+    forward: type[Forward]
     shapes: list[LayerShape]
 
 
@@ -107,8 +108,13 @@ def lookahead(
         sampling = SamplingConfig(temperature=1.0, seed=lade_seed)
     known = _known(model)
     # The model belongs to the caller: it stays as it is, and its weights may be others by now.
-    ours = Transformer(model, facts, join=False) if known.ours else None
-    forward = ours or StockModel(model, known.shapes)
+    forward: Forward
+    if known.forward is Transformer:
+        forward = Transformer(model, facts, join=False)
+    elif known.forward is StockModel:
+        forward = StockModel(model, known.shapes)
+    else:
+        forward = PlainModel(model)
     decoder = Decoder(Runner(forward, new_cache(forward, text.shape[1])), facts)
     if text.shape[1] > decoder.max_context:
         warnings.warn(
@@ -142,19 +148,18 @@ def _known(model: Any) -> _Known:
     spec = spec_of(empty_model(model.config, hub), model.dtype)
     request = Request(attention="sdpa", cuda_graphs=False)
     choice = choice_for(request, detect(str(model.device)), spec)
-    forward, notices = make_forward(model, examine(model.config), "auto", join=False)
+    forward, notices, _ = make_forward(model, examine(model.config), "auto", join=False)
     for notice in (*choice.notices, *notices):
         warnings.warn(notice, stacklevel=3)
-    ours = isinstance(forward, Transformer)
-    known = _Known(place, choice.lookahead, ours, forward.layer_shapes)
+    known = _Known(place, choice.lookahead, type(forward), forward.layer_shapes)
     _MODELS[model] = known
     return known
 
 
 # What transformers always passes, and what is the same whether it is passed or not.
 _KNOWN_KWARGS = frozenset(
-    {"attention_mask", "past_key_values", "use_cache", "cache_position", "position_ids"}
-    | {"logits_to_keep", "next_sequence_length"}
+    {"attention_mask", "past_key_values", "cache_params", "use_cache", "cache_position"}
+    | {"position_ids", "logits_to_keep", "next_sequence_length"}
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import io
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -58,7 +59,7 @@ class Plan:
     @property
     def source(self) -> str:
         """The folder, or the name on the hub."""
-        return hub.resolve(self.name)
+        return hub.located(self.name, self.options.gguf_file, self.options.revision)[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,12 +147,12 @@ def plan(name: str, options: Request | None = None, *, progress: bool = True) ->
     """
     options = options or Request()
     device = detect(options.device)
-    source = hub.resolve(name)
+    source, gguf = hub.located(name, options.gguf_file, options.revision)
     local = Path(source).is_dir()
-    folder = hub.folder_of(source, options.revision)
-    if folder is not None:
+    if gguf is None and (folder := hub.folder_of(source, options.revision)) is not None:
         model_files.check_config(name, folder)
     asking = {
+        **({"gguf_file": gguf} if gguf else {}),
         "revision": options.revision,
         "local_files_only": options.offline or not (local or hub.hub_answers()),
         "trust_remote_code": options.trust_remote_code,
@@ -161,14 +162,20 @@ def plan(name: str, options: Request | None = None, *, progress: bool = True) ->
     with _explained(name, options), _quiet(progress):
         facts = examine(config)
         placement.check(name, options, device, config)
-        folder = hub.folder_of(source, options.revision)
+        folder = None if gguf else hub.folder_of(source, options.revision)
         plain = make_fp8_plain(device, config)
         empty = empty_model(config, asking)
         free = free_memory(device)
-        dtype, cast = choose_dtype(empty, options.dtype, options.quantize, device, free, folder)
+        wanted = options.dtype
+        if gguf and wanted == "auto" and device.kind != "cpu":
+            wanted = "bfloat16"  # the file's own weights have fewer bits
+        dtype, cast = choose_dtype(empty, wanted, options.quantize, device, free, folder)
         spec = spec_of(empty, dtype, options.quantize)
         part = placement.rank_spec(name, empty, spec, options.tensor_parallel)
     notices = [line for line in (plain, cast) if line]
+    if gguf:
+        size = memory.told(spec.weight_bytes)
+        notices.append(f"{gguf} is unpacked to {spec.weights}, which takes {size} of memory")
     if local and options.revision:
         notices.append(f"--revision {options.revision} says nothing about a folder")
     return Plan(name, options, device, config, facts, dtype, spec, part, tuple(notices), asking)
@@ -287,7 +294,10 @@ def _tokenizer(planned: Plan) -> Any:
 def _read_model(planned: Plan, beside: memory.Need | None, progress: bool) -> Any:
     """The model with all of its weights, where it computes; errors as `load`."""
     name, options, device = planned.name, planned.options, planned.device
-    with _explained(name, options), _quiet(progress):
+    # Nothing else hides the bar of unpacking a GGUF file.
+    unpacks = "gguf_file" in planned.hub_options
+    hidden = contextlib.redirect_stderr(io.StringIO()) if unpacks else contextlib.nullcontext()
+    with _explained(name, options), _quiet(progress), hidden:
         place = placement.keywords(options, device, planned.config, planned.dtype, beside)
         model, found = transformers.AutoModelForCausalLM.from_pretrained(
             planned.source,
@@ -304,6 +314,8 @@ def _read_model(planned: Plan, beside: memory.Need | None, progress: bool) -> An
                 f"{name}: the weights are incomplete ({missing[0]} and {len(missing) - 1} more"
                 " are missing or of another shape); download or copy them again"
             )
+        if getattr(model, "quantization_method", None) == "gguf":
+            model.hf_quantizer.remove_quantization_config(model)  # its weights are plain ones now
         if model.can_generate() is False:
             raise LoadError(f"{name} is no causal language model, so it cannot continue a text")
         if device.kind != "cpu" and not place.keys() & {"device_map", "distributed_config"}:
@@ -353,5 +365,6 @@ def _explained(name: str, options: Request, part: str = "") -> Iterator[None]:
     except MemoryError as error:
         raise LoadError(f"{name} does not fit into memory; try --dtype bfloat16") from error
     except Exception as error:
-        folder = hub.folder_of(hub.resolve(name), options.revision)
-        raise LoadError(hub.explain(name, error, folder, part)) from error
+        source, gguf = hub.located(name, options.gguf_file, options.revision)
+        folder = None if gguf else hub.folder_of(source, options.revision)
+        raise LoadError(hub.explain(name, error, folder, part, gguf)) from error

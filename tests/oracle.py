@@ -37,6 +37,7 @@ class Oracle:
     dtype = torch.float32
     keeps_weights = True
     kernels = False
+    verifies_drafts = True
 
     def __init__(self, rule: Rule, vocabulary: int = 100) -> None:
         self.rule = rule

@@ -439,7 +439,7 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "older tokenizer": (an_older_tokenizer, "holds no tokenizer.json"),
     "other tokenizer": (holding("tokenizer.json", b"{}"), "its tokenizer cannot be loaded"),
     "unknown family": (holding("config.json", b'{"model_type": "nonsense"}'), "cannot be loaded"),
-    "mamba": (holding("config.json", b'{"model_type": "mamba"}'), "'mamba' are not supported"),
+    "encoder": (holding("config.json", b'{"model_type": "t5"}'), "'t5' are not supported"),
     "pickled": (pickled, "get safetensors instead"),
 }
 

@@ -52,8 +52,10 @@ def test_json(cache: Path, lade: Any) -> None:
     demo, mamba = found["models"]
     assert (demo["name"], demo["supported"], demo["tested"]) == ("demo", True, True)
     assert (demo["family"], demo["dtype"], demo["fits"]) == ("llama", "bfloat16", "float32")
-    assert (mamba["name"], mamba["supported"], mamba["family"]) == ("z/last", False, "mamba")
+    assert (mamba["name"], mamba["supported"], mamba["family"]) == ("z/last", True, "mamba")
     assert demo.keys() == mamba.keys()
+    assert (demo["drafts"], mamba["drafts"]) == (True, False)
+    assert "recurrent state" in mamba["notes"][0]
 
 
 def test_a_sharded_model(cache: Path, listed: Any) -> None:
@@ -104,7 +106,6 @@ def family(name: str, **more: Any) -> dict[str, Any]:
 
 
 ODD: dict[str, tuple[Any, dict[str, Any], bool | None, str]] = {
-    "mamba": (family("mamba", architectures=["MambaForCausalLM"]), ONE, False, "recurrent state"),
     "whisper": (family("whisper", is_encoder_decoder=True), ONE, False, "encoder-decoder"),
     "bert": (family("bert", architectures=["BertForMaskedLM"]), ONE, False, "a BertForMaskedLM"),
     "diffusion": (None, {"model_index.json": b"{}"}, None, "diffusion pipeline"),
@@ -230,5 +231,5 @@ def test_an_empty_cache_names_a_model_to_try(lade: Any) -> None:
     ],
 )
 def test_the_address_of_a_model_on_the_hub(address: str, cache: Path, lade: Any) -> None:
-    add_model(cache, "owner/name", family("mamba"), ONE)
-    assert "'mamba' are not supported" in lade("generate", address, "-p", "x").refused(1)
+    add_model(cache, "owner/name", family("t5", is_encoder_decoder=True), ONE)
+    assert "'t5' are not supported" in lade("generate", address, "-p", "x").refused(1)

@@ -59,6 +59,7 @@ PARTS = (
     ("triton", "fused kernels for the steps of a GPU (--attention triton)", "triton"),
     ("bitsandbytes", "--quantize 4bit and 8bit", "'ladecli[quant]'"),
     ("accelerate", "--quantize, --device-map, loading straight to a GPU", "'ladecli[quant]'"),
+    ("gguf", "models in GGUF files", "'ladecli[gguf]'"),
     ("gptqmodel", "checkpoints in GPTQ and AWQ", "gptqmodel optimum accelerate"),
     ("torchao", "checkpoints in torchao", "torchao"),
     ("compressed-tensors", "checkpoints in compressed-tensors", "compressed-tensors accelerate"),
@@ -336,6 +337,8 @@ def _facts(planned: Plan) -> Iterator[Finding]:
     """What a model is, and whether what it needs is installed."""
     facts, spec = planned.facts, planned.spec
     tested = "tested" if facts.tested else "not tested here: tried before the first answer"
+    if facts.no_drafts:
+        tested = f"one token at a time, without drafts: {facts.no_drafts}"
     yield Finding("family", f"{facts.family}, {tested}")
     parameters = f"{user.short(spec.parameters)} parameters"
     yield Finding("weights", f"{parameters}, {size_of(spec.weight_bytes)} as {spec.weights}")

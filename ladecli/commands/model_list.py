@@ -36,7 +36,7 @@ _STATES: dict[tuple[bool | None, bool], str] = {
     (True, False): "untested",
     (False, False): "no",
 }
-"""The last column, by whether a model is supported and tested."""
+"""The last column, by whether a model is supported and tested, where drafts can be verified."""
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _MADE_PLAIN = ("fp8", "compressed-tensors")
 """Quantized weights that become plain ones before they are multiplied, FP8 on a CPU."""
@@ -57,6 +57,7 @@ class Model:
     needs_bytes: int | None = None  # of that setting, or of the smallest where none fits
     supported: bool | None = None  # whether lade decodes it
     tested: bool = False  # whether its family is among those that are tested
+    drafts: bool = True  # whether it can verify drafts: if not, it is decoded a token at a time
     notes: tuple[str, ...] = ()  # reasons, and what else to know
 
 
@@ -109,6 +110,11 @@ def examine(cached: CachedModel, device: Device, free: int) -> Model:
         )
         return Model(cached.name, None, cached.bytes, notes=(note,))
     model = Model(cached.name, str(folder), cached.bytes)
+    files = sorted(path.name for path in folder.glob(f"*{model_files.GGUF}"))
+    if files and not (folder / "config.json").is_file():
+        option = f" --gguf-file {files[0]}" if len(files) > 1 else ""
+        note = f"GGUF: {', '.join(files)}; `lade chat {cached.name}{option}`"
+        return replace(model, dtype="gguf", notes=(note,))
     try:
         config = Config(model_files.read_object(folder / "config.json"))
     except (OSError, LoadError) as error:
@@ -130,6 +136,10 @@ def examine(cached: CachedModel, device: Device, free: int) -> Model:
         return replace(model, notes=("config.json names no model_type",))
     if why := families.refusal(config):
         return replace(model, supported=False, notes=(f"not supported: {why}",))
+    if why := families.no_drafts(config):
+        notes = (f"one token at a time, without drafts: {why}",)
+        model = replace(model, supported=True, drafts=False, notes=notes)
+        return _with_memory(model, text, folder, device, free)
     known = {getattr(text, "model_type", ""), model.family}
     tested = bool(known & (families.FAMILIES.keys() | families.TESTED_STOCK))
     if not tested and "AutoConfig" in str(config.stated.get("auto_map")):
@@ -156,10 +166,10 @@ def _dtype(config: Config) -> str:
 def _with_memory(model: Model, config: Config, folder: Path, device: Device, free: int) -> Model:
     """The model with its number of weights, and whether and in which form it fits."""
     spec = _spec(model.dtype, config, folder, device.kind)
-    notes = []
+    notes = list(model.notes)
     if lacking := model_files.missing_packages(model.dtype):
         notes.append(f"needs {' and '.join(lacking)}: pip install {' '.join(lacking)}")
-    if not model.tested:
+    if model.drafts and not model.tested:
         notes.append("a family without tests here: tried before the first answer")
     if spec is None:
         return replace(model, notes=tuple(notes))
@@ -246,7 +256,7 @@ def _print_table(models: list[Model], terminal: Terminal) -> None:
             _SHORT.get(model.dtype, model.dtype.split(" ")[0]) or "-",
             "-" if model.context is None else _tokens(model.context),
             fits or ("-" if model.needs_bytes is None else "no"),
-            _STATES.get((model.supported, model.tested), "-"),
+            _STATES.get((model.supported, model.tested), "-") if model.drafts else "plain",
         )
         rows.append(tuple(map(printable, cells)))
     screen.print_table(screen.Table("Models on this machine", columns, tuple(rows)), console)

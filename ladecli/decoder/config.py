@@ -11,6 +11,9 @@ from .step_cost import StepCost, fitting
 
 STRATEGIES = ("lookahead", "autoregressive", "jacobi", "prompt-lookup")
 SOURCES = ("trajectory", "context", "recycled")
+WITHOUT_WINDOW = ("context", "recycled")
+"""The default of profiles: beside these, a window is worth less than the candidates in its place
+(benchmarks/README.md)."""
 MAX_WIDTH = 4096
 """No step has more tokens: a typing error must not plan one for minutes."""
 PREFILL_CHUNK = 512

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Generator, Sequence
@@ -149,7 +150,7 @@ class Decoder:
 
         Raises:
             PromptError: the prompt is empty, holds an unknown id, or fills the context.
-            ConfigError: steps are captured, and ranks of the group compute each one together.
+            ConfigError: several ranks, and steps that are captured or hold no drafts.
             RankError: a rank of the group is gone, has failed, or does something else.
             DeviceLostError: the GPU met a fault; nothing can be computed in this process any more.
             NaNLogitsError: the model's weights are damaged, or too large for their type.
@@ -159,6 +160,11 @@ class Decoder:
         self.check_prompt(prompt)
         if self.runner.captures and not group.forwards_alone:
             raise ConfigError("tensor parallelism needs a decoder without CUDA graphs")
+        if group.size > 1 and not self.runner.model.verifies_drafts:
+            raise ConfigError(
+                f"models of the family {self.facts.family!r} are decoded one token at a time here,"
+                " which ranks cannot share; leave --parallel out"
+            )
         limits = limits or Limits()
         sampling = sampling or SamplingConfig()
         sampler, end = Sampler(sampling, processors), self.max_context
@@ -238,7 +244,8 @@ class Decoder:
 
     def _steps(self, state: State, task: Task) -> Generator[Event]:
         """The loop.  A captured step is launched before the one before it is yielded."""
-        backoff, clock = Backoff(self._prefiller.chunk), time.perf_counter
+        widest = sys.maxsize if self.runner.model.verifies_drafts else 1
+        backoff, clock = Backoff(self._prefiller.chunk, widest), time.perf_counter
         held: Step | None = None
         reason: FinishReason | None = None
         yield Started(self.cache.length, len(state.tokens))

@@ -1,7 +1,8 @@
-"""Model families: what sets one apart from Llama, which are refused, and facts about a model.
+"""Model families: what sets one apart from Llama, what drafts cannot be verified with, and facts.
 
 A family with a row in `FAMILIES` runs on our own forward (`transformer`); any other one runs on
-transformers' forward (`stock_model`), unless it is refused here.  To add a family, add a row.
+transformers' forward (`stock_model`), or where drafts cannot be verified so, one token at a time
+(`plain_model`).  To add a family, add a row.
 """
 
 from __future__ import annotations
@@ -91,9 +92,9 @@ TESTED_STOCK = frozenset(["mixtral", "phi", "gpt_neox", "gpt2", "opt", "starcode
 _RECURRENT = "it keeps a recurrent state, which cannot hold several continuations of a text"
 _NO_KEYWORDS = "it does not pass keywords on to its attention, so a step cannot set the mask"
 _NO_INTERFACE = "it does not use transformers' attention interface"
-_SINKS = "it has attention sinks, which are not implemented"
-_CHUNKS = "it attends in chunks, which is not implemented"
-_SPARSE = "it drops keys by their content, which is not implemented"
+_SINKS = "it has attention sinks"
+_CHUNKS = "it attends in chunks"
+_SPARSE = "it drops keys by their content"
 _BY_REASON = {
     _CHUNKS: "llama4 llama4_text",
     _NO_KEYWORDS: "stablelm nemotron",
@@ -103,7 +104,13 @@ _BY_REASON = {
     _RECURRENT: "mamba mamba2 falcon_mamba jamba bamba zamba zamba2 rwkv recurrent_gemma"
     " qwen3_next granitemoehybrid falcon_h1 lfm2 xlstm",
 }
-_REFUSED = {family: why for why, families in _BY_REASON.items() for family in families.split()}
+_PLAIN = {family: why for why, families in _BY_REASON.items() for family in families.split()}
+_CONTINUE = {
+    *("rwkv", "lfm2", "lfm3", "nemotron_h", "falcon_h1", "olmo_hybrid", "minimax", "qwen3_next"),
+    *("qwen3_5_text", "granitemoehybrid"),
+}
+"""Recurrent families whose state takes several tokens at once like one after the other: tried in
+float32, where it shows.  Others take several tokens for the beginning of a text."""
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "attention"}
 _RECURRENT_LAYERS = {"linear_attention", "mamba", "conv", "recurrent"}
 """Kinds of layers in a configuration's `layer_types`; no others are known here."""
@@ -122,6 +129,7 @@ class ModelFacts:
         max_positions: the context that the model was made for; None if it does not say.
         rope_boundary: the text length from which on rotary frequencies change, or None.
         sliding_window: how many positions some layers look back, or None.
+        no_drafts: why drafts cannot be verified, as far as the configuration tells; or None.
     """
 
     family: str
@@ -130,6 +138,7 @@ class ModelFacts:
     max_positions: int | None
     rope_boundary: int | None
     sliding_window: int | None
+    no_drafts: str | None = None
 
     @property
     def tested(self) -> bool:
@@ -146,10 +155,17 @@ def refusal(config: Any) -> str | None:
     """Why a model with this configuration cannot be decoded here, or None."""
     if getattr(config, "is_encoder_decoder", False):
         return "it is an encoder-decoder"
+    if config.get_text_config(decoder=True).model_type == "moshi":
+        return "its own forward does not continue a text"
+    return None
+
+
+def no_drafts(config: Any) -> str | None:
+    """Why drafts cannot be verified by a model with this configuration, or None."""
     text = config.get_text_config(decoder=True)
     for family in (config.model_type, text.model_type):
-        if family in _REFUSED:
-            return _REFUSED[family]
+        if family in _PLAIN:
+            return _PLAIN[family]
     kinds = set(getattr(text, "layer_types", None) or ())
     if "chunked_attention" in kinds:
         return _CHUNKS
@@ -158,8 +174,14 @@ def refusal(config: Any) -> str | None:
     if kinds & _RECURRENT_LAYERS:
         return _RECURRENT
     if others := kinds - _ATTENTION_LAYERS:
-        return f"its layers of the kind {min(others)!r} are not implemented"
+        return f"it has layers of the kind {min(others)!r}"
     return None
+
+
+def continues(config: Any) -> bool:
+    """Whether a model with this configuration may be fed several tokens after a text at once."""
+    text = config.get_text_config(decoder=True)
+    return no_drafts(config) != _RECURRENT or text.model_type in _CONTINUE
 
 
 def examine(config: Any) -> ModelFacts:
@@ -188,6 +210,7 @@ def examine(config: Any) -> ModelFacts:
         max_positions=min(limits, default=None),
         rope_boundary=boundary,
         sliding_window=getattr(text, "sliding_window", None) if slides else None,
+        no_drafts=no_drafts(config),
     )
 
 

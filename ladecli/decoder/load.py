@@ -16,13 +16,15 @@ from .attention.triton import gpu_of, plan, power_of_two, triton_attention
 from .config import CAPTURED_WIDTHS, GROWTH, PREFILL_CHUNK
 from .cuda_graphs import Capture, CudaGraphs
 from .engine import Decoder
+from .errors import UnsupportedModelError
 from .families import ModelFacts, examine
 from .kv_cache import KVCache
 from .layout import words_for
+from .plain_model import OwnCache, PlainModel
 from .runner import Forward, Runner, reason_of, uses_triton
 from .stock_model import StockModel, input_device
 from .transformer import TorchOps, Transformer, can_run
-from .trial import Trial, refused
+from .trial import Trial
 
 CACHE_SHARE = 0.5
 """Of a GPU's free memory, what the cache may take at once."""
@@ -56,7 +58,7 @@ def load_decoder(
         capture: captures work in place of CUDA graphs, on any device.
 
     Raises:
-        UnsupportedModelError: the model cannot verify drafts in one pass.
+        UnsupportedModelError: the model cannot be decoded here.
         NaNLogitsError: its weights are damaged.
         DeviceLostError: the GPU met a fault.
     """
@@ -69,9 +71,9 @@ def load_decoder(
         attention = "sdpa"
     # What the compiler makes of the small operations is as good.
     kernels = kernels and not compile
-    trial, widths = Trial.of(model, facts), (*CAPTURED_WIDTHS, prefill_chunk)
-    forward, notices = make_forward(
-        *(model, facts, attention, trial),
+    widths = *CAPTURED_WIDTHS, prefill_chunk
+    forward, notices, trial = make_forward(
+        *(model, facts, attention),
         join=join,
         pack=pack,
         kernels=widths if kernels else (),
@@ -79,7 +81,7 @@ def load_decoder(
     )
     runner: Runner | None = None
     on_one_device = {parameter.device for parameter in model.parameters()} == {device}
-    if cuda_graphs and on_one_device and (on_gpu or capture is not None):
+    if cuda_graphs and trial is not None and on_one_device and (on_gpu or capture is not None):
         runner, more = _captured(forward, trial, limit, compile=compile, capture=capture)
         notices += more
     runner = runner or Runner(forward, new_cache(forward, limit))
@@ -93,6 +95,8 @@ def new_cache(forward: Forward, max_context: int) -> KVCache:
     On a GPU with plenty of memory it is allocated at once: wherever it grows, steps are captured
     anew.
     """
+    if not forward.verifies_drafts:
+        return OwnCache()
     # A step's own tokens stand after the text.
     slots, first = max_context + GROWTH, 0
     shapes = forward.layer_shapes
@@ -108,26 +112,49 @@ def make_forward(
     model: Any,
     facts: ModelFacts,
     attention: str,
-    trial: Trial | None = None,
     *,
     join: bool = True,
     pack: bool = True,
     kernels: Sequence[int] = (),
     slots: int = 0,
-) -> tuple[Forward, list[str]]:
-    """Our own forward where trial steps of it are right, else the model's, and notices.
+) -> tuple[Forward, list[str], Trial | None]:
+    """The first forward whose trial steps are right: ours, the model's under our attention, or the
+    model as it is, without drafts.
 
     Args:
         model, facts, attention, join, pack: see `load_decoder`.
-        trial: where there is one already.
         kernels: widths of the steps that Triton kernels are for; () to do without them.
         slots: of the cache that they will see.
 
+    Returns:
+        The forward, notices, and the trial where drafts can be verified.
+
     Raises:
-        UnsupportedModelError: steps through the model's own forward fail or differ, too.
+        UnsupportedModelError: the model's own forward fails, or cannot continue a text.
         NaNLogitsError: the model's logits are NaN.
     """
-    trial = trial or Trial.of(model, facts)
+    why = facts.no_drafts
+    if why is None:
+        try:
+            trial = Trial.of(model, facts)
+            return *_verifying(model, facts, attention, trial, join, pack, kernels, slots), trial
+        except UnsupportedModelError as error:
+            why = str(error)
+    notice = f"{facts.family!r} is decoded one token at a time, without drafts: {why}"
+    return PlainModel(model), [notice], None
+
+
+def _verifying(
+    model: Any,
+    facts: ModelFacts,
+    attention: str,
+    trial: Trial,
+    join: bool,
+    pack: bool,
+    kernels: Sequence[int],
+    slots: int,
+) -> tuple[Forward, list[str]]:
+    """A forward that verifies drafts, and notices; `UnsupportedModelError` if there is none."""
     notices: list[str] = []
     if can_run(model):
         try:
@@ -158,7 +185,7 @@ def make_forward(
         # The trial is shorter than the window, so it could not see what is hidden beyond it.
         why = f"never asked for its sliding window of {window}"
     if why is not None:
-        raise refused(facts, why)
+        raise UnsupportedModelError(f"a trial step {why}")
     return stock, notices
 
 

@@ -47,15 +47,16 @@ class Backoff:
 
     Args:
         chunk: pending tokens of one forward where memory suffices.
+        width: tokens of a step, pending ones other than the current left out, likewise.
 
     Attributes:
         chunk: the most pending tokens, such as those of the prompt.
         width: the most tokens of a step, pending ones other than the current left out.
     """
 
-    def __init__(self, chunk: int) -> None:
+    def __init__(self, chunk: int, width: int = sys.maxsize) -> None:
         self.chunk = chunk
-        self.width = sys.maxsize
+        self.width = width
 
     def shrink(self, pending: int, width: int = 1) -> bool:
         """Halve the larger part of a forward that memory did not suffice for.

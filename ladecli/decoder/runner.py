@@ -53,13 +53,14 @@ class StepCache(Protocol):
 
 
 class Forward(Protocol):
-    """A model's forward: ours (`transformer`) or transformers' (`stock_model`).
+    """A model's forward: ours (`transformer`) or transformers' (`stock_model`, `plain_model`).
 
     Attributes:
         attention: name of the backend.
         device, dtype: of the model's input, and of its weights.
         keeps_weights: whether the model's own weights lie as transformers loaded them.
         kernels: whether Triton kernels compute the operations between products.
+        verifies_drafts: whether a step may hold more than the tokens that its cache lacks.
     """
 
     attention: str
@@ -67,6 +68,7 @@ class Forward(Protocol):
     dtype: torch.dtype
     keeps_weights: bool
     kernels: bool
+    verifies_drafts: bool
 
     @property
     def layer_shapes(self) -> list[LayerShape]:

@@ -49,12 +49,12 @@ def top_tokens(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
         return scores.max(dim=-1, keepdim=True) if count == 1 else scores.topk(count)
     # NumPy's argmax is vectorised: a few of them take a fraction of torch's time for one.
     left = scores.numpy() if count == 1 else scores.numpy().copy()
-    ids = np.empty((len(left), count), dtype=np.int64)
+    rows, ids = np.arange(len(left)), np.empty((count, len(left)), dtype=np.int64)
     for place in range(count):
-        ids[:, place] = left.argmax(axis=-1)
+        left.argmax(axis=-1, out=ids[place])
         if place + 1 < count:
-            np.put_along_axis(left, ids[:, place, None], -np.inf, axis=-1)
-    found = torch.from_numpy(ids)
+            left[rows, ids[place]] = -np.inf
+    found = torch.from_numpy(ids.T)
     return scores.gather(1, found), found
 
 

@@ -92,6 +92,7 @@ class StockModel:
 
     keeps_weights = True
     kernels = False
+    verifies_drafts = True
 
     def __init__(self, model: Any, shapes: Sequence[LayerShape], attention: str = "auto") -> None:
         self.device = input_device(model)

@@ -151,6 +151,8 @@ class Transformer:
         layers, final_norm, rotary: weights and tables.
     """
 
+    verifies_drafts = True
+
     def __init__(
         self,
         model: Any,

@@ -65,13 +65,10 @@ class Trial:
             if is_out_of_memory(error):
                 raise  # that says nothing about the family
             check_device(input_device(model), error)
-            raise refused(facts, f"failed: {reason_of(error)}") from error
+            raise UnsupportedModelError(f"a trial step failed: {reason_of(error)}") from error
         if not bool(expected.isfinite().all()):
             raise NaNLogitsError
-        # Kernels of packed weights round by the number of rows.
-        packed = getattr(model, "quantization_method", None) is not None
-        dtype = torch.bfloat16 if packed else model.dtype
-        return cls(text, expected, shapes, facts, dtype)
+        return cls(text, expected, shapes, facts, rounding_type(model))
 
     def new_cache(self, forward: Forward) -> KVCache:
         """A cache for the text and steps of a forward."""
@@ -124,19 +121,24 @@ class Trial:
             found.append(runner.start(step)().float().clone())
             cache.keep([0])
         wanted = self.expected[start:].to(runner.device)
-        off = torch.cat(found).to(wanted.device) - wanted
-        if self.dtype != torch.float32:
-            # A single one of many thousand logits may round further in half precision.
-            off = off.square().mean(dim=-1).sqrt()
-        return float(off.abs().max() / wanted.std())
+        return difference(torch.cat(found).to(wanted.device), wanted, self.dtype)
 
 
-def refused(facts: ModelFacts, why: str) -> UnsupportedModelError:
-    """The error for a model whose trial failed."""
-    return UnsupportedModelError(
-        f"models of the family {facts.family!r} are not supported: a trial step against the"
-        f" model's own forward {why}"
-    )
+def difference(found: Tensor, expected: Tensor, dtype: torch.dtype) -> float:
+    """How far logits [rows, vocabulary] are from the expected ones, relative to their spread; to be
+    compared with the `TOLERANCE` of the type."""
+    off = found - expected
+    if dtype != torch.float32:
+        # A single one of many thousand logits may round further in half precision.
+        off = off.square().mean(dim=-1).sqrt()
+    return float(off.abs().max() / expected.std())
+
+
+def rounding_type(model: Any) -> torch.dtype:
+    """The type whose rounding a model's logits have."""
+    # Kernels of packed weights round by the number of rows.
+    packed = getattr(model, "quantization_method", None) is not None
+    return torch.bfloat16 if packed else model.dtype
 
 
 def _own_logits(model: Any, text: Sequence[int]) -> tuple[Tensor, list[LayerShape]]:

@@ -27,7 +27,6 @@ class WindowBlock:
             All cells see the current token and the text before it, which have no bits.
         last_row: indices of the cells in the last row; -1 stands for the current token,
             which is in the last row when there is only one.
-        last_tokens: for each cell of the last row, the token before it and its own.
         filled: whether all rows are there, so that the outputs close n-grams.
     """
 
@@ -35,7 +34,6 @@ class WindowBlock:
     offsets: Sequence[int]
     seen: tuple[int, ...]
     last_row: Sequence[int]
-    last_tokens: list[tuple[int, int]]
     filled: bool
 
     def rows(self, current: int) -> tuple[tuple[int, ...], ...]:
@@ -49,8 +47,7 @@ class WindowBlock:
         whole = len(self.last_row)
         kept, offsets, seen, last_row = _shape((len(self.tokens) + 1) // whole, whole, columns)
         tokens = [self.tokens[cell] for cell in kept]
-        last_tokens = [self.last_tokens[column] for column in columns]
-        return WindowBlock(tokens, offsets, seen, last_row, last_tokens, self.filled)
+        return WindowBlock(tokens, offsets, seen, last_row, self.filled)
 
 
 @lru_cache(maxsize=256)
@@ -111,11 +108,8 @@ class LookaheadWindow:
         rows = [[current, *self.rows[0][1:]], *self.rows[1:]]
         columns = len(rows[0])
         _, offsets, seen, last_row = _shape(len(rows), columns, range(columns))
-        # A cell of the last row continues the cell above it, or in a single row the one before.
-        above = rows[-2] if len(rows) > 1 else [current, *rows[0][:-1]]
-        last_tokens = list(zip(above, rows[-1], strict=True))
         tokens = [token for row in rows for token in row]
-        return WindowBlock(tokens[1:], offsets, seen, last_row, last_tokens, self.filled)
+        return WindowBlock(tokens[1:], offsets, seen, last_row, self.filled)
 
     def advance(self, current: int, outputs: Sequence[int]) -> list[tuple[int, ...]]:
         """Move on by one Jacobi iteration and one column, however many tokens were accepted.
@@ -139,11 +133,6 @@ class LookaheadWindow:
             # Not full yet: keep row 0, and move all rows on by one column.
             self.rows = [row[1:] for row in self.rows]
         return closed
-
-    def narrow(self, columns: int) -> None:
-        """Drop the columns furthest ahead, down to a window of `columns`."""
-        spare = self._full_rows - len(self.rows)
-        self.rows = [row[: columns + spare] for row in self.rows]
 
 
 class NgramPool:

@@ -116,6 +116,9 @@ class Request(Options):
         default="lookahead",
         choices=("lookahead", "tensor"),
     )
+    gguf_file: str | None = model_option(
+        "Name of the GGUF file to load, where MODEL holds several.", metavar="NAME"
+    )
     revision: str | None = model_option("Branch, tag or commit on the hub.")
     offline: bool = model_option("Do not ask the hub.", default=False)
     trust_remote_code: bool = model_option("Run code that comes with the model.", default=False)

@@ -91,16 +91,14 @@ def read(name: str) -> Profile:
 def usual(device: Device, own: list[Profile]) -> Profile | None:
     """The profile for a device, whatever the model; None for a GPU that no profile knows.
 
-    A user's profile whose `devices` name the GPU or processor comes first.  Of the shipped ones,
-    a GPU has the one that names it, a processor `cpu` and an Apple GPU `apple`.
+    A user's profile whose `devices` name the GPU or processor comes first, then a shipped one that
+    does.  Any other processor has `cpu`, and an Apple GPU `apple`.
     """
-    found = recognise(device.kind, device.label, device.memory, own)
-    if found is not None:
-        return found
-    known = every(own)
-    if device.kind != "cuda":
-        return known[_BY_KIND[device.kind]]
-    return recognise(device.kind, device.label, device.memory, known.values())
+    known, named = every(own), (device.kind, device.label, device.memory)
+    on_cpu = device.kind == "cpu"
+    shipped_ones = [each for each in known.values() if each.name.startswith("cpu") == on_cpu]
+    found = recognise(*named, own) or recognise(*named, shipped_ones)
+    return found if found or device.kind == "cuda" else known[_BY_KIND[device.kind]]
 
 
 def select(
@@ -181,10 +179,10 @@ def choose(
     """The settings of a profile for a model.
 
     The paper's setting is from `known` if `profile` has none.  Steps are `captured` as CUDA graphs
-    by default, but in the profiles of processors and of Apple's GPUs.
+    by default, but on Apple's GPUs; nothing is derived for processors.
     """
     if captured is None:
-        captured = profile.name not in (_BY_KIND["cpu"], _BY_KIND["mps"])
+        captured = profile.name != _BY_KIND["mps"]
     setting = profile.setting(spec)
     if setting is not None:
         lookahead, origins = setting.lookahead, setting.origins

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate
 
-from ..decoder.config import CAPTURED_WIDTHS, LookaheadConfig
+from ..decoder.config import CAPTURED_WIDTHS, WITHOUT_WINDOW, LookaheadConfig
 from ..decoder.step_cost import StepCost
 from ..specs.device import Rates
 from ..specs.memory import ModelSpec
@@ -37,12 +37,6 @@ HOST = 3.5e-6
 """Seconds of drafting per token of a step: benchmarks/host_time.py, on one CPU thread."""
 DEAR = 1.25
 """The widest step of a budget costs at most this many of the narrowest steps with a draft."""
-WINDOW = (5, 3, 5)
-"""W, N, G beside the other sources: within 60 tokens the best of those tried on small models."""
-WINDOW_BUDGET = 32
-"""The narrowest budget in which a window pays (benchmarks/tokens_per_step.py)."""
-WINDOW_COST = 1.1
-"""The most that a window may cost, in plain steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +76,7 @@ def step_seconds(
 
 
 def derive(rates: Rates, shape: ModelSpec, *, captured: bool) -> LookaheadConfig:
-    """Costs of steps, and window and budget to match; arguments as for `step_seconds`."""
+    """Costs of steps, and a budget to match; arguments as for `step_seconds`."""
 
     def costs(context: int) -> tuple[float, ...]:
         seconds = [
@@ -96,7 +90,7 @@ def derive(rates: Rates, shape: ModelSpec, *, captured: bool) -> LookaheadConfig
 
 
 def fitted(cost: StepCost) -> LookaheadConfig:
-    """The settings that go with a curve: as wide as is cheap, a window where it has room.
+    """The settings that go with a curve: as wide as is cheap.
 
     Plain steps stay possible at any budget, so where the first draft token is dear, as with
     weights that are unpacked for it, only drafts that are worth that much are tried.
@@ -104,11 +98,7 @@ def fitted(cost: StepCost) -> LookaheadConfig:
     context = cost.contexts[0]
     limit = DEAR * cost.at(2, context)
     budget = max((w for w in CAPTURED_WIDTHS if w > 1 and cost.at(w, context) <= limit), default=2)
-    window, ngram, guesses = WINDOW
-    plan = LookaheadConfig(window, ngram, guesses, step_cost=cost)
-    cheap = cost.at(plan.window_cells, context) <= WINDOW_COST
-    sources = plan.sources if budget >= WINDOW_BUDGET and cheap else ("context", "recycled")
-    return LookaheadConfig(window, ngram, guesses, budget, sources, cost)
+    return LookaheadConfig(budget=budget, sources=WITHOUT_WINDOW, step_cost=cost)
 
 
 def _weight_bytes(shape: ModelSpec, width: int) -> float:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import profiles
@@ -71,7 +72,7 @@ def _plan(request: Request, terminal: Terminal) -> Plan:
     from ..specs import hub
 
     name = request.model or "demo"
-    hub.check(name)  # before seconds of imports
+    hub.check(name, request.gguf_file)  # before seconds of imports
     with terminal.progress(f"starting {name}"):
         _import_all()
     from .. import models
@@ -125,7 +126,8 @@ def _loading(terminal: Terminal, name: str) -> contextlib.AbstractContextManager
     """A spinner; but a download shows bars of its own, which that would spoil."""
     from ..specs import hub
 
-    local = hub.folder_of(hub.resolve(name)) is not None
+    source = hub.resolve(name)
+    local = Path(source).exists() or hub.folder_of(source) is not None
     return terminal.progress(f"loading {name}") if local else contextlib.nullcontext()
 
 

@@ -271,6 +271,8 @@ class Session:
 
     def _prepared(self, settings: Settings) -> Settings:
         """Settings that know which widths steps are captured for; followers are told them."""
+        if not self.decoder.runner.model.verifies_drafts:
+            settings = replace(settings, strategy="autoregressive")
         follows = self.ranks > 1 and self.followers is None
         if follows or settings.lookahead.widths:
             return settings

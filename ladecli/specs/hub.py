@@ -16,12 +16,17 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import constants, scan_cache_dir, try_to_load_from_cache
+from huggingface_hub import (
+    constants,
+    scan_cache_dir,
+    snapshot_download,
+    try_to_load_from_cache,
+)
 from huggingface_hub import errors as hub_errors
 from safetensors import SafetensorError
 
 from ..errors import LoadError
-from .model_files import check_config, damage, missing
+from .model_files import GGUF, check_config, check_gguf, damage, missing
 
 DEMO = "demo"
 """Name of the bundled model; a folder of that name is ./demo."""
@@ -40,7 +45,8 @@ _BY_TYPE: dict[type[BaseException], str] = {
     hub_errors.RepositoryNotFoundError: "there is no model {name} on the hub, or it is private:"
     " check the name, or log in with `hf auth login`{near}",
     hub_errors.HFValidationError: "{name} is no name of a model; use OWNER/NAME or a folder",
-    hub_errors.EntryNotFoundError: "{name} holds no model that transformers can load",
+    hub_errors.EntryNotFoundError: "{name} holds no model that transformers can load; if it has"
+    " GGUF files, name one with --gguf-file",
     SafetensorError: "{name}: the weights are damaged; download or copy them again",
     pickle.UnpicklingError: "{name}: its pickled weights are refused, for they contain code;"
     " get safetensors instead",
@@ -67,10 +73,10 @@ class CachedModel:
 
 
 def resolve(name: str) -> str:
-    """The folder, or the name on the hub, that a MODEL argument stands for.
+    """The folder, the GGUF file, or the name on the hub, that a MODEL argument stands for.
 
     Raises:
-        LoadError: the path does not exist, or is no model in Hugging Face format.
+        LoadError: the path does not exist, or is no model.
     """
     if name == DEMO:
         return str(Path(__file__).parents[1] / "demo")
@@ -79,19 +85,64 @@ def resolve(name: str) -> str:
         return found[1]
     if not (name.startswith((".", "/", "~")) or name.count("/") > 1 or path.exists()):
         return name
-    if path.is_file():
-        raise LoadError(f"{name} is a file; give the folder that holds config.json")
-    if not path.is_dir():
+    if path.is_file() and path.suffix != GGUF:
+        raise LoadError(f"{name} is a file; give the folder that holds config.json, or a GGUF file")
+    if not path.exists():
         raise LoadError(f"there is no model folder {name}{_suggest(name)}")
-    if not (path / "config.json").is_file():
+    if path.is_dir() and not (path / "config.json").is_file() and not [*path.glob(f"*{GGUF}")]:
         raise LoadError(f"{name} {missing(path)}")
     return str(path)
 
 
-def check(name: str) -> None:
+def located(
+    name: str, gguf: str | None = None, revision: str | None = None
+) -> tuple[str, str | None]:
+    """Where a model is, a folder or a name on the hub, and the GGUF file in it that holds it.
+
+    Args:
+        name: the MODEL argument.
+        gguf: the name of the file, where the user gave one.
+        revision: of a model on the hub.
+
+    Raises:
+        LoadError: as `resolve`, and where it is not clear which file is meant.
+    """
+    source = resolve(name)
+    path = Path(source)
+    if path.is_file():
+        return str(path.parent), path.name
+    if not path.is_dir():
+        cached = _snapshot(source, revision)
+        if gguf is not None or cached is None:
+            return source, gguf
+        path = cached
+    if gguf is None and (path / "config.json").is_file():
+        return source, None
+    known = sorted(each.name for each in path.glob(f"*{GGUF}"))
+    if gguf is None and len(known) > 1:
+        raise LoadError(
+            f"{name} holds {len(known)} GGUF files: name one with --gguf-file, of"
+            f" {', '.join(known)}"
+        )
+    if gguf is not None and gguf not in known:
+        raise LoadError(f"{name} holds no {gguf}; it has {', '.join(known) or 'no GGUF files'}")
+    return source, gguf or next(iter(known), None)
+
+
+def _snapshot(source: str, revision: str | None) -> Path | None:
+    """The folder in the cache of a model on the hub; None where it has none."""
+    with contextlib.suppress(OSError, ValueError, hub_errors.HFValidationError):
+        return Path(snapshot_download(source, revision=revision, local_files_only=True))
+    return None
+
+
+def check(name: str, gguf: str | None = None) -> None:
     """Refuse with a LoadError what cannot be loaded, as far as that shows before torch is there."""
-    folder = Path(resolve(name))
-    if folder.is_dir():
+    source, gguf = located(name, gguf)
+    folder = Path(source)
+    if gguf is not None:
+        check_gguf(name, folder / gguf)
+    elif folder.is_dir():
         check_config(name, folder)
         if absent := missing(folder):
             raise LoadError(f"{name} {absent}")
@@ -149,11 +200,13 @@ def size_on_disk(folder: Path) -> int:
     return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir())
 
 
-def explain(name: str, error: Exception, folder: Path | None, part: str) -> str:
+def explain(
+    name: str, error: Exception, folder: Path | None, part: str, gguf: str | None = None
+) -> str:
     """One line for an error that a library raised while a model was loaded.
 
     `folder` has the model's files, if they are on this machine; `part` is what was loaded, "its
-    tokenizer" for example, or "" for all of it.
+    tokenizer" for example, or "" for all of it; `gguf` is the file that holds it, if one does.
     """
     chain: list[BaseException] = []
     cause: BaseException | None = error
@@ -167,6 +220,10 @@ def explain(name: str, error: Exception, folder: Path | None, part: str) -> str:
     if any(isinstance(each, OSError) and each.errno == errno.ENOSPC for each in chain):
         return f"no space left on disk while downloading {name}; free some and run this again"
     # A damaged file leads libraries to all kinds of errors.
+    if gguf is not None and "architecture" in str(error):
+        return f"{name}: transformers cannot read this GGUF file ({_first_line(error)})"
+    if gguf is not None:
+        return f"{name} is damaged or cut off ({_first_line(error)}); download or copy it again"
     if folder is not None and (damaged := damage(folder)) is not None:
         return f"{name}: {damaged}; download or copy it again"
     for words, meaning in _BY_WORDS.items():

@@ -16,6 +16,8 @@ from safetensors import SafetensorError, safe_open
 from ..errors import LoadError
 
 GENERATION = "generation_config.json"
+GGUF = ".gguf"
+"""The suffix of files that hold a whole model, and the first bytes of one in capitals."""
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _JSON_FILES = (
     *("config.json", GENERATION, "tokenizer_config.json", "special_tokens_map.json"),
@@ -28,7 +30,6 @@ _TOKENIZERS = (
 _OTHER_FORMATS = {
     "model_index.json": "is a diffusion pipeline, not a language model",
     "adapter_config.json": "is an adapter: merge it into its base model to use it here",
-    "*.gguf": "holds GGUF files: give the checkpoint that they were made from",
 }
 _GENERATES = ("ForCausalLM", "LMHead", "ForConditionalGeneration")
 """Parts of the names of model classes that continue texts."""
@@ -134,6 +135,21 @@ def check_config(name: str, folder: Path) -> None:
         raise LoadError(f"{name} {config.other_purpose}, so it cannot continue a text")
     if config.fault:
         raise LoadError(f"{name}: {config.fault}; {again}")
+
+
+def check_gguf(name: str, path: Path) -> None:
+    """Refuse a GGUF file that cannot be read; one that is not on this machine passes.
+
+    Raises:
+        LoadError: the message begins with the model's name.
+    """
+    if version("gguf") is None:
+        raise LoadError(
+            f"{name} is a GGUF file, which needs the package gguf: pip install 'ladecli[gguf]'"
+        )
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise LoadError(f"{name} is no GGUF file; download or copy it again")
 
 
 def missing(folder: Path) -> str | None:

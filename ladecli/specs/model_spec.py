@@ -68,7 +68,9 @@ def spec_of(model: Any, dtype: torch.dtype, quantize: str = "none") -> ModelSpec
             for name, each in model.named_parameters()
             if ".experts." in name and each.ndim == 3
         )
-    heads, rank = text.num_attention_heads, getattr(text, "kv_lora_rank", None)
+    # A recurrent model has no heads of attention.
+    heads = getattr(text, "num_attention_heads", None) or 1
+    rank = getattr(text, "kv_lora_rank", None)
     inner = getattr(text, "intermediate_size", None) or getattr(text, "n_inner", None)
     layers = getattr(text, "per_layer_config", None) or [text]
     # Any file may hold any key: what counts is whether the family reads it.

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, cycle, islice
 from typing import TYPE_CHECKING
 
-from ..decoder.config import SOURCES, LookaheadConfig, SamplingConfig
+from ..decoder.config import WITHOUT_WINDOW, LookaheadConfig, SamplingConfig
 from ..decoder.drafting.memory import DraftMemory
 from ..decoder.engine import Limits
-from ..decoder.errors import ConfigError
 from ..decoder.events import Step
 from ..decoder.step_cost import StepCost
 from ..decoder.strategies import make_strategy
@@ -39,8 +38,6 @@ MAX_COST = 4.0
 
 PLAIN, CURRENT = "plain decoding", "the current profile"
 """Names of the two candidates that all others are compared with."""
-WINDOWS = ((5, 3, 5), (10, 3, 10), (7, 5, 7), (15, 5, 15))
-"""W, N and G; next to other sources G changes nothing."""
 BUDGETS = (8, 16, 24, 32, 64, 128)
 MIN_NEW, MAX_NEW = 16, 96
 """Tokens of an answer."""
@@ -174,7 +171,7 @@ class Tuner:
     def _steps(self, text: list[int], width: int, count: int) -> list[float]:
         """Seconds of some steps of one width after a text; none where memory does not suffice."""
         config = LookaheadConfig(
-            budget=width, sources=("context", "recycled"), widths=(1, width) if width > 1 else (1,)
+            budget=width, sources=WITHOUT_WINDOW, widths=(1, width) if width > 1 else (1,)
         )
         name = "lookahead" if width > 1 else "autoregressive"
         strategy = make_strategy(name, config, self._drafts[width])
@@ -286,17 +283,9 @@ def candidates(cost: StepCost, current: LookaheadConfig, on_cpu: bool) -> list[C
     for budget in sorted(usable or BUDGETS[:1], key=lambda b: abs(math.log(b / base.step_limit))):
         # On a CPU, a product of a few rows takes as long as with a multiple of 4 of them.
         grid = (1, *range(4, budget + 1, 4)) if on_cpu else ()
-        for sources in (("context", "recycled"), ("context",)):
-            config = LookaheadConfig(*WINDOWS[0], budget, sources, cost, grid)
-            found.append(Candidate(f"budget {budget}, no window, {'+'.join(sources)}", config))
-        for window in WINDOWS:
-            try:
-                config = LookaheadConfig(*window, budget, SOURCES, cost, grid)
-            except ConfigError:
-                continue  # the budget has no room for the window
-            if config.window_cells * 2 <= budget:  # else there is no room for candidates
-                name = f"budget {budget}, W={window[0]} N={window[1]}, {'+'.join(SOURCES)}"
-                found.append(Candidate(name, config))
+        for sources in (WITHOUT_WINDOW, ("context",)):
+            config = LookaheadConfig(budget=budget, sources=sources, step_cost=cost, widths=grid)
+            found.append(Candidate(f"budget {budget}, {'+'.join(sources)}", config))
     return found
 
 

@@ -84,7 +84,6 @@ def filled(rng: random.Random, vocabulary: int) -> NgramModel:
         model.learn([tokens(4) for _ in range(5)], 1, 0.25, WINDOW)
         parents = [rng.randrange(-1, node) for node in range(12)]
         model.recycle(tokens(5), TokenTree(tokens(12), parents, [], []), rows(13))
-        model.recycle_window([(*tokens(1), *tokens(1)) for _ in range(6)], rows(6))
         model.build_tree(tokens(3), 9, free(20))
         model.calibrate(tokens(1), [])
     return model
@@ -131,7 +130,7 @@ def test_memory_is_bounded_and_the_oldest_goes() -> None:
         some = tokens[start : start + 1000]
         tree = TokenTree(some, [ROOT] * len(some), [], [])
         model.recycle([7], tree, [{}, *({token + 1: 0.5} for token in some)])
-    for tables in (model.counts, model.answers, model.guesses):
+    for tables in (model.counts, model.answers):
         assert all(len(table) <= CONTEXTS for table in tables)
     for order in (1, ORDER):
         table = model.counts[order]
@@ -164,7 +163,6 @@ def test_trees_keep_their_limits(seed: int, nodes: int, depth: int, price: float
         assert parent < node
         assert tree.depths[node] == (1 if parent == ROOT else tree.depths[parent] + 1)
     assert all(tree.parents.count(node) <= MAX_CHILDREN for node in range(ROOT, len(tree)))
-    assert 0.0 <= model.margin <= 1.0
 
 
 @given(st.integers(0, 1 << 32), st.floats(0.0, 1.0), st.floats(0.0, 1.0))

@@ -1,40 +1,45 @@
-"""What cannot work is refused by name; what is unknown is tried; facts about a model."""
+"""Families that are tried, those without drafts, and those that are refused; facts."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
+import torch
 from transformers import CONFIG_MAPPING
 
-from ladecli.decoder.errors import UnsupportedModelError
+from ladecli.decoder.config import LookaheadConfig
+from ladecli.decoder.engine import Limits
+from ladecli.decoder.errors import ConfigError, UnsupportedModelError
 from ladecli.decoder.families import FAMILIES, examine, refusal
 from ladecli.decoder.load import load_decoder
+from ladecli.decoder.parallel.groups import Group
 from ladecli.decoder.stock_model import StockModel
+from ladecli.decoder.strategy import Strategy
 
-from ..decoding import ids_of, run, transformers_ids
+from ..decoding import ids_of, run, steps_of, transformers_ids
 from ..families import OWN, SLIDING, STOCK, VOCABULARY, model_of, new_model, prompt_for
 
+WITHOUT_DRAFTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mamba": ("recurrent state", {"state_size": 8}),
+    "rwkv": ("recurrent state", {"attention_hidden_size": 32}),
+    "recurrent_gemma": ("recurrent state", {"num_hidden_layers": 3, "head_dim": 8}),
+    "jamba": ("recurrent state", {"attn_layer_period": 2, "attn_layer_offset": 1}),
+    "lfm2": ("recurrent state", {"layer_types": ["conv", "full_attention"]}),
+    "gpt_oss": ("attention sinks", {"head_dim": 8, "num_local_experts": 4}),
+    "llama4_text": ("chunks", {"head_dim": 8, "attention_chunk_size": SLIDING}),
+    "stablelm": ("does not pass keywords", {}),
+    "bloom": ("attention interface", {}),
+    "openai-gpt": ("attention interface", {"n_positions": 128}),
+    "doge": ("by their content", {}),
+    "granite_swa": ("a trial step failed: .* needs 's_aux'", {}),
+}
+"""Why drafts cannot be verified, and settings of a small model."""
 REFUSED = {
-    "mamba": "recurrent state",
-    "mamba2": "recurrent state",
-    "jamba": "recurrent state",
-    "recurrent_gemma": "recurrent state",
-    "qwen3_next": "recurrent state",
-    "lfm2": "recurrent state",
-    "falcon_h1": "recurrent state",
-    "minimax": "recurrent state",
-    "gpt_oss": "attention sinks",
-    "llama4_text": "chunks",
-    "stablelm": "does not pass keywords",
-    "nemotron": "does not pass keywords",
-    "bloom": "attention interface",
-    "mpt": "attention interface",
-    "gptj": "attention interface",
-    "doge": "by their content",
     "t5": "encoder-decoder",
-    "bart": "encoder-decoder",
     "whisper": "encoder-decoder",
+    "moshi": "does not continue a text",
 }
 
 
@@ -42,6 +47,59 @@ REFUSED = {
 def test_refused_by_name_before_any_weights_are_read(family: str, why: str) -> None:
     with pytest.raises(UnsupportedModelError, match=f"'{family}' are not supported.*{why}"):
         examine(CONFIG_MAPPING[family]())
+
+
+def generated(model: Any, prompt: list[int], new: int, *, use_cache: bool = True) -> list[int]:
+    """What transformers' own generate yields, with the attention that the model has."""
+    ids = torch.tensor([prompt])
+    settings = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    out = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=new,
+        use_cache=use_cache,
+        **settings,
+    )
+    return [int(i) for i in out[0, len(prompt) :]]
+
+
+@pytest.mark.parametrize("family", WITHOUT_DRAFTS)
+def test_where_drafts_cannot_be_verified_the_text_is_still_that_of_generate(family: str) -> None:
+    """Also where the prompt comes in chunks, goes on from an earlier one, or forks from it."""
+    why, settings = WITHOUT_DRAFTS[family]
+    model, prompt = new_model(family, **settings), prompt_for(family)
+    decoder = load_decoder(model, prefill_chunk=9)
+    (notice,) = decoder.runner.notices
+    assert re.search(f"one token at a time, without drafts: .*{why}", notice)
+    expected = generated(model, prompt, 20)
+    for ids, wanted in (
+        (prompt, expected),
+        (prompt + expected[:9], expected[9:]),
+        (prompt[:-1], generated(model, prompt[:-1], 20)),
+    ):
+        events = run(decoder, ids, "lookahead", LookaheadConfig(), limits=Limits(len(wanted)))
+        assert ids_of(events) == wanted
+        assert {step.proposed for step in steps_of(events)} == {0}
+
+
+def test_an_answer_that_is_broken_off_leaves_a_cache_that_can_be_used() -> None:
+    model, prompt = new_model("jamba", **WITHOUT_DRAFTS["jamba"][1]), prompt_for("jamba")
+    decoder, expected = load_decoder(model), generated(model, prompt, 20)
+
+    def stop(token: int) -> bool:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(decoder.generate(prompt, Strategy(), limits=Limits(20, should_stop=stop)))
+    assert ids_of(run(decoder, prompt, limits=Limits(20))) == expected
+
+
+def test_ranks_cannot_share_what_has_no_drafts() -> None:
+    decoder = load_decoder(new_model("lfm2", **WITHOUT_DRAFTS["lfm2"][1]))
+    group = Group()
+    group.size = 2
+    with pytest.raises(ConfigError, match="'lfm2' are decoded one token at a time"):
+        decoder.generate([5, 6], Strategy(), group=group)
 
 
 def test_every_row_has_a_test() -> None:
@@ -59,13 +117,13 @@ def test_families_that_no_row_names_are_tried(family: str) -> None:
     assert ids_of(run(decoder, prompt_for(family), "lookahead"))[:20] == expected
 
 
-def test_an_unknown_family_that_hides_its_sliding_window_is_refused() -> None:
+def test_an_unknown_family_that_hides_its_sliding_window_gets_no_drafts() -> None:
     """It would pass a trial that is shorter than its window, and be wrong beyond it."""
-    with pytest.raises(UnsupportedModelError, match="never asked for its sliding window of 20"):
-        load_decoder(new_model("phimoe", sliding_window=20, num_local_experts=2))
+    decoder = load_decoder(new_model("phimoe", sliding_window=20, num_local_experts=2))
+    assert "never asked for its sliding window of 20" in decoder.runner.notices[0]
 
 
-def test_an_unknown_family_that_differs_is_refused() -> None:
+def test_an_unknown_family_that_differs_gets_no_drafts() -> None:
     """Here one whose attention does not look at what is cached."""
     model = new_model("olmo")
     attention = type(model.model.layers[0].self_attn)
@@ -78,9 +136,12 @@ def test_an_unknown_family_that_differs_is_refused() -> None:
     for layer in model.model.layers:
         layer.self_attn.__class__ = Forgetful
     before = model.config._attn_implementation
-    with pytest.raises(UnsupportedModelError, match="'olmo' are not supported: a trial step"):
-        load_decoder(model)
-    assert model.config._attn_implementation == before, "a refused model is left as it was"
+    decoder = load_decoder(model)
+    assert "without drafts: a trial step" in decoder.runner.notices[0]
+    assert model.config._attn_implementation == before, "the model is left as it was"
+    prompt = prompt_for("olmo")
+    expected = generated(model, prompt, 9, use_cache=False)
+    assert ids_of(run(decoder, prompt, "lookahead", limits=Limits(9))) == expected
 
 
 # Facts.

@@ -58,7 +58,7 @@ def replay(
         steps.append(Replay(State([*state.tokens], 40), draft))
         nodes, new = draft.tree.walk(lambda _, path, start=start: text[start + len(path)])
         fed = [text[start - 1], *draft.tree.tokens]
-        fed += [token for _, token in draft.window.last_tokens] if draft.window else []
+        fed += draft.window.rows(text[start - 1])[-1] if draft.window else []
         best = [text[text.index(token) + 1] if token in text else token for token in fed]
         rows = [{token: 0.6, token + 1: 0.2} for token in best] if draft.successors else []
         state.tokens += [token.id for token in new]
@@ -111,14 +111,11 @@ def test_the_papers_pool_proposes_ngrams_of_the_window() -> None:
     assert {source for step in steps for source in step.draft.tree.sources} == {"trajectory"}
 
 
-def test_a_window_that_does_not_pay_is_narrowed_then_dropped() -> None:
+def test_a_window_pauses_where_it_does_not_pay() -> None:
     text = random.Random(0).choices(range(9000), k=200)
     config = LookaheadConfig(4, 3, 4, 24, step_cost=StepCost((1, 64), (0,), ((1.0, 4.0),)))
-    memory = DraftMemory()
-    memory.budget.balance = 1000.0
-    steps = replay(make_strategy("lookahead", config, memory), text)
-    widths = [len(s.draft.window.last_row) if s.draft.window else 0 for s in steps]
-    assert [*dict.fromkeys(widths)][:4] == [5, 4, 2, 0], "one more column while it fills"
+    steps = replay(make_strategy("lookahead", config), text)
+    assert 0 < sum(step.draft.window is not None for step in steps) < len(steps) / 5
 
 
 def test_ranks_share_the_places_of_a_step() -> None:

@@ -68,7 +68,9 @@ def profile(name: str, *devices: str, memory: float | None = None) -> Profile:
     ("kind", "label", "memory", "expected"),
     [
         ("cpu", "AMD EPYC 7B13 64-Core Processor", 0, "server"),
-        ("cpu", "Intel(R) Xeon(R) T4 L4 A100", 0, "cpu"),
+        ("cpu", "AMD EPYC T4 L4 A100", 0, "server"),
+        ("cpu", "Intel(R) Xeon(R) T4 L4 A100", 0, "cpu-intel"),
+        ("cpu", "Neoverse-V2 L4", 0, "cpu"),
         ("cpu", "Apple M2 Max", 0, "cpu"),  # its GPU has the same name
         ("mps", "Apple M2 Max", 70e9, "mac"),
         ("mps", "Apple M3", 0, "apple"),

@@ -63,9 +63,9 @@ MAX_TRUST = 3.0  # the most by which a record raises probabilities
 OPTIMISM = 0.5
 """Assumed probability of the best child of a node that was not looked up yet.  At 1.0 trees took
 a third longer to build and accepted no more."""
-EXPLORATION = 2.0
-"""Worth of a node relative to its probability to be accepted: its logits teach in any case.  At
-1.0 a text took 1 to 3 % more time by the cost curve."""
+EXPLORATION = 1.5
+"""Worth of a node relative to its probability to be accepted: its logits teach in any case.  By
+the cost curves of two processors a text took up to 2 % more time at 1.0, and 2.5 % at 2.0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +97,8 @@ class NgramModel:
     """Learns from tokens and proposes trees of them.
 
     Attributes:
-        margin: probability of the last node of the last tree if a further one had no room, else
-            0: about what one more node would have been worth.
         counts: by length of context, decayed counts of the tokens that followed.
         answers: by length of context, the model's successors after a text or a candidate.
-        guesses: the same after window cells, which are guesses themselves: lengths 1 and 2 only.
         prior: decayed mean of the model's successors after tokens that were new, best first.
         promised, hits: by kind of evidence, the hits that its probabilities promised, and those
             that there were.
@@ -110,18 +107,15 @@ class NgramModel:
     def __init__(self) -> None:
         self.counts: list[Table] = [{} for _ in MASKS]
         self.answers: list[Table] = [{} for _ in MASKS]
-        self.guesses: list[Table] = [{} for _ in MASKS]
         self.prior: Row = {}
         self._new_rows: list[Row] = []  # that the prior is still to learn
         self.promised, self.hits = [0.0] * KINDS, [0.0] * KINDS
-        self.margin = 0.0
         # What probabilities of each kind are multiplied with.
         self._trust = [1.0] * KINDS
         # The successors that the last tree looked up: by node + 1, so that 0 is the root.
         self._looked_up: dict[int, Ranked] = {}
-        tables = zip(MASKS, self.answers, self.guesses, self.counts, range(ORDER + 1), strict=True)
+        tables = zip(MASKS, self.answers, self.counts, range(ORDER + 1), strict=True)
         self._longest_first = list(tables)[:0:-1]
-        self._by_token = (self.answers[1], self.counts[1], self.guesses[1])
 
     def learn(
         self, rows: Sequence[Sequence[int]], first: int, weight: float, flag: int = 0
@@ -178,18 +172,6 @@ class NgramModel:
         ranked = sorted(prior.items(), key=itemgetter(1), reverse=True)
         self.prior = dict(ranked[:PRIOR_SUCCESSORS])
 
-    def recycle_window(self, pairs: Sequence[tuple[int, int]], rows: Successors) -> None:
-        """Remember the model's successors after window cells.
-
-        Args:
-            pairs: the token before each cell, and its own.
-            rows: after each cell; at most `SAMPLED_SUCCESSORS` each.
-        """
-        for (before, token), row in zip(pairs, rows, strict=False):
-            if row:
-                self.guesses[1][token] = self.guesses[2][before << TOKEN_BITS | token] = row
-        _forget_oldest(self.guesses)
-
     def successors(self, text: Sequence[int]) -> Ranked:
         """The most probable successors of a text."""
         return self._look_up(pack(text), 0.0, None, 0.0)[:MAX_CHILDREN]
@@ -218,7 +200,7 @@ class NgramModel:
         """
         cost, slope = curve.cost, curve.slope
         room = len(cost) - 1
-        self.margin, self._looked_up = 0.0, {}
+        self._looked_up = {}
         if room < 1 or depth < 1:
             return TokenTree()
         # What the span goes on with, and the number of its tokens that lead to node `spanned`.
@@ -278,8 +260,6 @@ class NgramModel:
                 contexts[size] = (contexts[node] << TOKEN_BITS | token) & MASKS[ORDER]
                 turn -= 1
                 insort(waiting, (value * OPTIMISM, turn, size, None))
-        if best_size == room:
-            self.margin = values[size]
         last = best_size + 1
         sources = [SOURCE_OF_KIND[kind] for kind in kinds[1:last]]
         return TokenTree(tokens[1:last], parents[1:last], depths[1:last], sources)
@@ -296,8 +276,8 @@ class NgramModel:
             probability: that it does.
         """
         trust, left = self._trust, 1.0
-        last, (answers, counts, guesses) = context & TOKEN, self._by_token
-        if repeated is None and not (last in answers or last in counts or last in guesses):
+        last = context & TOKEN
+        if repeated is None and last not in self.answers[1] and last not in self.counts[1]:
             factor, most = trust[PRIOR], MAX_CHILDREN if floor else None
             return [
                 (trusted, token, PRIOR)
@@ -313,12 +293,9 @@ class NgramModel:
         # What is known of a longer context is known of its last pair, too.
         if pair not in self.answers[2] and pair not in self.counts[2]:
             levels = levels[-2:]
-        for mask, answers, guesses, counts, order in levels:
+        for mask, answers, counts, order in levels:
             part, kind = context & mask, 3 * order + 3
-            row = answers.get(part)
-            if row is None:
-                row, kind = guesses.get(part), kind - 1
-            if row is not None:
+            if (row := answers.get(part)) is not None:
                 unit = left * MODEL_SHARES[order]
                 left -= unit
                 if left <= NEGLIGIBLE and not found:
@@ -332,8 +309,7 @@ class NgramModel:
                 for token, share in row.items():
                     found[token] = found.get(token, 0.0) + unit * share
                     kinds.setdefault(token, kind)
-            row = counts.get(part)
-            if row is not None:
+            if (row := counts.get(part)) is not None:
                 total = sum(row.values())
                 unit = left / (total + DISCOUNTS[order])
                 left -= unit * total

@@ -2,7 +2,7 @@
 
 - `context`     the prompt and the accepted text, and the longest passage that they repeat
 - `trajectory`  the n-grams that the lookahead window closes
-- `recycled`    the model's own successors wherever a step computed logits
+- `recycled`    the model's own successors after the text and every candidate
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class TrajectorySource(Source):
 
 
 class RecycledSource(Source):
-    """Remembers the model's successors after every token of a step, in the tree and in the window.
+    """Remembers the model's successors after the text and after every node of a step's tree.
 
     Luo et al. (2024; see `ngram_model`) remember them by single token.  Under contexts of up to
     four tokens they are nearly always still the model's own next time.
@@ -165,15 +165,10 @@ class RecycledSource(Source):
         self, text: Sequence[int], draft: Draft, result: StepResult, ngrams: Sequence[Sequence[int]]
     ) -> None:
         """Remember the successors under the contexts of the step's tokens."""
-        tree, window, rows = draft.tree, draft.window, result.successors
-        if not rows:
-            return
-        nodes, before = 1 + len(tree), len(text) - len(result.tokens)
-        self._model.recycle(text[max(before - ORDER, 0) : before], tree, rows[:nodes])
-        if window is not None:
-            # Cell (0, 0) is the current token, whose successors are known already.
-            first = window.last_row[0] < 0
-            self._model.recycle_window(window.last_tokens[first:], rows[nodes + first :])
+        if result.successors:
+            before = len(text) - len(result.tokens)
+            last = text[max(before - ORDER, 0) : before]
+            self._model.recycle(last, draft.tree, result.successors)
 
 
 def _length_class(length: int) -> int:

@@ -2,16 +2,14 @@
 
 All sources feed one online n-gram model, whose tree of the most probable continuations is
 verified, as large as the measured cost of a step says that it pays.  The window of Jacobi
-iterations is one of the sources, and is as wide as it pays.
+iterations, where it is one of the sources, runs beside it at its full width.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 
 from ..config import LookaheadConfig
-from ..drafting.budget import AdaptiveWindow, cell_price
 from ..drafting.memory import DraftMemory
 from ..drafting.ngram_model import EXPLORATION, MAX_SUCCESSORS, SAMPLED_SUCCESSORS
 from ..drafting.sources import Source
@@ -43,26 +41,27 @@ class Lookahead(Strategy):
         }
         self._sources = [source for name, source in sources.items() if name in config.sources]
         self._successors = MAX_SUCCESSORS if "recycled" in config.sources else 0
-        self._adaptive = AdaptiveWindow(config.window)
         self._dice: Dice | None = None
         self._window: LookaheadWindow | None = None
-        self._rng = random.Random(0)
         self._curve = NO_ROOM
         self._plain_steps = 0
 
     def begin(self, state: State) -> None:
         """Start the window with tokens of the prompt, and learn the prompt."""
+        config = self._config
         if not state.sampling.greedy:
             self._dice = Dice(state.sampling)
             self._successors = SAMPLED_SUCCESSORS if self._successors else 0
-        self._open_window(state.tokens)
+        if "trajectory" in config.sources:
+            start = state.tokens[-WINDOW_START:]
+            self._window = LookaheadWindow(config.window, config.ngram, start, random.Random(0))
         self._memory.broken = True
         for source in self._sources:
             source.begin(state.tokens)
         self._memory.broken = False
 
     def propose(self, state: State) -> Draft:
-        """The window where it pays, and the most probable prefixes after the text."""
+        """The window where it fits, and the most probable prefixes after the text."""
         config, memory = self._config, self._memory
         limit, widths = self._limit, config.widths
         if state.widest < limit:
@@ -101,16 +100,10 @@ class Lookahead(Strategy):
         memory, new = self._memory, result.tokens
         # Ranks that share a draft may have had no room for all of it.
         nodes = len(draft.tree)
-        cost = self._curve.cost[nodes]
-        memory.budget.update(len(new), cost)
+        memory.budget.update(len(new), self._curve.cost[nodes])
         ngrams: list[tuple[int, ...]] = []
         if self._window is not None and draft.window is not None:
             ngrams = self._window.advance(state.tokens[-len(new) - 1], result.best[1 + nodes :])
-        if "trajectory" in self._config.sources:
-            price = cell_price(memory.model.margin, self._curve, nodes, len(new) / cost)
-            found = sum(token.source == "trajectory" for token in new)
-            cells = len(draft.window.tokens) if draft.window else 0
-            self._resize_window(state, found, cells, price)
         memory.broken = True
         memory.model.calibrate(state.tokens[-len(new) :], result.nodes)
         for source in self._sources:
@@ -120,28 +113,9 @@ class Lookahead(Strategy):
     def _window_block(
         self, window: LookaheadWindow, state: State, places: int
     ) -> WindowBlock | None:
-        """The window's cells, if it pays and fits."""
-        if window.max_offset > state.room or not self._memory.budget.may_open_window:
+        """The window's cells, if they fit."""
+        if window.max_offset > state.room or not self._memory.budget.may_run_window:
             return None
         block = window.block(state.tokens[-1])
         # What a window finds is worth nothing where no candidate has room.
         return block if len(block.tokens) < places else None
-
-    def _open_window(self, text: Sequence[int]) -> None:
-        """Start a window of as many columns as pay, with tokens of the end of the text."""
-        columns = self._adaptive.columns
-        if "trajectory" in self._config.sources and columns:
-            start = text[-WINDOW_START:]
-            self._window = LookaheadWindow(columns, self._config.ngram, start, self._rng)
-
-    def _resize_window(self, state: State, found: int, cells: int, price: float) -> None:
-        """Give the window the columns that pay after a step; see `AdaptiveWindow.update`."""
-        before = self._adaptive.columns
-        self._adaptive.update(found, cells, price, self._config.window_cells - 1)
-        columns = self._adaptive.columns
-        if columns == 0:
-            self._window = None
-        elif columns > before:
-            self._open_window(state.tokens)
-        elif columns < before and self._window is not None:
-            self._window.narrow(columns)

@@ -1,0 +1,137 @@
+"""GGUF files: chatted with as they are, unpacked by transformers; those that cannot be read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from .hub_files import add_model
+from .tokenizers_here import byte_level
+
+gguf = pytest.importorskip("gguf")
+HEADS, KV_HEADS, LAYERS, HIDDEN, INNER = 4, 2, 2, 32, 64
+
+
+def write(path: Path, architecture: str = "llama") -> None:
+    """A small random Llama with its tokenizer; norms and embeddings whole, the rest in 8 bits."""
+    tokenizer = byte_level()
+    tokens = [token for token, _ in sorted(tokenizer.vocab.items(), key=lambda item: item[1])]
+    state = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    file = gguf.GGUFWriter(path, architecture)
+    file.add_context_length(256)
+    file.add_embedding_length(HIDDEN)
+    file.add_block_count(LAYERS)
+    file.add_feed_forward_length(INNER)
+    file.add_head_count(HEADS)
+    file.add_head_count_kv(KV_HEADS)
+    file.add_layer_norm_rms_eps(1e-5)
+    file.add_rope_dimension_count(HIDDEN // HEADS)
+    file.add_vocab_size(len(tokens))
+    file.add_tokenizer_model("gpt2")
+    file.add_token_list(tokens)
+    file.add_token_types([gguf.TokenType.NORMAL] * len(tokens))
+    file.add_token_merges([" ".join(pair) for pair in state["merges"]])
+    file.add_eos_token_id(tokenizer.eos_token_id)
+    file.add_chat_template("{% for m in messages %}{{ m.content }}\n{% endfor %}")
+    draw = torch.Generator().manual_seed(0)
+    shapes = {"token_embd": (len(tokens), HIDDEN), "output": (len(tokens), HIDDEN)}
+    for layer in range(LAYERS):
+        block, narrow = f"blk.{layer}.", HIDDEN * KV_HEADS // HEADS
+        shapes |= {f"{block}attn_{name}": (HIDDEN, HIDDEN) for name in ("q", "output")}
+        shapes |= {f"{block}attn_{name}": (narrow, HIDDEN) for name in ("k", "v")}
+        shapes |= {f"{block}ffn_{name}": (INNER, HIDDEN) for name in ("gate", "up")}
+        shapes[f"{block}ffn_down"] = (HIDDEN, INNER)
+        shapes |= {f"{block}{name}_norm": (HIDDEN,) for name in ("attn", "ffn")}
+    for name, shape in {**shapes, "output_norm": (HIDDEN,)}.items():
+        weight = torch.randn(shape, generator=draw) * 0.3 + (len(shape) == 1)
+        numbers = weight.numpy()
+        if len(shape) == 1 or "blk" not in name:
+            file.add_tensor(f"{name}.weight", numbers)
+        else:
+            kind = gguf.GGMLQuantizationType.Q8_0
+            file.add_tensor(f"{name}.weight", gguf.quantize(numbers, kind), raw_dtype=kind)
+    file.write_header_to_file()
+    file.write_kv_data_to_file()
+    file.write_tensors_to_file()
+    file.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one file, small.gguf."""
+    made = tmp_path_factory.mktemp("files")
+    write(made / "small.gguf")
+    return made
+
+
+def test_the_text_is_that_of_transformers(
+    folder: Path, lade: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = {"pretrained_model_name_or_path": folder, "gguf_file": "small.gguf"}
+    model = AutoModelForCausalLM.from_pretrained(**given, dtype=torch.float32)
+    ids = AutoTokenizer.from_pretrained(**given)("the cat sat on", return_tensors="pt")["input_ids"]
+    mask = torch.ones_like(ids)
+    told: dict[str, Any] = {"eos_token_id": None, "pad_token_id": 0, "do_sample": False}
+    text = model.generate(ids, attention_mask=mask, max_new_tokens=30, **told)[0, ids.shape[1] :]
+    capsys.readouterr()  # bars of its own
+    asked = ("-p", "the cat sat on", "--raw", "-n", "30", "--ignore-eos", "--json")
+    for name in (folder / "small.gguf", folder):
+        done = lade("generate", str(name), *asked)
+        answer = json.loads(done.out)
+        assert answer["token_ids"] == text.tolist()
+        assert answer["decode"]["strategy"] == "lookahead", "its drafts are verified"
+        assert "small.gguf is unpacked to float32, which takes " in done.err
+        assert len(done.err.splitlines()) <= 2, "no bars of the libraries"
+
+
+def test_one_of_several_is_named(folder: Path, lade: Any, tmp_path: Path) -> None:
+    for name in ("a.gguf", "b.gguf"):
+        shutil.copy(folder / "small.gguf", tmp_path / name)
+    asked = ("generate", str(tmp_path), "-p", "the", "-n", "2", "-q")
+    told = lade(*asked).refused(1)
+    assert "holds 2 GGUF files: name one with --gguf-file, of a.gguf, b.gguf" in told
+    assert "holds no c.gguf; it has a.gguf, b.gguf" in lade(
+        *asked, "--gguf-file", "c.gguf"
+    ).refused(1)
+    assert lade(*asked, "--gguf-file", "b.gguf").out
+
+
+def test_one_in_the_cache_is_found_by_the_name_of_its_model(
+    folder: Path, lade: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    contents = (folder / "small.gguf").read_bytes()
+    add_model(tmp_path, "a/b-GGUF", None, {"b.gguf": contents}, tokenizer=False)
+    (row,) = (m for m in json.loads(lade("models", "--json").out)["models"] if m["name"] != "demo")
+    assert (row["name"], row["dtype"]) == ("a/b-GGUF", "gguf")
+    assert "b.gguf" in row["notes"][0]
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:20_000])
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "cut off": (cut, "is damaged or cut off ("),
+    "only its first bytes": (lambda p: p.write_bytes(b"GGUF\3\0\0\0"), "is damaged or cut off ("),
+    "something else": (lambda p: p.write_bytes(b"hello there"), "is no GGUF file; download"),
+    "images": (lambda p: write(p, "flux"), "transformers cannot read this GGUF file ("),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_files_that_cannot_be_read(case: str, folder: Path, lade: Any, tmp_path: Path) -> None:
+    change, message = BROKEN[case]
+    path = tmp_path / "broken.gguf"
+    shutil.copy(folder / "small.gguf", path)
+    change(path)
+    told = lade("generate", str(path), "-p", "the").refused(1)
+    assert str(path) in told
+    assert message in told
