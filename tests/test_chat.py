@@ -63,16 +63,13 @@ class Script(Reader):
 
     def read(self, draft: str = "") -> str:
         self.drafts.append(draft)
-        return self._next()
-
-    def flush(self) -> None:
-        self.flushed += 1
-
-    def _next(self) -> str:
         line = next(self._lines, EOFError)
         if isinstance(line, str):
             return line
         raise line
+
+    def flush(self) -> None:
+        self.flushed += 1
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[Callable[[], None]]:
@@ -125,10 +122,6 @@ def fresh_reply(chat: Chat, loaded: models.LoadedModel, turn: int = -1) -> list[
 
 def ctrl_c() -> None:
     os.kill(os.getpid(), signal.SIGINT)
-
-
-def save(path: Path, conversation: Conversation) -> None:
-    path.write_text(conversation.as_json("demo"), encoding="utf-8")
 
 
 def other_template(loaded: models.LoadedModel, change: Callable[[str], str | None]) -> Session:
@@ -208,7 +201,8 @@ def test_a_hostile_chat_cannot_drive_the_terminal(
 ) -> None:
     evil = "\x1b]52;c;eA==\x07\x9b31m\x1b[2J"
     path, page = tmp_path / "chat.json", tmp_path / "chat.md"
-    save(path, Conversation(f"system{evil}").asked(f"asked{evil}").answered(f"said{evil}"))
+    talk = Conversation(f"system{evil}").asked(f"asked{evil}").answered(f"said{evil}")
+    path.write_text(talk.as_json("demo"), encoding="utf-8")
     lines = (f"/load {path}", f"/save {page}", "/system", "/undo", f"/load {evil}", f"/{evil}")
     loop(make(*lines, f"/set stop {evil}", f"/show x{evil}"))
     shown = capsys.readouterr()
@@ -395,6 +389,7 @@ def test_what_only_looks_like_a_command_is_a_message(make: Make, text: str) -> N
 @pytest.mark.parametrize(
     ("lines", "messages", "draft"),
     [
+        *(([word, "never said"], [], None) for word in ("exit", "quit", "/exit", "/bye")),
         (["one", "/edit", "two"], ["two"], "one"),
         (["one", "/edit two"], ["two"], None),
         (["one", "/edit", "", "two"], ["one", "two"], "one"),
@@ -405,7 +400,7 @@ def test_what_only_looks_like_a_command_is_a_message(make: Make, text: str) -> N
         ([" exit", "/edit", " exit"], ["exit"], " exit"),
     ],
 )
-def test_edit(
+def test_edit_and_words_that_leave(
     make: Make, lines: list[str | type[BaseException]], messages: list[str], draft: str | None
 ) -> None:
     chat = make(*lines, max_new_tokens=3)
@@ -470,22 +465,15 @@ def test_no_file_is_overwritten_but_the_chats_own(make: Make, tmp_path: Path) ->
 
 def test_loading_replaces_only_what_is_saved(make: Make, tmp_path: Path) -> None:
     path = tmp_path / "chat.json"
-    save(path, Conversation("Be brief."))
-    chat = make(QUESTIONS[0], max_new_tokens=3)
-    loop(chat)
+    path.write_text(Conversation("Be brief.").as_json("demo"), encoding="utf-8")
+    chat = make(max_new_tokens=3)
+    handle(chat, QUESTIONS[0])
     with pytest.raises(UsageError, match="/save FILE or /reset first"):
         handle(chat, f"/load {path}")
     assert said(chat)[0] == QUESTIONS[0]
     for line in (f"/save {tmp_path / 'kept.json'}", f"/load {path}"):
         handle(chat, line)
     assert chat.conversation == Conversation("Be brief.")
-
-
-@pytest.mark.parametrize("word", ["exit", "quit", "/exit", "/bye"])
-def test_words_that_leave(make: Make, word: str) -> None:
-    chat = make(word, "never said")
-    loop(chat)
-    assert said(chat) == []
 
 
 def test_reset_keeps_the_system_message(make: Make) -> None:

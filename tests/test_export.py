@@ -46,31 +46,28 @@ def exported(folder: Path, events: list[TextEvent], prompt: str = "def") -> tupl
 
 
 class Page(HTMLParser):
-    """What a browser makes of a page: the text in each element, and that of each class."""
+    """What a browser makes of a page: the text in each element, and the class of each text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.texts: dict[str, str] = {}
         self.classes: dict[str, str] = {}
-        self._open: list[str] = []
-        self._class = ""
+        self._open: list[tuple[str, str]] = []
         self.feed(text)
         self.close()
         assert self._open == []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag != "meta":
-            self._open.append(tag)
-        self._class = dict(attrs).get("class") or ""
+            self._open.append((tag, dict(attrs).get("class") or ""))
 
     def handle_endtag(self, tag: str) -> None:
-        assert self._open.pop() == tag
-        self._class = ""
+        assert self._open.pop()[0] == tag
 
     def handle_data(self, data: str) -> None:
-        for tag in self._open:
+        for tag, style in self._open:
             self.texts[tag] = self.texts.get(tag, "") + data
-        self.classes[data] = self._class
+            self.classes[data] = style
 
 
 def svg_lines(text: str) -> list[str]:

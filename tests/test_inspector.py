@@ -12,7 +12,6 @@ from rich.console import Console
 
 from ladecli.decoder.events import Detail
 from ladecli.events import Piece, TextStep
-from ladecli.metrics import Tally
 from ladecli.trace.format import Header, Trace, read_trace
 from ladecli.trace.inspector import StepView
 
@@ -70,15 +69,11 @@ def test_steps_without_a_draft_or_a_full_window() -> None:
     assert lines[6] == "␣the → ⏎"
 
 
-def test_a_trace_without_windows_says_how_to_see_one() -> None:
-    trace = small_trace()
-    assert "--sources trajectory" in shown(replace(trace, events=trace.steps[2:]), 1, 80)[4]
-
-
-def test_a_step_of_which_nothing_is_known() -> None:
+def test_what_a_trace_does_not_have_is_said() -> None:
     trace = small_trace(None)
-    lines = shown(replace(trace, events=(replace(trace.steps[0], detail=None),)), 1, 60)
-    assert lines[3:] == ["this trace does not have what the step tried"]
+    assert "--sources trajectory" in shown(replace(trace, events=trace.steps[2:]), 1, 80)[4]
+    unknown = replace(trace, events=(replace(trace.steps[0], detail=None),))
+    assert shown(unknown, 1, 60)[3:] == ["this trace does not have what the step tried"]
 
 
 def test_sources_have_their_colors_and_accepted_tokens_are_bold() -> None:
@@ -102,37 +97,25 @@ def test_no_line_is_wider_than_the_screen(width: int, tmp_path: Path) -> None:
         # What matters most comes first.
         assert lines[0].startswith(f" step {number} of")
         assert lines[1].startswith(f"{len(step.token_ids)} token")
-    tally = Tally()
-    for event in trace.events:
-        tally.add(event)
-    last = shown(trace, len(trace.steps), 80)
-    assert f"{tally.tokens_per_step:.2f} tokens per step so far" in last[1]
-
-
-def one_step(detail: Detail, words: dict[int, str] | None = None) -> Trace:
-    step = TextStep((Piece("!"),), (99,), 1, 0, 0.1, detail)
-    words = words or {number: str(number) for number in range(100)}
-    return replace(small_trace(None), events=(step,), spellings=words)
 
 
 def test_tokens_cannot_drive_the_terminal() -> None:
-    trace = small_trace()
-    evil = "\x1b[2J\x9b31m\x07\u202e\u2028\r"
+    trace, evil = small_trace(), "\x1b[2J\x9b31m\x07\u202e\u2028\r"
     settings = {"strategy": evil, "window": evil, "sources": [evil]}
     header = Header(model=evil, prompt=evil, prompt_tokens=1, settings=settings)
     steps = (trace.steps[0], replace(trace.steps[1], pieces=(Piece(evil),) * 3))
-    for events in (steps, (replace(steps[0], detail=Detail(1)),) * 2):
-        changed = Trace(header, events, dict.fromkeys(range(20), evil))
-        for width in (20, 80):
-            screen = "\n".join(shown(changed, 2, width))
-            assert not {"\x1b", "\x9b", "\x07", "\r", "\u202e"} & set(screen)
+    screen = "\n".join(shown(Trace(header, steps, dict.fromkeys(range(20), evil)), 2, 80))
+    assert not {"\x1b", "\x9b", "\x07", "\r", "\u202e"} & set(screen)
 
 
 def test_a_tree_has_the_accepted_path_first_and_chains_on_one_line() -> None:
     def drawn(parents: list[int], accepted: tuple[int, ...] = ()) -> list[str]:
         count = len(parents)
         nodes = (tuple(range(count)), tuple(parents), ("context",) * count)
-        return shown(one_step(Detail(0, *nodes, accepted)), 1, 60)[5:]
+        step = TextStep((Piece("!"),), (99,), 1, 0, 0.1, Detail(0, *nodes, accepted))
+        words = {number: str(number) for number in range(100)}
+        trace = replace(small_trace(None), events=(step,), spellings=words)
+        return shown(trace, 1, 60)[5:]
 
     parents = [-1, -1, 0, 0, 1, -1, 2, 5]
     assert drawn(parents) == [

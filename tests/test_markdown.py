@@ -130,16 +130,13 @@ def test_rows_depend_on_the_text_alone_and_fit(
     [
         ("a **b** c",
          [("a ", ""), ("**", "bold dim"), ("b", "bold"), ("**", "bold dim"), (" c", "")]),
-        ("_b_", [("_", "dim italic"), ("b", "italic"), ("_", "dim italic")]),
         ("`*x*`", [("`", "dim magenta"), ("*x*", "magenta"), ("`", "dim magenta")]),
         ("***b***", [("***", "bold dim italic"), ("b", "bold italic"), ("***", "bold dim italic")]),
         ("**a *b***",
          [("**", "bold dim"), ("a ", "bold"), ("*", "bold dim italic"), ("b", "bold italic"),
           ("*", "bold dim italic"), ("**", "bold dim")]),
-        ("# T", [("# ", "bold dim underline"), ("T", "bold underline")]),
         ("### T", [("### ", "bold dim"), ("T", "bold")]),
         ("- x", [("- ", "bold magenta"), ("x", "")]),
-        ("12. x", [("12. ", "bold magenta"), ("x", "")]),
         ("> x", [("> ", "dim"), ("x", "dim italic")]),
         ("重**点**内",
          [("重", ""), ("**", "bold dim"), ("点", "bold"), ("**", "bold dim"), ("内", "")]),
@@ -183,13 +180,7 @@ def test_code_has_the_colours_of_its_language_over_several_lines() -> None:
     assert looks[4]["return"] == "magenta"
     assert looks[5] == {"```": "dim"}
     assert looks[6] == {"after": ""}
-
-
-@pytest.mark.parametrize("language", ["json", "yaml", "console", "html", "diff", "c++", "sh"])
-def test_other_languages(language: str) -> None:
-    rows = rows_of(f'```{language}\n- a: 1 "x"\n```\n**b**')
-    assert [row.plain for row in rows] == [f"```{language}", '- a: 1 "x"', "```", "**b**"]
-    assert ("b", "bold") in styles_of(rows[3])
+    assert ("1", "cyan") in styles_of(rows_of('```json\n{"a": 1}')[1]), "its lexer has no states"
 
 
 @pytest.mark.parametrize(

@@ -68,16 +68,11 @@ def test_a_trace_without_an_end_is_said(lade: Any, small: str) -> None:
     assert result.err.startswith(f"lade: the trace {small} has no end")
 
 
-def test_mistakes_are_one_line(lade: Any, small: str) -> None:
-    for speed in ("0", "-2", "nan"):
-        result = lade("replay", small, "--speed", speed)
-        assert (result.code, result.out) == (2, "")
-        assert result.err == f"lade: speed must be above 0, not {speed}\n"
-    Path(small).write_text(Path(small).read_text("utf-8").replace('"width":7', '"width":[]'))
-    result = lade("replay", small, "--step")
-    assert result.code == 2
-    assert result.err.startswith(f"lade: the trace {small}, line 4: width: ")
-    assert result.err.count("\n") == 1
+@pytest.mark.parametrize("speed", ["0", "-2", "nan"])
+def test_a_speed_is_above_0(lade: Any, small: str, speed: str) -> None:
+    result = lade("replay", small, "--speed", speed)
+    assert (result.code, result.out) == (2, "")
+    assert result.err == f"lade: speed must be above 0, not {speed}\n"
 
 
 # On a terminal.

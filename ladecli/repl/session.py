@@ -89,11 +89,6 @@ class Chat:
         self._counted: tuple[Conversation | None, int] = (None, 0)
 
     @property
-    def plain_step(self) -> float | None:
-        """Seconds of a plain step, as the replies so far took; None before there are enough."""
-        return total([reply.tally for reply in self.replies]).plain_step
-
-    @property
     def last_reply(self) -> Reply | None:
         """The newest reply, if it still ends the conversation."""
         last = self.conversation.messages[-1:]
@@ -140,7 +135,8 @@ class Chat:
             KeyboardInterrupt: on a pipe, after the text until then was kept.
         """
         seen = self._with_room(asked)
-        reply = Reply(self.encode(seen), self.settings(), Tally(plain_before=self.plain_step))
+        plain_step = total([reply.tally for reply in self.replies]).plain_step
+        reply = Reply(self.encode(seen), self.settings(), Tally(plain_before=plain_step))
         try:
             self._show(reply)
         finally:

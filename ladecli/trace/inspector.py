@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 import typer
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.control import Control
 from rich.layout import Layout
@@ -79,11 +79,10 @@ class StepView:
         return visible(self.trace.spell(token))
 
     def _title(self) -> Text:
-        header = self.trace.header
+        header, sizes = self.trace.header, {"W": "window", "N": "ngram", "G": "guesses"}
         about = [header.model, str(header.settings.get("strategy", ""))]
         if header.settings.get("window"):
-            names = {"W": "window", "N": "ngram", "G": "guesses"}
-            about.append(" ".join(f"{key}={header.settings.get(names[key])}" for key in names))
+            about.append(" ".join(f"{k}={header.settings.get(name)}" for k, name in sizes.items()))
             about.append(self._sources())
         # On one line, and without control characters.
         words = visible(" · ".join(filter(None, about))).replace("␣", " ")
@@ -105,9 +104,7 @@ class StepView:
         line = _line(counted(len(step.token_ids), "token"), "bold")
         line.append(f" · width {step.width} · {step.seconds * 1000:.1f} ms")
         line.append(f" · {tally.tokens_per_step:.2f} tokens per step so far")
-        if tally.speedup:
-            line.append(f" · {tally.speedup:.1f}× plain")
-        return line
+        return line.append(f" · {tally.speedup:.1f}× plain" if tally.speedup else "")
 
     def _text(self, width: int) -> Text:
         """The end of the text so far, with this step's tokens marked."""
@@ -142,21 +139,16 @@ class StepView:
         widths = [min(max(map(cell_len, column)), _CELL) for column in zip(*rows, strict=True)]
         lines = []
         for number, row in enumerate(rows):
+            cells = "  ".join(map(set_cell_size, row, widths))
             outputs = number == len(rows) - 1
             lines.append(_line("outputs  " if outputs else f"row {number:<5}", "dim"))
-            for word, width in zip(row, widths, strict=True):
-                cell = Text(word, _NGRAM_STYLE if outputs else "")
-                cell.truncate(width, overflow="ellipsis", pad=True)
-                lines[-1].append_text(cell).append("  ")
+            lines[-1].append(cells, _NGRAM_STYLE if outputs else "")
         lines[0].stylize("bold reverse", 9, 9 + len(rows[0][0]))
         return [_heading("window", about), *lines]
 
     def _ngrams(self, detail: Detail) -> Text:
-        line = _line()
-        for ngram in detail.ngrams:
-            line.append(" · " if line else "", "dim")
-            line.append(" ".join(map(self._word, ngram)), _NGRAM_STYLE)
-        return line
+        spelled = (" ".join(map(self._word, ngram)) for ngram in detail.ngrams)
+        return _line(" · ".join(spelled), _NGRAM_STYLE)
 
     def _draft(self, detail: Detail) -> list[RenderableType]:
         """The candidate tree below its heading, what was accepted first.

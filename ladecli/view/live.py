@@ -22,8 +22,6 @@ SHORTEST, LONGEST = 1 / 20, 1 / 2
 SHARE = 0.02
 """The part of the time that drawing may take."""
 
-_START = Control((ControlType.CARRIAGE_RETURN,)).segment
-_UP = Control((ControlType.CURSOR_UP, 1)).segment
 # Rich has no name for it: clear all from the cursor on.
 _CLEAR_BELOW = Segment("\x1b[J", None, [(ControlType.CLEAR,)])
 
@@ -108,7 +106,8 @@ class LiveView:
             self._region = [unfinished.plain, status.plain]
             frame.append_text(unfinished).append("\n").append_text(status)
         with self._console as console:
-            console.print(Segments([_START, *[_UP] * rise, _CLEAR_BELOW]), end="")
+            start = Control.move_to_column(0, y=min(-rise, 0)).segment
+            console.print(Segments([start, _CLEAR_BELOW]), end="")
             console.print(frame, soft_wrap=True, end="")
 
 
