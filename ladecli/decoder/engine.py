@@ -95,6 +95,9 @@ class Decoder:
         prefill_chunk: int = PREFILL_CHUNK,
     ) -> None:
         self.runner = runner
+        if runner.model.drafts != "trees":
+            # Where frequencies change is the affair of a model that has a cache of its own.
+            facts = replace(facts, rope_boundary=None)
         self.facts = facts
         self.max_context = min(max_context or facts.context, facts.context)
         self.cache: KVCache = runner.cache
@@ -133,9 +136,9 @@ class Decoder:
         """Decode a continuation of `prompt`.
 
         At every yield, and after the generator is closed or broken off, the cache holds exactly
-        the committed tokens but the last one; a rank of a group may lack some more.  Where steps
-        are captured, the next one is under way when a step is yielded; if the generator is
-        closed then, it was for nothing.
+        the committed tokens but the last one; a rank of a group, or a model that verifies no
+        trees, may lack some more.  Where steps are captured, the next one is under way when a step
+        is yielded; if the generator is closed then, it was for nothing.
 
         All ranks of a group call this with the same arguments.  Where one of them closes the
         generator, it ends on the others without `Finished`.

@@ -157,7 +157,7 @@ class PlainModel:
         rows = len(step.tokens) if step.outputs is None else len(step.outputs)
         together = self._at_once or not cache.text
         try:
-            if rows > 1 and not grows(cache.held):
+            if rows > 1 and cache.held is not None and not grows(cache.held):
                 cache.saved = copied(cache.held)
             for tokens in torch.split(step.tokens, len(step.tokens) if together else 1):
                 logits = self._read(tokens, cache, rows)

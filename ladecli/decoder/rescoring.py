@@ -164,6 +164,8 @@ class Rescorer:
         """Float32 logits after the first `end` tokens, by a step of some width, which is kept."""
         cache = self._decoder.cache
         start = cache.length
+        if self._runner.model.drafts != "trees":
+            width = 1  # padding would become part of the text
         logits = self._runner.run(layout.build(text[start:end], start, Draft(width=width)))
         cache.keep(range(end - start))
         return logits[0].float()

@@ -121,6 +121,10 @@ def test_chains_of_drafts_change_nothing(family: str, strategy: str, temperature
     name = "lookahead" if strategy == "paper" else strategy
     drafted = run(decoder, prompt, name, config, sampling, limits=Limits(30))
     assert ids_of(drafted) == plain
+    one = prompt[:1]
+    plain = ids_of(run(decoder, one, sampling=sampling, limits=Limits(9)))
+    decoder.forget()
+    assert ids_of(run(decoder, one, name, config, sampling, limits=Limits(9))) == plain
 
 
 @pytest.mark.parametrize("family", CHAINS)
