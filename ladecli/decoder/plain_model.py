@@ -30,18 +30,13 @@ CACHES = ("past_key_values", "cache_params", "state")
 """What models call the cache that they take and return."""
 TRIAL = 10
 """Tokens of the text that tells how a model continues one."""
-_GROW = (cache_utils.DynamicLayer, cache_utils.DynamicSlidingWindowLayer)
 _LAYERS = {
-    *_GROW,
-    *(
-        getattr(cache_utils, name)
-        for name in (
-            "LinearAttentionLayer",
-            "LinearAttentionAndFullAttentionLayer",
-            "LinearAttentionAndSlidingWindowAttentionLayer",
-        )
-        if hasattr(cache_utils, name)  # transformers 5.17 may lack some
-    ),
+    getattr(cache_utils, name, None)  # transformers 5.17 may lack some
+    for name in (
+        *("DynamicLayer", "DynamicSlidingWindowLayer", "LinearAttentionLayer"),
+        "LinearAttentionAndFullAttentionLayer",
+        "LinearAttentionAndSlidingWindowAttentionLayer",
+    )
 }
 """Layers of transformers' cache that can be copied and put back."""
 
