@@ -1,6 +1,6 @@
-"""Which families of models decode like transformers' `generate`, and which are refused.
+"""Which families of models decode like transformers' `generate`, and how: docs/models.md.
 
-    python benchmarks/families.py --json benchmarks/results/families.json
+    python benchmarks/families.py --json benchmarks/results/families.json --page docs/models.md
 
 Every family is built small and random from its configuration, saved with the demo's tokenizer,
 and decoded greedily in float32 through three doors: `lade generate FOLDER`, `ladecli.load(FOLDER)`
@@ -103,6 +103,18 @@ FAMILIES: dict[str, dict[str, Any]] = {name: {} for name in _PLAIN.split()} | {
     "kimi_linear": _MIXED,
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
 }
+INTRODUCTION = (
+    "Any decoder-only model that transformers can generate with is decoded, in a folder, in the"
+    " Hugging Face cache, or in a GGUF file.  How depends on its family; where it is not trees of"
+    " drafts, a line says so when the model is loaded, and why:"
+)
+KINDS = {
+    "lookahead": "trees of drafts, verified in one pass by our own forward or by transformers'.",
+    "chains": "one continuation at a time, through the model's own forward and its own cache, which"
+    " is put back where the chain is not accepted whole.",
+    "plain": "one token at a time, through the model's own forward and its own cache.",
+    "refused": "no text: encoder-decoders too.",
+}
 Answers = list[list[int]]
 
 
@@ -174,6 +186,7 @@ def loaded(folder: Path, row: dict[str, Any]) -> Answers:
     forward = model.session.decoder.runner.model
     row["forward"] = "own" if isinstance(forward, Transformer) else "transformers'"
     row["decoding"] = {"trees": "lookahead", "chains": "chains", "none": "plain"}[forward.drafts]
+    row["why"] = "; ".join(line.partition(": ")[2] for line in model.session.decoder.runner.notices)
     answers = []
     for text in ASKED:
         events = model.stream(text, max_new_tokens=TOKENS, ignore_eos=True)
@@ -198,7 +211,7 @@ def verdict(door: Callable[[], Answers], expected: Answers, family: str) -> str:
 
 def try_family(family: str) -> dict[str, Any]:
     """The row of a family."""
-    row: dict[str, Any] = {"family": family, "forward": "", "decoding": "refused"}
+    row: dict[str, Any] = {"family": family, "forward": "", "decoding": "refused", "why": ""}
     with tempfile.TemporaryDirectory() as home:
         folder = Path(home) / "model"
         build(family, folder)
@@ -216,16 +229,19 @@ def try_family(family: str) -> dict[str, Any]:
     return row
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """Rows and their counts as Markdown."""
-    lines = [f"Families against `generate`; {conditions(1)}.", ""]
+def page(rows: list[dict[str, Any]]) -> str:
+    """A page of Markdown: what the kinds of decoding are, their counts, and the rows."""
+    counts = Counter(row["decoding"] for row in rows)
+    lines = ["# Models", "", INTRODUCTION, ""]
+    lines += [f"- **{kind}** ({counts[kind]}): {what}" for kind, what in KINDS.items()]
+    lines += ["", f"Built small and random, decoded greedily, {conditions(1)}:", ""]
     for door in DOORS:
         counts = Counter(row[door].split(":")[0] for row in rows)
         lines.append(f"- {door}: " + ", ".join(f"{n} {what}" for what, n in counts.most_common()))
     lines += ["", f"| family | decoding | forward | {' | '.join(DOORS)} | why |", "|---" * 7 + "|"]
     for row in rows:
         found = [row[door].partition(": ") for door in DOORS]
-        whys = dict.fromkeys(why for _, _, why in found if why)
+        whys = dict.fromkeys(why for why in (row["why"], *(why for _, _, why in found)) if why)
         cells = [row[name] for name in ("family", "decoding", "forward")]
         cells += [*(what for what, _, _ in found), "; ".join(whys)]
         lines.append(f"| {' | '.join(cells)} |")
@@ -235,16 +251,18 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", help="names of families, with commas between them")
-    parser.add_argument("--json", type=Path, help="write the rows here, and the table beside it")
+    parser.add_argument("--json", type=Path, help="write the rows here")
+    parser.add_argument("--page", type=Path, help="write the page here")
     args = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     transformers.utils.logging.set_verbosity_error()
     rows = [try_family(name) for name in (args.only.split(",") if args.only else FAMILIES)]
-    print(table(rows))
+    print(page(rows))
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-        args.json.with_suffix(".md").write_text(table(rows), encoding="utf-8")
+    if args.page:
+        args.page.write_text(page(rows), encoding="utf-8")
     return int(any(row[door].startswith("differs") for row in rows for door in DOORS))
 
 
