@@ -24,6 +24,9 @@ from ladecli.session.place import (
 from ladecli.specs import device
 from ladecli.specs.device import Device
 
+from .families import new_model
+from .tokenizers_here import byte_level
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
@@ -147,6 +150,23 @@ def test_what_ranks_cannot_do_is_refused(
     out, error = capsys.readouterr()
     assert (out, error.count("\n")) == ("", 1)
     assert named in error
+
+
+def test_models_that_verify_no_trees_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = new_model("lfm2", layer_types=["conv", "full_attention"], vocab_size=300)
+    model.save_pretrained(tmp_path)
+    byte_level().save_pretrained(tmp_path)
+    asked = ["generate", str(tmp_path), "-p", "the cat", "--raw", "-n", "4"]
+    capsys.readouterr()
+    assert entry(asked) == 0
+    assert "chains of drafts instead of trees: it keeps a recurrent" in capsys.readouterr().err
+    assert entry([*asked, "--parallel", "2"]) == 2
+    out, error = capsys.readouterr()
+    assert (out, error.count("\n")) == ("", 1)
+    assert "recurrent state" in error
+    assert error.endswith("leave --parallel out\n")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import profiles
+from ..errors import UsageError
 from ..view.terminal import Terminal
 from . import parallel
 from .setup import check_device, choice_for, decide
@@ -80,6 +81,11 @@ def _plan(request: Request, terminal: Terminal) -> Plan:
     with _loading(terminal, name):
         planned = models.plan(name, request, progress=_bars(request))
         check_device(request, planned.device, planned.part)
+        if (request.parallel or 1) > 1 and (why := planned.facts.no_trees):
+            raise UsageError(
+                f"{name} verifies one continuation of a text at a time ({why}), which ranks cannot"
+                " share; leave --parallel out"
+            )
         return planned
 
 
