@@ -14,6 +14,7 @@ import io
 import multiprocessing
 import os
 import pty
+import signal
 import subprocess
 import sys
 import tempfile
@@ -148,6 +149,8 @@ def _run(
     os.environ.update(env)
     if terminal:
         assert streams[0] is not None
+        # Tests in the background of a script ignore Ctrl-C; what a terminal starts does not.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         os.setsid()
         fcntl.ioctl(streams[0].fileno(), termios.TIOCSCTTY, 0)
     for number, stream in enumerate(streams):

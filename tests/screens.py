@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import pexpect
 import pyte
@@ -48,6 +50,7 @@ class Terminal:
             env={**os.environ, **settings, **(env or {})},
             dimensions=(lines, columns),
             timeout=PATIENCE,
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # see `forked`
         )
         # Programs ask where the cursor is, and terminals answer.
         self.screen.write_process_input = self.child.send

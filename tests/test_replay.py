@@ -118,7 +118,7 @@ def test_ways_to_leave(key: str, small: str) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_while_playing(small: str) -> None:
-    with Terminal("replay", small, "--speed", "0.002") as terminal:
+    with Terminal("replay", small, "--speed", "0.02") as terminal:
         terminal.wait(" cat")
         terminal.send("\x03")
         assert terminal.close() == 130
