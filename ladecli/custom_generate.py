@@ -16,7 +16,7 @@ from .decoder.events import Finished
 from .decoder.families import examine
 from .decoder.kv_cache import LayerShape
 from .decoder.load import make_forward, new_cache
-from .decoder.plain_model import PlainModel
+from .decoder.own_cache_model import OwnCacheModel
 from .decoder.runner import Forward, Runner
 from .decoder.stock_model import StockModel
 from .decoder.strategies import make_strategy
@@ -114,7 +114,7 @@ def lookahead(
     elif known.forward is StockModel:
         forward = StockModel(model, known.shapes)
     else:
-        forward = PlainModel(model)
+        forward = OwnCacheModel(model)
     decoder = Decoder(Runner(forward, new_cache(forward, text.shape[1])), facts)
     if text.shape[1] > decoder.max_context:
         warnings.warn(

@@ -54,7 +54,7 @@ def test_room_is_made_generously_and_only_where_it_must_be() -> None:
     assert talk.with_room(count, 10) is None
 
 
-def test_what_templates_and_plain_models_see() -> None:
+def test_what_templates_and_own_cache_models_see() -> None:
     forgetful = replace(TALK, forgotten=2)
     assert forgetful.for_template() == [
         {"role": "system", "content": "Be brief."},

@@ -16,7 +16,7 @@ A map, in the order in which a step passes through it:
 - `runner`      runs a step: one operation after the other, or captured (`cuda_graphs`)
 - `transformer` our own forward, by `families`, joined `weights` and `rotary` tables; with fused
   `triton_kernels` on a GPU.  `stock_model`: every other family, by transformers' forward;
-  `plain_model`: those that verify one continuation at a time, or none, with a cache of their own
+  `own_cache_model`: those that verify one continuation at a time, or none, with their own cache
 - `attention`   backends, and the mask in the form that each of them reads
 - `kv_cache`    keys and values by slot
 - `sampling`    logits to tokens, one way for all; `noise`: what they are drawn with

@@ -178,7 +178,8 @@ class Decoder:
         sampler, end = Sampler(sampling, processors), self.max_context
         if limits.max_new_tokens is not None:
             end = min(end, len(prompt) + limits.max_new_tokens)
-        state = State(list(prompt), len(prompt), sampling)
+        branches = self.runner.model.drafts == "trees"
+        state = State(list(prompt), len(prompt), sampling, branches=branches)
         return self._run(state, Task(strategy, sampler, limits, detailed, group, end))
 
     def check_prompt(self, prompt: Sequence[int]) -> None:
@@ -324,8 +325,7 @@ class Decoder:
         # A path of more tokens than that would be wider, too.
         state.draft_depth = min(state.room, task.end - length - 1, widest - 1)
         state.missing = task.group.missing
-        if self.runner.model.drafts == "chains":
-            state.branches = False
+        if not state.branches:
             state.missing = (length - 1 - self.cache.length,)
         draft = task.strategy.propose(state)
         if not state.branches:

@@ -2,7 +2,7 @@
 
 A family with a row in `FAMILIES` runs on our own forward (`transformer`); any other one runs on
 transformers' forward (`stock_model`), or where no trees of drafts can be verified so, with its own
-cache (`plain_model`).  To add a family, add a row.
+cache (`own_cache_model`).  To add a family, add a row.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from .errors import UnsupportedModelError
 from .families import ModelFacts, examine
 from .kv_cache import KVCache
 from .layout import words_for
-from .plain_model import OwnCache, PlainModel
+from .own_cache_model import OwnCache, OwnCacheModel
 from .runner import Forward, Runner, reason_of, uses_triton
 from .stock_model import StockModel, input_device
 from .transformer import TorchOps, Transformer, can_run
@@ -95,7 +95,7 @@ def new_cache(forward: Forward, max_context: int) -> KVCache:
     On a GPU with plenty of memory it is allocated at once: wherever it grows, steps are captured
     anew.
     """
-    if isinstance(forward, PlainModel):
+    if isinstance(forward, OwnCacheModel):
         return OwnCache()
     # A step's own tokens stand after the text.
     slots, first = max_context + GROWTH, 0
@@ -140,7 +140,7 @@ def make_forward(
             return *_verifying(model, facts, attention, trial, join, pack, kernels, slots), trial
         except UnsupportedModelError as error:
             why = str(error)
-    plain = PlainModel(model)
+    plain = OwnCacheModel(model)
     how = "with chains of drafts instead of trees"
     if plain.drafts == "none":
         how = "one token at a time, without drafts"

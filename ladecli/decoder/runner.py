@@ -57,7 +57,7 @@ class StepCache(Protocol):
 
 
 class Forward(Protocol):
-    """A model's forward: ours (`transformer`) or transformers' (`stock_model`, `plain_model`).
+    """A model's forward: ours (`transformer`) or transformers' (`stock_model`, `own_cache_model`).
 
     Attributes:
         attention: name of the backend.

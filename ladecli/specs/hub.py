@@ -112,8 +112,8 @@ def located(
     if path.is_file():
         return str(path.parent), path.name
     if not path.is_dir():
-        cached = _snapshot(source, revision)
-        if gguf is not None or cached is None:
+        whole = gguf is not None or folder_of(source, revision) is not None
+        if whole or (cached := _snapshot(source, revision)) is None:
             return source, gguf
         path = cached
     if gguf is None and (path / "config.json").is_file():

@@ -104,7 +104,7 @@ def copied(held: Any) -> Any:
     return twin
 
 
-class PlainModel:
+class OwnCacheModel:
     """Runs steps of a model as it is; a `runner.Forward`.
 
     Raises:
