@@ -72,7 +72,8 @@ def transformers_ids(model: Any, prompt: Sequence[int], new: int, **options: Any
     """
     long_rope = "longrope" in str(getattr(model.config, "rope_parameters", ""))
     before = model.config._attn_implementation
-    model.set_attn_implementation("sdpa" if model.config.model_type != "gemma2" else "eager")
+    sdpa = model._supports_sdpa and model.config.model_type != "gemma2"
+    model.set_attn_implementation("sdpa" if sdpa else "eager")
     try:
         ids = torch.tensor([list(prompt)])
         settings = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0, **options}

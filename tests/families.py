@@ -58,6 +58,14 @@ _GROWING = {
 _MIXED = {"sliding_window": SLIDING, "layer_types": ["sliding_attention", "full_attention"]}
 _QWEN = {"use_sliding_window": True, "sliding_window": SLIDING, "max_window_layers": 1}
 _GEMMA = {"head_dim": 8, "query_pre_attn_scalar": 8} | _MIXED
+_GEMMA4 = {
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "vocab_size_per_layer_input": VOCABULARY,
+    "hidden_size_per_layer_input": 8,
+}
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_GROUPED = {"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
 _HALF_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
 
 OWN: dict[str, tuple[str, dict[str, Any]]] = {
@@ -124,6 +132,27 @@ STOCK: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere": ("cohere", {"use_qk_norm": True}),
     "cohere2": ("cohere2", {"head_dim": 8} | _MIXED),
     "olmo": ("olmo", {}),
+    "hunyuan": ("hunyuan_v1_dense", {"head_dim": 8}),
+    "exaone4": ("exaone4", {"head_dim": 8} | _MIXED),
+    "gemma4": ("gemma4_text", _GEMMA4 | _MIXED),
+    "gpt_oss": ("gpt_oss", {"head_dim": 8, "num_local_experts": 4} | _MIXED),
+    "qwen3_moe": ("qwen3_moe", {"head_dim": 8, "num_experts": 4} | _EXPERTS),
+    "glm4_moe": ("glm4_moe", {"head_dim": 8, "n_routed_experts": 4} | _EXPERTS | _GROUPED),
+    "ernie4_5_moe": ("ernie4_5_moe", {"moe_num_experts": 4, "moe_k": 2} | _EXPERTS),
+    "deepseek_v3": (
+        "deepseek_v3",
+        {
+            "num_key_value_heads": 4,
+            "q_lora_rank": 16,
+            "kv_lora_rank": 16,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 16,
+            "n_routed_experts": 4,
+        }
+        | _EXPERTS
+        | _GROUPED,
+    ),
 }
 """The same for those that run on transformers' forward."""
 

@@ -196,8 +196,8 @@ def test_quantized_checkpoints(
 
 
 def test_a_family_without_tests_is_called_so(cache: Path, listed: Any) -> None:
-    add_model(cache, "a/olmo", family("olmo", pad_token_id=1), ONE)
-    model = listed()["a/olmo"]
+    add_model(cache, "a/arcee", family("arcee", pad_token_id=1), ONE)
+    model = listed()["a/arcee"]
     assert (model["supported"], model["tested"], len(model["notes"])) == (True, False, 1)
 
 

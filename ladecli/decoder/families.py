@@ -86,19 +86,21 @@ FAMILIES = {
     "iquestcoder": Family(),
 }
 
-TESTED_STOCK = frozenset(["mixtral", "phi", "gpt_neox", "gpt2", "opt", "starcoder2", "cohere"])
+TESTED_STOCK = {
+    *("mixtral", "phi", "gpt_neox", "gpt2", "opt", "starcoder2", "cohere", "cohere2", "olmo"),
+    *("hunyuan_v1_dense", "exaone4", "gemma4_text", "gpt_oss", "qwen3_moe", "glm4_moe"),
+    *("ernie4_5_moe", "deepseek_v3"),
+}
 """Families on transformers' forward that the tests decode; others are tried at load alone."""
 
 _RECURRENT = "it keeps a recurrent state, which cannot hold several continuations of a text"
 _NO_KEYWORDS = "it does not pass keywords on to its attention, so a step cannot set the mask"
 _NO_INTERFACE = "it does not use transformers' attention interface"
-_SINKS = "it has attention sinks"
 _CHUNKS = "it attends in chunks"
 _SPARSE = "it drops keys by their content"
 _BY_REASON = {
     _CHUNKS: "llama4 llama4_text",
     _NO_KEYWORDS: "stablelm nemotron",
-    _SINKS: "gpt_oss",
     _SPARSE: "doge",
     _NO_INTERFACE: "bloom mpt falcon gptj codegen gpt_neo gpt_neox_japanese openai-gpt xglm",
     _RECURRENT: "mamba mamba2 falcon_mamba jamba bamba zamba zamba2 rwkv recurrent_gemma"

@@ -47,6 +47,7 @@ def attention_forward(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     lade_step: AttentionCall | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
@@ -55,6 +56,7 @@ def attention_forward(
     Args:
         query: [1, H, T, D].
         key, value: [1, K, S, D], what the cache returned.
+        s_aux: attention sinks, [H].
 
     Returns:
         [1, T, H, D], and None for the attention weights.
@@ -71,7 +73,8 @@ def attention_forward(
     if sliding_window is not None:
         lade_step.windows.add(sliding_window)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    out = lade_step.backend(query, key, value, lade_step.mask, scale, sliding_window, softcap)
+    rules = scale, sliding_window, softcap, s_aux
+    out = lade_step.backend(query, key, value, lade_step.mask, *rules)
     return out.transpose(1, 2).contiguous(), None
 
 

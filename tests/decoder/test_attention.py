@@ -90,10 +90,12 @@ def assert_agree(
     tensors: tuple[Tensor, Tensor, Tensor],
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> None:
     """Check a backend against `reference` in float32."""
-    out = BACKENDS[backend](*tensors, mask, SCALING, window, softcap)
-    expected = BACKENDS["reference"](*(x.float() for x in tensors), mask, SCALING, window, softcap)
+    more = SCALING, window, softcap, sinks
+    out = BACKENDS[backend](*tensors, mask, *more)
+    expected = BACKENDS["reference"](*(x.float() for x in tensors), mask, *more)
     near, query = TOLERANCE[tensors[0].dtype], tensors[0]
     assert (out.shape, out.dtype) == (query.shape, query.dtype)
     torch.testing.assert_close(out.float(), expected, atol=near, rtol=near)
@@ -102,14 +104,15 @@ def assert_agree(
 @pytest.mark.parametrize("prefix", [0, 1, 30])
 @pytest.mark.parametrize("window", [None, 1, 3, 5, 1000])
 @pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("sinks", [None, torch.tensor([0.5, -2.0, 3.0, 0.0])])
 @pytest.mark.parametrize("count", [1, 6])
 def test_reference_against_a_loop_over_queries(
-    prefix: int, window: int | None, softcap: float | None, count: int
+    prefix: int, window: int | None, softcap: float | None, sinks: Tensor | None, count: int
 ) -> None:
     layout = tree_step(count, prefix)
     query, key, value = inputs(4, 2, count, prefix + count, 8)
     mask = mask_of(layout, prefix)
-    out = BACKENDS["reference"](query, key, value, mask, 0.5, window, softcap)
+    out = BACKENDS["reference"](query, key, value, mask, 0.5, window, softcap, sinks)
     where = [*range(prefix), *layout.positions]
     for row, (bits, position) in enumerate(zip(layout.rows, layout.positions, strict=True)):
         seen = [*range(prefix), *(prefix + i for i in range(count) if bits >> i & 1)]
@@ -119,7 +122,10 @@ def test_reference_against_a_loop_over_queries(
             scores = key[0, head // 2, seen] @ query[0, head, row] * 0.5
             if softcap is not None:
                 scores = torch.tanh(scores / softcap) * softcap
-            expected = torch.softmax(scores, dim=0) @ value[0, head // 2, seen]
+            # A sink is one more key, whose value is zero.
+            sink = scores[:0] if sinks is None else sinks[head : head + 1]
+            weights = torch.softmax(torch.cat([scores, sink]), dim=0)[: len(seen)]
+            expected = weights @ value[0, head // 2, seen]
             torch.testing.assert_close(out[0, head, row], expected, atol=1e-5, rtol=1e-5)
 
 
@@ -140,12 +146,16 @@ CASES = [  # heads, key/value heads, head size, tokens, prefix, sliding window, 
 
 @pytest.mark.parametrize("backend", OTHERS)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_backends_over_shapes_windows_and_soft_caps(backend: str, case: tuple[Any, ...]) -> None:
+@pytest.mark.parametrize("sinks", [False, True])
+def test_backends_over_shapes_windows_soft_caps_and_sinks(
+    backend: str, case: tuple[Any, ...], sinks: bool
+) -> None:
     heads, kv_heads, size, count, prefix, window, softcap = case
     mask = mask_of(tree_step(count, prefix), prefix)
     for dtype in TOLERANCE:
         tensors = inputs(heads, kv_heads, count, prefix + count, size, dtype)
-        assert_agree(backend, mask, tensors, window, softcap)
+        scores = torch.linspace(-3, 4, heads).to(dtype) if sinks else None
+        assert_agree(backend, mask, tensors, window, softcap, scores)
 
 
 @pytest.mark.parametrize("backend", OTHERS)

@@ -210,9 +210,9 @@ def compiled(kernel, pointers, numbers, constants, warps=4, stages=3, capability
     print(kernel.__name__, found.metadata.shared, stack, "wgmma" in found.asm["ptx"])
 
 
-pointers = {"*bf16": "query key value out", "*fp32": "lse", "*i32": "length positions words"}
+pointers = {"*bf16": "query key value sinks out", "*fp32": "lse", "*i32": "length positions words"}
 sizes = {"GROUPS": 1, "SIZE": 128, "BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_O": 32, "BLOCK_D": 128}
-flags = {"WINDOWED": True, "CAPPED": True, "DOT": triton.language.bfloat16}
+flags = {"WINDOWED": True, "CAPPED": True, "SINKS": True, "DOT": triton.language.bfloat16}
 compiled(attention.attend, pointers, "scaling softcap", sizes | flags, fusion=True)
 pointers = {"*bf16": "part out", "*fp32": "lse"}
 compiled(attention.join, pointers, "", {"SIZE": 128, "BLOCK_D": 128, "BLOCK_S": 8}, fusion=True)

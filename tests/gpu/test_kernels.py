@@ -63,13 +63,15 @@ def test_backends(backend: str, groups: int, size: int, dtype: torch.dtype) -> N
         choose_backend(backend, GPU, dtype)
     except ConfigError as reason:
         pytest.skip(str(reason))
-    for prefix, count, window, softcap in (
+    sinks = randn(2 * groups, dtype=dtype)
+    for prefix, count, window, softcap, sink in (
         *(
-            (prefix, count, None, None)
+            (prefix, count, None, None, None)
             for prefix in (0, 1, 300, 2000)
             for count in (1, 17, 64, 128)
         ),
-        *((300, count, 40, softcap) for count in (1, 17) for softcap in (None, 20.0)),
+        *((300, count, 40, softcap, None) for count in (1, 17) for softcap in (None, 20.0)),
+        *((prefix, 17, window, None, sinks) for prefix in (0, 2000) for window in (None, 40)),
     ):
         layout, slots = tree_step(count, prefix), -(-(prefix + count + 1) // 256) * 256
         query = randn(1, count, 2 * groups, size, dtype=dtype).transpose(1, 2)
@@ -79,13 +81,14 @@ def test_backends(backend: str, groups: int, size: int, dtype: torch.dtype) -> N
             x.float() for x in (query, key[:, :, : prefix + count], value[:, :, : prefix + count])
         ]
         mask = StepMask(layout.rows, layout.positions, prefix)
-        more = size**-0.5, window, softcap
+        more = size**-0.5, window, softcap, sink
         expected = BACKENDS["reference"](*exact, mask, *more)
         out = BACKENDS[backend](*(x.to(dtype) for x in exact), mask, *more)
-        assert error(out, expected) <= ERROR[dtype], (prefix, count, window, softcap)
+        case = prefix, count, window, softcap, sink is not None
+        assert error(out, expected) <= ERROR[dtype], case
         captured = CapturedMask(mask.on_device(GPU), slots)
         out = BACKENDS[backend](query, key, value, captured, *more)
-        assert error(out, expected) <= ERROR[dtype], (prefix, count, window, softcap, "captured")
+        assert error(out, expected) <= ERROR[dtype], (*case, "captured")
 
 
 @torch.inference_mode()

@@ -30,8 +30,8 @@ __all__ = [
 ]
 
 Backend = Callable[..., Tensor]
-"""(query [1, H, T, D], key and value [1, K, S, D], mask, scaling, sliding_window, softcap)
--> [1, H, T, D]; see `reference_attention`."""
+"""(query [1, H, T, D], key and value [1, K, S, D], mask, scaling, sliding_window, softcap,
+sinks) -> [1, H, T, D]; see `reference_attention`."""
 
 BACKENDS: dict[str, Backend] = {
     "reference": reference_attention,

@@ -17,6 +17,7 @@ def reference_attention(
     scaling: float,
     sliding_window: int | None,
     softcap: float | None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Scores and softmax in float32: what the other backends are tested against.
 
@@ -28,6 +29,8 @@ def reference_attention(
         scaling: multiplies the scores.
         sliding_window: positions that a query sees back, its own included; None for all.
         softcap: scores become softcap * tanh(scores / softcap) (Gemma 2); None for no cap.
+        sinks: [H], the score of a key that every query of a head sees and whose value is zero
+            (gpt-oss); None for none.
 
     Returns:
         [1, H, T, D] in the queries' dtype.
@@ -44,7 +47,9 @@ def reference_attention(
     added = mask.additive_mask(sliding_window, groups, torch.float32, query.device)
     if added is not None:
         scores = scores + added
-    out = torch.softmax(scores, dim=-1) @ value
+    if sinks is not None:
+        scores = torch.cat([scores, per_row(sinks, groups, count)], dim=-1)
+    out = torch.softmax(scores, dim=-1)[..., : key.shape[2]] @ value
     return out.to(query.dtype).reshape(1, heads, count, value.shape[-1])
 
 
@@ -56,13 +61,15 @@ def sdpa_attention(
     scaling: float,
     sliding_window: int | None,
     softcap: float | None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """`scaled_dot_product_attention`; arguments as in `reference_attention`.
 
-    Soft caps are left to the reference: PyTorch's function has none.
+    Soft caps and sinks are left to the reference: PyTorch's function has none.
     """
-    if softcap is not None:
-        return reference_attention(query, key, value, mask, scaling, sliding_window, softcap)
+    if softcap is not None or sinks is not None:
+        more = scaling, sliding_window, softcap, sinks
+        return reference_attention(query, key, value, mask, *more)
     heads, kv_heads = query.shape[1], key.shape[1]
     added = mask.additive_mask(sliding_window, heads // kv_heads, query.dtype, query.device)
     if sliding_window is not None and (first := mask.first_slot(sliding_window)):
@@ -73,3 +80,8 @@ def sdpa_attention(
     folded = query.reshape(1, kv_heads, -1, query.shape[-1])
     out = F.scaled_dot_product_attention(folded, key, value, attn_mask=added, scale=scaling)
     return out.reshape(1, heads, -1, value.shape[-1])
+
+
+def per_row(sinks: Tensor, groups: int, count: int) -> Tensor:
+    """Sinks [H] as scores of one more key, float32 [1, K, G * T, 1]; see `reference_attention`."""
+    return sinks.float().repeat_interleave(count).view(1, -1, groups * count, 1)

@@ -12,7 +12,7 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
-from .dense import sdpa_attention
+from .dense import per_row, sdpa_attention
 from .mask import StepMask
 
 
@@ -24,6 +24,7 @@ def flash_attention(
     scaling: float,
     sliding_window: int | None,
     softcap: float | None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention in two parts; arguments as in `reference_attention`.
 
@@ -38,10 +39,12 @@ def flash_attention(
         or mask.active_window(sliding_window) is not None
         or value.shape[-1] != key.shape[-1]
     ):
-        return sdpa_attention(query, key, value, mask, scaling, sliding_window, softcap)
+        more = scaling, sliding_window, softcap, sinks
+        return sdpa_attention(query, key, value, mask, *more)
     _, heads, count, size = query.shape
     kv_heads = key.shape[1]
-    folded = query.reshape(1, kv_heads, heads // kv_heads * count, size)
+    groups = heads // kv_heads
+    folded = query.reshape(1, kv_heads, groups * count, size)
     # The package takes [1, tokens, heads, D], and reads on the device how long the text is.
     out, lse = import_module("flash_attn").flash_attn_with_kvcache(
         *(x.transpose(1, 2) for x in (folded, key, value)),
@@ -51,11 +54,14 @@ def flash_attention(
     )
     # Without a text it is +inf, which would be all of the weight.
     lse = lse.masked_fill(lse == float("inf"), float("-inf")).float()
-    hidden = mask.visible(query.device).logical_not().repeat(heads // kv_heads, 1)
+    hidden = mask.visible(query.device).logical_not().repeat(groups, 1)
     scores = folded.float() @ mask.own(key).float().transpose(2, 3) * scaling
     scores = scores.masked_fill_(hidden, float("-inf"))
     # The text is like one key more: its score is its log-sum-exp, its value its attention.
-    weights = torch.softmax(torch.cat([scores, lse.unsqueeze(-1)], dim=-1), dim=-1)
+    parts = [scores, lse.unsqueeze(-1)]
+    if sinks is not None:
+        parts.append(per_row(sinks, groups, count))
+    weights = torch.softmax(torch.cat(parts, dim=-1), dim=-1)
     own = weights[..., :count] @ mask.own(value).float()
-    joined = torch.addcmul(own, weights[..., count:], out.transpose(1, 2).float())
+    joined = torch.addcmul(own, weights[..., count : count + 1], out.transpose(1, 2).float())
     return joined.to(query.dtype).reshape(1, heads, count, size)

@@ -88,6 +88,7 @@ def triton_attention(
     scaling: float,
     sliding_window: int | None,
     softcap: float | None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention by Triton kernels; arguments as in `reference_attention`.
 
@@ -100,7 +101,7 @@ def triton_attention(
     tensors = (query, key, value, *mask.on_device(query.device))
     # torch.compile must not look into the launch.
     run = torch.ops.lade.attend if torch.compiler.is_compiling() else _attend
-    out: Tensor = run(*tensors, scaling, window, softcap or 0.0)
+    out: Tensor = run(*tensors, scaling, window, softcap or 0.0, sinks)
     return out
 
 
@@ -150,6 +151,7 @@ def _attend(
     scaling: float,
     window: int,
     softcap: float,
+    sinks: Tensor | None,
 ) -> Tensor:
     """Launch the kernels; window and soft cap are 0 where there is none."""
     if value.shape[-1] != query.shape[-1]:
@@ -177,7 +179,17 @@ def _attend(
     widened = kernels.INTERPRETED and query.dtype == torch.bfloat16
     dot: Any = getattr(language, "float32" if widened else str(query.dtype).split(".")[1])
     strides = (stride for each in (query, key, value) for stride in each.stride()[1:3])
-    tensors = query, key, value, part, lse, length, positions, words
+    tensors = (
+        query,
+        key,
+        value,
+        lse if sinks is None else sinks,
+        part,
+        lse,
+        length,
+        positions,
+        words,
+    )
     grid = -(-groups * count // launch.rows), kv_heads, launch.splits
     # Triton launches on the current device, which need not be that of this layer.
     with torch.cuda.device(query.get_device()):
@@ -192,6 +204,7 @@ def _attend(
             DOT=dot,
             WINDOWED=window > 0,
             CAPPED=softcap > 0.0,
+            SINKS=sinks is not None,
             num_warps=launch.warps,
             num_stages=launch.stages,
             enable_fp_fusion=True,

@@ -18,7 +18,7 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
 
 # Numbers and addresses that differ between steps must not compile another kernel, as Triton does
 # for numbers that are 1 or divisible by 16, and for addresses.
-_VARYING = ["count", "window", "splits", "length", "positions", "words"]
+_VARYING = ["count", "window", "splits", "sinks", "length", "positions", "words"]
 
 
 @triton.jit
@@ -52,12 +52,12 @@ def _absorb(out, total, top, scores, values, DOT: tl.constexpr):
 
 @triton.jit(do_not_specialize=_VARYING)
 def attend(
-    query, key, value, out, lse, length, positions, words,
+    query, key, value, sinks, out, lse, length, positions, words,
     query_head, query_token, key_head, key_slot, value_head, value_slot,
     out_head, out_token, out_split, count, window, scaling, softcap,
     GROUPS: tl.constexpr, SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_O: tl.constexpr, BLOCK_D: tl.constexpr, DOT: tl.constexpr, WINDOWED: tl.constexpr,
-    CAPPED: tl.constexpr,
+    CAPPED: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     """Attention of a tile of rows of one key head over one split of its keys.
 
@@ -68,6 +68,7 @@ def attend(
     Args:
         query: [H, count, SIZE], the last dimension dense, as in all below.
         key, value: [K, slots, SIZE]: `length` cached slots, then `count` of the step.
+        sinks: [H], scores of a key that all rows of a head see, with a value of zero, if SINKS.
         out: [H, count, splits, SIZE].
         lse: float32 [H, count, splits], log2 of each split's weight: -inf, with `out` unwritten,
             where a split saw nothing.
@@ -116,6 +117,12 @@ def attend(
     accumulated = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
     total = tl.zeros([BLOCK_M], dtype=tl.float32)
     top = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
+    if SINKS:
+        # The first split has seen its sink before anything else.
+        first_split = row < tl.where(split == 0, GROUPS * count, 0)
+        sink = tl.load(sinks + query_at, mask=first_split, other=float("-inf"))
+        top = sink.to(tl.float32) * _LOG2_E
+        total = tl.where(first_split, 1.0, total)
     # A text may have more than 2 ** 31 numbers in its keys.
     key += head * key_head
     value += head * value_head
