@@ -44,8 +44,9 @@ class Target(NamedTuple):
 class KVCache:
     """A preallocated cache that grows with the text.
 
-    Layers of one shape share a tensor [layers, 2, heads, slots, head size]; where values are
-    smaller than keys, their last numbers are unused.  Tensors are made in inference mode.
+    Keys and values of one size share a tensor [rows, heads, slots, size], two rows for each layer;
+    where their sizes differ (latent attention), each have one of their own.  Tensors are made in
+    inference mode.
 
     Args:
         shapes: of all layers, in order.
@@ -55,7 +56,7 @@ class KVCache:
     Attributes:
         length: committed slots; slot i holds the token at position i.
         slots: allocated ones.
-        tensors: one per shape of layer; none before `reserve`.
+        tensors: one per shape of a row; none before `reserve`.
         generation: changes whenever tensors are allocated anew, and with them their addresses.
     """
 
@@ -68,9 +69,12 @@ class KVCache:
         self._first_slots = first_slots
         self.slots = 0
         self.tensors: list[Tensor] = []
-        self._groups: dict[LayerShape, list[int]] = {}
+        # By heads, size, type and device: layers, with 0 for their keys or 1 for their values.
+        self._rows: dict[tuple[int, int, torch.dtype, torch.device], list[tuple[int, int]]] = {}
         for layer, shape in enumerate(shapes):
-            self._groups.setdefault(shape, []).append(layer)
+            for part, size in enumerate((shape.key_size, shape.value_size)):
+                kind = shape.heads, size, shape.dtype, shape.device
+                self._rows.setdefault(kind, []).append((layer, part))
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
@@ -117,19 +121,16 @@ class KVCache:
             wanted, grown = least, self._grown(least)
         self.tensors, self.slots = grown, wanted
         self.generation += 1
-        for tensor, (shape, layers) in zip(grown, self._groups.items(), strict=True):
-            for row, layer in enumerate(layers):
-                keys, values = tensor[row]
-                self._layers[layer] = keys[..., : shape.key_size], values[..., : shape.value_size]
+        parts: dict[tuple[int, int], Tensor] = {}
+        for tensor, rows in zip(grown, self._rows.values(), strict=True):
+            parts.update(zip(rows, tensor, strict=True))
+        self._layers = {layer: (parts[layer, 0], parts[layer, 1]) for layer, _ in parts}
 
     def _grown(self, slots: int) -> list[Tensor]:
         made: list[Tensor] = []
-        for number, (shape, layers) in enumerate(self._groups.items()):
-            size = max(shape.key_size, shape.value_size)
+        for number, ((heads, size, dtype, device), rows) in enumerate(self._rows.items()):
             # Zeros: a masked NaN would still poison a sum.
-            new = torch.zeros(
-                (len(layers), 2, shape.heads, slots, size), dtype=shape.dtype, device=shape.device
-            )
+            new = torch.zeros((len(rows), heads, slots, size), dtype=dtype, device=device)
             if self.tensors:
                 new[..., : self.length, :] = self.tensors[number][..., : self.length, :]
             made.append(new)
@@ -150,7 +151,7 @@ class KVCache:
         """Bring slots to those from `first` on: one gather over all layers of a kind."""
         for tensor in self.tensors:
             sources = torch.tensor(slots, device=tensor.device)
-            tensor[..., first : first + len(slots), :] = tensor.index_select(3, sources)
+            tensor[..., first : first + len(slots), :] = tensor.index_select(2, sources)
 
     def truncate(self, length: int) -> None:
         """Forget all but the first `length` tokens."""

@@ -102,8 +102,8 @@ def new_cache(forward: Forward, max_context: int) -> KVCache:
     shapes = forward.layer_shapes
     if forward.device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(forward.device)
-        sizes = [each.heads * max(each.key_size, each.value_size) for each in shapes]
-        per_slot = 2 * sum(sizes) * shapes[0].dtype.itemsize
+        numbers = [each.heads * (each.key_size + each.value_size) for each in shapes]
+        per_slot = sum(numbers) * shapes[0].dtype.itemsize
         first = min(slots, int(CACHE_SHARE * free) // per_slot)
     return KVCache(shapes, slots, first)
 
