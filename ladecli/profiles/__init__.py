@@ -7,7 +7,7 @@ them.  `select` finds the profile of a device; `choose` gives its settings for a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from ..errors import UsageError
 from ..specs.device import Rates
 from ..specs.memory import ModelSpec
 from . import user
-from .derive import derive
+from .derive import derive, for_experts
 from .recognise import recognise
 from .schema import VALUES, Hardware, Profile, Setting, Tuned, dump, parse
 
@@ -179,13 +179,17 @@ def choose(
     """The settings of a profile for a model.
 
     The paper's setting is from `known` if `profile` has none.  Steps are `captured` as CUDA graphs
-    by default, but on Apple's GPUs; nothing is derived for processors.
+    by default, but on Apple's GPUs; nothing is derived for processors but what a mixture of experts
+    adds to the costs of dense models.
     """
     if captured is None:
         captured = profile.name != _BY_KIND["mps"]
     setting = profile.setting(spec)
     if setting is not None:
         lookahead, origins = setting.lookahead, setting.origins
+        if profile.tuned is None and spec.active < spec.parameters:
+            cost = for_experts(lookahead.step_cost, spec)
+            lookahead = replace(lookahead, step_cost=cost)
     else:
         assert profile.hardware is not None  # the schema: hardware, or settings for every model
         rates = profile.hardware.rates_for(spec.compute)

@@ -9,7 +9,7 @@ time.  Drafting adds host time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from ..decoder.config import CAPTURED_WIDTHS, WITHOUT_WINDOW, LookaheadConfig
@@ -101,14 +101,26 @@ def fitted(cost: StepCost) -> LookaheadConfig:
     return LookaheadConfig(budget=budget, sources=WITHOUT_WINDOW, step_cost=cost)
 
 
+def for_experts(cost: StepCost, shape: ModelSpec) -> StepCost:
+    """A curve of dense models, for a mixture of experts, of which wider steps read more."""
+    more = [_met(shape, width) / _met(shape, 1) for width in cost.widths]
+    rows = (tuple(c * m for c, m in zip(row, more, strict=True)) for row in cost.costs)
+    return replace(cost, costs=tuple(rows))
+
+
 def _weight_bytes(shape: ModelSpec, width: int) -> float:
     """Bytes of weights that a step of `width` tokens moves."""
-    share = shape.active / shape.parameters
-    # With a mixture of experts every further token may meet others: at worst at random.
-    met = share + (1.0 - share) * (1.0 - (1.0 - share) ** (width - 1))
+    met = _met(shape, width)
     moved = shape.weight_bytes * met
     if shape.weights == "nf4" and width > 1:
         # bitsandbytes multiplies packed weights with one token only; for more it unpacks them
         # into memory, and the product reads them there.
         moved += 2 * shape.value_bytes * shape.parameters * met
     return moved
+
+
+def _met(shape: ModelSpec, width: int) -> float:
+    """The share of the weights that a step of `width` tokens meets."""
+    share = shape.active / shape.parameters
+    # With a mixture of experts every further token may meet others: at worst at random.
+    return share + (1.0 - share) * (1.0 - (1.0 - share) ** (width - 1))

@@ -159,7 +159,10 @@ def _linear(model: Any) -> int:
 
 def _chosen(text: Any) -> float:
     """The share of the experts that a token meets."""
-    names = ("num_local_experts", "num_experts", "n_routed_experts")
-    experts = next((n for name in names if (n := getattr(text, name, None))), 0)
-    chosen = getattr(text, "num_experts_per_tok", None) or experts
+
+    def first(names: str) -> int:
+        return next((n for name in names.split() if (n := getattr(text, name, None))), 0)
+
+    experts = first("num_local_experts num_experts n_routed_experts moe_num_experts")
+    chosen = first("num_experts_per_tok moe_k") or experts
     return min(chosen / experts, 1.0) if experts else 1.0

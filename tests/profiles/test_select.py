@@ -78,6 +78,21 @@ def test_settings_depend_on_the_type_of_the_weights() -> None:
     assert half < brain
 
 
+def test_a_curve_of_dense_models_rises_with_the_experts_that_a_step_meets() -> None:
+    dense = shape(8e9, "float32", "float32")
+    experts = replace(dense, active=2e9)
+    flat, steep = (
+        profiles.select(None, CPU, each).lookahead.step_cost for each in (dense, experts)
+    )
+    # A quarter of the weights for one token, 1 - 0.75 ** width of them for more, at worst.
+    for width in (4, 8, 16):
+        met = (1 - 0.75**width) / 0.25
+        assert steep.at(width, 128) == pytest.approx(met * flat.at(width, 128))
+    mine = tuned(parameters=8e9, weights="float32")
+    found = [profiles.choose(mine, each).lookahead.step_cost for each in (dense, experts)]
+    assert found[0] == found[1], "what was measured on the model itself knows"
+
+
 @pytest.mark.parametrize(
     ("name", "device", "warned"),
     [("a100", CPU, True), ("a100", A100, True), ("a100-80gb", A100, False), ("cpu", CPU, False)],
