@@ -65,12 +65,14 @@ class Measured(NamedTuple):
 
 
 def at(budget: int, ideas: Sequence[str]) -> dict[str, Drafting]:
-    """Without a window: no idea, each of some alone, and all of them."""
+    """Without a window: no idea, each of some alone, all but each, and all of them."""
     config = LookaheadConfig(budget=budget, sources=WITHOUT_WINDOW)
     found = {f"{budget}, no idea": Drafting(config, tuple(IDEAS))}
     for name in ideas:
         others = tuple(each for each in IDEAS if each != name)
         found[f"{budget}, {name} alone"] = Drafting(config, others)
+        if len(ideas) > 2:  # of two, without one is the other alone
+            found[f"{budget}, without {name}"] = Drafting(config, (name,))
     found[f"{budget}, all"] = Drafting(config)
     return found
 

@@ -99,7 +99,7 @@ def main() -> None:
     args = parser.parse_args()
     stock = models.load(args.model)
     loaded, decoder, prompts = opened(args)
-    default = profiles.select("cpu", loaded.device, loaded.spec).lookahead
+    default = profiles.select(None, loaded.device, loaded.spec).lookahead
     ends = loaded.stop_ids if args.end_tokens else frozenset()
     new = args.new_tokens
 

@@ -90,7 +90,7 @@ def main() -> None:
     loaded, _, prompts = opened(args)
     session = Session(loaded)
     plain_step = plain_step_of(session)
-    config = profiles.select("cpu", loaded.device, loaded.spec).lookahead
+    config = profiles.select(None, loaded.device, loaded.spec).lookahead
     settings = Settings(lookahead=config, max_new_tokens=args.new_tokens, ignore_eos=True)
     ratios: list[list[float]] = [[] for _ in prompts]
     with pseudo_terminal() as stream, open(os.devnull, "w", encoding="utf-8") as nowhere:
