@@ -54,6 +54,11 @@ class TextStep:
     detail: Detail | None = None
     times: StepTimes | None = None
 
+    @property
+    def text(self) -> str:
+        """The text of all pieces."""
+        return "".join(piece.text for piece in self.pieces)
+
 
 @dataclass(frozen=True, slots=True)
 class Ended:
@@ -61,6 +66,11 @@ class Ended:
 
     reason: Reason
     rest: str = ""
+
+    @property
+    def text(self) -> str:
+        """The rest: what a loop that prints the text of steps must print, too."""
+        return self.rest
 
 
 TextEvent: TypeAlias = Started | PromptRead | TextStep | StepNarrowed | Ended
