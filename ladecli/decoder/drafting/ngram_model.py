@@ -214,13 +214,13 @@ class NgramModel:
         # By node + 1, the current token first.
         tokens, parents, depths, kinds, values = [0], [ROOT], [0], [REPEATED], [1.0]
         contexts = {0: pack(text)}
-        # Ascending by probability and turn: one of a node's successors, or without one a node
-        # whose successors are still to be looked up.
-        waiting: list[tuple[float, int, int, tuple[float, int, int] | None]] = [(1.0, 0, 0, None)]
+        # Ascending by probability and turn: for a node the place of its best successor that is not
+        # in the tree, or None where its successors are still to be looked up.
+        waiting: list[tuple[float, int, int, int | None]] = [(1.0, 0, 0, None)]
         turn = size = best_size = 0
         expected, best = 1.0, 1.0 / cost[0]
         while waiting and size < room:
-            value, _, node, child = waiting.pop()
+            value, since, node, place = waiting.pop()
             # Below this no number of further nodes pays.
             floor = best * slope[size] / exploration
             if value <= floor:
@@ -229,7 +229,7 @@ class NgramModel:
             if len(waiting) >= left and waiting[-left][0] > floor:
                 # There is no room for anything worse than all that wait.
                 floor = waiting[-left][0]
-            if child is None:
+            if place is None:
                 repeated = passage[done] if node == spanned and done < len(passage) else None
                 value = values[node]
                 # The root's are all wanted: `calibrate` tries them whether they pay or not.
@@ -240,12 +240,15 @@ class NgramModel:
                 if dice is not None:
                     found = _loaded(found, dice, len(text) + depths[node], least)
                 self._looked_up[node] = found = found[:MAX_CHILDREN]
-                for child in found[:children]:
+                if found:
                     turn -= 1
-                    share = child[0]
-                    insort(waiting, (share * value if share < 1.0 else value, turn, node, child))
+                    insort(waiting, (min(found[0][0], 1.0) * value, turn, node, 0))
                 continue
-            _, token, kind = child
+            siblings = self._looked_up[node]
+            _, token, kind = siblings[place]
+            if (place := place + 1) < min(len(siblings), children):
+                share = min(siblings[place][0], 1.0)
+                insort(waiting, (share * values[node], since, node, place))
             size += 1
             if node == spanned and done < len(passage) and passage[done] == token:
                 spanned, done = size, done + 1
