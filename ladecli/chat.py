@@ -9,9 +9,12 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from types import FrameType
 
 from platformdirs import user_state_path
+from rich.text import Text
 
 from . import files
 from .decoder.errors import DeviceLostError, RankError
@@ -21,10 +24,14 @@ from .repl import commands
 from .repl.reader import LEAVE, Reader, TerminalReader, can_edit, history_path, unechoed, unescaped
 from .repl.session import Chat
 from .session import opening, pool_file
+from .session.conversation import Conversation, from_json
 from .trace import export
 from .view.terminal import Terminal
+from .visualize import counted, printable
 
 SMALL_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+KEPT = 100
+"""Conversations that are kept for `--continue`; the oldest go first."""
 
 
 def run(request: ChatRequest) -> int:
@@ -35,15 +42,32 @@ def run(request: ChatRequest) -> int:
     """
     export.check(request)
     pool_file.check(request.pool_file)
-    texts = pool_file.draft_texts(request)
-    terminal = Terminal(request.color, request.quiet)
-    with ended_tidily(), unechoed(), opening.opened(request, terminal) as session:
+    path, conversation = _resumed() if request.resume else (_new_file(), None)
+    following: ChatRequest | None = request
+    with ended_tidily(), unechoed():
+        while following is not None:
+            following, conversation = _with_model(following, conversation, path)
+    return 0
+
+
+def _with_model(
+    request: ChatRequest, conversation: Conversation | None, path: Path
+) -> tuple[ChatRequest | None, Conversation]:
+    """Chat with one model until the user leaves, or goes on with another one: the request for
+    that, and the conversation."""
+    terminal, texts = Terminal(request.color, request.quiet), pool_file.draft_texts(request)
+    with opening.opened(request, terminal) as session:
         chat = Chat(session, request, terminal, open_reader)
+        if conversation is not None:
+            chat.conversation = chat.saved = conversation
         with pool_file.kept_drafts(session, request.pool_file, texts):
             greet(chat)
-            with autosaved(chat):
-                loop(chat)
-    return 0
+            with autosaved(chat, path):
+                loop(chat, request.message)
+    if chat.successor is None:
+        return None, chat.conversation
+    request = replace(chat.request, model=chat.successor, gguf_file=None, message=None)
+    return request, chat.conversation
 
 
 def open_reader(chat: Chat) -> Reader:
@@ -88,48 +112,90 @@ def greet(chat: Chat) -> None:
     chat.note(" · ".join([*parts, "/help"]))
     if session.loaded.name == "demo":
         chat.note(f"demo is a toy; a small real model: lade chat {SMALL_MODEL}")
+    if count := len(chat.conversation.messages):
+        chat.note(f"going on after {counted(count, 'message')}")
 
 
 @contextlib.contextmanager
-def autosaved(chat: Chat) -> Iterator[None]:
-    """Save the conversation where anything but the user's wish ends the chat."""
+def autosaved(chat: Chat, path: Path) -> Iterator[None]:
+    """Keep the conversation, whatever ends the chat; say where if no file of the user's has it."""
+    ended: BaseException | None = None
     try:
         yield
     except BaseException as error:
-        # A pipe can send its messages again, unless the machine failed.
-        failed = isinstance(error, DeviceLostError | RankError)
-        if chat.unsaved and (chat.reader.interactive or failed):
-            with contextlib.suppress(OSError, LadeError):  # the reason of the end is what counts
-                _autosave(chat)
+        ended = error
         raise
+    finally:
+        # A pipe can send its messages again, unless the machine failed.
+        failed = isinstance(ended, DeviceLostError | RankError)
+        if chat.conversation.messages and (chat.reader.interactive or failed):
+            with contextlib.suppress(OSError, LadeError):  # the reason of the end is what counts
+                _keep(chat, path)
+                if chat.unsaved and ended is not None:
+                    # Also with --quiet: it would be lost to a user who does not know of it.
+                    Terminal().say(f"the conversation was saved to {path}; --continue goes on")
 
 
-def _autosave(chat: Chat) -> None:
-    """Write the conversation to a new file of the user's state, and name it."""
-    folder = user_state_path("lade", appauthor=False) / "chats"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    # Two chats may end at the same moment.
-    path = folder / f"{time.strftime('%Y-%m-%d-%H%M%S')}-{os.getpid()}.json"
+def _keep(chat: Chat, path: Path) -> None:
+    """Write the conversation to a file of the user's state, beside a number of older ones."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     files.write(path, chat.conversation.as_json(chat.session.loaded.name), "autosave")
-    # Also with --quiet: it would be lost to a user who does not know of it.
-    Terminal().say(f"the conversation was saved to {path}; /load {path} goes on")
+    for old in _kept_files()[:-KEPT]:
+        old.unlink(missing_ok=True)
 
 
-def loop(chat: Chat) -> None:
+def _folder() -> Path:
+    return user_state_path("lade", appauthor=False) / "chats"
+
+
+def _kept_files() -> list[Path]:
+    """The conversations that were kept, the newest last: their names begin with their time."""
+    return sorted(_folder().glob("*.json"))
+
+
+def _new_file() -> Path:
+    """A file for a new conversation; two may begin at the same moment."""
+    return _folder() / f"{time.strftime('%Y-%m-%d-%H%M%S')}-{os.getpid()}.json"
+
+
+def _resumed() -> tuple[Path, Conversation]:
+    """The newest conversation and its file.
+
+    Raises:
+        UsageError: there is none, or its file is damaged.
+    """
+    kept = _kept_files()
+    if not kept:
+        raise UsageError("there is no conversation to continue; leave --continue out")
+    try:
+        return kept[-1], from_json(files.read_text(str(kept[-1])))
+    except ValueError as error:
+        raise UsageError(f"{kept[-1]} is not a saved chat ({error}); delete it") from None
+
+
+def loop(chat: Chat, first: str | None = None) -> None:
     """Read and answer until the user leaves; Ctrl-C and errors do not end a chat at a terminal.
+
+    Args:
+        chat: with its reader.
+        first: a message that is not read.
 
     Raises:
         LadeError, DecoderError: with a line for the user.
         KeyboardInterrupt: Ctrl-C, on a pipe.
     """
+    if first is not None:
+        if chat.reader.interactive:
+            chat.console.print(Text(f"> {printable(first)}"))
+        _turn(chat, first)
     while not chat.leaving:
         _turn(chat)
 
 
-def _turn(chat: Chat) -> None:
+def _turn(chat: Chat, text: str | None = None) -> None:
     draft, chat.draft = chat.draft, ""
     try:
-        text = chat.reader.read(draft)
+        text = chat.reader.read(draft) if text is None else text
         text.encode()  # some terminals and locales let any byte through
         handle(chat, text)
     except EOFError:

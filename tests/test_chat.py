@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import io
 import os
@@ -212,32 +213,51 @@ def test_a_hostile_chat_cannot_drive_the_terminal(
 
 
 @pytest.mark.slow
-def test_a_chat_that_ends_badly_is_saved(
-    make: Make,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+def test_a_chat_is_kept_however_it_ends(
+    make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    file = tmp_path / "chats" / "1.json"
 
-    def ended(chat: Chat, error: type[BaseException]) -> list[Path]:
-        with pytest.raises(error), autosaved(chat):
+    def ended(chat: Chat, error: type[BaseException]) -> None:
+        with pytest.raises(error), autosaved(chat, file):
             loop(chat)
-        return [*tmp_path.rglob("chats/*")]
 
-    # What a pipe sent wrongly it can send again; nothing is saved twice, nor an empty chat.
-    piped = Reader(io.StringIO(f"{QUESTIONS[0]}\n/load nowhere"))
-    assert ended(make(reader=piped), UsageError) == []
-    assert ended(make(SystemExit), SystemExit) == []
-    kept = f"/save {tmp_path / 'kept.json'}"
-    assert ended(make(QUESTIONS[0], kept, SystemExit), SystemExit) == []
+    # What a pipe sent wrongly it can send again, and an empty chat is none.
+    ended(make(reader=Reader(io.StringIO(f"{QUESTIONS[0]}\n/load nowhere"))), UsageError)
+    ended(make(SystemExit), SystemExit)
+    assert not file.exists()
     chat = make(QUESTIONS[0], SystemExit, quiet=True)
-    [file] = ended(chat, SystemExit)
+    ended(chat, SystemExit)
     assert from_json(file.read_text()) == chat.conversation
     assert str(file) in capsys.readouterr().err
+    # What a file of the user's has, or the user left, needs no word.
+    ended(make(QUESTIONS[1], f"/save {tmp_path / 'kept.json'}", SystemExit), SystemExit)
+    chat = make(QUESTIONS[2])
+    with autosaved(chat, file):
+        loop(chat, QUESTIONS[0])
+    assert str(file) not in capsys.readouterr().err
+    assert said(chat)[::2] == [QUESTIONS[0], QUESTIONS[2]]
+    assert from_json(file.read_text()) == chat.conversation
     # Where nothing can be written, the reason for the end still is the last word.
-    monkeypatch.setenv("XDG_STATE_HOME", str(file))
-    assert ended(make(QUESTIONS[0], SystemExit), SystemExit) == [file]
+    with pytest.raises(SystemExit), autosaved(chat, file / "below"):
+        raise SystemExit
+
+
+def test_a_reply_is_copied_to_a_file_or_the_terminals_clipboard(
+    make: Make, session: Session, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chat = make("/copy", QUESTIONS[0], f"/copy {tmp_path / 'reply.txt'}", "/copy")
+    loop(chat)
+    assert (tmp_path / "reply.txt").read_text() == said(chat)[1] + "\n"
+    seen = capsys.readouterr().err
+    assert "there is no reply to copy" in seen
+    assert "name a file: /copy FILE" in seen
+    script = Script(QUESTIONS[0], "/copy")
+    chat = Chat(session, ChatRequest(max_new_tokens=9), Terminal("always"), lambda _: script)
+    loop(chat)
+    code = re.search(r"\x1b]52;c;([\w+/=]+)\x07", capsys.readouterr().err)
+    assert code is not None
+    assert base64.b64decode(code[1]).decode() == said(chat)[1]
 
 
 # A full context.

@@ -27,7 +27,7 @@ RANKS, FILES = "parallel parallel-mode", "trace svg html stats no-stats pool-fil
 
 OPTIONS = {
     "chat": f"{SHARED} {RANKS} {FILES} markdown no-markdown token-colors no-token-colors"
-    " editing-mode",
+    " editing-mode continue",
     "generate": f"{SHARED} {RANKS} {FILES} prompt prompt-file json chat-template",
     "replay": "speed step color",
     "bench": f"{SHARED.removeprefix('strategy ')} {RANKS} prompts strategies repeat limit sweep"
@@ -51,7 +51,7 @@ LETTERS = {
 }
 SLASH = (
     "system regenerate undo edit paste draft reset save load set show profile stats compare help"
-    " exit"
+    " exit model copy"
 )
 GENERATE = {
     "": "id model text token_ids finish_reason usage decode sampling seconds tokens_per_second"
@@ -82,7 +82,9 @@ def test_every_option_is_there(lade: Lade, monkeypatch: pytest.MonkeyPatch, comm
 def test_every_command_is_there(lade: Lade) -> None:
     out = lade("--help").out
     assert {command.split()[0] for command in OPTIONS} <= {*re.findall(r"\w+", out)}
-    assert re.fullmatch(r"lade \d+\.\d+\S*\n", lade("--version").out)
+    assert re.fullmatch(
+        r"lade \d+\.\d+\S* \(Python .*, torch .*, transformers .*\)\n", lade("--version").out
+    )
 
 
 def test_every_slash_command_is_there(lade: Lade, monkeypatch: pytest.MonkeyPatch) -> None:

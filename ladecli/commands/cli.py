@@ -5,9 +5,11 @@ A command's options and its module are imported when it is called; `lade --help`
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import io
 import os
+import platform
 import sys
 from dataclasses import MISSING
 from importlib import import_module
@@ -127,7 +129,6 @@ app = typer.Typer(
     name="lade",
     cls=_Commands,
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Exact, fast answers from large language models, by lookahead decoding.",
@@ -136,7 +137,13 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"lade {__version__}")
+        from importlib.metadata import PackageNotFoundError, version
+
+        found = [f"Python {platform.python_version()}"]
+        for package in ("torch", "transformers"):
+            with contextlib.suppress(PackageNotFoundError):
+                found.append(f"{package} {version(package)}")
+        typer.echo(f"lade {__version__} ({', '.join(found)})")
         raise typer.Exit
 
 

@@ -261,6 +261,12 @@ class GenerateRequest(Request):
 class ChatRequest(Request):
     """The options of `lade chat`."""
 
+    message: str | None = prompt_option(
+        "The first message.", metavar="MESSAGE", argument=True, lasting=False
+    )
+    resume: bool = prompt_option(
+        "Go on with the newest conversation.", "--continue", default=False, lasting=False
+    )
     raw: bool = prompt_option("No chat template: messages as they are, one a line.", default=False)
     markdown: bool = output_option(
         "Style Markdown; code is highlighted while token colors are off.", default=True, pair=True

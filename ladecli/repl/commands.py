@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -23,6 +24,7 @@ from ..errors import UsageError
 from ..events import TextStep
 from ..metrics import Tally, ratio, total
 from ..session.conversation import Conversation, from_json
+from ..specs import hub
 from ..view.terminal import ctrl_c
 from ..visualize import counted, printable, style_of
 from .reader import escaped
@@ -55,7 +57,7 @@ class Command(NamedTuple):
 COMMANDS: dict[str, Command] = {}
 ALIASES = {
     **{"?": "help", "bye": "exit", "quit": "exit", "q": "exit"},
-    **{"clear": "reset", "retry": "regenerate"},
+    **{"clear": "reset", "new": "reset", "retry": "regenerate"},
 }
 
 
@@ -251,7 +253,35 @@ def load(chat: Chat, name: str) -> None:
     chat.note(f"loaded {counted(len(loaded.messages), 'message')}{last}")
 
 
+@command("/copy [FILE]")
+def copy(chat: Chat, name: str) -> None:
+    """Copy the last reply to the clipboard, or to a file."""
+    text = next((m.content for m in chat.conversation.messages[::-1] if m.role == "assistant"), "")
+    if not text:
+        raise UsageError("there is no reply to copy; send a message first")
+    if name:
+        files.check(_path(name), "/copy")
+        files.write(_path(name), text + "\n", "/copy")
+    elif chat.console.is_terminal:
+        # OSC 52: the terminal takes it, also from the far end of an SSH connection.
+        encoded = base64.b64encode(text.encode()).decode()
+        chat.console.file.write(f"\x1b]52;c;{encoded}\x07")
+    else:
+        raise UsageError("there is no terminal with a clipboard; name a file: /copy FILE")
+    where = f"copied to {_path(name)}" if name else "sent to the terminal's clipboard"
+    chat.note(f"{counted(len(text), 'character')} {where}")
+
+
 # Options.
+
+
+@command("/model NAME")
+def model(chat: Chat, name: str) -> None:
+    """Go on with another model."""
+    if not name:
+        raise UsageError("name a model: /model NAME")
+    hub.check(name)
+    chat.successor, chat.leaving = name, True
 
 
 @command("/set NAME VALUE")

@@ -1,0 +1,78 @@
+"""The README and the docs: what they tell a reader to type works, and what they name is there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ladecli
+from ladecli.commands.cli import entry
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"(<!-- not run: \S.* -->\n)?```(console|python)\n(.*?)```", re.DOTALL)
+CI = ("pip", "pytest")
+"""Programs that `.ci/run` runs as the README says."""
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The code of a page that a test can run: the rest says why it is not run."""
+    found = BLOCK.findall(page.read_text(encoding="utf-8"))
+    return [code for reason, kind, code in found if kind == language and not reason]
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "console")], ids=lambda p: p.stem)
+def test_commands_of_a_page_run(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = [line for code in blocks(page, "console") for line in code.splitlines()]
+    for command in [part for line in lines for part in line.removeprefix("$ ").split(" && ")]:
+        command, _, target = command.partition(" > ")
+        program, *given = shlex.split(command, comments=True)
+        if program in CI:
+            continue
+        assert program == "lade", f"say why it is not run: {command}"
+        assert entry(given) == 0, command
+        printed = capsys.readouterr().out
+        assert printed, command
+        if target:
+            Path(target).write_text(printed, encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
+def test_commands_in_the_text_have_options_that_exist(
+    page: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in re.findall(r"`lade ([a-z][^`]*)`", page.read_text(encoding="utf-8")):
+        assert entry([*shlex.split(command), "--help"]) == 0, command
+        assert "Usage" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=lambda p: p.stem)
+def test_python_of_a_page_runs(page: Path) -> None:
+    names: dict[str, Any] = {"ladecli": ladecli, "folder": ROOT / "ladecli/demo"}
+    for code in blocks(page, "python"):
+        exec(compile(code, str(page), "exec"), names)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
+def test_links_and_paths_lead_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for link in re.findall(r"\]\((?!https?:)([^)#]*)(?:#[^)]*)?\)", text):
+        assert (page.parent / link).exists(), link
+    for path in re.findall(r"`((?:ladecli|tests|benchmarks|scripts|docs)(?:/[\w./]+)?)`", text):
+        assert (ROOT / path).exists(), path
+
+
+def test_the_architecture_names_every_room() -> None:
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    rooms = {path for path in (ROOT / "ladecli").iterdir() if not path.name.startswith("__")}
+    missing = [p.name for p in rooms if not re.search(rf"`ladecli/{re.escape(p.name)}`", text)]
+    assert missing == []
