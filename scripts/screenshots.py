@@ -1,6 +1,7 @@
 """The pictures of the README: the real program in a pseudo-terminal, its screen drawn as SVG.
 
     python scripts/screenshots.py --out docs
+    python scripts/screenshots.py --only chat --model SmolLM2-135M-Instruct
 
 Needs the packages of the test extra.  Nothing is touched up: what the pictures show was said and
 measured while they were made, so the figures differ from run to run.
@@ -51,15 +52,13 @@ def live(model: str, out: Path) -> None:
 
 
 def chat(model: str, out: Path) -> None:
-    """A conversation."""
-    with Terminal("chat", model, columns=88, lines=32) as terminal:
+    """A conversation; meant for a real model, whose second reply repeats much of the first."""
+    with Terminal("chat", model, "-t", "0", "-n", "140", columns=88, lines=38) as terminal:
         terminal.wait("Ctrl-T")
-        terminal.enter("What is the pool?")
+        terminal.enter("Write a Python class Stack with the methods push, pop and peek. Only code.")
         terminal.wait("tokens per step")
-        terminal.enter("Write a function that sums a list.")
+        terminal.enter("Write it again, with the class renamed to Pile.")
         terminal.wait(lambda text: text.count("tokens per step") == 2)
-        terminal.enter("What is the n-gram pool?")
-        terminal.wait(lambda text: text.count("tokens per step") == 3)
         terminal.enter("/compare")
         terminal.wait("same text")
         terminal.read(0.5)
