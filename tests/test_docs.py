@@ -15,7 +15,7 @@ from ladecli.commands.cli import entry
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"(<!-- not run: \S.* -->\n)?```(console|python)\n(.*?)```", re.DOTALL)
 CI = ("pip", "pytest")
 """Programs that `.ci/run` runs as the README says."""
