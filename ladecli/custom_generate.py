@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from .decoder.compat import CACHE_NAMES
 from .decoder.config import LookaheadConfig, SamplingConfig
 from .decoder.engine import Decoder, Limits
 from .decoder.events import Finished
@@ -158,15 +159,16 @@ def _known(model: Any) -> _Known:
 
 # What transformers always passes, and what is the same whether it is passed or not.
 _KNOWN_KWARGS = frozenset(
-    {"attention_mask", "past_key_values", "cache_params", "use_cache", "cache_position"}
-    | {"position_ids", "logits_to_keep", "next_sequence_length"}
+    {"attention_mask", "use_cache", "cache_position", "position_ids", "logits_to_keep"}
+    | {"next_sequence_length", *CACHE_NAMES}
 )
 
 
 def _refuse(input_ids: Tensor, config: Any, model_kwargs: dict[str, Any]) -> None:
     """Say clearly what this does not do."""
     what = None
-    mask, cache = model_kwargs.get("attention_mask"), model_kwargs.get("past_key_values")
+    mask = model_kwargs.get("attention_mask")
+    caches = [model_kwargs[name] for name in CACHE_NAMES if model_kwargs.get(name) is not None]
     given = [k for k, v in model_kwargs.items() if v is not None and v != {}]
     others = [k for k in given if k not in _KNOWN_KWARGS]
     if config is None:
@@ -187,8 +189,8 @@ def _refuse(input_ids: Tensor, config: Any, model_kwargs: dict[str, Any]) -> Non
         what = "an empty prompt"
     elif mask is not None and not bool(mask.all()):
         what = "padding in the attention mask; pass the prompt without padding"
-    elif cache is not None and cache.get_seq_length():
-        what = "a cache that holds tokens already; pass the whole text without past_key_values"
+    elif any(cache.get_seq_length() for cache in caches):
+        what = "a cache that holds tokens already; pass the whole text without a cache"
     elif not _consecutive(model_kwargs.get("position_ids")):
         what = "position_ids that do not count from 0"
     if what:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
-import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
@@ -22,6 +21,7 @@ from .decoder.config import SamplingConfig
 from .decoder.errors import ConfigError, DecoderError
 from .decoder.families import ModelFacts, examine
 from .decoder.memory import is_out_of_memory
+from .decoder.quiet import quiet
 from .decoder.stock_model import input_device
 from .errors import LadeError, LoadError, UsageError
 from .options import Request
@@ -157,9 +157,9 @@ def plan(name: str, options: Request | None = None, *, progress: bool = True) ->
         "local_files_only": options.offline or not (local or hub.hub_answers()),
         "trust_remote_code": options.trust_remote_code,
     }
-    with _explained(name, options, "its configuration"), _quiet(progress):
+    with _explained(name, options, "its configuration"), _without_bars(progress):
         config = transformers.AutoConfig.from_pretrained(source, **asking)
-    with _explained(name, options), _quiet(progress):
+    with _explained(name, options), _without_bars(progress):
         facts = examine(config)
         placement.check(name, options, device, config)
         folder = None if gguf else hub.folder_of(source, options.revision)
@@ -248,7 +248,7 @@ def load(
     """
     began = time.perf_counter()
     planned = plan(what, options, progress=progress) if isinstance(what, str) else what
-    with _quiet(progress):
+    with _without_bars(progress):
         tokenizer = _tokenizer(planned)
     read = partial(_read_model, planned, beside, progress)
     model = read()
@@ -259,6 +259,7 @@ def load(
     return LoadedModel(**known, model=model, tokenizer=tokenizer, seconds=seconds, again=read)
 
 
+@quiet()
 @torch.inference_mode()
 def check_forward(planned: Plan, model: Any) -> None:
     """See whether quantized or split weights can be computed with here; LoadError if not.
@@ -297,7 +298,7 @@ def _read_model(planned: Plan, beside: memory.Need | None, progress: bool) -> An
     # Nothing else hides the bar of unpacking a GGUF file.
     unpacks = "gguf_file" in planned.hub_options
     hidden = contextlib.redirect_stderr(io.StringIO()) if unpacks else contextlib.nullcontext()
-    with _explained(name, options), _quiet(progress), hidden:
+    with _explained(name, options), _without_bars(progress), hidden:
         place = placement.keywords(options, device, planned.config, planned.dtype, beside)
         model, found = transformers.AutoModelForCausalLM.from_pretrained(
             planned.source,
@@ -324,28 +325,14 @@ def _read_model(planned: Plan, beside: memory.Need | None, progress: bool) -> An
 
 
 @contextlib.contextmanager
-def hushed() -> Iterator[None]:
-    """Keep what the libraries log out of the terminal, but for errors."""
-    loggers = [logging.getLogger(name) for name in ("transformers", "accelerate")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-
-
-@contextlib.contextmanager
-def _quiet(progress: bool) -> Iterator[None]:
-    """Keep the libraries' own output out of the terminal, and downloads too if wanted."""
+def _without_bars(progress: bool) -> Iterator[None]:
+    """Keep the libraries' own output out of the terminal, and the bars of downloads if wanted."""
     # This hides the hub's bars along with those of loading weights.
     transformers.utils.logging.disable_progress_bar()
     if progress:
         enable_progress_bars()
     try:
-        with hushed():
+        with quiet():
             yield
     finally:
         transformers.utils.logging.enable_progress_bar()

@@ -6,7 +6,6 @@ Torch is imported where it is needed: options are checked without it.
 from __future__ import annotations
 
 import importlib.util
-import logging
 import math
 import os
 import re
@@ -157,8 +156,6 @@ def keywords(
         # Straight to the device; quantised weights would go to any GPU that is there.
         place["device_map"] = device.torch_name
     if options.quantize != "none":
-        # It logs a line for every product in 8 bits, and one for kernels that it does not need.
-        logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
         place["quantization_config"] = transformers.BitsAndBytesConfig(
             load_in_4bit=options.quantize == "4bit",
             load_in_8bit=options.quantize == "8bit",

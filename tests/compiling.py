@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
+from ladecli.decoder.compat import CACHE_NAMES
+
 
 class Compiler:
     """Stands for `torch.compile` of a model.
@@ -45,9 +47,8 @@ class Compiler:
 def _seen(model: Any, given: dict[str, Any]) -> str:
     """What torch looks at: shapes, where the cache lies, hooks, and whose code runs."""
     shapes = tree_map(lambda x: x.shape if isinstance(x, torch.Tensor) else None, given)
-    shapes["past_key_values"] = [
-        (layer.keys.data_ptr(), layer.keys.shape) for layer in given["past_key_values"].layers
-    ]
+    (name,) = given.keys() & CACHE_NAMES
+    shapes[name] = [(layer.keys.data_ptr(), layer.keys.shape) for layer in given[name].layers]
     hooks = [id(hook) for hook in model._forward_hooks.values()]
     own = [name for name, part in model.named_modules() if "forward" in vars(part)]
     return repr((sorted(shapes.items()), hooks, own, model.config._attn_implementation))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,9 @@ os.environ["TRITON_INTERPRET"] = "0" if os.environ.get("LADE_TEST_GPU") == "1" e
 import pytest
 import torch
 
+import ladecli
 from ladecli.commands.cli import entry
+from ladecli.decoder.quiet import LOG
 
 from .compiling import Compiler
 from .families import model_of
@@ -68,6 +71,29 @@ def _isolated(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     # Programs that tests start must not fight for the cores.
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(autouse=True)
+def _warned_by_us() -> Iterator[None]:
+    """A warning that is hidden from users fails the test where it is for code of ours to mend."""
+    said = _Said()
+    LOG.addHandler(said)
+    LOG.setLevel(logging.INFO)
+    yield
+    LOG.removeHandler(said)
+    assert said.by_us == []
+
+
+class _Said(logging.Handler):
+    """Keeps what libraries warn code of ours of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_us: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if f"{Path(ladecli.__file__).parent}{os.sep}" in (said := record.getMessage()):
+            self.by_us.append(said)
 
 
 @pytest.fixture(scope="session")

@@ -156,6 +156,11 @@ STOCK: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """The same for those that run on transformers' forward."""
 
+LACKING = {"internlm3", "iquestcoder"} - {*CONFIG_MAPPING}
+"""Families that came after transformers 5.17."""
+for family in LACKING:
+    del OWN[family]
+
 FAMILIES = OWN | STOCK
 
 

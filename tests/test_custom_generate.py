@@ -13,6 +13,7 @@ from transformers import DynamicCache
 
 import ladecli
 from ladecli import custom_generate
+from ladecli.decoder.compat import GENERATE_CACHE
 from ladecli.decoder.strategies import make_strategy
 from ladecli.profiles import Rates, user
 from ladecli.specs.device import Device
@@ -56,6 +57,14 @@ def _own_attention(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_greedy_equals_generate(family: str, options: dict[str, Any]) -> None:
     own, mine = both(family, do_sample=False, **options)
     assert own == mine
+
+
+def test_an_empty_cache_is_as_none() -> None:
+    """transformers makes one of its own, too."""
+    own, _ = both("llama", do_sample=False, max_new_tokens=20)
+    model, ids = model_of("llama"), torch.tensor([prompt_for("llama")])
+    given = {GENERATE_CACHE: DynamicCache(), "max_new_tokens": 20, "do_sample": False}
+    assert model.generate(ids, custom_generate=ladecli.lookahead, **given)[0].tolist() == own
 
 
 @pytest.mark.parametrize("at", [1, 2, 3, 9])
@@ -172,7 +181,7 @@ FILLED.update(torch.zeros(1, 2, 3, 8), torch.zeros(1, 2, 3, 8), 0)
         ({"num_return_sequences": 2, "do_sample": True}, "several sequences"),
         ({"return_dict_in_generate": True}, "return_dict_in_generate"),
         ({"attention_mask": torch.tensor([[0] + [1] * 23])}, "padding in the attention mask"),
-        ({"past_key_values": FILLED}, "a cache that holds tokens"),
+        ({GENERATE_CACHE: FILLED}, "a cache that holds tokens"),
         ({"guidance_scale": 1.5}, "guidance_scale=1.5"),
         ({"position_ids": torch.arange(24)[None] + 3}, "position_ids that do not count from 0"),
     ],

@@ -124,22 +124,28 @@ def test_a_gpu_that_torch_does_not_use(
 
 
 def test_packages(monkeypatch: pytest.MonkeyPatch, checked: Any) -> None:
-    installed = {"torch": "2.4.0", "transformers": "5.30.0.dev0", "triton-windows": "3.7"}
+    installed = {"torch": "2.4.0", "transformers": "5.30.0.dev0", "numpy": "2.4.6"}
+    installed["triton-windows"] = "3.7"
 
     def version(name: str) -> str:
         if name not in installed:
             raise metadata.PackageNotFoundError(name)
         return installed[name]
 
-    needs = ["torch>=2.11", "typer>=0.29", "transformers>=5.17", "pytest; extra == 'test'"]
+    needs = ["torch<2.16,>=2.11", "typer>=0.29", "transformers<5.30,>=5.17", "numpy>=1.26"]
+    needs.append("pytest; extra == 'test'")
     monkeypatch.setattr(metadata, "requires", lambda _: needs)
     monkeypatch.setattr(metadata, "version", version)
     use_devices(monkeypatch, H100, CPU)
     found = checked()
     assert {problem["name"]: problem["fix"] for problem in problems(found)} == {
-        "torch": "pip install 'torch>=2.11'",
+        "torch": "pip install 'torch<2.16,>=2.11'",
         "typer": "pip install 'typer>=0.29'",
     }
+    newer = found["transformers"][-1]
+    assert (newer["level"], newer["fix"]) == ("warning", "pip install 'transformers<5.30,>=5.17'")
+    assert "5.30.0.dev0 is newer than what was tried" in newer["value"]
+    assert "numpy" not in found
     assert found["triton"][0]["value"] == "3.7"
     assert "pip install" in found["flash-attn"][0]["fix"]
     use_devices(monkeypatch, CPU)

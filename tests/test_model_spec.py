@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 
+from ladecli.decoder.compat import returned_cache
 from ladecli.decoder.engine import Limits
 from ladecli.specs.memory import ModelSpec
 from ladecli.specs.model_spec import empty_model, spec_of
@@ -64,7 +65,7 @@ def test_latent_attention_caches_less() -> None:
     )  # fmt: skip
     with torch.no_grad():
         model = transformers.AutoModelForCausalLM.from_config(config).eval()
-        cache = model(torch.tensor([[3, 4, 5]])).past_key_values
+        cache = returned_cache(model(torch.tensor([[3, 4, 5]])))
     held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
     assert held == 3 * spec(config).cache_bytes
 

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from transformers import CompileConfig, GenerationConfig, StaticCache, StoppingCriteriaList
 
+from ..decoder.compat import GENERATE_CACHE
+from ..decoder.quiet import quiet
 from ..errors import LadeError, told
 from ..session.text import TextStream
 from ..specs.device import synchronize
@@ -64,14 +66,12 @@ class StockRunner:
 
     def prepare(self, prompt: Sequence[int], cancelled: Callable[[], bool]) -> float:
         """Compile the steps of a static cache with any prompt; returns the seconds that it took."""
-        from ..models import hushed
-
         self.begin()
         settings = replace(self._settings, max_new_tokens=WARM_UP_TOKENS, ignore_eos=True, stop=())
         prompt = prompt[: min(PROMPT, self._room - WARM_UP_TOKENS)]
         began = time.perf_counter()
         try:
-            with hushed():  # what matters of its output is an error
+            with quiet():  # what matters of its output is an error
                 for _ in range(WARM_UPS):
                     self._generate(prompt, settings, cancelled)
                     # Another runner of this process may have compiled the same steps.
@@ -100,7 +100,7 @@ class StockRunner:
             if (needed := length + config.max_new_tokens) > self._room:
                 self._make_cache(needed + needed // 4)  # others may be a little longer still
             self._cache.reset()
-            given = {"past_key_values": self._cache, "compile_config": _compile_config()}
+            given = {GENERATE_CACHE: self._cache, "compile_config": _compile_config()}
         stream = TextStream(self._session.loaded.tokenizer, prompt, settings.stop)
         steps = _Steps(length, cancelled, stream.feed if settings.stop else None)
         # A hook would have a compiled step compiled anew.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
+import logging
 import os
 import platform
 import sys
@@ -21,6 +22,7 @@ from typer.exceptions import TyperException
 
 from .. import __version__
 from ..decoder.errors import ConfigError, DecoderError, PromptError
+from ..decoder.quiet import LOG, quiet
 from ..errors import INTERRUPTED, LadeError, UsageError, told
 from ..options.declare import ALIASES, CONFIG_FILE, PREFIX, Options, Setting, settings_of
 from ..session.place import is_follower, launched
@@ -150,7 +152,10 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def main(
     debug: Annotated[
-        bool, typer.Option("--debug", metavar=" ", help="Show tracebacks of errors.")
+        bool,
+        typer.Option(
+            "--debug", metavar=" ", help="Show tracebacks of errors, and what libraries warn of."
+        ),
     ] = False,
     version: Annotated[
         bool,
@@ -297,8 +302,12 @@ def entry(arguments: list[str] | None = None) -> int:
     debug = "--debug" in arguments
     flags = {f"--{alias}": f"--{name}" for alias, name in ALIASES.items()}
     arguments = [flags.get(each, each) for each in arguments if each != "--debug"]
+    if debug:
+        logging.basicConfig(format="%(name)s: %(message)s")
+        LOG.setLevel(logging.INFO)
     try:
-        result = typer.main.get_command(app).main(arguments, "lade", standalone_mode=False)
+        with quiet():
+            result = typer.main.get_command(app).main(arguments, "lade", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except (typer.Abort, KeyboardInterrupt):
         return INTERRUPTED

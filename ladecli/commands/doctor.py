@@ -206,7 +206,8 @@ def unused_gpu(_request: DoctorRequest) -> Iterator[Finding]:
 
 
 def versions(_request: DoctorRequest) -> Iterator[Finding]:
-    """Versions of lade, Python and transformers; required packages that are missing or too old."""
+    """Versions of lade, Python and transformers; required packages that are missing or too old,
+    or newer than those that were tried."""
     from packaging.requirements import Requirement
 
     yield Finding("lade", __version__)
@@ -217,10 +218,15 @@ def versions(_request: DoctorRequest) -> Iterator[Finding]:
     for need in map(Requirement, metadata.requires("ladecli") or ()):
         found = version(need.name)
         wanted = need.marker is None or need.marker.evaluate({"extra": ""})
-        if wanted and not (found and need.specifier.contains(found, prereleases=True)):
-            there = f"{found} is installed" if found else "is missing"
-            value = f"{there}, and {need.specifier or 'any version'} is needed"
-            yield Finding(need.name, value, PROBLEM, f"pip install '{need.name}{need.specifier}'")
+        wrong = [s for s in need.specifier if found and not s.contains(found, prereleases=True)]
+        if not wanted or (found and not wrong):
+            continue
+        level, value = PROBLEM, f"is missing, and {need.specifier or 'any version'} is needed"
+        if found and all(each.operator == "<" for each in wrong):
+            level, value = WARNING, f"{found} is newer than what was tried ({need.specifier})"
+        elif found:
+            value = f"{found} is installed, and {need.specifier} is needed"
+        yield Finding(need.name, value, level, f"pip install '{need.name}{need.specifier}'")
 
 
 def optional_parts(_request: DoctorRequest) -> Iterator[Finding]:

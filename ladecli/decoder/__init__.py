@@ -22,6 +22,7 @@ A map, in the order in which a step passes through it:
 - `sampling`    logits to tokens, one way for all; `noise`: what they are drawn with
 - `rescoring`   logits of a text again: rounding, or a fault?
 - `config`, `events`, `errors`   the values that cross the door
+- `compat`, `quiet`   what differs between versions of transformers; warnings of libraries
 
 Glossary (letters are those of the paper, Fu et al., ICML 2024, arXiv 2402.02057):
 

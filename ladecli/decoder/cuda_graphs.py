@@ -30,6 +30,7 @@ from .config import CAPTURED_WIDTHS, COMPILED_WIDTHS, PREFILL_CHUNK, captured_wi
 from .families import ModelFacts
 from .kv_cache import KVCache, Target
 from .layout import StepLayout, packed, words_for
+from .quiet import quiet
 from .runner import (
     SDPA,
     Forward,
@@ -374,7 +375,7 @@ class CudaGraphs(Runner):
         cache = CapturedCache(self.cache, inputs.mask.length, kind.width, kind.slots)
         numbers = inputs.tokens, inputs.positions
         step = StepInputs(*numbers, mask, None, kind.slots, kind.last_position)
-        with sdpa_kernel(SDPA):
+        with quiet(), sdpa_kernel(SDPA):
             found = self._forward(step, cache)
         rows = self._rows_for(kind)
         if rows not in self._logits:

@@ -21,6 +21,7 @@ from .families import ModelFacts, examine
 from .kv_cache import KVCache
 from .layout import words_for
 from .own_cache_model import OwnCache, OwnCacheModel
+from .quiet import quiet
 from .runner import Forward, Runner, reason_of, uses_triton
 from .stock_model import StockModel, input_device
 from .transformer import TorchOps, Transformer, can_run
@@ -108,6 +109,7 @@ def new_cache(forward: Forward, max_context: int) -> KVCache:
     return KVCache(shapes, slots, first)
 
 
+@quiet()
 def make_forward(
     model: Any,
     facts: ModelFacts,

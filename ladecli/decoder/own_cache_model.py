@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, cache_utils
 
+from .compat import cache_argument, returned_cache
 from .errors import NaNLogitsError, UnsupportedModelError
 from .families import continues, may_verify_chains
 from .kv_cache import KVCache, LayerShape
@@ -26,17 +27,14 @@ from .runner import Drafts, StepCache, StepInputs, reason_of
 from .stock_model import input_device
 from .trial import TOLERANCE, difference, rounding_type
 
-CACHES = ("past_key_values", "cache_params", "state")
-"""What models call the cache that they take and return."""
 TRIAL = 10
 """Tokens of the text that tells how a model continues one."""
 _LAYERS = {
-    getattr(cache_utils, name, None)  # transformers 5.17 may lack some
-    for name in (
-        *("DynamicLayer", "DynamicSlidingWindowLayer", "LinearAttentionLayer"),
-        "LinearAttentionAndFullAttentionLayer",
-        "LinearAttentionAndSlidingWindowAttentionLayer",
-    )
+    cache_utils.DynamicLayer,
+    cache_utils.DynamicSlidingWindowLayer,
+    cache_utils.LinearAttentionLayer,
+    cache_utils.LinearAttentionAndFullAttentionLayer,
+    cache_utils.LinearAttentionAndSlidingWindowAttentionLayer,
 }
 """Layers of transformers' cache that can be copied and put back."""
 
@@ -125,13 +123,14 @@ class OwnCacheModel:
         self._config = model.config.get_text_config(decoder=True)
         known = inspect.signature(model.forward).parameters
         self._selects = "logits_to_keep" in known
+        self._masks = "attention_mask" in known
         self._at_once = self._makes_cache = True
         self._name = None
         text = (7 + 37 * torch.arange(TRIAL, device=self.device)) % self._config.vocab_size
         expected = self._expected(text)
         # The first way to read a text that is right: some models make the cache, others take one;
         # some continue a text by one token at a time only, and some not at all.
-        self._name = next((name for name in CACHES if name in known), None)
+        self._name = cache_argument(model.forward)
         several = (True, False) if continues(model.config) else (False,)
         ways = itertools.product(several, (True, False))
         for at_once, makes_cache in ways if self._name else ():
@@ -172,11 +171,11 @@ class OwnCacheModel:
             if cache.held is None and not self._makes_cache:
                 cache.held = DynamicCache(config=self._config)
             given |= {self._name: cache.held, "use_cache": True}
-        if self._name == CACHES[0]:
+        if self._masks:
             given["attention_mask"] = tokens.new_ones((1, len(cache.text)))
         found = self._model(input_ids=tokens[None], **given)
         if self._name is not None:
-            cache.held = getattr(found, self._name, cache.held)
+            cache.held = cache.held if (held := returned_cache(found)) is None else held
         logits: Tensor = found.logits[0]
         return logits[len(logits) - rows :]
 

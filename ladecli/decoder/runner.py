@@ -17,6 +17,7 @@ from .errors import DeviceLostError
 from .kv_cache import KVCache, LayerShape, Target
 from .layout import StepLayout
 from .memory import is_out_of_memory
+from .quiet import quiet
 
 SDPA = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """Kernels of PyTorch's attention but cuDNN's, which plans anew for every length of the text."""
@@ -143,7 +144,7 @@ class Runner:
             last_position=max(layout.positions),
         )
         try:
-            with sdpa_kernel(SDPA) if model.device.type == "cuda" else nullcontext():
+            with quiet(), sdpa_kernel(SDPA) if model.device.type == "cuda" else nullcontext():
                 return model.forward(step, cache)
         except Exception as error:
             if is_out_of_memory(error) or not uses_triton(model):

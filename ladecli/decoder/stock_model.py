@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from .attention import BACKENDS, Backend, StepMask, choose_backend
+from .compat import CACHE_NAMES, GENERATE_CACHE, cache_argument
 from .errors import UnsupportedModelError
 from .kv_cache import LayerShape
 from .runner import Drafts, StepCache, StepInputs
@@ -26,7 +27,7 @@ KEYWORD = "lade_step"
 _HARMLESS = frozenset(
     {"dropout", "is_causal", "position_ids", "use_cache", "output_attentions", "cache_position"}
     | {"return_dict", "output_hidden_states", "output_router_logits", "layer_idx", "target_dtype"}
-    | {"position_embeddings", "logits_to_keep", "past_key_values", "deterministic"}
+    | {"position_embeddings", "logits_to_keep", "deterministic", *CACHE_NAMES}
 )
 
 
@@ -106,6 +107,7 @@ class StockModel:
         self.sliding_windows: set[int] = set()
         self._spread = len({shape.device for shape in shapes}) > 1
         self._model = model
+        self._cache_name = cache_argument(model.forward) or GENERATE_CACHE
         configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None))}
         self._configurations = [
             config for config in configs.values() if hasattr(config, "_attn_implementation")
@@ -137,10 +139,9 @@ class StockModel:
                 input_ids=step.tokens[None],
                 attention_mask=None,
                 position_ids=step.positions[None],
-                past_key_values=ModelCache(cache, step.length),
                 use_cache=True,
                 logits_to_keep=rows,
-                **{KEYWORD: call},
+                **{self._cache_name: ModelCache(cache, step.length), KEYWORD: call},
             )
         finally:
             for config, name in before:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from . import layout
+from .compat import GENERATE_CACHE, cache_argument
 from .errors import DeviceLostError, NaNLogitsError, UnsupportedModelError
 from .families import ModelFacts
 from .kv_cache import KVCache, LayerShape
@@ -145,6 +146,7 @@ def _own_logits(model: Any, text: Sequence[int]) -> tuple[Tensor, list[LayerShap
     """Logits after each token, float32 [tokens, vocabulary], and what layers cache."""
     cache = ModelCache()
     ids = torch.tensor([list(text)], device=input_device(model))
-    result = model(input_ids=ids, past_key_values=cache, use_cache=True)
+    name = cache_argument(model.forward) or GENERATE_CACHE
+    result = model(input_ids=ids, use_cache=True, **{name: cache})
     shapes = [cache.shapes[layer] for layer in sorted(cache.shapes)]
     return result.logits[0].float(), shapes

@@ -29,7 +29,7 @@ from ..events import (
     TextEvent,
     TextStep,
 )
-from ..models import LoadedModel, hushed
+from ..models import LoadedModel
 from .setup import Setup
 from .text import TextStream, apply_chat_template
 
@@ -98,16 +98,15 @@ class Session:
     ) -> None:
         self.loaded = loaded
         self.setup = setup = setup or Setup()
-        with hushed():  # trial steps are the first ones that the model makes
-            self.decoder = load_decoder(
-                loaded.model,
-                attention=setup.attention.name,
-                max_context=setup.context,
-                cuda_graphs=setup.no_graphs is None,
-                compile=setup.compiled,
-                kernels=setup.kernels,
-                pack=setup.pack,
-            )
+        self.decoder = load_decoder(
+            loaded.model,
+            attention=setup.attention.name,
+            max_context=setup.context,
+            cuda_graphs=setup.no_graphs is None,
+            compile=setup.compiled,
+            kernels=setup.kernels,
+            pack=setup.pack,
+        )
         self.drafts = DraftMemory()
         self._draft_texts: list[list[int]] = []
         self.group = group

@@ -1,0 +1,37 @@
+"""What differs between the versions of transformers that are supported.
+
+Each entry says from which version on it holds, so that it can be deleted when the oldest supported
+version (pyproject.toml) has passed that one.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import transformers
+from packaging.version import Version
+
+CACHE_NAMES = (
+    "cache",  # from 5.24 on
+    "past_key_values",  # before 5.24; models whose code comes from the hub: at any version
+    "cache_params",  # Mamba and kin, likewise
+    "state",  # RWKV, at any version
+)
+"""Names under which forwards take and return a cache, the newest first."""
+GENERATE_CACHE = CACHE_NAMES[Version(transformers.__version__) < Version("5.24.dev0")]
+"""The name under which `generate` takes a cache, and hands it to `custom_generate`."""
+
+
+def cache_argument(forward: Callable[..., Any]) -> str | None:
+    """The name under which a forward takes its cache, by its signature; None if it takes none."""
+    known = inspect.signature(forward).parameters
+    return next((name for name in CACHE_NAMES if name in known), None)
+
+
+def returned_cache(output: Any) -> Any:
+    """The cache in the output of a forward; None if it returned none."""
+    # From 5.24 on, reading one of the older names as an attribute logs a warning.
+    fields = output.keys()
+    return next((output[name] for name in CACHE_NAMES if name in fields), None)
