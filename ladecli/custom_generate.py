@@ -189,12 +189,18 @@ def _refuse(input_ids: Tensor, config: Any, model_kwargs: dict[str, Any]) -> Non
         what = "an empty prompt"
     elif mask is not None and not bool(mask.all()):
         what = "padding in the attention mask; pass the prompt without padding"
-    elif any(cache.get_seq_length() for cache in caches):
+    elif any(map(_holds_tokens, caches)):
         what = "a cache that holds tokens already; pass the whole text without a cache"
     elif not _consecutive(model_kwargs.get("position_ids")):
         what = "position_ids that do not count from 0"
     if what:
         raise ValueError(f"lookahead does not support {what}")
+
+
+def _holds_tokens(cache: Any) -> bool:
+    if cache.layers and all(cache.is_linear):  # a recurrent state has no length
+        return bool(cache.has_previous_state())
+    return bool(cache.get_seq_length())
 
 
 def _consecutive(positions: Tensor | None) -> bool:

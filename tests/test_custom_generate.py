@@ -13,12 +13,12 @@ from transformers import DynamicCache
 
 import ladecli
 from ladecli import custom_generate
-from ladecli.decoder.compat import GENERATE_CACHE
+from ladecli.decoder.compat import cache_argument, returned_cache
 from ladecli.decoder.strategies import make_strategy
 from ladecli.profiles import Rates, user
 from ladecli.specs.device import Device
 
-from .families import model_of, prompt_for
+from .families import model_of, new_model, prompt_for
 
 pytestmark = pytest.mark.slow
 
@@ -59,12 +59,18 @@ def test_greedy_equals_generate(family: str, options: dict[str, Any]) -> None:
     assert own == mine
 
 
-def test_an_empty_cache_is_as_none() -> None:
-    """transformers makes one of its own, too."""
-    own, _ = both("llama", do_sample=False, max_new_tokens=20)
-    model, ids = model_of("llama"), torch.tensor([prompt_for("llama")])
-    given = {GENERATE_CACHE: DynamicCache(), "max_new_tokens": 20, "do_sample": False}
-    assert model.generate(ids, custom_generate=ladecli.lookahead, **given)[0].tolist() == own
+@pytest.mark.parametrize("family", ["llama", "mamba"])
+def test_a_cache_must_be_empty(family: str) -> None:
+    """transformers makes one of its own, too; a recurrent state has no length."""
+    model, ids = new_model(family), torch.tensor([prompt_for(family)])
+    given: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False}
+    name = cache_argument(model.forward)
+    own = model.generate(ids, **given).tolist()
+    given |= {"custom_generate": ladecli.lookahead, name: DynamicCache(config=model.config)}
+    assert model.generate(ids, **given).tolist() == own
+    filled = returned_cache(model(ids, use_cache=True))
+    with pytest.raises(ValueError, match="a cache that holds tokens"):
+        model.generate(ids, **given | {name: filled})
 
 
 @pytest.mark.parametrize("at", [1, 2, 3, 9])
@@ -170,10 +176,6 @@ def test_a_gpu_that_no_profile_knows_is_measured(monkeypatch: pytest.MonkeyPatch
     assert slow > 2 * fast, "what was measured decides"
 
 
-FILLED = DynamicCache()
-FILLED.update(torch.zeros(1, 2, 3, 8), torch.zeros(1, 2, 3, 8), 0)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -181,7 +183,6 @@ FILLED.update(torch.zeros(1, 2, 3, 8), torch.zeros(1, 2, 3, 8), 0)
         ({"num_return_sequences": 2, "do_sample": True}, "several sequences"),
         ({"return_dict_in_generate": True}, "return_dict_in_generate"),
         ({"attention_mask": torch.tensor([[0] + [1] * 23])}, "padding in the attention mask"),
-        ({GENERATE_CACHE: FILLED}, "a cache that holds tokens"),
         ({"guidance_scale": 1.5}, "guidance_scale=1.5"),
         ({"position_ids": torch.arange(24)[None] + 3}, "position_ids that do not count from 0"),
     ],
