@@ -1,7 +1,7 @@
 """Do the tests pass with the oldest and with the newest libraries?
 
     python scripts/check_versions.py newest
-    python scripts/check_versions.py oldest --python python3.10 -- pytest -n 2
+    python scripts/check_versions.py --python python3.10 oldest -- pytest -n 2
 
 Makes an environment with the newest version of every library that pyproject.toml names, whatever
 its upper bound, or with the lower bound of each, and runs the fast tests there, or those after
