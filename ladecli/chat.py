@@ -204,9 +204,8 @@ def _turn(chat: Chat, text: str | None = None) -> None:
         raise  # nothing more can be shown, or answered
     except (Exception, KeyboardInterrupt) as error:
         if isinstance(error, UnicodeError):
-            error = UsageError(
-                "the input is not UTF-8; convert it, for example with iconv -f latin1 -t utf-8"
-            )
+            data = error.object if isinstance(error, UnicodeDecodeError) else b""
+            error = UsageError(f"the input is not UTF-8; {files.conversion(data)}")
         if not chat.reader.interactive:
             raise error from None
         if isinstance(error, KeyboardInterrupt):

@@ -4,6 +4,7 @@ TOML reader that this Python has.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import errno
 import os
@@ -22,6 +23,7 @@ else:
 __all__ = [
     "LIMIT",
     "check",
+    "conversion",
     "decode",
     "is_device",
     "read",
@@ -34,6 +36,12 @@ __all__ = [
 
 LIMIT = 100_000_000
 """Bytes of the largest file that is read; a device without an end is refused after them."""
+_MARKS = {
+    # That of UTF-16 begins that of UTF-32.
+    **dict.fromkeys((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE), "utf-32"),
+    **dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "utf-16"),
+}
+"""Encodings by the byte order mark that a text begins with; UTF-8 is all others."""
 
 
 def read(path: Path) -> bytes:
@@ -87,20 +95,48 @@ def read_named(name: str, kind: str) -> bytes:
 
 
 def decode(data: bytes, name: str) -> str:
-    """UTF-8 as text; messages call it `name`.
+    """Bytes of UTF-8, or UTF-16 with a byte order mark, as text with "\\n" at the ends of lines.
+
+    Messages call it `name`.
 
     Raises:
         UsageError: it is something else; the message says so.
     """
-    if b"\0" in data:
-        raise UsageError(f"{name} is binary (a zero byte); give a text file")
+    marked = next((each for mark, each in _MARKS.items() if data.startswith(mark)), None)
+    if marked is None and _unmarked(data):
+        raise UsageError(f"{name} is UTF-16 without a byte order mark; {conversion(data)}")
     try:
-        return data.decode("utf-8-sig")
+        # A binary file need not be UTF-8 either.
+        text = "\0" if not marked and b"\0" in data else data.decode(marked or "utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{name} is not UTF-8 (byte {error.start}); convert it, for example with"
-            " iconv -f latin1 -t utf-8"
-        ) from None
+        what, fix = "not UTF-8", conversion(data)
+        if marked:
+            what, fix = f"damaged {marked.upper()}", "save it again as UTF-8"
+        raise UsageError(f"{name} is {what} (byte {error.start}); {fix}") from None
+    if "\0" in text:
+        raise UsageError(f"{name} is binary (a zero byte); give a text file")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def conversion(data: bytes) -> str:
+    """The advice that makes UTF-8 of text in an encoding that bytes of it give away."""
+    known = next((each for mark, each in _MARKS.items() if data.startswith(mark)), None)
+    encoding = known or _unmarked(data)
+    if encoding:
+        return f"convert it with iconv -f {encoding} -t utf-8"
+    return "convert it, for example with iconv -f latin1 -t utf-8"
+
+
+def _unmarked(data: bytes) -> str | None:
+    """utf-16le or utf-16be where every other byte is zero, as of most Latin letters."""
+    start = data[:1000]
+    for encoding, zeros, others in (
+        ("utf-16le", start[1::2], start[::2]),
+        ("utf-16be", start[::2], start[1::2]),
+    ):
+        if zeros.count(0) > 0.8 * len(zeros) and not others.count(0):
+            return encoding
+    return None
 
 
 def check(path: Path, option: str) -> None:

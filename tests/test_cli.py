@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -21,8 +22,10 @@ from typing import Any
 import pexpect
 import pytest
 import torch
+import transformers
 
 from ladecli.commands.cli import entry
+from ladecli.specs.model_files import version
 from ladecli.trace.format import read_trace
 
 from . import forked
@@ -64,13 +67,30 @@ def test_prompts_from_flag_file_and_stdin_are_the_same(
 ) -> None:
     options = ("-n", "12", "--ignore-eos", "--no-stats")
     flag = lade("generate", model_folder, "-p", "the cat sat", *options)
-    (tmp_path / "x.txt").write_bytes(b"\xef\xbb\xbfthe cat sat\n")
-    file = lade("generate", model_folder, "--prompt-file", str(tmp_path / "x.txt"), *options)
+    path = tmp_path / "x.txt"
+    path.write_bytes(b"\xef\xbb\xbfthe cat sat\n")
+    file = lade("generate", model_folder, "--prompt-file", str(path), *options)
     assert file.out == flag.out
     for extra in ((), ("-f", "-")):
-        with (tmp_path / "x.txt").open() as stdin:
+        with path.open() as stdin:
             monkeypatch.setattr(sys, "stdin", stdin)
             assert lade("generate", model_folder, *extra, *options).out == flag.out
+
+
+@pytest.mark.parametrize("ends", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+def test_text_files_of_other_systems_are_the_same_prompt(
+    ends: str, encoding: str, lade: Any, model_folder: str, tmp_path: Path
+) -> None:
+    """As Python's text mode reads them: the model sees no carriage returns."""
+    path, options = tmp_path / "x.txt", ("-n", "3", "--ignore-eos", "--json", "-q")
+    text = "the cat\nsat: Grüße\n"
+    path.write_bytes(text.replace("\n", ends).encode(encoding))
+    file, flag = (
+        json.loads(lade("generate", model_folder, *prompt, *options).out)
+        for prompt in (("-f", str(path)), ("-p", text.removesuffix("\n")))
+    )
+    assert (file["usage"], file["token_ids"]) == (flag["usage"], flag["token_ids"])
 
 
 def test_several_prompts(lade: Any, model_folder: str, tmp_path: Path) -> None:
@@ -173,6 +193,8 @@ def files(folder: Path) -> None:
     """Prompt files that cannot be used, and one that can."""
     (folder / "binary").write_bytes(b"\x7fELF\0\1\2")
     (folder / "latin").write_bytes("caf\u00e9".encode("latin-1"))
+    (folder / "wide").write_bytes("no mark".encode("utf-16-le"))
+    (folder / "odd").write_bytes("cut".encode("utf-16")[:-1])
     (folder / "empty").write_text("\n")
     (folder / "none.jsonl").write_text("\n")
     (folder / "rows.jsonl").write_text('{"prompt": "a"}\n{"prompt": 3}\n')
@@ -190,6 +212,8 @@ MISTAKES = {
     "generate -f folder": "is a folder; name a file in it",
     "generate -f binary": "is binary (a zero byte)",
     "generate -f latin": "is not UTF-8 (byte 3)",
+    "generate -f wide": "is UTF-16 without a byte order mark; convert it with iconv -f utf-16le",
+    "generate -f odd": "is damaged UTF-16",
     "generate -f empty": "is empty",
     "generate -f rows.jsonl": "line 2: 'prompt' is empty or no text",
     "generate -f none.jsonl": "has no prompts",
@@ -420,8 +444,20 @@ def pickled(folder: Path) -> None:
     torch.save({"a": Code()}, folder / "pytorch_model.bin")
 
 
-def an_older_tokenizer(folder: Path) -> None:
-    (folder / "tokenizer.json").rename(folder / "tokenizer.model")
+def tokenizer_is(name: str, data: bytes) -> Callable[[Path], object]:
+    """What puts a tokenizer of another format in place of tokenizer.json."""
+
+    def change(folder: Path) -> None:
+        (folder / "tokenizer.json").unlink()
+        (folder / name).write_bytes(data)
+
+    return change
+
+
+def pointer(name: str) -> Callable[[Path], object]:
+    """What puts that into a file which a clone without Git LFS has there."""
+    line = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 9\n"
+    return holding(name, line.encode())
 
 
 DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -436,7 +472,10 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut": (holding("generation_config.json", b'{"a": 1'), "generation_config.json is damaged"),
     "a list": (holding("generation_config.json", b"[]"), "generation_config.json is damaged"),
     "binary tokenizer": (holding("tokenizer.json", b"\xff\xfe\0"), "tokenizer.json is damaged"),
-    "older tokenizer": (an_older_tokenizer, "holds no tokenizer.json"),
+    "older tokenizer": (tokenizer_is("tokenizer.model", b"{}"), "copy tokenizer.json beside"),
+    "ranks": (tokenizer_is("x.tiktoken", b"aGk= 0\n"), "tokenizer in x.tiktoken, which needs tik"),
+    "pointer for weights": (pointer("model.safetensors"), "run git lfs pull"),
+    "pointer for tokens": (pointer("tokenizer.json"), "run git lfs pull"),
     "other tokenizer": (holding("tokenizer.json", b"{}"), "its tokenizer cannot be loaded"),
     "unknown family": (holding("config.json", b'{"model_type": "nonsense"}'), "cannot be loaded"),
     "encoder": (holding("config.json", b'{"model_type": "t5"}'), "'t5' are not supported"),
@@ -457,6 +496,57 @@ def test_folders_that_cannot_be_loaded(
     change(Path(shutil.copytree(model_folder, copy)))
     assert message in lade("generate", copy, "-p", "a").refused(1)
     assert lade("doctor", copy).code == int(case not in LATER)
+
+
+SENTENCEPIECE = all(map(version, ("sentencepiece", "protobuf")))
+"""Whether the packages are there that read tokenizers of SentencePiece's."""
+
+
+def test_a_tokenizer_of_sentencepieces(lade: Any, model_folder: str, tmp_path: Path) -> None:
+    """Works with the packages that read it; without them a line says what to install."""
+    copy = tmp_path / "copy"
+    tokenizer_is("tokenizer.model", pieces("the", "▁the", "▁c", "at"))(
+        Path(shutil.copytree(model_folder, copy))
+    )
+    (copy / "tokenizer_config.json").unlink()
+    asked = ("generate", str(copy), "-p", "the cat", "-n", "3", "--ignore-eos", "--json", "-q")
+    if not SENTENCEPIECE:
+        told = lade(*asked).refused(1)
+        assert "tokenizer.model, which needs " in told
+        assert re.search(r": pip install (sentencepiece )?(protobuf)?$", told.strip())
+        return
+    answer = json.loads(lade(*asked).out)
+    expected = transformers.AutoTokenizer.from_pretrained(copy)("the cat").input_ids
+    assert answer["usage"]["prompt_tokens"] == len(expected)
+
+
+def pieces(*tokens: str) -> bytes:
+    """A byte-pair model of SentencePiece's, with a token for each byte."""
+
+    def field(number: int, data: bytes) -> bytes:
+        return bytes([number << 3 | 2, len(data)]) + data
+
+    def piece(text: str, kind: int, score: float) -> bytes:
+        body = field(1, text.encode()) + b"\x15" + struct.pack("<f", score)
+        return field(1, body + bytes([3 << 3, kind]))
+
+    kinds = [("<unk>", 2), ("<s>", 3), ("</s>", 3), *((f"<0x{b:02X}>", 6) for b in range(256))]
+    letters = sorted({c for token in tokens for c in token})
+    known = [*kinds, *((text, 1) for text in (*tokens, *letters))]
+    listed = b"".join(piece(text, kind, -float(n)) for n, (text, kind) in enumerate(known))
+    trainer = bytes([3 << 3, 2]) + b"\x98\x02\x01"  # byte pairs, with bytes for unknown letters
+    return listed + field(2, trainer)
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [("llama3:8b", "OWNER/NAME"), ("hf.co/owner/name:Q4_K_M", "use owner/name, with --gguf-file")],
+)
+def test_names_of_ollama_are_called_that(lade: Any, name: str, fix: str) -> None:
+    for command in (("generate", "-p", "a"), ("chat",), ("doctor",)):
+        told = lade(*command, name).refused(1)
+        assert f"{name} is a name of Ollama's; " in told
+        assert fix in told
 
 
 @pytest.mark.parametrize("command", [("generate", "-p", "a"), ("doctor",)])

@@ -60,6 +60,7 @@ PARTS = (
     ("bitsandbytes", "--quantize 4bit and 8bit", "'ladecli[quant]'"),
     ("accelerate", "--quantize, --device-map, loading straight to a GPU", "'ladecli[quant]'"),
     ("gguf", "models in GGUF files", "'ladecli[gguf]'"),
+    ("sentencepiece", "models without tokenizer.json", "sentencepiece protobuf"),
     ("gptqmodel", "checkpoints in GPTQ and AWQ", "gptqmodel optimum accelerate"),
     ("torchao", "checkpoints in torchao", "torchao"),
     ("compressed-tensors", "checkpoints in compressed-tensors", "compressed-tensors accelerate"),
@@ -316,10 +317,11 @@ def model(request: DoctorRequest) -> Iterator[Finding]:
     try:
         source = hub.resolve(request.model)
         folder = hub.folder_of(source, request.revision)
-        wrong = model_files.damage(folder) if folder else None
-        if not wrong and Path(source).is_dir():  # what lacks in the cache is downloaded
-            wrong = model_files.missing(Path(source))
-        if wrong:
+        # What lacks in the cache is downloaded.
+        if Path(source).is_dir() and (wrong := model_files.missing(Path(source))):
+            yield Finding("files", wrong, PROBLEM)
+            return
+        if folder and (wrong := model_files.damage(folder)):
             yield Finding("files", wrong, PROBLEM, "download or copy the model again")
             return
         from .. import models

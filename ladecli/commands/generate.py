@@ -74,7 +74,7 @@ def gather(texts: Sequence[str], files: Sequence[str]) -> list[tuple[str, str]]:
                 prompts.append((number if row.id == name_of(line) else row.id, row.turns[0]))
         else:
             # The last line break ends the line; it is no part of the prompt.
-            text = read_text(name).removesuffix("\n").removesuffix("\r")
+            text = read_text(name).removesuffix("\n")
             prompts.append((str(len(prompts) + 1), _checked(text, spoken(name))))
     return prompts
 

@@ -130,7 +130,7 @@ def examine(cached: CachedModel, device: Device, free: int) -> Model:
     )
     if config.other_purpose:
         return replace(model, supported=False, notes=(config.other_purpose,))
-    if problem := model_files.damage(folder) or model_files.missing(folder):
+    if problem := model_files.missing(folder) or model_files.damage(folder):
         return replace(model, notes=(problem,))
     if not model.family:
         return replace(model, notes=("config.json names no model_type",))

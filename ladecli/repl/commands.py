@@ -190,7 +190,7 @@ def paste(chat: Chat, name: str) -> None:
         chat.attached.clear()
         chat.note("no file goes with the next message")
         return
-    text = files.read_text(_unquoted(name)).replace("\r\n", "\n").rstrip()
+    text = files.read_text(_unquoted(name)).rstrip()
     title, fence = _path(name).name, "```"
     if not text:
         raise UsageError(f"{name} is empty; name another file")

@@ -26,7 +26,7 @@ from huggingface_hub import errors as hub_errors
 from safetensors import SafetensorError
 
 from ..errors import LoadError
-from .model_files import GGUF, check_config, check_gguf, damage, missing
+from .model_files import GGUF, check_config, check_gguf, damage, missing, tokenizer_fault
 
 DEMO = "demo"
 """Name of the bundled model; a folder of that name is ./demo."""
@@ -34,6 +34,8 @@ _PAGE = re.compile(
     r"(?:https://)?(?:huggingface\.co|hf\.co)/([^/]+/[^/?#]+)(?:/tree/main/?|[?#].*)?"
 )
 """The address of a model on the hub."""
+_TAGGED = re.compile(r"(?:hf\.co/|huggingface\.co/)?((?:[^/:\\]+/)?[^/:\\]+):([\w.-]+)")
+"""What Ollama calls a model: its name, or that on the hub, and a tag after a colon."""
 _OFFLINE = "{name} is not on this machine, and the hub cannot be reached{near}"
 _BY_TYPE: dict[type[BaseException], str] = {
     hub_errors.OfflineModeIsEnabled: _OFFLINE,
@@ -54,9 +56,6 @@ _BY_TYPE: dict[type[BaseException], str] = {
 """What the errors of libraries mean; the first that applies counts."""
 _BY_WORDS = {
     "backend tokenizer": "{name} holds no tokenizer; copy tokenizer.json beside the weights",
-    # The library asks for tiktoken alone, which is not what most such files need.
-    "pip install tiktoken": "{name} holds no tokenizer.json; copy it beside the weights, or"
-    " pip install sentencepiece tiktoken reads what else is there",
     "ignore_mismatched_sizes": "{name}: the weights do not fit its config.json; copy both again",
     "trust_remote_code": "{name} needs code of its own; read it, then allow it with"
     " --trust-remote-code",
@@ -81,6 +80,11 @@ def resolve(name: str) -> str:
     if name == DEMO:
         return str(Path(__file__).parents[1] / "demo")
     path = Path(name).expanduser()
+    if not path.exists() and (found := _TAGGED.fullmatch(name)):
+        fix = "models of the hub are named OWNER/NAME, such as Qwen/Qwen2.5-1.5B-Instruct"
+        if "/" in found[1]:
+            fix = f"use {found[1]}, with --gguf-file where it holds several GGUF files"
+        raise LoadError(f"{name} is a name of Ollama's; {fix}")
     if not path.exists() and (found := _PAGE.fullmatch(name)):
         return found[1]
     if not (name.startswith((".", "/", "~")) or name.count("/") > 1 or path.exists()):
@@ -226,6 +230,8 @@ def explain(
         return f"{name} is damaged or cut off ({_first_line(error)}); download or copy it again"
     if folder is not None and (damaged := damage(folder)) is not None:
         return f"{name}: {damaged}; download or copy it again"
+    if part and folder is not None and (fault := tokenizer_fault(folder)) is not None:
+        return f"{name} {fault}"
     for words, meaning in _BY_WORDS.items():
         if words in str(error):
             return meaning.format(name=name)

@@ -23,10 +23,16 @@ _JSON_FILES = (
     *("config.json", GENERATION, "tokenizer_config.json", "special_tokens_map.json"),
     *("tokenizer.json", *(f"{name}.index.json" for name in _WEIGHTS)),
 )
+_PIECE_FILES = ("tokenizer.model", "spiece.model", "*.tiktoken")
+"""Tokenizers in the formats of SentencePiece and tiktoken."""
+_PIECES = ("sentencepiece", "protobuf")
+"""The packages that read a model of SentencePiece's."""
 _TOKENIZERS = (
-    *("tokenizer.json", "tokenizer.model", "tokenizer_config.json"),
-    *("vocab.json", "vocab.txt", "spiece.model", "*.tiktoken"),
+    *("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt"),
+    *_PIECE_FILES,
 )
+_POINTER = b"version https://git-lfs.github.com/spec/"
+"""How the file begins that stands for another one in a repository of Git LFS."""
 _OTHER_FORMATS = {
     "model_index.json": "is a diffusion pipeline, not a language model",
     "adapter_config.json": "is an adapter: merge it into its base model to use it here",
@@ -147,6 +153,8 @@ def check_gguf(name: str, path: Path) -> None:
         raise LoadError(
             f"{name} is a GGUF file, which needs the package gguf: pip install 'ladecli[gguf]'"
         )
+    if is_pointer(path):
+        raise LoadError(f"{name} is a Git LFS pointer, not the model; run git lfs pull beside it")
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
         if file.read(4) != b"GGUF":
             raise LoadError(f"{name} is no GGUF file; download or copy it again")
@@ -167,9 +175,47 @@ def missing(folder: Path) -> str | None:
         return "holds no weights; download or copy model.safetensors"
     if absent := sum(not path.is_file() for path in files):  # a dangling link is no file
         return f"holds {len(files) - absent} of {len(files)} files of weights; download the rest"
-    if not any(any(folder.glob(pattern)) for pattern in _TOKENIZERS):
+    tokenizers = [path for pattern in _TOKENIZERS for path in folder.glob(pattern)]
+    if not tokenizers:
         return "holds no tokenizer; copy tokenizer.json beside the weights"
+    if pointers := [path.name for path in (*files, *tokenizers) if is_pointer(path)]:
+        return f"holds a Git LFS pointer in place of {pointers[0]}; run git lfs pull in it"
     return None
+
+
+def is_pointer(path: Path) -> bool:
+    """Whether a file is a pointer of Git LFS, in place of what was to be fetched."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_POINTER)) == _POINTER
+    except OSError:
+        return False
+
+
+def tokenizer_fault(folder: Path) -> str | None:
+    """Why the tokenizer of a folder without tokenizer.json cannot be read, to be said after the
+    model's name; None where there is one, or nothing is known."""
+    if (folder / "tokenizer.json").is_file():
+        return None
+    for path in (each for pattern in _PIECE_FILES for each in sorted(folder.glob(pattern))):
+        lacking = [name for name in _packages_for(path) if version(name) is None]
+        if lacking:
+            needed, them = " and ".join(lacking), " ".join(lacking)
+            return f"has its tokenizer in {path.name}, which needs {needed}: pip install {them}"
+        return (
+            f"holds no tokenizer.json, and {path.name} cannot be read; copy tokenizer.json beside"
+            " the weights"
+        )
+    return None
+
+
+def _packages_for(path: Path) -> tuple[str, ...]:
+    """The packages that read a tokenizer of SentencePiece's, or of tiktoken's; () for neither."""
+    with path.open("rb") as file:
+        start = file.read(100)
+    if start.startswith(b"\n"):  # the tag of a model's first piece
+        return _PIECES
+    return ("tiktoken",) if re.match(rb"[A-Za-z0-9+/=]+ \d+\s", start) else ()
 
 
 def damage(folder: Path) -> str | None:
