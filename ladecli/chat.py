@@ -18,7 +18,7 @@ from rich.text import Text
 
 from . import files
 from .decoder.errors import DeviceLostError, RankError
-from .errors import LadeError, UsageError
+from .errors import LadeError, NoEmbeddingError, UsageError
 from .options import ChatRequest
 from .repl import commands
 from .repl.reader import LEAVE, Reader, TerminalReader, can_edit, history_path, unechoed, unescaped
@@ -44,17 +44,19 @@ def run(request: ChatRequest) -> int:
     pool_file.check(request.pool_file)
     path, conversation = _resumed() if request.resume else (_new_file(), None)
     following: ChatRequest | None = request
+    code = 0
     with ended_tidily(), unechoed():
         while following is not None:
-            following, conversation = _with_model(following, conversation, path)
-    return 0
+            following, conversation, refused = _with_model(following, conversation, path)
+            code = UsageError.exit_code if refused else code
+    return code
 
 
 def _with_model(
     request: ChatRequest, conversation: Conversation | None, path: Path
-) -> tuple[ChatRequest | None, Conversation]:
+) -> tuple[ChatRequest | None, Conversation, bool]:
     """Chat with one model until the user leaves, or goes on with another one: the request for
-    that, and the conversation."""
+    that, the conversation, and whether a message of a pipe was refused."""
     terminal, texts = Terminal(request.color, request.quiet), pool_file.draft_texts(request)
     with opening.opened(request, terminal) as session:
         chat = Chat(session, request, terminal, open_reader)
@@ -65,9 +67,9 @@ def _with_model(
             with autosaved(chat, path):
                 loop(chat, request.message)
     if chat.successor is None:
-        return None, chat.conversation
+        return None, chat.conversation, chat.refused
     request = replace(chat.request, model=chat.successor, gguf_file=None, message=None)
-    return request, chat.conversation
+    return request, chat.conversation, chat.refused
 
 
 def open_reader(chat: Chat) -> Reader:
@@ -174,7 +176,8 @@ def _resumed() -> tuple[Path, Conversation]:
 
 
 def loop(chat: Chat, first: str | None = None) -> None:
-    """Read and answer until the user leaves; Ctrl-C and errors do not end a chat at a terminal.
+    """Read and answer until the user leaves; Ctrl-C and errors do not end a chat at a terminal,
+    nor does a message on a pipe that the model has no embedding for.
 
     Args:
         chat: with its reader.
@@ -206,12 +209,13 @@ def _turn(chat: Chat, text: str | None = None) -> None:
         if isinstance(error, UnicodeError):
             data = error.object if isinstance(error, UnicodeDecodeError) else b""
             error = UsageError(f"the input is not UTF-8; {files.conversion(data)}")
-        if not chat.reader.interactive:
+        if not chat.reader.interactive and not isinstance(error, NoEmbeddingError):
             raise error from None
         if isinstance(error, KeyboardInterrupt):
             chat.base = None
             chat.note("(Ctrl-D or /exit leaves)")
         else:
+            chat.refused = chat.refused or not chat.reader.interactive
             chat.complain(error)
 
 

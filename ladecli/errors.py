@@ -34,5 +34,9 @@ class UsageError(LadeError):
     exit_code = 2
 
 
+class NoEmbeddingError(UsageError):
+    """A prompt with a token that the tokenizer knows and the weights do not; a chat goes on."""
+
+
 class LoadError(LadeError):
     """A model that cannot be loaded."""

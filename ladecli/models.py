@@ -6,7 +6,7 @@ import contextlib
 import copy
 import io
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -310,6 +310,11 @@ def _read_model(planned: Plan, beside: memory.Need | None, progress: bool) -> An
         )
         # transformers fills what is missing with random numbers.
         missing = sorted([*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])])
+        if missing and (prefix := _prefix(missing, found["unexpected_keys"])):
+            raise LoadError(
+                f"{name}: the names of its weights begin with {prefix!r}, as those of a wrapped"
+                " model; save them again without it"
+            )
         if missing:
             raise LoadError(
                 f"{name}: the weights are incomplete ({missing[0]} and {len(missing) - 1} more"
@@ -322,6 +327,14 @@ def _read_model(planned: Plan, beside: memory.Need | None, progress: bool) -> An
         if device.kind != "cpu" and not place.keys() & {"device_map", "distributed_config"}:
             model.to(device.torch_name)
         return model.eval()
+
+
+def _prefix(missing: Collection[str], unexpected: Collection[str]) -> str | None:
+    """What stands before the names of all missing weights among those that are not expected."""
+    first = min(missing)
+    prefixes = [each.removesuffix(first) for each in unexpected if each.endswith(first)]
+    whole = (each for each in prefixes if {each + key for key in missing} <= {*unexpected})
+    return next(whole, None)
 
 
 @contextlib.contextmanager

@@ -10,16 +10,17 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError
 
 from . import files
 from .errors import LadeError, UsageError
+from .session.conversation import Conversation
 
 BUILTIN = "builtin"
 STDIN = "-"
@@ -30,24 +31,60 @@ EXAMPLE = 'write rows like {"prompt": "Hello"}'
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One conversation: the user's texts, at least one and none blank; `id` is unique."""
+    """One conversation: the user's texts, at least one and none blank; `id` is unique.
+
+    Attributes:
+        start: what was said before the first turn.
+    """
 
     id: str
     category: str
     turns: tuple[str, ...]
+    start: Conversation = field(default_factory=Conversation)
+
+    @property
+    def is_conversation(self) -> bool:
+        """Whether there is more to it than one text to answer, or to continue."""
+        return len(self.turns) > 1 or bool(self.start.for_template())
+
+    def begun(self, system: str | None) -> Conversation:
+        """What comes before the first turn; `system` holds where the row has no such message."""
+        return self.start if self.start.system is not None else replace(self.start, system=system)
 
 
 _Text = Annotated[str, Field(pattern=r"\S")]
 _Name = Annotated[str, Field(coerce_numbers_to_str=True)]
 
 
+class _Part(BaseModel):
+    """A part of a message; none but text can be read."""
+
+    type: Literal["text"]
+    text: str
+
+
+class _Message(BaseModel):
+    """A message in OpenAI's form."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[_Part]
+
+    @property
+    def text(self) -> str:
+        """All of its content."""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(part.text for part in self.content)
+
+
 class _Line(BaseModel):
-    """A line of a file; `prompt` comes first where both are there."""
+    """A line of a file; `prompt` comes before `turns`, and those before `messages`."""
 
     id: _Name | None = None
     category: _Name | None = None
     prompt: _Text | None = None
     turns: list[_Text] = []
+    messages: list[_Message] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,16 +219,61 @@ def _parse(text: str, where: str) -> dict[int, Row]:
             continue
         try:
             found = _Line.model_validate_json(line)
+            turns, start = _said(found)
         except ValidationError as error:
-            key = next(iter(error.errors()[0]["loc"]), None)
-            problem = f"{key!r} is empty or no text" if key else "it is no JSON object"
-            raise UsageError(f"{where}, line {number}: {problem}; {EXAMPLE}") from None
-        turns = found.turns if found.prompt is None else [found.prompt]
-        if not turns:
-            raise UsageError(f"{where}, line {number}: it has no 'prompt'; {EXAMPLE}")
-        row_id, category = (each and each.strip() for each in (found.id, found.category))
-        rows[number] = Row(row_id or name_of(number), category or "all", tuple(turns))
+            problem = _problem(error)
+        except ValueError as error:
+            problem = str(error)
+        else:
+            row_id, category = (each and each.strip() for each in (found.id, found.category))
+            rows[number] = Row(row_id or name_of(number), category or "all", turns, start)
+            continue
+        raise UsageError(f"{where}, line {number}: {problem}; {EXAMPLE}")
     return rows
+
+
+def _said(line: _Line) -> tuple[tuple[str, ...], Conversation]:
+    """The user's texts that wait for an answer, and what was said before.
+
+    Raises:
+        ValueError: there are none; the message says why.
+    """
+    if line.prompt is not None or line.turns:
+        return (line.prompt,) if line.prompt is not None else tuple(line.turns), Conversation()
+    if not line.messages:
+        raise ValueError("it has no 'prompt'")
+    start, (*earlier, last) = Conversation(), line.messages
+    for number, message in enumerate(earlier):
+        if message.role == "user":
+            start = start.asked(message.text)
+        elif message.role == "assistant":
+            start = start.answered(message.text)
+        elif number == 0:
+            start = Conversation(message.text)
+        else:
+            raise ValueError(
+                f"message {number + 1} is a {message.role} message, which stands first"
+            )
+    if last.role != "user" or not last.text.strip():
+        raise ValueError(f"the last message is the {last.role}'s, and must be a text of the user's")
+    return (last.text,), start
+
+
+def _problem(error: ValidationError) -> str:
+    """What is wrong with a line of a file."""
+    faults: list[Any] = list(error.errors())
+    # A wrong word says more than that a part is neither this nor that.
+    fault = next((each for each in faults if each["type"] == "literal_error"), faults[0])
+    key, *place = fault["loc"] or (None,)
+    if key is None:
+        return "it is no JSON object"
+    if key != "messages" or not place:
+        return f"{key!r} is empty or no text"
+    if fault["type"] == "literal_error" and place[-1] == "role":
+        return f"message {place[0] + 1} has the role {fault['input']!r}, which is none of a chat's"
+    if fault["type"] == "literal_error":
+        return f"message {place[0] + 1} has a part that is no text ({fault['input']!r})"
+    return f"message {place[0] + 1} has no role with a text as content"
 
 
 def _fetch(name: str, offline: bool) -> tuple[Row, ...]:

@@ -24,6 +24,7 @@ import pytest
 import torch
 import transformers
 
+import ladecli
 from ladecli.commands.cli import entry
 from ladecli.specs.model_files import version
 from ladecli.trace.format import read_trace
@@ -31,6 +32,7 @@ from ladecli.trace.format import read_trace
 from . import forked
 
 LADE = [sys.executable, "-m", "ladecli"]
+DEMO = Path(ladecli.__file__).with_name("demo")
 NOWHERE = "http://127.0.0.1:9"
 """An address at which nothing answers."""
 
@@ -94,7 +96,7 @@ def test_text_files_of_other_systems_are_the_same_prompt(
 
 
 def test_several_prompts(lade: Any, model_folder: str, tmp_path: Path) -> None:
-    rows = [{"id": 7, "prompt": "the cat"}, {"turns": ["the\u2028mat", "never"]}]
+    rows = [{"id": 7, "prompt": "the cat"}, {"turns": ["the\u2028mat"]}]
     path = tmp_path / "x.jsonl"
     path.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n\n")
     (tmp_path / "y.txt").write_text("def f")
@@ -108,6 +110,82 @@ def test_several_prompts(lade: Any, model_folder: str, tmp_path: Path) -> None:
     path.write_text("\n".join(json.dumps({"prompt": p}) for p in ("a", "xyz " * 200, "b")))
     told = lade("generate", model_folder, "-f", str(path), "-q").refused()
     assert told.startswith("prompt 2 of 3: the prompt has ")
+
+
+HI, BRIEF = {"role": "user", "content": "What is the pool?"}, "Be brief."
+TALKS: list[tuple[dict[str, Any], list[dict[str, Any]]]] = [
+    ({"messages": [HI]}, [HI]),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": HI["content"]}]}]}, [HI]),
+    ({"messages": [{"role": "developer", "content": BRIEF}, HI]}, [{"role": "system"}, HI]),
+    (
+        {"messages": [HI, {"role": "assistant", "content": "Old n-grams."}, HI]},
+        [HI, {"role": "assistant", "content": "Old n-grams."}, HI],
+    ),
+]
+"""Rows in OpenAI's form, and the messages that they are for a template."""
+
+
+@pytest.mark.parametrize(("row", "messages"), TALKS)
+def test_rows_with_messages_are_conversations(
+    row: dict[str, Any], messages: list[dict[str, Any]], lade: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps(row))
+    answer = json.loads(lade("generate", "-f", str(path), "-n", "4", "--json", "-q").out)
+    whole = [{"content": BRIEF} | message for message in messages]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(DEMO)
+    ids = tokenizer.apply_chat_template(whole, add_generation_prompt=True, return_dict=True)
+    model = transformers.AutoModelForCausalLM.from_pretrained(DEMO, dtype=torch.float32)
+    expected = model.generate(torch.tensor([ids["input_ids"]]), max_new_tokens=4, do_sample=False)
+    assert answer["usage"]["prompt_tokens"] == len(ids["input_ids"])
+    assert answer["token_ids"] == expected[0, len(ids["input_ids"]) :].tolist()
+
+
+def test_turns_are_answered_one_after_the_other(lade: Any, tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    row = {"id": "a", "turns": ["What is the pool?", "And the window?"]}
+    path.write_text(f'{json.dumps(row)}\n{{"prompt": "And now?"}}')
+    asked = ("generate", "-f", str(path), "-s", BRIEF, "-n", "6", "--json", "-q")
+    found = lade(*asked, "--svg", str(tmp_path / "x.svg"))
+    first, second, third = answers = [json.loads(line) for line in found.out.splitlines()]
+    assert [(answer["id"], answer["turn"]) for answer in answers] == [("a", 1), ("a", 2), ("2", 1)]
+    assert {each.name for each in tmp_path.glob("*.svg")} == {"x.svg", "x-2.svg", "x-3.svg"}
+    said = [BRIEF, row["turns"][0], first["text"], row["turns"][1]]
+    roles = ("system", "user", "assistant", "user")
+    messages = [{"role": r, "content": c} for r, c in zip(roles, said, strict=True)]
+    path.write_text(json.dumps({"messages": messages}))
+    alone = json.loads(lade("generate", "-f", str(path), "-n", "6", "--json", "-q").out)
+    assert (alone["usage"], alone["token_ids"]) == (second["usage"], second["token_ids"])
+    path.write_text(json.dumps({"prompt": "And now?"}))
+    assert json.loads(lade(*asked).out)["usage"] == third["usage"]
+
+
+def test_a_turn_that_does_not_fit_costs_no_other_answer(lade: Any, tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(
+        '{"id": "a", "turns": ["Hi", "the pool"]}\n{"prompt": "Hi"}'.replace(
+            "the pool", "the pool " * 90
+        )
+    )
+    found = lade("generate", "-f", str(path), "-n", "4", "--json", "-q", "--max-context", "90")
+    assert [json.loads(line)["id"] for line in found.out.splitlines()] == ["a", "2"]
+    assert found.code == 2
+    assert found.err.startswith("lade: prompt a, turn 2: the prompt has ")
+
+
+def test_conversations_for_a_model_without_a_template(
+    lade: Any, model_folder: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps({"messages": [{"role": "system", "content": BRIEF}, HI]}))
+    asked = ("generate", model_folder, "-n", "4", "--json", "-q")
+    told = lade(*asked, "-f", str(path)).refused()
+    assert "no chat template; use --raw" in told
+    lines = json.loads(lade(*asked, "-f", str(path), "--raw").out)
+    assert (
+        lines["token_ids"]
+        == json.loads(lade(*asked, "-p", f"{BRIEF}\n{HI['content']}").out)["token_ids"]
+    )
 
 
 def test_the_figures_of_an_answer_agree(lade: Any, model_folder: str) -> None:
@@ -439,6 +517,15 @@ class Code:
         return os.system, ("exit 1",)
 
 
+def prefixed(folder: Path) -> None:
+    """As a wrapper saves a model."""
+    from safetensors.torch import load_file, save_file
+
+    path = folder / "model.safetensors"
+    named = {f"module.{k}": v for k, v in load_file(path).items()}
+    save_file(named, path, metadata={"format": "pt"})
+
+
 def pickled(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     torch.save({"a": Code()}, folder / "pytorch_model.bin")
@@ -467,6 +554,7 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "no tokenizer": (without("tokenizer.json", "tokenizer_config.json"), "holds no tokenizer"),
     "other shape": (reconfigured(intermediate_size=52), "the weights"),
     "missing layer": (a_layer_less, "(model.layers.1.mlp.down_proj.weight and 2"),
+    "prefix": (prefixed, "the names of its weights begin with 'module.'"),
     "broken config": (holding("config.json", b"{"), "config.json is damaged"),
     "words for numbers": (reconfigured(num_hidden_layers="two"), "num_"),
     "cut": (holding("generation_config.json", b'{"a": 1'), "generation_config.json is damaged"),
@@ -483,7 +571,7 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-LATER = ("other shape", "missing layer")
+LATER = ("other shape", "missing layer", "prefix")
 """Faults that only loading the weights finds."""
 
 
@@ -752,6 +840,42 @@ def test_a_chat_over_a_pipe(lade: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert first == second
     assert first.startswith("The pool holds the n-grams")
     assert "\x1b" not in result.out + result.err
+
+
+@pytest.fixture
+def beyond(tmp_path: Path) -> str:
+    """A copy of the demo model whose tokenizer knows a token that the weights have no row for."""
+    copy = tmp_path / "beyond"
+    shutil.copytree(DEMO, copy)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(DEMO)
+    tokenizer.add_tokens(["<tool>"], special_tokens=True)
+    tokenizer.save_pretrained(copy)
+    return str(copy)
+
+
+def test_a_token_without_an_embedding_is_named(lade: Any, beyond: str, tmp_path: Path) -> None:
+    told = lade("generate", beyond, "-p", "a <tool> b", "-q").refused()
+    assert "no embedding for '<tool>'" in told
+    assert "leave it out" in told
+    template = Path(beyond) / "chat_template.jinja"
+    template.write_text("<tool>{{ messages[-1].content }}")
+    told = lade("generate", beyond, "-p", "a", "-q").refused()
+    assert "the chat template writes it, so use --raw" in told
+    (tmp_path / "x.txt").write_text("def <tool> def ")
+    asked = ("generate", beyond, "--raw", "-p", "def ", "-n", "9", "-q")
+    assert lade(*asked, "--draft-text", str(tmp_path / "x.txt")).out == lade(*asked).out
+
+
+def test_a_piped_chat_goes_on_after_such_a_message(
+    lade: Any, beyond: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    piped(monkeypatch, "What is the pool?\n")
+    alone = lade("chat", beyond, "-n", "6", "-q")
+    piped(monkeypatch, "Use a <tool>\nWhat is the pool?\n")
+    result = lade("chat", beyond, "-n", "6", "-q")
+    assert (result.code, result.out) == (2, alone.out)
+    assert result.err.count("\n") == 1
+    assert "no embedding for '<tool>'" in result.err
 
 
 @pytest.mark.parametrize(

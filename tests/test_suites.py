@@ -60,7 +60,12 @@ def test_what_rows_become(tmp_path: Path) -> None:
         Row("7", "2.5", (" kept ",)),
     )
     found = prompts.gather([], [str(path)])
-    assert found == [("a", "one\u2028line"), ("2", "first"), ("7", " kept ")]
+    assert [(row.id, row.turns) for row in found] == [
+        ("a", ("one\u2028line",)), ("2", ("first", "second")), ("7", (" kept ",)),
+    ]  # fmt: skip
+
+
+MIXED = json.dumps([{"role": role, "content": "a"} for role in ("user", "system", "user")])
 
 
 @pytest.mark.parametrize(
@@ -73,6 +78,21 @@ def test_what_rows_become(tmp_path: Path) -> None:
         ('{"prompt": null}', "no 'prompt'"),
         ('{"turns": "a"}', "'turns' is empty or no text"),
         ('{"turns": ["a", ""]}', "'turns' is empty or no text"),
+        ('{"messages": "a"}', "'messages' is empty or no text"),
+        ('{"messages": []}', "no 'prompt'"),
+        ('{"messages": ["a"]}', "message 1 has no role with a text"),
+        ('{"messages": [{"role": "user", "content": null}]}', "message 1 has no role with a text"),
+        (
+            '{"messages": [{"role": "user", "content": "a"}, {"role": "tool", "content": "b"}]}',
+            "message 2 has the role 'tool'",
+        ),
+        (
+            '{"messages": [{"role": "user", "content": [{"type": "image", "url": "x"}]}]}',
+            "message 1 has a part that is no text ('image')",
+        ),
+        ('{"messages": [{"role": "user", "content": " "}]}', "must be a text of the user's"),
+        ('{"messages": [{"role": "assistant", "content": "a"}]}', "is the assistant's, and must"),
+        (f'{{"messages": {MIXED}}}', "message 2 is a system message, which stands first"),
         ('{"prompt": "a", "id": [1]}', "'id'"),
         ('{"prompt": "a", "category": {}}', "'category'"),
     ],

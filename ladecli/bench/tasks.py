@@ -34,7 +34,7 @@ class Dialogue:
         self.id, self.category = row.id, row.category
         self.cut: str | None = None
         self._session, self._turns, self._template = session, row.turns, template
-        self._system, self._new_tokens = system, new_tokens
+        self._start, self._new_tokens = row.begun(system), new_tokens
 
     def hold(self, answer: Callable[[int, list[int]], str]) -> None:
         """Hold the conversation, up to a turn that the context has no room for.
@@ -42,7 +42,7 @@ class Dialogue:
         `answer` takes the number of the turn, from 1 on, and the ids of its prompt, and returns the
         text of the reply.
         """
-        talk = Conversation(self._system)
+        talk = self._start
         for number, text in enumerate(self._turns, start=1):
             talk = talk.asked(text)
             try:
@@ -59,7 +59,7 @@ class Dialogue:
         Raises:
             UsageError, PromptError: it is empty or too long, or the template refuses it.
         """
-        return self._encoded(Conversation(self._system).asked(self._turns[0]))
+        return self._encoded(self._start.asked(self._turns[0]))
 
     @property
     def room(self) -> int:

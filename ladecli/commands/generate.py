@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..decoder.config import SamplingConfig
 from ..decoder.errors import PromptError, RankError
-from ..errors import INTERRUPTED, LadeError, UsageError
+from ..errors import INTERRUPTED, LadeError, NoEmbeddingError, UsageError
 from ..metrics import Tally
 from ..options import GenerateRequest
 from ..session import opening, pool_file
-from ..session.conversation import Conversation
-from ..suites import STDIN, name_of, read_rows, read_text, spoken
+from ..suites import STDIN, Row, name_of, read_rows, read_text, spoken
 from ..trace import export
 from ..view.terminal import Terminal, ctrl_c
 from ..visualize import Together, memory_line
@@ -29,40 +28,36 @@ def run(request: GenerateRequest) -> int:
 
     The exit code is 0, 1 if memory did not suffice for an answer, or 130 after Ctrl-C.
     """
-    prompts = gather(request.prompt or [], request.prompt_file or [])
-    export.check(request, len(prompts))
+    rows = gather(request.prompt or [], request.prompt_file or [])
+    export.check(request, sum(len(row.turns) for row in rows))
     pool_file.check(request.pool_file)
     texts = pool_file.draft_texts(request)
     with opening.opened(request, Terminal(request.color, request.quiet)) as session:
+        talks = [_Talk(session, request, row) for row in rows]
         # All prompts are checked before the first is answered: no half of the work is lost.
-        encoded = [_encode(session, request, text) for _, text in prompts]
-        for number, ids in enumerate(encoded, start=1):
-            try:
-                session.decoder.check_prompt(ids)
-            except PromptError as error:  # noqa: PERF203
-                which = f"prompt {number} of {len(encoded)}: " if len(encoded) > 1 else ""
-                raise UsageError(f"{which}{error}") from error
+        for number, talk in enumerate(talks, start=1):
+            which = f"prompt {number} of {len(talks)}: " if len(talks) > 1 else ""
+            talk.ask(which)
         answers = _Answers(request, session)
         with ctrl_c() as cancelled, pool_file.kept_drafts(session, request.pool_file, texts):
-            for number, ((name, _), ids) in enumerate(zip(prompts, encoded, strict=True), start=1):
-                answers.add(number, name, ids, cancelled)
+            for talk in talks:
+                answers.hold(talk, cancelled)
                 if answers.code == INTERRUPTED:
                     return INTERRUPTED
-    if answers.unwritten:
-        raise answers.unwritten[0]
+    if answers.failed:
+        raise answers.failed[0]
     return answers.code
 
 
-def gather(texts: Sequence[str], files: Sequence[str]) -> list[tuple[str, str]]:
-    """Id and text of all prompts; those of a .jsonl have the ids of their rows, others a number.
+def gather(texts: Sequence[str], files: Sequence[str]) -> list[Row]:
+    """All prompts; those of a .jsonl have the ids of their rows, others a number.
 
-    Of files, "-" is standard input, and a path that ends in .jsonl has a row in each line, of
-    which the first turn counts.
+    Of files, "-" is standard input, and a path that ends in .jsonl has a row in each line.
 
     Raises:
         UsageError: none was given, or one cannot be read; the message names it and the fix.
     """
-    prompts = [("1", _checked(text, "--prompt")) for text in texts]
+    prompts = [_row(1, text, "--prompt") for text in texts]
     if not texts and not files:
         if sys.stdin is None or sys.stdin.isatty():
             raise UsageError("no prompt: give --prompt TEXT or --prompt-file FILE, or pipe one in")
@@ -70,29 +65,63 @@ def gather(texts: Sequence[str], files: Sequence[str]) -> list[tuple[str, str]]:
     for name in files:
         if name.endswith(".jsonl"):
             for line, row in read_rows(name).items():
-                number = str(len(prompts) + 1)
-                prompts.append((number if row.id == name_of(line) else row.id, row.turns[0]))
+                numbered = dataclasses.replace(row, id=str(len(prompts) + 1))
+                prompts.append(numbered if row.id == name_of(line) else row)
         else:
             # The last line break ends the line; it is no part of the prompt.
             text = read_text(name).removesuffix("\n")
-            prompts.append((str(len(prompts) + 1), _checked(text, spoken(name))))
+            prompts.append(_row(len(prompts) + 1, text, spoken(name)))
     return prompts
 
 
-def _checked(prompt: str, where: str) -> str:
+def _row(number: int, prompt: str, where: str) -> Row:
+    """A text as a row; `where` it is from, for messages."""
     if not prompt.strip():
         raise UsageError(f"{where} is empty; give some text to continue")
     try:
         prompt.encode("utf-8")
     except UnicodeEncodeError:
         raise UsageError(f"{where} is not UTF-8; check the terminal's encoding") from None
-    return prompt
+    return Row(str(number), "all", (prompt,))
 
 
-def _encode(session: Session, request: GenerateRequest, prompt: str) -> list[int]:
-    if not request.uses_template(session.has_template):
-        return session.encode(prompt)
-    return session.encode_chat(Conversation(request.system).asked(prompt).for_template())
+class _Talk:
+    """A row's conversation, turn by turn.
+
+    Attributes:
+        ids: the prompt that waits for an answer.
+        turn: its number, from 1 on; 0 before `ask`.
+    """
+
+    def __init__(self, session: Session, request: GenerateRequest, row: Row) -> None:
+        self.row, self.turn = row, 0
+        self.ids: list[int] = []
+        self._session = session
+        # A conversation cannot be put to a model without a template, unless --raw asks for that.
+        self._template = request.uses_template(session.has_template or row.is_conversation)
+        self._said = row.begun(request.system if self._template else None)
+
+    def ask(self, which: str = "") -> None:
+        """Go on to the next turn; messages begin with `which`.
+
+        Raises:
+            UsageError: it does not fit into the context, or the template refuses it.
+        """
+        said, session = self._said.asked(self.row.turns[self.turn]), self._session
+        try:
+            if self._template:
+                ids = session.encode_chat(said.for_template())
+            else:
+                ids = session.encode(said.as_text())
+            session.decoder.check_prompt(ids)
+        except (PromptError, NoEmbeddingError) as error:
+            raise UsageError(f"{which}{error}") from error
+        self._said, self.ids, self.turn = said, ids, self.turn + 1
+
+    def answered(self, text: str) -> bool:
+        """Take the answer; true where another turn follows."""
+        self._said = self._said.answered(text)
+        return self.turn < len(self.row.turns)
 
 
 class _Answers:
@@ -103,21 +132,32 @@ class _Answers:
         assert choice is not None  # `opened` decides one
         greedy = SamplingConfig(repetition_penalty=session.loaded.repetition_penalty)
         self.code = 0  # the exit code
-        # Files beside the answers that could not be written, which must cost no answer.
-        self.unwritten: list[LadeError] = []
+        # Files that could not be written, turns that did not fit: they must cost no other answer.
+        self.failed: list[LadeError] = []
+        self._count = 0
         self._request = request
         self._session = session
         self._profile = choice.profile
         self._settings = opening.settings_of(request, choice, greedy)
         self._terminal = Terminal(request.color, request.quiet)
 
-    def add(self, number: int, name: str, ids: list[int], cancelled: Callable[[], bool]) -> None:
-        """Answer prompt `number`, from 1; `name` is the answer's id in JSON.
+    def hold(self, talk: _Talk, cancelled: Callable[[], bool]) -> None:
+        """Answer every turn of a conversation; errors as `_add`."""
+        while talk.answered(self._add(talk, cancelled)) and self.code != INTERRUPTED:
+            try:
+                talk.ask(f"prompt {talk.row.id}, turn {talk.turn + 1}: ")
+            except UsageError as error:  # noqa: PERF203
+                self.failed.append(error)
+                return
+
+    def _add(self, talk: _Talk, cancelled: Callable[[], bool]) -> str:
+        """Answer the turn that a conversation waits for; the text.
 
         Raises:
             RankError: a rank is gone; the text until then was written.
         """
-        request, session = self._request, self._session
+        request, session, ids = self._request, self._session, talk.ids
+        self._count = number = self._count + 1
         if number > 1 and not request.json:
             print()
         tally, detailed = Tally(), request.trace is not None
@@ -134,9 +174,9 @@ class _Answers:
             try:
                 view.finish()
             except LadeError as error:
-                self.unwritten.append(error)
+                self.failed.append(error)
         if request.json:
-            answer = {"id": name} | self._as_json(tally)
+            answer = {"id": talk.row.id, "turn": talk.turn} | self._as_json(tally)
             utf8 = "utf" in (sys.stdout.encoding or "").lower()
             print(json.dumps(answer, ensure_ascii=not utf8), flush=True)
         self._report(tally)
@@ -146,6 +186,7 @@ class _Answers:
             self.code = INTERRUPTED
         elif tally.reason == "memory":  # a shorter prompt may still be answered
             self.code = LadeError.exit_code
+        return tally.text
 
     def _report(self, tally: Tally) -> None:
         """Notices and statistics of an answer, on stderr."""

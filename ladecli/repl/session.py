@@ -54,6 +54,7 @@ class Chat:
         base: what the next message follows, where it replaces the last one.
         attached: texts of files that go with the next message.
         leaving: whether the user wants to leave.
+        refused: whether a message of a pipe was refused, and the chat went on.
         successor: a model to go on with after that.
 
     Raises:
@@ -83,6 +84,7 @@ class Chat:
         self.base: Conversation | None = None
         self.attached: list[str] = []
         self.leaving = False
+        self.refused = False
         self.successor: str | None = None
         self.choice: Choice = opening.choose_profile(request, session)
         self.console = terminal.console(sys.stderr)  # only replies go to stdout

@@ -22,6 +22,7 @@ from ..decoder.events import (
 from ..decoder.load import load_decoder
 from ..decoder.parallel.groups import ALONE, Group
 from ..decoder.strategies import make_strategy
+from ..errors import NoEmbeddingError
 from ..events import (
     Ended,
     Piece,
@@ -158,7 +159,8 @@ class Session:
         It costs no forward, since the model does not read it, and it outlives `start_over`.
         """
         encoded = self.loaded.tokenizer(text, add_special_tokens=False, verbose=False)
-        ids = [int(i) for i in encoded["input_ids"]]
+        vocabulary = self.decoder.facts.vocabulary
+        ids = [int(i) for i in encoded["input_ids"] if i < vocabulary]
         if ids not in self._draft_texts:
             self._draft_texts.append(ids)
             self.drafts.learn_text(ids)
@@ -188,8 +190,13 @@ class Session:
         return new
 
     def encode(self, prompt: str) -> list[int]:
-        """The ids of a raw prompt, with the special tokens that the tokenizer adds."""
-        return [int(i) for i in self.loaded.tokenizer(prompt, verbose=False)["input_ids"]]
+        """The ids of a raw prompt, with the special tokens that the tokenizer adds.
+
+        Raises:
+            NoEmbeddingError: the checkpoint has no embedding for one.
+        """
+        ids = self.loaded.tokenizer(prompt, verbose=False)["input_ids"]
+        return self._embedded(ids, prompt, "the tokenizer belongs to another model")
 
     def encode_chat(self, messages: Sequence[dict[str, str]], *, reply: bool = True) -> list[int]:
         """The ids of a conversation.
@@ -200,8 +207,30 @@ class Session:
 
         Raises:
             UsageError: the model has no template, or it refuses the messages.
+            NoEmbeddingError: the checkpoint has no embedding for one of the ids.
         """
-        return apply_chat_template(self.loaded.tokenizer, messages, reply=reply)
+        ids = apply_chat_template(self.loaded.tokenizer, messages, reply=reply)
+        said = "\n".join(str(message["content"]) for message in messages)
+        return self._embedded(ids, said, "the chat template writes it, so use --raw")
+
+    def _embedded(self, ids: Sequence[int], said: str, otherwise: str) -> list[int]:
+        """Ids that all have an embedding.
+
+        Args:
+            ids: of a prompt.
+            said: the text that was encoded.
+            otherwise: what to do about a token that is not from this text.
+        """
+        vocabulary = self.decoder.facts.vocabulary
+        unknown = next((int(i) for i in ids if i >= vocabulary), None)
+        if unknown is None:
+            return [int(i) for i in ids]
+        token = str(self.loaded.tokenizer.decode([unknown], skip_special_tokens=False))
+        fix = "leave it out" if token in said else otherwise
+        raise NoEmbeddingError(
+            f"this checkpoint has no embedding for {token!r} (token {unknown}, and its weights end"
+            f" at {vocabulary - 1}); {fix}"
+        )
 
     def text_of(self, answer: Sequence[int], prompt: Sequence[int], settings: Settings) -> str:
         """The text of an answer's tokens, as `stream` would have made it in one go."""
