@@ -262,7 +262,9 @@ def main() -> int:
     if args.json:
         args.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     if args.page:
-        args.page.write_text(page(rows), encoding="utf-8")
+        # What is below the next heading was written by people.
+        _, mark, kept = args.page.read_text(encoding="utf-8").partition("\n## ")
+        args.page.write_text(page(rows) + mark + kept, encoding="utf-8")
     return int(any(row[door].startswith("differs") for row in rows for door in DOORS))
 
 

@@ -68,7 +68,8 @@ def _with_model(
                 loop(chat, request.message)
     if chat.successor is None:
         return None, chat.conversation, chat.refused
-    request = replace(chat.request, model=chat.successor, gguf_file=None, message=None)
+    request = replace(chat.request, model=chat.successor, adapter=None, gguf_file=None)
+    request = replace(request, message=None)
     return request, chat.conversation, chat.refused
 
 

@@ -25,7 +25,8 @@ from .decoder.quiet import quiet
 from .decoder.stock_model import input_device
 from .errors import LadeError, LoadError, UsageError
 from .options import Request
-from .specs import hub, memory, model_files
+from .specs import adapters, hub, memory, model_files
+from .specs.adapters import Adapter
 from .specs.device import Device, detect, free_memory
 from .specs.memory import FULL, ModelSpec
 from .specs.model_spec import choose_dtype, empty_model, make_fp8_plain, spec_of
@@ -55,11 +56,19 @@ class Plan:
     notices: tuple[str, ...] = ()
     hub_options: dict[str, Any] = field(default_factory=dict)  # for calls that may ask the hub
     made_for: int | None = None  # tokens of context that it was made for, where stretched
+    adapters: tuple[Adapter, ...] = ()  # to be merged into its weights
+    base: str = ""  # the model that these are merged into, where `name` is an adapter
+    tokenizer_folder: str | None = None  # of an adapter's own tokenizer
+
+    @property
+    def held(self) -> str:
+        """The name of what holds the weights."""
+        return self.base or self.name
 
     @property
     def source(self) -> str:
         """The folder, or the name on the hub."""
-        return hub.located(self.name, self.options.gguf_file, self.options.revision)[0]
+        return hub.located(self.held, self.options.gguf_file, self.options.revision)[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +156,9 @@ def plan(name: str, options: Request | None = None, *, progress: bool = True) ->
     """
     options = options or Request()
     device = detect(options.device)
+    asked, revision = name, options.revision
+    parts = adapters.adapted(name, options.adapters, revision, ask=not options.offline)
+    name, options = parts.base, replace(options, revision=parts.revision)
     source, gguf = hub.located(name, options.gguf_file, options.revision)
     local = Path(source).is_dir()
     if gguf is None and (folder := hub.folder_of(source, options.revision)) is not None:
@@ -161,7 +173,7 @@ def plan(name: str, options: Request | None = None, *, progress: bool = True) ->
         config = transformers.AutoConfig.from_pretrained(source, **asking)
     with _explained(name, options), _without_bars(progress):
         facts = examine(config)
-        placement.check(name, options, device, config)
+        placement.check(name, options, device, config, parts.adapters)
         folder = None if gguf else hub.folder_of(source, options.revision)
         plain = make_fp8_plain(device, config)
         empty = empty_model(config, asking)
@@ -172,13 +184,28 @@ def plan(name: str, options: Request | None = None, *, progress: bool = True) ->
         dtype, cast = choose_dtype(empty, wanted, options.quantize, device, free, folder)
         spec = spec_of(empty, dtype, options.quantize)
         part = placement.rank_spec(name, empty, spec, options.tensor_parallel)
-    notices = [line for line in (plain, cast) if line]
+    takes = f"{memory.told(spec.weight_bytes)} as {spec.weights}"
+    notices = [*parts.notices(takes), *(line for line in (plain, cast) if line)]
     if gguf:
         size = memory.told(spec.weight_bytes)
         notices.append(f"{gguf} is unpacked to {spec.weights}, which takes {size} of memory")
-    if local and options.revision:
-        notices.append(f"--revision {options.revision} says nothing about a folder")
-    return Plan(name, options, device, config, facts, dtype, spec, part, tuple(notices), asking)
+    if revision and Path(hub.resolve(asked)).exists():
+        notices.append(f"--revision {revision} says nothing about a folder")
+    return Plan(
+        asked,
+        options,
+        device,
+        config,
+        facts,
+        dtype,
+        spec,
+        part,
+        tuple(notices),
+        asking,
+        adapters=parts.adapters,
+        base=name,
+        tokenizer_folder=parts.tokenizer,
+    )
 
 
 def stretched(planned: Plan, context: int) -> Plan:
@@ -225,7 +252,7 @@ def damage(planned: Plan) -> str | None:
     try:
         _tokenizer(planned)
     except LoadError as error:
-        return str(error).removeprefix(f"{planned.name}: ")
+        return str(error).removeprefix(f"{planned.held}: ")
     return None
 
 
@@ -288,13 +315,14 @@ def check_forward(planned: Plan, model: Any) -> None:
 
 
 def _tokenizer(planned: Plan) -> Any:
-    with _explained(planned.name, planned.options, "its tokenizer"):
-        return transformers.AutoTokenizer.from_pretrained(planned.source, **planned.hub_options)
+    source = planned.tokenizer_folder or planned.source
+    with _explained(planned.held, planned.options, "its tokenizer"):
+        return transformers.AutoTokenizer.from_pretrained(source, **planned.hub_options)
 
 
 def _read_model(planned: Plan, beside: memory.Need | None, progress: bool) -> Any:
     """The model with all of its weights, where it computes; errors as `load`."""
-    name, options, device = planned.name, planned.options, planned.device
+    name, options, device = planned.held, planned.options, planned.device
     # Nothing else hides the bar of unpacking a GGUF file.
     unpacks = "gguf_file" in planned.hub_options
     hidden = contextlib.redirect_stderr(io.StringIO()) if unpacks else contextlib.nullcontext()
@@ -305,6 +333,8 @@ def _read_model(planned: Plan, beside: memory.Need | None, progress: bool) -> An
             config=planned.config,
             dtype=planned.dtype,
             output_loading_info=True,
+            # Where peft is installed, transformers looks for adapters too.
+            adapter_kwargs={"local_files_only": planned.hub_options.get("local_files_only", True)},
             **place,
             **planned.hub_options,
         )
@@ -326,7 +356,34 @@ def _read_model(planned: Plan, beside: memory.Need | None, progress: bool) -> An
             raise LoadError(f"{name} is no causal language model, so it cannot continue a text")
         if device.kind != "cpu" and not place.keys() & {"device_map", "distributed_config"}:
             model.to(device.torch_name)
+        for adapter in planned.adapters:
+            model = _merged(model, adapter, name)
         return model.eval()
+
+
+def _merged(model: Any, adapter: Adapter, base: str) -> Any:
+    """A model with an adapter merged into its weights, by peft; LoadError if they do not fit."""
+    import peft
+
+    fix = "give the model that it was made for"
+    try:
+        tuned = peft.PeftModel.from_pretrained(model, str(adapter.folder))
+        # The same again says what that leaves out without an error.
+        read = tuned.load_adapter(str(adapter.folder), "default")
+        if wrong := [*read.missing_keys, *read.unexpected_keys]:
+            raise LoadError(
+                f"adapter {adapter.name} does not fit {base} ({wrong[0]} and {len(wrong) - 1} more"
+                f" weights have no counterpart); {fix}"
+            )
+        return tuned.merge_and_unload()
+    except (RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
+        if is_out_of_memory(error):
+            raise
+        first, *rest = str(error).strip().splitlines() or [type(error).__name__]
+        why = (rest[0] if rest and first.endswith(":") else first).strip().rstrip(".")
+        raise LoadError(
+            f"adapter {adapter.name} cannot be merged into {base}: {why}; {fix}"
+        ) from error
 
 
 def _prefix(missing: Collection[str], unexpected: Collection[str]) -> str | None:

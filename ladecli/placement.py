@@ -10,6 +10,7 @@ import math
 import os
 import re
 import tempfile
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .decoder.errors import RankError
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from .options import Request
+    from .specs.adapters import Adapter
 
 _OFFLOADED: list[tempfile.TemporaryDirectory[str]] = []
 _CUT = ("colwise", "rowwise", "embedding_", "packed_")
@@ -36,13 +38,19 @@ def remove_offloaded() -> None:
         _OFFLOADED.pop().cleanup()
 
 
-def check(name: str, options: Request, device: Device, config: Any) -> None:
+def check(
+    name: str, options: Request, device: Device, config: Any, adapters: Sequence[Adapter] = ()
+) -> None:
     """Refuse what cannot be placed, as far as that is known without the model.
+
+    `adapters` are merged into its weights.
 
     Raises:
         UsageError: the options do not go together, or a package is missing.
     """
     quantize = options.quantize
+    if adapters:
+        _check_adapter(name, options, config, adapters[0])
     if options.tensor_parallel > 1:
         _check_ranks(options, device)
     if options.device_map is not None:
@@ -55,6 +63,27 @@ def check(name: str, options: Request, device: Device, config: Any) -> None:
             " --quantize out"
         )
     _require(f"--quantize {quantize}", "pip install 'ladecli[quant]'", "bitsandbytes", "accelerate")
+
+
+def _check_adapter(name: str, options: Request, config: Any, adapter: Adapter) -> None:
+    """Refuse weights that no adapter can be merged into."""
+    given = getattr(config, "quantization_config", None)
+    if given is not None:
+        raise UsageError(
+            f"adapter {adapter.name} cannot be merged into {name}, which is quantised"
+            f" ({given.get('quant_method', 'unknown method')}); use the base in plain weights:"
+            f" lade chat BASE --adapter {adapter.name}"
+        )
+    if options.quantize != "none":
+        raise UsageError(
+            f"--quantize {options.quantize} does not go with an adapter ({adapter.name}), which is"
+            " merged into plain weights; leave it out"
+        )
+    if options.tensor_parallel > 1:
+        raise UsageError(
+            f"--parallel-mode tensor does not go with an adapter ({adapter.name}), which is merged"
+            " into whole weights; use --parallel-mode lookahead or --device-map auto"
+        )
 
 
 def _check_ranks(options: Request, device: Device) -> None:

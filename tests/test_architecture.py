@@ -24,7 +24,14 @@ LIGHT = (
     *("commands.doctor", "commands.generate", "commands.model_list", "commands.planner"),
     *("commands.profile_list", "trace.replay", "trace.export", "trace.format", "trace.inspector"),
     *("view.live", "view.markdown", "view.terminal", "repl.commands"),
-    *("specs.memory", "specs.model_files", "specs.hub", "specs.device", "placement"),
+    *(
+        "specs.memory",
+        "specs.model_files",
+        "specs.hub",
+        "specs.device",
+        "specs.adapters",
+        "placement",
+    ),
     *("session.opening", "session.setup", "session.parallel", "session.place"),
     *("bench.command", "bench.report", "bench.compare", "bench.verify"),
 )

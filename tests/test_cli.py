@@ -17,7 +17,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pexpect
 import pytest
@@ -30,6 +30,7 @@ from ladecli.specs.model_files import version
 from ladecli.trace.format import read_trace
 
 from . import forked
+from .adapters_here import make as make_adapter
 
 LADE = [sys.executable, "-m", "ladecli"]
 DEMO = Path(ladecli.__file__).with_name("demo")
@@ -654,23 +655,24 @@ def test_debug_shows_the_traceback(model_folder: str) -> None:
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
-    """Says what the hub says: about owner/tiny, about gated models and about unknown ones."""
+    """Says what the hub says: about the folders that it has, gated models and unknown ones."""
 
     protocol_version = "HTTP/1.1"
-    folder = Path()
+    folders: ClassVar[dict[str, Path]] = {}
 
     def do_GET(self) -> None:
         path = self.path.split("?")[0]
         code, headers, body = 404, {"X-Error-Code": "RepoNotFound"}, b""
-        if path.startswith("/owner/tiny/resolve/"):
+        name = next((each for each in self.folders if f"/{each}/" in f"{path}/"), "")
+        if path.startswith(f"/{name}/resolve/"):
             code, headers = 404, {"X-Error-Code": "EntryNotFound"}
-            file = self.folder / path.rsplit("/", 1)[1]
+            file = self.folders[name] / path.rsplit("/", 1)[1]
             if file.is_file():
                 code, headers, body = 200, {"ETag": f'"{file.name}"'}, file.read_bytes()
             headers["X-Repo-Commit"] = "0" * 40
-        elif path.startswith("/api/models/owner/tiny"):
-            names = sorted(file.name for file in self.folder.iterdir())
-            about: Any = {"id": "owner/tiny", "sha": "0" * 40}
+        elif name and path.startswith(f"/api/models/{name}"):
+            names = sorted(file.name for file in self.folders[name].iterdir())
+            about: Any = {"id": name, "sha": "0" * 40}
             about["siblings"] = [{"rfilename": name} for name in names]
             if "/tree/" in path:
                 about = [{"type": "file", "path": n, "size": 1, "oid": "0"} for n in names]
@@ -692,7 +694,8 @@ class Hub(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def hub(model_folder: str) -> Iterator[str]:
-    Hub.folder = Path(model_folder)
+    Hub.folders.clear()
+    Hub.folders["owner/tiny"] = Path(model_folder)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}"
@@ -716,6 +719,26 @@ def test_a_model_is_downloaded_once(hub: str, lade: Any, model_folder: str) -> N
     # The second time no hub is needed, and none is waited for.
     again = process("generate", "owner/tiny", *options, HF_ENDPOINT=NOWHERE)
     assert (again.returncode, again.stdout) == (0, expected)
+
+
+@pytest.mark.slow
+def test_an_adapter_and_its_base_are_downloaded_once(
+    hub: str, lade: Any, model_folder: str, tmp_path: Path
+) -> None:
+    folder = make_adapter(model_folder, tmp_path / "adapter")
+    options = ("-p", "the cat", "-n", "9")
+    expected = lade("generate", str(folder), *options, "-q").out
+    assert expected != lade("generate", model_folder, *options, "-q").out
+    config = json.loads((folder / "adapter_config.json").read_text())
+    config["base_model_name_or_path"] = "owner/tiny"
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    Hub.folders["owner/lora"] = folder
+    on_top = ("owner/tiny", "--adapter", "owner/lora")
+    for asked, where in ((("owner/lora",), hub), (on_top, NOWHERE)):
+        result = process("generate", *asked, *options, HF_ENDPOINT=where)
+        assert (result.returncode, result.stdout) == (0, expected)
+        assert "adapter owner/lora (LoRA of rank 4, " in result.stderr
+        assert ") is merged into owner/tiny, which takes " in result.stderr
 
 
 @pytest.mark.slow

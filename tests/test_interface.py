@@ -19,8 +19,8 @@ DECODING = "strategy profile window ngram guesses budget sources"
 SAMPLING = "temperature top-k top-p min-p repetition-penalty seed"
 LENGTH = "max-new-tokens stop ignore-eos max-context"
 MODEL = (
-    "dtype device quantize attention cuda-graphs no-cuda-graphs compile no-compile no-kernels"
-    " device-map revision offline trust-remote-code"
+    "dtype device quantize adapter attention cuda-graphs no-cuda-graphs compile no-compile"
+    " no-kernels device-map revision offline trust-remote-code"
 )
 SHARED = f"{DECODING} {SAMPLING} {LENGTH} {MODEL} system raw color quiet help"
 RANKS, FILES = "parallel parallel-mode", "trace svg html stats no-stats pool-file draft-text"

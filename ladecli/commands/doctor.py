@@ -25,7 +25,7 @@ from ..options import DoctorRequest
 from ..options.declare import config_path
 from ..profiles import user
 from ..session import setup as decode_setup
-from ..specs import device, hub, model_files
+from ..specs import adapters, device, hub, model_files
 from ..specs.memory import told as size_of
 from ..specs.model_files import version
 from ..view import screen
@@ -60,6 +60,7 @@ PARTS = (
     ("bitsandbytes", "--quantize 4bit and 8bit", "'ladecli[quant]'"),
     ("accelerate", "--quantize, --device-map, loading straight to a GPU", "'ladecli[quant]'"),
     ("gguf", "models in GGUF files", "'ladecli[gguf]'"),
+    ("peft", "LoRA adapters (--adapter)", "'ladecli[lora]'"),
     ("sentencepiece", "models without tokenizer.json", "sentencepiece protobuf"),
     ("gptqmodel", "checkpoints in GPTQ and AWQ", "gptqmodel optimum accelerate"),
     ("torchao", "checkpoints in torchao", "torchao"),
@@ -315,8 +316,10 @@ def model(request: DoctorRequest) -> Iterator[Finding]:
         return
     name = "model"
     try:
-        source = hub.resolve(request.model)
-        folder = hub.folder_of(source, request.revision)
+        adapters.check(request.model, request.adapters, request.gguf_file)
+        base = adapters.adapted(request.model, revision=request.revision)
+        source = hub.resolve(base.base)
+        folder = hub.folder_of(source, base.revision)
         # What lacks in the cache is downloaded.
         if Path(source).is_dir() and (wrong := model_files.missing(Path(source))):
             yield Finding("files", wrong, PROBLEM)

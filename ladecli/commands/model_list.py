@@ -15,7 +15,8 @@ from ..decoder import families
 from ..errors import LoadError
 from ..options import ModelsRequest
 from ..profiles.user import short
-from ..specs import hub, memory, model_files
+from ..specs import adapters, hub, memory, model_files
+from ..specs.adapters import Adapter
 from ..specs.hub import CachedModel
 from ..specs.memory import ModelSpec
 from ..specs.model_files import SIZES, Config, Tensor
@@ -116,6 +117,9 @@ def examine(cached: CachedModel, device: Device, free: int) -> Model:
         note = f"GGUF: {', '.join(files)}; `lade chat {cached.name}{option}`"
         return replace(model, dtype="gguf", notes=(note,))
     try:
+        whole = (folder / "config.json").is_file()
+        if not whole and (adapter := adapters.at(folder, cached.name)) is not None:
+            return _as_adapter(model, adapter)
         config = Config(model_files.read_object(folder / "config.json"))
     except (OSError, LoadError) as error:
         absent = model_files.missing(folder) if isinstance(error, FileNotFoundError) else None
@@ -148,6 +152,13 @@ def examine(cached: CachedModel, device: Device, free: int) -> Model:
         return replace(model, notes=(note,))
     model = replace(model, supported=True, tested=tested)
     return _with_memory(model, text, folder, device, free)
+
+
+def _as_adapter(model: Model, adapter: Adapter) -> Model:
+    """An adapter, which is as large as its base, and has a row of its own."""
+    note = f"{adapter.kind}, an adapter for {adapter.base or 'a model that it does not name'}"
+    lacking = "" if model_files.version("peft") else ": needs peft, pip install 'ladecli[lora]'"
+    return replace(model, dtype="lora", notes=(adapter.fault or note + lacking,))
 
 
 def _dtype(config: Config) -> str:

@@ -219,7 +219,7 @@ class ListRequest(Request):
     """The options of `lade profiles`."""
 
     omits = ProfileRequest.omits | _PLACE - {"device"} | {"profile", "model"}
-    omits |= {"dtype", "quantize", "revision", "offline", "trust_remote_code"}
+    omits |= {"dtype", "quantize", "adapter", "revision", "offline", "trust_remote_code"}
 
     json: bool = _json()
 

@@ -86,6 +86,11 @@ class Request(Options):
     quantize: str = model_option(
         "none, 4bit or 8bit (bitsandbytes).", default="none", choices=("none", "4bit", "8bit")
     )
+    adapter: list[str] | None = model_option(
+        "LoRA adapter to merge into MODEL, a folder or a hub id; can be repeated.",
+        metavar="NAME",
+        lasting=False,
+    )
     attention: str = model_option(
         "auto (the fastest here), reference, sdpa, flash or triton.",
         default="auto",
@@ -165,6 +170,11 @@ class Request(Options):
         prompts = [name for name in getattr(self, "prompt_file", None) or [] if name != "-"]
         texts = dict.fromkeys(self.draft_text or (), "--draft-text")
         return texts | dict.fromkeys(prompts, "--prompt-file")
+
+    @property
+    def adapters(self) -> list[str]:
+        """The adapters that were named; a program may name one without a list."""
+        return [self.adapter] if isinstance(self.adapter, str) else [*(self.adapter or ())]
 
     @property
     def tensor_parallel(self) -> int:

@@ -24,7 +24,7 @@ from ..errors import UsageError
 from ..events import TextStep
 from ..metrics import Tally, ratio, total
 from ..session.conversation import Conversation, from_json
-from ..specs import hub
+from ..specs import adapters
 from ..view.terminal import ctrl_c
 from ..visualize import counted, printable, style_of
 from .reader import escaped
@@ -280,7 +280,7 @@ def model(chat: Chat, name: str) -> None:
     """Go on with another model."""
     if not name:
         raise UsageError("name a model: /model NAME")
-    hub.check(name)
+    adapters.check(name)
     chat.successor, chat.leaving = name, True
 
 

@@ -70,10 +70,10 @@ def open_follower(request: Request) -> Callable[[DistributedTransport], Session]
 
 def _plan(request: Request, terminal: Terminal) -> Plan:
     """Find the model and read its configuration; arguments as for `opened`."""
-    from ..specs import hub
+    from ..specs import adapters
 
     name = request.model or "demo"
-    hub.check(name, request.gguf_file)  # before seconds of imports
+    adapters.check(name, request.adapters, request.gguf_file)  # before seconds of imports
     with terminal.progress(f"starting {name}"):
         _import_all()
     from .. import models

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from huggingface_hub import (
     constants,
+    hf_hub_download,
     scan_cache_dir,
     snapshot_download,
     try_to_load_from_cache,
@@ -30,6 +31,8 @@ from .model_files import GGUF, check_config, check_gguf, damage, missing, tokeni
 
 DEMO = "demo"
 """Name of the bundled model; a folder of that name is ./demo."""
+ADAPTER = "adapter_config.json"
+"""The configuration of an adapter, which stands in place of config.json."""
 _PAGE = re.compile(
     r"(?:https://)?(?:huggingface\.co|hf\.co)/([^/]+/[^/?#]+)(?:/tree/main/?|[?#].*)?"
 )
@@ -93,7 +96,9 @@ def resolve(name: str) -> str:
         raise LoadError(f"{name} is a file; give the folder that holds config.json, or a GGUF file")
     if not path.exists():
         raise LoadError(f"there is no model folder {name}{_suggest(name)}")
-    if path.is_dir() and not (path / "config.json").is_file() and not [*path.glob(f"*{GGUF}")]:
+    if path.is_dir() and not any(
+        any(path.glob(pattern)) for pattern in ("config.json", ADAPTER, f"*{GGUF}")
+    ):
         raise LoadError(f"{name} {missing(path)}")
     return str(path)
 
@@ -159,6 +164,28 @@ def folder_of(source: str, revision: str | None = None) -> Path | None:
     with contextlib.suppress(hub_errors.HFValidationError):  # loading reports it
         found = try_to_load_from_cache(source, "config.json", revision=revision)
         return Path(found).parent if isinstance(found, str) else None
+    return None
+
+
+def adapter_folder(source: str, revision: str | None, ask: bool) -> Path | None:
+    """The folder with all files of an adapter on the hub; None where that has a model, or where
+    nothing is on this machine and the hub is not to be asked, or does not answer."""
+    # Errors are reported by loading a model of this name.
+    with contextlib.suppress(Exception):
+        known = try_to_load_from_cache(source, ADAPTER, revision=revision)
+        if not isinstance(known, str) and (
+            known is not None or not ask or folder_of(source, revision) or not hub_answers()
+        ):
+            return None
+        if not isinstance(known, str):
+            known = hf_hub_download(source, ADAPTER, revision=revision)
+        parts = ("adapter_*", "*token*", "*.jinja", "vocab.*", "merges.txt")
+        offline = not (ask and hub_answers())
+        return Path(
+            snapshot_download(
+                source, revision=revision, allow_patterns=parts, local_files_only=offline
+            )
+        )
     return None
 
 

@@ -27,7 +27,7 @@ _PIECE_FILES = ("tokenizer.model", "spiece.model", "*.tiktoken")
 """Tokenizers in the formats of SentencePiece and tiktoken."""
 _PIECES = ("sentencepiece", "protobuf")
 """The packages that read a model of SentencePiece's."""
-_TOKENIZERS = (
+TOKENIZERS = (
     *("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt"),
     *_PIECE_FILES,
 )
@@ -35,7 +35,6 @@ _POINTER = b"version https://git-lfs.github.com/spec/"
 """How the file begins that stands for another one in a repository of Git LFS."""
 _OTHER_FORMATS = {
     "model_index.json": "is a diffusion pipeline, not a language model",
-    "adapter_config.json": "is an adapter: merge it into its base model to use it here",
 }
 _GENERATES = ("ForCausalLM", "LMHead", "ForConditionalGeneration")
 """Parts of the names of model classes that continue texts."""
@@ -175,7 +174,7 @@ def missing(folder: Path) -> str | None:
         return "holds no weights; download or copy model.safetensors"
     if absent := sum(not path.is_file() for path in files):  # a dangling link is no file
         return f"holds {len(files) - absent} of {len(files)} files of weights; download the rest"
-    tokenizers = [path for pattern in _TOKENIZERS for path in folder.glob(pattern)]
+    tokenizers = [path for pattern in TOKENIZERS for path in folder.glob(pattern)]
     if not tokenizers:
         return "holds no tokenizer; copy tokenizer.json beside the weights"
     if pointers := [path.name for path in (*files, *tokenizers) if is_pointer(path)]:

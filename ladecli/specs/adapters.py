@@ -1,0 +1,205 @@
+"""LoRA adapters: which model an adapter is for, and whether it can be merged into one.  No torch.
+
+An adapter is a folder, or a repository on the hub, with adapter_config.json in place of
+config.json: small weights that change those of another model, its base.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import LoadError
+from . import hub
+from .memory import told
+from .model_files import TOKENIZERS, is_pointer, read_object, version
+
+_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """An adapter on this machine.
+
+    Attributes:
+        name: as the user gave it.
+        folder: with its files.
+        stated: its adapter_config.json.
+    """
+
+    name: str
+    folder: Path
+    stated: dict[str, Any]
+
+    @property
+    def base(self) -> str | None:
+        """The model that it was made for; a folder may be one of another machine."""
+        return self.stated.get("base_model_name_or_path") or None
+
+    @property
+    def kind(self) -> str:
+        """In words: "LoRA of rank 8"."""
+        kind = str(self.stated.get("peft_type") or "unknown").replace("LORA", "LoRA")
+        rank = self.stated.get("r")
+        return f"{kind} of rank {rank}" if rank else kind
+
+    @property
+    def brings_tokenizer(self) -> bool:
+        """Whether a tokenizer lies beside it, which may have tokens or a template of its own."""
+        return any(any(self.folder.glob(pattern)) for pattern in TOKENIZERS)
+
+    @property
+    def size(self) -> int:
+        """Bytes of its weights."""
+        return sum(path.stat().st_size for path in self._weights)
+
+    @property
+    def _weights(self) -> list[Path]:
+        return [path for name in _WEIGHTS if (path := self.folder / name).is_file()]
+
+    @property
+    def fault(self) -> str | None:
+        """Why it can be merged into no model, to be said after its name, or None."""
+        if "num_virtual_tokens" in self.stated:
+            return f"is an adapter of the kind {self.kind}, which cannot be merged into a model"
+        if (self.folder / "config.json").is_file():
+            return (
+                "holds a whole model beside an adapter, and nothing says whether that is merged;"
+                f" keep the adapter's files in a folder of their own, or delete {hub.ADAPTER}"
+            )
+        if not self._weights:
+            return f"holds no {_WEIGHTS[0]}; download or copy it beside {hub.ADAPTER}"
+        if is_pointer(self._weights[0]):
+            return f"holds a Git LFS pointer in place of {self._weights[0].name}; run git lfs pull"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Adapted:
+    """What a MODEL argument and `--adapter` options come to.
+
+    Attributes:
+        base: the model that holds most weights, as a MODEL argument.
+        revision: of it on the hub.
+        adapters: to be merged into it, in this order.
+        tokenizer: a folder whose tokenizer holds in place of the base's, or None.
+    """
+
+    base: str
+    revision: str | None
+    adapters: tuple[Adapter, ...] = ()
+    tokenizer: str | None = None
+
+    def notices(self, takes: str) -> list[str]:
+        """A line about each adapter, before it is merged into a base that `takes` memory."""
+        found = []
+        for each in self.adapters:
+            other = each.base is not None and _source(each.base) != _source(self.base)
+            found.append(
+                f"adapter {each.name} ({each.kind}, {told(each.size)}) is merged into {self.base},"
+                f" which takes {takes}{f'; it was made for {each.base}' if other else ''}"
+            )
+        return found
+
+
+def _source(name: str) -> str:
+    """What a MODEL argument stands for, whether it is on this machine or not."""
+    try:
+        return hub.resolve(name)
+    except LoadError:
+        return name
+
+
+def find(name: str, revision: str | None = None, *, ask: bool = False) -> Adapter | None:
+    """The adapter that a name stands for, or None where it is a model, or unknown.
+
+    With `ask`, one that is not on this machine is downloaded.
+
+    Raises:
+        LoadError: the path does not exist, or the adapter's configuration is damaged.
+    """
+    source = hub.resolve(name)
+    folder = Path(source) if Path(source).exists() else hub.adapter_folder(source, revision, ask)
+    return None if folder is None else at(folder, name)
+
+
+def at(folder: Path, name: str) -> Adapter | None:
+    """The adapter in a folder, or None where there is none; errors as `find`."""
+    if not (folder / hub.ADAPTER).is_file():
+        return None
+    try:
+        return Adapter(name, folder, read_object(folder / hub.ADAPTER))
+    except LoadError as error:
+        raise LoadError(f"{name}: {error}; download or copy it again") from error
+
+
+def adapted(
+    name: str,
+    given: Sequence[str] = (),
+    revision: str | None = None,
+    *,
+    ask: bool = False,
+    early: bool = False,
+) -> Adapted:
+    """The base model and the adapters of a MODEL argument and of `--adapter` options.
+
+    Args:
+        name: the MODEL argument: a model, or an adapter, whose base is looked for.
+        given: the names of adapters.
+        revision: of `name`, on the hub.
+        ask: whether adapters that are not on this machine are downloaded.
+        early: whether a name on the hub may be unknown: it is looked for later.
+
+    Raises:
+        LoadError: an adapter is none, cannot be merged, or its base is not named or not there.
+    """
+    own = find(name, revision, ask=ask)
+    others = []
+    for each in given:
+        found = find(each, ask=ask)
+        if found is None and Path(hub.resolve(each)).exists():
+            raise LoadError(f"--adapter {each} holds no {hub.ADAPTER}; give a LoRA adapter")
+        if found is None and not early:
+            raise LoadError(
+                f"--adapter {each}: no {hub.ADAPTER} of that name is on this machine, nor could it"
+                " be downloaded; check the name and the network"
+            )
+        others += [found] if found else []
+    adapters = [*([own] if own else []), *others]
+    for adapter in adapters:
+        if fault := adapter.fault:
+            raise LoadError(f"{adapter.name} {fault}")
+    if (adapters or given) and version("peft") is None:
+        raise LoadError(
+            f"{adapters[0].name if adapters else given[0]} is an adapter, which needs the package"
+            " peft: pip install 'ladecli[lora]'"
+        )
+    if own is None:
+        return Adapted(name, revision, tuple(adapters))
+    tokenizer = str(own.folder) if own.brings_tokenizer else None
+    return Adapted(_base(own), own.stated.get("revision"), tuple(adapters), tokenizer)
+
+
+def _base(adapter: Adapter) -> str:
+    """The model that an adapter was made for, as a MODEL argument; LoadError if it is not here."""
+    fix = f"name its base: lade chat BASE --adapter {adapter.name}"
+    if adapter.base is None:
+        raise LoadError(f"{adapter.name} is an adapter that names no base model; {fix}")
+    try:
+        source = hub.resolve(adapter.base)
+    except LoadError as error:
+        raise LoadError(
+            f"{adapter.name} is an adapter for {adapter.base}, which is not on this machine; {fix}"
+        ) from error
+    if (Path(source) / hub.ADAPTER).is_file():
+        raise LoadError(
+            f"{adapter.name} is an adapter for {adapter.base}, which is an adapter itself; {fix}"
+        )
+    return adapter.base
+
+
+def check(name: str, given: Sequence[str] = (), gguf: str | None = None) -> None:
+    """Refuse with a LoadError what cannot be loaded, as far as that shows before torch is there."""
+    hub.check(adapted(name, given, early=True).base, gguf)

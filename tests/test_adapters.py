@@ -1,0 +1,230 @@
+"""LoRA adapters: found beside their base, merged at load, exact, and refused by name."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+import ladecli
+from ladecli.specs import adapters
+from ladecli.specs.hub import ADAPTER
+
+from .adapters_here import make
+from .hub_files import add_model
+
+PROMPT = "the cat sat on"
+FORMS: dict[str, dict[str, Any]] = {
+    "lora": {},
+    "dora": {"use_dora": True},
+    "rslora with a bias": {"use_rslora": True, "bias": "lora_only"},
+    "a whole module": {"modules_to_save": ["lm_head"]},
+    "all of a kind": {"target_modules": "all-linear"},
+}
+"""Kinds of adapters, by what they are made with."""
+
+
+def expected(base: str, *folders: Path, count: int = 24) -> list[int]:
+    """What transformers' `generate` says after peft has merged adapters."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    for folder in folders:
+        model = peft.PeftModel.from_pretrained(model, folder).merge_and_unload()
+    ids = transformers.AutoTokenizer.from_pretrained(base)(PROMPT, return_tensors="pt").input_ids
+    text = model.generate(ids, max_new_tokens=count, do_sample=False, eos_token_id=None)
+    found: list[int] = text[0, ids.shape[1] :].tolist()
+    return found
+
+
+@pytest.fixture(scope="module")
+def adapter(model_folder: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(model_folder, tmp_path_factory.mktemp("adapters") / "first")
+
+
+def answer(lade: Any, *arguments: str) -> tuple[list[int], str]:
+    """The token ids of an answer, and what was said beside it."""
+    options = ("-p", PROMPT, "-n", "24", "--ignore-eos", "--json", "--no-stats")
+    result = lade("generate", *arguments, *options)
+    assert result.code == 0, result.err
+    return json.loads(result.out)["token_ids"], result.err
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_adapter_gives_what_the_merged_model_gives(
+    form: str, lade: Any, model_folder: str, tmp_path: Path
+) -> None:
+    folder = make(model_folder, tmp_path / "adapter", **FORMS[form])
+    wanted = expected(model_folder, folder)
+    assert wanted != expected(model_folder)
+    for strategy in ("lookahead", "autoregressive"):
+        found, said = answer(lade, str(folder), "--strategy", strategy)
+        assert found == wanted
+    assert re.fullmatch(
+        rf"lade: adapter {folder} \(LoRA of rank 4, .*\) is merged into {model_folder}, which"
+        r" takes .* as float32\n",
+        said,
+    )
+
+
+def test_adapters_on_top_of_a_model(
+    lade: Any, model_folder: str, adapter: Path, tmp_path: Path
+) -> None:
+    second = make(model_folder, tmp_path / "second", seed=1)
+    copy = shutil.copytree(model_folder, tmp_path / "copy")
+    wanted = expected(model_folder, adapter, second)
+    found, said = answer(lade, str(copy), "--adapter", str(adapter), "--adapter", str(second))
+    assert found == wanted
+    assert said.count(f"is merged into {copy}, which takes ") == 2
+    assert said.count(f"; it was made for {model_folder}\n") == 2
+    assert answer(lade, str(adapter), "--adapter", str(second))[0] == wanted
+
+
+def test_in_python(model_folder: str, adapter: Path) -> None:
+    wanted = expected(model_folder, adapter)
+    with pytest.warns(UserWarning, match="is merged into"):
+        model = ladecli.load(model_folder, adapter=str(adapter))
+    events = model.stream(PROMPT, max_new_tokens=24, ignore_eos=True)
+    assert [i for e in events if isinstance(e, ladecli.TextStep) for i in e.token_ids] == wanted
+    assert model.session.stock_model.num_parameters() == model.session.loaded.spec.parameters
+
+
+def test_a_tokenizer_beside_the_adapter_counts(
+    lade: Any, model_folder: str, adapter: Path, tmp_path: Path
+) -> None:
+    """Chats are tuned with a template of their own."""
+    copy = shutil.copytree(adapter, tmp_path / "chat")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model_folder)
+    tokenizer.chat_template = "{{ messages[-1].content }}: "
+    tokenizer.save_pretrained(copy)
+    asked = ("-p", PROMPT, "-n", "9", "--json", "--ignore-eos", "-q")
+    templated = json.loads(lade("generate", str(copy), *asked).out)
+    plain = json.loads(lade("generate", str(adapter), *asked[2:], "-p", f"{PROMPT}: ").out)
+    assert templated["token_ids"] == plain["token_ids"]
+    assert templated["usage"] == plain["usage"]
+
+
+def stating(**changes: Any) -> Callable[[Path], object]:
+    """What changes keys of an adapter's configuration."""
+
+    def change(folder: Path) -> None:
+        path = folder / ADAPTER
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return change
+
+
+def writing(name: str, text: str) -> Callable[[Path], object]:
+    """What writes a file."""
+    return lambda folder: (folder / name).write_text(text)
+
+
+def with_weights(change: Callable[[str], Iterator[str]]) -> Callable[[Path], object]:
+    """What saves each weight of an adapter under the names that `change` gives it."""
+
+    def save(folder: Path) -> None:
+        path = folder / "adapter_model.safetensors"
+        found = {new: x.clone() for name, x in load_file(path).items() for new in change(name)}
+        save_file(found, path, metadata={"format": "pt"})
+
+    return save
+
+
+def one_more_layer(name: str) -> Iterator[str]:
+    yield name
+    if "layers.1." in name:
+        yield name.replace("layers.1.", "layers.7.")
+
+
+def one_layer(name: str) -> Iterator[str]:
+    if "layers.0." in name:
+        yield name
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "prompt tuning": (
+        stating(peft_type="PROMPT_TUNING", num_virtual_tokens=8, r=None),
+        "is an adapter of the kind PROMPT_TUNING, which cannot be merged",
+    ),
+    "no weights": (
+        lambda folder: (folder / "adapter_model.safetensors").unlink(),
+        "holds no adapter_model.safetensors",
+    ),
+    "pointer": (writing("adapter_model.safetensors", POINTER), "run git lfs pull"),
+    "broken": (writing(ADAPTER, "{"), "adapter_config.json is damaged"),
+    "another machine": (stating(base_model_name_or_path="/no/such"), "is not on this machine"),
+    "no base": (stating(base_model_name_or_path=None), "names no base model"),
+    "both": (writing("config.json", "{}"), "holds a whole model beside an adapter"),
+    "other modules": (stating(target_modules=["wide"]), "cannot be merged into"),
+    "other rank": (stating(r=5), "size mismatch for "),
+    "more layers": (with_weights(one_more_layer), "weights have no counterpart"),
+    "fewer layers": (with_weights(one_layer), "weights have no counterpart"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_adapters_that_cannot_be_merged(
+    case: str, lade: Any, adapter: Path, tmp_path: Path
+) -> None:
+    change, message = REFUSED[case]
+    copy = shutil.copytree(adapter, tmp_path / "copy")
+    change(copy)
+    told = lade("generate", str(copy), "-p", "a").refused(1)
+    assert str(copy) in told
+    assert message in told
+
+
+def test_an_adapter_of_an_adapter(lade: Any, adapter: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(adapter, tmp_path / "copy")
+    stating(base_model_name_or_path=str(adapter))(copy)
+    assert "which is an adapter itself" in lade("generate", str(copy), "-p", "a").refused(1)
+
+
+def test_what_an_adapter_does_not_go_with(
+    lade: Any, model_folder: str, adapter: Path, tmp_path: Path
+) -> None:
+    asked = ("generate", str(adapter), "-p", "a")
+    assert "--quantize 4bit does not go with" in lade(*asked, "--quantize", "4bit").refused()
+    told = lade("generate", model_folder, "--adapter", model_folder, "-p", "a").refused(1)
+    assert f"--adapter {model_folder} holds no adapter_config.json" in told
+    told = lade("generate", model_folder, "--adapter", "no/such", "-p", "a").refused(1)
+    assert "--adapter no/such: " in told
+    packed = shutil.copytree(model_folder, tmp_path / "packed")
+    config = json.loads((packed / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    (packed / "config.json").write_text(json.dumps(config))
+    told = lade("generate", str(packed), "--adapter", str(adapter), "-p", "a").refused()
+    assert f"cannot be merged into {packed}, which is quantised (bitsandbytes)" in told
+
+
+def test_without_peft_a_line_says_what_to_install(
+    lade: Any, model_folder: str, adapter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapters, "version", lambda _: None)
+    for asked in ((str(adapter),), (model_folder, "--adapter", str(adapter))):
+        told = lade("generate", *asked, "-p", "a").refused(1)
+        assert told.endswith("needs the package peft: pip install 'ladecli[lora]'\n")
+
+
+def test_doctor_and_the_list_of_models_know_adapters(
+    lade: Any, model_folder: str, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = lade("doctor", str(adapter), "--json")
+    checks = json.loads(found.out)["checks"]
+    assert found.code == 0
+    assert [c for c in checks if f"is merged into {model_folder}" in c["value"]]
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    files = {path.name: path.read_bytes() for path in adapter.iterdir()}
+    add_model(tmp_path, "owner/lora", None, files, tokenizer=False)
+    listed = {m["name"]: m for m in json.loads(lade("models", "--json").out)["models"]}
+    row = listed["owner/lora"]
+    assert row["dtype"] == "lora"
+    assert row["notes"] == [f"LoRA of rank 4, an adapter for {model_folder}"]
