@@ -518,13 +518,17 @@ class Code:
         return os.system, ("exit 1",)
 
 
-def prefixed(folder: Path) -> None:
-    """As a wrapper saves a model."""
-    from safetensors.torch import load_file, save_file
+def prefixed(prefix: str) -> Callable[[Path], object]:
+    """What names weights as a wrapper saves them."""
 
-    path = folder / "model.safetensors"
-    named = {f"module.{k}": v for k, v in load_file(path).items()}
-    save_file(named, path, metadata={"format": "pt"})
+    def change(folder: Path) -> None:
+        from safetensors.torch import load_file, save_file
+
+        path = folder / "model.safetensors"
+        named = {prefix + k: v for k, v in load_file(path).items()}
+        save_file(named, path, metadata={"format": "pt"})
+
+    return change
 
 
 def pickled(folder: Path) -> None:
@@ -555,7 +559,7 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "no tokenizer": (without("tokenizer.json", "tokenizer_config.json"), "holds no tokenizer"),
     "other shape": (reconfigured(intermediate_size=52), "the weights"),
     "missing layer": (a_layer_less, "(model.layers.1.mlp.down_proj.weight and 2"),
-    "prefix": (prefixed, "the names of its weights begin with 'module.'"),
+    "prefix": (prefixed("module."), "the names of its weights begin with 'module.'"),
     "broken config": (holding("config.json", b"{"), "config.json is damaged"),
     "words for numbers": (reconfigured(num_hidden_layers="two"), "num_"),
     "cut": (holding("generation_config.json", b'{"a": 1'), "generation_config.json is damaged"),
@@ -585,6 +589,15 @@ def test_folders_that_cannot_be_loaded(
     change(Path(shutil.copytree(model_folder, copy)))
     assert message in lade("generate", copy, "-p", "a").refused(1)
     assert lade("doctor", copy).code == int(case not in LATER)
+
+
+def test_a_prefix_that_transformers_reads_is_no_fault(
+    lade: Any, model_folder: str, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    prefixed("model.")(Path(shutil.copytree(model_folder, copy)))
+    asked = ("-p", "the cat", "-n", "9", "-q")
+    assert lade("generate", str(copy), *asked).out == lade("generate", model_folder, *asked).out
 
 
 SENTENCEPIECE = all(map(version, ("sentencepiece", "protobuf")))
