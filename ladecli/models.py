@@ -10,11 +10,13 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
 import transformers
 from huggingface_hub.utils import enable_progress_bars
+from safetensors import SafetensorError
 
 from . import placement
 from .decoder.config import SamplingConfig
@@ -157,7 +159,8 @@ def plan(name: str, options: Request | None = None, *, progress: bool = True) ->
     options = options or Request()
     device = detect(options.device)
     asked, revision = name, options.revision
-    parts = adapters.adapted(name, options.adapters, revision, ask=not options.offline)
+    with _without_bars(progress):
+        parts = adapters.adapted(name, options.adapters, revision, ask=not options.offline)
     name, options = parts.base, replace(options, revision=parts.revision)
     source, gguf = hub.located(name, options.gguf_file, options.revision)
     local = Path(source).is_dir()
@@ -315,9 +318,11 @@ def check_forward(planned: Plan, model: Any) -> None:
 
 
 def _tokenizer(planned: Plan) -> Any:
-    source = planned.tokenizer_folder or planned.source
+    source, asking = planned.source, planned.hub_options
+    if planned.tokenizer_folder is not None:
+        source, asking = planned.tokenizer_folder, {**asking, "gguf_file": None}
     with _explained(planned.held, planned.options, "its tokenizer"):
-        return transformers.AutoTokenizer.from_pretrained(source, **planned.hub_options)
+        return transformers.AutoTokenizer.from_pretrained(source, **asking)
 
 
 def _read_model(planned: Plan, beside: memory.Need | None, progress: bool) -> Any:
@@ -376,6 +381,11 @@ def _merged(model: Any, adapter: Adapter, base: str) -> Any:
                 f" weights have no counterpart); {fix}"
             )
         return tuned.merge_and_unload()
+    except (SafetensorError, UnpicklingError, OSError) as error:
+        raise LoadError(
+            f"adapter {adapter.name}: its weights are damaged, or contain code; download or copy"
+            " them again"
+        ) from error
     except (RuntimeError, ValueError, TypeError, AttributeError, NotImplementedError) as error:
         if is_out_of_memory(error):
             raise

@@ -159,6 +159,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
         "holds no adapter_model.safetensors",
     ),
     "pointer": (writing("adapter_model.safetensors", POINTER), "run git lfs pull"),
+    "cut": (writing("adapter_model.safetensors", "cut"), "its weights are damaged"),
     "broken": (writing(ADAPTER, "{"), "adapter_config.json is damaged"),
     "another machine": (stating(base_model_name_or_path="/no/such"), "is not on this machine"),
     "no base": (stating(base_model_name_or_path=None), "names no base model"),

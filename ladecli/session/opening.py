@@ -104,7 +104,7 @@ def _load(
         stretch = ranks.broadcast(stretch)
     if stretch:
         planned = models.stretched(planned, stretch)
-    with _loading(terminal, planned.name):
+    with _loading(terminal, planned.held):
         setup = decide(request, planned, ranks)
         loaded = models.load(planned, beside=setup.beside, progress=_bars(request))
         session = Session(loaded, setup)

@@ -13,6 +13,7 @@ from ladecli.bench.tasks import Dialogue, passages
 from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.errors import PromptError
 from ladecli.decoder.events import Started
+from ladecli.session.conversation import Conversation
 from ladecli.session.session import Session, Settings
 
 REPETITIVE = "def f(x):\n    return f(x)\n" * 4
@@ -88,3 +89,7 @@ def test_a_conversation_goes_on_from_the_answers(session: Session) -> None:
     talk.hold(answer)
     assert asked == [(1, "Be kind.\nSay it."), (2, "Be kind.\nSay it.\nIt.\nAgain.")]
     assert (talk.cut or "").startswith("turn 3: the prompt has ")
+    asked.clear()
+    start = Conversation("Be brief.").asked("Hi").answered("Hello")
+    Dialogue(session, suites.Row("one", "prose", ("Now.",), start), False, "Be kind.").hold(answer)
+    assert asked == [(1, "Be brief.\nHi\nHello\nNow.")], "the row's own system message counts"
