@@ -102,7 +102,7 @@ def decode(data: bytes, name: str) -> str:
     Raises:
         UsageError: it is something else; the message says so.
     """
-    marked = next((each for mark, each in _MARKS.items() if data.startswith(mark)), None)
+    marked = _marked(data)
     if marked is None and _unmarked(data):
         raise UsageError(f"{name} is UTF-16 without a byte order mark; {conversion(data)}")
     try:
@@ -120,11 +120,14 @@ def decode(data: bytes, name: str) -> str:
 
 def conversion(data: bytes) -> str:
     """The advice that makes UTF-8 of text in an encoding that bytes of it give away."""
-    known = next((each for mark, each in _MARKS.items() if data.startswith(mark)), None)
-    encoding = known or _unmarked(data)
-    if encoding:
+    if encoding := _marked(data) or _unmarked(data):
         return f"convert it with iconv -f {encoding} -t utf-8"
     return "convert it, for example with iconv -f latin1 -t utf-8"
+
+
+def _marked(data: bytes) -> str | None:
+    """The encoding that a byte order mark tells."""
+    return next((each for mark, each in _MARKS.items() if data.startswith(mark)), None)
 
 
 def _unmarked(data: bytes) -> str | None:

@@ -316,10 +316,9 @@ def model(request: DoctorRequest) -> Iterator[Finding]:
         return
     name = "model"
     try:
-        adapters.check(request.model, request.adapters, request.gguf_file)
-        base = adapters.adapted(request.model, revision=request.revision)
-        source = hub.resolve(base.base)
-        folder = hub.folder_of(source, base.revision)
+        parts = adapters.adapted(request.model, request.adapters, request.revision, early=True)
+        source = hub.resolve(parts.base)
+        folder = hub.folder_of(source, parts.revision)
         # What lacks in the cache is downloaded.
         if Path(source).is_dir() and (wrong := model_files.missing(Path(source))):
             yield Finding("files", wrong, PROBLEM)
