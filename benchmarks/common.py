@@ -22,7 +22,7 @@ from ladecli.decoder.load import load_decoder
 from ladecli.decoder.strategies import make_strategy
 from ladecli.decoder.strategy import Strategy
 from ladecli.models import LoadedModel
-from ladecli.session.text import apply_chat_template
+from ladecli.session.chat_template import ChatTemplate
 
 DEMO_PROMPTS = (
     "def ",
@@ -66,7 +66,7 @@ def prompts_of(path: Path | None, tokenizer: Any, limit: int) -> list[list[int]]
     if not tokenizer.chat_template:
         return [list(tokenizer(text)["input_ids"]) for text in texts]
     chats = ([{"role": "user", "content": text}] for text in texts)
-    return [apply_chat_template(tokenizer, chat) for chat in chats]
+    return [ChatTemplate(tokenizer).encode(chat) for chat in chats]
 
 
 def rows_of(path: Path, limit: int | None) -> list[dict[str, Any]]:

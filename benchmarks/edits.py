@@ -21,7 +21,7 @@ from ladecli.decoder.config import WITHOUT_WINDOW, LookaheadConfig
 from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.strategies import make_strategy
-from ladecli.session.text import apply_chat_template
+from ladecli.session.chat_template import ChatTemplate
 
 CONFIG = LookaheadConfig(budget=64, sources=WITHOUT_WINDOW)
 CHANGED = 0.03
@@ -61,7 +61,7 @@ def main() -> None:
                 prompt = tokenizer(text)["input_ids"]
             else:
                 chat = [{"role": "user", "content": row["prompt"]}]
-                prompt = apply_chat_template(tokenizer, chat)
+                prompt = ChatTemplate(tokenizer).encode(chat)
             plain = answered(prompt, "autoregressive", memory)
             if where == "handed over":
                 memory.learn_text(

@@ -28,7 +28,7 @@ from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.strategies import lookahead, make_strategy
 from ladecli.decoder.strategy import Draft, State, StepResult, Strategy
-from ladecli.session.text import apply_chat_template
+from ladecli.session.chat_template import ChatTemplate
 
 FILES = ("mt_bench", "humaneval", "gsm8k")
 
@@ -164,7 +164,7 @@ class Holder:
         ends = frozenset(self.loaded.stop_ids)
         for turn in turns:
             messages.append({"role": "user", "content": turn})
-            prompt = apply_chat_template(self.loaded.tokenizer, messages)
+            prompt = ChatTemplate(self.loaded.tokenizer).encode(messages)
             strategy = Timed(make_strategy(name, config, drafts))
             run = decode(self.decoder, prompt, strategy, config, self.new_tokens, sampling, ends)
             ids, steps, fed = ids + run.ids, steps + run.steps, fed + run.fed

@@ -15,6 +15,7 @@ from .events import TextEvent
 from .metrics import Tally
 from .options import Request
 from .options.declare import settings_of
+from .session.chat_template import TemplateChoice
 from .session.opening import open_session
 from .session.session import Session, Settings
 from .view.terminal import Terminal
@@ -53,6 +54,8 @@ class Model:
         stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
         draft_text: str | Sequence[str] = (),
+        chat_template: str | None = None,
+        template_args: Mapping[str, Any] | None = None,
         **sampling: Any,
     ) -> Iterator[TextEvent]:
         """Stream the answer as events; `TextStep` events hold the text.
@@ -66,12 +69,15 @@ class Model:
             ignore_eos: keep decoding after end-of-text tokens.
             draft_text: a text that the answer may repeat, such as code that it edits, or several:
                 drafts know it from then on.
+            chat_template: of the messages: the name of one of the model's templates, or of a file.
+            template_args: variables of the chat template, such as `enable_thinking`.
             sampling: fields of `SamplingConfig`: temperature, top_k, top_p, min_p,
                 repetition_penalty, seed.  Without any, greedy with the model's own penalty.
 
         Raises:
             PromptError: the prompt is empty or too long.
             ConfigError: there is no such strategy, or a value is out of range.
+            UsageError: the chat template refuses the messages, or there is none of this name.
             TypeError: there is no such option, or the prompt is neither text nor messages.
         """
         for key in sampling.keys() - {each.name for each in fields(SamplingConfig)}:
@@ -91,7 +97,14 @@ class Model:
         for text in (draft_text,) if isinstance(draft_text, str) else draft_text:
             session.add_draft_text(text)
         chosen = {"repetition_penalty": session.loaded.repetition_penalty, **sampling}
-        ids = session.encode(prompt) if isinstance(prompt, str) else session.encode_chat(prompt)
+        template = None
+        if not isinstance(prompt, str):
+            template = TemplateChoice(chat_template, template_args or {})
+        elif chat_template or template_args:
+            raise TypeError("chat_template and template_args are for messages; a text has none")
+        ids = _encoded(session, prompt, template)
+        for line in session.news():
+            warnings.warn(line, stacklevel=2)
         settings = Settings(
             strategy=strategy,
             lookahead=lookahead or self.lookahead,
@@ -99,6 +112,7 @@ class Model:
             max_new_tokens=max_new_tokens,
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             ignore_eos=ignore_eos,
+            template=template,
         )
         return session.stream(ids, settings)
 
@@ -114,6 +128,12 @@ class Model:
         if tally.reason == "memory":
             raise LadeError(memory_line(tally) or "out of memory")
         return tally.text
+
+
+def _encoded(session: Session, prompt: Prompt, template: TemplateChoice | None) -> list[int]:
+    if isinstance(prompt, str):
+        return session.encode(prompt)
+    return session.encode_chat(prompt, template)
 
 
 def _is_prompt(prompt: object) -> bool:

@@ -17,10 +17,12 @@ class Piece:
     Attributes:
         text: may be empty: bytes of an unfinished character, a special token.
         source: the draft source whose guess was accepted, or None for the model's own token.
+        reasoning: what the model thinks before `text`, which is its answer.
     """
 
     text: str
     source: str | None = None
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +61,19 @@ class TextStep:
         """The text of all pieces."""
         return "".join(piece.text for piece in self.pieces)
 
+    @property
+    def reasoning(self) -> str:
+        """The reasoning of all pieces."""
+        return "".join(piece.reasoning for piece in self.pieces)
+
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The answer is over; `rest` is text that was held back until now."""
+    """The answer is over; `rest` and `reasoning` were held back until now."""
 
     reason: Reason
     rest: str = ""
+    reasoning: str = ""
 
     @property
     def text(self) -> str:
@@ -82,5 +90,5 @@ def pieces_of(event: TextEvent) -> tuple[Piece, ...]:
         case TextStep():
             return event.pieces
         case Ended():
-            return (Piece(event.rest),)
+            return (Piece(event.rest, None, event.reasoning),)
     return ()

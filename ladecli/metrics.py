@@ -63,11 +63,14 @@ class Tally:
     plain_before: float | None = None
     token_ids: list[int] = field(default_factory=list)
     _texts: list[str] = field(default_factory=list)
+    _reasoning: list[str] = field(default_factory=list)
     _first_tokens: int = 0
 
     def add(self, event: TextEvent) -> None:
         """Count one more event."""
-        self._texts += [piece.text for piece in pieces_of(event)]
+        for piece in pieces_of(event):
+            self._texts.append(piece.text)
+            self._reasoning.append(piece.reasoning)
         match event:
             case Started():
                 self.prompt, self.cached = event.total, event.cached
@@ -102,6 +105,16 @@ class Tally:
     def text(self) -> str:
         """The answer, as far as it is certain."""
         return "".join(self._texts)
+
+    @property
+    def reasoning(self) -> str:
+        """What the model thought before its answer, as far as it is certain."""
+        return "".join(self._reasoning)
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether there is reasoning, and no answer after it."""
+        return bool(self.reasoning.strip()) and not self.text.strip()
 
     @property
     def tokens_per_step(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import json
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, fields, replace
@@ -85,9 +86,7 @@ class LoadedModel(Plan):
     @property
     def stop_ids(self) -> frozenset[int]:
         """Every id that ends a text: those of the generation config, or the tokenizer's."""
-        own = self.tokenizer.eos_token_id
-        ids = {each for each in self._stated_stops if self._is_token(each)}
-        return frozenset(ids or (() if own is None else (own,)))
+        return _stop_ids(self, self.model.generation_config, self.tokenizer)
 
     @property
     def sampling(self) -> SamplingConfig:
@@ -111,17 +110,25 @@ class LoadedModel(Plan):
         config = self.model.generation_config
         stated = config.to_diff_dict()
         found = [name for name in _NOT_APPLIED if stated.get(name)] + _sampling_of(config)[1]
-        if not all(self._is_token(each) for each in self._stated_stops):
+        if not all(_is_token(self, each) for each in _stated_stops(config)):
             found.append(f"eos_token_id {config.eos_token_id!r}")
         return sorted(found)
 
-    @property
-    def _stated_stops(self) -> list[Any]:
-        stated = self.model.generation_config.eos_token_id
-        return list(stated) if isinstance(stated, list | tuple) else [stated] * (stated is not None)
 
-    def _is_token(self, value: object) -> bool:
-        return type(value) is int and 0 <= value < self.spec.vocabulary
+def _stop_ids(planned: Plan, config: Any, tokenizer: Any) -> frozenset[int]:
+    """The end tokens of a generation config, or the tokenizer's."""
+    ids = {each for each in _stated_stops(config) if _is_token(planned, each)}
+    own = tokenizer.eos_token_id
+    return frozenset(ids or (() if own is None else (own,)))
+
+
+def _stated_stops(config: Any) -> list[Any]:
+    stated = config.eos_token_id
+    return list(stated) if isinstance(stated, list | tuple) else [stated] * (stated is not None)
+
+
+def _is_token(planned: Plan, value: object) -> bool:
+    return type(value) is int and 0 <= value < planned.spec.vocabulary
 
 
 def _sampling_of(config: Any) -> tuple[dict[str, Any], list[str]]:
@@ -259,6 +266,16 @@ def damage(planned: Plan) -> str | None:
     return None
 
 
+def tokenizer_and_ends(planned: Plan) -> tuple[Any, frozenset[int]]:
+    """The tokenizer of a model that is here, and the ids that its configs name as end tokens."""
+    tokenizer = _tokenizer(planned)
+    try:
+        known = transformers.GenerationConfig.from_pretrained(planned.source, **planned.hub_options)
+    except OSError:  # it has no generation config of its own
+        known = transformers.GenerationConfig.from_model_config(planned.config)
+    return tokenizer, _stop_ids(planned, known, tokenizer)
+
+
 def load(
     what: str | Plan,
     options: Request | None = None,
@@ -322,7 +339,23 @@ def _tokenizer(planned: Plan) -> Any:
     if planned.tokenizer_folder is not None:
         source, asking = planned.tokenizer_folder, {**asking, "gguf_file": None}
     with _explained(planned.held, planned.options, "its tokenizer"):
-        return transformers.AutoTokenizer.from_pretrained(source, **asking)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source, **asking)
+        if not getattr(tokenizer, "chat_template", None) and not asking.get("gguf_file"):
+            tokenizer.chat_template = _processor_template(source, asking)
+        return tokenizer
+
+
+def _processor_template(source: str, options: dict[str, Any]) -> str | None:
+    """The chat template of a model that sees pictures, older ones of which have it in a file of
+    their processor's; None where there is none."""
+    asked = {name: options[name] for name in ("revision", "local_files_only")}
+    path = transformers.utils.cached_file(
+        source, "chat_template.json", _raise_exceptions_for_missing_entries=False, **asked
+    )
+    if path is None:
+        return None
+    template: str = json.loads(Path(path).read_text(encoding="utf-8"))["chat_template"]
+    return template
 
 
 def _read_model(planned: Plan, beside: memory.Need | None, progress: bool) -> Any:

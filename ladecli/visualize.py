@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import re
-from typing import Protocol, TextIO
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol, TextIO
 
 from rich.color import ColorSystem
 from rich.style import Style
 from rich.text import Text
 
-from .events import TextEvent, pieces_of
+from .events import Piece, TextEvent, pieces_of
 from .metrics import Tally
 
 SOURCE_STYLES = {
@@ -22,6 +23,8 @@ SOURCE_STYLES = {
 OTHER_SOURCE_STYLE = "yellow"
 
 SEPARATOR = " · "
+REASONING, ANSWER = "Reasoning:", "Answer:"
+"""Labels of the two parts of a reasoning model's answer."""
 BARS = "▁▂▃▄▅▆▇█"
 LOOP = 120
 """Characters of the longest phrase whose repetition is noticed."""
@@ -49,6 +52,44 @@ def style_of(source: str | None) -> str:
 
 
 # Views of an answer.
+
+
+class Span(NamedTuple):
+    """Text of an answer in one style: its draft source, and whether it is dim."""
+
+    text: str
+    source: str | None = None
+    dim: bool = False
+
+    @property
+    def style(self) -> str:
+        """For Rich."""
+        return f"{style_of(self.source)} dim".lstrip() if self.dim else style_of(self.source)
+
+
+class Sections:
+    """Makes one text of an answer and its reasoning, dim and each below a label.
+
+    Args:
+        reasoning: whether that is shown; an answer alone has no label.
+    """
+
+    def __init__(self, reasoning: bool) -> None:
+        self._shows = reasoning
+        self._reasoning = False
+
+    def of(self, piece: Piece) -> Iterator[Span]:
+        """What a piece adds."""
+        if piece.reasoning and self._shows:
+            if not self._reasoning:
+                yield Span(f"{REASONING}\n", dim=True)
+            self._reasoning = True
+            yield Span(piece.reasoning, piece.source, dim=True)
+        if piece.text:
+            if self._reasoning:
+                yield Span(f"\n\n{ANSWER}\n", dim=True)
+            self._reasoning = False
+            yield Span(piece.text, piece.source)
 
 
 class View(Protocol):
@@ -99,9 +140,17 @@ class Writer:
         stream: where to.
         safe: whether to leave out control characters, as a terminal needs.
         colors: with which to show the source of each token; None for plain text.
+        reasoning: whether it is written, too.
     """
 
-    def __init__(self, stream: TextIO, safe: bool, colors: ColorSystem | None = None) -> None:
+    def __init__(
+        self,
+        stream: TextIO,
+        safe: bool,
+        colors: ColorSystem | None = None,
+        reasoning: bool = False,
+    ) -> None:
+        self._sections = Sections(reasoning)
         self._stream = stream
         self._safe = safe
         self._colors = colors
@@ -110,10 +159,11 @@ class Writer:
     def show(self, event: TextEvent) -> None:
         """Write what the event adds, at once."""
         for piece in pieces_of(event):
-            if text := printable(piece.text) if self._safe else piece.text:
-                self._ended_line = text.endswith("\n")
-                style = Style.parse(style_of(piece.source))
-                self._stream.write(style.render(text, color_system=self._colors))
+            for span in self._sections.of(piece):
+                if text := printable(span.text) if self._safe else span.text:
+                    self._ended_line = text.endswith("\n")
+                    style = Style.parse(span.style)
+                    self._stream.write(style.render(text, color_system=self._colors))
         self._stream.flush()
 
     def finish(self) -> None:

@@ -504,10 +504,22 @@ def test_reset_keeps_the_system_message(make: Make) -> None:
     assert chat.conversation == Conversation()
 
 
-def test_a_template_may_refuse_a_system_message(loaded: models.LoadedModel, make: Make) -> None:
+def test_a_template_may_refuse_a_system_message(
+    loaded: models.LoadedModel, make: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     refusal = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     chat = make(on=other_template(loaded, lambda template: refusal + template))
-    with pytest.raises(UsageError, match="no system"):
+    handle(chat, "/system Be brief.")
+    assert "before your first message" in capsys.readouterr().err
+    expected = make().encode(Conversation().asked("Be brief.\n\nHello"))
+    assert chat.encode(chat.conversation.asked("Hello")) == expected
+    handle(chat, "/system Be kind.")
+    assert "before" not in capsys.readouterr().err, "it is told once"
+
+
+def test_a_template_may_refuse_everything(loaded: models.LoadedModel, make: Make) -> None:
+    chat = make(on=other_template(loaded, lambda _: "{{ raise_exception('not today') }}"))
+    with pytest.raises(UsageError, match="not today"):
         handle(chat, "/system Be brief.")
     assert chat.conversation.system is None
 
@@ -564,13 +576,3 @@ def test_replies_alone_go_to_stdout(make: Make, capsys: pytest.CaptureFixture[st
     assert "tokens per step" in captured.err
     loop(make(reader=Reader(io.StringIO(QUESTIONS[0])), quiet=True))
     assert capsys.readouterr().err == ""
-
-
-def test_reasoning_that_the_template_opens(loaded: models.LoadedModel) -> None:
-    """Some templates open the block of reasoning themselves: the reply begins inside it."""
-    opening = "{% if add_generation_prompt %}{{ '<think>\n' }}{% endif %}"
-    session = other_template(loaded, lambda template: template + opening)
-    question = [{"role": "user", "content": "What is <think>?"}]
-    assert session.opens_thinking(session.encode_chat(question))
-    assert not session.opens_thinking(session.encode_chat(question, reply=False))
-    assert not Session(loaded).opens_thinking(Session(loaded).encode_chat(question))

@@ -447,7 +447,7 @@ def test_prompts_go_through_the_template_where_there_is_one(lade: Any, model_fol
         found: list[int] = json.loads(result.out)["token_ids"]
         return found
 
-    assert ids() == ids("--chat-template") != ids("--raw")
+    assert ids() == ids("--chat-template", "default") != ids("--raw")
     assert ids(model_folder) == ids(model_folder, "--raw")
 
 

@@ -21,7 +21,8 @@ from ladecli.options import ChatRequest, DoctorRequest, GenerateRequest, TuneReq
 from ladecli.options.declare import Setting, config_path
 
 OTHER: dict[str, Any] = {
-    **{"model": "some/model", "system": "Be brief.", "chat_template": True, "raw": True},
+    **{"model": "some/model", "system": "Be brief.", "raw": True, "chat_template": "rag"},
+    **{"template_arg": ["enable_thinking=false"]},
     **{"max_new_tokens": 7, "stop": ["a b", "\n"], "ignore_eos": True, "max_context": 99},
     **{"strategy": "jacobi", "profile": "cpu", "window": 4, "ngram": 3, "guesses": 2},
     **{"budget": 50, "sources": "context", "pool_file": "a b.pool", "temperature": 0.5},
@@ -36,7 +37,13 @@ OTHER: dict[str, Any] = {
     },
     **{"parallel": 2, "parallel_mode": "tensor", "cuda_graphs": False, "compile": True},
     **{"kernels": False},
-    **{"markdown": False, "token_colors": False, "editing_mode": "vi", "color": "never"},
+    **{
+        "reasoning": False,
+        "markdown": False,
+        "token_colors": False,
+        "editing_mode": "vi",
+        "color": "never",
+    },
     **{"stats": False, "json": True, "quiet": True, "speed": 2.0, "seconds": 5.0},
 }
 """A legal value that is not the default, for every setting."""
@@ -135,7 +142,7 @@ def test_who_comes_first(requested: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     }
     generate = requested("generate", "--raw", "--seed", "9")
     assert (generate.window, generate.ngram, generate.seed) == (2, 3, 9)
-    assert generate.origins["chat_template"] == "flag --raw"
+    assert generate.origins["raw"] == "flag --raw"
 
 
 def test_empty_is_as_if_it_were_not_there(requested: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,13 +22,14 @@ MODEL = (
     "dtype device quantize adapter attention cuda-graphs no-cuda-graphs compile no-compile"
     " no-kernels device-map revision offline trust-remote-code"
 )
-SHARED = f"{DECODING} {SAMPLING} {LENGTH} {MODEL} system raw color quiet help"
+PROMPT = "system raw chat-template template-arg"
+SHARED = f"{DECODING} {SAMPLING} {LENGTH} {MODEL} {PROMPT} color quiet help"
 RANKS, FILES = "parallel parallel-mode", "trace svg html stats no-stats pool-file draft-text"
 
 OPTIONS = {
     "chat": f"{SHARED} {RANKS} {FILES} markdown no-markdown token-colors no-token-colors"
-    " editing-mode continue",
-    "generate": f"{SHARED} {RANKS} {FILES} prompt prompt-file json chat-template",
+    " editing-mode continue reasoning no-reasoning",
+    "generate": f"{SHARED} {RANKS} {FILES} prompt prompt-file json reasoning",
     "replay": "speed step color",
     "bench": f"{SHARED.removeprefix('strategy ')} {RANKS} prompts strategies repeat limit sweep"
     " json report",
@@ -54,8 +55,8 @@ SLASH = (
     " exit model copy"
 )
 GENERATE = {
-    "": "id model text token_ids finish_reason usage decode sampling seconds tokens_per_second"
-    " seed",
+    "": "id model text reasoning token_ids finish_reason usage decode sampling seconds"
+    " tokens_per_second seed",
     "usage": "prompt_tokens completion_tokens",
     "decode": "strategy window ngram guesses budget sources profile attention cuda_graphs compiled"
     " ranks parallel_mode steps tokens_per_step step_width accepted",

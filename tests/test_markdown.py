@@ -16,10 +16,7 @@ FAMILY = "👨\u200d👩\u200d👧\u200d👦"
 HEART = "❤\ufe0f"
 ACCENTED = "e\u0301"
 
-SAMPLE = f"""<think>
-Is 2 * 3 the *same* as 3 * 2?
-```python
-</think>
+SAMPLE = f"""Is 2 * 3 the *same* as 3 * 2?
 # A title that is long enough to be wrapped
 Some **strong** and _soft_ text, snake_case_names, f(**kwargs) and `code *x*`.
 
@@ -44,10 +41,8 @@ https://example.com/a/very/long/address/that/fits/into/no/row
 """
 
 
-def rows_of(
-    text: str, width: int = 80, markdown: bool = True, colours: bool = False, thinking: bool = False
-) -> list[Text]:
-    renderer = MarkdownRenderer(markdown, colours, thinking)
+def rows_of(text: str, width: int = 80, markdown: bool = True, colours: bool = False) -> list[Text]:
+    renderer = MarkdownRenderer(markdown, colours)
     rows, _ = renderer.feed([Piece(text)], width)
     return rows + renderer.flush(width)
 
@@ -97,7 +92,7 @@ def test_rows(text: str, width: int, rows: list[str]) -> None:
 @settings(max_examples=60, deadline=None)
 @given(
     text=st.lists(
-        st.sampled_from([*"ab 1.*_`~#->|\n\t(<", "<think>", "</think>", "```", "中", "。", HEART])
+        st.sampled_from([*"ab 1.*_`~#->|\n\t(<", "```", "中", "。", HEART])
         | st.characters(codec="utf-8"),
         max_size=120,
     ).map("".join)
@@ -190,7 +185,6 @@ def test_code_has_the_colours_of_its_language_over_several_lines() -> None:
         ("````\n```\n*a*\n````\n*b*", [4]),
         ("1. run\n   ```sh\n   *ls*\n   ```\n   *then*\n- ```\n  *y*\n  ```\n*z*", [4, 8]),
         ("```x``` *y*\n*z*", [0, 1]),  # code in a line opens none
-        ("<think>\n```python\n*x*\n</think>\n*yes*", [4]),
     ],
 )
 def test_fences_open_and_close(text: str, italic: list[int]) -> None:
@@ -221,12 +215,13 @@ def test_colours_belong_to_the_sources() -> None:
 # Reasoning.
 
 
-def test_reasoning_is_dim_with_its_tags() -> None:
-    rows = rows_of("<think>\n**Hm**\n</think>\n\nYes")
-    assert [[style for _, style in styles_of(row)] for row in rows] == [
-        *(["dim"], ["dim"], ["dim"], [""], [""]),
-    ]
-    renderer = MarkdownRenderer(True, False, thinking=True)
-    assert styles_of(renderer.feed([Piece("# Hm **b</thi")], 80)[1]) == [("# Hm **b</thi", "dim")]
-    (row,), _ = renderer.feed([Piece("nk>Yes\n")], 80)
-    assert styles_of(row) == [("# Hm **b</think>", "dim"), ("Yes", "")]
+def test_reasoning_is_dim_and_labelled() -> None:
+    pieces = [Piece("", None, "**Hm**\n"), Piece("*Yes*", "context", "```python")]
+    renderer = MarkdownRenderer(True, False)
+    rows = [*renderer.feed(pieces, 80)[0], *renderer.flush(80)]
+    shown = ["Reasoning:", "**Hm**", "```python", "", "Answer:", "*Yes*"]
+    assert [row.plain for row in rows] == shown
+    assert [styles_of(row) for row in rows[:3]] == [[(text, "dim")] for text in shown[:3]]
+    assert ("Yes", "italic") in styles_of(rows[-1])
+    hidden = MarkdownRenderer(True, False, reasoning=False)
+    assert [row.plain for row in (*hidden.feed(pieces, 80)[0], *hidden.flush(80))] == ["*Yes*"]

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
-import jinja2
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import StopStringCriteria
 
-from ladecli.errors import UsageError
 from ladecli.session.text import (
     REPLACEMENT,
     Detokenizer,
     StopStrings,
+    Text,
     TextStream,
-    apply_chat_template,
 )
 
 from .tokenizers_here import byte_fallback, byte_level
@@ -90,7 +89,7 @@ def test_an_unfinished_character_is_shown_at_the_end_only() -> None:
     assert detokenizer.flush() == ""
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     pieces=st.lists(st.text("ab\n", max_size=4), max_size=12),
     stops=st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=3),
@@ -101,10 +100,10 @@ def test_stop_strings_cut_where_the_first_one_starts(pieces: list[str], stops: l
     filtered = StopStrings(stops)
     ends = None
     for number, piece in enumerate(pieces):
-        found.append(filtered.feed(piece))
+        found.append(filtered.feed(Text.plain(piece)).visible)
         if filtered.found and ends is None:
             ends = number
-    shown = "".join(found) + filtered.flush()
+    shown = "".join(found) + filtered.flush().visible
     if ends is None:
         assert shown == whole
         assert not any(stop in whole for stop in stops)
@@ -120,10 +119,32 @@ def test_a_stop_string_over_several_tokens_is_never_shown() -> None:
     shown = ""
     for token in ids_of(tokenizer, "the cat sat on the mat"):
         stopped = stream.feed(token)
-        shown += "".join(stream.take([token]))
+        shown += "".join(part.text for part in stream.take([token]))
         if stopped:
             break
-    assert shown + stream.flush() == "the "
+    assert shown + stream.flush().text == "the "
+
+
+STOPS = ("t", "the", " the", "cat sat", "\n\n", "<|end|>", "</s>", "at<|end|>", "ü", "|>a")
+PARTS = ("the", " cat", "sat", "\n", "<|end|>", "</s>", "at", "ü", "a", "|>")
+SOME_PARTS = st.lists(st.sampled_from(PARTS), min_size=1, max_size=9).map("".join)
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@settings(max_examples=100, deadline=None)
+@given(before=SOME_PARTS, text=SOME_PARTS, stops=st.lists(st.sampled_from(STOPS), min_size=1))
+def test_a_text_stops_where_generate_stops_it(
+    kind: str, before: str, text: str, stops: list[str]
+) -> None:
+    """Special tokens count, and so does the end of the prompt."""
+    tokenizer = TOKENIZERS[kind]()
+    prompt, tokens = ids_of(tokenizer, before), ids_of(tokenizer, text)
+    stream = TextStream(tokenizer, prompt, stops)
+    ours = [stream.feed(token) for token in tokens]
+    criterion = StopStringCriteria(tokenizer, stops)
+    lengths = range(1, len(tokens) + 1)
+    theirs = [bool(criterion(torch.tensor([prompt + tokens[:n]]), None)) for n in lengths]
+    assert [*ours, True].index(True) == [*theirs, True].index(True)
 
 
 def test_take_gives_a_piece_for_every_token() -> None:
@@ -135,23 +156,9 @@ def test_take_gives_a_piece_for_every_token() -> None:
     # Those after the fourth have not been fed yet.
     pieces = stream.take(tokens)
     assert len(pieces) == len(tokens)
-    assert "".join(pieces) + stream.flush() == "你 the z zz"
+    assert "".join(part.text for part in (*pieces, stream.flush())) == "你 the z zz"
     assert stream.take([]) == []
 
 
 def test_empty_stop_strings_are_ignored() -> None:
-    assert StopStrings(["", ""]).feed("abc") == "abc"
-
-
-def test_a_broken_template_is_told_from_one_that_refuses() -> None:
-    def template(text: str) -> Any:
-        def render(*_args: object, **_options: object) -> None:
-            jinja2.Environment().from_string(text).render(messages=[])
-
-        return SimpleNamespace(chat_template=text, apply_chat_template=render)
-
-    for text, message in (("{% if", "is broken: .*use --raw"), ("{{ a.b }}", "refuses this: 'a'")):
-        with pytest.raises(UsageError, match=f"the model's chat template {message}"):
-            apply_chat_template(template(text), [{"role": "user", "content": "a"}])
-    with pytest.raises(UsageError, match="no chat template; use --raw"):
-        apply_chat_template(object(), [])
+    assert StopStrings(["", ""]).feed(Text.plain("abc")).visible == "abc"

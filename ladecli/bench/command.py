@@ -98,7 +98,8 @@ def _measure(
     greedy = SamplingConfig(repetition_penalty=loaded.repetition_penalty)
     limited = replace(request, max_new_tokens=request.new_tokens)
     chosen, refused = methods.choose(limited, choice, greedy, swept)
-    template = session.has_template and not request.raw and prompts is not None
+    template = request.template(session.has_template) if prompts is not None else None
+    chosen = [(method, replace(each, template=template)) for method, each in chosen]
     tasks: list[Task]
     if prompts is None:
         lengths = [int(value) for value in swept["context"]]
@@ -133,7 +134,7 @@ def _measure(
             repeat=request.repeat,
             max_new_tokens=request.new_tokens,
             ignore_eos=request.ignore_eos,
-            template=template,
+            template=template is not None,
             sampling=sampling_shown(chosen[0][1].sampling),
             profile=choice.profile,
             sweep=swept,

@@ -204,7 +204,7 @@ def _config(session: Session, prompt: int, settings: Settings, lookup: bool) -> 
     }
     return GenerationConfig(
         max_new_tokens=min(settings.max_new_tokens or longest, longest - prompt),
-        eos_token_id=None if settings.ignore_eos else sorted(session.loaded.stop_ids) or None,
+        eos_token_id=sorted(session.stop_ids(settings)) or None,
         pad_token_id=own.pad_token_id or 0,
         repetition_penalty=sampling.repetition_penalty,
         prompt_lookup_num_tokens=LOOKUP if lookup else None,

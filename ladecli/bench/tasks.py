@@ -13,6 +13,7 @@ from ..session.conversation import Conversation
 from .result import Skipped
 
 if TYPE_CHECKING:
+    from ..session.chat_template import TemplateChoice
     from ..session.session import Session
     from ..suites import Row
 
@@ -29,7 +30,12 @@ class Dialogue:
     """
 
     def __init__(
-        self, session: Session, row: Row, template: bool, system: str | None, new_tokens: int = 1
+        self,
+        session: Session,
+        row: Row,
+        template: TemplateChoice | None,
+        system: str | None,
+        new_tokens: int = 1,
     ) -> None:
         self.id, self.category = row.id, row.category
         self.cut: str | None = None
@@ -69,8 +75,8 @@ class Dialogue:
         return min(needed, self._session.decoder.max_context)
 
     def _encoded(self, talk: Conversation) -> list[int]:
-        if self._template:
-            ids = self._session.encode_chat(talk.for_template())
+        if self._template is not None:
+            ids = self._session.encode_chat(talk.for_template(), self._template)
         else:
             ids = self._session.encode(talk.as_text())
         room = self._session.decoder.max_context

@@ -73,7 +73,7 @@ def run(request: VerifyRequest) -> int:
     rows = suites.some(suites.load(request.prompts, offline=request.offline), limit)
     terminal = Terminal(request.color, request.quiet)
     session = opening.open_session(request, terminal)
-    template = session.has_template and not request.raw
+    template = request.template(session.has_template)
     dialogues, skipped = usable([Dialogue(session, row, template, request.system) for row in rows])
     answers = samples * len(dialogues) if samples else 2 * sum(len(row.turns) for row in rows)
     if samples:
@@ -94,7 +94,7 @@ def run(request: VerifyRequest) -> int:
             "model": asdict(model),
             "prompts": Path(request.prompts).name,
             "max_new_tokens": new_tokens,
-            "template": template,
+            "template": template is not None,
             "interrupted": found.interrupted,
             "passed": found.passed,
             "verdict": found.verdict,
@@ -274,7 +274,8 @@ class Verifier:
         greedy = SamplingConfig(repetition_penalty=loaded.repetition_penalty)
         choice = opening.choose_profile(request, session)
         self._session, self._cancelled, self._advance = session, cancelled, advance
-        self._settings = opening.settings_of(request, choice, greedy)
+        template = request.template(session.has_template)
+        self._settings = opening.settings_of(request, choice, greedy, template)
         self._rescorer = Rescorer(session.decoder, quantised=loaded.spec.weights not in FULL)
         self._spell = speller(loaded.tokenizer)
         self.settings_shown: dict[str, int | str] = {

@@ -333,6 +333,8 @@ def model(request: DoctorRequest) -> Iterator[Finding]:
             yield Finding("files", wrong, PROBLEM)
             return
         yield from _facts(planned)
+        name = "end tokens"
+        yield from _ends(request, planned)
         name = "settings"
         decode_setup.check_device(request, planned.device, planned.part)
         name = "memory"
@@ -359,6 +361,27 @@ def _facts(planned: Plan) -> Iterator[Finding]:
         value = f"{spec.weights} needs {' and '.join(lacking)}"
         yield Finding("weights", value, PROBLEM, f"pip install {' '.join(lacking)}")
     yield Finding("context", f"{facts.context} tokens")
+
+
+def _ends(request: DoctorRequest, planned: Plan) -> Iterator[Finding]:
+    """The tokens that end an answer: those of the configs, and the chat template's."""
+    from .. import models
+    from ..session.chat_template import ChatTemplate
+
+    if hub.folder_of(planned.source, request.revision) is None:
+        return  # it is still to be downloaded
+    tokenizer, stated = models.tokenizer_and_ends(planned)
+    choice, closing = request.template(bool(tokenizer.chat_template)), None
+    try:
+        if choice is not None:
+            closing = ChatTemplate(tokenizer, choice).end_token
+    except UsageError as error:
+        yield Finding("chat template", str(error), WARNING)
+    told = [(token, "by its configs") for token in sorted(stated)]
+    if closing is not None and closing not in stated:
+        told.append((closing, "by its chat template"))
+    spelt = [f"{tokenizer.convert_ids_to_tokens(token)} ({why})" for token, why in told]
+    yield Finding("end tokens", ", ".join(spelt) or "none: answers end at --max-new-tokens")
 
 
 def _setup(request: DoctorRequest, setup: Setup) -> Iterator[Finding]:

@@ -32,12 +32,15 @@ def run(request: GenerateRequest) -> int:
     export.check(request, sum(len(row.turns) for row in rows))
     pool_file.check(request.pool_file)
     texts = pool_file.draft_texts(request)
-    with opening.opened(request, Terminal(request.color, request.quiet)) as session:
+    terminal = Terminal(request.color, request.quiet)
+    with opening.opened(request, terminal) as session:
         talks = [_Talk(session, request, row) for row in rows]
         # All prompts are checked before the first is answered: no half of the work is lost.
         for number, talk in enumerate(talks, start=1):
             which = f"prompt {number} of {len(talks)}: " if len(talks) > 1 else ""
             talk.ask(which)
+        for line in session.news():
+            terminal.say(line)
         answers = _Answers(request, session)
         with ctrl_c() as cancelled, pool_file.kept_drafts(session, request.pool_file, texts):
             for talk in talks:
@@ -98,7 +101,7 @@ class _Talk:
         self.ids: list[int] = []
         self._session = session
         # A conversation cannot be put to a model without a template, unless --raw asks for that.
-        self._template = request.uses_template(session.has_template or row.is_conversation)
+        self._template = request.template(session.has_template or row.is_conversation)
         self._said = row.begun(request.system if self._template else None)
 
     def ask(self, which: str = "") -> None:
@@ -110,7 +113,7 @@ class _Talk:
         said, session = self._said.asked(self.row.turns[self.turn]), self._session
         try:
             if self._template:
-                ids = session.encode_chat(said.for_template())
+                ids = session.encode_chat(said.for_template(), self._template)
             else:
                 ids = session.encode(said.as_text())
             session.decoder.check_prompt(ids)
@@ -118,9 +121,9 @@ class _Talk:
             raise UsageError(f"{which}{error}") from error
         self._said, self.ids, self.turn = said, ids, self.turn + 1
 
-    def answered(self, text: str) -> bool:
+    def answered(self, answer: Tally) -> bool:
         """Take the answer; true where another turn follows."""
-        self._said = self._said.answered(text)
+        self._said = self._said.answered(answer.text, reasoning=answer.reasoning or None)
         return self.turn < len(self.row.turns)
 
 
@@ -138,7 +141,8 @@ class _Answers:
         self._request = request
         self._session = session
         self._profile = choice.profile
-        self._settings = opening.settings_of(request, choice, greedy)
+        template = request.template(session.has_template)
+        self._settings = opening.settings_of(request, choice, greedy, template)
         self._terminal = Terminal(request.color, request.quiet)
 
     def hold(self, talk: _Talk, cancelled: Callable[[], bool]) -> None:
@@ -150,8 +154,8 @@ class _Answers:
                 self.failed.append(error)
                 return
 
-    def _add(self, talk: _Talk, cancelled: Callable[[], bool]) -> str:
-        """Answer the turn that a conversation waits for; the text.
+    def _add(self, talk: _Talk, cancelled: Callable[[], bool]) -> Tally:
+        """Answer the turn that a conversation waits for.
 
         Raises:
             RankError: a rank is gone; the text until then was written.
@@ -161,7 +165,7 @@ class _Answers:
         if number > 1 and not request.json:
             print()
         tally, detailed = Tally(), request.trace is not None
-        shown = [] if request.json else [self._terminal.writer()]
+        shown = [] if request.json else [self._terminal.writer(reasoning=request.reasoning)]
         files = export.views(request, session, self._settings, ids, tally, number)
         view = Together(tally, *shown, *files)
         lost: RankError | None = None
@@ -186,7 +190,7 @@ class _Answers:
             self.code = INTERRUPTED
         elif tally.reason == "memory":  # a shorter prompt may still be answered
             self.code = LadeError.exit_code
-        return tally.text
+        return tally
 
     def _report(self, tally: Tally) -> None:
         """Notices and statistics of an answer, on stderr."""
@@ -195,7 +199,9 @@ class _Answers:
             terminal.say(news)
         if tally.reason == "context":
             terminal.say(f"the context of {session.decoder.max_context} tokens is full")
-        if tally.reason == "eos" and not tally.text.strip():
+        if tally.unanswered and tally.reason != "interrupted":
+            terminal.say("the answer ended inside its reasoning; --reasoning shows that")
+        elif tally.reason == "eos" and not tally.text.strip():
             terminal.say("the answer is empty: the model ended it at once; --ignore-eos goes on")
         if tally.reason == "length" and "max_new_tokens" not in request.origins:
             terminal.say(f"stopped at {request.max_new_tokens} tokens; -n sets another limit")
@@ -214,6 +220,7 @@ class _Answers:
         return {
             "model": session.loaded.name,
             "text": tally.text,
+            "reasoning": tally.reasoning or None,
             "token_ids": tally.token_ids,
             # Without a reason a rank was lost.
             "finish_reason": "length" if tally.reason == "context" else tally.reason or "lost",

@@ -23,7 +23,6 @@ from .request import (
     model_name,
     model_option,
     output_option,
-    prompt_option,
 )
 
 __all__ = ["ChatRequest", "GenerateRequest", "Request"]
@@ -54,9 +53,6 @@ class MeasureRequest(Request):
         metavar="SUITE|FILE",
     )
     limit: int | None = _measure("Maximum number of prompts, of all categories.", least=1)
-    raw: bool = prompt_option(
-        "No chat template: prompts as they are.", default=False, lasting=False
-    )
     json: bool = _json()
 
     @property
@@ -104,7 +100,9 @@ class VerifyRequest(MeasureRequest):
 _RANKS = frozenset({"parallel", "parallel_mode"})
 _DRAFTS = frozenset({"strategy", "profile", "window", "ngram", "guesses", "budget", "sources"})
 _SAMPLING = frozenset(each.name for each in fields(SamplingConfig))
-_ANSWER = MeasureRequest.omits | _SAMPLING | {"system", "max_new_tokens", "stop", "ignore_eos"}
+_TEMPLATE = frozenset({"chat_template", "template_arg"})
+_PROMPT = _TEMPLATE | {"system", "raw"}
+_ANSWER = MeasureRequest.omits | _SAMPLING | _PROMPT | {"max_new_tokens", "stop", "ignore_eos"}
 """Options about an answer, which commands that decode none do not have."""
 _PLACE = frozenset({"device", "attention", "cuda_graphs", "compile", "kernels", "device_map"})
 
@@ -194,7 +192,7 @@ class PlanRequest(Request):
 class DoctorRequest(Request):
     """The options of `lade doctor`: those that say how a model would be decoded."""
 
-    omits = _ANSWER | _RANKS | {"quiet"}
+    omits = (_ANSWER - _TEMPLATE) | _RANKS | {"quiet"}
 
     json: bool = _json()
 

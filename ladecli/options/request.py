@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from ..decoder.config import SOURCES, STRATEGIES, LookaheadConfig, SamplingConfig
 from ..errors import UsageError
+from ..session.chat_template import TemplateChoice
 from .declare import Options, option
 
 prompt_option = partial(option, "Prompt")
@@ -26,10 +28,26 @@ _file = partial(output_option, metavar="FILE", lasting=False)
 class Request(Options):
     """The options that commands with a model share; each command offers those that it needs."""
 
+    _NOT_RAW: ClassVar[tuple[str, ...]] = ("chat_template", "template_arg")
+    """Options that do not go together with --raw."""
+
     model: str | None = model_name(
         "Hugging Face id or local folder; default: the bundled demo model."
     )
     system: str | None = prompt_option("System message; needs a chat template.", "-s")
+    chat_template: str | None = prompt_option(
+        "One of the model's named chat templates, or a file with one; default: the model's own.",
+        metavar="NAME|FILE",
+    )
+    template_arg: list[str] | None = prompt_option(
+        "A variable of the chat template, such as enable_thinking=false; values are JSON or text."
+        " Can be repeated.",
+        metavar="KEY=VALUE",
+        has_variable=False,
+    )
+    raw: bool = prompt_option(
+        "No chat template: prompts as they are; in a chat all messages, one a line.", default=False
+    )
     max_new_tokens: int | None = length_option(
         "Maximum number of new tokens; default: until the context is full.", "-n", least=1
     )
@@ -154,6 +172,11 @@ class Request(Options):
             raise UsageError("only CUDA graphs are compiled; leave compile or no-cuda-graphs out")
         if not all(self.stop or ()):
             raise UsageError("stop needs a text; leave it out, and nothing ends the answer early")
+        for name in self._NOT_RAW:
+            if self._typed(name) and self._typed("raw"):
+                flag = name.replace("_", "-")
+                raise UsageError(f"{flag} needs the chat template; leave raw or {flag} out")
+        self._template_arguments()
         if self.profile is not None:
             from .. import profiles
 
@@ -185,6 +208,33 @@ class Request(Options):
     def wants_paper(self) -> bool:
         """Whether the paper's algorithm was asked for: the trajectory as the only source."""
         return self.sources is not None and _listed(self.sources) == ("trajectory",)
+
+    def template(self, has_template: bool) -> TemplateChoice | None:
+        """The chat template that prompts are put through; None where they are taken as they are.
+
+        A template or a system message that was asked for needs one, which a model may not have.
+        """
+        wanted = has_template or self.chat_template is not None or self._typed("system")
+        if self.raw or not wanted:
+            return None
+        return TemplateChoice(self.chat_template, self._template_arguments())
+
+    def _template_arguments(self) -> dict[str, Any]:
+        """The values of --template-arg by name: JSON, or text where they are none."""
+        found: dict[str, Any] = {}
+        for text in self.template_arg or ():
+            key, equals, value = text.partition("=")
+            if not equals or not key.isidentifier():
+                raise UsageError(f"template-arg is KEY=VALUE, not {text!r}")
+            try:
+                found[key] = json.loads(value)
+            except ValueError:
+                found[key] = value
+        return found
+
+    def _typed(self, key: str) -> bool:
+        """Whether an option is from the command line."""
+        return self.origins.get(key, "").startswith("flag")
 
     def lookahead(self, profile: LookaheadConfig) -> LookaheadConfig:
         """The profile's settings, with the options that were given in their place."""
@@ -222,6 +272,8 @@ class Request(Options):
 class GenerateRequest(Request):
     """The options of `lade generate`."""
 
+    _NOT_RAW = (*Request._NOT_RAW, "system")
+
     prompt: list[str] | None = prompt_option(
         "The prompt; standard input is not read then, unless by -f -.",
         "-p",
@@ -234,28 +286,15 @@ class GenerateRequest(Request):
         metavar="FILE",
         lasting=False,
     )
-    chat_template: bool | None = prompt_option(
-        "Put the prompt through the model's chat template (the default where it has"
-        " one), or complete it as it is.",
-        "--chat-template/--raw",
-    )
     max_new_tokens: int | None = length_option(
         "Maximum number of new tokens.", "-n", default=512, least=1
     )
+    reasoning: bool = output_option(
+        "Print what a reasoning model thinks before its answer, too.",
+        default=False,
+        lasting=False,
+    )
     json: bool = output_option("Print one JSON object per answer, on one line.", default=False)
-
-    def uses_template(self, has_template: bool) -> bool:
-        """Whether prompts are put through the chat template, which a model may not have.
-
-        A system message that was asked for needs one.
-        """
-        if self.chat_template is not None:
-            return self.chat_template
-        return has_template or self._system_is_typed
-
-    @property
-    def _system_is_typed(self) -> bool:
-        return self.origins.get("system", "").startswith("flag")
 
     def _check(self) -> None:
         Request._check(self)
@@ -263,8 +302,6 @@ class GenerateRequest(Request):
             raise UsageError(
                 f"--prompt was given {len(self.prompt)} times; give it once, or a .jsonl by -f"
             )
-        if self._system_is_typed and self.chat_template is False:
-            raise UsageError("system needs the chat template; leave raw or system out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,12 +314,14 @@ class ChatRequest(Request):
     resume: bool = prompt_option(
         "Go on with the newest conversation.", "--continue", default=False, lasting=False
     )
-    raw: bool = prompt_option("No chat template: messages as they are, one a line.", default=False)
     markdown: bool = output_option(
         "Style Markdown; code is highlighted while token colors are off.", default=True, pair=True
     )
     token_colors: bool = output_option(
         "Color tokens by where they came from.", default=True, pair=True
+    )
+    reasoning: bool = output_option(
+        "Show what a reasoning model thinks before its answer.", default=True, pair=True
     )
     editing_mode: str = output_option(
         "Keys of the input: emacs or vi.", default="emacs", choices=("emacs", "vi")

@@ -148,6 +148,7 @@ def system(chat: Chat, text: str) -> None:
     if text:
         wanted = replace(chat.conversation, system=None if text == NONE else text)
         chat.encode(wanted.asked("?"))  # some templates refuse one: better now than later
+        chat.tell_news()
         chat.conversation = wanted
     chat.note(chat.conversation.system or "none; the model's template may have its own")
 
@@ -293,6 +294,7 @@ def set_option(chat: Chat, argument: str) -> None:
         return
     before, name = in_effect(chat), known(name).name
     chat.change(change(chat.request, name, value.strip()))
+    chat.tell_news()
     # Also the options that changed because of it.
     after = in_effect(chat)
     _show(chat, (key for key in LIVE if key == name or after[key] != before[key]))

@@ -68,7 +68,7 @@ class Chat:
         terminal: Terminal,
         open_reader: Callable[[Chat], Reader],
     ) -> None:
-        if not request.raw and not session.has_template:
+        if request.template(session.has_template) is None and not request.raw:
             raise UsageError(
                 f"{session.loaded.name} has no chat template: it continues texts; use"
                 " lade generate, or --raw to chat with it all the same"
@@ -110,6 +110,11 @@ class Chat:
             soft = not self.console.is_terminal
             self.console.print(printable(line), style="dim", soft_wrap=soft)
 
+    def tell_news(self) -> None:
+        """Lines of the session that were not told yet."""
+        for line in self.session.news():
+            self.note(f"({line})")
+
     def complain(self, error: BaseException) -> None:
         """The line of an error, on stderr."""
         self.console.print(printable(f"lade: {told(error)}"), style="red", soft_wrap=True)
@@ -141,22 +146,22 @@ class Chat:
         seen = self._with_room(asked)
         plain_step = total([reply.tally for reply in self.replies]).plain_step
         reply = Reply(self.encode(seen), self.settings(), Tally(plain_before=plain_step))
+        self.tell_news()
         try:
             self._show(reply)
         finally:
             # Whatever ended it, an error too: its text is kept.
-            text = reply.tally.text
+            text, reasoning = reply.tally.text, reply.tally.reasoning
             interrupted = reply.tally.reason in (None, "interrupted", "memory")
-            if text or not interrupted:
-                self.conversation = seen.answered(text, interrupted)
+            if text or reasoning or not interrupted:
+                self.conversation = seen.answered(text, interrupted, reasoning or None)
                 self.replies.append(reply)
         self._conclude(reply)
 
     def _show(self, reply: Reply) -> None:
         """Decode a reply, on the screen and into the files of --trace, --svg and --html."""
         request, session, tally = self.request, self.session, reply.tally
-        thinking = session.opens_thinking(reply.prompt)
-        renderer = MarkdownRenderer(request.markdown, request.token_colors, thinking)
+        renderer = MarkdownRenderer(request.markdown, request.token_colors, request.reasoning)
         shown = reply_view(self.terminal, tally, renderer, session.decoder.max_context)
         files = export.views(request, session, reply.settings, reply.prompt, tally)
         view, self._renderer = Together(tally, shown, *files), renderer
@@ -185,12 +190,15 @@ class Chat:
             "length": "cut at max-new-tokens",
             "interrupted": "stopped",
         }
-        lines = [remarks.get(tally.reason or "", ""), *self.session.news()]
+        self.tell_news()
+        lines = [remarks.get(tally.reason or "", "")]
         if tally.reason != "memory":
             lines.append(memory or "")
-        if not tally.text.strip() and tally.reason in ("eos", "stop"):
+        if tally.unanswered:
+            lines.append("it ended inside its reasoning, before an answer")
+        elif not tally.text.strip() and tally.reason in ("eos", "stop"):
             lines.append("the reply is empty")
-        if repeats(tally.text):
+        if repeats(tally.text or tally.reasoning):
             lines.append("it repeats itself: /set temperature 0.7 or repetition-penalty 1.1 helps")
         for line in filter(None, lines):
             self.note(f"({line})")
@@ -233,7 +241,8 @@ class Chat:
 
     def settings(self) -> Settings:
         """How the next reply is decoded."""
-        return opening.settings_of(self.request, self.choice, self.session.loaded.sampling)
+        sampling, template = self.session.loaded.sampling, self.request.template(True)
+        return opening.settings_of(self.request, self.choice, sampling, template)
 
     def change(self, request: ChatRequest) -> None:
         """Use other options from now on.
@@ -243,6 +252,8 @@ class Chat:
         """
         choice = opening.choose_profile(request, self.session)
         opening.settings_of(request, choice, self.session.loaded.sampling)
+        if (template := request.template(True)) is not None:
+            self.session.template(template)
         self.request, self.choice = request, choice
 
     def toggle_colors(self) -> None:
@@ -259,9 +270,10 @@ class Chat:
         Raises:
             UsageError: the model's template refuses it.
         """
-        if self.request.raw:
+        template = self.request.template(True)
+        if template is None:
             return self.session.encode(conversation.as_text())
-        return self.session.encode_chat(conversation.for_template(), reply=reply)
+        return self.session.encode_chat(conversation.for_template(), template, reply=reply)
 
     @property
     def used(self) -> int:

@@ -24,9 +24,12 @@ TUNED = ("window", "ngram", "guesses", "budget", "sources")
 """Options whose default is in the profile."""
 LIVE = (
     *("strategy", "profile", *TUNED, *_MODELS, "seed"),
-    *("max-new-tokens", "stop", "ignore-eos", "markdown", "token-colors", "stats"),
+    *("max-new-tokens", "stop", "ignore-eos", "chat-template", "template-arg"),
+    *("reasoning", "markdown", "token-colors", "stats"),
 )
 """Options that a chat can change, by their names."""
+_SWITCHES = {"show": "on", "hide": "off"}
+"""Other words for on and off."""
 _KINDS = {int: "a whole number", float: "a number", bool: "on or off", str: "text"}
 
 
@@ -43,6 +46,8 @@ def change(request: ChatRequest, name: str, text: str) -> ChatRequest:
             cannot have this value; the message says what it may be.
     """
     setting, word = known(name), text.lower()
+    if setting.kind is bool:
+        text = _SWITCHES.get(word, text)
     origins = {**request.origins, setting.key: "set in this chat"}
     value: Any
     if word == "off" and setting.name in _MODELS:  # whatever the model's own value is
@@ -52,6 +57,9 @@ def change(request: ChatRequest, name: str, text: str) -> ChatRequest:
         del origins[setting.key]
     elif setting.kind is list:  # quotes keep blanks, and a line cannot hold a break
         value = [text.strip("\"'").replace("\\n", "\n").replace("\\t", "\t")]
+        if setting.key == "template_arg":  # one variable of the template after the other
+            others = (each for each in request.template_arg or () if _key(each) != _key(text))
+            value = [*others, text]
     else:
         try:
             value = TypeAdapter(setting.kind).validate_strings(text)
@@ -61,6 +69,11 @@ def change(request: ChatRequest, name: str, text: str) -> ChatRequest:
     changed = replace(request, **{setting.key: value}, origins=origins)
     changed.check()
     return changed
+
+
+def _key(argument: str) -> str:
+    """The name of a template's variable in KEY=VALUE."""
+    return argument.partition("=")[0]
 
 
 def known(name: str) -> Setting:
@@ -110,6 +123,8 @@ def in_effect(chat: Chat) -> dict[str, tuple[str, str]]:
         "seed": "a new one for each reply" if request.seed is None else request.seed,
         "max_new_tokens": settings.max_new_tokens or "until the context is full",
         "stop": settings.stop,
+        "chat_template": request.chat_template or "default",
+        "template_arg": tuple(request.template_arg or ()),
         "stats": chat.shows_stats,
     }
     base, found = chat.choice.base(request.wants_paper), {}

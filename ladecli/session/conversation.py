@@ -21,11 +21,18 @@ class Message:
 
     Attributes:
         interrupted: whether Ctrl-C, or want of memory, cut it short.
+        reasoning: what a model thought before it said the content.
     """
 
     role: Role
     content: str
     interrupted: bool = False
+    reasoning: str | None = None
+
+    def for_template(self) -> dict[str, str]:
+        """The message as chat templates take it; they decide what they want of old reasoning."""
+        told = {} if self.reasoning is None else {"reasoning": self.reasoning}
+        return {"role": self.role, "content": self.content, **told}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +63,11 @@ class Conversation:
         """With one more message of the user."""
         return replace(self, messages=(*self.messages, Message("user", text)))
 
-    def answered(self, text: str, interrupted: bool = False) -> Conversation:
-        """With a reply of the model."""
-        reply = Message("assistant", text, interrupted)
+    def answered(
+        self, text: str, interrupted: bool = False, reasoning: str | None = None
+    ) -> Conversation:
+        """With a reply of the model, and what it thought before."""
+        reply = Message("assistant", text, interrupted, reasoning)
         return replace(self, messages=(*self.messages, reply))
 
     def without_reply(self) -> Conversation:
@@ -106,7 +115,7 @@ class Conversation:
     def for_template(self) -> list[dict[str, str]]:
         """The messages that the model sees, as chat templates take them."""
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return [*system, *({"role": m.role, "content": m.content} for m in self.seen)]
+        return [*system, *(message.for_template() for message in self.seen)]
 
     def as_text(self) -> str:
         """The messages that the model sees, one a line: for models without a template."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ..decoder.parallel.transport import DistributedTransport
     from ..models import Plan
     from ..options import Request
+    from .chat_template import TemplateChoice
     from .session import Session, Settings
 
 
@@ -147,13 +148,19 @@ def choose_profile(request: Request, session: Session) -> profiles.Choice:
     return choice_for(request, session.loaded.device, session.loaded.part)
 
 
-def settings_of(request: Request, choice: profiles.Choice, sampling: SamplingConfig) -> Settings:
+def settings_of(
+    request: Request,
+    choice: profiles.Choice,
+    sampling: SamplingConfig,
+    template: TemplateChoice | None = None,
+) -> Settings:
     """How to decode one answer; where sampling needs a seed and has none, it draws one.
 
     Args:
         request: of the user.
         choice: the profile's settings.
         sampling: what holds where the request has none.
+        template: of the conversation; None where texts are continued as they are.
     """
     from .session import Settings
 
@@ -164,4 +171,5 @@ def settings_of(request: Request, choice: profiles.Choice, sampling: SamplingCon
         max_new_tokens=request.max_new_tokens,
         stop=tuple(request.stop or ()),
         ignore_eos=request.ignore_eos,
+        template=template,
     )

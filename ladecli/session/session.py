@@ -27,12 +27,15 @@ from ..events import (
     Ended,
     Piece,
     PromptRead,
+    Reason,
     TextEvent,
     TextStep,
 )
 from ..models import LoadedModel
+from .chat_template import ChatMessage, ChatTemplate, TemplateChoice
+from .reasoning import splitter
 from .setup import Setup
-from .text import TextStream, apply_chat_template
+from .text import TextStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,7 @@ class Settings:
         max_new_tokens: None for as many as the context holds.
         stop: strings that end the text.
         ignore_eos: keep decoding after end-of-text tokens.
+        template: of the conversation that is answered; None where a text is continued as it is.
     """
 
     strategy: str = "lookahead"
@@ -54,6 +58,7 @@ class Settings:
     max_new_tokens: int | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    template: TemplateChoice | None = None
 
 
 class Followers(Protocol):
@@ -113,7 +118,8 @@ class Session:
         self.group = group
         self.followers = followers
         self._shared: Generator[TextEvent] | None = None
-        self._told = len(self.decoder.runner.notices)
+        self._told = {*self.decoder.runner.notices}
+        self._template: tuple[TemplateChoice, ChatTemplate] | None = None  # the last one asked for
 
     @property
     def attention(self) -> str:
@@ -184,9 +190,13 @@ class Session:
         return (*notices, *self.setup.notices)
 
     def news(self) -> list[str]:
-        """Lines about how steps run that the last answers brought up; each is told once."""
-        notices = self.decoder.runner.notices
-        new, self._told = notices[self._told :], len(notices)
+        """Lines about how steps run, and about chat templates, that came up since the last call;
+        each is told once."""
+        notices = list(self.decoder.runner.notices)
+        if self._template is not None:
+            notices += self._template[1].notices
+        new = [line for line in notices if line not in self._told]
+        self._told.update(new)
         return new
 
     def encode(self, prompt: str) -> list[int]:
@@ -198,18 +208,25 @@ class Session:
         ids = self.loaded.tokenizer(prompt, verbose=False)["input_ids"]
         return self._embedded(ids, prompt, "the tokenizer belongs to another model")
 
-    def encode_chat(self, messages: Sequence[dict[str, str]], *, reply: bool = True) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[ChatMessage],
+        choice: TemplateChoice | None = None,
+        *,
+        reply: bool = True,
+    ) -> list[int]:
         """The ids of a conversation.
 
         Args:
             messages: with `role` and `content`.
+            choice: of the chat template; the model's own if None.
             reply: whether it waits for an answer.
 
         Raises:
-            UsageError: the model has no template, or it refuses the messages.
+            UsageError: there is no such template, or it refuses the messages.
             NoEmbeddingError: the checkpoint has no embedding for one of the ids.
         """
-        ids = apply_chat_template(self.loaded.tokenizer, messages, reply=reply)
+        ids = self.template(choice or TemplateChoice()).encode(messages, reply=reply)
         said = "\n".join(str(message["content"]) for message in messages)
         return self._embedded(ids, said, "the chat template writes it, so use --raw")
 
@@ -232,22 +249,48 @@ class Session:
             f" at {vocabulary - 1}); {fix}"
         )
 
+    def template(self, choice: TemplateChoice) -> ChatTemplate:
+        """The chat template that was chosen, looked at once.
+
+        Raises:
+            UsageError: there is none of this name, or it cannot have such arguments.
+        """
+        if self._template is None or self._template[0] != choice:
+            self._template = choice, ChatTemplate(self.loaded.tokenizer, choice)
+        return self._template[1]
+
+    def stop_ids(self, settings: Settings) -> frozenset[int]:
+        """Every id that ends an answer.
+
+        Those of the model's configs, and the one that its template puts after an assistant's
+        words: configs of chat models often have the base model's end token alone.
+        """
+        if settings.ignore_eos:
+            return frozenset()
+        stated, closing = self.loaded.stop_ids, None
+        if settings.template is not None:
+            closing = self.template(settings.template).end_token
+        if closing is None or closing >= self.loaded.spec.vocabulary:
+            return stated
+        return stated | {closing}
+
     def text_of(self, answer: Sequence[int], prompt: Sequence[int], settings: Settings) -> str:
         """The text of an answer's tokens, as `stream` would have made it in one go."""
-        text = TextStream(self.loaded.tokenizer, prompt, settings.stop)
+        text = self._text_stream(prompt, settings)
         ends = (number for number, token in enumerate(answer, start=1) if text.feed(token))
         end = next(ends, len(answer))
-        return "".join(text.take(answer[:end])) + text.flush()
+        return "".join(part.text for part in (*text.take(answer[:end]), text.flush()))
+
+    def _text_stream(self, prompt: Sequence[int], settings: Settings) -> TextStream:
+        """What makes text of an answer's tokens."""
+        tokenizer = self.loaded.tokenizer
+        splits = None if settings.template is None else splitter(tokenizer, prompt)
+        return TextStream(tokenizer, prompt, settings.stop, splits)
 
     @property
     def has_template(self) -> bool:
         """Whether the model knows how to hold a conversation."""
         return bool(getattr(self.loaded.tokenizer, "chat_template", None))
-
-    def opens_thinking(self, prompt: Sequence[int]) -> bool:
-        """Whether the template has opened a block of reasoning, in which the answer begins."""
-        end = self.loaded.tokenizer.decode(list(prompt[-8:]), skip_special_tokens=False)
-        return str(end).rstrip().endswith("<think>")
 
     def stream(
         self,
@@ -277,15 +320,14 @@ class Session:
         settings = self._prepared(settings)
         # A follower hears of nothing but what takes all ranks.
         together = followers is None or followers.takes_part(settings)
-        text = TextStream(self.loaded.tokenizer, prompt, settings.stop)
-        stop_ids = frozenset() if settings.ignore_eos else self.loaded.stop_ids
+        text = self._text_stream(prompt, settings)
         # Where no string ends the text, it is made while the device is at work on the next step.
         should_stop = text.feed if any(settings.stop) else None
         events = self.decoder.generate(
             prompt,
             make_strategy(settings.strategy, settings.lookahead, self.drafts),
             settings.sampling,
-            Limits(settings.max_new_tokens, stop_ids, should_stop),
+            Limits(settings.max_new_tokens, self.stop_ids(settings), should_stop),
             detailed=detailed,
             group=self.group if together else ALONE,
         )
@@ -325,9 +367,10 @@ def _as_text(
                     yield PromptRead(event.done, event.total, event.seconds)
                 case Step():
                     ids = tuple([token.id for token in event.tokens])
-                    pieces = zip(text.take(ids), event.tokens, strict=True)
+                    pairs = zip(text.take(ids), event.tokens, strict=True)
+                    pieces = [Piece(part.text, each.source, part.reasoning) for part, each in pairs]
                     yield TextStep(
-                        tuple([Piece(piece, token.source) for piece, token in pieces]),
+                        tuple(pieces),
                         ids,
                         event.width,
                         event.proposed,
@@ -336,8 +379,13 @@ def _as_text(
                         event.times,
                     )
                 case Finished():
-                    yield Ended(event.reason, text.flush())
+                    yield _ended(event.reason, text)
                     return
             if cancelled():
-                yield Ended("interrupted", text.flush())
+                yield _ended("interrupted", text)
                 return
+
+
+def _ended(reason: Reason, text: TextStream) -> Ended:
+    rest = text.flush()
+    return Ended(reason, rest.text, rest.reasoning)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
-
-from ..errors import UsageError
+from typing import NamedTuple, Protocol
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+HIDDEN = "\ufdd0"
+"""Stands for a character that is not shown; Unicode has none of this number."""
 
 
 class Tokenizer(Protocol):
@@ -41,6 +41,7 @@ class Detokenizer:
         while self._known and self._decode(self._known).startswith(REPLACEMENT):
             del self._known[0]
         self._new: list[int] = []
+        self._given = 0  # characters of the new tokens' text that were given already
 
     def _decode(self, tokens: list[int]) -> str:
         return self._tokenizer.decode(tokens, skip_special_tokens=True)
@@ -58,57 +59,122 @@ class Detokenizer:
         """What the new tokens add to the text; with `whole` also half a character."""
         text = self._decode(self._known + self._new)[len(self._decode(self._known)) :]
         broken = text.endswith(REPLACEMENT * self.BROKEN)
+        start = self._given
         if text.endswith(REPLACEMENT) and not (whole or broken):
-            return ""
+            # Whole characters before half a one are certain.
+            self._given = max(len(text.rstrip(REPLACEMENT)), start)
+            return text[start : self._given]
         if text:
             self._known = self._new
-        self._new = []
-        return text
+        self._new, self._given = [], 0
+        return text[start:]
+
+
+class Text(NamedTuple):
+    """Text as the model wrote it, with special tokens, and what of it is shown.
+
+    Attributes:
+        written: all of it; stop strings are looked for here.
+        shown: as long as `written`, with `HIDDEN` for every character of a special token.
+    """
+
+    written: str = ""
+    shown: str = ""
+
+    @classmethod
+    def plain(cls, text: str) -> Text:
+        """Text of which all is shown."""
+        return cls(text, text)
+
+    @classmethod
+    def special(cls, text: str) -> Text:
+        """The text of a special token."""
+        return cls(text, HIDDEN * len(text))
+
+    def joined(self, other: Text) -> Text:
+        """This text with another one after it."""
+        return Text(self.written + other.written, self.shown + other.shown)
+
+    def cut(self, at: int) -> tuple[Text, Text]:
+        """The text before a character, and that from it on."""
+        before = Text(self.written[:at], self.shown[:at])
+        return before, Text(self.written[at:], self.shown[at:])
+
+    @property
+    def visible(self) -> str:
+        """What is shown."""
+        return self.shown.replace(HIDDEN, "")
+
+
+def overlap(text: str, mark: str) -> int:
+    """The length of the longest end of `text` that is a true start of `mark`."""
+    for length in range(min(len(mark) - 1, len(text)), 0, -1):
+        if text.endswith(mark[:length]):
+            return length
+    return 0
 
 
 class StopStrings:
     """Passes text through until a stop string appears, and never shows a part of one.
 
+    As with transformers' `generate(stop_strings=...)`, a stop string may hold special tokens, and
+    may begin in the prompt.
+
     Args:
         stops: strings that end the text and are no part of it; empty ones are ignored.
+        before: the end of the prompt, with its special tokens.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], before: str = "") -> None:
         self._stops = [stop for stop in stops if stop]
-        self._held = ""
+        self._held = Text.special(before[len(before) - self._open(before) :])
         self.found = False
 
-    def feed(self, text: str) -> str:
+    def feed(self, text: Text) -> Text:
         """The text that is certain not to belong to a stop string; may be empty.
 
         After a stop string it is always empty.
         """
         if self.found:
-            return ""
+            return Text()
         if not self._stops:
             return text
-        held = self._held + text
-        starts = [at for stop in self._stops if (at := held.find(stop)) >= 0]
+        known, held = len(self._held.written), self._held.joined(text)
+        # What ends before this text is the prompt's own.
+        searched = ((stop, max(known - len(stop) + 1, 0)) for stop in self._stops)
+        starts = [at for stop, first in searched if (at := held.written.find(stop, first)) >= 0]
         if starts:
             self.found = True
-            self._held = ""
-            return held[: min(starts)]
-        kept = max(self._overlap(held, stop) for stop in self._stops)
-        self._held = held[len(held) - kept :]
-        return held[: len(held) - kept]
+            self._held = Text()
+            return held.cut(min(starts))[0]
+        certain, self._held = held.cut(len(held.written) - self._open(held.written))
+        return certain
 
-    def flush(self) -> str:
+    def flush(self) -> Text:
         """What was held back, now that no more text comes."""
-        held, self._held = self._held, ""
+        held, self._held = self._held, Text()
         return held
 
-    @staticmethod
-    def _overlap(text: str, stop: str) -> int:
-        """The length of the longest end of `text` that is a true start of `stop`."""
-        for length in range(min(len(stop) - 1, len(text)), 0, -1):
-            if text.endswith(stop[:length]):
-                return length
-        return 0
+    def _open(self, text: str) -> int:
+        """The number of characters at the end of a text in which a stop string may have begun."""
+        return max((overlap(text, stop) for stop in self._stops), default=0)
+
+
+class Part(NamedTuple):
+    """What became certain of an answer: reasoning, and text after it."""
+
+    reasoning: str = ""
+    text: str = ""
+
+
+class Splitter(Protocol):
+    """Tells the reasoning of an answer from the rest."""
+
+    def feed(self, text: Text) -> Part:
+        """What is certain after more text."""
+
+    def flush(self) -> Part:
+        """What was held back, now that no more text comes."""
 
 
 class TextStream:
@@ -118,21 +184,32 @@ class TextStream:
         tokenizer: decodes ids.
         prompt: the ids before the stream.
         stops: stop strings.
+        splitter: tells reasoning from the answer; None where all of it is the answer.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt: Sequence[int] = (), stops: Sequence[str] = ()
+        self,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int] = (),
+        stops: Sequence[str] = (),
+        splitter: Splitter | None = None,
     ) -> None:
+        self._tokenizer = tokenizer
+        self._added = _added_tokens(tokenizer)
         self._detokenizer = Detokenizer(tokenizer, prompt)
-        self._stops = StopStrings(stops)
-        self._pieces: list[str] = []
+        longest = max(map(len, stops), default=0)
+        end = list(prompt[-longest:]) if longest else []
+        before = tokenizer.decode(end, skip_special_tokens=False) if end else ""
+        self._stops = StopStrings(stops, before)
+        self._splitter = splitter
+        self._pieces: list[Part] = []
 
     def feed(self, token: int) -> bool:
         """Take one token; true when a stop string is complete."""
-        self._pieces.append(self._stops.feed(self._detokenizer.feed(token)))
+        self._pieces.append(self._split(self._stops.feed(self._text_of(token))))
         return self._stops.found
 
-    def take(self, tokens: Sequence[int]) -> list[str]:
+    def take(self, tokens: Sequence[int]) -> list[Part]:
         """The text of each of some tokens; that of the last one may still be missing.
 
         Args:
@@ -143,42 +220,31 @@ class TextStream:
         pieces, self._pieces = self._pieces, []
         return pieces
 
-    def flush(self) -> str:
+    def flush(self) -> Part:
         """The text that was held back, at the end of the stream."""
-        if self._stops.found:
-            return ""
-        return self._stops.feed(self._detokenizer.flush()) + self._stops.flush()
+        rest = Text()
+        if not self._stops.found:
+            rest = self._stops.feed(Text.plain(self._detokenizer.flush()))
+            rest = rest.joined(self._stops.flush())
+        part = self._split(rest)
+        if self._splitter is None:
+            return part
+        held = self._splitter.flush()
+        return Part(part.reasoning + held.reasoning, part.text + held.text)
+
+    def _split(self, text: Text) -> Part:
+        return self._splitter.feed(text) if self._splitter else Part("", text.visible)
+
+    def _text_of(self, token: int) -> Text:
+        """What is certain after one more token."""
+        text = Text.plain(self._detokenizer.feed(token))
+        if token not in self._added or self._tokenizer.decode([token], skip_special_tokens=True):
+            return text
+        special = self._tokenizer.decode([token], skip_special_tokens=False)
+        return text.joined(Text.special(special))
 
 
-def apply_chat_template(
-    tokenizer: object, messages: Sequence[dict[str, str]], *, reply: bool = True
-) -> list[int]:
-    """The ids of a conversation.
-
-    Args:
-        tokenizer: of transformers.
-        messages: with `role` and `content`.
-        reply: whether the conversation waits for the assistant's answer.
-
-    Raises:
-        UsageError: the model has no template, or its template is broken or refuses the messages.
-    """
-    from jinja2 import TemplateSyntaxError
-
-    if not getattr(tokenizer, "chat_template", None):
-        system = any(message["role"] == "system" for message in messages)
-        fix = "use --raw, without a system message" if system else "use --raw"
-        raise UsageError(f"this model has no chat template; {fix}")
-    try:
-        encoded = tokenizer.apply_chat_template(  # type: ignore[attr-defined]
-            list(messages),
-            add_generation_prompt=reply,
-            return_dict=True,
-            # The limit of the context is checked elsewhere.
-            tokenizer_kwargs={"verbose": False},
-        )
-    except TemplateSyntaxError as error:
-        raise UsageError(f"the model's chat template is broken: {error}; use --raw") from error
-    except Exception as error:  # templates raise whatever they like
-        raise UsageError(f"the model's chat template refuses this: {error}") from error
-    return [int(i) for i in encoded["input_ids"]]
+def _added_tokens(tokenizer: Tokenizer) -> frozenset[int]:
+    """Ids that may be special: they have a text that is not shown."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    return frozenset({*added, *getattr(tokenizer, "all_special_ids", ())})

@@ -19,7 +19,7 @@ from .. import files
 from ..errors import UsageError
 from ..events import TextEvent, pieces_of
 from ..metrics import Tally
-from ..visualize import View, printable, statistics_line, style_of
+from ..visualize import Sections, View, printable, statistics_line
 
 if TYPE_CHECKING:
     from ..options import Request
@@ -141,11 +141,13 @@ class Exporter:
         self._svg, self._html, self._title = svg, html, _clean(title)
         self._text = Text.assemble((_clean(prompt), "dim"))
         self._tally = tally
+        self._sections = Sections(reasoning=True)
 
     def show(self, event: TextEvent) -> None:
         """Take what the event adds."""
         for piece in pieces_of(event):
-            self._text.append(_clean(piece.text), style_of(piece.source))
+            for span in self._sections.of(piece):
+                self._text.append(_clean(span.text), span.style)
 
     def finish(self) -> None:
         """Write the files.

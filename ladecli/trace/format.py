@@ -203,6 +203,9 @@ class TraceWriter:
     def _write_line(self, line: TextEvent | Spellings) -> None:
         values = asdict(line)
         values.pop("times", None)  # of this run alone
+        for holder in (values, *values.get("pieces", ())):
+            if not holder.get("reasoning", True):
+                del holder["reasoning"]  # few models have any
         self._write({"event": _NAMES[type(line)], **values})
 
     def _write(self, values: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from ..decoder.events import Detail
-from ..events import TextStep
+from ..events import Piece, TextStep
 from ..metrics import Tally
 from ..visualize import counted, printable, style_of
 from .format import Trace
@@ -109,7 +109,7 @@ class StepView:
     def _text(self, width: int) -> Text:
         """The end of the text so far, with this step's tokens marked."""
         *before, step = self.trace.steps[: self.number]
-        earlier = "".join(printable(piece.text) for step in before for piece in step.pieces)
+        earlier = "".join(printable(_whole(piece)) for step in before for piece in step.pieces)
         text = Text(tab_size=4, overflow="fold")
         text.append(printable(self.trace.header.prompt), "dim").append(earlier)
         # Wrapping a book for every key would take its time: keep whole lines at its end.
@@ -117,7 +117,7 @@ class StepView:
         text.append("▸", "bold")
         for piece in step.pieces:
             style = style_of(piece.source)
-            for number, part in enumerate(piece.text.split("\n")):
+            for number, part in enumerate(_whole(piece).split("\n")):
                 text.append("⏎\n" if number else "", f"bold {style}")
                 text.append(visible(part) if part else "", f"bold underline {style}")
         return text
@@ -218,3 +218,8 @@ def browse(trace: Trace, console: Console) -> None:
             console.control(Control.home())
             screen.update(shown)
             key = typer.getchar()
+
+
+def _whole(piece: Piece) -> str:
+    """The text of a piece, its reasoning included."""
+    return piece.reasoning + piece.text

@@ -41,8 +41,7 @@ def run(request: ReplayRequest) -> int:
 def _play(trace: Trace, terminal: Terminal, speed: float) -> int:
     """Show the text as it came, then its statistics."""
     tally = Tally(plain_before=trace.header.plain_step)
-    thinking = trace.header.prompt.rstrip().endswith("<think>")
-    shown = reply_view(terminal, tally, MarkdownRenderer(True, True, thinking))
+    shown = reply_view(terminal, tally, MarkdownRenderer(True, True))
     view, code = Together(tally, shown), 0
     try:
         for event in paced(trace.events, speed):

@@ -87,7 +87,8 @@ def run(request: TuneRequest) -> int:
     terminal = Terminal(request.color, request.quiet)
     session = opening.open_session(request, terminal)
     try:
-        dialogues = [Dialogue(session, row, session.has_template, None, ROOM) for row in rows]
+        template = request.template(session.has_template)
+        dialogues = [Dialogue(session, row, template, None, ROOM) for row in rows]
         samples = [each.first()[-LONGEST:] for each in usable(dialogues)[0]]
         terminal.say(f"measuring for {request.seconds:g} s")
         report = tune(session, request, samples)
@@ -117,7 +118,10 @@ def tune(session: Session, request: TuneRequest, samples: list[list[int]]) -> Re
     began = time.perf_counter()
     loaded, seconds = session.loaded, request.seconds
     choice = opening.choose_profile(request, session)
-    tuner = Tuner(session.decoder, loaded.stop_ids)
+    settings = opening.settings_of(
+        request, choice, loaded.sampling, request.template(session.has_template)
+    )
+    tuner = Tuner(session.decoder, session.stop_ids(settings))
     curve = tuner.measure_curve(list(chain(*samples)), CURVE_SHARE * seconds)
     plain = curve.plain[0]
     if len(curve.cost.widths) < MIN_WIDTHS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 
@@ -67,7 +68,7 @@ class LiveView:
     def show(self, event: TextEvent) -> None:
         """Take one more event, and draw if it is time to."""
         self._pieces += pieces_of(event)
-        first = not self._has_text and any(piece.text for piece in self._pieces)
+        first = not self._has_text and any(piece.text or piece.reasoning for piece in self._pieces)
         self._has_text |= first
         if first or self._clock() >= self._due:
             self.redraw()
@@ -117,5 +118,6 @@ def reply_view(
     """The live view, or a plain writer where stdout cannot be drawn on; arguments as for those."""
     console = terminal.live_console()
     if console is None:
-        return terminal.writer(renderer.colours)
+        # On a pipe the replies stand alone.
+        return terminal.writer(renderer.colours, renderer.reasoning and sys.stdout.isatty())
     return LiveView(console, tally, renderer, max_context=max_context)

@@ -11,7 +11,7 @@ import contextlib
 import re
 from collections.abc import Iterable
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING
 
 from rich.cells import chop_cells
@@ -19,14 +19,13 @@ from rich.console import Console
 from rich.text import Text
 
 from ..events import Piece
-from ..visualize import printable, style_of
+from ..visualize import Sections, printable, style_of
 
 if TYPE_CHECKING:
     from pygments.lexer import Lexer
 
 TAB = 4
 """Cells between tab stops, as code in replies expects them."""
-_OPEN_TAG, _CLOSE_TAG = "<think>", "</think>"
 
 # A line: its indentation, quotes and items, then what makes it a heading or opens code.
 _LEAD = re.compile(r" *(?P<quote>(?:> ?)*) *(?P<items>(?:(?:[-+*]|\d{1,9}[.)]) +)*)")
@@ -74,13 +73,15 @@ class MarkdownRenderer:
         markdown: whether marks have a style; may be switched at any time, then the rows
             from the unfinished one on change.
         colours: whether text has the colour of its source; may be switched too.
-        thinking: whether the reply begins inside of its reasoning.
+        reasoning: whether that is shown, dim and as it is.
     """
 
-    def __init__(self, markdown: bool, colours: bool, thinking: bool = False) -> None:
+    def __init__(self, markdown: bool, colours: bool, reasoning: bool = True) -> None:
         self.markdown = markdown
         self.colours = colours
-        self.thinking = thinking
+        self.reasoning = reasoning
+        self._sections = Sections(reasoning)
+        self._dim = False  # whether the line is reasoning, or a label
         self._line: list[Piece] = []  # not ended yet
         self._start = 0  # characters of it that are in complete rows
         self._fence = ""  # the opening fence, in code
@@ -96,12 +97,13 @@ class MarkdownRenderer:
             width: of the screen, in cells.
         """
         complete: list[Text] = []
-        for piece in pieces:
-            first, *others = printable(piece.text).split("\n")
-            self._line.append(Piece(first, piece.source))
+        for span in chain.from_iterable(map(self._sections.of, pieces)):
+            self._dim = span.dim  # it changes between lines alone
+            first, *others = printable(span.text).split("\n")
+            self._line.append(Piece(first, span.source))
             for part in others:
                 complete += self._end_line(width)
-                self._line.append(Piece(part, piece.source))
+                self._line.append(Piece(part, span.source))
         *rows, unfinished = self._rows(width)
         return complete + rows, unfinished
 
@@ -110,16 +112,12 @@ class MarkdownRenderer:
         return self._end_line(width) if any(piece.text for piece in self._line) else []
 
     def _end_line(self, width: int) -> list[Text]:
-        rows = self._rows(width)
-        plain, body = self._plain(), 0
-        if self.thinking:
-            body = _end_of_thinking(plain)
-            self.thinking = not body
+        rows, plain = self._rows(width), self._plain()
         if self._closes(plain):
             self._fence, self._highlighter = "", None
         elif self._highlighter:
             self._highlighter.style(Text(plain), ended=True)
-        elif not self._fence and not self.thinking and (opening := _opening(plain, body)):
+        elif not self._fence and not self._dim and (opening := _opening(plain)):
             self._fence = opening[1]
             self._highlighter = Highlighter.of(opening[2])
         self._line, self._start = [], 0
@@ -171,14 +169,10 @@ class MarkdownRenderer:
         line = Text(no_wrap=True)
         for piece in self._line:
             line.append(piece.text, style_of(piece.source) if self.colours else None)
-        plain, body = line.plain, 0
-        if not self._fence and plain.lstrip(" ").startswith(_OPEN_TAG):
-            self.thinking = True
-        if self.thinking:
-            body = _end_of_thinking(plain) or len(plain)
-            line.stylize("dim", 0, body)
-        if self.markdown:
-            self._style_code(line) if self._fence else self._style_prose(line, body)
+        if self._dim:
+            line.stylize("dim")
+        elif self.markdown:
+            self._style_code(line) if self._fence else self._style_prose(line)
         line.expand_tabs(TAB)
         return line
 
@@ -188,8 +182,8 @@ class MarkdownRenderer:
         elif self._highlighter and not self.colours:
             self._highlighter.style(line)
 
-    def _style_prose(self, line: Text, start: int) -> None:
-        lead = _LEAD.match(line.plain, start)
+    def _style_prose(self, line: Text) -> None:
+        lead = _LEAD.match(line.plain)
         assert lead is not None
         # Colours are those of sources, where they are shown.
         line.stylize("bold" if self.colours else "bold magenta", *lead.span("items"))
@@ -199,7 +193,7 @@ class MarkdownRenderer:
         if heading := _HEADING.match(line.plain, lead.end()):
             line.stylize("bold underline" if len(heading[1]) == 1 else "bold", lead.end())
             line.stylize("dim", *heading.span())
-        elif opening := _opening(line.plain, start):
+        elif opening := _opening(line.plain):
             line.stylize("dim", *opening.span())
         else:
             self._style_inline(line, lead.end(), len(line))
@@ -223,16 +217,10 @@ class MarkdownRenderer:
         return bool(self._fence) and mark.startswith(self._fence) and len({*mark}) == 1
 
 
-def _opening(plain: str, start: int) -> re.Match[str] | None:
+def _opening(plain: str) -> re.Match[str] | None:
     """The fence and the language of a line that opens code."""
-    lead = _LEAD.match(plain, start)
+    lead = _LEAD.match(plain)
     return _FENCE.match(plain, lead.end()) if lead else None
-
-
-def _end_of_thinking(plain: str) -> int:
-    """The character after the reasoning's closing tag; 0 if it goes on."""
-    at = plain.find(_CLOSE_TAG)
-    return at + len(_CLOSE_TAG) if at >= 0 else 0
 
 
 # Code.

@@ -69,17 +69,19 @@ class Terminal:
         # "never" takes the colours away, and must not take the cursor's movements with them.
         return self.console(sys.stdout, is_terminal=True)
 
-    def writer(self, colours: bool = True) -> Writer:
+    def writer(self, colours: bool = True, reasoning: bool = False) -> Writer:
         """The writer for what stdout is: a terminal with colours, one without, or no terminal.
 
         Args:
             colours: whether tokens have those of their sources.
+            reasoning: whether it is written, too.
         """
         is_terminal, console = sys.stdout.isatty(), self.console(sys.stdout)
         wanted = self.color == "always" or (self.color == "auto" and is_terminal)
         if colours and wanted and console.color_system and not console.no_color:
-            return Writer(sys.stdout, safe=True, colors=COLOR_SYSTEMS[console.color_system])
-        return Writer(sys.stdout, safe=is_terminal)
+            colors = COLOR_SYSTEMS[console.color_system]
+            return Writer(sys.stdout, safe=True, colors=colors, reasoning=reasoning)
+        return Writer(sys.stdout, safe=is_terminal, reasoning=reasoning)
 
     def say(self, line: str) -> None:
         """A notice on stderr."""

@@ -85,7 +85,7 @@ def test_a_conversation_goes_on_from_the_answers(session: Session) -> None:
         return "It."
 
     row = suites.Row("talk", "prose", ("Say it.", "Again.", "a " * 300))
-    talk = Dialogue(session, row, False, "Be kind.", 24)
+    talk = Dialogue(session, row, None, "Be kind.", 24)
     talk.hold(answer)
     assert asked == [(1, "Be kind.\nSay it."), (2, "Be kind.\nSay it.\nIt.\nAgain.")]
     assert (talk.cut or "").startswith("turn 3: the prompt has ")

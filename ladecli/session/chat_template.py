@@ -1,0 +1,229 @@
+"""A model's chat template: messages to token ids, and what it puts after an answer."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from .. import files
+from ..errors import UsageError
+
+ChatMessage: TypeAlias = Mapping[str, Any]
+"""A message as chat templates take it: with `role` and `content`."""
+REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+"""What templates call the reasoning of an earlier message."""
+NOT_ARGUMENTS = frozenset({"messages", "add_generation_prompt"})
+"""What a template is told by us alone."""
+_PROBES = {"system": "speak plainly", "user": "what is new", "assistant": "nothing at all"}
+"""Messages that show by an example what a template makes of each role."""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateChoice:
+    """Which chat template puts a conversation into words.
+
+    Attributes:
+        name: of one of the model's templates, or of a file; None for the model's own.
+        arguments: the template's own variables, such as `enable_thinking`.
+    """
+
+    name: str | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+class ChatTemplate:
+    """The chat template of a tokenizer, ready for use.
+
+    Templates differ in what they take.  Each is tried with an example first: does the prompt hold
+    the user's words, or are they wanted as typed parts?  Is there a place for a system message?
+
+    Args:
+        tokenizer: of transformers.
+        choice: which of its templates, and with which arguments.
+
+    Attributes:
+        notices: lines about what was done to messages, or does nothing.
+
+    Raises:
+        UsageError: there is no such template, it is ambiguous, or cannot have such an argument.
+    """
+
+    def __init__(self, tokenizer: Any, choice: TemplateChoice | None = None) -> None:
+        choice = choice or TemplateChoice()
+        self._tokenizer = tokenizer
+        self._name, self._source = _find(getattr(tokenizer, "chat_template", None), choice.name)
+        self._arguments = dict(choice.arguments)
+        taken = set(inspect.signature(tokenizer.apply_chat_template).parameters)
+        for key in self._arguments.keys() & (taken - {"tools", "documents"} | NOT_ARGUMENTS):
+            raise UsageError(f"template-arg {key} is no variable of chat templates; leave it out")
+        self.notices = [
+            f"{self._name} has no variable {key!r}: it changes nothing"
+            for key in self._arguments
+            if not re.search(rf"\b{re.escape(key)}\b", self._source)
+        ]
+
+    def encode(self, messages: Sequence[ChatMessage], *, reply: bool = True) -> list[int]:
+        """The ids of a conversation.
+
+        Args:
+            messages: with `role` and `content`.
+            reply: whether the conversation waits for the assistant's answer.
+
+        Raises:
+            UsageError: the template is broken, refuses the messages, or drops what the user says.
+        """
+        from jinja2 import TemplateSyntaxError
+
+        try:
+            encoded = self._apply(
+                self._prepared(messages),
+                reply,
+                return_dict=True,
+                # The limit of the context is checked elsewhere.
+                tokenizer_kwargs={"verbose": False},
+            )
+        except UsageError:
+            raise
+        except TemplateSyntaxError as error:
+            raise UsageError(f"{self._name} is broken: {error}; use --raw") from error
+        except Exception as error:  # templates raise whatever they like
+            raise UsageError(f"{self._name} refuses this: {error}") from error
+        return [int(i) for i in encoded["input_ids"]]
+
+    @cached_property
+    def end_token(self) -> int | None:
+        """The token that closes an assistant's turn; None where not a single added token does."""
+        answer = _PROBES["assistant"]
+        messages = self._prepared([_probe("user"), _probe("assistant")])
+        text = self._tried(messages, reply=False) or ""
+        if answer not in text:
+            return None
+        after = text.rpartition(answer)[2].lstrip()
+        added = self._tokenizer.get_added_vocab()
+        known = sorted(filter(None, added), key=len, reverse=True)
+        first = next((each for each in known if after.startswith(each)), None)
+        if first is None or after.removeprefix(first).startswith(tuple(known)):
+            return None
+        return int(added[first])
+
+    def _prepared(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
+        """The messages as this template takes them."""
+        messages = [self._with_reasoning(message) for message in messages]
+        if messages and messages[0]["role"] == "system" and not self._takes_system:
+            messages = self._without_system(messages)
+        return [*map(_as_parts, messages)] if self._wants_parts else messages
+
+    def _with_reasoning(self, message: ChatMessage) -> ChatMessage:
+        """A message with its reasoning under the names that this template reads, if any."""
+        if "reasoning" not in message:
+            return message
+        message = dict(message)
+        thought = message.pop("reasoning")
+        return message | {name: thought for name in REASONING_KEYS if name in self._source}
+
+    def _without_system(self, messages: list[ChatMessage]) -> list[ChatMessage]:
+        """The messages with the system's before the first one of the user."""
+        system, *others = messages
+        for number, message in enumerate(others):
+            if message["role"] == "user":
+                line = f"{self._name} has no system message: it goes before your first message"
+                if line not in self.notices:
+                    self.notices.append(line)
+                content = f"{system['content']}\n\n{message['content']}"
+                others[number] = {**message, "content": content}
+                return others
+        return messages
+
+    @cached_property
+    def _wants_parts(self) -> bool:
+        """Whether contents are lists of typed parts, as in models that see pictures.
+
+        Raises:
+            UsageError: the user's words do not reach the prompt either way.
+        """
+        question = _probe("user")
+        forms = [self._tried([question]), self._tried([_as_parts(question)])]
+        held = [form is not None and question["content"] in form for form in forms]
+        if not any(held) and None not in forms:
+            raise UsageError(
+                f"{self._name} drops what the user says; use --chat-template FILE, or --raw"
+            )
+        return held == [False, True]
+
+    @cached_property
+    def _takes_system(self) -> bool:
+        """Whether a system message reaches the prompt."""
+        messages = [_probe("system"), _probe("user")]
+        text = self._tried([*map(_as_parts, messages)] if self._wants_parts else messages)
+        alone = self._tried(self._prepared(messages[1:]))
+        # Where not even a question alone is taken, the template itself says what is wrong.
+        return alone is None or (text is not None and messages[0]["content"] in text)
+
+    def _tried(self, messages: Sequence[ChatMessage], reply: bool = True) -> str | None:
+        """The text of an example; None if the template refuses it."""
+        try:
+            return str(self._apply(messages, reply, tokenize=False))
+        except Exception:  # templates raise whatever they like
+            return None
+
+    def _apply(self, messages: Sequence[ChatMessage], reply: bool, **options: Any) -> Any:
+        return self._tokenizer.apply_chat_template(
+            list(messages),
+            chat_template=self._source,
+            add_generation_prompt=reply,
+            **options,
+            **self._arguments,
+        )
+
+
+def _find(known: str | Mapping[str, str] | None, name: str | None) -> tuple[str, str]:
+    """A name for messages and the source of a template, by the name of a model's, or a file's."""
+    named = known if isinstance(known, Mapping) else {"default": known} if known else {}
+    if name is None and not named:
+        raise UsageError("this model has no chat template; use --raw, or --chat-template FILE")
+    if name is None and "default" not in named:
+        raise UsageError(
+            f"this model has the chat templates {', '.join(sorted(named))} and no default; choose"
+            " one by --chat-template"
+        )
+    if (chosen := name or "default") in named:
+        return "the model's chat template", named[chosen]
+    assert name is not None
+    if Path(name).expanduser().is_file():
+        return f"the chat template {name}", _source(name)
+    has = f"only {', '.join(sorted(named))}" if named else "none"
+    raise UsageError(
+        f"there is no chat template {name!r}: the model has {has}, and no file has this name"
+    )
+
+
+def _source(name: str) -> str:
+    """The template in a file; a .json holds it as a tokenizer's config does."""
+    text = files.read_text(name)
+    if not name.endswith(".json"):
+        return text
+    try:
+        source = json.loads(text)["chat_template"]
+    except (ValueError, LookupError, TypeError):
+        source = None
+    if not isinstance(source, str):
+        raise UsageError(f"{name} has no text under chat_template; name another file")
+    return source
+
+
+def _probe(role: str) -> dict[str, str]:
+    return {"role": role, "content": _PROBES[role]}
+
+
+def _as_parts(message: ChatMessage) -> ChatMessage:
+    """A message whose content is a list of typed parts."""
+    content = message["content"]
+    if not isinstance(content, str):
+        return message
+    return {**message, "content": [{"type": "text", "text": content}]}

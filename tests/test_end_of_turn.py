@@ -1,0 +1,102 @@
+"""Where an answer ends: by the configs, by the chat template, and by stop strings with tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .scripted import Scripted
+
+CHATML = """\
+{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+RUNAWAY = ("Paris", ".", "<|im_end|>", "system", "<|im_start|>", " user", "Q")
+SPECIAL = ("<|im_start|>", "<|im_end|>")
+
+
+@pytest.fixture(scope="module")
+def runaway(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A chat model whose configs name the base model's end token alone."""
+    return Scripted(CHATML, RUNAWAY, SPECIAL).write(tmp_path_factory.mktemp("model"))
+
+
+def answered(lade: Any, folder: str, *arguments: str) -> dict[str, Any]:
+    done = lade("generate", folder, "-p", "Where?", "-n", "7", "--json", *arguments)
+    assert done.code == 0, done.err
+    found: dict[str, Any] = json.loads(done.out)
+    return found
+
+
+def test_the_token_that_the_template_puts_after_an_answer_ends_it(lade: Any, runaway: str) -> None:
+    found = answered(lade, runaway)
+    assert (found["text"], found["finish_reason"]) == ("Paris.", "eos")
+    assert len(found["token_ids"]) == 3
+    for strategy in ("autoregressive", "jacobi"):
+        assert answered(lade, runaway, "--strategy", strategy)["token_ids"] == found["token_ids"]
+    done = lade("doctor", runaway, "--json")
+    (line,) = [c["value"] for c in json.loads(done.out)["checks"] if c["name"] == "end tokens"]
+    assert line.index("<|end|>") < line.index("<|im_end|>")
+
+
+@pytest.mark.parametrize("option", ["--ignore-eos", "--raw"])
+def test_nothing_else_ends_an_answer(lade: Any, runaway: str, option: str) -> None:
+    """A raw text is no conversation; it has the cue of one here."""
+    prompt = ("-p", "assistant\n") if option == "--raw" else ()
+    done = lade("generate", runaway, *(prompt or ("-p", "Where?")), "-n", "7", "--json", option)
+    assert json.loads(done.out)["text"] == "Paris.system userQ"
+
+
+@pytest.mark.parametrize(
+    ("after", "ends"),
+    [
+        ("<|im_end|>\n", True),
+        (" <|im_end|>", True),
+        ("\n", False),
+        ("<|im_end|><|im_start|>", False),
+        (" and so on<|im_end|>", False),
+    ],
+)
+def test_one_added_token_right_after_the_words(
+    lade: Any, tmp_path: Path, after: str, ends: bool
+) -> None:
+    template = CHATML.replace("<|im_end|>\n", after)
+    folder = Scripted(template, RUNAWAY, SPECIAL).write(tmp_path)
+    assert (answered(lade, folder)["finish_reason"] == "eos") == ends
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "count"),
+    [
+        ("<|im_end|>", "Paris.", 3),
+        (".<|im_end|>", "Paris", 3),
+        ("<|im_end|>sys", "Paris.", 4),
+        ("end|>system<|im_st", "Paris.", 5),
+        ("system", "Paris.", 4),
+        ("assistant\nPar", "", 1),
+    ],
+)
+def test_stop_strings_hold_the_text_of_tokens_as_in_generate(
+    lade: Any, runaway: str, stop: str, text: str, count: int
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    found = answered(lade, runaway, "--ignore-eos", "--stop", stop)
+    assert (found["text"], found["finish_reason"]) == (text, "stop")
+    tokenizer = AutoTokenizer.from_pretrained(runaway)
+    model = AutoModelForCausalLM.from_pretrained(runaway)
+    inputs = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Where?"}],
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=True,
+    )
+    out = model.generate(
+        **inputs, max_new_tokens=7, eos_token_id=None, stop_strings=[stop], tokenizer=tokenizer
+    )
+    assert out[0, inputs["input_ids"].shape[1] :].tolist() == found["token_ids"]
+    assert len(found["token_ids"]) == count

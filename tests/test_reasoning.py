@@ -1,0 +1,87 @@
+"""Reasoning told from the answer, however its text is cut into tokens."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ladecli.session.reasoning import ByChannels, ByTags
+from ladecli.session.text import Part, Splitter, Text
+
+TAGGED = [
+    ("", "<think>\nHm, 2.\n</think>\n\nParis.\n", ("Hm, 2.", "Paris.\n")),
+    ("<think>\n", "Hm\n\nso\n</think>\n\nParis", ("Hm\n\nso", "Paris")),
+    ("<think>\n", "Hm, 2 < 3", ("Hm, 2 < 3", "")),
+    ("<think>\n\n</think>\n\n", "Paris", ("", "Paris")),
+    ("", "<think>\n\n</think>\n\nParis", ("", "Paris")),
+    ("", "\n[THINK]a[/THINK]b", ("a", "b")),
+    ("", "<seed:think>a</think>b</seed:think>c", ("a</think>b", "c")),
+    ("", "<think>a</think>\n<think>b</think>c", ("a\n\nb", "c")),
+    (
+        "",
+        "  The tag <think> opens, </think> closes.",
+        ("", "  The tag <think> opens, </think> closes."),
+    ),
+    ("", " <thin", ("", " <thin")),
+    ("", "\n\n", ("", "\n\n")),
+]
+CHANNELED = [
+    (
+        "<|start|>assistant",
+        "<|channel|>analysis<|message|>Briefly.<|end|><|start|>assistant<|channel|>final"
+        "<|message|>Paris<|return|>",
+        ("Briefly.", "Paris"),
+    ),
+    ("<|start|>assistant<|channel|>final<|message|>", "Paris", ("", "Paris")),
+    ("<|start|>assistant", "<|channel|>analysis<|message|>So", ("So", "")),
+    (
+        "<|start|>assistant<|channel|>analysis<|message|>",
+        "a<|end|><|start|>assistant<|channel|>commentary to=f <|constrain|>json<|message|>b"
+        "<|call|><|start|>assistant<|message|>c",
+        ("a\n\nb", "c"),
+    ),
+]
+
+
+def split(found: Splitter, pieces: list[Text]) -> tuple[str, str]:
+    parts: list[Part] = [*map(found.feed, pieces), found.flush()]
+    return "".join(p.reasoning for p in parts), "".join(p.text for p in parts)
+
+
+@pytest.mark.parametrize(("before", "text", "expected"), TAGGED)
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_tags_before_an_answer(
+    before: str, text: str, expected: tuple[str, str], data: st.DataObject
+) -> None:
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)))) | {0, len(text)})
+    pieces = [Text.plain(text[a:b]) for a, b in pairwise(cuts)]
+    assert split(ByTags(before), pieces) == expected
+
+
+@pytest.mark.parametrize(("before", "text", "expected"), TAGGED[:7])
+def test_tags_that_are_special_tokens(before: str, text: str, expected: tuple[str, str]) -> None:
+    tags = ("<think>", "</think>", "[THINK]", "[/THINK]", "<seed:think>", "</seed:think>")
+    if "</think>b" not in text:
+        assert split(ByTags(before), tokens(text, tags)) == expected
+
+
+@pytest.mark.parametrize(("before", "text", "expected"), CHANNELED)
+def test_channels(before: str, text: str, expected: tuple[str, str]) -> None:
+    special = ("start", "channel", "message", "end", "return", "call", "constrain")
+    pieces = tokens(text, [f"<|{name}|>" for name in special])
+    assert split(ByChannels(before), pieces) == expected
+
+
+def tokens(text: str, special: Any) -> list[Text]:
+    """One piece for every special token and every other character."""
+    pieces = []
+    while text:
+        mark = next((each for each in special if text.startswith(each)), "")
+        pieces.append(Text.special(mark) if mark else Text.plain(text[0]))
+        text = text[len(mark) or 1 :]
+    return pieces

@@ -1,0 +1,366 @@
+"""Chats through templates of the structure of published ones: the prompt is what they mean.
+
+The right prompt is always what `apply_chat_template` gives with the right arguments.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+import ladecli
+from ladecli.trace.format import read_trace
+
+from .scripted import Scripted
+
+SYSTEM, FIRST, SECOND = "Be brief.", "Where is the Louvre?", "And the Prado?"
+
+CHATML = """\
+{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+LLAMA3 = """\
+{{ bos_token }}{% if messages[0].role == 'system' %}{% set told = messages[0].content %}\
+{% set rest = messages[1:] %}{% else %}{% set told = '' %}{% set rest = messages %}{% endif %}\
+<|head|>system<|tail|>
+
+Today is {{ date_string | default('some day') }}.
+
+{{ told | trim }}<|eot|>{% for m in rest %}<|head|>{{ m.role }}<|tail|>
+
+{{ m.content | trim }}<|eot|>{% endfor %}{% if add_generation_prompt %}<|head|>assistant<|tail|>
+
+{% endif %}"""
+MISTRAL = """\
+{{ bos_token }}{% for m in messages %}\
+{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles alternate') }}\
+{% endif %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]\
+{% else %}{{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"""
+MISTRAL_V7 = """\
+{{ bos_token }}{% for m in messages %}\
+{% if m.role == 'system' %}[SYSTEM]{{ m.content }}[/SYSTEM]\
+{% elif m.role == 'user' %}[INST]{{ m.content }}[/INST]\
+{% else %}{{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"""
+GEMMA = """\
+{{ bos_token }}{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}\
+{% endif %}{% for m in messages %}<turn>{{ 'model' if m.role == 'assistant' else m.role }}
+{{ m.content | trim }}<end_of_turn>
+{% endfor %}{% if add_generation_prompt %}<turn>model
+{% endif %}"""
+PHI3 = """\
+{% for m in messages %}{% if m.role == 'user' %}<|user|>
+{{ m.content }}<|close|>
+{% elif m.role == 'assistant' %}<|assistant|>
+{{ m.content }}<|close|>
+{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>
+{% else %}{{ eos_token }}{% endif %}"""
+QWEN3 = """\
+{% for m in messages %}<|im_start|>{{ m.role }}
+{% if m.role == 'assistant' and loop.last and m.reasoning_content is defined %}<think>
+{{ m.reasoning_content }}
+</think>
+
+{% endif %}{{ m.content.split('</think>')[-1].lstrip('\\n') }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking is defined and enable_thinking is false %}<think>
+
+</think>
+
+{% endif %}{% endif %}"""
+R1 = """\
+{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}\
+{% elif m.role == 'user' %}<|User|>{{ m.content }}{% else %}<|Assistant|>\
+{{ m.content.split('</think>')[-1] }}<|stop|>{% endif %}{% endfor %}\
+{% if add_generation_prompt %}<|Assistant|><think>
+{% endif %}"""
+CHANNELS = """\
+<|start|>system<|message|>Reasoning: {{ reasoning_effort | default('medium') }}<|end|>\
+{% for m in messages %}{% if m.role == 'system' %}<|start|>developer<|message|>\
+{{ m.content }}<|end|>\
+{% elif m.role == 'user' %}<|start|>user<|message|>{{ m.content }}<|end|>\
+{% else %}{% if 'analysis' in m.content %}{{ raise_exception('channels in content') }}{% endif %}\
+{% if loop.last and m.thinking is defined %}\
+<|start|>assistant<|channel|>analysis<|message|>{{ m.thinking }}<|end|>{% endif %}\
+<|start|>assistant<|channel|>final<|message|>{{ m.content }}\
+{{ '<|return|>' if loop.last and not add_generation_prompt else '<|end|>' }}{% endif %}\
+{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"""
+PARTS = """\
+{% for m in messages %}{{ m.role | capitalize }}:\
+{% for part in m.content %}{% if part.type == 'text' %} {{ part.text }}{% endif %}{% endfor %}<stop>
+{% endfor %}{% if add_generation_prompt %}Assistant:
+{% endif %}"""
+NO_PARTS = PARTS.replace("part.type == 'text'", "part.type == 'poem'")
+
+
+def plain(role: str, content: str, **more: str) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+def parts(role: str, content: str) -> dict[str, Any]:
+    return {"role": role, "content": [{"type": "text", "text": content}]}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A template, what its model says, and what is right of both.
+
+    Attributes:
+        thinks: the reasoning of the answer.
+        system: how the system message is passed: "role", or "user" where it goes before the first
+            message.
+        options: of `lade`.
+        arguments: of `apply_chat_template` that are the same.
+        message: makes a message.
+        keeps: the name under which earlier reasoning is passed.
+    """
+
+    folder: Scripted
+    answer: str = "Paris."
+    thinks: str | None = None
+    system: str = "role"
+    options: Sequence[str] = ()
+    arguments: dict[str, Any] = field(default_factory=dict)
+    message: Any = plain
+    keeps: str = ""
+
+    def messages(self, *said: str) -> list[dict[str, Any]]:
+        """The conversation as the template should be given it."""
+        first, *others = said
+        start = [self.message("system", SYSTEM), self.message("user", first)]
+        if self.system == "user":
+            start = [self.message("user", f"{SYSTEM}\n\n{first}")]
+        told = {self.keeps: self.thinks} if self.keeps else {}
+        for number, text in enumerate(others):
+            role, more = ("user", {}) if number % 2 else ("assistant", told)
+            start.append(self.message(role, text, **more))
+        return start
+
+
+IM = ("<|im_start|>", "<|im_end|>")
+THINK = ("<think>", "Hm", ", ", "</think>", "\n\n", "Paris", ".", "<|im_end|>", "lost")
+# A token of a script occurs once: what begins the answer is a single one here.
+LAST = "<|start|>assistant<|channel|>final<|message|>"
+MARKS = ("<|start|>", "<|message|>", "<|channel|>", "<|return|>", LAST)
+ANALYSED = ("<|channel|>", "analysis", "<|message|>", "Hm", ", ", "<|end|>", LAST, "Paris", ".")
+MUSING = CHATML.replace("{{ m.content }}", "{{ m.thinking }}{{ m.content }}")
+MUSES = ("<muse>", "Hm", ", ", "</muse>", "Paris", ".", "<|im_end|>", "lost")
+SCHEMA = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "thinking": {"open": "<muse>", "close": "</muse>"},
+        "content": {"close": "<|im_end|>"},
+    },
+}
+CASES = {
+    "chatml": Case(Scripted(CHATML, ("Paris", ".", "<|im_end|>", "x"), IM)),
+    "llama3": Case(
+        Scripted(
+            LLAMA3, ("Paris", ".", "<|eot|>", "x"), ("<|head|>", "<|tail|>", "<|eot|>"), "\n\n"
+        ),
+        options=("--template-arg", "date_string=26 Jul 2024"),
+        arguments={"date_string": "26 Jul 2024"},
+    ),
+    "mistral-v0.1": Case(
+        Scripted(MISTRAL, ("Paris", ".", "<|end|>"), ("[INST]", "[/INST]"), "[/INST]"),
+        system="user",
+    ),
+    "mistral-v7": Case(
+        Scripted(
+            MISTRAL_V7,
+            ("Paris", ".", "<|end|>"),
+            ("[INST]", "[/INST]", "[SYSTEM]", "[/SYSTEM]"),
+            "[/INST]",
+        )
+    ),
+    "gemma": Case(
+        Scripted(GEMMA, ("Paris", ".", "<end_of_turn>", "x"), ("<turn>", "<end_of_turn>")),
+        system="user",
+    ),
+    "phi-3": Case(
+        Scripted(
+            PHI3,
+            ("Paris", ".", "<|close|>", "x"),
+            ("<|user|>", "<|assistant|>", "<|close|>"),
+        ),
+        system="user",
+    ),
+    "qwen3": Case(Scripted(QWEN3, THINK, IM), thinks="Hm,", keeps="reasoning_content"),
+    "qwen3-without": Case(
+        Scripted(QWEN3, ("Paris", ".", "<|im_end|>", "x"), (*IM, "<think>", "</think>"), "\n\n"),
+        options=("--template-arg", "enable_thinking=false"),
+        arguments={"enable_thinking": False},
+    ),
+    "deepseek-r1": Case(
+        Scripted(
+            R1,
+            ("Hm", ", ", "</think>", "\n\n", "Paris", ".", "<|stop|>", "lost"),
+            ("<|User|>", "<|Assistant|>", "<|stop|>"),
+        ),
+        thinks="Hm,",
+    ),
+    "named": Case(
+        Scripted({"rag": MISTRAL, "talk": CHATML}, ("Paris", ".", "<|im_end|>", "x"), IM),
+        options=("--chat-template", "talk"),
+        arguments={"chat_template": CHATML},
+    ),
+    "smolvlm": Case(Scripted(PARTS, ("Paris", ".", "<stop>", "x"), ("<stop>",)), message=parts),
+    "gpt-oss": Case(
+        Scripted(CHANNELS, (*ANALYSED, "<|return|>"), MARKS, "assistant", "<|return|>"),
+        thinks="Hm,",
+        keeps="thinking",
+        options=("--template-arg", "reasoning_effort=low"),
+        arguments={"reasoning_effort": "low"},
+    ),
+    "schema": Case(
+        Scripted(MUSING, MUSES, IM, tokenizer={"response_template": SCHEMA}),
+        thinks="Hm,",
+        keeps="thinking",
+    ),
+}
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest) -> Case:
+    found: Case = CASES[request.param]
+    return found
+
+
+def expected(case: Case, folder: str, *said: str) -> list[int]:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return list(
+        tokenizer.apply_chat_template(
+            case.messages(*said),
+            add_generation_prompt=True,
+            return_dict=True,
+            **case.arguments,
+        )["input_ids"]
+    )
+
+
+def prompt_of(folder: str, trace: Path) -> tuple[int, str]:
+    header = read_trace(trace).header
+    return header.prompt_tokens, header.prompt
+
+
+def test_prompts_and_answers_of_two_turns(
+    lade: Any, case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, trace = case.folder.write(tmp_path / "model"), tmp_path / "trace"
+    common = (folder, "-s", SYSTEM, "--trace", str(trace), "-n", "20", *case.options)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+
+    done = lade("generate", *common, "-p", FIRST, "--json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert (found["text"], found["reasoning"]) == (case.answer, case.thinks)
+    assert found["finish_reason"] == "eos"
+    ids = expected(case, folder, FIRST)
+    assert prompt_of(folder, trace) == (len(ids), tokenizer.decode(ids))
+    assert ("before your first message" in done.err) == (case.system == "user")
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{FIRST}\n{SECOND}\n"))
+    done = lade("chat", *common)
+    assert done.code == 0, done.err
+    assert done.out == f"{case.answer}\n" * 2
+    ids = expected(case, folder, FIRST, case.answer, SECOND)
+    assert prompt_of(folder, trace) == (len(ids), tokenizer.decode(ids))
+
+
+def say(lade: Any, folder: str, *options: str) -> Any:
+    return lade("generate", folder, "-p", FIRST, "-n", "20", *options)
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return CASES["qwen3"].folder.write(tmp_path_factory.mktemp("thinker"))
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return CASES["named"].folder.write(tmp_path_factory.mktemp("named"))
+
+
+def test_a_template_that_drops_the_message_is_refused(lade: Any, tmp_path: Path) -> None:
+    folder = Scripted(NO_PARTS, ("Paris", "<stop>"), ("<stop>",)).write(tmp_path)
+    assert "drops what the user says" in say(lade, folder).refused()
+
+
+def test_named_templates(lade: Any, named: str, tmp_path: Path) -> None:
+    assert "rag, talk" in say(lade, named).refused()
+    assert "'rug'" in say(lade, named, "--chat-template", "rug").refused()
+    for name, text in (("a.jinja", CHATML), ("a.json", json.dumps({"chat_template": CHATML}))):
+        (tmp_path / name).write_text(text)
+        done = say(lade, named, "--chat-template", str(tmp_path / name))
+        assert (done.code, done.out) == (0, "Paris.\n")
+    with pytest.raises(ladecli.errors.UsageError, match="rag, talk"):
+        ladecli.load(named).generate([plain("user", FIRST)])
+    assert ladecli.load(named).generate([plain("user", FIRST)], chat_template="talk") == "Paris."
+
+
+def test_arguments_that_a_template_does_not_take(lade: Any, thinker: str) -> None:
+    assert "KEY=VALUE" in say(lade, thinker, "--template-arg", "thinking").refused()
+    refused = say(lade, thinker, "--template-arg", "add_generation_prompt=false").refused()
+    assert "add_generation_prompt" in refused
+    assert "raw" in say(lade, thinker, "--raw", "--template-arg", "a=1").refused()
+    done = say(lade, thinker, "--template-arg", "enable_thinkin=false")
+    assert done.code == 0
+    assert "no variable 'enable_thinkin'" in done.err
+
+
+def test_reasoning_on_stdout(lade: Any, thinker: str) -> None:
+    assert say(lade, thinker).out == "Paris.\n"
+    assert say(lade, thinker, "--reasoning").out == "Reasoning:\nHm,\n\nAnswer:\nParis.\n"
+    raw = lade("generate", thinker, "--raw", "-p", "assistant\n", "-n", "7")
+    assert raw.out == "<think>Hm, </think>\n\nParis.\n", "a raw text is continued as it is"
+    cut = say(lade, thinker, "-n", "2")
+    assert cut.out.strip() == ""
+    assert "inside its reasoning" in cut.err
+    found = json.loads(say(lade, thinker, "-n", "2", "--json").out)
+    assert (found["text"], found["reasoning"], found["finish_reason"]) == ("", "Hm", "length")
+    assert found["usage"]["completion_tokens"] == 2
+
+
+def test_reasoning_in_python(thinker: str) -> None:
+    model = ladecli.load(thinker)
+    question = [plain("user", FIRST)]
+    assert model.generate(question) == "Paris."
+    steps = [event for event in model.stream(question) if isinstance(event, ladecli.TextStep)]
+    assert "".join(step.reasoning for step in steps) == "Hm,"
+    off = {"enable_thinking": False}
+    steps = [*model.stream(question, template_args=off)]
+    assert "".join(getattr(step, "reasoning", "") for step in steps) == ""
+    assert model.generate(question, template_args=off) == "Paris."
+
+
+def test_options_of_templates_in_a_chat(
+    lade: Any, thinker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = tmp_path / "chat.json"
+    lines = [
+        *("/set reasoning hide", "/set template-arg enable_thinking=true", FIRST),
+        *("/set template-arg more=1", "/show template-arg", f"/save {saved}"),
+    ]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines)))
+    done = lade("chat", thinker, "-n", "20")
+    assert (done.code, done.out) == (0, "Paris.\n"), done.err
+    assert "enable_thinking=true,more=1" in done.err
+    assert "no variable 'more'" in done.err
+    (question, reply) = json.loads(saved.read_text())["messages"]
+    assert (question["reasoning"], reply["reasoning"], reply["content"]) == (None, "Hm,", "Paris.")
+
+
+def test_the_template_in_an_older_processors_file(lade: Any, tmp_path: Path) -> None:
+    folder = Path(CASES["smolvlm"].folder.write(tmp_path))
+    (folder / "chat_template.jinja").unlink()
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": PARTS}))
+    assert say(lade, str(folder)).out == "Paris.\n"
