@@ -4,34 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import FrameType
 
-from platformdirs import user_state_path
 from rich.text import Text
 
 from . import files
 from .decoder.errors import DeviceLostError, RankError
-from .errors import LadeError, NoEmbeddingError, UsageError
+from .errors import NoEmbeddingError, UsageError
 from .options import ChatRequest
 from .repl import commands
+from .repl.journal import Journal, new_journal, newest
 from .repl.reader import LEAVE, Reader, TerminalReader, can_edit, history_path, unechoed, unescaped
 from .repl.session import Chat
 from .session import opening, pool_file
-from .session.conversation import Conversation, from_json
+from .session.conversation import Conversation
 from .trace import export
 from .view.terminal import Terminal
 from .visualize import counted, printable
 
 SMALL_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
-KEPT = 100
-"""Conversations that are kept for `--continue`; the oldest go first."""
 
 
 def run(request: ChatRequest) -> int:
@@ -42,18 +37,18 @@ def run(request: ChatRequest) -> int:
     """
     export.check(request)
     pool_file.check(request.pool_file)
-    path, conversation = _resumed() if request.resume else (_new_file(), None)
+    journal, conversation = new_journal(), newest() if request.resume else None
     following: ChatRequest | None = request
     code = 0
     with ended_tidily(), unechoed():
         while following is not None:
-            following, conversation, refused = _with_model(following, conversation, path)
+            following, conversation, refused = _with_model(following, conversation, journal)
             code = UsageError.exit_code if refused else code
     return code
 
 
 def _with_model(
-    request: ChatRequest, conversation: Conversation | None, path: Path
+    request: ChatRequest, conversation: Conversation | None, journal: Journal
 ) -> tuple[ChatRequest | None, Conversation, bool]:
     """Chat with one model until the user leaves, or goes on with another one: the request for
     that, the conversation, and whether a message of a pipe was refused."""
@@ -64,7 +59,7 @@ def _with_model(
             chat.conversation = chat.saved = conversation
         with pool_file.kept_drafts(session, request.pool_file, texts):
             greet(chat)
-            with autosaved(chat, path):
+            with kept(chat, journal):
                 loop(chat, request.message)
     if chat.successor is None:
         return None, chat.conversation, chat.refused
@@ -120,60 +115,22 @@ def greet(chat: Chat) -> None:
 
 
 @contextlib.contextmanager
-def autosaved(chat: Chat, path: Path) -> Iterator[None]:
-    """Keep the conversation, whatever ends the chat; say where if no file of the user's has it."""
-    ended: BaseException | None = None
+def kept(chat: Chat, journal: Journal) -> Iterator[None]:
+    """Keep the conversation while it is held, and say where where something else than the user
+    ends it."""
+    if chat.reader.interactive:
+        chat.journal = journal
     try:
         yield
     except BaseException as error:
-        ended = error
-        raise
-    finally:
         # A pipe can send its messages again, unless the machine failed.
-        failed = isinstance(ended, DeviceLostError | RankError)
-        if chat.conversation.messages and (chat.reader.interactive or failed):
-            with contextlib.suppress(OSError, LadeError):  # the reason of the end is what counts
-                _keep(chat, path)
-                if chat.unsaved and ended is not None:
-                    # Also with --quiet: it would be lost to a user who does not know of it.
-                    Terminal().say(f"the conversation was saved to {path}; --continue goes on")
-
-
-def _keep(chat: Chat, path: Path) -> None:
-    """Write the conversation to a file of the user's state, beside a number of older ones."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    files.write(path, chat.conversation.as_json(chat.session.loaded.name), "autosave")
-    for old in _kept_files()[:-KEPT]:
-        old.unlink(missing_ok=True)
-
-
-def _folder() -> Path:
-    return user_state_path("lade", appauthor=False) / "chats"
-
-
-def _kept_files() -> list[Path]:
-    """The conversations that were kept, the newest last: their names begin with their time."""
-    return sorted(_folder().glob("*.json"))
-
-
-def _new_file() -> Path:
-    """A file for a new conversation; two may begin at the same moment."""
-    return _folder() / f"{time.strftime('%Y-%m-%d-%H%M%S')}-{os.getpid()}.json"
-
-
-def _resumed() -> tuple[Path, Conversation]:
-    """The newest conversation and its file.
-
-    Raises:
-        UsageError: there is none, or its file is damaged.
-    """
-    kept = _kept_files()
-    if not kept:
-        raise UsageError("there is no conversation to continue; leave --continue out")
-    try:
-        return kept[-1], from_json(files.read_text(str(kept[-1])))
-    except ValueError as error:
-        raise UsageError(f"{kept[-1]} is not a saved chat ({error}); delete it") from None
+        if isinstance(error, DeviceLostError | RankError):
+            chat.journal = journal
+        chat.keep(chat.conversation)
+        if chat.journal and chat.unsaved and journal.path.exists():
+            # Also with --quiet: it would be lost to a user who does not know of it.
+            Terminal().say(f"the conversation was saved to {journal.path}; --continue goes on")
+        raise
 
 
 def loop(chat: Chat, first: str | None = None) -> None:

@@ -2,10 +2,35 @@
 
 from __future__ import annotations
 
+import reprlib
+from typing import TYPE_CHECKING
+
 from .decoder.errors import DecoderError
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
+_LIMITS = {
+    "expected": "{}",
+    "pattern": "like {}",
+    "gt": "more than {}",
+    "ge": "at least {}",
+    "lt": "less than {}",
+    "le": "at most {}",
+}
+"""What a value must be, by what pydantic says of its fault."""
+_KINDS = {
+    "int": "a whole number",
+    **dict.fromkeys(("float", "finite"), "a number"),
+    "bool": "true or false",
+    "string": "text",
+    **dict.fromkeys(("list", "tuple"), "a list"),
+    **dict.fromkeys(("dict", "model", "dataclass"), "an object"),
+}
+"""The same by how the kind of the fault begins."""
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 
 def told(error: BaseException) -> str:
@@ -16,6 +41,30 @@ def told(error: BaseException) -> str:
         return f"cannot read or write: {error.strerror or error}"
     words = str(error).strip().splitlines()
     return f"{type(error).__name__}: {words[0] if words else 'no message'}"
+
+
+def flaw(error: ValidationError) -> str:
+    """The first thing that is wrong in the content of a file, and its place there."""
+    # A misspelt key explains one that is missing.
+    first = max(error.errors(), key=lambda each: each["type"] in _UNKNOWN)
+    place = " ".join(str(step + 1 if isinstance(step, int) else step) for step in first["loc"])
+    if first["type"] in _UNKNOWN:
+        what = "unknown key"
+    elif first["type"] == "missing":
+        what = "it is missing"
+    elif first["type"] == "json_invalid":
+        what = "it is no JSON"
+    elif first["type"] == "value_error":
+        what = str(first["ctx"]["error"])
+    else:
+        limits = [
+            _LIMITS[name].format(value)
+            for name, value in first.get("ctx", {}).items()
+            if name in _LIMITS
+        ]
+        wanted = [*limits, _KINDS.get(first["type"].partition("_")[0], "something else")][0]
+        what = f"it must be {wanted}, not {reprlib.repr(first['input'])}"
+    return f"{place}: {what}" if place else what
 
 
 class LadeError(Exception):

@@ -46,6 +46,7 @@ class TextStep:
         seconds: wall time of the step; see the decoder's `Step`.
         detail: what was tried, where the caller asked for it.
         times: where the seconds went; None in a replayed trace.
+        cost: plain steps that take as long, by the profile's curve; None where that knows no width.
     """
 
     pieces: tuple[Piece, ...]
@@ -55,6 +56,7 @@ class TextStep:
     seconds: float
     detail: Detail | None = None
     times: StepTimes | None = None
+    cost: float | None = None
 
     @property
     def text(self) -> str:

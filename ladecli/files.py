@@ -8,7 +8,9 @@ import codecs
 import contextlib
 import errno
 import os
+import secrets
 import shutil
+import stat
 import sys
 from pathlib import Path
 from typing import BinaryIO
@@ -26,6 +28,7 @@ __all__ = [
     "conversion",
     "decode",
     "is_device",
+    "private",
     "read",
     "read_named",
     "read_stream",
@@ -44,13 +47,19 @@ _MARKS = {
 """Encodings by the byte order mark that a text begins with; UTF-8 is all others."""
 
 
-def read(path: Path) -> bytes:
-    """All that a file, or a named pipe, holds.
+def read(path: Path, *, pipes: bool = False) -> bytes:
+    """All that a file holds.
+
+    Args:
+        pipes: whether it may also be a pipe or a device, which may keep its reader waiting.
 
     Raises:
-        OSError: it cannot be read, or is too large; `strerror` has the reason.
+        OSError: it cannot be read, is too large, or no such file; `strerror` has the reason.
         ValueError: the path is not the name of a file.
     """
+    mode = path.stat().st_mode
+    if not (pipes or stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise OSError(errno.EINVAL, "it is no regular file")
     with path.open("rb") as file:
         return read_stream(file)
 
@@ -84,7 +93,7 @@ def read_named(name: str, kind: str) -> bytes:
     """
     called = f"the {kind} {name}"
     try:
-        return read(Path(os.path.expanduser(name)))
+        return read(Path(os.path.expanduser(name)), pipes=True)
     except FileNotFoundError:
         raise UsageError(f"there is no {kind} {name}; check the path") from None
     except IsADirectoryError:
@@ -150,6 +159,8 @@ def check(path: Path, option: str) -> None:
     Raises:
         UsageError: it is a folder, or its folder does not exist or cannot be written to.
     """
+    if str(path) == "-":
+        raise UsageError(f"{option} -: this cannot go to stdout; name a file")
     if "\0" in str(path):
         raise UsageError(f"{option} {path}: no file name holds a zero byte; name another")
     if path.is_dir():
@@ -168,8 +179,18 @@ def is_device(path: Path) -> bool:
     return path.exists() and not path.is_file()
 
 
-def write(path: Path, content: str | bytes, option: str) -> None:
+def private(path: str, flags: int) -> int:
+    """An opener of files that nobody else can read, where it makes them."""
+    return os.open(path, flags, 0o600)
+
+
+def write(path: Path, content: str | bytes, option: str, *, private: bool = False) -> None:
     """Write a file, whole or not at all; text becomes UTF-8, and permissions stay as they were.
+
+    Args:
+        path, content: of the file.
+        option: what named it, for messages.
+        private: whether nobody else can read a new file.
 
     Raises:
         LadeError: it cannot be written; what was there before is still there.
@@ -180,9 +201,14 @@ def write(path: Path, content: str | bytes, option: str) -> None:
             path.write_bytes(data)
             return
         target = path.resolve()
-        temporary = target.with_name(f".{target.name}.{os.getpid()}")
+        # Nobody can guess the name, and plant a link there.
+        temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         try:
-            temporary.write_bytes(data)
+            with open(os.open(temporary, flags, 0o600 if private else 0o666), "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
             if target.exists():
                 shutil.copymode(target, temporary)
             temporary.replace(target)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from .decoder.events import Started, StepNarrowed
@@ -19,8 +19,8 @@ def ratio(numerator: float, denominator: float) -> float:
 PLAIN_STEPS = 8
 """Steps of one token that an answer needs before their mean stands for a plain step."""
 _LATEST = 500
-"""Plain steps of which the mean is taken, so that its cost does not grow with the text."""
-_RECENT = 24
+"""Steps of which a mean is taken, so that its cost does not grow with the text."""
+RECENT = 24
 """Last steps that are kept one by one."""
 
 
@@ -39,12 +39,13 @@ class Tally:
         fed: tokens fed to the model by all steps.
         prefill_seconds, decode_seconds: wall time.
         plain_seconds: of the latest steps that fed one token, as all of plain decoding do.
-        recent: tokens of the last steps, the newest last.
+        derived_seconds: what the other ones say of a plain step: their time over their cost.
+        recent: tokens and seconds of the last steps, the newest last.
         accepted: draft tokens by source.
         step_limit: the most tokens of a step after memory ran out; None if it did not.
         reason: why the answer ended; None before that.
-        plain_before: seconds of a plain step as measured before, for an answer that has too few
-            of its own; None if unknown.
+        calibration: by how much a plain step is longer than those derived from wider steps, as
+            measured in an earlier answer; None if that is unknown.
     """
 
     prompt: int = 0
@@ -56,11 +57,12 @@ class Tally:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     plain_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST))
-    recent: deque[int] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    derived_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST))
+    recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
     accepted: Counter[str] = field(default_factory=Counter)
     step_limit: int | None = None
     reason: Reason | None = None
-    plain_before: float | None = None
+    calibration: float | None = None
     token_ids: list[int] = field(default_factory=list)
     _texts: list[str] = field(default_factory=list)
     _reasoning: list[str] = field(default_factory=list)
@@ -86,7 +88,9 @@ class Tally:
                     self.decode_seconds += event.seconds
                     if event.width == 1:
                         self.plain_seconds.append(event.seconds)
-                self.recent.append(len(event.token_ids))
+                    elif event.cost is not None:
+                        self.derived_seconds.append(event.seconds / event.cost)
+                    self.recent.append((len(event.token_ids), event.seconds))
                 self.steps += 1
                 self.tokens += len(event.token_ids)
                 self.fed += event.width
@@ -137,22 +141,53 @@ class Tally:
         return ratio(self.tokens, self.prefill_seconds)
 
     @property
-    def plain_step(self) -> float | None:
-        """Seconds of a plain step, the mean of this answer's own, or `plain_before`.
+    def measured(self) -> bool:
+        """Whether the time of a plain step was measured, in this answer or for `calibration`."""
+        return len(self.plain_seconds) >= PLAIN_STEPS or self.calibration is not None
 
-        Its own are of texts as long as this one, on a machine as busy as it was.  The fastest and
-        the slowest tenth do not count: one pause of the machine must not change the figure.
+    @property
+    def plain_step(self) -> float | None:
+        """Seconds of a plain step after a text as long as this one, on a machine as busy as it was;
+        None if unknown.
+
+        The mean of this answer's own plain steps, or where it has too few, of what all steps say.
         """
-        if len(self.plain_seconds) < PLAIN_STEPS:
-            return self.plain_before
-        cut = -(-len(self.plain_seconds) // 10)
-        return statistics.fmean(sorted(self.plain_seconds)[cut:-cut])
+        if len(self.plain_seconds) >= PLAIN_STEPS:
+            return _middle(self.plain_seconds)
+        scale = self.calibration or 1.0
+        return _middle([*self.plain_seconds, *(each * scale for each in self.derived_seconds)])
+
+    def calibrate(self) -> float | None:
+        """The `calibration` that this answer's own steps give, or else the one that it had."""
+        derived = _middle(self.derived_seconds)
+        if len(self.plain_seconds) < PLAIN_STEPS or derived is None:
+            return self.calibration
+        return (self.plain_step or 0.0) / derived
 
     @property
     def speedup(self) -> float:
         """Plain decoding's time over that of this answer, after the first step; 0 if unknown."""
         tokens = self.tokens - self._first_tokens
-        return ratio(tokens * (self.plain_step or 0.0), self.decode_seconds)
+        return self._speedup(tokens, self.decode_seconds, self.tokens_per_step)
+
+    def speedup_of_last(self, steps: int) -> float:
+        """The same of the last steps."""
+        last = list(self.recent)[-steps:]
+        tokens, seconds = sum(count for count, _ in last), sum(each for _, each in last)
+        return self._speedup(tokens, seconds, ratio(tokens, len(last)))
+
+    def _speedup(self, tokens: int, seconds: float, most: float) -> float:
+        # A step is no faster than a plain one: where it seems so, that is noise.
+        return min(ratio(tokens * (self.plain_step or 0.0), seconds), most)
+
+
+def _middle(seconds: Collection[float]) -> float | None:
+    """The mean without the fastest and the slowest tenth: one pause of the machine must not change
+    the figure.  None of nothing."""
+    if not seconds:
+        return None
+    cut = -(-len(seconds) // 10) if len(seconds) > 2 else 0
+    return statistics.fmean(sorted(seconds)[cut : len(seconds) - cut])
 
 
 def total(tallies: Iterable[Tally]) -> Tally:
@@ -167,6 +202,8 @@ def total(tallies: Iterable[Tally]) -> Tally:
         whole.prefill_seconds += tally.prefill_seconds
         whole.decode_seconds += tally.decode_seconds
         whole.plain_seconds.extend(tally.plain_seconds)
+        whole.derived_seconds.extend(tally.derived_seconds)
+        whole.calibration = tally.calibrate() or whole.calibration
         whole.accepted.update(tally.accepted)
         whole._first_tokens += tally._first_tokens
     return whole

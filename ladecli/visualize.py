@@ -12,7 +12,7 @@ from rich.style import Style
 from rich.text import Text
 
 from .events import Piece, TextEvent, pieces_of
-from .metrics import Tally
+from .metrics import RECENT, Tally
 
 SOURCE_STYLES = {
     "trajectory": "green",
@@ -176,14 +176,20 @@ class Writer:
 # Figures.
 
 
-def figures(tally: Tally) -> list[Text]:
-    """What an answer's tokens took, each figure by itself."""
+def speed_up(tally: Tally, factor: float) -> str:
+    """How many times as fast as plain decoding; "≈" says that this is estimated."""
+    return f"{'' if tally.measured else '≈'}{factor:.1f}×"
+
+
+def figures(tally: Tally, *, live: bool = False) -> list[Text]:
+    """What an answer's tokens took, each figure by itself; `live` with that of the last steps."""
     parts = [
         Text(f"{tally.tokens_per_step:.2f} tokens per step", "bold"),
         Text(f"{tally.tokens_per_second:.1f} tok/s"),
     ]
     if tally.speedup:
-        parts.append(Text(f"{tally.speedup:.1f}× plain", "bold"))
+        now = f", now {tally.speedup_of_last(RECENT):.1f}×" if live else ""
+        parts.append(Text(f"{speed_up(tally, tally.speedup)} plain{now}", "bold"))
     if tally.accepted:
         counts = [
             Text(f"{source} {count}", style_of(source))
@@ -219,7 +225,7 @@ def status_line(tally: Tally, width: int, max_context: int = 0) -> Text:
         progress = f"{tally.read}/{tally.prompt}"
         full = f"reading the prompt {progress}"
         return Text(full if len(full) <= width else progress[:width])
-    parts = figures(tally)
+    parts = figures(tally, live=True)
     if max_context:
         parts.append(Text(f"{tally.prompt + tally.tokens}/{max_context}"))
     line, *others = parts
@@ -227,7 +233,7 @@ def status_line(tally: Tally, width: int, max_context: int = 0) -> Text:
         if line.cell_len + len(SEPARATOR) + part.cell_len > width - 2:  # at least one bar
             break
         line = Text.assemble(line, (SEPARATOR, "dim"), part)
-    bars = "".join(BARS[min(max(count, 1), len(BARS)) - 1] for count in tally.recent)
+    bars = "".join(BARS[min(max(count, 1), len(BARS)) - 1] for count, _ in tally.recent)
     line.append(f" {bars[-max(width - line.cell_len - 1, 1) :]}")
     line.truncate(width)
     line.rstrip()

@@ -44,7 +44,7 @@ def events_of(name: str) -> tuple[TextEvent, ...]:
     return tuple(session.stream(session.encode(PROMPT), SETTINGS[name], detailed=True))
 
 
-def record(path: Path, name: str, plain_step: float | None = None) -> Path:
+def record(path: Path, name: str, calibration: float | None = None) -> Path:
     """Write the trace of one of `SETTINGS`."""
     events = events_of(name)
     header = Header(
@@ -52,7 +52,7 @@ def record(path: Path, name: str, plain_step: float | None = None) -> Path:
         prompt=PROMPT,
         prompt_tokens=7,
         settings=describe(SETTINGS[name]),
-        plain_step=plain_step,
+        calibration=calibration,
     )
     return write(path, Trace(header, events, {}), speller(demo().session.loaded.tokenizer))
 
@@ -69,7 +69,7 @@ def write(path: Path, trace: Trace, spell: Callable[[int], str] | None = None) -
 WORDS = ["∅", "The", " cat", " sat", " on", " the", " mat", ".", "\n", " 你好", " dog", " ran"]
 
 
-def small_trace(plain_step: float | None = 0.02) -> Trace:
+def small_trace(calibration: float | None = 2.0) -> Trace:
     """Two steps with a full window of three columns, and one without anything."""
     tree = (10, 3, 11, 4, 6, 7)
     sources = ("recycled", "trajectory", "recycled", "context", "trajectory", "recycled")
@@ -79,9 +79,9 @@ def small_trace(plain_step: float | None = 0.02) -> Trace:
     filling = Detail(1, window=((1, 4, 5),), outputs=(2, 5, 6))
     three = (Piece(" sat", "trajectory"), Piece(" on", "context"), Piece(" the"))
     steps = (
-        TextStep((Piece(" cat"),), (2,), 7, 0, 0.02, filling),
-        TextStep(three, (3, 4, 5), 12, 6, 0.03, drafted),
-        TextStep((Piece("\n", "context"),), (8,), 1, 0, 0.01, Detail(5)),
+        TextStep((Piece(" cat"),), (2,), 7, 0, 0.02, filling, cost=1.5),
+        TextStep(three, (3, 4, 5), 12, 6, 0.03, drafted, cost=2.0),
+        TextStep((Piece("\n", "context"),), (8,), 1, 0, 0.01, Detail(5), cost=1.0),
     )
     settings = {
         "strategy": "lookahead",
@@ -91,7 +91,7 @@ def small_trace(plain_step: float | None = 0.02) -> Trace:
         "sources": ["trajectory", "context", "recycled"],
     }
     header = Header(
-        model="demo", prompt="The", prompt_tokens=1, settings=settings, plain_step=plain_step
+        model="demo", prompt="The", prompt_tokens=1, settings=settings, calibration=calibration
     )
     events = (Started(0, 1), *steps, Ended("length"))
     return Trace(header, events, dict(enumerate(WORDS)))

@@ -7,6 +7,7 @@ import contextlib
 import io
 import os
 import re
+import resource
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -16,10 +17,11 @@ from typing import Any
 import pytest
 
 from ladecli import models
-from ladecli.chat import autosaved, handle, loop
+from ladecli.chat import handle, kept, loop
 from ladecli.decoder.errors import DecoderError
 from ladecli.errors import LadeError, UsageError
 from ladecli.options import ChatRequest
+from ladecli.repl.journal import Journal
 from ladecli.repl.reader import Reader
 from ladecli.repl.session import Chat
 from ladecli.session.conversation import Conversation, from_json
@@ -216,10 +218,11 @@ def test_a_hostile_chat_cannot_drive_the_terminal(
 def test_a_chat_is_kept_however_it_ends(
     make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "chats" / "1.json"
+    file = tmp_path / "chats" / "1.jsonl"
+    journal = Journal(file)
 
     def ended(chat: Chat, error: type[BaseException]) -> None:
-        with pytest.raises(error), autosaved(chat, file):
+        with pytest.raises(error), kept(chat, journal):
             loop(chat)
 
     # What a pipe sent wrongly it can send again, and an empty chat is none.
@@ -229,18 +232,56 @@ def test_a_chat_is_kept_however_it_ends(
     chat = make(QUESTIONS[0], SystemExit, quiet=True)
     ended(chat, SystemExit)
     assert from_json(file.read_text()) == chat.conversation
+    assert file.stat().st_mode & 0o777 == 0o600
     assert str(file) in capsys.readouterr().err
     # What a file of the user's has, or the user left, needs no word.
     ended(make(QUESTIONS[1], f"/save {tmp_path / 'kept.json'}", SystemExit), SystemExit)
     chat = make(QUESTIONS[2])
-    with autosaved(chat, file):
+    with kept(chat, journal):
         loop(chat, QUESTIONS[0])
     assert str(file) not in capsys.readouterr().err
     assert said(chat)[::2] == [QUESTIONS[0], QUESTIONS[2]]
     assert from_json(file.read_text()) == chat.conversation
-    # Where nothing can be written, the reason for the end still is the last word.
-    with pytest.raises(SystemExit), autosaved(chat, file / "below"):
-        raise SystemExit
+    # Where nothing can be written, that is said once, and the chat goes on.
+    chat = make(QUESTIONS[0], QUESTIONS[1])
+    with kept(chat, Journal(file / "below")):
+        loop(chat)
+    assert len(said(chat)) == 4
+    assert capsys.readouterr().err.count("is not kept") == 1
+
+
+def test_every_change_is_kept_at_once(make: Make, tmp_path: Path) -> None:
+    file = tmp_path / "1.jsonl"
+    chat, seen = make(), list[Conversation]()
+    chat.journal = Journal(file)
+    for line in (QUESTIONS[0], QUESTIONS[1], "/undo", "/system Be brief.", "/regenerate", "/reset"):
+        handle(chat, line)
+        seen.append(from_json(file.read_text()))
+        assert seen[-1] == chat.conversation, line
+    assert [len(each.messages) for each in seen] == [2, 4, 2, 2, 2, 0]
+
+
+def test_lines_that_were_cut_short_cost_no_others(tmp_path: Path) -> None:
+    """By SIGKILL, or by a disk that was full for a time."""
+    talk = Conversation("Be brief.")
+    file, states = tmp_path / "1.jsonl", [talk := talk.asked("a" * 90), talk.answered("b" * 90)]
+    journal = Journal(file)
+    journal.record(states[0], "demo")
+    size = file.stat().st_size
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 30, hard))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            journal.record(states[1], "demo")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert from_json(file.read_text()) == states[0]
+    journal.record(states[1], "demo")
+    assert from_json(file.read_text()) == states[1]
+    data = file.read_bytes()
+    for end in range(size, len(data) - 1):
+        file.write_bytes(data[:end])
+        assert from_json(file.read_text()) == states[0]
 
 
 def test_a_reply_is_copied_to_a_file_or_the_terminals_clipboard(
@@ -532,10 +573,16 @@ def test_compare_decodes_the_same_text_again(
     loop(chat)
     shown = capsys.readouterr().err
     assert re.search(r"^lookahead .* for (\d+) tokens\s*\nplain .* \1 steps for \1", shown, re.M)
-    assert re.search(r"^same text · \d+\.\d\d× as fast", shown, re.M)
+    assert re.search(r"^same text · \d+\.\d\d× as fast .* in \d runs\)$", shown, re.M)
     chat.replies[-1].tally.token_ids[3] += 1
     handle(chat, "/compare")
     assert "another text from token 4 on" in capsys.readouterr().err
+    other = make(QUESTIONS[0], "/compare", QUESTIONS[1], temperature=1.0)
+    loop(other)
+    before, after = (reply.tally.calibration for reply in other.replies)
+    assert before is None
+    assert after, "later replies know what the comparison measured"
+    capsys.readouterr()
     handle(chat, "/undo")
     with pytest.raises(UsageError, match="no reply to compare"):
         handle(chat, "/compare")

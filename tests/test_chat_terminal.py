@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ladecli.session.conversation import from_json
+
 from .screens import Terminal
 
 pytestmark = pytest.mark.slow
@@ -58,8 +60,9 @@ def test_a_conversation_goes_on_with_another_model_and_another_day(tmp_path: Pat
         terminal.wait("taken back: What is the pool?")
         terminal.enter("/exit")
         terminal.close()
-    [kept] = tmp_path.rglob("chats/*.json")
-    assert len(json.loads(kept.read_text())["messages"]) == 2
+    before, after = sorted(tmp_path.rglob("chats/*.jsonl"), key=lambda file: file.stat().st_mtime)
+    assert len(from_json(before.read_text()).messages) == 4
+    assert len(from_json(after.read_text()).messages) == 2
     with Terminal("chat", "demo", "--continue", env={"XDG_STATE_HOME": "/nowhere"}) as terminal:
         terminal.wait("there is no conversation to continue")
         assert terminal.close() == 2
@@ -145,7 +148,27 @@ def test_ctrl_c_and_signals_in_the_middle_of_a_reply(tmp_path: Path) -> None:
         assert terminal.close() == 128 + signal.SIGTERM
         assert "Traceback" not in terminal.text()
     [file] = (tmp_path / "lade" / "chats").iterdir()
-    assert len(json.loads(file.read_text())["messages"]) == 4
+    assert len(from_json(file.read_text()).messages) == 4
+
+
+def test_sigkill_in_the_middle_of_a_reply_costs_no_other(tmp_path: Path) -> None:
+    state = {"XDG_STATE_HOME": str(tmp_path)}
+    options = ("--ignore-eos", "--strategy", "autoregressive")
+    with Terminal("chat", "demo", "-n", "9", env=state) as terminal:
+        ready(terminal)
+        for number, question in enumerate((QUESTION, "What is the pool?"), start=1):
+            terminal.enter(question)
+            terminal.wait(lambda text, number=number: text.count("9 tokens in") == number)
+        terminal.enter("/set max-new-tokens 2000")
+        terminal.enter(QUESTION)
+        flows(terminal, "several tokens in one step")
+        terminal.child.kill(signal.SIGKILL)
+        terminal.close()
+    with Terminal("chat", "demo", "--continue", *options, env=state) as terminal:
+        terminal.wait(re.compile(r"going on after [56] messages").search)
+        terminal.enter("/regenerate")
+        terminal.wait("tok/s")
+        terminal.send(CTRL_C)
 
 
 def test_keys_and_a_resize_in_the_middle_of_a_reply(tmp_path: Path) -> None:

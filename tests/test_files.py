@@ -80,7 +80,46 @@ def test_what_was_there_stays_until_the_new_file_is_whole(
     assert os.listdir(tmp_path) == ["x"]
 
 
+def test_a_planted_link_is_not_followed(tmp_path: Path, lade: Any) -> None:
+    """Of the names that a temporary file could have, none can be guessed."""
+    target, folder = tmp_path / "precious", tmp_path / "shared"
+    target.write_text("precious")
+    folder.mkdir()
+    for name in (".x", f".x.{os.getpid()}", ".x.tmp", "x.tmp"):
+        (folder / name).symlink_to(target)
+    files.write(folder / "x", "new", "--html")
+    assert ((folder / "x").read_text(), target.read_text()) == ("new", "precious")
+
+
+@pytest.mark.parametrize(("private", "mode"), [(True, 0o600), (False, 0o640)])
+def test_new_files_have_the_mode_that_they_should(tmp_path: Path, private: bool, mode: int) -> None:
+    before = os.umask(0o027)
+    try:
+        files.write(tmp_path / "x", "new", "--html", private=private)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "x").stat().st_mode & 0o777 == mode
+
+
+@pytest.mark.parametrize("option", ["--trace", "--svg", "--html", "--pool-file"])
+def test_stdout_is_for_the_answer(lade: Any, option: str, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert lade("generate", "-p", "a", option, "-").refused().startswith(f"{option} -: ")
+    assert os.listdir(tmp_path) == []
+
+
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs an endless device")
 def test_a_device_without_an_end_is_refused() -> None:
     with pytest.raises(OSError, match="it holds more than 100 MB"):
+        files.read(Path("/dev/zero"), pipes=True)
+    with pytest.raises(OSError, match="no regular file"):
         files.read(Path("/dev/zero"))
+
+
+def test_files_that_are_ours_are_no_pipes(tmp_path: Path, lade: Any) -> None:
+    """A pipe that nobody writes to would be waited for."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="no regular file"):
+        files.read(tmp_path / "pipe")
+    refused = lade("generate", "-p", "a", "--pool-file", str(tmp_path / "pipe")).refused()
+    assert "no regular file" in refused

@@ -34,7 +34,7 @@ def shown(trace: Trace, number: int, width: int, color: bool = False) -> list[st
 def test_a_step_with_everything() -> None:
     assert shown(small_trace(), 2, 80) == [
         " step 2 of 3  demo · lookahead · W=2 N=3 G=2 · trajectory+context+recycled",
-        "3 tokens · width 12 · 30.0 ms · 2.00 tokens per step so far · 2.0× plain",
+        "3 tokens · width 12 · 30.0 ms · 3.0× plain · so far 2.00 tokens per step, 2.0×",
         "The cat▸␣sat␣on␣the",
         "window 2 columns; the outputs are the last row of the next step ────────────────",
         "row 0    ␣cat   ␣the",
@@ -55,7 +55,7 @@ def test_a_step_with_everything() -> None:
 def test_steps_without_a_draft_or_a_full_window() -> None:
     assert shown(small_trace(None), 1, 60) == [
         " step 1 of 3  demo · lookahead · W=2 N=3 G=2 · trajectory+c…",
-        "1 token · width 7 · 20.0 ms · 1.00 tokens per step so far",
+        "1 token · width 7 · 20.0 ms · so far 1.00 tokens per step",
         "The▸␣cat",
         "window 3 columns; filling, 1 row so far ────────────────────",
         "row 0    The   ␣on   ␣the",

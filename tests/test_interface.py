@@ -56,7 +56,7 @@ SLASH = (
 )
 GENERATE = {
     "": "id model text reasoning token_ids finish_reason usage decode sampling seconds"
-    " tokens_per_second seed",
+    " tokens_per_second speedup speedup_from seed",
     "usage": "prompt_tokens completion_tokens",
     "decode": "strategy window ngram guesses budget sources profile attention cuda_graphs compiled"
     " ranks parallel_mode steps tokens_per_step step_width accepted",

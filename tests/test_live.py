@@ -117,11 +117,11 @@ PROSE = "\n".join(
 @pytest.mark.parametrize(
     ("width", "growing", "grown"),
     [
-        (30, ["A reply that grows", "2.00 tokens per step ▂▂"],
-         ["A reply that grows word by", "word", "2.00 tokens per step ▂▂▂"]),
-        (80, ["A reply that grows", "2.00 tokens per step · 200.0 tok/s · 1904/2048 ▂▂"],
+        (30, ["A reply that grows", "2.00 tokens per step ▂"],
+         ["A reply that grows word by", "word", "2.00 tokens per step ▂▂"]),
+        (80, ["A reply that grows", "2.00 tokens per step · 200.0 tok/s · 1904/2048 ▂"],
          ["A reply that grows word by word",
-          "2.00 tokens per step · 200.0 tok/s · 1906/2048 ▂▂▂"]),
+          "2.00 tokens per step · 200.0 tok/s · 1906/2048 ▂▂"]),
     ],
 )  # fmt: skip
 def test_a_reply_on_its_way(width: int, growing: list[str], grown: list[str]) -> None:

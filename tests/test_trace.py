@@ -27,7 +27,7 @@ def test_what_is_written_is_read_again(name: str, tmp_path: Path) -> None:
     assert [*found.events] == happened
     assert not found.cut
     header = found.header
-    assert (header.prompt, header.plain_step) == (PROMPT, 0.004)
+    assert (header.prompt, header.calibration) == (PROMPT, 0.004)
     assert header.settings["strategy"] == SETTINGS[name].strategy
     tokenizer = demo().session.loaded.tokenizer
     used = {token for step in found.steps for token in step.token_ids}
@@ -46,8 +46,8 @@ def test_every_event_and_odd_texts_survive(tmp_path: Path) -> None:
 
 
 HEAD = (
-    '{"format":"lade-trace","version":2,"model":"m","prompt":"p","prompt_tokens":1,'
-    '"settings":{},"plain_step":null}\n'
+    '{"format":"lade-trace","version":3,"model":"m","prompt":"p","prompt_tokens":1,'
+    '"settings":{},"calibration":null}\n'
 )
 DETAIL = (
     '"detail":{"current":1,"tree":[4],"parents":[-1],"sources":["x"],"accepted":[],'
@@ -55,10 +55,10 @@ DETAIL = (
 )
 STEP = (
     '{"event":"step","pieces":[{"text":"a","source":null}],"token_ids":[1],"width":1,'
-    f'"proposed":0,"seconds":0.1,{DETAIL}}}\n'
+    f'"proposed":0,"seconds":0.1,{DETAIL},"cost":2.5}}\n'
 )
 END = '{"event":"ended","reason":"eos","rest":""}\n'
-VERSION_2 = (
+VERSION_3 = (
     HEAD
     + '{"event":"started","cached":0,"total":9}\n'
     + '{"event":"prompt_read","done":8,"total":9,"seconds":0.25}\n'
@@ -67,18 +67,26 @@ VERSION_2 = (
     + STEP
     + END
 )
-"""Files of version 2 look like this; a change needs another version."""
+"""Files of version 3 look like this; a change needs another version."""
 
 
 def test_the_format_of_a_trace(tmp_path: Path) -> None:
-    (tmp_path / "x").write_text(VERSION_2, encoding="utf-8")
+    (tmp_path / "x").write_text(VERSION_3, encoding="utf-8")
     found = read_trace(tmp_path / "x")
     assert [type(event) for event in found.events] == [
         *(Started, PromptRead, StepNarrowed, TextStep, Ended)
     ]
     assert found.spell(4) == "b"
     # Spellings are written in the order in which ids appear.
-    assert write(tmp_path / "y", found).read_text("utf-8") == VERSION_2
+    assert write(tmp_path / "y", found).read_text("utf-8") == VERSION_3
+
+
+def test_traces_of_version_2_can_be_read(tmp_path: Path) -> None:
+    """They knew the seconds of a plain step, and not what steps cost."""
+    head = HEAD.replace(":3,", ":2,", 1).replace('"calibration":null', '"plain_step":0.02')
+    (tmp_path / "x").write_text(head + STEP.replace(',"cost":2.5', "") + END, encoding="utf-8")
+    (step,) = read_trace(tmp_path / "x").steps
+    assert (step.text, step.cost) == ("a", None)
 
 
 def test_spaces_at_the_start_of_words_are_spelled() -> None:
@@ -95,7 +103,7 @@ def test_spaces_at_the_start_of_words_are_spelled() -> None:
 
 def test_a_killed_program_leaves_a_trace_up_to_there(tmp_path: Path) -> None:
     path = tmp_path / "x"
-    data = VERSION_2.encode()
+    data = VERSION_3.encode()
     path.write_bytes(data)
     whole = read_trace(path).events
     ends = [at + 1 for at, byte in enumerate(data) if byte == 10]
@@ -112,18 +120,18 @@ DAMAGED = [
     ("\x7fELF\0\x01", "is not a trace"),
     ('{"prompt":"x"}\n', "is not a trace"),
     (HEAD[:50] + "\n", "line 1: "),
-    (HEAD.replace(":2,", ":1,", 1), "line 1: version: "),
+    (HEAD.replace(":3,", ":1,", 1), "line 1: version: "),
     (HEAD.replace('"prompt":"p",', ""), "line 1: prompt: "),
     (HEAD + "{1:2}\n" + END, "line 2: "),
     (HEAD + END + '{"a\udcff"}\n' + END, "line 3: "),
     (HEAD + "[" * 100_000 + "\n" + END, "line 2: "),
     (HEAD + '{"event":"x"}\n', "line 2: "),
     (HEAD + '{"event":[]}\n', "line 2: "),
-    (HEAD + STEP.replace('"width":1,', ""), "line 2: width: "),
+    (HEAD + STEP.replace('"width":1,', ""), "line 2: step width: "),
     (HEAD + STEP.replace('"token_ids":[1]', f'"token_ids":[{"9" * 5000}]'), "line 2: "),
     (HEAD + re.sub(r'\[{.*?}\],"token_ids":\[1]', '[],"token_ids":[]', STEP), "pieces"),
     (HEAD + STEP.replace('"token_ids":[1]', '"token_ids":[1,2]'), "pieces"),
-    (HEAD + END.replace("eos", "tired"), "line 2: reason: "),
+    (HEAD + END.replace("eos", "tired"), "line 2: ended reason: "),
     (HEAD + STEP.replace('"tree":[4]', '"tree":[]'), "parents"),
     (HEAD + STEP.replace("[-1]", "[0]"), "parents"),
     (HEAD + STEP.replace('"accepted":[]', '"accepted":[1]'), "accepted"),

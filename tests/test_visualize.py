@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.color import ColorSystem
@@ -26,6 +27,11 @@ def step(*pieces: tuple[str, str | None], width: int = 9, seconds: float = 0.5) 
     return TextStep(made, tuple(range(len(made))), width, len(made) - 1, seconds)
 
 
+def priced(events: list[TextEvent], cost: float) -> list[TextEvent]:
+    """The same with steps that take as long as so many plain ones."""
+    return [replace(e, cost=cost) if isinstance(e, TextStep) else e for e in events]
+
+
 ANSWER: list[TextEvent] = [
     PromptRead(512, 600, 0.25),
     step(("Once", None)),
@@ -35,8 +41,8 @@ ANSWER: list[TextEvent] = [
 ]
 
 
-def tally_of(events: list[TextEvent], plain_before: float | None = None) -> Tally:
-    tally = Tally(plain_before=plain_before)
+def tally_of(events: list[TextEvent], calibration: float | None = None) -> Tally:
+    tally = Tally(calibration=calibration)
     for event in events:
         tally.add(event)
     return tally
@@ -104,8 +110,7 @@ def test_figures() -> None:
     assert (tally.prefill_seconds, tally.decode_seconds) == (0.75, 1.0)
     assert tally.tokens_per_second == 5.0
     assert tally.speedup == 0.0
-    assert tally_of(ANSWER, plain_before=0.25).speedup == 1.25
-    empty = tally_of([Ended("length")], plain_before=1.0)
+    empty = tally_of([Ended("length")], calibration=1.0)
     assert (empty.tokens_per_step, empty.tokens_per_second, empty.speedup) == (0.0, 0.0, 0.0)
     assert tally_of(ANSWER[1:2]).tokens_per_second == 2.0
 
@@ -117,7 +122,7 @@ def answer_on_a_slow_clock(drafts: bool) -> Tally:
     as long; the others one by one, as all do without.
     """
     # What was measured before, on another text, does not count once the reply has its own.
-    tally, number = Tally(plain_before=0.01), 0
+    tally, number = Tally(calibration=0.01), 0
     tally.add(PromptRead(100, 100, 3.0))
     while tally.tokens < 400:
         number += 1
@@ -137,19 +142,34 @@ def test_the_speedup_shown_agrees_with_plain_decoding_of_the_same_text() -> None
     assert plain.speedup == pytest.approx(1.0, rel=0.1)
 
 
+def test_the_speedup_is_estimated_by_the_cost_of_steps_until_it_is_measured() -> None:
+    estimated = tally_of(priced(ANSWER, cost=2.0))
+    assert (estimated.speedup, estimated.measured) == (1.25, False)
+    assert estimated.speedup_of_last(1) == 1.0  # two tokens in a step of two plain ones
+    assert tally_of(priced(ANSWER, cost=1.0)).speedup == 2.0, "no more than tokens per step"
+    known = tally_of(priced(ANSWER, cost=2.0), calibration=1.2)
+    assert (known.speedup, known.measured) == (pytest.approx(1.5), True)
+    # Steps of half a second that cost two plain ones, and plain steps of 0.3 seconds.
+    plain = [step(("x", None), width=1, seconds=0.3)] * 8
+    measured = tally_of([*priced(ANSWER[:-1], cost=2.0), *plain])
+    assert (measured.plain_step, measured.measured) == (pytest.approx(0.3), True)
+    assert measured.calibrate() == pytest.approx(1.2)
+    assert known.calibrate() == 1.2
+
+
 @pytest.mark.parametrize(
     ("width", "lines"),
     [
-        (120, ["6 tokens in 3 steps · 2.00 tokens per step · 5.0 tok/s · 1.5× plain"
+        (120, ["6 tokens in 3 steps · 2.00 tokens per step · 5.0 tok/s · ≈1.2× plain"
                " · accepted: context 1, recycled 1, trajectory 1"]),
-        (80, ["6 tokens in 3 steps · 2.00 tokens per step · 5.0 tok/s · 1.5× plain",
+        (80, ["6 tokens in 3 steps · 2.00 tokens per step · 5.0 tok/s · ≈1.2× plain",
               "accepted: context 1, recycled 1, trajectory 1"]),
-        (30, ["6 tokens in 3 steps", "2.00 tokens per step", "5.0 tok/s · 1.5× plain",
+        (30, ["6 tokens in 3 steps", "2.00 tokens per step", "5.0 tok/s · ≈1.2× plain",
               "accepted: context 1, recycled 1, trajectory 1"]),
     ],
 )  # fmt: skip
 def test_statistics(width: int, lines: list[str]) -> None:
-    assert statistics_line(tally_of(ANSWER, plain_before=0.3), width).plain.split("\n") == lines
+    assert statistics_line(tally_of(priced(ANSWER, cost=2.0)), width).plain.split("\n") == lines
 
 
 # The status row.
@@ -166,12 +186,12 @@ READING: list[TextEvent] = [Started(40, 600), PromptRead(512, 600, 0.1)]
         (READING, 30, "reading the prompt 512/600"),
         (DRAFTED, 12, "2.52 tokens"),
         (DRAFTED, 25, "2.52 tokens per step ████"),
-        (DRAFTED, 50, "2.52 tokens per step · 5.2 tok/s · 2.6× plain ████"),
-        (DRAFTED, 118, "2.52 tokens per step · 5.2 tok/s · 2.6× plain"
+        (DRAFTED, 60, "2.52 tokens per step · 5.2 tok/s · 2.5× plain, now 2.6× ████"),
+        (DRAFTED, 128, "2.52 tokens per step · 5.2 tok/s · 2.5× plain, now 2.6×"
                        " · accepted: context 37, recycled 1, trajectory 1 · 658/2048 ▁▁▁▁▁▁▁▁████"),
-        (REPLY[:4], 80, "2.00 tokens per step · 6.0 tok/s · accepted: context 1, trajectory 1 ▁▃"),
+        (REPLY[:4], 80, "2.00 tokens per step · 6.0 tok/s · accepted: context 1, trajectory 1 ▃"),
         (REPLY[:4], 90, "2.00 tokens per step · 6.0 tok/s · accepted: context 1, trajectory 1"
-                        " · 604/2048 ▁▃"),
+                        " · 604/2048 ▃"),
     ],
 )  # fmt: skip
 def test_status(events: list[TextEvent], width: int, line: str) -> None:
@@ -182,7 +202,7 @@ def test_the_status_fits_every_screen() -> None:
     fast = step(*[("x", "trajectory"), ("y", "context")] * 9, width=120, seconds=1e-5)
     for events in (READING, ANSWER[1:3], [*READING, *[fast] * 40], DRAFTED):
         for width in range(2, 160):
-            line = status_line(tally_of(events, plain_before=0.25), width, max_context=131_072)
+            line = status_line(tally_of(priced(events, 1.5)), width, max_context=131_072)
             assert 0 < line.cell_len <= width
 
 

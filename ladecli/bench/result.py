@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from .. import files
 from ..decoder.config import LookaheadConfig, SamplingConfig
-from ..errors import UsageError
+from ..errors import UsageError, flaw
 from ..specs.memory import told
 
 if TYPE_CHECKING:
@@ -303,14 +304,12 @@ def read(path: Path) -> Result:
     """
     fix = "give a file that lade bench --json or --report wrote"
     try:
-        text = path.read_text(encoding="utf-8-sig")  # some editors write a BOM
+        text = files.read(path).decode("utf-8-sig")  # some editors write a BOM
         return TypeAdapter(Result).validate_json(text)
     except OSError as error:
         raise UsageError(f"{path} cannot be read ({error.strerror}); {fix}") from None
     except ValidationError as error:
-        fault = error.errors()[0]
-        where = ".".join(map(str, fault["loc"])) or SCHEMA
-        what = f"is no whole result of lade bench ({where}: {fault['msg']})"
+        what = f"is no whole result of lade bench ({flaw(error)})"
         raise UsageError(f"{path} {what}; {fix}") from None
     except ValueError:
         raise UsageError(f"{path} is no result of lade bench (not UTF-8); {fix}") from None

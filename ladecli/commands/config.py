@@ -66,7 +66,7 @@ def read() -> dict[str, dict[str, Any]]:
     path = config_path()
     where = f"the config file {path}"
     try:
-        content = toml.loads(path.read_text(encoding="utf-8-sig"))
+        content = toml.loads(files.read(path).decode("utf-8-sig"))
     except (FileNotFoundError, NotADirectoryError):  # HOME=/dev/null is a way to have none
         return {}
     except OSError as error:

@@ -144,6 +144,7 @@ class _Answers:
         template = request.template(session.has_template)
         self._settings = opening.settings_of(request, choice, greedy, template)
         self._terminal = Terminal(request.color, request.quiet)
+        self._calibration: float | None = None
 
     def hold(self, talk: _Talk, cancelled: Callable[[], bool]) -> None:
         """Answer every turn of a conversation; errors as `_add`."""
@@ -164,7 +165,7 @@ class _Answers:
         self._count = number = self._count + 1
         if number > 1 and not request.json:
             print()
-        tally, detailed = Tally(), request.trace is not None
+        tally, detailed = Tally(calibration=self._calibration), request.trace is not None
         shown = [] if request.json else [self._terminal.writer(reasoning=request.reasoning)]
         files = export.views(request, session, self._settings, ids, tally, number)
         view = Together(tally, *shown, *files)
@@ -184,6 +185,7 @@ class _Answers:
             utf8 = "utf" in (sys.stdout.encoding or "").lower()
             print(json.dumps(answer, ensure_ascii=not utf8), flush=True)
         self._report(tally)
+        self._calibration = tally.calibrate()
         if lost is not None:
             raise lost
         if tally.reason == "interrupted":
@@ -245,5 +247,7 @@ class _Answers:
                 "decode": tally.decode_seconds,
             },
             "tokens_per_second": tally.tokens_per_second,
+            "speedup": tally.speedup or None,
+            "speedup_from": "measured" if tally.measured else "estimated",
             "seed": None if settings.sampling.greedy else seed,
         }

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from ..decoder.config import SOURCES, LookaheadConfig
 from ..decoder.step_cost import StepCost
-from ..errors import UsageError
+from ..errors import UsageError, flaw
 from ..files import toml
 from ..specs.device import Rates
 from ..specs.memory import ModelSpec
@@ -168,7 +168,7 @@ def parse(name: str, text: str, place: str = "shipped") -> Profile:
     except toml.TOMLDecodeError as error:
         raise UsageError(f"profile {name} is no valid TOML: {error}") from error
     except ValidationError as error:
-        raise UsageError(f"profile {name}{_fault(error)}") from error
+        raise UsageError(f"profile {name}, {flaw(error)}") from error
 
 
 def dump(profile: Profile) -> str:
@@ -177,16 +177,3 @@ def dump(profile: Profile) -> str:
 
     text = tomli_w.dumps(profile.as_file())
     return _NUMBERS.sub(lambda found: f"[{', '.join(re.findall(_NUMBER, found[0]))}]", text)
-
-
-def _fault(error: ValidationError) -> str:
-    """The first fault in a file and its place there, to stand after a name."""
-    # A misspelt key explains one that is missing.
-    fault = max(error.errors(), key=lambda each: each["type"] == "extra_forbidden")
-    places = [f"{step + 1}" if isinstance(step, int) else step for step in fault["loc"]]
-    what = fault["msg"].removeprefix("Value error, ")
-    if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        what = "unknown key"
-    elif not isinstance(fault["input"], dict):
-        what += f", not {fault['input']!r}"
-    return f"{', ' if places else ''}{' '.join(places)}: {what}"

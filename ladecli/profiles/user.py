@@ -45,7 +45,7 @@ def read(name: str) -> Profile:
     """One of the user's profiles; UsageError if its file cannot be read or breaks the schema."""
     path = path_of(name)
     try:
-        return parse(name, path.read_text(encoding="utf-8"), "yours")
+        return parse(name, files.read(path).decode(), "yours")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"the profile {path} cannot be read: {error}") from error
     except UsageError as error:

@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from itertools import zip_longest
 from pathlib import Path
 from textwrap import shorten
 from typing import NamedTuple
@@ -21,12 +20,11 @@ from rich.text import Text
 from .. import files
 from ..decoder.config import SOURCES
 from ..errors import UsageError
-from ..events import TextStep
-from ..metrics import Tally, ratio, total
+from ..metrics import total
 from ..session.conversation import Conversation, from_json
 from ..specs import adapters
-from ..view.terminal import ctrl_c
 from ..visualize import counted, printable, style_of
+from .compare import compare_again
 from .reader import escaped
 from .session import Chat
 from .settings import LIVE, TUNED, change, in_effect, known, suggestion, values_of
@@ -229,9 +227,10 @@ def save(chat: Chat, name: str) -> None:
         raise UsageError(f"{path} exists; name another file, or delete it first")
     model = chat.session.loaded.name
     if path.suffix == ".md":
-        files.write(path, printable(chat.conversation.as_markdown(model)), "/save")
+        page = printable(chat.conversation.as_markdown(model))
+        files.write(path, page, "/save", private=True)
     else:
-        files.write(path, chat.conversation.as_json(model), "/save")
+        files.write(path, chat.conversation.as_json(model), "/save", private=True)
         chat.saved = chat.conversation
     chat.file = path
     chat.note(f"saved to {path}")
@@ -243,6 +242,9 @@ def load(chat: Chat, name: str) -> None:
     try:
         loaded = from_json(files.read_text(_unquoted(name)))
     except ValueError as error:
+        if _path(name).suffix == ".md":
+            fix = "a .md is for reading; /save NAME without .md keeps a chat to load"
+            raise UsageError(f"{name} is not a saved chat: {fix}") from None
         raise UsageError(f"{name} is not a saved chat ({error}); choose another file") from None
     chat.encode(loaded.asked("?"))  # a template may refuse what another one took
     if chat.unsaved and chat.reader.interactive:
@@ -343,42 +345,11 @@ def stats(chat: Chat, _: str) -> None:
 
 @command("/compare")
 def compare(chat: Chat, _: str) -> None:
-    """Decode the last reply again without drafts, and compare."""
+    """Decode the last reply again with drafts and without, in turn, and compare."""
     reply = chat.last_reply
     if reply is None or not reply.tally.tokens:
         raise UsageError("there is no reply to compare; send a message first")
-    drafted, plain, count = reply.tally, Tally(), reply.tally.tokens
-    settings = replace(reply.settings, strategy="autoregressive", max_new_tokens=count)
-    bar = chat.terminal.bar(f"{counted(count, 'token')} one by one", count)
-    with chat.reader.watched() as look, ctrl_c() as cancelled, bar as advance:
-        for event in chat.session.stream(reply.prompt, settings, cancelled):
-            plain.add(event)
-            if isinstance(event, TextStep):
-                advance(len(event.token_ids))
-                look()
-    if plain.reason in ("interrupted", "memory"):
-        chat.note("comparison stopped")
-        return
-    rows = [
-        (name, f"{one.tokens_per_second:.1f} tok/s", f"{one.steps} steps for {one.tokens} tokens")
-        for name, one in ((reply.settings.strategy, drafted), ("plain", plain))
-    ]
-    _print(chat, rows)
-    pairs = enumerate(zip_longest(drafted.token_ids, plain.token_ids), start=1)
-    differs = next((number for number, (one, other) in pairs if one != other), None)
-    if differs is not None:
-        chat.console.print(
-            f"another text from token {differs} on: arithmetic of this precision broke a near-tie"
-            " differently in a wider step; --dtype float32 is exact",
-            style="yellow",
-            soft_wrap=True,
-        )
-        return
-    speed = "too short to compare speeds"  # a single step, which read the prompt too
-    if drafted.decode_seconds and plain.decode_seconds:
-        faster = ratio(drafted.tokens_per_second, plain.tokens_per_second)
-        speed = f"{faster:.2f}× as fast as plain decoding"
-    chat.console.print(f"same text · {speed}", style="bold")
+    compare_again(chat, reply)
 
 
 # The rest.

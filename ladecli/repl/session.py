@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import LadeError, UsageError, told
-from ..metrics import Tally, total
+from ..metrics import Tally
 from ..options import ChatRequest
 from ..session import opening
 from ..session.conversation import Conversation
@@ -19,6 +20,7 @@ from ..view.live import reply_view
 from ..view.markdown import MarkdownRenderer
 from ..view.terminal import Terminal, ctrl_c
 from ..visualize import Together, counted, memory_line, printable, repeats
+from .journal import Journal, Running
 from .reader import Reader, escaped
 
 if TYPE_CHECKING:
@@ -34,11 +36,13 @@ class Reply:
         prompt: token ids of the conversation that it answers.
         settings: how it was decoded, the seed included.
         tally: its text and figures.
+        drafts: pickled, what the drafts knew before it: `/compare` decodes it again from there.
     """
 
     prompt: list[int]
     settings: Settings
     tally: Tally = field(default_factory=Tally)
+    drafts: bytes = b""
 
 
 class Chat:
@@ -56,6 +60,8 @@ class Chat:
         leaving: whether the user wants to leave.
         refused: whether a message of a pipe was refused, and the chat went on.
         successor: a model to go on with after that.
+        journal: keeps the conversation; None where it is not wanted.
+        calibration: of this machine's plain steps, as replies and `/compare` measured it.
 
     Raises:
         UsageError: the model has no chat template, and --raw was not given.
@@ -76,7 +82,9 @@ class Chat:
         self.session = session
         self.request = request
         self.terminal = terminal
-        self.conversation = Conversation(system=request.system)
+        self.journal: Journal | None = None
+        self._lost = False  # whether the user knows that the conversation is not kept
+        self._conversation = Conversation(system=request.system)
         self.replies: list[Reply] = []
         self.file: Path | None = None
         self.saved: Conversation | None = None
@@ -86,11 +94,34 @@ class Chat:
         self.leaving = False
         self.refused = False
         self.successor: str | None = None
+        self.calibration: float | None = None
         self.choice: Choice = opening.choose_profile(request, session)
         self.console = terminal.console(sys.stderr)  # only replies go to stdout
         self.reader = open_reader(self)
         self._renderer: MarkdownRenderer | None = None  # of the newest reply
         self._counted: tuple[Conversation | None, int] = (None, 0)
+
+    @property
+    def conversation(self) -> Conversation:
+        """The conversation, which is kept with every change."""
+        return self._conversation
+
+    @conversation.setter
+    def conversation(self, changed: Conversation) -> None:
+        self._conversation = changed
+        self.keep(changed)
+
+    def keep(self, conversation: Conversation) -> None:
+        """Keep a conversation for `--continue`; where that fails, say so once and go on."""
+        if self.journal is None:
+            return
+        try:
+            self.journal.record(conversation, self.session.loaded.name)
+        except OSError as error:  # such as a full disk: the next change is a new try
+            if not self._lost:
+                where = self.journal.path
+                self.note(f"(this chat is not kept: {where} cannot be written: {error.strerror})")
+            self._lost = True
 
     @property
     def last_reply(self) -> Reply | None:
@@ -144,11 +175,15 @@ class Chat:
             KeyboardInterrupt: on a pipe, after the text until then was kept.
         """
         seen = self._with_room(asked)
-        plain_step = total([reply.tally for reply in self.replies]).plain_step
-        reply = Reply(self.encode(seen), self.settings(), Tally(plain_before=plain_step))
+        drafts = pickle.dumps(self.session.drafts)  # a millisecond or two
+        tally = Tally(calibration=self.calibration)
+        reply = Reply(self.encode(seen), self.settings(), tally, drafts)
+        if self.replies:
+            self.replies[-1].drafts = b""  # only the last one is compared
+        self.keep(seen)
         self.tell_news()
         try:
-            self._show(reply)
+            self._show(reply, seen)
         finally:
             # Whatever ended it, an error too: its text is kept.
             text, reasoning = reply.tally.text, reply.tally.reasoning
@@ -156,15 +191,19 @@ class Chat:
             if text or reasoning or not interrupted:
                 self.conversation = seen.answered(text, interrupted, reasoning or None)
                 self.replies.append(reply)
+        self.calibration = reply.tally.calibrate()
         self._conclude(reply)
 
-    def _show(self, reply: Reply) -> None:
+    def _show(self, reply: Reply, seen: Conversation) -> None:
         """Decode a reply, on the screen and into the files of --trace, --svg and --html."""
         request, session, tally = self.request, self.session, reply.tally
         renderer = MarkdownRenderer(request.markdown, request.token_colors, request.reasoning)
         shown = reply_view(self.terminal, tally, renderer, session.decoder.max_context)
         files = export.views(request, session, reply.settings, reply.prompt, tally)
-        view, self._renderer = Together(tally, shown, *files), renderer
+        running = Running(
+            lambda: self.keep(seen.answered(tally.text, True, tally.reasoning or None))
+        )
+        view, self._renderer = Together(tally, shown, *files, running), renderer
         detailed = request.trace is not None
         try:
             with self.reader.watched() as look, ctrl_c() as cancelled:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from itertools import takewhile
 from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, NonNegativeInt, ValidationError
+
+from ..errors import flaw
 
 Role: TypeAlias = Literal["user", "assistant"]
 REPLY_TOKENS = 64
@@ -134,27 +138,46 @@ class Conversation:
         """All of it as the text of a chat file; `model` is a name for people."""
         return _ChatFile(model=model, **asdict(self)).model_dump_json(indent=1) + "\n"
 
+    def as_change(self, before: Conversation, model: str) -> str:
+        """A line of JSON that makes this conversation of the one before it."""
+        pairs = zip(self.messages, before.messages, strict=False)
+        kept = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        values = asdict(replace(self, messages=self.messages[kept:]))
+        return _ChatFile(model=model, kept=kept, **values).model_dump_json() + "\n"
+
 
 class _ChatFile(BaseModel):
-    """The JSON of a saved chat."""
+    """The JSON of a saved chat, or a line of one that is kept: what follows its first messages."""
 
     format: Literal["lade-chat"] = "lade-chat"
     version: Literal[1] = 1
     model: str = ""
     system: str | None = None
     forgotten: NonNegativeInt = 0
+    kept: NonNegativeInt = 0
     messages: tuple[Message, ...]
+
+    def after(self, before: Conversation) -> Conversation:
+        """The conversation that this makes of another one."""
+        messages = (*before.messages[: self.kept], *self.messages)
+        return Conversation(self.system, messages, min(self.forgotten, len(messages)))
 
 
 def from_json(text: str) -> Conversation:
-    """The conversation in the text of a chat file.
+    """The conversation in the text of a chat file, or in the whole lines of one that was kept.
 
     Raises:
         ValueError: it is no chat file of this version; the message says what is wrong.
     """
     try:
-        file = _ChatFile.model_validate_json(text)
+        return _ChatFile.model_validate_json(text).after(Conversation())
     except ValidationError as error:
-        fault = error.errors()[0]
-        raise ValueError(": ".join([*map(str, fault["loc"][-1:]), fault["msg"]])) from None
-    return Conversation(file.system, file.messages, min(file.forgotten, len(file.messages)))
+        wrong = flaw(error)
+    # A program that was killed, or a full disk, cuts lines short.
+    found: Conversation | None = None
+    for line in text.split("\n"):  # texts may hold other separators
+        with contextlib.suppress(ValidationError):
+            found = _ChatFile.model_validate_json(line).after(found or Conversation())
+    if found is None:
+        raise ValueError(wrong)
+    return found

@@ -118,7 +118,7 @@ def load(path: Path, tokenizer: str, vocabulary: int) -> DraftMemory:
     try:
         return DraftMemory.from_dict(pool["drafts"], vocabulary)
     except (DraftStateError, KeyError) as error:
-        raise _damaged(path, error) from error
+        raise _damaged(path, " ".join(str(error).split())) from error
 
 
 def save_drafts(path: Path, drafts: DraftMemory, tokenizer: str) -> None:
@@ -128,22 +128,23 @@ def save_drafts(path: Path, drafts: DraftMemory, tokenizer: str) -> None:
         LadeError: it cannot be written; what was there before is still there.
     """
     pool = {"format": FORMAT, "tokenizer": tokenizer, "drafts": drafts.to_dict()}
-    files.write(path, json.dumps(pool, separators=(",", ":")), OPTION)
+    files.write(path, json.dumps(pool, separators=(",", ":")), OPTION, private=True)
 
 
 def _read(path: Path) -> dict[str, Any] | None:
     """The content of a pool of this format; None where there is no file yet."""
     try:
-        pool = json.loads(path.read_bytes())
+        pool = json.loads(files.read(path))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as error:
-        raise _damaged(path, error) from error
+    except OSError as error:
+        raise _damaged(path, error.strerror or "an error of the disk") from error
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, "it is no JSON") from error
     if not isinstance(pool, dict) or pool.get("format") != FORMAT:
         raise UsageError(f"{OPTION} {path} is not a pool of this version; choose another file")
     return pool
 
 
-def _damaged(path: Path, error: Exception) -> UsageError:
-    reason = " ".join(str(error).split()) or type(error).__name__
+def _damaged(path: Path, reason: str) -> UsageError:
     return UsageError(f"{OPTION} {path} cannot be read ({reason}); choose another or delete it")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 from ..decoder.config import LookaheadConfig, SamplingConfig
@@ -331,14 +331,23 @@ class Session:
             detailed=detailed,
             group=self.group if together else ALONE,
         )
+        cost = partial(self._cost, settings, self.ranks if together else 1)
         if followers is None or not together:
-            return _as_text(events, text, cancelled, contextlib.nullcontext())
+            return _as_text(events, text, cost, cancelled, contextlib.nullcontext())
         if self._shared is not None:
             # Followers do one thing at a time, and wait in whatever nobody has ended.
             self._shared.close()
         answering = followers.answering(prompt, settings, self.drafts)
-        self._shared = _as_text(events, text, cancelled, answering)
+        self._shared = _as_text(events, text, cost, cancelled, answering)
         return self._shared
+
+    @staticmethod
+    def _cost(settings: Settings, ranks: int, width: int, context: int) -> float | None:
+        """What a step of `width` tokens costs after `context` tokens; see `TextStep`."""
+        curve = settings.lookahead.step_cost
+        if width > 1 and len(curve.widths) == 1:
+            return None
+        return curve.at(-(-width // ranks), context)
 
     def _prepared(self, settings: Settings) -> Settings:
         """Settings that know which widths steps are captured for; followers are told them."""
@@ -354,14 +363,19 @@ class Session:
 def _as_text(
     events: Generator[Event],
     text: TextStream,
+    cost: Callable[[int, int], float | None],
     cancelled: Callable[[], bool],
     answering: contextlib.AbstractContextManager[None],
 ) -> Generator[TextEvent]:
     """Events of tokens to events of text."""
+    length = 0
     with answering, contextlib.closing(events):
         for event in events:
             match event:
-                case Started() | StepNarrowed():
+                case Started():
+                    length = event.total
+                    yield event
+                case StepNarrowed():
                     yield event
                 case Prefill():
                     yield PromptRead(event.done, event.total, event.seconds)
@@ -377,7 +391,9 @@ def _as_text(
                         event.seconds,
                         event.detail,
                         event.times,
+                        cost(event.width, length),
                     )
+                    length += len(ids)
                 case Finished():
                     yield _ended(event.reason, text)
                     return

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
+from .. import files
 from ..errors import LoadError
 
 GENERATION = "generation_config.json"
@@ -249,13 +250,13 @@ def read_object(path: Path) -> dict[str, Any]:
         LoadError: it cannot be read, or holds something else.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(files.read(path))
     except FileNotFoundError:
         raise
     except OSError as error:
         raise LoadError(f"{path.name} cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:
-        raise LoadError(f"{path.name} is damaged ({error})") from error
+        raise LoadError(f"{path.name} is damaged (it is no JSON)") from error
     if not isinstance(found, dict):
         raise LoadError(f"{path.name} is damaged (it is no JSON object)")
     return found

@@ -97,7 +97,7 @@ def views(
             prompt=decode(list(ids), skip_special_tokens=False),
             prompt_tokens=len(ids),
             settings=describe(settings),
-            plain_step=tally.plain_before,
+            calibration=tally.calibration,
         )
         made.append(TraceWriter(trace, header, speller(session.loaded.tokenizer)))
     if svg or html:

@@ -28,7 +28,7 @@ from pydantic import (
 
 from .. import files
 from ..decoder.events import Detail, Started, StepNarrowed
-from ..errors import LadeError, UsageError
+from ..errors import LadeError, UsageError, flaw
 from ..events import Ended, PromptRead, TextEvent, TextStep
 
 if TYPE_CHECKING:
@@ -45,18 +45,18 @@ class Header(BaseModel):
         prompt: as text, the special tokens of a chat template included.
         prompt_tokens: its length.
         settings: strategy, window, ngram, …; see `export.describe`.
-        plain_step: seconds of a plain step on this machine, where it was measured.
+        calibration: see `metrics.Tally`.
     """
 
     model_config = ConfigDict(frozen=True)
 
     format: Literal["lade-trace"] = "lade-trace"
-    version: Literal[2] = 2
+    version: Literal[2, 3] = 3
     model: str
     prompt: str
     prompt_tokens: int
     settings: dict[str, Any] = Field(default_factory=dict)
-    plain_step: Annotated[float, Field(gt=0)] | None = None
+    calibration: Annotated[float, Field(gt=0)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,9 @@ class TraceWriter:
         self._failure: OSError | None = None
         try:
             # Lone surrogates, as of a path that is not UTF-8, cannot be written as they are.
-            self._file = path.open("w", encoding="utf-8", errors="replace", newline="\n")
+            self._file = open(  # noqa: SIM115  (`finish` closes it)
+                path, "w", encoding="utf-8", errors="replace", newline="\n", opener=files.private
+            )
         except OSError as error:
             raise self._failed(error) from error
         self._write(header.model_dump())
@@ -244,10 +246,8 @@ def read_trace(path: Path) -> Trace:
             else:
                 events.append(read)
     except ValidationError as error:
-        first = error.errors()[0]
-        reason = ": ".join([*map(str, first["loc"][-1:]), first["msg"]])
         raise UsageError(
-            f"the trace {path}, line {number}: {reason}; record it again with {OPTION}"
+            f"the trace {path}, line {number}: {flaw(error)}; record it again with {OPTION}"
         ) from None
     cut = not events or not isinstance(events[-1], Ended)
     return Trace(header, tuple(events), spellings, cut)

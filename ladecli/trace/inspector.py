@@ -19,7 +19,7 @@ from rich.tree import Tree
 from ..decoder.events import Detail
 from ..events import Piece, TextStep
 from ..metrics import Tally
-from ..visualize import counted, printable, style_of
+from ..visualize import counted, printable, speed_up, style_of
 from .format import Trace
 
 ROOT = -1
@@ -95,7 +95,7 @@ class StepView:
 
     def _figures(self) -> Text:
         """What the step yielded and cost, and the whole answer so far."""
-        tally = Tally(plain_before=self.trace.header.plain_step)
+        tally = Tally(calibration=self.trace.header.calibration)
         step = self._step
         for event in self.trace.events:
             tally.add(event)
@@ -103,8 +103,10 @@ class StepView:
                 break
         line = _line(counted(len(step.token_ids), "token"), "bold")
         line.append(f" · width {step.width} · {step.seconds * 1000:.1f} ms")
-        line.append(f" · {tally.tokens_per_step:.2f} tokens per step so far")
-        return line.append(f" · {tally.speedup:.1f}× plain" if tally.speedup else "")
+        if this := tally.speedup_of_last(1):
+            line.append(f" · {speed_up(tally, this)} plain")
+        line.append(f" · so far {tally.tokens_per_step:.2f} tokens per step")
+        return line.append(f", {speed_up(tally, tally.speedup)}" if tally.speedup else "")
 
     def _text(self, width: int) -> Text:
         """The end of the text so far, with this step's tokens marked."""

@@ -40,7 +40,7 @@ def run(request: ReplayRequest) -> int:
 
 def _play(trace: Trace, terminal: Terminal, speed: float) -> int:
     """Show the text as it came, then its statistics."""
-    tally = Tally(plain_before=trace.header.plain_step)
+    tally = Tally(calibration=trace.header.calibration)
     shown = reply_view(terminal, tally, MarkdownRenderer(True, True))
     view, code = Together(tally, shown), 0
     try:

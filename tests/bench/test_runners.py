@@ -91,5 +91,5 @@ def test_a_conversation_goes_on_from_the_answers(session: Session) -> None:
     assert (talk.cut or "").startswith("turn 3: the prompt has ")
     asked.clear()
     start = Conversation("Be brief.").asked("Hi").answered("Hello")
-    Dialogue(session, suites.Row("one", "prose", ("Now.",), start), False, "Be kind.").hold(answer)
+    Dialogue(session, suites.Row("one", "prose", ("Now.",), start), None, "Be kind.").hold(answer)
     assert asked == [(1, "Be brief.\nHi\nHello\nNow.")], "the row's own system message counts"

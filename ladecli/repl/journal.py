@@ -1,0 +1,107 @@
+"""Chats that are kept while they are held, for `--continue`: a line for every change."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from platformdirs import user_state_path
+
+from .. import files
+from ..errors import UsageError
+from ..events import TextEvent
+from ..session.conversation import Conversation, from_json
+
+KEPT = 100
+"""Conversations that are kept; the oldest go first."""
+SECONDS = 3.0
+"""Between two states of a running reply that are kept."""
+
+
+class Journal:
+    """A file of one conversation, which each change makes longer: whatever ends the program or the
+    machine, no more is lost than the last seconds.
+
+    Attributes:
+        path: the file; there is none before the first message.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._written = Conversation()
+        self._torn = False  # whether the last line may lack its end
+
+    def record(self, conversation: Conversation, model: str) -> None:
+        """Keep a conversation as it is now.
+
+        Raises:
+            OSError: it cannot be written; the next time is a new try.
+        """
+        new = not self.path.exists()
+        if conversation == self._written or (new and not conversation.messages):
+            return
+        if new:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            for old in kept_files()[: -KEPT + 1]:
+                old.unlink(missing_ok=True)
+            self._written = Conversation()
+        line = conversation.as_change(self._written, model)
+        start = "\n" if self._torn else ""
+        self._torn = True
+        with open(self.path, "a", encoding="utf-8", errors="replace", opener=files.private) as file:
+            file.write(start + line)
+            file.flush()
+            os.fsync(file.fileno())
+        self._written, self._torn = conversation, False
+
+
+class Running:
+    """A view of a reply that keeps what there is of it every few seconds.
+
+    Args:
+        keep: keeps what there is now.
+    """
+
+    def __init__(self, keep: Callable[[], None]) -> None:
+        self._keep = keep
+        self._due = time.monotonic() + SECONDS
+
+    def show(self, _event: TextEvent) -> None:
+        """Keep the text if it is time to."""
+        if time.monotonic() >= self._due:
+            self._keep()
+            self._due = time.monotonic() + SECONDS
+
+    def finish(self) -> None:
+        """The chat keeps a finished reply itself."""
+
+
+def new_journal() -> Journal:
+    """The journal of a new conversation; two may begin at the same moment."""
+    return Journal(_folder() / f"{time.strftime('%Y-%m-%d-%H%M%S')}-{os.getpid()}.jsonl")
+
+
+def newest() -> Conversation:
+    """The newest conversation that was kept.
+
+    Raises:
+        UsageError: there is none, or its file is damaged.
+    """
+    kept = kept_files()
+    if not kept:
+        raise UsageError("there is no conversation to continue; leave --continue out")
+    try:
+        return from_json(files.read_text(str(kept[-1]), "chat"))
+    except ValueError as error:
+        raise UsageError(f"{kept[-1]} is not a saved chat ({error}); delete it") from None
+
+
+def kept_files() -> list[Path]:
+    """The conversations that were kept, the newest last: their names begin with their time."""
+    return sorted(_folder().glob("*.json*"))
+
+
+def _folder() -> Path:
+    return user_state_path("lade", appauthor=False) / "chats"
