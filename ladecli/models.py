@@ -20,6 +20,7 @@ from huggingface_hub.utils import enable_progress_bars
 from safetensors import SafetensorError
 
 from . import placement
+from .decoder.compat import needs_eager
 from .decoder.config import SamplingConfig
 from .decoder.errors import ConfigError, DecoderError
 from .decoder.families import ModelFacts, examine
@@ -371,6 +372,7 @@ def _read_model(planned: Plan, beside: memory.Need | None, progress: bool) -> An
             config=planned.config,
             dtype=planned.dtype,
             output_loading_info=True,
+            attn_implementation="eager" if needs_eager(planned.config) else None,
             # Where peft is installed, transformers looks for adapters too.
             adapter_kwargs={"local_files_only": planned.hub_options.get("local_files_only", True)},
             **place,

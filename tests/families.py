@@ -9,6 +9,8 @@ import torch
 import transformers
 from transformers import CONFIG_MAPPING
 
+from ladecli.decoder.compat import needs_eager
+
 VOCABULARY = 97
 SLIDING = 11
 """Sliding windows are shorter than the tests' prompts, so that they have something to hide."""
@@ -179,7 +181,8 @@ def new_model(family: str, **extra: Any) -> Any:
         shape = {name: shape[name] for name in kept}
     config = CONFIG_MAPPING[model_type](**{**shape, **settings, **extra})
     generator = torch.Generator().manual_seed(sum(map(ord, family)))
-    model = transformers.AutoModelForCausalLM.from_config(config).eval().float()
+    attention = {"attn_implementation": "eager"} if needs_eager(config) else {}
+    model = transformers.AutoModelForCausalLM.from_config(config, **attention).eval().float()
     # Initial weights are so small that every text ends in one repeated token.
     for name, parameter in model.named_parameters():
         if parameter.ndim > 1:

@@ -38,7 +38,9 @@ def write(path: Path, architecture: str = "llama") -> None:
     file.add_token_list(tokens)
     file.add_token_types([gguf.TokenType.NORMAL] * len(tokens))
     file.add_token_merges([" ".join(pair) for pair in state["merges"]])
+    file.add_bos_token_id(tokenizer.eos_token_id)
     file.add_eos_token_id(tokenizer.eos_token_id)
+    file.add_add_bos_token(False)
     file.add_chat_template("{% for m in messages %}{{ m.content }}\n{% endfor %}")
     draw = torch.Generator().manual_seed(0)
     shapes = {"token_embd": (len(tokens), HIDDEN), "output": (len(tokens), HIDDEN)}

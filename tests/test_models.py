@@ -15,6 +15,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+import ladecli
 from ladecli import models
 from ladecli.decoder.config import SamplingConfig
 from ladecli.errors import UsageError
@@ -22,7 +23,9 @@ from ladecli.options import Request
 from ladecli.specs import memory
 from ladecli.specs.device import Device, detect
 
+from .families import new_model
 from .hub_files import use_devices
+from .tokenizers_here import byte_level
 
 DEMO = Path(models.__file__).with_name("demo")
 GPU = Device("cuda", "cuda:1", "Some GPU", 8 << 30)
@@ -185,6 +188,14 @@ def test_a_generation_config_counts_as_far_as_it_makes_sense(
     assert loaded.repetition_penalty == sampling.repetition_penalty
     assert loaded.stop_ids == ends
     assert loaded.ignored_settings == ignored
+
+
+def test_soft_caps_are_computed_by_every_version(tmp_path: Path) -> None:
+    """transformers before 5.21 took attention that leaves them out, so no trial step agreed."""
+    tokenizer = byte_level()
+    new_model("gemma2", vocab_size=len(tokenizer)).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    assert ladecli.load(str(tmp_path)).notices == ()
 
 
 def test_a_model_is_stretched_to_see_what_long_texts_cost() -> None:

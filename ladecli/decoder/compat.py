@@ -13,6 +13,7 @@ from typing import Any
 import transformers
 from packaging.version import Version
 
+_HERE = Version(transformers.__version__)
 CACHE_NAMES = (
     "cache",  # from 5.24 on
     "past_key_values",  # before 5.24; models whose code comes from the hub: at any version
@@ -20,8 +21,19 @@ CACHE_NAMES = (
     "state",  # RWKV, at any version
 )
 """Names under which forwards take and return a cache, the newest first."""
-GENERATE_CACHE = CACHE_NAMES[Version(transformers.__version__) < Version("5.24.dev0")]
+GENERATE_CACHE = CACHE_NAMES[Version("5.24.dev0") > _HERE]
 """The name under which `generate` takes a cache, and hands it to `custom_generate`."""
+
+
+def needs_eager(config: Any) -> bool:
+    """Whether a model's own forward is right under transformers' eager attention alone."""
+    text = config.get_text_config(decoder=True)
+    # Before 5.21 SDPA, which leaves soft caps out, is taken all the same.
+    capped = getattr(text, "attn_logit_softcapping", None) is not None
+    # Before 5.18 a prompt gets another mask than what follows it.
+    return (capped and Version("5.21") > _HERE) or (
+        text.model_type == "doge" and Version("5.18") > _HERE
+    )
 
 
 def cache_argument(forward: Callable[..., Any]) -> str | None:
