@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,8 @@ class Model:
             chat_template: of the messages: the name of one of the model's templates, or of a file.
             template_args: variables of the chat template, such as `enable_thinking`.
             sampling: fields of `SamplingConfig`: temperature, top_k, top_p, min_p,
-                repetition_penalty, seed.  Without any, greedy with the model's own penalty.
+                repetition_penalty, seed.  Without a temperature it is greedy; the others are
+                those of the model's generation config.
 
         Raises:
             PromptError: the prompt is empty or too long.
@@ -96,7 +97,6 @@ class Model:
         session = self.session
         for text in (draft_text,) if isinstance(draft_text, str) else draft_text:
             session.add_draft_text(text)
-        chosen = {"repetition_penalty": session.loaded.repetition_penalty, **sampling}
         template = None
         if not isinstance(prompt, str):
             template = TemplateChoice(chat_template, template_args or {})
@@ -108,7 +108,7 @@ class Model:
         settings = Settings(
             strategy=strategy,
             lookahead=lookahead or self.lookahead,
-            sampling=SamplingConfig(**chosen),
+            sampling=replace(session.loaded.greedy, **sampling),
             max_new_tokens=max_new_tokens,
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             ignore_eos=ignore_eos,

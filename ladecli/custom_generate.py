@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -13,15 +16,18 @@ from torch import Tensor
 from .decoder.compat import CACHE_NAMES
 from .decoder.config import LookaheadConfig, SamplingConfig
 from .decoder.engine import Decoder, Limits
+from .decoder.errors import UnsupportedModelError
 from .decoder.events import Finished
 from .decoder.families import examine
 from .decoder.kv_cache import LayerShape
 from .decoder.load import make_forward, new_cache
+from .decoder.modified import fingerprint, intervention
 from .decoder.own_cache_model import OwnCacheModel
 from .decoder.runner import Forward, Runner
 from .decoder.stock_model import StockModel
 from .decoder.strategies import make_strategy
 from .decoder.transformer import Transformer
+from .generation_config import FIELDS, refused
 from .options import Request
 from .session.setup import choice_for
 from .specs.device import detect
@@ -33,138 +39,233 @@ class _Known:
     """What was found out about a model; that takes longer than a short answer does.
 
     Attributes:
-        place: where the model was then, and its type.
+        model: where it was then, its type, and what had been done to it.
         lookahead: the profile's settings.
-        forward: the kind of forward that runs it.
+        forward: the kind of forward that runs it; None for transformers' own decoding.
         shapes: of what its layers cache.
+        intervention: whether something of the caller's hangs on it, such as hooks.  What those do
+            may be another thing at every call, so nothing is remembered then but the settings.
+        notices: what there was to say.
     """
 
-    place: tuple[torch.device, torch.dtype]
+    model: tuple[torch.device, torch.dtype, int]
     lookahead: LookaheadConfig
-    forward: type[Forward]
+    forward: type[Forward] | None
     shapes: list[LayerShape]
+    intervention: bool
+    notices: tuple[str, ...]
 
 
 _MODELS: WeakKeyDictionary[Any, _Known] = WeakKeyDictionary()
 
 
-def lookahead(
-    model: Any,
-    input_ids: Tensor,
-    logits_processor: Any = None,
-    stopping_criteria: Any = None,
-    generation_config: Any = None,
-    lade_streamer: Any = None,
-    lade_config: LookaheadConfig | None = None,
-    lade_seed: int | None = None,
-    **model_kwargs: Any,
-) -> Tensor:
-    """Decode as `generate` would, several tokens per forward pass.
+class CustomGenerate:
+    """`generate(..., custom_generate=lookahead)`: see `__call__`.
 
-        model.generate(**inputs, custom_generate=ladecli.lookahead, max_new_tokens=100)
-
-    Greedy output equals that of `generate`.  With `do_sample` the distribution is the same
-    and the text depends on the seed alone; all of transformers' logits processors apply.
-
-    Args:
-        model, input_ids, logits_processor, stopping_criteria, generation_config,
-            model_kwargs: as transformers passes them.
-        lade_streamer: a transformers streamer (`streamer=` is not passed on to callables).
-            A streamer passed as `streamer=` gets the prompt and nothing else.
-        lade_config: window, n-grams, guesses; None for those of the device's profile, which are
-            chosen once for a model; what there is to say of them comes as warnings.
-        lade_seed: of sampling; None takes one from torch's generator.
-
-    Returns:
-        int64 [1, prompt + new tokens].
-
-    Raises:
-        ValueError: beams, several sequences, padding or a filled cache were asked for.
-        UnsupportedModelError: the model cannot be decoded this way.
+    An object in place of a function because transformers drops `streamer`, `tokenizer` and others
+    where `custom_generate` is no string.  It asks for the signature just after it has done so.
     """
-    facts = examine(model.config)
-    _refuse(input_ids, generation_config, model_kwargs)
-    prompt = input_ids[0].tolist()
-    limit = generation_config.max_length - len(prompt)
-    # The text as transformers' stopping criteria want to see it, grown in place.
-    text = torch.empty((1, len(prompt) + max(limit, 0)), dtype=torch.long, device=input_ids.device)
-    text[0, : len(prompt)] = input_ids[0]
-    length = len(prompt)
-    if lade_streamer is not None:
-        lade_streamer.put(input_ids.cpu())
 
-    def should_stop(token: int) -> bool:
-        nonlocal length
-        text[0, length] = token
-        length += 1
+    @property
+    def __signature__(self) -> inspect.Signature:
+        _take_back(inspect.currentframe())
+        return inspect.signature(self.__call__)
+
+    def __call__(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: Any = None,
+        stopping_criteria: Any = None,
+        generation_config: Any = None,
+        lade_streamer: Any = None,
+        lade_config: LookaheadConfig | None = None,
+        lade_seed: int | None = None,
+        tokenizer: Any = None,
+        assistant_model: Any = None,
+        lade_dropped: Mapping[str, Any] | None = None,
+        **model_kwargs: Any,
+    ) -> Tensor:
+        """Decode as `generate` would, several tokens per forward pass.
+
+            model.generate(**inputs, custom_generate=ladecli.lookahead, max_new_tokens=100)
+
+        Greedy output equals that of `generate`.  With `do_sample` the distribution is the same
+        and the text depends on the seed alone; all of transformers' logits processors and
+        stopping criteria apply.  A model with hooks or replaced forwards runs through
+        transformers' own forward, which calls them with the drafts, too; where they depend on
+        how a text is cut into steps, through transformers' own decoding.  A warning says so.
+
+        Args:
+            model, input_ids, logits_processor, stopping_criteria, generation_config,
+                model_kwargs: as transformers passes them.
+            lade_streamer: a transformers streamer, where this is called by a function that is
+                the `custom_generate`; else `streamer=` does.
+            lade_config: window, n-grams, guesses; None for those of the device's profile, which
+                are chosen once for a model; what there is to say of them comes as warnings.
+            lade_seed: of sampling; None takes one from torch's generator.
+            tokenizer: of stop strings, which transformers looks for.
+            assistant_model: refused.
+            lade_dropped: what `generate` was given and would drop; see `_take_back`.
+
+        Returns:
+            int64 [1, prompt + new tokens].
+
+        Raises:
+            ValueError: beams, several sequences, padding or a filled cache were asked for.
+            UnsupportedModelError: the model cannot be decoded this way.
+        """
+        dropped = lade_dropped or {}
+        others = {**model_kwargs, "assistant_model": assistant_model}
+        if dropped.get("synced_gpus"):
+            others["synced_gpus"] = True
+        facts = examine(model.config)
+        _refuse(model, input_ids, generation_config, others)
         if lade_streamer is not None:
-            lade_streamer.put(torch.tensor([token]))
-        return bool(stopping_criteria and stopping_criteria(text[:, :length], None).all())
+            lade_streamer.put(input_ids.cpu())
+        streamer = lade_streamer or dropped.get("streamer")  # that one has the prompt
+        known = _known(model)
+        if known.forward is None:
+            return model._sample(  # type: ignore[no-any-return]
+                input_ids,
+                logits_processor=logits_processor,
+                stopping_criteria=stopping_criteria,
+                generation_config=generation_config,
+                streamer=streamer,
+                **model_kwargs,
+            )
+        prompt = input_ids[0].tolist()
+        limit = generation_config.max_length - len(prompt)
+        # The text as transformers' stopping criteria want to see it, grown in place.
+        text = input_ids.new_empty((1, len(prompt) + max(limit, 0)))
+        text[0, : len(prompt)] = input_ids[0]
+        length = len(prompt)
 
-    sampling = SamplingConfig()
-    if generation_config.do_sample:
-        if lade_seed is None:
-            lade_seed = int(torch.randint(2**62, (1,)))
-        # Temperature, top-k and the like are among the logits processors already.
-        sampling = SamplingConfig(temperature=1.0, seed=lade_seed)
-    known = _known(model)
-    # The model belongs to the caller: it stays as it is, and its weights may be others by now.
-    forward: Forward
-    if known.forward is Transformer:
-        forward = Transformer(model, facts, join=False)
-    elif known.forward is StockModel:
-        forward = StockModel(model, known.shapes)
-    else:
-        forward = OwnCacheModel(model)
-    decoder = Decoder(Runner(forward, new_cache(forward, text.shape[1])), facts)
-    if text.shape[1] > decoder.max_context:
-        warnings.warn(
-            f"the text ends at the model's context of {decoder.max_context} tokens,"
-            f" before max_length={text.shape[1]}",
-            stacklevel=2,
+        def should_stop(token: int) -> bool:
+            nonlocal length
+            text[0, length] = token
+            length += 1
+            if streamer is not None:
+                streamer.put(torch.tensor([token]))
+            return bool(stopping_criteria and stopping_criteria(text[:, :length], None).all())
+
+        sampling = SamplingConfig()
+        if generation_config.do_sample:
+            if lade_seed is None:
+                lade_seed = int(torch.randint(2**62, (1,)))
+            # Temperature, top-k and the like are among the logits processors already.
+            sampling = SamplingConfig(temperature=1.0, seed=lade_seed)
+        # The model belongs to the caller: it stays as it is, and its weights may be others by now.
+        forward: Forward
+        if known.forward is Transformer:
+            forward = Transformer(model, facts, join=False)
+        elif known.forward is StockModel:
+            forward = StockModel(model, known.shapes)
+        else:
+            forward = OwnCacheModel(model)
+        decoder = Decoder(Runner(forward, new_cache(forward, text.shape[1])), facts)
+        if text.shape[1] > decoder.max_context:
+            warnings.warn(
+                f"the text ends at the model's context of {decoder.max_context} tokens,"
+                f" before max_length={text.shape[1]}",
+                stacklevel=2,
+            )
+        events = decoder.generate(
+            prompt,
+            make_strategy("lookahead", lade_config or known.lookahead),
+            sampling,
+            Limits(max_new_tokens=limit, should_stop=should_stop),
+            processors=list(logits_processor or ()),
         )
-    events = decoder.generate(
-        prompt,
-        make_strategy("lookahead", lade_config or known.lookahead),
-        sampling,
-        Limits(max_new_tokens=limit, should_stop=should_stop),
-        processors=list(logits_processor or ()),
-    )
-    for event in events:
-        if event == Finished("memory"):
-            warnings.warn(f"out of memory after {length} tokens: the text ends there", stacklevel=2)
-    if lade_streamer is not None:
-        lade_streamer.end()
-    return text[:, :length].clone()
+        for event in events:
+            if event == Finished("memory"):
+                warnings.warn(
+                    f"out of memory after {length} tokens: the text ends there", stacklevel=2
+                )
+        if streamer is not None:
+            streamer.end()
+        return text[:, :length].clone()
+
+
+lookahead = CustomGenerate()
+
+
+def _take_back(frame: FrameType | None) -> None:
+    """Put what `generate` drops for callables where it looks for arguments of their own.
+
+    transformers sorts the arguments in one function, which is under way; where a version has no
+    such function, `lade_streamer` is left, and stop strings by `stopping_criteria`.
+    """
+    while frame is not None and frame.f_code.co_name != "_extract_generation_mode_kwargs":
+        frame = frame.f_back
+    if frame is None:
+        return
+    arguments = frame.f_locals.get("kwargs")
+    dropped = frame.f_locals.get("generation_mode_kwargs")
+    if isinstance(arguments, dict) and isinstance(dropped, dict):
+        for name in ("tokenizer", "assistant_model"):
+            if name in dropped:
+                arguments[name] = dropped[name]
+        arguments["lade_dropped"] = dropped
 
 
 def _known(model: Any) -> _Known:
-    """What is found out about a model where it is now, at the first call."""
-    place = model.device, model.dtype
-    known = _MODELS.get(model)
-    if known is not None and known.place == place:
-        return known
-    # Code of its own is running already, so it is here.
-    hub = {"trust_remote_code": True, "local_files_only": True}
-    spec = spec_of(empty_model(model.config, hub), model.dtype)
-    request = Request(attention="sdpa", cuda_graphs=False)
-    choice = choice_for(request, detect(str(model.device)), spec)
-    forward, notices, _ = make_forward(model, examine(model.config), "auto", join=False)
-    for notice in (*choice.notices, *notices):
-        warnings.warn(notice, stacklevel=3)
-    known = _Known(place, choice.lookahead, type(forward), forward.layer_shapes)
+    """What is found out about a model as it is now, at the first call after a change."""
+    state = model.device, model.dtype, fingerprint(model)
+    before = _MODELS.get(model)
+    if before is not None and before.model == state and not before.intervention:
+        return before
+    notices: list[str] = []
+    if before is not None and before.model[:2] == state[:2]:
+        settings = before.lookahead
+    else:
+        # Code of its own is running already, so it is here.
+        hub = {"trust_remote_code": True, "local_files_only": True}
+        spec = spec_of(empty_model(model.config, hub), model.dtype)
+        request = Request(attention="sdpa", cuda_graphs=False)
+        choice = choice_for(request, detect(str(model.device)), spec)
+        settings, notices = choice.lookahead, [*choice.notices]
+    what = intervention(model)
+    kind, shapes, more = _forward_of(model, what)
+    notices += more
+    for notice in notices:
+        if before is None or notice not in before.notices:
+            warnings.warn(notice, stacklevel=4)
+    known = _Known(state, settings, kind, shapes, what is not None, tuple(notices))
     _MODELS[model] = known
     return known
+
+
+def _forward_of(
+    model: Any, what: str | None
+) -> tuple[type[Forward] | None, list[LayerShape], list[str]]:
+    """The kind of forward that runs a model, shapes, and notices; see `_Known`.
+
+    Args:
+        model: as it is now.
+        what: hangs on it; see `intervention`.
+    """
+    try:
+        facts = examine(model.config)
+        forward, notices, _ = make_forward(model, facts, "auto", join=False, not_ours=what)
+    except UnsupportedModelError:
+        if what is None:
+            raise
+    else:
+        if what is None or isinstance(forward, StockModel):
+            return type(forward), forward.layer_shapes, notices
+    # It is not meant for steps of several tokens, or for a prompt in parts.
+    return None, [], [f"transformers' own decoding runs, without drafts: {what}"]
 
 
 # What transformers always passes, and what is the same whether it is passed or not.
 _KNOWN_KWARGS = frozenset(
     {"attention_mask", "use_cache", "cache_position", "position_ids", "logits_to_keep"}
-    | {"next_sequence_length", *CACHE_NAMES}
+    | {"next_sequence_length", "output_attentions", "output_hidden_states", *CACHE_NAMES}
 )
 
 
-def _refuse(input_ids: Tensor, config: Any, model_kwargs: dict[str, Any]) -> None:
+def _refuse(model: Any, input_ids: Tensor, config: Any, model_kwargs: dict[str, Any]) -> None:
     """Say clearly what this does not do."""
     what = None
     mask = model_kwargs.get("attention_mask")
@@ -173,14 +274,16 @@ def _refuse(input_ids: Tensor, config: Any, model_kwargs: dict[str, Any]) -> Non
     others = [k for k in given if k not in _KNOWN_KWARGS]
     if config is None:
         what = "a call without a generation config; call it through model.generate"
-    elif (config.num_beams or 1) > 1:
-        what = f"beam search (num_beams={config.num_beams}); use num_beams=1"
-    elif (config.num_return_sequences or 1) > 1:
-        what = "several sequences; use num_return_sequences=1"
-    elif config.return_dict_in_generate:
-        what = "return_dict_in_generate; the result is a tensor of ids"
-    elif (config.guidance_scale or 1) != 1:
-        what = f"guidance_scale={config.guidance_scale}; it runs the model a second time"
+    elif asked := refused(config):
+        name = asked[0]
+        value, off = getattr(config, name), FIELDS[name].off
+        own = getattr(model.generation_config, name, None) == value
+        whose = " of the model's generation config" if own else ""
+        what = f"{name}={value!r}{whose}; pass {name}={off!r}"
+    elif "synced_gpus" in others:
+        what = "synced_gpus, nor models under FSDP or ZeRO-3; leave custom_generate out"
+    elif "assistant_model" in others:
+        what = "an assistant_model; it drafts by itself, so leave that out"
     elif others:
         what = f"{others[0]}; it decodes from input_ids alone"
     elif input_ids.shape[0] != 1:
@@ -188,7 +291,11 @@ def _refuse(input_ids: Tensor, config: Any, model_kwargs: dict[str, Any]) -> Non
     elif input_ids.shape[1] == 0:
         what = "an empty prompt"
     elif mask is not None and not bool(mask.all()):
-        what = "padding in the attention mask; pass the prompt without padding"
+        what = (
+            "padding: the attention mask, which transformers makes where none is passed, leaves"
+            " tokens out; pass the prompt without padding, or"
+            " attention_mask=torch.ones_like(input_ids)"
+        )
     elif any(map(_holds_tokens, caches)):
         what = "a cache that holds tokens already; pass the whole text without a cache"
     elif not _consecutive(model_kwargs.get("position_ids")):

@@ -7,7 +7,7 @@ import copy
 import io
 import json
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -19,13 +19,14 @@ import transformers
 from huggingface_hub.utils import enable_progress_bars
 from safetensors import SafetensorError
 
-from . import placement
+from . import generation_config, placement
 from .decoder.compat import needs_eager
 from .decoder.config import SamplingConfig
-from .decoder.errors import ConfigError, DecoderError
+from .decoder.errors import DecoderError
 from .decoder.families import ModelFacts, examine
 from .decoder.memory import is_out_of_memory
 from .decoder.quiet import quiet
+from .decoder.sampling import LogitsProcessor
 from .decoder.stock_model import input_device
 from .errors import LadeError, LoadError, UsageError
 from .options import Request
@@ -35,13 +36,7 @@ from .specs.device import Device, detect, free_memory
 from .specs.memory import FULL, ModelSpec
 from .specs.model_spec import choose_dtype, empty_model, make_fp8_plain, spec_of
 
-_NOT_APPLIED = (
-    *("no_repeat_ngram_size", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens"),
-    *("forced_bos_token_id", "forced_eos_token_id", "min_length", "min_new_tokens"),
-    *("sequence_bias", "exponential_decay_length_penalty", "guidance_scale", "num_beams"),
-)
-"""Settings of generation configs that change even greedy text, and that the decoder has not."""
-_CHAT = {"temperature": 0.7, "top_p": 0.9}
+_CHAT = SamplingConfig(temperature=0.7, top_p=0.9)
 """How a chat samples where the model does not say: greedy, small models run into loops."""
 
 
@@ -93,24 +88,54 @@ class LoadedModel(Plan):
     def sampling(self) -> SamplingConfig:
         """How the model's generation config wants tokens to be chosen, without senseless values."""
         config = self.model.generation_config
-        given, _ = _sampling_of(config)
-        if config.do_sample:
-            given.setdefault("temperature", 1.0)  # as transformers does
-        elif config.do_sample is None:
-            given |= _CHAT
-        return SamplingConfig(**given)
+        sampling, _ = generation_config.sampling_of(config)
+        if config.do_sample is None:
+            return replace(_CHAT, repetition_penalty=sampling.repetition_penalty)
+        return sampling
 
     @property
-    def repetition_penalty(self) -> float:
-        """The penalty of the generation config, which holds for greedy decoding, too."""
-        return self.sampling.repetition_penalty
+    def greedy(self) -> SamplingConfig:
+        """The same where nobody asked for samples: greedy, with the model's penalty.  A user's
+        temperature makes it sample, from as many tokens as the model's generation config has it.
+        """
+        sampling, _ = generation_config.sampling_of(self.model.generation_config)
+        return replace(sampling, temperature=0.0)
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """Strings that end a text, by the generation config."""
+        return generation_config.stop_strings(self.model.generation_config)
+
+    @property
+    def max_seconds(self) -> float | None:
+        """Seconds after which a text ends, by the generation config."""
+        return generation_config.max_seconds(self.model.generation_config)
+
+    def length_limit(self, prompt: int) -> int | None:
+        """The most new tokens after `prompt` tokens, by the generation config; None for any."""
+        return generation_config.length_limit(self.model.generation_config, prompt)
+
+    def choosing(
+        self,
+        sampling: SamplingConfig,
+        prompt: Sequence[int],
+        max_length: int,
+        stop_ids: frozenset[int],
+        device: torch.device,
+    ) -> tuple[SamplingConfig, list[LogitsProcessor]]:
+        """How the decoder chooses tokens of an answer; see `generation_config.choosing`."""
+        return generation_config.choosing(
+            self.model, sampling, self.spec.vocabulary, prompt, max_length, stop_ids, device
+        )
 
     @property
     def ignored_settings(self) -> list[str]:
         """Settings of the generation config that are not applied."""
         config = self.model.generation_config
-        stated = config.to_diff_dict()
-        found = [name for name in _NOT_APPLIED if stated.get(name)] + _sampling_of(config)[1]
+        found = generation_config.not_applied(config) + generation_config.sampling_of(config)[1]
+        wrong = generation_config.senseless(self.model, self.spec.vocabulary)
+        wrong += generation_config.senseless_ends(config)
+        found += [f"{name} {getattr(config, name)!r}" for name in wrong]
         if not all(_is_token(self, each) for each in _stated_stops(config)):
             found.append(f"eos_token_id {config.eos_token_id!r}")
         return sorted(found)
@@ -130,28 +155,6 @@ def _stated_stops(config: Any) -> list[Any]:
 
 def _is_token(planned: Plan, value: object) -> bool:
     return type(value) is int and 0 <= value < planned.spec.vocabulary
-
-
-def _sampling_of(config: Any) -> tuple[dict[str, Any], list[str]]:
-    """The sampling settings of a generation config, most of which count only where it samples,
-    and those that make no sense: many of these files are edited by hand."""
-    names = ("temperature", "top_k", "top_p", "min_p") if config.do_sample else ()
-    given: dict[str, Any] = {}
-    wrong = []
-    for name in (*names, "repetition_penalty"):
-        if (value := getattr(config, name)) is None:
-            continue
-        try:
-            number: Any = int(value) if name == "top_k" else float(value)
-            SamplingConfig(**{name: number})
-            sensible = type(value) in (int, float) and number == value
-        except (ConfigError, OverflowError, ValueError, TypeError):
-            sensible = False
-        if sensible:
-            given[name] = number
-        else:
-            wrong.append(f"{name} {value!r}")
-    return given, wrong
 
 
 def plan(name: str, options: Request | None = None, *, progress: bool = True) -> Plan:

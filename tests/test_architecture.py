@@ -16,7 +16,14 @@ import ladecli
 ROOT = Path(ladecli.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 HEAVY = ("torch", "transformers")
-MODEL_ROOM = ("decoder", "custom_generate.py", "models.py", "placement.py", "specs")
+MODEL_ROOM = (
+    "decoder",
+    "custom_generate.py",
+    "generation_config.py",
+    "models.py",
+    "placement.py",
+    "specs",
+)
 """Who may know torch; everything else deals in numbers and text."""
 TRANSFORMERS_BASELINE = Path("bench/stock.py")
 LIGHT = (

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from types import SimpleNamespace
+import functools
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import pytest
 import torch
+import transformers
 from transformers import DynamicCache
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 import ladecli
 from ladecli import custom_generate
 from ladecli.decoder.compat import cache_argument, returned_cache
+from ladecli.decoder.modified import fingerprint
 from ladecli.decoder.strategies import make_strategy
 from ladecli.profiles import Rates, user
 from ladecli.specs.device import Device
@@ -97,24 +104,38 @@ def test_sampling_depends_on_the_seed() -> None:
     assert first == text()
 
 
-def test_the_streamer_gets_every_token_in_order() -> None:
-    class Streamer:
-        def __init__(self) -> None:
-            self.got: list[int] = []
-            self.ended = False
+class Streamer:
+    """Keeps what it gets."""
 
-        def put(self, ids: torch.Tensor) -> None:
-            self.got += ids.flatten().tolist()
+    def __init__(self) -> None:
+        self.got: list[list[int]] = []
+        self.ended = False
 
-        def end(self) -> None:
-            self.ended = True
+    def put(self, ids: torch.Tensor) -> None:
+        self.got.append(ids.flatten().tolist())
 
-    streamer = Streamer()
+    def end(self) -> None:
+        self.ended = True
+
+
+@pytest.mark.parametrize("name", ["streamer", "lade_streamer"])
+def test_the_streamer_gets_every_token_in_order(name: str) -> None:
     model, ids = model_of("llama"), torch.tensor([prompt_for("llama")])
-    options = {"lade_streamer": streamer, "max_new_tokens": 20, "do_sample": False}
-    out = model.generate(ids, custom_generate=ladecli.lookahead, lade_config=CONFIG, **options)
-    assert streamer.got == out[0].tolist()
+    plain, streamer = Streamer(), Streamer()
+    settings: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False}
+    model.generate(ids, streamer=plain, **settings)
+    settings |= {"custom_generate": ladecli.lookahead, "lade_config": CONFIG, name: streamer}
+    model.generate(ids, **settings)
+    assert streamer.got == plain.got
     assert streamer.ended
+
+
+def test_a_partial_function_gets_the_streamer_too() -> None:
+    model, ids, streamer = model_of("llama"), torch.tensor([prompt_for("llama")]), Streamer()
+    seeded = functools.partial(ladecli.lookahead, lade_seed=3)
+    settings = {"max_new_tokens": 9, "do_sample": True, "eos_token_id": None}
+    out = model.generate(ids, custom_generate=seeded, streamer=streamer, **settings)
+    assert [token for got in streamer.got for token in got] == out[0].tolist()
 
 
 def test_the_model_gets_its_attention_back() -> None:
@@ -148,6 +169,176 @@ def test_the_weights_of_the_caller_count_as_they_are_now() -> None:
     assert torch.equal(mine, model.generate(ids, **settings))
 
 
+# The model as it is now.
+
+
+def scale(module: Any, args: Any, out: Any) -> Any:
+    """A hook that treats all positions alike."""
+    return (1.5 * out[0], *out[1:]) if isinstance(out, tuple) else 1.5 * out
+
+
+def steer_last(module: Any, args: Any, out: Any) -> Any:
+    """A hook that changes the newest position of every forward alone."""
+    out[:, -1] *= 1.7
+    return out
+
+
+class Scaled(torch.nn.Module):
+    """In place of another module."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2.0 * self.inner(x)
+
+
+class OtherMLP(LlamaMLP):  # type: ignore[misc]
+    """With all parts of the one that it takes the place of."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = super().forward(x)
+        return 1.5 * out
+
+
+def patch(layer: Any) -> None:
+    before = layer.mlp.forward
+
+    @functools.wraps(before)
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return 1.5 * before(x)  # type: ignore[no-any-return]
+
+    layer.mlp.forward = forward
+
+
+def change_weights(layer: Any) -> None:
+    with torch.no_grad():
+        layer.input_layernorm.weight.mul_(1.7)
+
+
+def other_weight(layer: Any) -> None:
+    up = layer.mlp.up_proj
+    up.weight = torch.nn.Parameter(up.weight.detach().flip(0))
+
+
+def other_data(layer: Any) -> None:
+    weight = layer.mlp.down_proj.weight
+    weight.data = weight.detach().flip(0)
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "layer": lambda layer: layer.register_forward_hook(scale),
+    "attention": lambda layer: layer.self_attn.register_forward_hook(scale),
+    "mlp": lambda layer: layer.mlp.register_forward_hook(scale),
+    "norm": lambda layer: layer.input_layernorm.register_forward_hook(scale),
+    "linear": lambda layer: layer.mlp.up_proj.register_forward_hook(scale),
+    "input": lambda layer: layer.mlp.register_forward_pre_hook(lambda _, x: (2.0 * x[0],)),
+    "newest": lambda layer: layer.register_forward_hook(steer_last),
+    "newest of a linear": lambda layer: layer.mlp.down_proj.register_forward_hook(steer_last),
+    "patched": patch,
+    "replaced": lambda layer: setattr(layer, "mlp", Scaled(layer.mlp)),
+    "of another class": lambda layer: setattr(layer.mlp, "__class__", OtherMLP),
+    "weights": change_weights,
+    "another weight": other_weight,
+    "another weight's data": other_data,
+}
+SLOWER = "transformers' (forward|own decoding)"
+"""What a warning says, but for weights."""
+
+
+def same_text(model: Any) -> list[int]:
+    """What both `generate` and lookahead make of a prompt."""
+    ids = torch.tensor([prompt_for("llama")])
+    settings = {"do_sample": False, "max_new_tokens": 20, "eos_token_id": None, "pad_token_id": 0}
+    own = model.generate(ids, **settings)[0].tolist()
+    mine = model.generate(ids, custom_generate=ladecli.lookahead, lade_config=CONFIG, **settings)
+    assert mine[0].tolist() == own
+    return own
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_done_to_a_model_counts_from_the_next_call_on(change: str) -> None:
+    model = copy.deepcopy(model_of("llama"))
+    before = same_text(model)
+    hook = CHANGES[change](model.model.layers[0])
+    warned = pytest.warns(UserWarning, match=SLOWER)
+    with contextlib.nullcontext() if "weight" in change else warned:
+        assert same_text(model) != before
+    assert same_text(model) != before  # said once; the tests take a second warning for an error
+    if hook is not None:
+        hook.remove()
+        assert same_text(model) == before
+
+
+def test_a_hook_may_do_another_thing_at_every_call() -> None:
+    model, strength = copy.deepcopy(model_of("llama")), 0.0
+
+    def steer(module: Any, args: Any, out: Any) -> Any:
+        out[:, -1] += strength
+        return out
+
+    model.model.layers[0].register_forward_hook(steer)
+    with pytest.warns(UserWarning, match="transformers' forward"):
+        before = same_text(model)
+    strength = 3.0
+    with pytest.warns(UserWarning, match="transformers' own decoding"):
+        assert same_text(model) != before
+
+
+def test_adapters_are_switched() -> None:
+    peft = pytest.importorskip("peft")
+    model = copy.deepcopy(model_of("llama"))
+    before = same_text(model)
+    config = peft.LoraConfig(
+        target_modules=["q_proj", "down_proj"], lora_alpha=32, init_lora_weights=False
+    )
+    adapted = peft.get_peft_model(model, config, "first")
+    first = same_text(model)
+    adapted.add_adapter("second", config)
+    adapted.set_adapter("second")
+    second = same_text(model)
+    assert len({tuple(text) for text in (before, first, second)}) == 3
+    adapted.merge_adapter()
+    assert same_text(model) == second
+    adapted.unmerge_adapter()
+    adapted.set_adapter("first")
+    assert same_text(model) == first
+    with adapted.disable_adapter():
+        assert same_text(model) == before
+
+
+def test_hooks_of_libraries_and_compiled_forwards_cost_nothing() -> None:
+    """transformers leaves hooks that take hidden states down."""
+    model = copy.deepcopy(model_of("llama"))
+    model(torch.tensor([[1, 2]]), output_hidden_states=True, output_attentions=True)
+    model.forward = torch.compile(model.forward, backend="eager")
+    with pytest.MonkeyPatch.context() as patching:
+        patching.delattr(custom_generate.StockModel, "forward")
+        model.generate(
+            torch.tensor([prompt_for("llama")]), custom_generate=ladecli.lookahead, max_new_tokens=3
+        )
+
+
+def test_looking_costs_under_a_hundredth_of_a_call() -> None:
+    """It took 0.1 % of 20 tokens of the demo; 0.6 ms for the 32 layers of a large model."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        Path(ladecli.__file__).parent / "demo"
+    )
+    options = {"custom_generate": ladecli.lookahead, "max_new_tokens": 20, "eos_token_id": None}
+
+    def seconds(call: Callable[[], Any]) -> float:
+        call()
+        began = time.process_time()
+        for _ in range(3):
+            call()
+        return time.process_time() - began
+
+    ids = torch.tensor([[1, 5, 7, 9]])
+    whole = seconds(lambda: model.generate(ids, **options))
+    assert seconds(lambda: fingerprint(model)) < 0.01 * whole
+
+
 def test_what_there_is_to_say_of_the_settings_is_a_warning() -> None:
     user.folder().mkdir(parents=True)
     user.path_of("cpu").write_text("[", encoding="utf-8")
@@ -179,12 +370,16 @@ def test_a_gpu_that_no_profile_knows_is_measured(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_beams": 2}, "beam search .num_beams=2."),
-        ({"num_return_sequences": 2, "do_sample": True}, "several sequences"),
+        ({"num_beams": 2}, "num_beams=2; pass num_beams=1"),
+        ({"num_return_sequences": 2, "do_sample": True}, "num_return_sequences=2"),
         ({"return_dict_in_generate": True}, "return_dict_in_generate"),
-        ({"attention_mask": torch.tensor([[0] + [1] * 23])}, "padding in the attention mask"),
+        ({"attention_mask": torch.tensor([[0] + [1] * 23])}, "padding: the attention mask"),
         ({"guidance_scale": 1.5}, "guidance_scale=1.5"),
         ({"position_ids": torch.arange(24)[None] + 3}, "position_ids that do not count from 0"),
+        ({"penalty_alpha": 0.6}, "penalty_alpha=0.6; pass penalty_alpha=None"),
+        ({"dola_layers": "high"}, "dola_layers='high'; pass dola_layers=None"),
+        ({"synced_gpus": True}, "synced_gpus"),
+        ({"assistant_model": model_of("llama")}, "an assistant_model"),
     ],
 )
 def test_what_it_does_not_do_is_refused(options: dict[str, Any], message: str) -> None:
@@ -195,9 +390,7 @@ def test_what_it_does_not_do_is_refused(options: dict[str, Any], message: str) -
 
 def test_inputs_beside_the_ids_are_refused() -> None:
     """A model that reads pictures would be asked without them."""
-    config = SimpleNamespace(
-        num_beams=1, num_return_sequences=1, return_dict_in_generate=False, guidance_scale=None
-    )
+    config = transformers.GenerationConfig()
     for name in ("pixel_values", "inputs_embeds", "token_type_ids"):
         with pytest.raises(ValueError, match=f"does not support {name}"):
             ladecli.lookahead(
@@ -206,6 +399,20 @@ def test_inputs_beside_the_ids_are_refused() -> None:
                 generation_config=config,
                 **{name: torch.zeros(1)},
             )
+
+
+def test_a_mask_that_the_caller_did_not_pass_is_not_the_callers() -> None:
+    """transformers makes one where the prompt holds the padding token."""
+    model, ids = model_of("llama"), torch.tensor([[5, 0, 7, 8]])
+    with pytest.raises(ValueError, match="which transformers makes where none is passed"):
+        model.generate(ids, custom_generate=ladecli.lookahead, max_new_tokens=5)
+    options = {"custom_generate": ladecli.lookahead, "attention_mask": torch.ones_like(ids)}
+    assert model.generate(ids, max_new_tokens=5, **options).shape[1] > 4
+
+
+def test_flags_of_the_result_that_change_no_text_are_taken() -> None:
+    own, mine = both("llama", do_sample=False, max_new_tokens=9, output_hidden_states=True)
+    assert own == mine
 
 
 def test_batches_are_refused() -> None:

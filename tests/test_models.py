@@ -164,7 +164,7 @@ GENERATION: list[tuple[dict[str, Any], SamplingConfig, set[int], list[str]]] = [
     ),
     (
         SAMPLES | {"min_p": 0.1, "top_p": None, "num_beams": 4},
-        SamplingConfig(temperature=1.0, min_p=0.1),
+        SamplingConfig(temperature=1.0, top_k=50, min_p=0.1),
         {2},
         ["num_beams"],
     ),
@@ -185,7 +185,8 @@ def test_a_generation_config_counts_as_far_as_it_makes_sense(
     model, tokenizer = SimpleNamespace(generation_config=config), SimpleNamespace(eos_token_id=2)
     loaded = models.LoadedModel(**known, model=model, tokenizer=tokenizer)
     assert loaded.sampling == sampling
-    assert loaded.repetition_penalty == sampling.repetition_penalty
+    assert loaded.greedy.greedy
+    assert loaded.greedy.repetition_penalty == sampling.repetition_penalty
     assert loaded.stop_ids == ends
     assert loaded.ignored_settings == ignored
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import suites
-from ..decoder.config import SamplingConfig
 from ..errors import INTERRUPTED, LadeError
 from ..session import opening
 from ..view.terminal import Terminal, ctrl_c
@@ -95,9 +94,8 @@ def _measure(
 
     created, loaded = now(), session.loaded
     choice = opening.choose_profile(request, session)
-    greedy = SamplingConfig(repetition_penalty=loaded.repetition_penalty)
     limited = replace(request, max_new_tokens=request.new_tokens)
-    chosen, refused = methods.choose(limited, choice, greedy, swept)
+    chosen, refused = methods.choose(limited, choice, loaded.greedy, swept)
     template = request.template(session.has_template) if prompts is not None else None
     chosen = [(method, replace(each, template=template)) for method, each in chosen]
     tasks: list[Task]

@@ -309,7 +309,7 @@ def read(path: Path) -> Result:
     except OSError as error:
         raise UsageError(f"{path} cannot be read ({error.strerror}); {fix}") from None
     except ValidationError as error:
-        what = f"is no whole result of lade bench ({flaw(error)})"
+        what = f"is no whole result of lade bench, {SCHEMA} ({flaw(error)})"
         raise UsageError(f"{path} {what}; {fix}") from None
     except ValueError:
         raise UsageError(f"{path} is no result of lade bench (not UTF-8); {fix}") from None

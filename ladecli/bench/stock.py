@@ -15,6 +15,7 @@ from transformers import CompileConfig, GenerationConfig, StaticCache, StoppingC
 from ..decoder.compat import GENERATE_CACHE
 from ..decoder.quiet import quiet
 from ..errors import LadeError, told
+from ..generation_config import as_generate
 from ..session.text import TextStream
 from ..specs.device import synchronize
 from .result import STOCK_COMPILED, STOCK_LOOKUP, Method
@@ -34,8 +35,8 @@ compiles the steps, and on a GPU the next ones capture them."""
 class StockRunner:
     """`generate` as it is, with prompt lookup, or with a static cache and compiled steps.
 
-    Of the model's generation config it takes what our own strategies take: end tokens, and the
-    repetition penalty by way of the settings.
+    Of the model's generation config it takes what our own strategies take: all that ends a
+    text, logits processors, and the repetition penalty by way of the settings.
 
     `room` is the length of the static cache, for prompt and answer.
     """
@@ -101,8 +102,9 @@ class StockRunner:
                 self._make_cache(needed + needed // 4)  # others may be a little longer still
             self._cache.reset()
             given = {GENERATE_CACHE: self._cache, "compile_config": _compile_config()}
-        stream = TextStream(self._session.loaded.tokenizer, prompt, settings.stop)
-        steps = _Steps(length, cancelled, stream.feed if settings.stop else None)
+        stops = self._session.stops(settings)
+        stream = TextStream(self._session.loaded.tokenizer, prompt, stops)
+        steps = _Steps(length, cancelled, stream.feed if stops else None)
         # A hook would have a compiled step compiled anew.
         watching = steps.watching(model) if self._lookup else contextlib.nullcontext()
         ids = torch.tensor([list(prompt)], device=model.device)
@@ -119,7 +121,8 @@ class StockRunner:
             )
         end = steps.lengths[-1] if steps.stopped else out.shape[1]
         answer = [int(token) for token in out[0, length:end]]
-        reason: Reason = "stop" if steps.stopped else "eos"
+        ended = bool(answer) and answer[-1] in (config.eos_token_id or ())
+        reason: Reason = "eos" if ended and not steps.stopped else "stop"
         if steps.cancelled:
             reason = "interrupted"
         elif len(answer) == config.max_new_tokens and not steps.stopped:
@@ -194,25 +197,15 @@ def compilations() -> int:
 
 def _config(session: Session, prompt: int, settings: Settings, lookup: bool) -> GenerationConfig:
     """What transformers is asked for; `prompt` is the number of its tokens."""
-    own, longest = session.loaded.model.generation_config, session.decoder.max_context
-    sampling = settings.sampling
-    drawing = {
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k,
-        "top_p": sampling.top_p,
-        "min_p": sampling.min_p or None,
-    }
-    return GenerationConfig(
-        max_new_tokens=min(settings.max_new_tokens or longest, longest - prompt),
-        eos_token_id=sorted(session.stop_ids(settings)) or None,
-        pad_token_id=own.pad_token_id or 0,
-        repetition_penalty=sampling.repetition_penalty,
-        prompt_lookup_num_tokens=LOOKUP if lookup else None,
-        use_cache=True,
-        num_beams=1,
-        do_sample=not sampling.greedy,
-        **({} if sampling.greedy else drawing),
-    )
+    loaded, longest = session.loaded, session.decoder.max_context
+    stop_ids = session.stop_ids(settings)
+    config = as_generate(loaded.model, settings.sampling, loaded.spec.vocabulary, stop_ids)
+    config.max_time = loaded.max_seconds
+    config.max_new_tokens = min(settings.max_new_tokens or longest, longest - prompt)
+    config.pad_token_id = loaded.model.generation_config.pad_token_id or 0
+    config.prompt_lookup_num_tokens = LOOKUP if lookup else None
+    config.use_cache = True
+    return config
 
 
 def _compile_config() -> CompileConfig:

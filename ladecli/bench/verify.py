@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import suites
-from ..decoder.config import SamplingConfig
 from ..errors import INTERRUPTED, LadeError, UsageError
 from ..events import Reason
 from ..session import opening
@@ -271,11 +270,10 @@ class Verifier:
         from ..decoder.rescoring import Rescorer
 
         loaded = session.loaded
-        greedy = SamplingConfig(repetition_penalty=loaded.repetition_penalty)
         choice = opening.choose_profile(request, session)
         self._session, self._cancelled, self._advance = session, cancelled, advance
         template = request.template(session.has_template)
-        self._settings = opening.settings_of(request, choice, greedy, template)
+        self._settings = opening.settings_of(request, choice, loaded.greedy, template)
         self._rescorer = Rescorer(session.decoder, quantised=loaded.spec.weights not in FULL)
         self._spell = speller(loaded.tokenizer)
         self.settings_shown: dict[str, int | str] = {
@@ -352,7 +350,8 @@ class Verifier:
         gap = None
         if ours and theirs:
             text, tokens = [*prompt, *answer.ids[:index]], (ours.id, theirs.id)
-            gap = self._rescorer.gap(text, len(prompt), tokens, width, self._settings.sampling)
+            chosen = self._session.choosing(prompt, self._settings)
+            gap = self._rescorer.gap(text, len(prompt), tokens, width, *chosen)
         known = {**asdict(gap), "explained": gap.explained} if gap else {}
         return Divergence(row, turn, index + 1, ours, theirs, width, **known)
 
@@ -379,8 +378,8 @@ class Verifier:
 
     def _probabilities(self, prompt: list[int], prefix: Ids) -> list[float]:
         """Of the next token after a prompt and the beginning of its answer: [vocabulary]."""
-        text, sampling = [*prompt, *prefix], self._settings.sampling
-        shares = self._rescorer.probabilities(text, len(prompt), sampling)
+        chosen = self._session.choosing(prompt, self._settings)
+        shares = self._rescorer.probabilities([*prompt, *prefix], len(prompt), *chosen)
         if shares is None:
             raise LadeError("out of memory while computing logits; take a smaller model")
         return shares

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..decoder.config import SamplingConfig
 from ..decoder.errors import PromptError, RankError
 from ..errors import INTERRUPTED, LadeError, NoEmbeddingError, UsageError
 from ..metrics import Tally
@@ -20,7 +19,7 @@ from ..view.terminal import Terminal, ctrl_c
 from ..visualize import Together, memory_line
 
 if TYPE_CHECKING:
-    from ..session.session import Session
+    from ..session.session import Session, Settings
 
 
 def run(request: GenerateRequest) -> int:
@@ -133,7 +132,6 @@ class _Answers:
     def __init__(self, request: GenerateRequest, session: Session) -> None:
         choice = session.setup.choice
         assert choice is not None  # `opened` decides one
-        greedy = SamplingConfig(repetition_penalty=session.loaded.repetition_penalty)
         self.code = 0  # the exit code
         # Files that could not be written, turns that did not fit: they must cost no other answer.
         self.failed: list[LadeError] = []
@@ -142,7 +140,7 @@ class _Answers:
         self._session = session
         self._profile = choice.profile
         template = request.template(session.has_template)
-        self._settings = opening.settings_of(request, choice, greedy, template)
+        self._settings = opening.settings_of(request, choice, session.loaded.greedy, template)
         self._terminal = Terminal(request.color, request.quiet)
         self._calibration: float | None = None
 
@@ -167,11 +165,12 @@ class _Answers:
             print()
         tally, detailed = Tally(calibration=self._calibration), request.trace is not None
         shown = [] if request.json else [self._terminal.writer(reasoning=request.reasoning)]
-        files = export.views(request, session, self._settings, ids, tally, number)
+        settings = self._settings_for(ids)
+        files = export.views(request, session, settings, ids, tally, number)
         view = Together(tally, *shown, *files)
         lost: RankError | None = None
         try:
-            for event in session.stream(ids, self._settings, cancelled, detailed=detailed):
+            for event in session.stream(ids, settings, cancelled, detailed=detailed):
                 view.show(event)
         except RankError as error:
             lost = error
@@ -194,6 +193,14 @@ class _Answers:
             self.code = LadeError.exit_code
         return tally
 
+    def _settings_for(self, prompt: Sequence[int]) -> Settings:
+        """How a prompt is answered: without -n, the model's own limit holds where it is lower."""
+        settings, own = self._settings, self._session.loaded.length_limit(len(prompt))
+        if own is None or "max_new_tokens" in self._request.origins:
+            return settings
+        limits = [each for each in (settings.max_new_tokens, own) if each is not None]
+        return dataclasses.replace(settings, max_new_tokens=min(limits))
+
     def _report(self, tally: Tally) -> None:
         """Notices and statistics of an answer, on stderr."""
         request, session, terminal = self._request, self._session, self._terminal
@@ -206,7 +213,7 @@ class _Answers:
         elif tally.reason == "eos" and not tally.text.strip():
             terminal.say("the answer is empty: the model ended it at once; --ignore-eos goes on")
         if tally.reason == "length" and "max_new_tokens" not in request.origins:
-            terminal.say(f"stopped at {request.max_new_tokens} tokens; -n sets another limit")
+            terminal.say(f"stopped at {tally.tokens} tokens; -n sets another limit")
         if line := memory_line(tally):
             # An answer that is cut short is an error, which --quiet does not hide.
             quiet = request.quiet and tally.reason != "memory"

@@ -2,7 +2,8 @@
 
 A map, in the order in which a step passes through it:
 
-- `load`        which forward runs a model, and whether a trial step agrees (`trial`)
+- `load`        which forward runs a model, and whether a trial step agrees (`trial`);
+  `modified`: what was done to the model since
 - `engine`      the only loop: propose, lay out, forward, verify, commit, observe
 - `prefill`     the prompt in chunks; `memory`: what to try after running out of memory
 - `strategy`    what a strategy is; what passes between it and the loop

@@ -119,6 +119,7 @@ def make_forward(
     pack: bool = True,
     kernels: Sequence[int] = (),
     slots: int = 0,
+    not_ours: str | None = None,
 ) -> tuple[Forward, list[str], Trial | None]:
     """The first forward whose trial steps are right: ours, the model's under our attention, or the
     model as it is, without drafts.
@@ -127,6 +128,7 @@ def make_forward(
         model, facts, attention, join, pack: see `load_decoder`.
         kernels: widths of the steps that Triton kernels are for; () to do without them.
         slots: of the cache that they will see.
+        not_ours: why our forward is not to be tried; see `modified.intervention`.
 
     Returns:
         The forward, notices, and the trial where drafts can be verified.
@@ -139,7 +141,8 @@ def make_forward(
     if why is None:
         try:
             trial = Trial.of(model, facts)
-            return *_verifying(model, facts, attention, trial, join, pack, kernels, slots), trial
+            given = attention, trial, join, pack, kernels, slots, not_ours
+            return *_verifying(model, facts, *given), trial
         except UnsupportedModelError as error:
             why = str(error)
     plain = OwnCacheModel(model)
@@ -158,14 +161,18 @@ def _verifying(
     pack: bool,
     kernels: Sequence[int],
     slots: int,
+    not_ours: str | None,
 ) -> tuple[Forward, list[str]]:
     """A forward that verifies drafts, and notices; `UnsupportedModelError` if there is none."""
     notices: list[str] = []
-    if can_run(model):
+    why: str | None
+    if can_run(model) and not_ours is not None:
+        notices = [f"steps run through transformers' forward, and slower: {not_ours}"]
+    elif can_run(model):
         try:
             ours = Transformer(model, facts, attention, join=join, pack=pack)
         except AttributeError as error:  # a layer lacks a part that the family has
-            why: str | None = f"failed: {reason_of(error)}"
+            why = f"failed: {reason_of(error)}"
         else:
             ours.use(attention, _triton_ops() if kernels else None)
             if ours.device.type == "cuda":

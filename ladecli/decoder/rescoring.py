@@ -7,8 +7,9 @@ one token beats the other, and how far forwards of other widths move that.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from .engine import Decoder
 from .memory import attempt
 from .noise import gumbel_noise
 from .runner import Runner
-from .sampling import choose, penalize_, restricted
+from .sampling import LogitsProcessor, choose, processed, restricted
 from .strategy import Draft
 from .trial import TOLERANCE
 
@@ -74,6 +75,7 @@ class Rescorer:
         tokens: tuple[int, int],
         width: int,
         sampling: SamplingConfig,
+        processors: Sequence[LogitsProcessor] = (),
     ) -> LogitGap | None:
         """How far two tokens are apart after a text.
 
@@ -82,7 +84,7 @@ class Rescorer:
             prompt_length: tokens of the prompt.
             tokens: that of plain decoding, and the other one.
             width: of the step that chose the other one.
-            sampling: how tokens were chosen.
+            sampling, processors: how tokens were chosen.
 
         Returns:
             None where memory does not suffice to read the text again.
@@ -96,7 +98,7 @@ class Rescorer:
         dtype = self._decoder.runner.model.dtype
         most = TOLERANCE[torch.bfloat16 if self._quantised else dtype] * float(raw.std())
         rounding = torch.finfo(dtype).eps * float(raw.abs().max())
-        scores = [penalized(row, text, sampling) for row in rows]
+        scores = [scored(row, text, sampling, processors) for row in rows]
         plain, other = tokens
         gaps = [float(score[plain] - score[other]) for score in scores]
         # A model may rule tokens out with infinite logits.
@@ -105,27 +107,36 @@ class Rescorer:
         best = scores[0].topk(min(64, len(scores[0]))).indices
         for score in scores[1:]:
             moved = (score - scores[0])[best]
-            noise = max(noise, 2.0**0.5 * float(moved[moved.isfinite()].std(correction=0)))
-        drawn = None
+            moved = moved[moved.isfinite()]
+            if len(moved):
+                noise = max(noise, 2.0**0.5 * float(moved.std(correction=0)))
+        drawn, start, last = None, scores[0], _as_they_are
         if not sampling.greedy:
             drawn = gumbel_noise(sampling.seed, len(text), len(scores[0]), scores[0].device)
+            if processors:  # a token that they remove can only rise before them
+                start = rows[0].float()
+                last = partial(scored, text=text, sampling=sampling, processors=processors)
         return LogitGap(
             gap=gaps[0],
             # Plain decoding itself may have chosen what its own forward does not.
-            distance=max(_distance(scores[0], token, sampling, drawn) for token in tokens),
+            distance=max(_distance(start, token, sampling, drawn, last) for token in tokens),
             noise=noise,
             allowed=min(SAFETY * noise, most) + rounding,
         )
 
     def probabilities(
-        self, text: Sequence[int], prompt_length: int, sampling: SamplingConfig
+        self,
+        text: Sequence[int],
+        prompt_length: int,
+        sampling: SamplingConfig,
+        processors: Sequence[LogitsProcessor] = (),
     ) -> list[float] | None:
         """By token id, how probable plain decoding draws it after a text; None where memory does
-        not suffice."""
+        not suffice.  Arguments as for `gap`."""
         logits = attempt(self._plain, text, prompt_length)
         if logits is None:
             return None
-        scores = restricted(penalized(logits, text, sampling)[None], sampling)
+        scores = restricted(scored(logits, text, sampling, processors)[None], sampling)
         shares: list[float] = scores.double().softmax(dim=-1)[0].tolist()
         return shares
 
@@ -171,13 +182,26 @@ class Rescorer:
         return logits[0].float()
 
 
-def _distance(logits: Tensor, token: int, sampling: SamplingConfig, noise: Tensor | None) -> float:
+def _as_they_are(logits: Tensor) -> Tensor:
+    return logits
+
+
+def _distance(
+    logits: Tensor,
+    token: int,
+    sampling: SamplingConfig,
+    noise: Tensor | None,
+    last: Callable[[Tensor], Tensor],
+) -> float:
     """How far the logit of one token must rise for it to be chosen: to pass the best one, and to
     be left in by top-k, top-p and min-p.
 
     Args:
-        logits: float32 [vocabulary], after the repetition penalty.
+        logits: float32 [vocabulary].
+        token: its id.
+        sampling: how tokens are chosen.
         noise: Gumbel noise of the position; None for greedy.
+        last: what happens to the risen logits before one is chosen.
     """
     if noise is None:
         return float(logits.max() - logits[token])
@@ -185,7 +209,7 @@ def _distance(logits: Tensor, token: int, sampling: SamplingConfig, noise: Tenso
     def chosen(rise: float) -> bool:
         raised = logits.clone()
         raised[token] += rise
-        return int(choose(raised[None], sampling, noise)) == token
+        return int(choose(last(raised)[None], sampling, noise)) == token
 
     if chosen(0.0):
         return 0.0
@@ -200,9 +224,12 @@ def _distance(logits: Tensor, token: int, sampling: SamplingConfig, noise: Tenso
     return high
 
 
-def penalized(logits: Tensor, text: Sequence[int], sampling: SamplingConfig) -> Tensor:
-    """Logits with the repetition penalty, float32 [vocabulary]."""
-    if sampling.repetition_penalty == 1.0:
-        return logits.float()
-    seen = torch.tensor([sorted({*text})], device=logits.device)
-    return penalize_(logits.float()[None].clone(), seen, sampling.repetition_penalty)[0]
+def scored(
+    logits: Tensor,
+    text: Sequence[int],
+    sampling: SamplingConfig,
+    processors: Sequence[LogitsProcessor] = (),
+) -> Tensor:
+    """Logits after processors and the repetition penalty, float32 [vocabulary]."""
+    ids = torch.tensor([[*text]], device=logits.device)
+    return processed(logits[None], ids, sampling, processors)[0]

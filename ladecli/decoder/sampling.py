@@ -108,6 +108,25 @@ def penalize_(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
     return logits.scatter_(1, seen, torch.where(scores < 0, scores * penalty, scores / penalty))
 
 
+def processed(
+    logits: Tensor, ids: Tensor, config: SamplingConfig, processors: Sequence[LogitsProcessor]
+) -> Tensor:
+    """Scores after logits processors and the repetition penalty, float32 [1, vocabulary].
+
+    Args:
+        logits: [1, vocabulary]; they stay as they are.
+        ids: of the text before them, int64 [1, length].
+        config: of which the penalty is applied.
+        processors: in their order.
+    """
+    rows = logits.to(torch.float32, copy=True)  # processors may write to it
+    for processor in processors:
+        rows = processor(ids, rows)
+    if config.repetition_penalty != 1.0:
+        rows = penalize_(rows, ids, config.repetition_penalty)
+    return rows
+
+
 @dataclass(frozen=True, slots=True)
 class StepOutput:
     """What is read out of a step's logits.
@@ -164,10 +183,11 @@ class Sampler:
         count = min(max(successors, 1), logits.shape[-1])
         values, ids = top_tokens(logits, count)
         # A NaN anywhere in a row is its maximum.
-        if not all(map(math.isfinite, values[:, 0].tolist())):
+        usable = all(map(math.isfinite, values[:, 0].tolist()))
+        if not (usable or self._processors):  # one of which may remove them
             raise NaNLogitsError
         tokens: list[int] = ids[:, 0].tolist()
-        found = _successors(logits, values, ids) if successors else ()
+        found = _successors(logits, values, ids) if successors and usable else ()
         if self._processors or not (self._greedy or logits.device.type != "cpu"):
             return StepOutput(tokens, found, lambda row, path: self._choose(logits[row], path))
         chosen = tokens if self._greedy else self._choose_all(logits, layout, nodes)
@@ -183,13 +203,10 @@ class Sampler:
         """The token after one node, processors included."""
         text, rows = [*self._text, *path], scores[None]
         if self._processors:
-            # A copy: processors may write to it, and logits were made in inference mode.
-            rows = rows.to(torch.float32, copy=True)
             ids = torch.tensor([text], device=scores.device)
-            for processor in self._processors:
-                rows = processor(ids, rows)
-            if self.config.repetition_penalty != 1.0:
-                rows = penalize_(rows, ids, self.config.repetition_penalty)
+            rows = processed(rows, ids, self.config, self._processors)
+            if bool(rows.isnan().any()):
+                raise NaNLogitsError
         return int(choose(rows, self.config, self._noise_at([len(text)], scores)))
 
     def _choose_all(self, logits: Tensor, layout: StepLayout, nodes: int) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -21,6 +22,7 @@ from ..decoder.events import (
 )
 from ..decoder.load import load_decoder
 from ..decoder.parallel.groups import ALONE, Group
+from ..decoder.sampling import LogitsProcessor
 from ..decoder.strategies import make_strategy
 from ..errors import NoEmbeddingError
 from ..events import (
@@ -285,7 +287,7 @@ class Session:
         """What makes text of an answer's tokens."""
         tokenizer = self.loaded.tokenizer
         splits = None if settings.template is None else splitter(tokenizer, prompt)
-        return TextStream(tokenizer, prompt, settings.stop, splits)
+        return TextStream(tokenizer, prompt, self.stops(settings), splits)
 
     @property
     def has_template(self) -> bool:
@@ -320,25 +322,29 @@ class Session:
         settings = self._prepared(settings)
         # A follower hears of nothing but what takes all ranks.
         together = followers is None or followers.takes_part(settings)
-        text = self._text_stream(prompt, settings)
+        text, stops = self._text_stream(prompt, settings), self.stops(settings)
         # Where no string ends the text, it is made while the device is at work on the next step.
-        should_stop = text.feed if any(settings.stop) else None
+        should_stop = text.feed if any(stops) else None
+        sampling, processors = self.choosing(prompt, settings)
         events = self.decoder.generate(
             prompt,
             make_strategy(settings.strategy, settings.lookahead, self.drafts),
-            settings.sampling,
-            Limits(settings.max_new_tokens, self.stop_ids(settings), should_stop),
+            sampling,
+            Limits(self._most_tokens(prompt, settings), self.stop_ids(settings), should_stop),
+            processors,
             detailed=detailed,
             group=self.group if together else ALONE,
         )
         cost = partial(self._cost, settings, self.ranks if together else 1)
+        # A follower ends when its leader does.
+        seconds = None if self._follows else self.loaded.max_seconds
         if followers is None or not together:
-            return _as_text(events, text, cost, cancelled, contextlib.nullcontext())
+            return _as_text(events, text, cost, cancelled, contextlib.nullcontext(), seconds)
         if self._shared is not None:
             # Followers do one thing at a time, and wait in whatever nobody has ended.
             self._shared.close()
         answering = followers.answering(prompt, settings, self.drafts)
-        self._shared = _as_text(events, text, cost, cancelled, answering)
+        self._shared = _as_text(events, text, cost, cancelled, answering, seconds)
         return self._shared
 
     @staticmethod
@@ -349,12 +355,40 @@ class Session:
             return None
         return curve.at(-(-width // ranks), context)
 
+    @property
+    def _follows(self) -> bool:
+        """Whether this decodes what another rank was asked for."""
+        return self.ranks > 1 and self.followers is None
+
+    def choosing(
+        self, prompt: Sequence[int], settings: Settings
+    ) -> tuple[SamplingConfig, list[LogitsProcessor]]:
+        """How the decoder chooses the tokens of an answer: as the settings say, and with the logits
+        processors of the model's generation config, which may do all but the drawing."""
+        most, longest = self._most_tokens(prompt, settings), self.decoder.max_context
+        return self.loaded.choosing(
+            settings.sampling,
+            prompt,
+            longest if most is None else min(longest, len(prompt) + most),
+            self.stop_ids(settings),
+            self.decoder.runner.device,
+        )
+
+    def _most_tokens(self, prompt: Sequence[int], settings: Settings) -> int | None:
+        """Of an answer; the model's generation config says where the settings do not."""
+        if settings.max_new_tokens is not None:
+            return settings.max_new_tokens
+        return self.loaded.length_limit(len(prompt))
+
+    def stops(self, settings: Settings) -> tuple[str, ...]:
+        """The strings that end an answer: of the settings, and of the model's generation config."""
+        return *settings.stop, *self.loaded.stop_strings
+
     def _prepared(self, settings: Settings) -> Settings:
         """Settings that know which widths steps are captured for; followers are told them."""
         if self.decoder.runner.model.drafts == "none":
             settings = replace(settings, strategy="autoregressive")
-        follows = self.ranks > 1 and self.followers is None
-        if follows or settings.lookahead.widths:
+        if self._follows or settings.lookahead.widths:
             return settings
         widths = tuple(self.decoder.runner.widths(settings.lookahead.step_limit))
         return replace(settings, lookahead=replace(settings.lookahead, widths=widths))
@@ -366,9 +400,10 @@ def _as_text(
     cost: Callable[[int, int], float | None],
     cancelled: Callable[[], bool],
     answering: contextlib.AbstractContextManager[None],
+    seconds: float | None = None,
 ) -> Generator[TextEvent]:
-    """Events of tokens to events of text."""
-    length = 0
+    """Events of tokens to events of text; after some seconds, the step under way is the last."""
+    began, length = time.monotonic(), 0
     with answering, contextlib.closing(events):
         for event in events:
             match event:
@@ -394,6 +429,9 @@ def _as_text(
                         cost(event.width, length),
                     )
                     length += len(ids)
+                    if seconds is not None and time.monotonic() - began > seconds:
+                        yield _ended("stop", text)
+                        return
                 case Finished():
                     yield _ended(event.reason, text)
                     return

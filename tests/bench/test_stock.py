@@ -100,9 +100,9 @@ def demanding(session: Session, monkeypatch: pytest.MonkeyPatch) -> Session:
     """The model with a generation config that asks for all kinds of things."""
     ids = own(session, session.encode(TEXTS[0]), replace(ON, max_new_tokens=9))
     asks = {
-        "eos_token_id": ids[4], "num_beams": 4, "prompt_lookup_num_tokens": 3, "max_time": 0.0,
-        "no_repeat_ngram_size": 1, "suppress_tokens": [ids[1]], "max_length": 3,
-        "return_dict_in_generate": True, "stop_strings": ["e"], "cache_implementation": "static",
+        "eos_token_id": ids[4], "num_beams": 4, "prompt_lookup_num_tokens": 3, "max_time": 60.0,
+        "no_repeat_ngram_size": 3, "suppress_tokens": [0], "max_length": 3,
+        "return_dict_in_generate": True, "stop_strings": ["@@@"], "cache_implementation": "static",
         "use_cache": False, "temperature": 0.1, "do_sample": True,
     }  # fmt: skip
     for model in (session.loaded.model, session.stock_model):
@@ -113,7 +113,7 @@ def demanding(session: Session, monkeypatch: pytest.MonkeyPatch) -> Session:
 
 @pytest.mark.parametrize("strategy", [STOCK, STOCK_LOOKUP])
 @pytest.mark.parametrize("ignore_eos", [False, True])
-def test_it_takes_no_more_of_the_generation_config_than_we_do(
+def test_it_takes_of_the_generation_config_what_we_take(
     demanding: Session, strategy: str, ignore_eos: bool
 ) -> None:
     settings = Settings("autoregressive", max_new_tokens=20, ignore_eos=ignore_eos)

@@ -1,0 +1,103 @@
+"""What was done to a loaded model: hooks, replaced forwards and modules, other weights, adapters.
+
+Our own forward calls a model's linear layers and reads the rest of its weights; transformers' runs
+whatever hangs on a module.  So a model with hooks is for the latter, and what was found out about a
+model holds until its `fingerprint` is another one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+_GLOBAL_HOOKS = ("_global_forward_pre_hooks", "_global_forward_hooks")
+"""Of all modules there are, in torch's own module."""
+_ADAPTERS = ("_active_adapter", "_disable_adapters")
+"""Attributes in which peft's layers keep what is switched on."""
+_KNOWN = (
+    *("torch", "transformers", "transformers_modules", "accelerate", "peft", "bitsandbytes"),
+    *("torchao", "gptqmodel", "auto_gptq", "awq", "hqq", "optimum", "compressed_tensors"),
+)
+"""Packages whose hooks change nothing, and whose modules a trial at load is enough for."""
+
+
+def intervention(model: nn.Module) -> str | None:
+    """What hangs on a model that transformers' forward alone runs, in words; None if nothing does.
+
+    Linear modules are always called, so that theirs may be any.
+    """
+    if any(getattr(torch_module, name) for name in _GLOBAL_HOOKS):
+        return "all modules have a hook"
+    for name, module in model.named_modules():
+        where = name or type(module).__name__
+        hooks = [hook for kind in _HOOKS for hook in getattr(module, kind).values()]
+        if not all(map(_is_known, hooks)):
+            return f"{where} has a hook"
+        if not (isinstance(module, nn.Linear) or _is_known(forward := _forward_of(module))):
+            return f"{where} runs {getattr(forward, '__qualname__', forward)}"
+    return None
+
+
+def _forward_of(module: nn.Module) -> Any:
+    """The function that a module runs, before torch compiles it."""
+    forward = vars(module).get("forward", type(module).forward)
+    forward = getattr(forward, "_torchdynamo_orig_callable", forward)
+    return getattr(forward, "__func__", forward)
+
+
+def _is_known(function: Any) -> bool:
+    """Whether a function was written in one of the packages, whatever it wraps."""
+    while isinstance(function, partial):  # so accelerate puts its own in
+        function = function.func
+    code = getattr(function, "__code__", None)
+    if code is None:  # an object that can be called
+        return type(function).__module__.partition(".")[0] in _KNOWN
+    folders = [
+        os.path.join(folder, "")
+        for name in _KNOWN
+        for folder in getattr(sys.modules.get(name), "__path__", ())
+    ]
+    return str(code.co_filename).startswith(tuple(folders))
+
+
+def fingerprint(model: nn.Module) -> int:
+    """A number that is another one after anything of this was done to a model.
+
+    It takes some microseconds a module, and reads no weight: torch counts the changes of each.
+    """
+    marks: list[Any] = [tuple(getattr(torch_module, name)) for name in _GLOBAL_HOOKS]
+    for module in _modules(model):
+        own = vars(module)
+        marks += (id(module), type(module), type(module).forward, id(own.get("forward")))
+        for kind in _HOOKS:
+            marks += own[kind]  # their numbers, which torch gives out once
+        for name in _ADAPTERS:
+            if name in own:
+                marks.append(str(own[name]))
+        for tensors in (own["_parameters"], own["_buffers"]):
+            for tensor in tensors.values():
+                if tensor is not None:
+                    marks += (id(tensor), _version(tensor))
+    return hash(tuple(marks))
+
+
+def _modules(model: nn.Module) -> Iterator[nn.Module]:
+    """All modules, those that are shared as often as they are there: `model.modules()` takes as
+    long as the rest."""
+    waiting = [model]
+    while waiting:
+        module = waiting.pop()
+        yield module
+        waiting += [each for each in vars(module)["_modules"].values() if each is not None]
+
+
+def _version(tensor: Tensor) -> int:
+    """How often a tensor was written to; torch does not count it for tensors of inference mode."""
+    return 0 if tensor.is_inference() else tensor._version

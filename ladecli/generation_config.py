@@ -1,0 +1,295 @@
+"""What each field of a model's generation config means here: what transformers' `generate` makes
+of it, by transformers' own code.
+
+The table is the whole of it.  Fields that choose tokens become a `SamplingConfig`, which flags
+replace.  Whatever transformers has a logits processor for is applied by that processor, at every
+node of a step's tree.  Fields that ask for another way to decode are named, and refused inside
+`generate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from enum import Enum
+from typing import Any, NamedTuple
+
+import torch
+from transformers import GenerationConfig, LogitsProcessorList
+
+from .decoder.config import SamplingConfig
+from .decoder.errors import ConfigError
+from .decoder.sampling import LogitsProcessor
+
+
+class Means(Enum):
+    """What a field of a generation config does here."""
+
+    SAMPLING = "a field of SamplingConfig"
+    PROCESSOR = "a logits processor of transformers"
+    END = "ends a text"
+    OTHER_WAY = "another way to decode, which there is not"
+    RESULT = "the form of the result, of which `custom_generate` has one"
+    NOTHING = "how a text is computed or returned; the text is the same"
+
+
+class Field(NamedTuple):
+    """An entry of the table.
+
+    Attributes:
+        means: what it does.
+        off: of another way to decode, or to return a text: the value that does not ask for it.
+    """
+
+    means: Means
+    off: Any = None
+
+
+FIELDS: dict[str, Field] = {
+    **dict.fromkeys(
+        ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
+        Field(Means.SAMPLING),
+    ),
+    **dict.fromkeys(
+        (
+            *("top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"),
+            *("encoder_repetition_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"),
+            *("bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias"),
+            *("min_length", "min_new_tokens", "exponential_decay_length_penalty"),
+            *("forced_bos_token_id", "forced_eos_token_id"),
+            *("remove_invalid_values", "renormalize_logits", "watermarking_config"),
+        ),
+        Field(Means.PROCESSOR),
+    ),
+    **dict.fromkeys(
+        ("eos_token_id", "stop_strings", "max_length", "max_new_tokens", "max_time"),
+        Field(Means.END),
+    ),
+    "num_beams": Field(Means.OTHER_WAY, 1),
+    "penalty_alpha": Field(Means.OTHER_WAY),  # contrastive search, unless it samples
+    "dola_layers": Field(Means.OTHER_WAY),
+    "constraints": Field(Means.OTHER_WAY),
+    "force_words_ids": Field(Means.OTHER_WAY),
+    "guidance_scale": Field(Means.OTHER_WAY, 1),  # runs the model a second time
+    "token_healing": Field(Means.OTHER_WAY, False),  # changes the prompt
+    "num_return_sequences": Field(Means.OTHER_WAY, 1),
+    "return_dict_in_generate": Field(Means.RESULT, False),
+    **dict.fromkeys(
+        (
+            # Of a result that is a dictionary.
+            *("output_attentions", "output_hidden_states", "output_scores", "output_logits"),
+            # Of the cache, and of how the model is run.
+            *("use_cache", "cache_implementation", "cache_config", "max_cache_len"),
+            *("compile_config", "disable_compile", "continuous_batching_config", "low_memory"),
+            "prefill_chunk_size",
+            # Of beam search alone.
+            *("early_stopping", "length_penalty", "diversity_penalty", "num_beam_groups"),
+            # Of drafts, which change no text.
+            *("is_assistant", "num_assistant_tokens", "num_assistant_tokens_schedule"),
+            *("assistant_confidence_threshold", "prompt_lookup_num_tokens"),
+            *("max_matching_ngram_size", "assistant_early_exit", "assistant_lookbehind"),
+            *("target_lookbehind", "assistant_ensemble_weight", "speculation_type", "use_mtp"),
+            # Of batches, and of models with an encoder.
+            *("pad_token_id", "bos_token_id", "decoder_start_token_id"),
+            # Where the file came from.
+            *("transformers_version", "_from_model_config", "_commit_hash"),
+        ),
+        Field(Means.NOTHING),
+    ),
+}
+"""Every field of transformers' GenerationConfig, in all versions that are supported."""
+
+
+def named(means: Means) -> list[str]:
+    """The fields that mean this."""
+    return [name for name, field in FIELDS.items() if field.means is means]
+
+
+def not_applied(config: Any) -> list[str]:
+    """The fields of a generation config that ask for another way to decode."""
+    return _asking(config, named(Means.OTHER_WAY))
+
+
+def refused(config: Any) -> list[str]:
+    """The fields that a call of `generate` must not have; it has healed the prompt already."""
+    names = [*named(Means.OTHER_WAY), *named(Means.RESULT)]
+    return [name for name in _asking(config, names) if name != "token_healing"]
+
+
+def _asking(config: Any, names: Sequence[str]) -> list[str]:
+    found = []
+    for name in names:
+        value = getattr(config, name, None)
+        # Where it samples, `generate` does not look at that one.
+        ignored = name == "penalty_alpha" and (config.do_sample or not value)
+        if value is not None and value != FIELDS[name].off and not ignored:
+            found.append(name)
+    return found
+
+
+def sampling_of(config: Any) -> tuple[SamplingConfig, list[str]]:
+    """How a generation config chooses tokens, and its values that make no sense: many of these
+    files are edited by hand.
+
+    Where it samples, what it leaves open is what transformers takes then: the 50 most probable
+    tokens, for one.
+    """
+    names = ("temperature", "top_k", "top_p", "min_p") if config.do_sample else ()
+    defaults = GenerationConfig._get_default_generation_params()
+    given: dict[str, Any] = {}
+    wrong = []
+    for name in (*names, "repetition_penalty"):
+        value = getattr(config, name)
+        value = defaults.get(name) if value is None else value
+        if value is None:
+            continue
+        try:
+            number: Any = int(value) if name == "top_k" else float(value)
+            SamplingConfig(**{name: number})
+            sensible = type(value) in (int, float) and number == value
+        except (ConfigError, OverflowError, ValueError, TypeError):
+            sensible = False
+        if sensible:
+            given[name] = number
+        else:
+            wrong.append(f"{name} {value!r}")
+    if config.do_sample:
+        given.setdefault("temperature", 1.0)
+    return SamplingConfig(**given), wrong
+
+
+def senseless(model: Any, vocabulary: int) -> list[str]:
+    """The fields that are for a logits processor, and have values that it refuses, for models with
+    so many token ids."""
+    found = []
+    for name in named(Means.PROCESSOR):
+        if getattr(model.generation_config, name, None) is None:
+            continue
+        try:
+            alone = _config_of(model.generation_config, [name], SamplingConfig(temperature=1.0))
+            ids, scores = torch.zeros((1, 2), dtype=torch.long), torch.zeros((1, vocabulary))
+            for processor in _processors(model, alone, ids, 3, [0]):
+                processor(ids, scores)  # most of them look at their values when they are used
+        except Exception:  # they raise anything
+            found.append(name)
+    return found
+
+
+def as_generate(
+    model: Any, sampling: SamplingConfig, vocabulary: int, stop_ids: Collection[int] = ()
+) -> GenerationConfig:
+    """What `generate` has to be told to choose tokens as an answer here does.
+
+    Args:
+        model: of whose generation config the logits processors are taken, as far as they work.
+        sampling: how the answer chooses tokens.
+        vocabulary: number of token ids.
+        stop_ids: that end the answer.
+    """
+    own, wrong = model.generation_config, senseless(model, vocabulary)
+    names = [name for name in named(Means.PROCESSOR) if name not in wrong]
+    if own.min_new_tokens is not None and "min_new_tokens" in names:
+        names.remove("min_length")
+    if not stop_ids:
+        names.remove("exponential_decay_length_penalty")  # it raises the score of the end
+    config = _config_of(own, names, sampling)
+    config.eos_token_id = sorted(stop_ids) or None
+    return config
+
+
+def _config_of(own: Any, names: Sequence[str], sampling: SamplingConfig) -> GenerationConfig:
+    """A generation config of these fields of another one, and of how tokens are chosen."""
+    config = GenerationConfig()
+    for name in names:
+        setattr(config, name, getattr(own, name, None))
+    config.num_beams, config.do_sample = 1, not sampling.greedy
+    config.repetition_penalty = sampling.repetition_penalty
+    if not sampling.greedy:
+        config.temperature, config.top_k = sampling.temperature, sampling.top_k
+        config.top_p, config.min_p = sampling.top_p, sampling.min_p or None
+    return config
+
+
+def choosing(
+    model: Any,
+    sampling: SamplingConfig,
+    vocabulary: int,
+    prompt: Sequence[int],
+    max_length: int,
+    stop_ids: Collection[int],
+    device: torch.device,
+) -> tuple[SamplingConfig, list[LogitsProcessor]]:
+    """How the decoder chooses the tokens of an answer as `generate` would.
+
+    Where the model's generation config asks for nothing but a `SamplingConfig` says, that is left
+    to the decoder, which samples a whole step at once.  Else transformers' processors do all of
+    it, in their order, and the decoder draws from what they leave.
+
+    Args:
+        model, sampling, vocabulary, stop_ids: see `as_generate`.
+        prompt: token ids.
+        max_length: tokens of prompt and answer at most.
+        device: where logits are.
+    """
+    config = as_generate(model, sampling, vocabulary, stop_ids)
+    ids, ends = torch.tensor([list(prompt)], device=device), sorted(stop_ids)
+    plain = SamplingConfig(temperature=float(not sampling.greedy))
+    neutral = _config_of(config, named(Means.PROCESSOR), plain)
+    if not _processors(model, neutral, ids, max_length, ends):
+        return sampling, []
+    return replace(plain, seed=sampling.seed), [*_processors(model, config, ids, max_length, ends)]
+
+
+def _processors(
+    model: Any, config: GenerationConfig, ids: Any, max_length: int, ends: Sequence[int]
+) -> LogitsProcessorList:
+    """The logits processors that `generate` makes of a generation config, for a prompt [1, n]."""
+    config.max_length, config.eos_token_id = max_length, list(ends) or None
+    model._prepare_special_tokens(config, True, device=ids.device)
+    processors: LogitsProcessorList = model._get_logits_processor(
+        generation_config=config,
+        input_ids_seq_length=ids.shape[1],
+        encoder_input_ids=ids,
+        logits_processor=LogitsProcessorList(),
+        device=ids.device,
+        model_kwargs={},
+    )
+    return processors
+
+
+def stop_strings(config: Any) -> tuple[str, ...]:
+    """The strings that end a text."""
+    stated = config.stop_strings if _is_sensible_end(config, "stop_strings") else ()
+    return (stated,) if isinstance(stated, str) else tuple(stated)
+
+
+def max_seconds(config: Any) -> float | None:
+    """Seconds after which a text ends with the step under way; None for no such limit."""
+    return float(config.max_time) if _is_sensible_end(config, "max_time") else None
+
+
+def length_limit(config: Any, prompt: int) -> int | None:
+    """The most new tokens after a prompt of so many; None where the config has no limit for it."""
+    if _is_sensible_end(config, "max_new_tokens"):
+        return int(config.max_new_tokens)
+    room = config.max_length - prompt if _is_sensible_end(config, "max_length") else 0
+    return room if room > 0 else None
+
+
+def senseless_ends(config: Any) -> list[str]:
+    """The fields that say where a text ends, but for end tokens, and have values that mean
+    nothing."""
+    names = [name for name in named(Means.END) if name != "eos_token_id"]
+    stated = [name for name in names if getattr(config, name) is not None]
+    return [name for name in stated if not _is_sensible_end(config, name)]
+
+
+def _is_sensible_end(config: Any, name: str) -> bool:
+    """Whether there is a value, of the right kind."""
+    value = getattr(config, name)
+    if name == "stop_strings":
+        strings = value if isinstance(value, list | tuple) else [value]
+        return all(isinstance(each, str) and each for each in strings)
+    if name == "max_time":
+        return type(value) in (int, float) and value >= 0
+    return type(value) is int and value > 0

@@ -1,0 +1,324 @@
+"""A model's generation config: every field means what transformers' `generate` makes of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import GenerationConfig, SynthIDTextWatermarkingConfig, WatermarkingConfig
+
+import ladecli
+from ladecli import models
+from ladecli.decoder.config import LookaheadConfig, SamplingConfig
+from ladecli.decoder.rescoring import Rescorer
+from ladecli.events import Ended, TextEvent
+from ladecli.generation_config import FIELDS, Means, named
+from ladecli.models import LoadedModel
+from ladecli.session.session import Session, Settings
+
+CONFIG = LookaheadConfig(4, 4, 4)
+TEXT = "the cat sat on the"
+NEW = 20
+SAMPLES = {"do_sample": True}
+SYNTH_ID = SynthIDTextWatermarkingConfig(keys=[3, 7, 11], ngram_len=3)
+CONFIGS: list[dict[str, Any]] = [
+    {},
+    {"repetition_penalty": 1.3},
+    {"no_repeat_ngram_size": 2},
+    {"encoder_repetition_penalty": 1.5},
+    {"encoder_no_repeat_ngram_size": 1},
+    {"bad_words_ids": [[216], [189, 112], [3, 4, 5]]},
+    {"suppress_tokens": [216, 28]},
+    {"begin_suppress_tokens": [53]},
+    {"sequence_bias": [[[112], 1.0], [[213, 216], -9.0]]},
+    {"min_length": 40},
+    {"min_new_tokens": 17},
+    {"exponential_decay_length_penalty": [4, 1.4]},
+    {"forced_bos_token_id": 3},
+    {"forced_eos_token_id": 7},
+    {"remove_invalid_values": True},
+    {"renormalize_logits": True},
+    {"watermarking_config": WatermarkingConfig(bias=3.0)},
+    {"watermarking_config": SYNTH_ID},
+    {
+        "no_repeat_ngram_size": 2,
+        "repetition_penalty": 1.2,
+        "suppress_tokens": [28],
+        "min_length": 9,
+    },
+    SAMPLES,
+    SAMPLES | {"temperature": 0.6, "top_k": 7},
+    SAMPLES | {"top_p": 0.8, "top_k": 0},
+    SAMPLES | {"min_p": 0.2, "repetition_penalty": 1.2},
+    SAMPLES | {"typical_p": 0.4},
+    SAMPLES | {"epsilon_cutoff": 0.02},
+    SAMPLES | {"eta_cutoff": 0.05, "top_k": 0},
+    SAMPLES | {"top_h": 0.5},
+    SAMPLES | {"top_h": 0.6, "top_k": 9, "typical_p": 0.9, "no_repeat_ngram_size": 3},
+    SAMPLES | {"watermarking_config": WatermarkingConfig(), "renormalize_logits": True},
+    SAMPLES | {"watermarking_config": SYNTH_ID, "temperature": 1.3},
+]
+each = pytest.mark.parametrize("given", CONFIGS, ids=lambda given: ",".join(given) or "nothing")
+
+
+@pytest.fixture(scope="module")
+def session(model_folder: str) -> Session:
+    return Session(models.load(model_folder))
+
+
+@pytest.fixture
+def generating(session: Session, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Gives the model a generation config, in which an end token is one that it likes."""
+    model = session.loaded.model
+
+    def give(**given: Any) -> GenerationConfig:
+        config = GenerationConfig(**{"eos_token_id": [0, 278], "pad_token_id": 0} | given)
+        monkeypatch.setattr(model, "generation_config", config)
+        return config
+
+    yield give
+    session.start_over()
+
+
+def stream(
+    session: Session, strategy: str = "lookahead", new: int | None = NEW, **options: Any
+) -> list[TextEvent]:
+    sampling = options.pop("sampling", session.loaded.greedy)
+    settings = Settings(strategy, CONFIG, sampling, new, **options)
+    return list(session.stream(session.encode(TEXT), settings))
+
+
+def ids_of(events: Sequence[TextEvent]) -> list[int]:
+    return [token for event in events for token in getattr(event, "token_ids", ())]
+
+
+def reason_of(events: Sequence[TextEvent]) -> str:
+    assert isinstance(events[-1], Ended)
+    return events[-1].reason
+
+
+def generate(session: Session, **options: Any) -> Any:
+    ids = torch.tensor([session.encode(TEXT)])
+    options = {"max_new_tokens": NEW, "attention_mask": torch.ones_like(ids)} | options
+    return session.loaded.model.generate(ids, **options)
+
+
+def new_ids(session: Session, **options: Any) -> list[int]:
+    return [int(i) for i in generate(session, **options)[0, len(session.encode(TEXT)) :]]
+
+
+# Every field.
+
+
+def test_every_field_of_transformers_has_a_meaning() -> None:
+    """A version that adds one needs a row for it in the table, and a test."""
+    known = {name for given in CONFIGS for name in given}
+    assert set(vars(GenerationConfig())) <= set(FIELDS)
+    assert set(named(Means.PROCESSOR)) <= known
+    assert set(named(Means.SAMPLING)) <= known
+    assert set(named(Means.OTHER_WAY)) | set(named(Means.RESULT)) == set(OTHER)
+    assert set(named(Means.END)) == set(ENDS)
+
+
+OTHER: dict[str, Any] = {
+    "num_beams": 3,
+    "penalty_alpha": 0.6,
+    "dola_layers": "high",
+    "constraints": [3],
+    "force_words_ids": [[3]],
+    "guidance_scale": 1.5,
+    "token_healing": True,
+    "num_return_sequences": 2,
+    "return_dict_in_generate": True,
+}
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_another_way_to_decode_is_named_and_refused(
+    name: str, session: Session, generating: Any
+) -> None:
+    # Otherwise `generate` refuses several sequences itself.
+    config = generating(do_sample=name == "num_return_sequences")
+    setattr(config, name, OTHER[name])
+    told = [line for line in session.notices if "not applied" in line]
+    assert len(told) == (name in named(Means.OTHER_WAY))
+    assert all(name in line for line in told)
+    if name == "token_healing":  # it is done before, and then `generate` needs a tokenizer
+        return
+    with pytest.raises(ValueError, match=f"{name}=.* of the model's generation config; pass"):
+        generate(session, custom_generate=ladecli.lookahead)
+    setattr(config, name, FIELDS[name].off)
+    with pytest.raises(ValueError, match=f"not support {name}=") as error:
+        generate(session, custom_generate=ladecli.lookahead, **{name: OTHER[name]})
+    assert "config" not in str(error.value)
+
+
+def test_contrastive_search_is_none_where_it_samples(session: Session, generating: Any) -> None:
+    generating(penalty_alpha=0.6, do_sample=True)
+    assert not [line for line in session.notices if "not applied" in line]
+    assert generate(session, custom_generate=ladecli.lookahead).shape[1] > 0
+
+
+ENDS: dict[str, Any] = {
+    "eos_token_id": 112,
+    "stop_strings": "\x00",  # see the test
+    "max_length": 12,
+    "max_new_tokens": 5,
+    "max_time": 0.0,
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_what_ends_a_text(name: str, session: Session, generating: Any) -> None:
+    generating()
+    text = "".join(piece.text for e in stream(session) for piece in getattr(e, "pieces", ()))
+    value = text[5:8] if name == "stop_strings" else ENDS[name]
+    generating(**{name: value})
+    events = stream(session, "autoregressive", None if name.startswith("max_") else NEW)
+    options: dict[str, Any] = {"tokenizer": session.loaded.tokenizer}
+    if name.startswith("max_"):
+        options["max_new_tokens"] = ENDS[name] if name == "max_new_tokens" else None
+    theirs = new_ids(session, **options)
+    assert ids_of(events) == theirs
+    assert len(theirs) < NEW
+    known = {"eos_token_id": "eos", "max_length": "length", "max_new_tokens": "length"}
+    assert reason_of(events) == known.get(name, "stop")
+    options |= {"custom_generate": ladecli.lookahead, "lade_config": CONFIG}
+    assert new_ids(session, **options) == theirs
+
+
+def test_limits_of_the_user_come_first(session: Session, generating: Any) -> None:
+    generating(max_new_tokens=5)
+    assert len(ids_of(stream(session, new=9))) == 9
+    generating(max_length=3)  # the prompt is longer: `generate` refuses it
+    assert len(ids_of(stream(session, new=9))) == 9
+
+
+# The same text as `generate`.
+
+
+@each
+def test_greedy_text_is_that_of_generate(
+    given: dict[str, Any], session: Session, generating: Any
+) -> None:
+    generating(**given)
+    theirs = new_ids(session, do_sample=False)
+    for strategy in ("lookahead", "autoregressive"):
+        assert ids_of(stream(session, strategy)) == theirs, strategy
+    options = {"custom_generate": ladecli.lookahead, "lade_config": CONFIG}
+    assert new_ids(session, do_sample=False, **options) == theirs
+
+
+@each
+def test_tokens_are_drawn_from_what_generate_draws_from(
+    given: dict[str, Any], session: Session, generating: Any
+) -> None:
+    """The same tokens with the same probabilities, and one text for all ways with one seed."""
+    generating(**given | SAMPLES)
+    torch.manual_seed(0)
+    out = generate(session, output_scores=True, return_dict_in_generate=True)
+    prompt = session.encode(TEXT)
+    text = [int(i) for i in out.sequences[0]]
+    sampling = replace(session.loaded.sampling, seed=5)
+    settings = Settings(sampling=sampling, max_new_tokens=NEW)
+    chosen = session.choosing(prompt, settings)
+    rescorer = Rescorer(session.decoder)
+    stride = 1 if given.get("watermarking_config") is SYNTH_ID else 5  # it counts its calls
+    for place, scores in [*enumerate(out.scores)][::stride]:
+        shares = rescorer.probabilities(text[: len(prompt) + place], len(prompt), *chosen)
+        theirs = scores[0].double().softmax(-1)
+        assert torch.allclose(torch.tensor(shares, dtype=torch.double), theirs, atol=1e-4), place
+    texts = [ids_of(stream(session, s, sampling=sampling)) for s in ("lookahead", "autoregressive")]
+    options = {"custom_generate": ladecli.lookahead, "lade_config": CONFIG, "lade_seed": 5}
+    assert texts[0] == texts[1] == new_ids(session, **options)
+
+
+def test_flags_come_before_the_config(session: Session, generating: Any) -> None:
+    """A flag changes its own field: logits processors go on with it."""
+    generating(do_sample=True, top_k=1, typical_p=0.9, no_repeat_ngram_size=2)
+    config = session.loaded.sampling
+    for changes, options in (
+        ({"temperature": 0.0}, {"do_sample": False}),
+        ({"top_k": 1, "seed": 3}, {"top_k": 1}),
+    ):
+        events = stream(session, sampling=replace(config, **changes))
+        assert ids_of(events) == new_ids(session, **options)
+    wide = [stream(session, sampling=replace(config, top_k=0, seed=seed)) for seed in (1, 2)]
+    assert ids_of(wide[0]) != ids_of(wide[1])
+
+
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_without_end_tokens_nothing_is_said_of_them(
+    ignore_eos: bool, session: Session, generating: Any
+) -> None:
+    generating(min_new_tokens=3, exponential_decay_length_penalty=(2, 5.0), no_repeat_ngram_size=2)
+    ends = None if ignore_eos else [0, 278]
+    options = {"exponential_decay_length_penalty": None} if ignore_eos else {}
+    theirs = new_ids(session, do_sample=False, eos_token_id=ends, **options)
+    assert ids_of(stream(session, ignore_eos=ignore_eos)) == theirs
+    assert (len(theirs) == NEW) == ignore_eos
+
+
+def test_values_that_make_no_sense_are_named(session: Session, generating: Any) -> None:
+    """Of files that are edited by hand; `generate` fails with them."""
+    config = generating()
+    plain = ids_of(stream(session))
+    wrong = {"no_repeat_ngram_size": "two", "bad_words_ids": [[10**6]], "typical_p": -1.0}
+    wrong |= {"max_new_tokens": "many", "max_length": 2.5, "max_time": "short", "stop_strings": [5]}
+    for name, value in wrong.items():
+        setattr(config, name, value)
+    (line,) = [line for line in session.notices if "not applied" in line]
+    assert all(f"{name} {value!r}" in line for name, value in wrong.items())
+    assert ids_of(stream(session)) == plain
+    assert len(ids_of(stream(session, new=None))) >= len(plain)
+
+
+# At the door.
+
+
+def folder_with(folder: str, copy: Path, **changes: Any) -> str:
+    shutil.copytree(folder, copy)
+    path = copy / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return str(copy)
+
+
+@pytest.mark.slow
+def test_a_folder_is_decoded_as_generate_decodes_it(
+    lade: Any, model_folder: str, tmp_path: Path
+) -> None:
+    changes = {"max_new_tokens": 20, "no_repeat_ngram_size": 2, "suppress_tokens": [216]}
+    folder = folder_with(model_folder, tmp_path / "copy", **changes, watermarking_config={})
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer("the", return_tensors="pt")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    theirs = model.generate(**ids, pad_token_id=0)[0, ids["input_ids"].shape[1] :].tolist()
+    for strategy in ("lookahead", "autoregressive"):
+        result = lade("generate", folder, "-p", "the", "--json", "--strategy", strategy)
+        answer = json.loads(result.out)
+        assert (answer["token_ids"], answer["finish_reason"]) == (theirs, "length")
+        assert "stopped at 20 tokens" in result.err
+    verified = lade("verify", folder, "--prompts", prompts(tmp_path), "-n", "20")
+    assert verified.code == 0, verified.err
+
+
+def prompts(folder: Path) -> str:
+    path = folder / "prompts.jsonl"
+    path.write_text('{"prompt": "the cat"}\n{"prompt": "def f"}\n')
+    return str(path)
+
+
+def test_sampling_alone_keeps_the_50_most_probable_tokens(loaded: LoadedModel) -> None:
+    assert loaded.sampling == SamplingConfig(temperature=1.0, top_k=50)
+
+
+@pytest.fixture
+def loaded(model_folder: str, tmp_path: Path) -> LoadedModel:
+    return models.load(folder_with(model_folder, tmp_path / "copy", do_sample=True))
