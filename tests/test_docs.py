@@ -31,6 +31,7 @@ def blocks(page: Path, language: str) -> list[str]:
 def test_commands_of_a_page_run(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "scripts").symlink_to(ROOT / "scripts")
     monkeypatch.chdir(tmp_path)
     lines = [line for code in blocks(page, "console") for line in code.splitlines()]
     for command in [part for line in lines for part in line.removeprefix("$ ").split(" && ")]:
