@@ -36,6 +36,7 @@ class Oracle:
     device = CPU
     dtype = torch.float32
     keeps_weights = True
+    foreign = False
     kernels = False
     drafts: Drafts = "trees"
 

@@ -113,6 +113,7 @@ class OwnCacheModel:
     attention = "the model's own"
     keeps_weights = True
     kernels = False
+    foreign = True
 
     def __init__(self, model: Any) -> None:
         self.device = input_device(model)

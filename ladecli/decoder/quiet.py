@@ -10,7 +10,10 @@ from collections.abc import Iterator
 
 LOG = logging.getLogger("ladecli.libraries")
 """Gets them at level INFO: "FILE:LINE: CATEGORY: MESSAGE"."""
-_LOGGERS = ("transformers", "accelerate", "bitsandbytes", "huggingface_hub", "torch")
+_LOGGERS = [
+    logging.getLogger(name)
+    for name in ("transformers", "accelerate", "bitsandbytes", "huggingface_hub", "torch")
+]
 _lock = threading.Lock()
 _depth = 0  # of `quiet` blocks, those of other threads included
 _restore = contextlib.ExitStack()  # closed when the outermost one ends
@@ -43,7 +46,7 @@ def quiet() -> Iterator[None]:
 def _hush() -> None:
     """Raise the loggers' levels until the outermost block ends; a library that was imported since
     that began has set its own again."""
-    for logger in map(logging.getLogger, _LOGGERS):
+    for logger in _LOGGERS:
         if logger.level < logging.ERROR:
             _restore.callback(logger.setLevel, logger.level)
             logger.setLevel(logging.ERROR)

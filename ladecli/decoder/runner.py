@@ -66,6 +66,7 @@ class Forward(Protocol):
         keeps_weights: whether the model's own weights lie as transformers loaded them.
         kernels: whether Triton kernels compute the operations between products.
         drafts: what a step may hold beside the tokens that its cache lacks.
+        foreign: whether modules of libraries compute in a step, which may warn.
     """
 
     attention: str
@@ -74,6 +75,7 @@ class Forward(Protocol):
     keeps_weights: bool
     kernels: bool
     drafts: Drafts
+    foreign: bool
 
     @property
     def layer_shapes(self) -> list[LayerShape]:
@@ -144,7 +146,10 @@ class Runner:
             last_position=max(layout.positions),
         )
         try:
-            with quiet(), sdpa_kernel(SDPA) if model.device.type == "cuda" else nullcontext():
+            with (
+                quiet() if model.foreign else nullcontext(),
+                sdpa_kernel(SDPA) if model.device.type == "cuda" else nullcontext(),
+            ):
                 return model.forward(step, cache)
         except Exception as error:
             if is_out_of_memory(error) or not uses_triton(model):

@@ -96,6 +96,7 @@ class StockModel:
 
     keeps_weights = True
     kernels = False
+    foreign = True
     drafts: Drafts = "trees"
 
     def __init__(self, model: Any, shapes: Sequence[LayerShape], attention: str = "auto") -> None:

@@ -169,6 +169,7 @@ class Transformer:
         self.dtype: torch.dtype = body.norm.weight.dtype
         on_cpu = self.device.type == "cpu" and self.dtype == torch.float32
         self.keeps_weights = not (join and on_cpu)
+        self.foreign = getattr(model, "quantization_method", None) is not None
         self._embed = body.embed_tokens
         self._embedding_scale = float(getattr(text, "embedding_multiplier", 1.0))
         self._residual_scale = float(getattr(text, "residual_multiplier", 1.0))
