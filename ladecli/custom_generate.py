@@ -21,7 +21,7 @@ from .decoder.events import Finished
 from .decoder.families import examine
 from .decoder.kv_cache import LayerShape
 from .decoder.load import make_forward, new_cache
-from .decoder.modified import fingerprint, intervention
+from .decoder.modified import fingerprint, intervention, prepares_inputs
 from .decoder.own_cache_model import OwnCacheModel
 from .decoder.runner import Forward, Runner
 from .decoder.stock_model import StockModel
@@ -245,6 +245,9 @@ def _forward_of(
         model: as it is now.
         what: hangs on it; see `intervention`.
     """
+    if prepares_inputs(model):
+        what = "something else than its class prepares its inputs"
+        return None, [], [f"transformers' own decoding runs, without drafts: {what}"]
     try:
         facts = examine(model.config)
         forward, notices, _ = make_forward(model, facts, "auto", join=False, not_ours=what)

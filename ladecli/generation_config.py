@@ -10,7 +10,7 @@ node of a step's tree.  Fields that ask for another way to decode are named, and
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -127,21 +127,14 @@ def _asking(config: Any, names: Sequence[str]) -> list[str]:
     return found
 
 
-def sampling_of(config: Any) -> tuple[SamplingConfig, list[str]]:
-    """How a generation config chooses tokens, and its values that make no sense: many of these
-    files are edited by hand.
-
-    Where it samples, what it leaves open is what transformers takes then: the 50 most probable
-    tokens, for one.
-    """
-    names = ("temperature", "top_k", "top_p", "min_p") if config.do_sample else ()
-    defaults = GenerationConfig._get_default_generation_params()
+def stated(config: Any) -> tuple[dict[str, Any], list[str]]:
+    """The fields of a `SamplingConfig` that a generation config has values for, and its values
+    that make no sense: many of these files are edited by hand."""
     given: dict[str, Any] = {}
     wrong = []
-    for name in (*names, "repetition_penalty"):
+    for name in named(Means.SAMPLING):
         value = getattr(config, name)
-        value = defaults.get(name) if value is None else value
-        if value is None:
+        if name == "do_sample" or value is None:
             continue
         try:
             number: Any = int(value) if name == "top_k" else float(value)
@@ -153,9 +146,22 @@ def sampling_of(config: Any) -> tuple[SamplingConfig, list[str]]:
             given[name] = number
         else:
             wrong.append(f"{name} {value!r}")
-    if config.do_sample:
-        given.setdefault("temperature", 1.0)
-    return SamplingConfig(**given), wrong
+    return given, wrong
+
+
+def sampling_of(config: Any) -> SamplingConfig:
+    """How a generation config chooses tokens.
+
+    Where it samples, what it leaves open is what transformers takes then: the 50 most probable
+    tokens, for one.
+    """
+    given, _ = stated(config)
+    if not config.do_sample:
+        return SamplingConfig(repetition_penalty=given.get("repetition_penalty", 1.0))
+    defaults = GenerationConfig._get_default_generation_params()
+    names = (each.name for each in fields(SamplingConfig))
+    usual = {name: defaults[name] for name in names if defaults.get(name) is not None}
+    return SamplingConfig(**{"temperature": 1.0} | usual | given)
 
 
 def senseless(model: Any, vocabulary: int) -> list[str]:

@@ -88,17 +88,20 @@ class LoadedModel(Plan):
     def sampling(self) -> SamplingConfig:
         """How the model's generation config wants tokens to be chosen, without senseless values."""
         config = self.model.generation_config
-        sampling, _ = generation_config.sampling_of(config)
         if config.do_sample is None:
-            return replace(_CHAT, repetition_penalty=sampling.repetition_penalty)
-        return sampling
+            return replace(_CHAT, **generation_config.stated(config)[0])
+        return generation_config.sampling_of(config)
 
     @property
     def greedy(self) -> SamplingConfig:
         """The same where nobody asked for samples: greedy, with the model's penalty.  A user's
         temperature makes it sample, from as many tokens as the model's generation config has it.
         """
-        sampling, _ = generation_config.sampling_of(self.model.generation_config)
+        config = self.model.generation_config
+        if config.do_sample:
+            sampling = generation_config.sampling_of(config)
+        else:
+            sampling = SamplingConfig(**generation_config.stated(config)[0])
         return replace(sampling, temperature=0.0)
 
     @property
@@ -132,7 +135,7 @@ class LoadedModel(Plan):
     def ignored_settings(self) -> list[str]:
         """Settings of the generation config that are not applied."""
         config = self.model.generation_config
-        found = generation_config.not_applied(config) + generation_config.sampling_of(config)[1]
+        found = generation_config.not_applied(config) + generation_config.stated(config)[1]
         wrong = generation_config.senseless(self.model, self.spec.vocabulary)
         wrong += generation_config.senseless_ends(config)
         found += [f"{name} {getattr(config, name)!r}" for name in wrong]

@@ -16,10 +16,11 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, Field, ValidationError
 
 from . import files
 from .errors import LadeError, UsageError
+from .session.chat_template import REASONING_KEYS
 from .session.conversation import Conversation
 
 BUILTIN = "builtin"
@@ -68,6 +69,7 @@ class _Message(BaseModel):
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[_Part]
+    reasoning: str | None = Field(None, validation_alias=AliasChoices(*REASONING_KEYS))
 
     @property
     def text(self) -> str:
@@ -78,10 +80,12 @@ class _Message(BaseModel):
 
 
 class _Line(BaseModel):
-    """A line of a file; `prompt` comes before `turns`, and those before `messages`."""
+    """A line of a file; `prompt` comes before `turns`, and those before `messages`, which may begin
+    with a message in place of `system`."""
 
     id: _Name | None = None
     category: _Name | None = None
+    system: _Text | None = None
     prompt: _Text | None = None
     turns: list[_Text] = []
     messages: list[_Message] = []
@@ -172,6 +176,15 @@ def some(rows: Sequence[Row], limit: int | None) -> tuple[Row, ...]:
     return tuple(row for row in in_turn if row is not None)[:limit]
 
 
+def told(rows: Sequence[Row], system: str | None) -> list[str]:
+    """Lines about rows to which a system message of the command line does not go."""
+    count = sum(row.start.system is not None for row in rows)
+    if system is None or not count:
+        return []
+    which = "all rows" if count == len(rows) else f"{count} of {len(rows)} rows"
+    return [f"--system is not for {which}, which have a system message of their own"]
+
+
 def spoken(name: str) -> str:
     """A prompt file, or standard input, in an error message."""
     return "standard input" if name == STDIN else f"the prompt file {name}"
@@ -238,16 +251,17 @@ def _said(line: _Line) -> tuple[tuple[str, ...], Conversation]:
     Raises:
         ValueError: there are none; the message says why.
     """
+    start = Conversation(line.system)
     if line.prompt is not None or line.turns:
-        return (line.prompt,) if line.prompt is not None else tuple(line.turns), Conversation()
+        return (line.prompt,) if line.prompt is not None else tuple(line.turns), start
     if not line.messages:
         raise ValueError("it has no 'prompt'")
-    start, (*earlier, last) = Conversation(), line.messages
+    *earlier, last = line.messages
     for number, message in enumerate(earlier):
         if message.role == "user":
             start = start.asked(message.text)
         elif message.role == "assistant":
-            start = start.answered(message.text)
+            start = start.answered(message.text, reasoning=message.reasoning)
         elif number == 0:
             start = Conversation(message.text)
         else:

@@ -111,6 +111,20 @@ def test_a_tokenizer_beside_the_adapter_counts(
     assert templated["usage"] == plain["usage"]
 
 
+def test_the_generation_config_of_the_base_holds(
+    lade: Any, model_folder: str, tmp_path: Path
+) -> None:
+    base = shutil.copytree(model_folder, tmp_path / "base")
+    path = base / "generation_config.json"
+    asks = {"no_repeat_ngram_size": 2, "suppress_tokens": [expected(model_folder)[0]]}
+    path.write_text(json.dumps(json.loads(path.read_text()) | asks))
+    folder = make(str(base), tmp_path / "adapter")
+    wanted = expected(str(base), folder)
+    assert wanted != expected(model_folder, folder)
+    for strategy in ("lookahead", "autoregressive"):
+        assert answer(lade, str(folder), "--strategy", strategy)[0] == wanted
+
+
 def stating(**changes: Any) -> Callable[[Path], object]:
     """What changes keys of an adapter's configuration."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import io
 import json
@@ -118,6 +119,7 @@ TALKS: list[tuple[dict[str, Any], list[dict[str, Any]]]] = [
     ({"messages": [HI]}, [HI]),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": HI["content"]}]}]}, [HI]),
     ({"messages": [{"role": "developer", "content": BRIEF}, HI]}, [{"role": "system"}, HI]),
+    ({"system": BRIEF, "prompt": HI["content"]}, [{"role": "system"}, HI]),
     (
         {"messages": [HI, {"role": "assistant", "content": "Old n-grams."}, HI]},
         [HI, {"role": "assistant", "content": "Old n-grams."}, HI],
@@ -159,6 +161,20 @@ def test_turns_are_answered_one_after_the_other(lade: Any, tmp_path: Path) -> No
     assert (alone["usage"], alone["token_ids"]) == (second["usage"], second["token_ids"])
     path.write_text(json.dumps({"prompt": "And now?"}))
     assert json.loads(lade(*asked).out)["usage"] == third["usage"]
+
+
+def test_a_rows_own_system_message_holds(lade: Any, tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"system": "Be brief.", "prompt": "Hi"}\n{"prompt": "Hi"}')
+    own = lade("generate", "-f", str(path), "-n", "2", "--json")
+    assert "--system" not in own.err
+    both = lade("generate", "-f", str(path), "-n", "2", "--json", "-s", "Be very very kind.")
+    assert "--system is not for 1 of 2 rows" in both.err
+    mine, other = (
+        [json.loads(line)["usage"]["prompt_tokens"] for line in found.out.splitlines()]
+        for found in (own, both)
+    )
+    assert (mine[0] == other[0], mine[1] < other[1]) == (True, True)
 
 
 def test_a_turn_that_does_not_fit_costs_no_other_answer(lade: Any, tmp_path: Path) -> None:
@@ -592,11 +608,30 @@ def test_folders_that_cannot_be_loaded(
     assert lade("doctor", copy).code == int(case not in LATER)
 
 
-def test_a_prefix_that_transformers_reads_is_no_fault(
-    lade: Any, model_folder: str, tmp_path: Path
+def in_shards(folder: Path) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    with contextlib.redirect_stderr(io.StringIO()):  # a progress bar
+        model.save_pretrained(folder, max_shard_size="50KB")
+    assert len([*folder.glob("*.safetensors")]) > 1
+
+
+def in_a_pickle(folder: Path) -> None:
+    from safetensors.torch import load_file
+
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+FORMS = {"prefix that is known": prefixed("model."), "shards": in_shards, "pickle": in_a_pickle}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_other_forms_of_weights_are_read(
+    form: str, lade: Any, model_folder: str, tmp_path: Path
 ) -> None:
     copy = tmp_path / "copy"
-    prefixed("model.")(Path(shutil.copytree(model_folder, copy)))
+    FORMS[form](Path(shutil.copytree(model_folder, copy)))
     asked = ("-p", "the cat", "-n", "9", "-q")
     assert lade("generate", str(copy), *asked).out == lade("generate", model_folder, *asked).out
 

@@ -308,6 +308,31 @@ def test_adapters_are_switched() -> None:
         assert same_text(model) == before
 
 
+@pytest.mark.parametrize("kind", ["lora", "prompt", "prefix"])
+def test_models_of_peft(kind: str) -> None:
+    """Prompts that are learned are no tokens: they are made where inputs are prepared."""
+    peft = pytest.importorskip("peft")
+    model = copy.deepcopy(model_of("llama"))
+    before = same_text(model)
+    prompt = {"task_type": "CAUSAL_LM", "num_virtual_tokens": 4}
+    kinds = {
+        "lora": lambda: peft.LoraConfig(
+            target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM"
+        ),
+        "prompt": lambda: peft.PromptTuningConfig(**prompt),
+        "prefix": lambda: peft.PrefixTuningConfig(**prompt),
+    }
+    torch.manual_seed(0)
+    adapted = peft.get_peft_model(model, kinds[kind]()).eval()
+    warned = contextlib.nullcontext()
+    if kind != "lora":
+        warned = pytest.warns(UserWarning, match="own decoding runs")
+    with warned:
+        assert same_text(adapted) != before or kind != "lora"
+    if kind != "lora":
+        assert same_text(model) == before, "the model alone is as it was"
+
+
 def test_hooks_of_libraries_and_compiled_forwards_cost_nothing() -> None:
     """transformers leaves hooks that take hidden states down."""
     model = copy.deepcopy(model_of("llama"))

@@ -11,6 +11,7 @@ import pytest
 
 import ladecli
 from ladecli.commands.cli import entry
+from ladecli.generation_config import FIELDS
 
 pytestmark = pytest.mark.slow
 
@@ -70,6 +71,19 @@ def test_links_and_paths_lead_somewhere(page: Path) -> None:
         assert (page.parent / link).exists(), link
     for path in re.findall(r"`((?:ladecli|tests|benchmarks|scripts|docs)(?:/[\w./]+)?)`", text):
         assert (ROOT / path).exists(), path
+
+
+def test_the_tables_of_models_name_tests_and_fields_that_exist() -> None:
+    text = (ROOT / "docs/models.md").read_text(encoding="utf-8")
+    whole, _, fields = text.partition("## The generation config")
+    for path, names in re.findall(r"`(tests/\w+\.py)`: ((?:`[\w.-]+`(?:, )?)+)", whole):
+        source = (ROOT / path).read_text(encoding="utf-8")
+        for name in re.findall(r"`(.+?)`", names):
+            assert f"def {name}(" in source or f'"{name}": Case(' in source, (path, name)
+    source = (ROOT / "tests/test_generation_config.py").read_text(encoding="utf-8")
+    assert [name for name in re.findall(r"`(test_\w+)`", fields) if name not in source] == []
+    told = {*re.findall(r"`(\w+)`", fields)}
+    assert {name for name in FIELDS if not name.startswith("_")} <= told
 
 
 def test_the_architecture_names_every_room() -> None:

@@ -160,6 +160,30 @@ def test_another_way_to_decode_is_named_and_refused(
     assert "config" not in str(error.value)
 
 
+SAME: dict[str, Any] = {
+    "use_cache": False,
+    "cache_implementation": "static",
+    "prompt_lookup_num_tokens": 3,
+    "prefill_chunk_size": 2,
+    "length_penalty": 3.0,
+    "early_stopping": True,
+    "output_scores": True,
+    "bos_token_id": 5,
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_fields_that_change_no_text(name: str, session: Session, generating: Any) -> None:
+    assert FIELDS[name].means is Means.NOTHING
+    generating()
+    plain = new_ids(session)
+    generating(**{name: SAME[name]})
+    assert new_ids(session) == plain
+    assert ids_of(stream(session)) == plain
+    options = {"custom_generate": ladecli.lookahead, "lade_config": CONFIG}
+    assert new_ids(session, **options) == plain
+
+
 def test_contrastive_search_is_none_where_it_samples(session: Session, generating: Any) -> None:
     generating(penalty_alpha=0.6, do_sample=True)
     assert not [line for line in session.notices if "not applied" in line]
@@ -317,6 +341,17 @@ def prompts(folder: Path) -> str:
 
 def test_sampling_alone_keeps_the_50_most_probable_tokens(loaded: LoadedModel) -> None:
     assert loaded.sampling == SamplingConfig(temperature=1.0, top_k=50)
+
+
+def test_sampling_that_is_not_switched_on(session: Session, generating: Any) -> None:
+    """A user who asks for samples gets them as the file has it, which alone asks for none."""
+    generating(do_sample=False, temperature=0.5, top_k=9)
+    assert session.loaded.sampling == SamplingConfig()
+    assert session.loaded.greedy == SamplingConfig(top_k=9)
+    config = generating(top_p=0.6)
+    config.do_sample = None
+    assert session.loaded.greedy == SamplingConfig(top_p=0.6)
+    assert (session.loaded.sampling.temperature, session.loaded.sampling.top_p) == (0.7, 0.6)
 
 
 @pytest.fixture

@@ -140,25 +140,29 @@ SAMPLES = {"do_sample": True}
 GREEDY = {"do_sample": False}
 UNSAID = SamplingConfig(temperature=0.7, top_p=0.9)
 """Of chats, where a model does not say whether to sample."""
+TOP_50 = SamplingConfig(temperature=1.0, top_k=50)
+"""What transformers takes where nothing else is said, or nothing that makes sense."""
 GENERATION: list[tuple[dict[str, Any], SamplingConfig, set[int], list[str]]] = [
     ({}, UNSAID, {2}, []),
     (GREEDY, SamplingConfig(), {2}, []),
-    ({"eos_token_id": 5, "temperature": "hot"}, UNSAID, {5}, []),
+    ({"eos_token_id": 5, "temperature": "hot"}, UNSAID, {5}, ["temperature 'hot'"]),
+    ({"temperature": 0.5, "top_k": 9}, replace(UNSAID, temperature=0.5, top_k=9), {2}, []),
+    (GREEDY | {"temperature": 0.5}, SamplingConfig(), {2}, []),
     (
         SAMPLES | {"eos_token_id": [5, "x", 7], "temperature": "hot", "top_k": -5},
-        SamplingConfig(temperature=1.0),
+        TOP_50,
         {5, 7},
         ["eos_token_id [5, 'x', 7]", "temperature 'hot'", "top_k -5"],
     ),
     (
         SAMPLES | {"eos_token_id": [True, -1, 100, 99], "top_k": 50.5},
-        SamplingConfig(temperature=1.0),
+        TOP_50,
         {99},
         ["eos_token_id [True, -1, 100, 99]", "top_k 50.5"],
     ),
     (
         SAMPLES | {"top_k": math.inf, "temperature": math.nan, "top_p": 10**400},
-        SamplingConfig(temperature=1.0),
+        TOP_50,
         {2},
         ["temperature nan", "top_k inf", f"top_p {10**400}"],
     ),

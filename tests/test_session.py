@@ -142,6 +142,6 @@ def test_stop_strings_that_never_come_change_nothing(loaded: LoadedModel) -> Non
         pieces = [piece.text for event in events for piece in getattr(event, "pieces", ())]
         texts.append("".join([*pieces, *(e.rest for e in events if isinstance(e, Ended))]))
         ids = [token for event in events for token in getattr(event, "token_ids", ())]
-        assert texts[-1] == session.text_of(ids, prompt, PLAIN)
+        assert texts[-1] == session.text_of(ids, prompt, PLAIN).text
     assert texts[0]
     assert texts == [texts[0]] * 3

@@ -93,6 +93,7 @@ MIXED = json.dumps([{"role": role, "content": "a"} for role in ("user", "system"
         ('{"messages": [{"role": "user", "content": " "}]}', "must be a text of the user's"),
         ('{"messages": [{"role": "assistant", "content": "a"}]}', "is the assistant's, and must"),
         (f'{{"messages": {MIXED}}}', "message 2 is a system message, which stands first"),
+        ('{"prompt": "a", "system": ["b"]}', "'system'"),
         ('{"prompt": "a", "id": [1]}', "'id'"),
         ('{"prompt": "a", "category": {}}', "'category'"),
     ],

@@ -17,6 +17,7 @@ import pytest
 from transformers import AutoTokenizer
 
 import ladecli
+from ladecli import suites
 from ladecli.trace.format import read_trace
 
 from .scripted import Scripted
@@ -98,6 +99,14 @@ PARTS = """\
 {% for part in m.content %}{% if part.type == 'text' %} {{ part.text }}{% endif %}{% endfor %}<stop>
 {% endfor %}{% if add_generation_prompt %}Assistant:
 {% endif %}"""
+MAGISTRAL = """\
+{{ bos_token }}{% for m in messages %}\
+{{ '[SYSTEM]' if m.role == 'system' else '[INST]' if m.role == 'user' }}\
+{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}\
+{% if part.type == 'thinking' %}[THINK]{{ part.thinking }}[/THINK]{% else %}{{ part.text }}\
+{% endif %}{% endfor %}{% endif %}\
+{{ '[/SYSTEM]' if m.role == 'system' else '[/INST]' if m.role == 'user' else eos_token }}\
+{% endfor %}"""
 NO_PARTS = PARTS.replace("part.type == 'text'", "part.type == 'poem'")
 
 
@@ -107,6 +116,14 @@ def plain(role: str, content: str, **more: str) -> dict[str, Any]:
 
 def parts(role: str, content: str) -> dict[str, Any]:
     return {"role": role, "content": [{"type": "text", "text": content}]}
+
+
+def thinking(role: str, content: str, thinking: str | None = None) -> dict[str, Any]:
+    """A message whose reasoning is a typed part."""
+    if thinking is None:
+        return plain(role, content)
+    said = parts(role, content)
+    return said | {"content": [{"type": "thinking", "thinking": thinking}, *said["content"]]}
 
 
 @dataclass(frozen=True)
@@ -220,6 +237,17 @@ CASES = {
         keeps="thinking",
         options=("--template-arg", "reasoning_effort=low"),
         arguments={"reasoning_effort": "low"},
+    ),
+    "magistral": Case(
+        Scripted(
+            MAGISTRAL,
+            ("[THINK]", "Hm", ", ", "[/THINK]", "Paris", ".", "<|end|>"),
+            ("[INST]", "[/INST]", "[SYSTEM]", "[/SYSTEM]"),
+            "[/INST]",
+        ),
+        thinks="Hm,",
+        message=thinking,
+        keeps="thinking",
     ),
     "schema": Case(
         Scripted(MUSING, MUSES, IM, tokenizer={"response_template": SCHEMA}),
@@ -364,3 +392,68 @@ def test_the_template_in_an_older_processors_file(lade: Any, tmp_path: Path) -> 
     (folder / "chat_template.jinja").unlink()
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": PARTS}))
     assert say(lade, str(folder)).out == "Paris.\n"
+
+
+@pytest.fixture(scope="module")
+def muser(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model whose template has the reasoning of all earlier turns."""
+    return CASES["schema"].folder.write(tmp_path_factory.mktemp("muser"))
+
+
+@pytest.mark.slow
+def test_what_is_measured_is_asked_as_in_a_chat(lade: Any, muser: str, tmp_path: Path) -> None:
+    """Later turns carry the reasoning, with every method, and notices are told."""
+    case, path = CASES["schema"], tmp_path / "turns.jsonl"
+    path.write_text(json.dumps({"system": SYSTEM, "turns": [FIRST, SECOND]}))
+    turns = ((FIRST,), (FIRST, case.answer, SECOND))
+    wanted = [len(expected(case, muser, *said)) for said in turns]
+    asked = (muser, "--prompts", str(path), "--template-arg", "nothing=1", "-n", "20", "--json")
+    verified = lade("verify", *asked)
+    assert [each["prompt_tokens"] for each in json.loads(verified.out)["answers"]] == wanted
+    measured = lade("bench", *asked, "--strategies", "lookahead,hf", "--repeat", "1")
+    runs = json.loads(measured.out)["runs"]
+    for name in ("lookahead", "hf"):
+        assert [run["prompt_tokens"] for run in runs if run["contender"] == name] == wanted
+    tuned = lade("tune", *asked[:5], "--seconds", "0.001", "--dry-run")
+    for done in (verified, measured, tuned):
+        assert done.err.count("no variable 'nothing'") == 1
+
+
+def test_contents_in_the_other_form(tmp_path: Path) -> None:
+    """Servers are sent typed parts whatever the template takes, and messages without content."""
+    typed, call = parts("user", FIRST), {"role": "assistant", "tool_calls": []}
+    for name, template in (("text", GEMMA), ("parts", PARTS)):
+        case = Scripted(template, ("Paris", ".", "<stop>", "x"), ("<turn>", "<stop>"))
+        model = ladecli.load(case.write(tmp_path / name))
+        system = [parts("system", SYSTEM)]
+        told = model.session.encode_chat([*system, typed])
+        assert told == model.session.encode_chat([plain("system", SYSTEM), plain("user", FIRST)])
+        assert FIRST in model.session.loaded.tokenizer.decode(told)
+    template = CHATML.replace("m.content", "m.content | default('called')")
+    model = ladecli.load(Scripted(template, ("Paris", "<|im_end|>"), IM).write(tmp_path / "call"))
+    assert model.generate([plain("user", FIRST), call, plain("user", FIRST)]) == "Paris"
+
+
+def test_reasoning_under_another_name_reaches_the_template(muser: str, tmp_path: Path) -> None:
+    session = ladecli.load(muser).session
+    said = [
+        plain("user", FIRST),
+        plain("assistant", "a", reasoning_content="Hm"),
+        plain("user", "b"),
+    ]
+    assert "Hma" in session.loaded.tokenizer.decode(session.encode_chat(said))
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"messages": said}))
+    (row,) = suites.load(str(path))
+    assert row.start.messages[-1].reasoning == "Hm"
+
+
+def test_a_variable_needs_a_template(lade: Any, model_folder: str) -> None:
+    told = lade("generate", model_folder, "-p", "a", "--template-arg", "a=1").refused()
+    assert "no chat template" in told
+
+
+def test_doctor_names_variables_that_do_nothing(lade: Any, thinker: str) -> None:
+    found = lade("doctor", thinker, "--json", "--template-arg", "nothing=1")
+    (line,) = [c for c in json.loads(found.out)["checks"] if c["name"] == "chat template"]
+    assert "no variable 'nothing'" in line["value"]

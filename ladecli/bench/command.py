@@ -105,7 +105,9 @@ def _measure(
     else:
         rows = suites.some(prompts, request.limit)
         tasks = [Dialogue(session, r, template, request.system, request.new_tokens) for r in rows]
+        terminal.say(*suites.told(rows, request.typed_system))
     tasks, skipped = usable(tasks)
+    terminal.say(*session.news())
     runners, compile_seconds = _prepared(chosen, session, tasks, terminal, cancelled)
     with terminal.bar("measuring", len(runners) * len(tasks) * request.repeat) as progress:
         measured = Measurement(runners, loaded.device, cancelled, progress)

@@ -14,6 +14,7 @@ from itertools import count
 
 from ..errors import LadeError, told
 from ..profiles.derive import work
+from ..session.text import Part
 from ..specs.device import Device, peak_memory, watch_peak
 from ..specs.memory import ModelSpec
 from .result import Failure, Run, Skipped, TimeSpent
@@ -142,7 +143,7 @@ class Measurement:
         """Let one method do one task; the turns before one that fails count."""
         done: list[tuple[Run, Answer]] = []
 
-        def answer(turn: int, prompt: list[int]) -> str:
+        def answer(turn: int, prompt: list[int]) -> Part:
             gc.collect()
             watch_peak(self._device)
             answered = runner.answer(prompt, self._cancelled)
@@ -168,7 +169,7 @@ class Measurement:
                 digest=digest(answered.ids),
             )
             done.append((run, answered))
-            return answered.text
+            return answered.said
 
         try:
             for _ in range(TRIES):

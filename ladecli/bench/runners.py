@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from ..errors import LadeError
 from ..events import Reason, TextStep
 from ..metrics import Tally
+from ..session.text import Part
 from .result import Method
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class Answer:
     """One answer and when it came.
 
     Attributes:
+        said: its text, and the reasoning before that.
         marks: seconds from the start to the end of each step.
         lengths: tokens of the answer at each mark.
         widths: tokens fed by each step; empty if unknown.
@@ -32,7 +34,7 @@ class Answer:
     """
 
     ids: list[int] = field(default_factory=list)
-    text: str = ""
+    said: Part = field(default_factory=Part)
     marks: list[float] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     widths: list[int] = field(default_factory=list)
@@ -97,6 +99,7 @@ class OwnRunner:
                     answer.parts.update({**parts, "text": max(rest, 0.0)})
         if tally.reason == "memory":
             raise LadeError(f"out of memory after {tally.tokens} tokens of the answer")
-        answer.ids, answer.text, answer.accepted = tally.token_ids, tally.text, tally.accepted
+        answer.ids, answer.accepted = tally.token_ids, tally.accepted
+        answer.said = Part(tally.reasoning, tally.text)
         answer.reason = tally.reason or answer.reason
         return answer

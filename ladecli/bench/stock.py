@@ -129,7 +129,7 @@ class StockRunner:
             reason = "length"
         return Answer(
             ids=answer,
-            text=self._session.text_of(answer, prompt, settings),
+            said=self._session.text_of(answer, prompt, settings),
             marks=[mark - began for mark in steps.marks],
             # Prompt lookup may go on after the end, and cuts the text afterwards.
             lengths=[min(each - length, len(answer)) for each in steps.lengths],

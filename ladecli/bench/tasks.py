@@ -15,6 +15,7 @@ from .result import Skipped
 if TYPE_CHECKING:
     from ..session.chat_template import TemplateChoice
     from ..session.session import Session
+    from ..session.text import Part
     from ..suites import Row
 
 MODULES = ("argparse", "statistics", "textwrap", "tarfile", "mailbox", "difflib", "configparser")
@@ -42,11 +43,11 @@ class Dialogue:
         self._session, self._turns, self._template = session, row.turns, template
         self._start, self._new_tokens = row.begun(system), new_tokens
 
-    def hold(self, answer: Callable[[int, list[int]], str]) -> None:
+    def hold(self, answer: Callable[[int, list[int]], Part]) -> None:
         """Hold the conversation, up to a turn that the context has no room for.
 
-        `answer` takes the number of the turn, from 1 on, and the ids of its prompt, and returns the
-        text of the reply.
+        `answer` takes the number of the turn, from 1 on, and the ids of its prompt, and returns
+        what the model said.
         """
         talk = self._start
         for number, text in enumerate(self._turns, start=1):
@@ -57,7 +58,8 @@ class Dialogue:
                 which = f"turn {number}: " if len(self._turns) > 1 else ""
                 self.cut = f"{which}{error}"
                 return
-            talk = talk.answered(answer(number, ids))
+            said = answer(number, ids)
+            talk = talk.answered(said.text, reasoning=said.reasoning or None)
 
     def first(self) -> list[int]:
         """The ids of the first prompt.
@@ -75,10 +77,7 @@ class Dialogue:
         return min(needed, self._session.decoder.max_context)
 
     def _encoded(self, talk: Conversation) -> list[int]:
-        if self._template is not None:
-            ids = self._session.encode_chat(talk.for_template(), self._template)
-        else:
-            ids = self._session.encode(talk.as_text())
+        ids = self._session.encode_talk(talk, self._template)
         room = self._session.decoder.max_context
         if len(ids) + self._new_tokens > room:
             raise PromptError(
@@ -106,7 +105,7 @@ class Passage:
             raise PromptError(f"with its answer it has more than the context's {self._context:,}")
         return self._ids
 
-    def hold(self, answer: Callable[[int, list[int]], str]) -> None:
+    def hold(self, answer: Callable[[int, list[int]], Part]) -> None:
         """The only turn; `answer` as for `Dialogue.hold`."""
         answer(1, self._ids)
 

@@ -21,6 +21,7 @@ from .. import suites
 from ..errors import INTERRUPTED, LadeError, UsageError
 from ..events import Reason
 from ..session import opening
+from ..session.text import Part
 from ..specs.memory import FULL
 from ..trace.format import speller
 from ..view import screen
@@ -74,6 +75,7 @@ def run(request: VerifyRequest) -> int:
     session = opening.open_session(request, terminal)
     template = request.template(session.has_template)
     dialogues, skipped = usable([Dialogue(session, row, template, request.system) for row in rows])
+    terminal.say(*suites.told(rows, request.typed_system), *session.news())
     answers = samples * len(dialogues) if samples else 2 * sum(len(row.turns) for row in rows)
     if samples:
         terminal.say(f"drawing {answers:,} answers; Ctrl-C tests those that were drawn until then")
@@ -310,9 +312,9 @@ class Verifier:
         self._session.start_over()
         answers: list[tuple[list[int], Answer]] = []
 
-        def reply(_turn: int, prompt: list[int]) -> str:
+        def reply(_turn: int, prompt: list[int]) -> Part:
             answers.append((prompt, self._answer(prompt, self._settings)))
-            return answers[-1][1].text
+            return answers[-1][1].said
 
         dialogue.hold(reply)
         for turn, (prompt, answer) in enumerate(answers, start=1):

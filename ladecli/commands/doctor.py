@@ -368,13 +368,16 @@ def _ends(request: DoctorRequest, planned: Plan) -> Iterator[Finding]:
     from .. import models
     from ..session.chat_template import ChatTemplate
 
-    if hub.folder_of(planned.source, request.revision) is None:
+    if hub.folder_of(planned.source, planned.options.revision) is None:
         return  # it is still to be downloaded
     tokenizer, stated = models.tokenizer_and_ends(planned)
     choice, closing = request.template(bool(tokenizer.chat_template)), None
     try:
         if choice is not None:
-            closing = ChatTemplate(tokenizer, choice).end_token
+            template = ChatTemplate(tokenizer, choice)
+            closing = template.end_token
+            for notice in template.notices:
+                yield Finding("chat template", notice, NOTE)
     except UsageError as error:
         yield Finding("chat template", str(error), WARNING)
     told = [(token, "by its configs") for token in sorted(stated)]

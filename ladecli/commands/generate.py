@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from .. import suites
 from ..decoder.errors import PromptError, RankError
 from ..errors import INTERRUPTED, LadeError, NoEmbeddingError, UsageError
 from ..metrics import Tally
@@ -38,8 +39,7 @@ def run(request: GenerateRequest) -> int:
         for number, talk in enumerate(talks, start=1):
             which = f"prompt {number} of {len(talks)}: " if len(talks) > 1 else ""
             talk.ask(which)
-        for line in session.news():
-            terminal.say(line)
+        terminal.say(*suites.told(rows, request.typed_system), *session.news())
         answers = _Answers(request, session)
         with ctrl_c() as cancelled, pool_file.kept_drafts(session, request.pool_file, texts):
             for talk in talks:
@@ -111,10 +111,7 @@ class _Talk:
         """
         said, session = self._said.asked(self.row.turns[self.turn]), self._session
         try:
-            if self._template:
-                ids = session.encode_chat(said.for_template(), self._template)
-            else:
-                ids = session.encode(said.as_text())
+            ids = session.encode_talk(said, self._template)
             session.decoder.check_prompt(ids)
         except (PromptError, NoEmbeddingError) as error:
             raise UsageError(f"{which}{error}") from error
@@ -204,8 +201,7 @@ class _Answers:
     def _report(self, tally: Tally) -> None:
         """Notices and statistics of an answer, on stderr."""
         request, session, terminal = self._request, self._session, self._terminal
-        for news in session.news():
-            terminal.say(news)
+        terminal.say(*session.news())
         if tally.reason == "context":
             terminal.say(f"the context of {session.decoder.max_context} tokens is full")
         if tally.unanswered and tally.reason != "interrupted":

@@ -45,6 +45,15 @@ def intervention(model: nn.Module) -> str | None:
     return None
 
 
+def prepares_inputs(model: nn.Module) -> bool:
+    """Whether another function than its class's makes what a model is fed of the tokens, as with
+    peft's prompts, which are no tokens."""
+    own = vars(model).get("prepare_inputs_for_generation")
+    return own is not None and getattr(own, "__func__", own) is not getattr(
+        type(model), "prepare_inputs_for_generation", None
+    )
+
+
 def _forward_of(module: nn.Module) -> Any:
     """The function that a module runs, before torch compiles it."""
     forward = vars(module).get("forward", type(module).forward)
@@ -73,6 +82,7 @@ def fingerprint(model: nn.Module) -> int:
     It takes some microseconds a module, and reads no weight: torch counts the changes of each.
     """
     marks: list[Any] = [tuple(getattr(torch_module, name)) for name in _GLOBAL_HOOKS]
+    marks.append(prepares_inputs(model))
     for module in _modules(model):
         own = vars(module)
         marks += (id(module), type(module), type(module).forward, id(own.get("forward")))

@@ -111,7 +111,7 @@ _PLACE = frozenset({"device", "attention", "cuda_graphs", "compile", "kernels", 
 class TuneRequest(Request):
     """The options of `lade tune`."""
 
-    omits = _ANSWER | _DRAFTS | _RANKS
+    omits = (_ANSWER - _TEMPLATE) | _DRAFTS | _RANKS
 
     seconds: float = _measure("Maximum time in seconds, after loading.", default=30.0, lasting=True)
     prompts: str | None = _measure(

@@ -212,9 +212,10 @@ class Request(Options):
     def template(self, has_template: bool) -> TemplateChoice | None:
         """The chat template that prompts are put through; None where they are taken as they are.
 
-        A template or a system message that was asked for needs one, which a model may not have.
+        What the command line says about one needs one, which a model may not have.
         """
-        wanted = has_template or self.chat_template is not None or self._typed("system")
+        asked = self.chat_template is not None or any(map(self._typed, ("system", "template_arg")))
+        wanted = has_template or asked
         if self.raw or not wanted:
             return None
         return TemplateChoice(self.chat_template, self._template_arguments())
@@ -231,6 +232,11 @@ class Request(Options):
             except ValueError:
                 found[key] = value
         return found
+
+    @property
+    def typed_system(self) -> str | None:
+        """The system message of the command line, which some rows may not take."""
+        return self.system if self._typed("system") else None
 
     def _typed(self, key: str) -> bool:
         """Whether an option is from the command line."""

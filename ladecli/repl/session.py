@@ -309,10 +309,7 @@ class Chat:
         Raises:
             UsageError: the model's template refuses it.
         """
-        template = self.request.template(True)
-        if template is None:
-            return self.session.encode(conversation.as_text())
-        return self.session.encode_chat(conversation.for_template(), template, reply=reply)
+        return self.session.encode_talk(conversation, self.request.template(True), reply=reply)
 
     @property
     def used(self) -> int:

@@ -20,8 +20,13 @@ REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 """What templates call the reasoning of an earlier message."""
 NOT_ARGUMENTS = frozenset({"messages", "add_generation_prompt"})
 """What a template is told by us alone."""
-_PROBES = {"system": "speak plainly", "user": "what is new", "assistant": "nothing at all"}
-"""Messages that show by an example what a template makes of each role."""
+_PROBES = {
+    "system": "speak plainly",
+    "user": "what is new",
+    "assistant": "nothing at all",
+    "reasoning": "let me see",
+}
+"""What shows by an example what a template makes of each role, and of earlier reasoning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +122,20 @@ class ChatTemplate:
         messages = [self._with_reasoning(message) for message in messages]
         if messages and messages[0]["role"] == "system" and not self._takes_system:
             messages = self._without_system(messages)
-        return [*map(_as_parts, messages)] if self._wants_parts else messages
+        takes_text, takes_parts = self._forms
+        if not takes_text and takes_parts:
+            return [*map(_as_parts, messages)]
+        return messages if takes_parts else [*map(_as_text, messages)]
 
     def _with_reasoning(self, message: ChatMessage) -> ChatMessage:
-        """A message with its reasoning under the names that this template reads, if any."""
-        if "reasoning" not in message:
+        """A message with its reasoning where this template reads that, if anywhere."""
+        thought = next(filter(None, map(message.get, REASONING_KEYS)), None)
+        if thought is None:
             return message
-        message = dict(message)
-        thought = message.pop("reasoning")
-        return message | {name: thought for name in REASONING_KEYS if name in self._source}
+        others = {key: value for key, value in message.items() if key not in REASONING_KEYS}
+        if self._thinks_in_parts:
+            return _as_parts(others, {"type": "thinking", "thinking": thought})
+        return others | {name: thought for name in REASONING_KEYS if name in self._source}
 
     def _without_system(self, messages: list[ChatMessage]) -> list[ChatMessage]:
         """The messages with the system's before the first one of the user."""
@@ -135,35 +145,46 @@ class ChatTemplate:
                 line = f"{self._name} has no system message: it goes before your first message"
                 if line not in self.notices:
                     self.notices.append(line)
-                content = f"{system['content']}\n\n{message['content']}"
-                others[number] = {**message, "content": content}
+                others[number] = {**message, "content": _after(system["content"], message)}
                 return others
         return messages
 
     @cached_property
-    def _wants_parts(self) -> bool:
-        """Whether contents are lists of typed parts, as in models that see pictures.
+    def _forms(self) -> tuple[bool, bool]:
+        """Whether contents may be texts, and whether they may be lists of typed parts, as in models
+        that see pictures.
 
         Raises:
             UsageError: the user's words do not reach the prompt either way.
         """
         question = _probe("user")
-        forms = [self._tried([question]), self._tried([_as_parts(question)])]
-        held = [form is not None and question["content"] in form for form in forms]
-        if not any(held) and None not in forms:
+        plain, typed = self._tried([question]), self._tried([_as_parts(question)])
+        text, parts = (_holds(each, question["content"]) for each in (plain, typed))
+        if not (text or parts) and plain is not None:
             raise UsageError(
                 f"{self._name} drops what the user says; use --chat-template FILE, or --raw"
             )
-        return held == [False, True]
+        return text, parts
+
+    @cached_property
+    def _thinks_in_parts(self) -> bool:
+        """Whether earlier reasoning is a typed part of a content, as Mistral's models have it."""
+        thought, question, answer = _PROBES["reasoning"], _probe("user"), _probe("assistant")
+        named = answer | dict.fromkeys(REASONING_KEYS, thought)
+        typed = _as_parts(answer, {"type": "thinking", "thinking": thought})
+        if "thinking" not in self._source or _holds(self._tried([question, named], False), thought):
+            return False
+        text = self._tried([question, typed], False)
+        return _holds(text, thought) and _holds(text, answer["content"])
 
     @cached_property
     def _takes_system(self) -> bool:
         """Whether a system message reaches the prompt."""
         messages = [_probe("system"), _probe("user")]
-        text = self._tried([*map(_as_parts, messages)] if self._wants_parts else messages)
+        text = self._tried(messages if self._forms[0] else [*map(_as_parts, messages)])
         alone = self._tried(self._prepared(messages[1:]))
         # Where not even a question alone is taken, the template itself says what is wrong.
-        return alone is None or (text is not None and messages[0]["content"] in text)
+        return alone is None or _holds(text, messages[0]["content"])
 
     def _tried(self, messages: Sequence[ChatMessage], reply: bool = True) -> str | None:
         """The text of an example; None if the template refuses it."""
@@ -221,9 +242,38 @@ def _probe(role: str) -> dict[str, str]:
     return {"role": role, "content": _PROBES[role]}
 
 
-def _as_parts(message: ChatMessage) -> ChatMessage:
-    """A message whose content is a list of typed parts."""
-    content = message["content"]
-    if not isinstance(content, str):
+def _holds(text: str | None, words: str) -> bool:
+    """Whether words reach the text of an example, which is None where the template refuses it.
+
+    A template that does not know typed parts may write the list of them, which does not count.
+    """
+    return text is not None and words in text and "'type'" not in text
+
+
+def _as_parts(message: ChatMessage, *before: Mapping[str, str]) -> ChatMessage:
+    """A message whose content is a list of typed parts, with others before its own."""
+    return {**message, "content": [*before, *_parts(message)]}
+
+
+def _as_text(message: ChatMessage) -> ChatMessage:
+    """A message whose content is a text, unless parts of it are something else."""
+    parts = _parts(message)
+    if not isinstance(message.get("content"), list) or any(p.get("type") != "text" for p in parts):
         return message
-    return {**message, "content": [{"type": "text", "text": content}]}
+    return {**message, "content": "".join(part["text"] for part in parts)}
+
+
+def _parts(message: ChatMessage) -> list[Mapping[str, Any]]:
+    """The content of a message as typed parts; messages that call tools may have none."""
+    content = message.get("content")
+    if content is None:
+        return []
+    return [{"type": "text", "text": content}] if isinstance(content, str) else [*content]
+
+
+def _after(content: Any, message: ChatMessage) -> Any:
+    """The content of a message after another content, as its own paragraph."""
+    if isinstance(content, str) and isinstance(message["content"], str):
+        return f"{content}\n\n{message['content']}"
+    gap = {"type": "text", "text": "\n\n"}
+    return [*_parts({"content": content}), gap, *_parts(message)]

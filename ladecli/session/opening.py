@@ -111,8 +111,7 @@ def _load(
         session = Session(loaded, setup)
         if ranks is not None:
             parallel.join(session, ranks, split=request.parallel_mode == "tensor")
-    for line in session.notices:
-        terminal.say(line)
+    terminal.say(*session.notices)
     return session
 
 

@@ -35,9 +35,10 @@ from ..events import (
 )
 from ..models import LoadedModel
 from .chat_template import ChatMessage, ChatTemplate, TemplateChoice
+from .conversation import Conversation
 from .reasoning import splitter
 from .setup import Setup
-from .text import TextStream
+from .text import Part, TextStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,8 +230,17 @@ class Session:
             NoEmbeddingError: the checkpoint has no embedding for one of the ids.
         """
         ids = self.template(choice or TemplateChoice()).encode(messages, reply=reply)
-        said = "\n".join(str(message["content"]) for message in messages)
+        said = "\n".join(str(message.get("content")) for message in messages)
         return self._embedded(ids, said, "the chat template writes it, so use --raw")
+
+    def encode_talk(
+        self, talk: Conversation, choice: TemplateChoice | None, *, reply: bool = True
+    ) -> list[int]:
+        """The ids of a conversation, without a template of its messages one a line; else as
+        `encode_chat`."""
+        if choice is None:
+            return self.encode(talk.as_text())
+        return self.encode_chat(talk.for_template(), choice, reply=reply)
 
     def _embedded(self, ids: Sequence[int], said: str, otherwise: str) -> list[int]:
         """Ids that all have an embedding.
@@ -276,12 +286,13 @@ class Session:
             return stated
         return stated | {closing}
 
-    def text_of(self, answer: Sequence[int], prompt: Sequence[int], settings: Settings) -> str:
+    def text_of(self, answer: Sequence[int], prompt: Sequence[int], settings: Settings) -> Part:
         """The text of an answer's tokens, as `stream` would have made it in one go."""
         text = self._text_stream(prompt, settings)
         ends = (number for number, token in enumerate(answer, start=1) if text.feed(token))
         end = next(ends, len(answer))
-        return "".join(part.text for part in (*text.take(answer[:end]), text.flush()))
+        parts = [*text.take(answer[:end]), text.flush()]
+        return Part(*("".join(each) for each in zip(*parts, strict=True)))
 
     def _text_stream(self, prompt: Sequence[int], settings: Settings) -> TextStream:
         """What makes text of an answer's tokens."""

@@ -90,6 +90,7 @@ def run(request: TuneRequest) -> int:
         template = request.template(session.has_template)
         dialogues = [Dialogue(session, row, template, None, ROOM) for row in rows]
         samples = [each.first()[-LONGEST:] for each in usable(dialogues)[0]]
+        terminal.say(*session.news())
         terminal.say(f"measuring for {request.seconds:g} s")
         report = tune(session, request, samples)
     except KeyboardInterrupt:

@@ -83,10 +83,11 @@ class Terminal:
             return Writer(sys.stdout, safe=True, colors=colors, reasoning=reasoning)
         return Writer(sys.stdout, safe=is_terminal, reasoning=reasoning)
 
-    def say(self, line: str) -> None:
-        """A notice on stderr."""
+    def say(self, *lines: str) -> None:
+        """Notices on stderr."""
         if not self.quiet:
-            print(f"lade: {printable(line)}", file=sys.stderr)
+            for line in lines:
+                print(f"lade: {printable(line)}", file=sys.stderr)
 
     def statistics(self, tally: Tally) -> None:
         """The line about an answer, on stderr; as wide as the screen, if there is one."""

@@ -11,6 +11,7 @@ from ladecli.bench.measure import MAX_FAILURES, TRIES, Measurement
 from ladecli.bench.result import Method
 from ladecli.bench.runners import Answer
 from ladecli.errors import LadeError
+from ladecli.session.text import Part
 from ladecli.specs.device import Device
 
 DEVICE = Device("cpu", "cpu", "Test CPU")
@@ -25,7 +26,7 @@ class FakeTask:
     def first(self) -> list[int]:
         return [1, 2, 3]
 
-    def hold(self, answer: Callable[[int, list[int]], str]) -> None:
+    def hold(self, answer: Callable[[int, list[int]], Part]) -> None:
         for turn in range(1, self._turns + 1):
             answer(turn, [1] * turn)
 

@@ -15,6 +15,7 @@ from ladecli.decoder.errors import PromptError
 from ladecli.decoder.events import Started
 from ladecli.session.conversation import Conversation
 from ladecli.session.session import Session, Settings
+from ladecli.session.text import Part
 
 REPETITIVE = "def f(x):\n    return f(x)\n" * 4
 SETTINGS = Settings(lookahead=LookaheadConfig(5, 3, 5, 24), max_new_tokens=24, ignore_eos=True)
@@ -41,7 +42,7 @@ def test_methods_give_the_same_text_each_in_its_own_steps(session: Session) -> N
     answers = {name: answered(session, name, prompt) for name in DEFAULT}
     plain = answers["autoregressive"]
     for name, answer in answers.items():
-        assert (answer.ids, answer.text, answer.reason) == (plain.ids, plain.text, "length")
+        assert (answer.ids, answer.said, answer.reason) == (plain.ids, plain.said, "length")
         assert answer.lengths[-1] == 24
         assert answer.marks == sorted(answer.marks)
         if name not in FOREIGN:  # the parts of a step add up to its time
@@ -80,9 +81,9 @@ def test_passages_of_one_place_begin_alike(session: Session) -> None:
 def test_a_conversation_goes_on_from_the_answers(session: Session) -> None:
     asked: list[tuple[int, str]] = []
 
-    def answer(turn: int, prompt: list[int]) -> str:
+    def answer(turn: int, prompt: list[int]) -> Part:
         asked.append((turn, session.loaded.tokenizer.decode(prompt)))
-        return "It."
+        return Part(text="It.")
 
     row = suites.Row("talk", "prose", ("Say it.", "Again.", "a " * 300))
     talk = Dialogue(session, row, None, "Be kind.", 24)

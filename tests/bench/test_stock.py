@@ -81,7 +81,7 @@ def test_the_text_is_that_of_plain_decoding(
 @pytest.mark.parametrize("strategy", [STOCK, STOCK_LOOKUP, STOCK_COMPILED])
 def test_what_ends_a_text(session: Session, compiler: Compiler, strategy: str) -> None:
     prompt = session.encode(CODE)
-    text = session.text_of(own(session, prompt, ON), prompt, ON)
+    text = session.text_of(own(session, prompt, ON), prompt, ON).text
     settings = replace(ON, stop=(text[8:11],))
     stopped = answered(runner(session, settings, strategy), prompt)
     assert (stopped.ids, stopped.reason) == (own(session, prompt, settings), "stop")
