@@ -63,9 +63,15 @@ def _with_model(
                 loop(chat, request.message)
     if chat.successor is None:
         return None, chat.conversation, chat.refused
-    request = replace(chat.request, model=chat.successor, adapter=None, gguf_file=None)
-    request = replace(request, message=None)
-    return request, chat.conversation, chat.refused
+    return _with_another(chat.request, chat.successor), chat.conversation, chat.refused
+
+
+def _with_another(request: ChatRequest, model: str) -> ChatRequest:
+    """The request for another model, without what belongs to the one until now."""
+    own = ("adapter", "gguf_file", "chat_template")
+    origins = {key: origin for key, origin in request.origins.items() if key not in own}
+    request = replace(request, model=model, message=None, origins=origins)
+    return replace(request, adapter=None, gguf_file=None, chat_template=None)
 
 
 def open_reader(chat: Chat) -> Reader:

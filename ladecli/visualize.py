@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol, TextIO
 
 from rich.color import ColorSystem
@@ -171,6 +171,27 @@ class Writer:
         if not self._ended_line:
             self._stream.write("\n")
             self._stream.flush()
+
+
+class Thinking:
+    """Says once that an answer begins with reasoning, which is not shown.
+
+    Args:
+        say: says so.
+    """
+
+    def __init__(self, say: Callable[[], None]) -> None:
+        self._say = say
+        self._said = False
+
+    def show(self, event: TextEvent) -> None:
+        """Look whether the event adds reasoning."""
+        if not self._said and any(piece.reasoning for piece in pieces_of(event)):
+            self._said = True
+            self._say()
+
+    def finish(self) -> None:
+        """Nothing is left to say."""
 
 
 # Figures.

@@ -12,6 +12,7 @@ import pytest
 from ladecli.session.conversation import from_json
 
 from .screens import Terminal
+from .test_templates import CASES
 
 pytestmark = pytest.mark.slow
 
@@ -66,6 +67,27 @@ def test_a_conversation_goes_on_with_another_model_and_another_day(tmp_path: Pat
     with Terminal("chat", "demo", "--continue", env={"XDG_STATE_HOME": "/nowhere"}) as terminal:
         terminal.wait("there is no conversation to continue")
         assert terminal.close() == 2
+
+
+def test_a_reasoning_model(tmp_path: Path) -> None:
+    """Three turns, each with its reasoning above the answer, and then without it."""
+    folder = CASES["qwen3"].folder.write(tmp_path)
+    reply = "Reasoning:\nHm,\n\nAnswer:\nParis."
+    with Terminal("chat", folder, "-n", "20", "--no-stats", columns=90, lines=50) as terminal:
+        ready(terminal)
+        for turn in range(1, 4):
+            terminal.enter(f"Question {turn}?")
+            terminal.wait(lambda text, turn=turn: text.count(reply) == turn)
+        terminal.enter("/set reasoning hide")
+        terminal.wait("reasoning  off")
+        terminal.enter("Question 4?")
+        terminal.wait("> Question 4?\nParis.\n")
+        terminal.enter("/exit")
+        assert terminal.close() == 0
+    with Terminal("generate", folder, "-p", "Where?", "-n", "20") as terminal:
+        seen = terminal.wait("8 tokens in")
+        assert seen.index("reasoning first") < seen.index("Paris.")
+        assert terminal.close() == 0
 
 
 def test_a_conversation(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -385,6 +386,26 @@ def test_options_of_templates_in_a_chat(
     assert "no variable 'more'" in done.err
     (question, reply) = json.loads(saved.read_text())["messages"]
     assert (question["reasoning"], reply["reasoning"], reply["content"]) == (None, "Hm,", "Paris.")
+
+
+def test_a_named_template_does_not_go_on_with_another_model(
+    lade: Any, named: str, thinker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [FIRST, f"/model {thinker}", SECOND, "/show chat-template"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines)))
+    done = lade("chat", named, "--chat-template", "talk", "-n", "20")
+    assert (done.code, done.out) == (0, "Paris.\n" * 2), done.err
+    assert re.search(r"chat-template +default +default", done.err)
+
+
+def test_answers_without_text_say_so(
+    lade: Any, thinker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = CASES["gpt-oss"].folder.write(tmp_path)
+    assert "no text came within 3 tokens" in say(lade, folder, "-n", "3").err
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{FIRST}\n/copy {tmp_path / 'x'}"))
+    done = lade("chat", thinker, "-n", "2")
+    assert "has no answer to copy" in done.err
 
 
 def test_the_template_in_an_older_processors_file(lade: Any, tmp_path: Path) -> None:

@@ -17,10 +17,11 @@ from ..session import opening, pool_file
 from ..suites import STDIN, Row, name_of, read_rows, read_text, spoken
 from ..trace import export
 from ..view.terminal import Terminal, ctrl_c
-from ..visualize import Together, memory_line
+from ..visualize import Together, counted, memory_line
 
 if TYPE_CHECKING:
     from ..session.session import Session, Settings
+    from ..visualize import View
 
 
 def run(request: GenerateRequest) -> int:
@@ -161,7 +162,11 @@ class _Answers:
         if number > 1 and not request.json:
             print()
         tally, detailed = Tally(calibration=self._calibration), request.trace is not None
-        shown = [] if request.json else [self._terminal.writer(reasoning=request.reasoning)]
+        shown: list[View] = []
+        if not request.json:
+            shown.append(self._terminal.writer(reasoning=request.reasoning))
+        if not request.json and not request.reasoning:
+            shown.append(self._terminal.thinking())
         settings = self._settings_for(ids)
         files = export.views(request, session, settings, ids, tally, number)
         view = Together(tally, *shown, *files)
@@ -208,6 +213,8 @@ class _Answers:
             terminal.say("the answer ended inside its reasoning; --reasoning shows that")
         elif tally.reason == "eos" and not tally.text.strip():
             terminal.say("the answer is empty: the model ended it at once; --ignore-eos goes on")
+        elif tally.reason == "length" and not tally.text.strip():
+            terminal.say(f"no text came within {counted(tally.tokens, 'token')}; raise -n")
         if tally.reason == "length" and "max_new_tokens" not in request.origins:
             terminal.say(f"stopped at {tally.tokens} tokens; -n sets another limit")
         if line := memory_line(tally):

@@ -259,9 +259,11 @@ def load(chat: Chat, name: str) -> None:
 @command("/copy [FILE]")
 def copy(chat: Chat, name: str) -> None:
     """Copy the last reply to the clipboard, or to a file."""
-    text = next((m.content for m in chat.conversation.messages[::-1] if m.role == "assistant"), "")
-    if not text:
+    replies = [m.content for m in chat.conversation.messages if m.role == "assistant"]
+    if not replies:
         raise UsageError("there is no reply to copy; send a message first")
+    if not (text := replies[-1]):
+        raise UsageError("the last reply has no answer to copy; /regenerate makes another")
     if name:
         files.check(_path(name), "/copy")
         files.write(_path(name), text + "\n", "/copy")

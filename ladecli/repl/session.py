@@ -235,7 +235,7 @@ class Chat:
             lines.append(memory or "")
         if tally.unanswered:
             lines.append("it ended inside its reasoning, before an answer")
-        elif not tally.text.strip() and tally.reason in ("eos", "stop"):
+        elif not tally.text.strip() and tally.reason in ("eos", "stop", "length", "context"):
             lines.append("the reply is empty")
         if repeats(tally.text or tally.reasoning):
             lines.append("it repeats itself: /set temperature 0.7 or repetition-penalty 1.1 helps")

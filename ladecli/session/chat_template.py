@@ -218,7 +218,8 @@ def _find(known: str | Mapping[str, str] | None, name: str | None) -> tuple[str,
     assert name is not None
     if Path(name).expanduser().is_file():
         return f"the chat template {name}", _source(name)
-    has = f"only {', '.join(sorted(named))}" if named else "none"
+    has = f"only {', '.join(sorted(named))}" if isinstance(known, Mapping) else "only its own"
+    has = has if named else "none"
     raise UsageError(
         f"there is no chat template {name!r}: the model has {has}, and no file has this name"
     )

@@ -15,7 +15,7 @@ from typing import NoReturn, TextIO
 from rich.console import COLOR_SYSTEMS, Console
 
 from ..metrics import Tally
-from ..visualize import Writer, printable, statistics_line
+from ..visualize import Thinking, Writer, printable, statistics_line
 
 DRAWN_EVERY = 0.1
 """Seconds from one drawing of a bar to the next, at least."""
@@ -88,6 +88,11 @@ class Terminal:
         if not self.quiet:
             for line in lines:
                 print(f"lade: {printable(line)}", file=sys.stderr)
+
+    def thinking(self) -> Thinking:
+        """What says on stderr, where that is a terminal, that reasoning comes first."""
+        lines = ["reasoning first; --reasoning shows it"] if sys.stderr.isatty() else []
+        return Thinking(lambda: self.say(*lines))
 
     def statistics(self, tally: Tally) -> None:
         """The line about an answer, on stderr; as wide as the screen, if there is one."""
