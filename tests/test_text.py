@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import StopStringCriteria
 
@@ -32,6 +32,7 @@ def ids_of(tokenizer: Any, text: str) -> list[int]:
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @settings(max_examples=100, deadline=None)
 @given(before=TEXT, text=TEXT)
+@example(before="", text="  ")
 def test_pieces_add_up_to_the_text(kind: str, before: str, text: str) -> None:
     tokenizer = TOKENIZERS[kind]()
     prompt, tokens = ids_of(tokenizer, before), ids_of(tokenizer, text)

@@ -57,7 +57,8 @@ class Detokenizer:
 
     def _take(self, whole: bool) -> str:
         """What the new tokens add to the text; with `whole` also half a character."""
-        text = self._decode(self._known + self._new)[len(self._decode(self._known)) :]
+        before = self._decode(self._known)
+        text = self._decode(self._known + self._new)[len(before) :]
         broken = text.endswith(REPLACEMENT * self.BROKEN)
         start = self._given
         if text.endswith(REPLACEMENT) and not (whole or broken):
@@ -66,6 +67,8 @@ class Detokenizer:
             return text[start : self._given]
         if text:
             self._known = self._new
+        elif not before:  # such as a blank at the start, which is not shown
+            self._known = [*self._known, *self._new][-self.CONTEXT :]
         self._new, self._given = [], 0
         return text[start:]
 
