@@ -168,10 +168,10 @@ def load(name: str | Path = "demo", **options: Any) -> Model:
         if setting.panel in ("Decoding", "Model")
     } | {"max_context"}
     for key in options.keys() - known | options.keys() & _PER_CALL:
-        raise TypeError(f"load() has no option {key!r}")
+        raise ArgumentError(f"load() has no option {key!r}")
     request = Request(model=str(name), **options)
     request.check()
-    session = open_session(request, Terminal(quiet=True))
+    session = open_session(request, Terminal(quiet=True), templated=False)
     for notice in session.notices:
         warnings.warn(notice, stacklevel=2)
     choice = session.setup.choice

@@ -328,7 +328,7 @@ MISTAKES = {
     f"{A} --device cuda:1": "no CUDA device",
     f"{A} --device tpu": "unknown device 'tpu'",
     f"{A} -n 0": "max-new-tokens must be at least 1, not 0",
-    f"{A} --max-context 1": "max-context must be at least 2, not 1",
+    f"{A} --max-context 2": "max-context must be at least 16, not 2",
     f"{A} --raw --system x": "system needs the chat template; leave raw or system out",
     "generate '' -p a": "MODEL is empty; name a model",
     "generate --nonsense": "No such option: --nonsense",
@@ -571,7 +571,7 @@ def pointer(name: str) -> Callable[[Path], object]:
 
 DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (without("config.json"), "holds no config.json"),
-    "half of the weights": (half_of_the_weights, "the weights are damaged"),
+    "half of the weights": (half_of_the_weights, "model.safetensors is damaged or cut off"),
     "no weights": (without("model.safetensors"), "holds no weights"),
     "no tokenizer": (without("tokenizer.json", "tokenizer_config.json"), "holds no tokenizer"),
     "other shape": (reconfigured(intermediate_size=52), "the weights"),
@@ -587,7 +587,7 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "pointer for weights": (pointer("model.safetensors"), "run git lfs pull"),
     "pointer for tokens": (pointer("tokenizer.json"), "run git lfs pull"),
     "other tokenizer": (holding("tokenizer.json", b"{}"), "its tokenizer cannot be loaded"),
-    "unknown family": (holding("config.json", b'{"model_type": "nonsense"}'), "cannot be loaded"),
+    "unknown family": (holding("config.json", b'{"model_type": "nonsense"}'), "type 'nonsense'"),
     "encoder": (holding("config.json", b'{"model_type": "t5"}'), "'t5' are not supported"),
     "pickled": (pickled, "get safetensors instead"),
 }

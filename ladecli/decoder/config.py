@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from itertools import pairwise
 
 from .errors import ConfigError
@@ -35,6 +37,27 @@ COMPILED_WIDTHS = (1, 16, 64, 128)
 MESSAGE_BYTES = 1 << 13
 """Of a message between ranks that takes one round; a step of 60 tokens with their successors has
 about 4,000."""
+
+
+NO_TRITON = (
+    "attention 'triton' needs the package triton and a CUDA GPU of compute capability 8.0; use"
+    " --attention auto"
+)
+
+
+def check_attention(name: str, device: str) -> None:
+    """Refuse an attention backend that cannot be on a kind of device, without importing anything.
+
+    Raises:
+        ConfigError: it needs a package, or another kind of device.
+    """
+    if name == "flash" and (device != "cuda" or find_spec("flash_attn") is None):
+        raise ConfigError(
+            "attention 'flash' needs the package flash-attn and a CUDA GPU; use --attention auto"
+        )
+    interpreted = device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
+    if name == "triton" and (find_spec("triton") is None or not (device == "cuda" or interpreted)):
+        raise ConfigError(NO_TRITON)
 
 
 def captured_width(tokens: int, widths: tuple[int, ...] = CAPTURED_WIDTHS) -> int:

@@ -21,6 +21,9 @@ sample_option = partial(option, "Sampling")
 model_option = partial(option, "Model")
 output_option = partial(option, "Output")
 model_name = partial(model_option, metavar="MODEL", argument=True)
+_OF_WINDOW = ("window", "ngram", "guesses")
+LEAST_CONTEXT = 16
+"""Tokens of prompt and answer; in fewer, no chat template has room for a question."""
 _file = partial(output_option, metavar="FILE", lasting=False)
 
 
@@ -58,7 +61,8 @@ class Request(Options):
         "Ignore end-of-text tokens and keep generating.", default=False
     )
     max_context: int | None = length_option(
-        "Maximum number of tokens of prompt and answer; default: the model's own.", least=2
+        "Maximum number of tokens of prompt and answer; default: the model's own.",
+        least=LEAST_CONTEXT,
     )
     strategy: str = decode_option(
         "lookahead, autoregressive, jacobi or prompt-lookup.",

@@ -285,7 +285,7 @@ def model(chat: Chat, name: str) -> None:
     """Go on with another model."""
     if not name:
         raise UsageError("name a model: /model NAME")
-    adapters.check(name)
+    adapters.check(name, offline=chat.request.offline)
     chat.successor, chat.leaving = name, True
 
 

@@ -9,10 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .. import files
 from ..errors import UsageError
+
+if TYPE_CHECKING:
+    from jinja2 import TemplateSyntaxError
+    from jinja2.ext import Extension
+    from jinja2.nodes import Node
+    from jinja2.parser import Parser
 
 ChatMessage: TypeAlias = Mapping[str, Any]
 """A message as chat templates take it: with `role` and `content`."""
@@ -96,7 +102,7 @@ class ChatTemplate:
         except UsageError:
             raise
         except TemplateSyntaxError as error:
-            raise UsageError(f"{self._name} is broken: {error}; use --raw") from error
+            raise _broken(self._name, error) from error
         except Exception as error:  # templates raise whatever they like
             raise UsageError(f"{self._name} refuses this: {error}") from error
         return [int(i) for i in encoded["input_ids"]]
@@ -201,6 +207,46 @@ class ChatTemplate:
             **options,
             **self._arguments,
         )
+
+
+def check_template(known: Mapping[str, str], choice: TemplateChoice) -> None:
+    """Refuse a chat template that is none, without a tokenizer.
+
+    Args:
+        known: the templates in the files of a model, by name.
+        choice: which of them, or which other one.
+
+    Raises:
+        UsageError: it is broken, or cannot be found.
+    """
+    # A tokenizer with code of its own may bring one that no file has.
+    if not known and not (choice.name and Path(choice.name).is_file()):
+        return
+    name, source = _find(known, choice.name)
+    from jinja2 import Environment, TemplateSyntaxError
+
+    try:
+        Environment(extensions=["jinja2.ext.loopcontrols", _generation()]).parse(source)
+    except TemplateSyntaxError as error:
+        raise _broken(name, error) from error
+
+
+def _generation() -> type[Extension]:
+    """What makes the tag known that templates put around answers, for training."""
+    from jinja2.ext import Extension
+
+    class Generation(Extension):
+        tags = {"generation"}  # noqa: RUF012, as jinja has it
+
+        def parse(self, parser: Parser) -> list[Node]:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    return Generation
+
+
+def _broken(name: str, error: TemplateSyntaxError) -> UsageError:
+    return UsageError(f"{name} is broken: {error.message} in line {error.lineno}; use --raw")
 
 
 def _find(known: str | Mapping[str, str] | None, name: str | None) -> tuple[str, str]:

@@ -16,7 +16,8 @@ from .. import profiles
 from ..errors import UsageError
 from ..view.terminal import Terminal
 from . import parallel
-from .setup import check_device, choice_for, decide
+from .chat_template import check_template
+from .setup import check_device, check_options, choice_for, decide
 
 if TYPE_CHECKING:
     from ..decoder.config import SamplingConfig
@@ -47,6 +48,7 @@ def opened(request: Request, terminal: Terminal, *, stretch: int = 0) -> Iterato
     """
     with contextlib.ExitStack() as stack:
         with terminal.progress(f"starting {request.model or 'demo'}"):
+            check(request)
             leader = stack.enter_context(parallel.started(request, open_follower))
         # What is wrong with the request is reported before other ranks are waited for.
         planned = _plan(leader.request, terminal)
@@ -58,8 +60,13 @@ def opened(request: Request, terminal: Terminal, *, stretch: int = 0) -> Iterato
         yield _load(planned, leader.request, terminal, leader.ranks, stretch)
 
 
-def open_session(request: Request, terminal: Terminal) -> Session:
-    """A session of this process alone; arguments and errors as for `opened`."""
+def open_session(request: Request, terminal: Terminal, *, templated: bool = True) -> Session:
+    """A session of this process alone; arguments and errors as for `opened`.
+
+    A chat template that is broken is refused where all prompts are to be put through it, that is
+    `templated`.
+    """
+    check(request, templated=templated)
     return _load(_plan(request, terminal), request, terminal)
 
 
@@ -69,12 +76,36 @@ def open_follower(request: Request) -> Callable[[DistributedTransport], Session]
     return partial(_load, _plan(request, terminal), request, terminal)
 
 
+def check(request: Request, *, templated: bool = True) -> None:
+    """Refuse what shows without torch, before that is imported, which takes seconds.
+
+    Args:
+        request: of the user.
+        templated: whether prompts go through the chat template, if the request has it so.
+
+    Raises:
+        LadeError, ConfigError: with a line for the user.
+    """
+    from ..specs import adapters, device, model_files
+
+    folder = adapters.check(
+        request.model or "demo",
+        request.adapters,
+        request.gguf_file,
+        request.revision,
+        offline=request.offline,
+    )
+    if (here := device.foreseen(request.device)) is not None:
+        check_options(request, here)
+    if folder is not None and templated:
+        known = model_files.chat_templates(folder)
+        if (choice := request.template(bool(known))) is not None:
+            check_template(known, choice)
+
+
 def _plan(request: Request, terminal: Terminal) -> Plan:
     """Find the model and read its configuration; arguments as for `opened`."""
-    from ..specs import adapters
-
     name = request.model or "demo"
-    adapters.check(name, request.adapters, request.gguf_file)  # before seconds of imports
     with terminal.progress(f"starting {name}"):
         _import_all()
     from .. import models

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from .. import placement, profiles
+from ..decoder.config import check_attention
 from ..errors import UsageError
 from ..options.declare import CONFIG_FILE, config_path
 from ..specs import memory
@@ -159,8 +160,9 @@ def why_no_graphs(request: Request, device: Device) -> str | None:
     return None
 
 
-def check_device(request: Request, device: Device, shape: ModelSpec) -> None:
-    """Refuse an attention backend, or CUDA graphs, that were asked for and cannot be here."""
+def check_options(request: Request, device: Device) -> None:
+    """Refuse an attention backend, or CUDA graphs, that were asked for and cannot be on a device,
+    as far as that shows without torch."""
     why = why_no_graphs(request, device)
     for option, problem in (("cuda_graphs", "no CUDA graphs"), ("compile", "nothing to compile")):
         if getattr(request, option) and why is not None:
@@ -168,6 +170,12 @@ def check_device(request: Request, device: Device, shape: ModelSpec) -> None:
             if origin == CONFIG_FILE:
                 origin = f"{option.replace('_', '-')} in {config_path()}"
             raise UsageError(f"{problem}: {why}; leave {origin} out")
+    check_attention(request.attention, device.kind)
+
+
+def check_device(request: Request, device: Device, shape: ModelSpec) -> None:
+    """The same where the device is known for sure, and the model."""
+    check_options(request, device)
     if request.attention in ("flash", "triton"):  # which do not work everywhere
         from ..decoder.attention import choose_backend
         from ..specs.device import in_torch

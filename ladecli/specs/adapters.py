@@ -200,6 +200,18 @@ def _base(adapter: Adapter) -> str:
     return adapter.base
 
 
-def check(name: str, given: Sequence[str] = (), gguf: str | None = None) -> None:
-    """Refuse with a LoadError what cannot be loaded, as far as that shows before torch is there."""
-    hub.check(adapted(name, given, early=True).base, gguf)
+def check(
+    name: str,
+    given: Sequence[str] = (),
+    gguf: str | None = None,
+    revision: str | None = None,
+    *,
+    offline: bool = False,
+) -> Path | None:
+    """Refuse with a LoadError what cannot be loaded, as far as that shows before torch is there.
+
+    Returns the folder that has the tokenizer, where that is on this machine.
+    """
+    parts = adapted(name, given, revision, early=True)
+    folder = hub.check(parts.base, gguf, parts.revision, offline=offline)
+    return folder if parts.tokenizer is None else Path(parts.tokenizer)

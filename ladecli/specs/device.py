@@ -36,8 +36,12 @@ _PROCESS = Path("/proc/self")
 _CGROUPS = Path("/sys/fs/cgroup")
 _LARGE = {"cuda": (256 << 20, 4096), "mps": (128 << 20, 2048), "cpu": (64 << 20, 512)}
 """By kind of device, bytes to copy and rows of a square product: well beyond its caches."""
-_GPU_FILES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+_GPU_FILES = (
+    *("/dev/nvidia0", "/dev/nvidiactl", "/dev/kfd", "/dev/dxg"),
+    *("/dev/nvhost-gpu", "/dev/nvgpu", "/dev/nvmap"),  # of NVIDIA's small boards
+)
 """Without any of them, Linux has no GPU that torch could use."""
+_NO_MPS = "no Apple GPU (mps) here; use --device cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +93,29 @@ def detect(wanted: str = "auto") -> Device:
     if kind in ("auto", "mps") and torch.backends.mps.is_available():
         return Device("mps", "mps", _processor_name(), torch.mps.recommended_max_memory())
     if kind == "mps":
-        raise UsageError("no Apple GPU (mps) here; use --device cpu")
+        raise UsageError(_NO_MPS)
     return replace(_processor(), threads=torch.get_num_threads())
 
 
 def glance() -> Device:
     """The device that models run on by default: without torch where that must be the processor."""
-    if platform.system() == "Linux" and not any(map(os.path.exists, _GPU_FILES)):
+    return foreseen() or detect()
+
+
+def foreseen(wanted: str = "auto") -> Device | None:
+    """What `detect` will find or refuse, as far as that is known without torch; None if not.
+
+    Of the processor, the threads that torch computes with are left out.
+    """
+    kind = wanted.partition(":")[0]
+    linux = platform.system() == "Linux"
+    if kind == "mps" and platform.system() != "Darwin":
+        raise UsageError(_NO_MPS)
+    if linux and kind in ("auto", "cuda") and not any(map(os.path.exists, _GPU_FILES)):
+        if kind == "cuda":
+            raise UsageError("no CUDA device: no driver of a GPU is loaded; use --device cpu")
         return _processor()
-    return detect()
+    return _processor() if kind == "cpu" else None
 
 
 def present() -> list[Device]:

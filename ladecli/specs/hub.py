@@ -19,6 +19,7 @@ from pathlib import Path
 from huggingface_hub import (
     constants,
     hf_hub_download,
+    model_info,
     scan_cache_dir,
     snapshot_download,
     try_to_load_from_cache,
@@ -27,7 +28,15 @@ from huggingface_hub import errors as hub_errors
 from safetensors import SafetensorError
 
 from ..errors import LoadError
-from .model_files import GGUF, check_config, check_gguf, damage, missing, tokenizer_fault
+from .model_files import (
+    GGUF,
+    check_config,
+    check_gguf,
+    damage,
+    missing,
+    tokenizer_fault,
+    weights_damage,
+)
 
 DEMO = "demo"
 """Name of the bundled model; a folder of that name is ./demo."""
@@ -145,16 +154,45 @@ def _snapshot(source: str, revision: str | None) -> Path | None:
     return None
 
 
-def check(name: str, gguf: str | None = None) -> None:
-    """Refuse with a LoadError what cannot be loaded, as far as that shows before torch is there."""
-    source, gguf = located(name, gguf)
-    folder = Path(source)
+def check(
+    name: str,
+    gguf: str | None = None,
+    revision: str | None = None,
+    *,
+    offline: bool = False,
+) -> Path | None:
+    """Refuse with a LoadError what cannot be loaded, as far as that shows before torch is there.
+
+    Returns the folder of the model's configuration, where that is on this machine.
+    """
+    source, gguf = located(name, gguf, revision)
     if gguf is not None:
-        check_gguf(name, folder / gguf)
-    elif folder.is_dir():
-        check_config(name, folder)
-        if absent := missing(folder):
-            raise LoadError(f"{name} {absent}")
+        check_gguf(name, Path(source) / gguf)
+        return None
+    folder = folder_of(source, revision)
+    if folder is None:
+        if _snapshot(source, revision) is None:
+            _check_name(name, source, revision, offline)
+        return None
+    check_config(name, folder)
+    absent = missing(folder)
+    if absent and Path(source).is_dir():  # what lacks in the cache is downloaded
+        raise LoadError(f"{name} {absent}")
+    if not absent and (damaged := weights_damage(folder)):
+        raise LoadError(f"{name}: {damaged}; download or copy it again")
+    return folder
+
+
+def _check_name(name: str, source: str, revision: str | None, offline: bool) -> None:
+    """Refuse a model that is not on this machine, unless the hub has it."""
+    try:
+        if offline or constants.HF_HUB_OFFLINE or not hub_answers():
+            hf_hub_download(source, "config.json", revision=revision, local_files_only=True)
+        else:
+            model_info(source, revision=revision, timeout=10)
+    except Exception as error:
+        if isinstance(error, tuple(_BY_TYPE)):  # of all others, loading finds out
+            raise LoadError(explain(name, error, None, "")) from error
 
 
 def folder_of(source: str, revision: str | None = None) -> Path | None:

@@ -6,8 +6,11 @@ import contextlib
 import json
 import math
 import re
+import sys
+import zipfile
 from collections import Counter
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,6 +70,10 @@ _TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Plain types of safetensors files, and torch's names of them."""
 
 
+_TYPES_OF = ("auto_mappings.py", "configuration_auto.py")
+"""Files of transformers that list the types of models that it knows."""
+
+
 class Tensor(NamedTuple):
     """A tensor of a safetensors file: its name, type ("BF16"), and how many numbers it has."""
 
@@ -109,6 +116,13 @@ class Config:
         return f"is not a causal language model but a {str(names).strip(chr(39) + '[]')}"
 
     @property
+    def unknown_type(self) -> str | None:
+        """What the model is, where transformers knows no models of the kind; None if it does."""
+        kind = self.stated.get("model_type")
+        own_code = "AutoConfig" in str(self.stated.get("auto_map"))
+        return None if own_code or not isinstance(kind, str) or knows(kind) else kind
+
+    @property
     def fault(self) -> str | None:
         """A size that no model has, or None."""
         text = self.get_text_config()
@@ -118,6 +132,18 @@ class Config:
             if not isinstance(size, list) and not (isinstance(size, int) and 1 <= size <= most):
                 return f"config.json is damaged ({name} is {size!r})"
         return None
+
+
+def knows(model_type: str) -> bool:
+    """Whether transformers knows models of a type; it is not imported for the answer."""
+    if (loaded := sys.modules.get("transformers.models.auto.configuration_auto")) is not None:
+        return model_type in loaded.CONFIG_MAPPING  # also what a program registered
+    spec = find_spec("transformers")
+    assert spec is not None
+    assert spec.origin is not None
+    # Names of types stand there in quotes.
+    paths = [Path(spec.origin).parent / "models" / "auto" / file for file in _TYPES_OF]
+    return any(f'"{model_type}"' in path.read_text("utf-8") for path in paths if path.exists())
 
 
 def check_config(name: str, folder: Path) -> None:
@@ -139,6 +165,11 @@ def check_config(name: str, folder: Path) -> None:
         raise LoadError(f"{name}: {error}; {fix}") from error
     if config.other_purpose:
         raise LoadError(f"{name} {config.other_purpose}, so it cannot continue a text")
+    if config.unknown_type:
+        raise LoadError(
+            f"{name}: transformers {version('transformers')} knows no models of the type"
+            f" {config.unknown_type!r}; a newer one may: pip install -U transformers"
+        )
     if config.fault:
         raise LoadError(f"{name}: {config.fault}; {again}")
 
@@ -209,6 +240,22 @@ def tokenizer_fault(folder: Path) -> str | None:
     return None
 
 
+def chat_templates(folder: Path) -> dict[str, str]:
+    """The chat templates in a folder by name, where the model's own is `default`; {} where there
+    are none.  Files of templates replace those in the tokenizer's configuration."""
+    try:
+        stated = read_object(folder / "tokenizer_config.json").get("chat_template")
+    except (FileNotFoundError, LoadError):
+        stated = None
+    others = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+    named = {"default": folder / "chat_template.jinja"} | {each.stem: each for each in others}
+    if found := {name: path for name, path in named.items() if path.is_file()}:
+        return {name: path.read_text("utf-8", "replace") for name, path in found.items()}
+    if isinstance(stated, list):  # several, in the way of older files
+        return {each["name"]: each["template"] for each in stated}
+    return {"default": stated} if isinstance(stated, str) else {}
+
+
 def _packages_for(path: Path) -> tuple[str, ...]:
     """The packages that read a tokenizer of SentencePiece's, or of tiktoken's; () for neither."""
     with path.open("rb") as file:
@@ -221,7 +268,7 @@ def _packages_for(path: Path) -> tuple[str, ...]:
 def damage(folder: Path) -> str | None:
     """The first damaged file of a model, with the reason; None if all that exist are fine.
 
-    Of the weights, only the heads of safetensors files are read.
+    Of the weights, only the heads and the ends of files are read.
     """
     try:
         for name in _JSON_FILES:
@@ -229,6 +276,15 @@ def damage(folder: Path) -> str | None:
             if not (folder / name.removesuffix(".index.json")).is_file() or "index" not in name:
                 with contextlib.suppress(FileNotFoundError):
                     read_object(folder / name)
+    except LoadError as error:
+        return str(error)
+    return weights_damage(folder)
+
+
+def weights_damage(folder: Path) -> str | None:
+    """What is wrong with the weights of a model, as far as the heads of their files, and the ends
+    of pickled ones, tell; None if nothing is, or nothing is here."""
+    try:
         tensors = stored_tensors(folder)
         config = Config(read_object(folder / "config.json"))
     except FileNotFoundError:
@@ -286,6 +342,8 @@ def stored_tensors(folder: Path) -> list[Tensor]:
     found = []
     for path in weight_files(folder):
         if path.suffix != ".safetensors" or not path.is_file():
+            if _is_cut(path):
+                raise LoadError(f"{path.name} is damaged or cut off (its end is missing)")
             continue
         try:
             with safe_open(path, framework="numpy") as file:
@@ -294,8 +352,17 @@ def stored_tensors(folder: Path) -> list[Tensor]:
                     size = math.prod(part.get_shape())
                     found.append(Tensor(name, part.get_dtype(), size))
         except (SafetensorError, OSError) as error:
-            raise LoadError(f"{path.name} is damaged or cut off ({error})") from error
+            raise LoadError(f"{path.name} is damaged or cut off") from error
     return found
+
+
+def _is_cut(path: Path) -> bool:
+    """Whether a file begins as a zip archive, as pickled weights do, and does not end as one."""
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"PK\3\4" and not zipfile.is_zipfile(path)
+    except OSError:
+        return False
 
 
 def stored_type(folder: Path) -> str | None:

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
+from ..config import NO_TRITON, check_attention
 from ..errors import ConfigError
 from .dense import reference_attention, sdpa_attention
 from .flash import flash_attention
@@ -58,13 +58,7 @@ def choose_backend(name: str, device: torch.device, dtype: torch.dtype) -> str:
         return "triton" if device.type == "cuda" and half and triton_available(device) else "sdpa"
     if name not in BACKENDS:
         raise ConfigError(f"unknown attention {name!r}; use one of auto, {', '.join(BACKENDS)}")
-    if name == "flash" and (device.type != "cuda" or find_spec("flash_attn") is None):
-        raise ConfigError(
-            "attention 'flash' needs the package flash-attn and a CUDA GPU; use --attention auto"
-        )
+    check_attention(name, device.type)
     if name == "triton" and not triton_available(device):
-        raise ConfigError(
-            "attention 'triton' needs the package triton and a CUDA GPU of compute capability 8.0;"
-            " use --attention auto"
-        )
+        raise ConfigError(NO_TRITON)
     return name

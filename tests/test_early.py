@@ -1,0 +1,100 @@
+"""What can be refused without torch is refused before that is imported, which takes seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ladecli
+
+DEMO = Path(ladecli.__file__).with_name("demo")
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+CALLS = """
+import json, sys
+from ladecli.commands.cli import entry
+for arguments in json.loads(sys.argv[1]):
+    print(entry(arguments), *(name for name in ("torch", "transformers") if name in sys.modules))
+"""
+"""Calls the program several times, and prints exit codes and what was imported."""
+
+
+def demo_with(folder: Path, **files: str | bytes | None) -> str:
+    """A copy of the bundled model with other files, by their names; None for none."""
+    shutil.copytree(DEMO, folder)
+    for name, data in files.items():
+        path = folder / name.replace("__", ".")
+        path.unlink(missing_ok=True)
+        if data is not None:
+            path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    return str(folder)
+
+
+def test_refusals_import_no_torch(tmp_path: Path) -> None:
+    config = json.loads((DEMO / "config.json").read_text())
+    weights = (DEMO / "model.safetensors").read_bytes()
+    with zipfile.ZipFile(tmp_path / "whole", "w") as archive:
+        archive.writestr("data.pkl", b"0" * 999)
+    pickled = (tmp_path / "whole").read_bytes()[:-30]
+    (tmp_path / "broken").write_text("{% for %}")
+    template = "chat_template__jinja"
+
+    def copy(name: str, **files: str | bytes | None) -> str:
+        return demo_with(tmp_path / name, **files)
+
+    cases = {
+        ("owner/absent",): "owner/absent is not on this machine",
+        ("my model",): "my model is no name of a model",
+        ("demo", "--device", "cuda"): "no CUDA device",
+        ("demo", "--device", "mps"): "no Apple GPU",
+        ("demo", "--attention", "flash"): "attention 'flash' needs",
+        ("demo", "--attention", "triton"): "attention 'triton' needs",
+        ("demo", "--cuda-graphs"): "no CUDA graphs",
+        ("demo", "--max-context", "2"): "max-context must be at least",
+        (copy("type", config__json=json.dumps(config | {"model_type": "banana"})),): "'banana'",
+        (copy("cut", model__safetensors=weights[:-9]),): "model.safetensors is damaged or cut off",
+        (
+            copy("zip", model__safetensors=None, **{"pytorch_model__bin": pickled}),
+        ): "pytorch_model.bin is damaged or cut off",
+        (copy("lfs", model__safetensors=POINTER),): "Git LFS pointer in place of model.safe",
+        (copy("template", **{template: "{% if %}"}),): "the model's chat template is broken",
+        ("demo", "--chat-template", str(tmp_path / "broken")): "broken is broken",
+    }
+    calls = [["generate", *arguments, "-p", "a"] for arguments in cases]
+    done = subprocess.run(
+        [sys.executable, "-c", CALLS, json.dumps(calls)],
+        env=os.environ | {"TRITON_INTERPRET": "0"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    codes, told = done.stdout.splitlines(), done.stderr.splitlines()
+    assert {code for code in codes if not code.isdecimal()} == set()
+    assert len(told) == len(cases)
+    for code, line, expected in zip(codes, told, cases.values(), strict=True):
+        assert code in "12"
+        assert expected in line
+
+
+@pytest.mark.slow
+def test_a_broken_template_is_no_matter_where_it_is_not_used(lade: Any, tmp_path: Path) -> None:
+    folder = demo_with(tmp_path / "model", chat_template__jinja="{% if %}")
+    assert lade("generate", folder, "--raw", "-p", "def ", "-n", "4").code == 0
+    assert ladecli.load(folder).generate("def ", max_new_tokens=4)
+
+
+@pytest.mark.slow
+def test_a_template_may_mark_what_is_trained(lade: Any, tmp_path: Path) -> None:
+    template = (
+        "{% for message in messages %}{% generation %}{{ message.content }}{% endgeneration %}"
+        "{% if not loop.first %}{% break %}{% endif %}{% endfor %}"
+    )
+    folder = demo_with(tmp_path / "model", chat_template__jinja=template)
+    assert lade("generate", folder, "-p", "def ", "-n", "4").code == 0
