@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -39,3 +40,44 @@ def test_any_budget_goes_with_any_profile(budget: int) -> None:
     assert ("trajectory" in chosen.sources) == (budget >= profile.window_cells)
     with pytest.raises(ConfigError, match="smaller than the 10 tokens of a window"):
         Request(budget=4, window=5, ngram=3).lookahead(profile)
+
+
+TUNED = LookaheadConfig(3, 3, 4, budget=24, sources=("context",), widths=(1, 4, 24))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, ()),
+        ({"budget": 12}, ()),
+        ({"sources": "context,recycled"}, ()),
+        ({"guesses": 9}, ("guesses does nothing with sources context;",)),
+        (
+            {"window": 5, "ngram": 4, "sources": "recycled"},
+            ("window and ngram do nothing with sources recycled; --sources trajectory,recycled",),
+        ),
+        (
+            {"window": 5},
+            ("window sets sources trajectory,context,recycled for the profile's context",
+             " and budget 18 for the profile's 24 too"),
+        ),
+        ({"window": 5, "sources": "trajectory,context", "budget": 30}, ()),
+        ({"window": 5, "strategy": "jacobi"}, ()),
+    ],
+)  # fmt: skip
+def test_options_that_do_nothing_or_more_than_they_say(
+    given: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    request = Request(**given)
+    told = request.side_effects(TUNED)
+    assert len(told) == bool(words)
+    assert all(word in told[0] for word in words)
+    if "does nothing" in "".join(told):
+        chosen = request.lookahead(TUNED)
+        assert (chosen.budget, chosen.widths) == (TUNED.budget, TUNED.widths)
+
+
+def test_a_budget_without_room_for_the_window_is_told() -> None:
+    profile = LookaheadConfig(5, 3, 5, 128)
+    (told,) = Request(budget=4).side_effects(profile)
+    assert told.startswith("budget sets sources context,recycled for the profile's trajectory,")

@@ -192,6 +192,8 @@ def test_models(
     found = planned(lade, *A100, *options)
     assert (found["model"]["name"], found["model"]["weights"]) == expected
     assert ("no model was named" in found["assumptions"][0]) == (options == ())
+    if "--model-size" in options:
+        assert f"--model-size {options[1]} is read as {expected[0]}" in found["assumptions"]
     monkeypatch.setenv("LADE_MODEL", model_folder)  # which what is typed comes before
     name = planned(lade, *A100, *options)["model"]["name"]
     assert name == (expected[0] if options else model_folder)

@@ -129,9 +129,12 @@ def find_model(
     if request.model is None or request.model_size is not None:
         half = gpu.hardware.half if gpu.hardware else "bfloat16"
         dtype = half if auto else request.dtype
-        name, shape = known_model(request.model_size or DEFAULT_SIZE, dtype, request.quantize)
-        usual = f"no model was named: {name} stands for one of {DEFAULT_SIZE}"
-        return name, shape, (() if request.model_size else (usual,))
+        size = request.model_size or DEFAULT_SIZE
+        name, shape = known_model(size, dtype, request.quantize)
+        notes = [f"--model-size {size} is read as {name}"] if name != size else []
+        if request.model_size is None:
+            notes = [f"no model was named: {name} stands for one of {DEFAULT_SIZE}"]
+        return name, shape, tuple(notes)
     with terminal.progress(f"looking at {request.model}"):
         from .. import models
 

@@ -11,7 +11,7 @@ import math
 from dataclasses import MISSING, dataclass, fields
 from functools import partial
 
-from ..decoder.config import SamplingConfig
+from ..decoder.config import LookaheadConfig, SamplingConfig
 from ..errors import UsageError
 from .declare import Options, option
 from .request import (
@@ -82,6 +82,10 @@ class BenchRequest(MeasureRequest):
         metavar="FILE",
         lasting=False,
     )
+
+    def side_effects(self, profile: LookaheadConfig) -> list[str]:
+        """None: each method is shown with settings of its own."""
+        return []
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -248,25 +248,51 @@ class Request(Options):
 
     def lookahead(self, profile: LookaheadConfig) -> LookaheadConfig:
         """The profile's settings, with the options that were given in their place."""
-        given: dict[str, Any] = {
-            name: value
-            for name in ("window", "ngram", "guesses", "budget")
-            if (value := getattr(self, name)) is not None
-        }
-        if given.keys() & {"window", "ngram", "guesses"}:
-            given.setdefault("budget", None)  # the profile's was meant for the profile's window
-        if given:
-            given["widths"] = ()  # so were the widths that steps are rounded to
-        asks_for_window = self.window is not None or self.ngram is not None
+        numbers = self._given(*_OF_WINDOW, "budget")
+        given: dict[str, Any] = dict(numbers)
         if self.sources is not None:
             given["sources"] = _listed(self.sources)
-        elif asks_for_window:
+        elif numbers.keys() & {"window", "ngram"}:
             given["sources"] = SOURCES  # also where the profile leaves the window out
         elif (self.budget or profile.window_cells) < profile.window_cells:
             # A budget without room for the profile's window is a wish to go without it.
             sources = tuple(name for name in profile.sources if name != "trajectory")
             given["sources"] = sources or ("context",)
+        if "trajectory" not in given.get("sources", profile.sources):
+            numbers = self._given("budget")  # the others are of the window, which does not run
+        elif numbers:
+            given.setdefault("budget", None)  # the profile's was meant for the profile's window
+        if numbers:
+            given["widths"] = ()  # so were the widths that steps are rounded to
         return replace(profile, **given)
+
+    def _given(self, *names: str) -> dict[str, int]:
+        """The options among these that have a value."""
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    def without_effect(self, profile: LookaheadConfig) -> list[str]:
+        """A line about options of the window where none runs."""
+        sources, named = self.lookahead(profile).sources, [*self._given(*_OF_WINDOW)]
+        if self.strategy != "lookahead" or not named or "trajectory" in sources:
+            return []
+        does = f"{' and '.join(named)} {'does' if len(named) == 1 else 'do'}"
+        wanted = ",".join(["trajectory", *sources])
+        return [f"{does} nothing with sources {','.join(sources)}; --sources {wanted} has a window"]
+
+    def side_effects(self, profile: LookaheadConfig) -> list[str]:
+        """Lines about options that do nothing, or that change others of the profile."""
+        chosen, named, changed = self.lookahead(profile), [*self._given(*_OF_WINDOW)], []
+        if self.strategy != "lookahead":
+            return []
+        if self.sources is None and chosen.sources != profile.sources:
+            before = ",".join(profile.sources)
+            changed.append(f"sources {','.join(chosen.sources)} for the profile's {before}")
+        if self.budget is None and chosen.step_limit != profile.step_limit:
+            changed.append(f"budget {chosen.step_limit} for the profile's {profile.step_limit}")
+        if not changed:
+            return self.without_effect(profile)
+        cause = f"{' and '.join(named) or 'budget'} {'set' if len(named) > 1 else 'sets'}"
+        return [f"{cause} {' and '.join(changed)} too; --sources and --budget hold where given"]
 
     def sampling(self, default: SamplingConfig) -> SamplingConfig:
         """How tokens are chosen, over `default`; sampling without a seed draws one, to be shown."""

@@ -293,6 +293,10 @@ class Chat:
         opening.settings_of(request, choice, self.session.loaded.sampling)
         if (template := request.template(True)) is not None:
             self.session.template(template)
+        before = self.request.without_effect(self.choice.base(self.request.wants_paper))
+        for line in request.without_effect(choice.base(request.wants_paper)):
+            if line not in before:
+                self.note(f"({line})")
         self.request, self.choice = request, choice
 
     def toggle_colors(self) -> None:

@@ -44,6 +44,7 @@ class Setup:
         compiled: whether captured steps are compiled by torch.
         kernels: whether Triton kernels may be used.
         short: a line for the user where memory has no room for all of the context, or None.
+        effects: lines about options that do nothing, or more than they say.
     """
 
     attention: Attention = Attention("auto", "the fastest one here")
@@ -55,12 +56,13 @@ class Setup:
     compiled: bool = False
     kernels: bool = True
     short: str | None = None
+    effects: tuple[str, ...] = ()
 
     @property
     def notices(self) -> tuple[str, ...]:
         """Lines for the user."""
         told = self.choice.notices if self.choice is not None else ()
-        return (*told, self.short) if self.short else told
+        return *told, *self.effects, *([self.short] if self.short else [])
 
 
 def decide(request: Request, planned: Plan, ranks: DistributedTransport | None = None) -> Setup:
@@ -76,7 +78,15 @@ def decide(request: Request, planned: Plan, ranks: DistributedTransport | None =
         attention = ranks.broadcast(attention)
     no_graphs = why_no_graphs(request, device)
     choice = choice_for(request, device, shape)
-    settings = request.lookahead(choice.base(request.wants_paper))
+    base = choice.base(request.wants_paper)
+    settings, effects = request.lookahead(base), request.side_effects(base)
+    most = planned.facts.context
+    # In the config file it is a limit for all models.
+    if request.origins.get("max_context") != CONFIG_FILE and (request.max_context or 0) > most:
+        effects.append(
+            f"--max-context {request.max_context:,} is more than {planned.name} has: texts end at"
+            f" {most:,} tokens"
+        )
     context, notice, beside = _room(request, planned, settings, attention.name, no_graphs is None)
     if ranks is not None:
         least = min(ranks.gather(context or sys.maxsize))
@@ -95,6 +105,7 @@ def decide(request: Request, planned: Plan, ranks: DistributedTransport | None =
         compiled=request.compile,
         kernels=request.kernels,
         short=notice,
+        effects=tuple(effects),
     )
 
 
