@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .decoder.errors import (
         ConfigError,
         DecoderError,
+        Error,
         PromptError,
         UnsupportedModelError,
     )
@@ -34,6 +35,7 @@ __all__ = [
     "ConfigError",
     "DecoderError",
     "Ended",
+    "Error",
     "LadeError",
     "LoadError",
     "LookaheadConfig",
@@ -58,6 +60,7 @@ _HOME = {
     "SamplingConfig": "decoder.config",
     "ConfigError": "decoder.errors",
     "DecoderError": "decoder.errors",
+    "Error": "decoder.errors",
     "PromptError": "decoder.errors",
     "UnsupportedModelError": "decoder.errors",
     "LadeError": "errors",

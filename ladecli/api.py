@@ -5,12 +5,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from .decoder.config import LookaheadConfig, SamplingConfig
 from .decoder.errors import ConfigError, PromptError
-from .errors import LadeError
+from .errors import ArgumentError, LadeError
 from .events import TextEvent
 from .metrics import Tally
 from .options import Request
@@ -38,6 +39,11 @@ class Model:
     def __init__(self, session: Session, lookahead: LookaheadConfig) -> None:
         self.session = session
         self.lookahead = lookahead
+
+    def __repr__(self) -> str:
+        loaded = self.session.loaded
+        device, kind = loaded.device.torch_name, loaded.spec.weights
+        return f"<ladecli.Model {loaded.name} on {device} in {kind}>"
 
     @property
     def notices(self) -> tuple[str, ...]:
@@ -79,15 +85,15 @@ class Model:
             PromptError: the prompt is empty or too long.
             ConfigError: there is no such strategy, or a value is out of range.
             UsageError: the chat template refuses the messages, or there is none of this name.
-            TypeError: there is no such option, or the prompt is neither text nor messages.
+            ArgumentError: there is no such option, or a value is of a wrong kind; a TypeError too.
         """
         for key in sampling.keys() - {each.name for each in fields(SamplingConfig)}:
-            raise TypeError(f"generate() and stream() have no option {key!r}")
-        if not _is_prompt(prompt):
-            raise TypeError(
-                "a prompt is a text, or a list of messages such as"
-                f' {{"role": "user", "content": "Hello"}}; not {prompt!r:.60}'
-            )
+            raise ArgumentError(f"generate() and stream() have no option {key!r}")
+        for key, value in sampling.items():
+            if isinstance(value, bool) or not isinstance(value, Real):
+                raise ArgumentError(f"{key} must be a number, not {value!r:.60}")
+        _check_prompt(prompt)
+        stop, draft_text = _texts("stop", stop), _texts("draft_text", draft_text)
         if not prompt:
             raise PromptError("the prompt is empty")
         if max_new_tokens is not None and (type(max_new_tokens) is not int or max_new_tokens < 1):
@@ -95,13 +101,13 @@ class Model:
                 f"max_new_tokens must be a whole number from 1, or None; not {max_new_tokens!r}"
             )
         session = self.session
-        for text in (draft_text,) if isinstance(draft_text, str) else draft_text:
+        for text in draft_text:
             session.add_draft_text(text)
         template = None
         if not isinstance(prompt, str):
             template = TemplateChoice(chat_template, template_args or {})
         elif chat_template or template_args:
-            raise TypeError("chat_template and template_args are for messages; a text has none")
+            raise ArgumentError("chat_template and template_args are for messages; a text has none")
         ids = _encoded(session, prompt, template)
         for line in session.news():
             warnings.warn(line, stacklevel=2)
@@ -110,7 +116,7 @@ class Model:
             lookahead=lookahead or self.lookahead,
             sampling=replace(session.loaded.greedy, **sampling),
             max_new_tokens=max_new_tokens,
-            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            stop=stop,
             ignore_eos=ignore_eos,
             template=template,
         )
@@ -136,12 +142,33 @@ def _encoded(session: Session, prompt: Prompt, template: TemplateChoice | None) 
     return session.encode_chat(prompt, template)
 
 
-def _is_prompt(prompt: object) -> bool:
+def _check_prompt(prompt: object) -> None:
+    """Refuse what is neither a text nor a list of messages."""
     if isinstance(prompt, str):
-        return True
-    return isinstance(prompt, Sequence) and all(
-        isinstance(message, Mapping) and "role" in message for message in prompt
-    )
+        return
+    example = {"role": "user", "content": "Hello"}
+    wanted = f"a prompt is a text, or a list of messages such as {example}"
+    if not isinstance(prompt, Sequence):
+        raise ArgumentError(f"{wanted}; not {prompt!r:.60}")
+    for number, message in enumerate(prompt, start=1):
+        if not isinstance(message, Mapping):
+            raise ArgumentError(f"{wanted}; item {number} is {message!r:.60}")
+        for key in ("role", "content"):
+            if key not in message:
+                raise ArgumentError(f"message {number} has no {key}: {message!r:.60}")
+        content = message["content"]  # a list of typed parts, or none beside calls of tools
+        if not isinstance(content, str | list | tuple) and not message.get("tool_calls"):
+            raise ArgumentError(
+                f"the content of message {number} must be text, not {content!r:.60}"
+            )
+
+
+def _texts(name: str, given: object) -> tuple[str, ...]:
+    """The texts of an argument that may be one, or several."""
+    texts = (given,) if isinstance(given, str) else given
+    if not isinstance(texts, Sequence) or not all(isinstance(each, str) for each in texts):
+        raise ArgumentError(f"{name} must be a text, or a list of texts; not {given!r:.60}")
+    return tuple(texts)
 
 
 def load(name: str | Path = "demo", **options: Any) -> Model:

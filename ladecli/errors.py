@@ -5,7 +5,7 @@ from __future__ import annotations
 import reprlib
 from typing import TYPE_CHECKING
 
-from .decoder.errors import DecoderError
+from .decoder.errors import Error
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -35,7 +35,7 @@ _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 def told(error: BaseException) -> str:
     """An error as one line, whatever raised it."""
-    if isinstance(error, LadeError | DecoderError):
+    if isinstance(error, Error):
         return str(error)
     if isinstance(error, OSError):
         return f"cannot read or write: {error.strerror or error}"
@@ -67,7 +67,7 @@ def flaw(error: ValidationError) -> str:
     return f"{place}: {what}" if place else what
 
 
-class LadeError(Exception):
+class LadeError(Error):
     """An error with the exit code that it ends the program with.
 
     Args:
@@ -81,6 +81,10 @@ class UsageError(LadeError):
     """Wrong usage or bad input; nothing was started."""
 
     exit_code = 2
+
+
+class ArgumentError(UsageError, TypeError):
+    """An argument of the Python API that is unknown, or of a wrong kind."""
 
 
 class NoEmbeddingError(UsageError):

@@ -22,13 +22,13 @@ from safetensors import SafetensorError
 from . import generation_config, placement
 from .decoder.compat import needs_eager
 from .decoder.config import SamplingConfig
-from .decoder.errors import DecoderError
+from .decoder.errors import Error
 from .decoder.families import ModelFacts, examine
 from .decoder.memory import is_out_of_memory
 from .decoder.quiet import quiet
 from .decoder.sampling import LogitsProcessor
 from .decoder.stock_model import input_device
-from .errors import LadeError, LoadError, UsageError
+from .errors import LoadError, UsageError
 from .options import Request
 from .specs import adapters, hub, memory, model_files
 from .specs.adapters import Adapter
@@ -464,7 +464,7 @@ def _explained(name: str, options: Request, part: str = "") -> Iterator[None]:
     """Turn the errors of loading a model, or a part of it, into one line each."""
     try:
         yield
-    except (LadeError, DecoderError):
+    except Error:
         raise
     except torch.OutOfMemoryError as error:
         raise LoadError(

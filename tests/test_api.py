@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,12 +79,52 @@ def test_stop_strings_and_errors(demo: Model) -> None:
         ladecli.load("demo", temperature=1.0)
     with pytest.raises(TypeError, match=r"generate\(\) .* no option 'foo'"):
         demo.generate("def ", foo=1)
-    for prompt in (3, [1, 2], [{"content": "a"}]):
+    for prompt in (3, [1, 2]):
         with pytest.raises(TypeError, match="a prompt is a text, or a list of messages"):
             demo.generate(prompt)  # type: ignore[arg-type]
     for number in (0, -1, "3"):
         with pytest.raises(ladecli.ConfigError, match=r"^max_new_tokens must be a whole number"):
             demo.generate("def ", max_new_tokens=number)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "message"),
+    [
+        ("def ", {"stop": 5}, "stop must be a text, or a list of texts; not 5"),
+        ("def ", {"stop": ["a", None]}, "stop must be a text"),
+        ("def ", {"draft_text": 5}, "draft_text must be a text"),
+        ("def ", {"temperature": "hot"}, "temperature must be a number, not 'hot'"),
+        ("def ", {"foo": 1}, "no option 'foo'"),
+        ([{"role": "user"}], {}, "message 1 has no content"),
+        ([{"role": "user", "content": "a"}, {"content": "a"}], {}, "message 2 has no role"),
+        ([{"role": "user", "content": None}], {}, "the content of message 1 must be text, not No"),
+    ],
+)
+def test_arguments_are_refused_by_name(
+    demo: Model, prompt: Any, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ladecli.Error, match=message) as caught:
+        demo.generate(prompt, **options)
+    assert isinstance(caught.value, TypeError)
+
+
+def test_all_errors_have_one_base_and_a_model_says_what_it_is(demo: Model) -> None:
+    errors = [getattr(ladecli, name) for name in ladecli.__all__ if name.endswith("Error")]
+    assert len(errors) > 6
+    assert all(issubclass(each, ladecli.Error) for each in errors)
+    assert repr(demo) == "<ladecli.Model demo on cpu in float32>"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_context": 10**8}, r"--max-context 100,000,000 is more than demo has: .* 2,048"),
+        ({"guesses": 9}, "guesses does nothing with sources context"),
+    ],
+)
+def test_silent_effects_are_warnings(options: dict[str, int], message: str) -> None:
+    with pytest.warns(UserWarning, match=message):
+        ladecli.load("demo", **options)
 
 
 def test_a_profile_holds_for_the_backend_that_it_was_tuned_with(demo: Model) -> None:

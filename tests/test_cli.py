@@ -578,6 +578,8 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing layer": (a_layer_less, "(model.layers.1.mlp.down_proj.weight and 2"),
     "prefix": (prefixed("module."), "the names of its weights begin with 'module.'"),
     "broken config": (holding("config.json", b"{"), "config.json is damaged"),
+    "uneven heads": (reconfigured(num_attention_heads=7), "(its sizes do not fit together)"),
+    "a wrong kind": (reconfigured(rms_norm_eps="no"), "(rms_norm_eps has a wrong value)"),
     "words for numbers": (reconfigured(num_hidden_layers="two"), "num_"),
     "cut": (holding("generation_config.json", b'{"a": 1'), "generation_config.json is damaged"),
     "a list": (holding("generation_config.json", b"[]"), "generation_config.json is damaged"),

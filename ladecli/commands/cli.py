@@ -21,7 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.exceptions import TyperException
 
 from .. import __version__
-from ..decoder.errors import ConfigError, DecoderError, PromptError
+from ..decoder.errors import ConfigError, Error, PromptError
 from ..decoder.quiet import LOG, quiet
 from ..errors import INTERRUPTED, LadeError, UsageError, told
 from ..options.declare import ALIASES, CONFIG_FILE, PREFIX, Options, Setting, settings_of
@@ -317,7 +317,7 @@ def entry(arguments: list[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
-        if isinstance(error, LadeError | DecoderError):
+        if isinstance(error, Error):
             bad_input = isinstance(error, UsageError | ConfigError | PromptError)
             return _failed(str(error), UsageError.exit_code if bad_input else LadeError.exit_code)
         where = "" if isinstance(error, OSError) else "; --debug shows where"

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__, profiles
-from ..decoder.errors import DecoderError
-from ..errors import LadeError, UsageError, told
+from ..decoder.errors import Error
+from ..errors import UsageError, told
 from ..options import DoctorRequest
 from ..options.declare import config_path
 from ..profiles import user
@@ -265,7 +265,7 @@ def options(request: DoctorRequest) -> Iterator[Finding]:
     try:
         request.check()
         why = decode_setup.why_no_graphs(request, device.detect(request.device))
-    except (LadeError, DecoderError) as error:
+    except Error as error:
         yield Finding("options", str(error), PROBLEM)
         return
     if why is None:
@@ -339,7 +339,7 @@ def model(request: DoctorRequest) -> Iterator[Finding]:
         decode_setup.check_device(request, planned.device, planned.part)
         name = "memory"
         setup = decode_setup.decide(request, planned)
-    except (LadeError, DecoderError) as error:
+    except Error as error:
         yield Finding(name, str(error), PROBLEM)
         return
     yield from _setup(request, setup)
@@ -399,7 +399,7 @@ def _setup(request: DoctorRequest, setup: Setup) -> Iterator[Finding]:
     settings = f", {profiles.spelled(used)}" if request.strategy == "lookahead" else ""
     yield Finding("settings", f"{request.strategy}{settings}")
     yield Finding("origin", f"profile {choice.profile}, {origin}{''.join(others)}")
-    for notice in choice.notices:
+    for notice in (*choice.notices, *setup.effects):
         yield Finding("notice", notice, NOTE)
     level, value = OK, "the model and its whole context fit"
     if setup.short:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 
-class DecoderError(Exception):
-    """Base of all errors that the decoder raises on purpose."""
+class Error(Exception):
+    """Base of all errors that this package raises on purpose."""
+
+
+class DecoderError(Error):
+    """Base of those that the decoder raises."""
 
 
 class ConfigError(DecoderError, ValueError):

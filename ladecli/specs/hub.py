@@ -295,12 +295,23 @@ def explain(
         return f"{name} is damaged or cut off ({_first_line(error)}); download or copy it again"
     if folder is not None and (damaged := damage(folder)) is not None:
         return f"{name}: {damaged}; download or copy it again"
+    if any(isinstance(each, hub_errors.StrictDataclassError) for each in chain):
+        return f"{name}: config.json is damaged ({_unfit(error)}); download or copy it again"
     if part and folder is not None and (fault := tokenizer_fault(folder)) is not None:
         return f"{name} {fault}"
     for words, meaning in _BY_WORDS.items():
         if words in str(error):
             return meaning.format(name=name)
     return f"{name}{': ' if part else ''}{part} cannot be loaded: {_first_line(error)}"
+
+
+def _unfit(error: Exception) -> str:
+    """What transformers finds wrong with the settings of a configuration, in our words."""
+    said = str(error)
+    if named := re.search(r"error for field '(\w+)'", said):
+        return f"{named[1]} has a wrong value"
+    sizes = "validate_architecture" in said
+    return "its sizes do not fit together" if sizes else "its settings do not fit together"
 
 
 def _suggest(name: str) -> str:
