@@ -90,6 +90,22 @@ def test_a_reasoning_model(tmp_path: Path) -> None:
         assert terminal.close() == 0
 
 
+@pytest.mark.parametrize("columns", [80, 40])
+def test_small_screens(columns: int) -> None:
+    with chat("--raw", columns=columns) as terminal:
+        terminal.enter("/help")
+        seen = ready(terminal)
+        if columns == 80:
+            shown = seen[seen.index("> /help") :]
+            assert all(word in shown for word in ("/system", "/exit", "Ctrl-T", "tokens"))
+            assert len(shown.splitlines()) <= 24
+            assert "/system" in "\n".join(terminal.screen.display)
+        bar = [line.rstrip() for line in terminal.screen.display if "tokens ·" in line][-1]
+        assert bar.endswith("/help" if columns == 40 else "Ctrl-T token colors on")
+        terminal.enter("/exit")
+        assert terminal.close() == 0
+
+
 def test_a_conversation(tmp_path: Path) -> None:
     editor = tmp_path / "editor"
     editor.write_text('#!/bin/sh\necho "What is the budget?" > "$1"\n')

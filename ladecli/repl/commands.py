@@ -202,7 +202,7 @@ def paste(chat: Chat, name: str) -> None:
 
 @command("/draft FILE")
 def draft(chat: Chat, name: str) -> None:
-    """Let replies repeat a text faster; the model does not read it."""
+    """Let replies repeat a text faster, unread by the model."""
     known = chat.session.add_draft_text(files.read_text(_unquoted(name)))
     chat.note(f"drafts know {_path(name).name} ({counted(known, 'token')})")
 
@@ -347,7 +347,7 @@ def stats(chat: Chat, _: str) -> None:
 
 @command("/compare")
 def compare(chat: Chat, _: str) -> None:
-    """Decode the last reply again with drafts and without, in turn, and compare."""
+    """Decode the last reply with drafts and without, and compare."""
     reply = chat.last_reply
     if reply is None or not reply.tally.tokens:
         raise UsageError("there is no reply to compare; send a message first")
@@ -369,14 +369,14 @@ def show_help(chat: Chat, name: str) -> None:
             chat.note(f"Names: {', '.join(LIVE)}.")
             chat.note('The value "default" takes a change back, and "off" switches off.')
         return
-    colors = Text(" ").join(Text(name, style_of(name)) for name in sorted(SOURCES))
+    colors = Text("token colors on or off: ")
+    colors.append_text(Text(" ").join(Text(name, style_of(name)) for name in sorted(SOURCES)))
+    # All of it fits on a screen of 24 lines, with the prompt.
     rows: list[Sequence[RenderableType]] = [
         *((each.usage, each.help) for each in COMMANDS.values()),
-        ("Enter, Alt-Enter", 'send; a new line (or put several between """ and """)'),
-        ("Ctrl-X Ctrl-E", "edit in $EDITOR"),
-        ("Ctrl-C", "stop the reply, keeping its text"),
-        ("Ctrl-T", "turn token colors on or off; code is highlighted when off"),
-        ("Colors", colors.append(": sources of drafted tokens")),
+        ("Enter, Alt-Enter", 'send; a new line (or several between """ and """)'),
+        ("Ctrl-C", "stop the reply, and keep it; Ctrl-X Ctrl-E edits in $EDITOR"),
+        ("Ctrl-T", colors),
     ]
     _print(chat, rows)
 

@@ -23,10 +23,11 @@ from prompt_toolkit.key_binding.key_processor import KeyPressEvent
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import Output, create_output
 from prompt_toolkit.styles import Style
+from rich.cells import cell_len
 
 from ..errors import UsageError
 from ..view.terminal import is_dumb
-from ..visualize import printable
+from ..visualize import SEPARATOR, printable
 
 QUOTES = '"""'
 LEAVE = ("exit", "quit")
@@ -56,6 +57,13 @@ def escaped(text: str) -> str:
 def unescaped(text: str) -> str:
     """The message in an input."""
     return text[1:] if escaped(text[1:].rstrip()) == text.rstrip() else text
+
+
+def fitting(line: str, columns: int) -> str:
+    """A line of parts, the last of which go where a screen is too narrow for all of them."""
+    while cell_len(line) > columns and SEPARATOR in line:
+        line = line.rpartition(SEPARATOR)[0]
+    return line
 
 
 class Reader:
@@ -200,8 +208,9 @@ class TerminalReader(Reader):
 
     def _bar(self) -> str:
         """The line below the input."""
-        unclosed = quotes_open(self._session.default_buffer.text)
-        return f"{QUOTES} is open: close it to send" if unclosed else self._toolbar()
+        if quotes_open(self._session.default_buffer.text):
+            return f"{QUOTES} is open: close it to send"
+        return fitting(self._toolbar(), self._output.get_size().columns)
 
     def _bindings(self) -> KeyBindings:
         """Where keys differ from prompt-toolkit's own for inputs of several lines."""

@@ -19,7 +19,7 @@ from ..trace import export
 from ..view.live import reply_view
 from ..view.markdown import MarkdownRenderer
 from ..view.terminal import Terminal, ctrl_c
-from ..visualize import Together, counted, memory_line, printable, repeats
+from ..visualize import SEPARATOR, Together, counted, memory_line, printable, repeats
 from .journal import Journal, Running
 from .reader import Reader, escaped
 
@@ -333,4 +333,4 @@ class Chat:
         switch = f"Ctrl-T token colors {'on' if self.request.token_colors else 'off'}"
         colors = "" if self.console.no_color else switch
         parts = (f"{min(self.used, limit)}/{limit} tokens", attached, "/help", colors)
-        return " · ".join(filter(None, (self.session.loaded.name, *parts)))
+        return SEPARATOR.join(filter(None, (self.session.loaded.name, *parts)))
