@@ -17,6 +17,7 @@ from ..errors import UsageError
 from ..view.terminal import Terminal
 from . import parallel
 from .chat_template import check_template
+from .place import place_of
 from .setup import check_device, check_options, choice_for, decide
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def opened(request: Request, terminal: Terminal, *, stretch: int = 0) -> Iterato
     """
     with contextlib.ExitStack() as stack:
         with terminal.progress(f"starting {request.model or 'demo'}"):
+            place_of(request)  # what ranks cannot do has nothing to do with this machine
             check(request)
             leader = stack.enter_context(parallel.started(request, open_follower))
         # What is wrong with the request is reported before other ranks are waited for.
