@@ -129,7 +129,7 @@ def main() -> None:
     compare("help, over the imports", lade("--help"), bare(IMPORTS), 1.5)
     compare("help, over a Typer app", lade("--help"), bare(TYPER), 1.5)
     token = lade("generate", "-p", "def ", "-n", "1")
-    compare("first token", token, bare(LOAD + ONE_TOKEN), 1.15)
+    compare("first token", token, bare(LOAD + ONE_TOKEN), 1.0)
     compare("chat, first prompt", first_prompt, bare(LOAD), 1.2)
     with tempfile.TemporaryDirectory() as folder:
         for name, arguments in refusals(Path(folder)).items():

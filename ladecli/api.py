@@ -153,11 +153,14 @@ def _check_prompt(prompt: object) -> None:
     for number, message in enumerate(prompt, start=1):
         if not isinstance(message, Mapping):
             raise ArgumentError(f"{wanted}; item {number} is {message!r:.60}")
-        for key in ("role", "content"):
-            if key not in message:
-                raise ArgumentError(f"message {number} has no {key}: {message!r:.60}")
-        content = message["content"]  # a list of typed parts, or none beside calls of tools
-        if not isinstance(content, str | list | tuple) and not message.get("tool_calls"):
+        if "role" not in message:
+            raise ArgumentError(f"message {number} has no role: {message!r:.60}")
+        if "tool_calls" in message:  # which may stand alone
+            continue
+        if "content" not in message:
+            raise ArgumentError(f"message {number} has no content: {message!r:.60}")
+        content = message["content"]
+        if not isinstance(content, str | list | tuple):  # a list of typed parts
             raise ArgumentError(
                 f"the content of message {number} must be text, not {content!r:.60}"
             )
