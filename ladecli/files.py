@@ -13,7 +13,7 @@ import shutil
 import stat
 import sys
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from .errors import LadeError, UsageError
 
@@ -28,6 +28,7 @@ __all__ = [
     "conversion",
     "decode",
     "is_device",
+    "parse_toml",
     "private",
     "read",
     "read_named",
@@ -83,6 +84,19 @@ def read_text(name: str, kind: str = "file") -> str:
         UsageError: it cannot be read, or is not text; the message names it and the fix.
     """
     return decode(read_named(name, kind), f"the {kind} {name}")
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """What a TOML file says.
+
+    Raises:
+        toml.TOMLDecodeError: it is no TOML.
+    """
+    try:
+        found: dict[str, Any] = toml.loads(text)
+        return found
+    except RecursionError:
+        raise toml.TOMLDecodeError("it is nested too deeply") from None
 
 
 def read_named(name: str, kind: str) -> bytes:

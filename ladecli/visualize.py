@@ -29,8 +29,11 @@ BARS = "▁▂▃▄▅▆▇█"
 LOOP = 120
 """Characters of the longest phrase whose repetition is noticed."""
 
-# C0 but tab and newline, DEL and C1 could drive a terminal; the others turn the reading direction.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+# C0 but tab and newline, DEL and C1 could drive a terminal; the others turn the reading direction,
+# of single words at least.  Files and pipes get them all.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+LONGEST_ERROR = 1000
+"""Characters of an error; names, and what templates raise, may be of any length."""
 
 
 # Text.
@@ -39,6 +42,12 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 def printable(text: str) -> str:
     """`text` without control characters, so that no output can drive the terminal."""
     return _CONTROL.sub("", text)
+
+
+def one_line(text: str) -> str:
+    """`text` as an error shows it: printable, in one line of at most `LONGEST_ERROR`."""
+    line = " ".join(printable(text[: 2 * LONGEST_ERROR]).split("\n"))
+    return line if len(line) <= LONGEST_ERROR else f"{line[:LONGEST_ERROR]}…"
 
 
 def counted(count: int, noun: str) -> str:

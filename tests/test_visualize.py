@@ -75,7 +75,7 @@ def test_an_answer_as_it_comes(safe: bool, colors: ColorSystem | None, expected:
 
 def test_printable_keeps_text_and_drops_commands() -> None:
     assert printable("a\tb\nc 你 😀 é") == "a\tb\nc 你 😀 é"
-    assert printable("a\u202eb\u2066c\u200fd") == "abc\u200fd"
+    assert printable("a\u202eb\u2066c\u200fd\u200ee\u061cf") == "abcdef"
     assert printable("\x1b[2J\x07\x08\r\x9b31m\x7f\x00") == "[2J31m"
 
 

@@ -42,6 +42,8 @@ MARGIN = 0.04
 standard deviation on a quiet machine."""
 MACHINE_MARGIN = 0.15
 """The same without a baseline: clock rates, temperature and other load add to it."""
+SHORTEST = 1e-12
+"""Seconds per token; no machine takes less, and a ratio of such times may not be a number."""
 WORK = ("max_new_tokens", "ignore_eos", "template", "sampling")
 """Conditions that change the answers."""
 BASELINES = (STOCK, STOCK_COMPILED, STOCK_LOOKUP)
@@ -167,7 +169,7 @@ def _compared(name: str, by_method: Mapping[str, Pairs], baseline: str | None) -
 def _logs(pairs: Pairs) -> dict[tuple[str, int, int], float]:
     """log(seconds per token of B / of A) of each answer with more than one step."""
     seconds = {a.key: (_seconds_per_token([a]), _seconds_per_token([b])) for a, b in pairs}
-    return {key: math.log(b / a) for key, (a, b) in seconds.items() if a and b}
+    return {key: math.log(b / a) for key, (a, b) in seconds.items() if min(a, b) > SHORTEST}
 
 
 def _seconds_per_token(runs: Sequence[Run]) -> float:

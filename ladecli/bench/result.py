@@ -29,8 +29,8 @@ STOCK, STOCK_LOOKUP, STOCK_COMPILED = "hf", "hf-prompt-lookup", "hf-compiled"
 FOREIGN = (STOCK, STOCK_LOOKUP, STOCK_COMPILED)
 """transformers' own `generate`: plain, with prompt lookup, and with compiled steps."""
 
-Seconds = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0.0, le=1e12)]
+Count = Annotated[int, Field(ge=0, le=1 << 53)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,15 +170,15 @@ class Run:
     category: str
     turn: int
     repeat: int
-    prompt_tokens: int
+    prompt_tokens: Count
     prompt_digest: str
     tokens: Count
     first_tokens: Count
     steps: Count
-    fed: int | None
+    fed: Count | None
     first_seconds: Seconds
     step_seconds: tuple[Seconds, ...]
-    accepted: Mapping[str, int]
+    accepted: Mapping[str, Count]
     peak_memory: Count | None
     reason: str
     digest: str
@@ -225,7 +225,7 @@ class TimeSpent:
     """
 
     contender: str
-    steps: int
+    steps: Count
     seconds: Mapping[str, float]
     read_bytes: float = 0.0
 

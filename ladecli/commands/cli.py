@@ -344,10 +344,10 @@ def _refused(error: TyperException) -> str:
 def _failed(message: str, code: int) -> int:
     # A call without arguments has shown the help, and has no message; one rank reports for all.
     if message and not is_follower():
-        from ..visualize import printable
+        from ..visualize import one_line
 
         # File names and templates occur in messages, and must not drive the terminal.
-        print(f"lade: {printable(message)}", file=sys.stderr)
+        print(f"lade: {one_line(message)}", file=sys.stderr)
     return code
 
 

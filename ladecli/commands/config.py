@@ -14,7 +14,6 @@ from typing import Any
 
 from .. import files
 from ..errors import LadeError, UsageError
-from ..files import toml
 from ..options import COMMANDS, InitRequest
 from ..options.declare import PANELS, PREFIX, Options, Setting, config_path, settings_of
 from ..view.screen import Column, Table, print_table
@@ -66,7 +65,7 @@ def read() -> dict[str, dict[str, Any]]:
     path = config_path()
     where = f"the config file {path}"
     try:
-        content = toml.loads(files.read(path).decode("utf-8-sig"))
+        content = files.parse_toml(files.read(path).decode("utf-8-sig"))
     except (FileNotFoundError, NotADirectoryError):  # HOME=/dev/null is a way to have none
         return {}
     except OSError as error:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from ..decoder.config import SOURCES, LookaheadConfig
 from ..decoder.step_cost import StepCost
 from ..errors import UsageError, flaw
-from ..files import toml
+from ..files import parse_toml, toml
 from ..specs.device import Rates
 from ..specs.memory import ModelSpec
 
@@ -162,7 +162,7 @@ def parse(name: str, text: str, place: str = "shipped") -> Profile:
         UsageError: it is no TOML or breaks the schema; one line names the place and the fix.
     """
     try:
-        data = toml.loads(text)
+        data = parse_toml(text)
         place = "tuned" if "tuned" in data and place == "yours" else place
         return Profile.model_validate({**data, "name": name, "place": place})
     except toml.TOMLDecodeError as error:

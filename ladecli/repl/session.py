@@ -19,7 +19,7 @@ from ..trace import export
 from ..view.live import reply_view
 from ..view.markdown import MarkdownRenderer
 from ..view.terminal import Terminal, ctrl_c
-from ..visualize import SEPARATOR, Together, counted, memory_line, printable, repeats
+from ..visualize import SEPARATOR, Together, counted, memory_line, one_line, printable, repeats
 from .journal import Journal, Running
 from .reader import Reader, escaped
 
@@ -148,7 +148,7 @@ class Chat:
 
     def complain(self, error: BaseException) -> None:
         """The line of an error, on stderr."""
-        self.console.print(printable(f"lade: {told(error)}"), style="red", soft_wrap=True)
+        self.console.print(one_line(f"lade: {told(error)}"), style="red", soft_wrap=True)
 
     # Replies.
 

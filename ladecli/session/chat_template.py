@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .. import files
 from ..errors import UsageError
+from .limited import LimitError, limited
+from .text import token_ids
 
 if TYPE_CHECKING:
     from jinja2 import TemplateSyntaxError
@@ -26,6 +28,9 @@ REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 """What templates call the reasoning of an earlier message."""
 NOT_ARGUMENTS = frozenset({"messages", "add_generation_prompt"})
 """What a template is told by us alone."""
+LONGEST = 1_000_000
+"""Characters that a template may add to a conversation."""
+FIX = "use --chat-template FILE, or --raw"
 _PROBES = {
     "system": "speak plainly",
     "user": "what is new",
@@ -92,20 +97,14 @@ class ChatTemplate:
         from jinja2 import TemplateSyntaxError
 
         try:
-            encoded = self._apply(
-                self._prepared(messages),
-                reply,
-                return_dict=True,
-                # The limit of the context is checked elsewhere.
-                tokenizer_kwargs={"verbose": False},
-            )
+            text = self._apply(self._prepared(messages), reply)
         except UsageError:
             raise
         except TemplateSyntaxError as error:
             raise _broken(self._name, error) from error
         except Exception as error:  # templates raise whatever they like
             raise UsageError(f"{self._name} refuses this: {error}") from error
-        return [int(i) for i in encoded["input_ids"]]
+        return token_ids(self._tokenizer, text, special=False)  # as transformers goes on
 
     @cached_property
     def end_token(self) -> int | None:
@@ -167,9 +166,7 @@ class ChatTemplate:
         plain, typed = self._tried([question]), self._tried([_as_parts(question)])
         text, parts = (_holds(each, question["content"]) for each in (plain, typed))
         if not (text or parts) and plain is not None:
-            raise UsageError(
-                f"{self._name} drops what the user says; use --chat-template FILE, or --raw"
-            )
+            raise UsageError(f"{self._name} drops what the user says; {FIX}")
         return text, parts
 
     @cached_property
@@ -195,18 +192,33 @@ class ChatTemplate:
     def _tried(self, messages: Sequence[ChatMessage], reply: bool = True) -> str | None:
         """The text of an example; None if the template refuses it."""
         try:
-            return str(self._apply(messages, reply, tokenize=False))
+            return self._apply(messages, reply)
+        except UsageError:
+            raise
         except Exception:  # templates raise whatever they like
             return None
 
-    def _apply(self, messages: Sequence[ChatMessage], reply: bool, **options: Any) -> Any:
-        return self._tokenizer.apply_chat_template(
-            list(messages),
-            chat_template=self._source,
-            add_generation_prompt=reply,
-            **options,
-            **self._arguments,
-        )
+    def _apply(self, messages: Sequence[ChatMessage], reply: bool) -> str:
+        """The text of a conversation.
+
+        Raises:
+            UsageError: the template does not come to an end, or allocates without one.
+            Exception: whatever the template raises.
+        """
+        try:
+            with limited():
+                text = self._tokenizer.apply_chat_template(
+                    list(messages),
+                    chat_template=self._source,
+                    add_generation_prompt=reply,
+                    tokenize=False,
+                    **self._arguments,
+                )
+        except LimitError as error:
+            raise UsageError(f"{self._name} {error}; {FIX}") from error
+        if len(text) > LONGEST + 4 * sum(len(str(each.get("content"))) for each in messages):
+            raise UsageError(f"{self._name} adds more than {LONGEST:,} characters; {FIX}")
+        return str(text)
 
 
 def check_template(known: Mapping[str, str], choice: TemplateChoice) -> None:

@@ -38,7 +38,7 @@ from .chat_template import ChatMessage, ChatTemplate, TemplateChoice
 from .conversation import Conversation
 from .reasoning import splitter
 from .setup import Setup
-from .text import Part, TextStream
+from .text import Part, TextStream, token_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +167,8 @@ class Session:
 
         It costs no forward, since the model does not read it, and it outlives `start_over`.
         """
-        encoded = self.loaded.tokenizer(text, add_special_tokens=False, verbose=False)
-        vocabulary = self.decoder.facts.vocabulary
-        ids = [int(i) for i in encoded["input_ids"] if i < vocabulary]
+        encoded = token_ids(self.loaded.tokenizer, text, special=False)
+        ids = [i for i in encoded if i < self.decoder.facts.vocabulary]
         if ids not in self._draft_texts:
             self._draft_texts.append(ids)
             self.drafts.learn_text(ids)
@@ -208,7 +207,7 @@ class Session:
         Raises:
             NoEmbeddingError: the checkpoint has no embedding for one.
         """
-        ids = self.loaded.tokenizer(prompt, verbose=False)["input_ids"]
+        ids = token_ids(self.loaded.tokenizer, prompt)
         return self._embedded(ids, prompt, "the tokenizer belongs to another model")
 
     def encode_chat(

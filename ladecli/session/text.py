@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
+
+from ..errors import UsageError
+from ..visualize import one_line
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 HIDDEN = "\ufdd0"
@@ -15,6 +18,21 @@ class Tokenizer(Protocol):
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """The text of some tokens."""
+
+
+def token_ids(tokenizer: Any, text: str, *, special: bool = True) -> list[int]:
+    """The ids of a text; `special` is whether with the special tokens that the tokenizer adds.
+
+    Raises:
+        UsageError: the tokenizer is damaged, or cannot encode this text.
+    """
+    try:
+        # The limit of the context is checked elsewhere.
+        found = tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
+    except Exception as error:  # that of tokenizers has no class of its own
+        reason = one_line(str(error) or type(error).__name__)
+        raise UsageError(f"the model's tokenizer cannot encode this text ({reason})") from error
+    return [int(i) for i in found]
 
 
 class Detokenizer:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import re
+import stat
 import sys
 import zipfile
 from collections import Counter
 from importlib import metadata
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
@@ -155,6 +157,8 @@ def check_config(name: str, folder: Path) -> None:
         LoadError: the message begins with the model's name.
     """
     config, again = Config({}), "download or copy it again"
+    if irregular := _irregular(folder):
+        raise LoadError(f"{name} {irregular}")
     try:
         for file in ("config.json", GENERATION):
             with contextlib.suppress(FileNotFoundError):  # to be downloaded, or there is none
@@ -172,6 +176,16 @@ def check_config(name: str, folder: Path) -> None:
         )
     if config.fault:
         raise LoadError(f"{name}: {config.fault}; {again}")
+
+
+def _irregular(folder: Path) -> str | None:
+    """What is said of a folder with a pipe or a device, whose reader waits, or never ends."""
+    for path in sorted(folder.iterdir()):
+        with contextlib.suppress(OSError):  # a link to nothing
+            mode = path.stat().st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                return f"holds {path.name}, which is no regular file; delete it"
+    return None
 
 
 def check_gguf(name: str, path: Path) -> None:
@@ -198,13 +212,15 @@ def missing(folder: Path) -> str | None:
             if any(folder.glob(pattern)):
                 return what
         return "holds no config.json; give a folder in Hugging Face format"
+    if irregular := _irregular(folder):
+        return irregular
     try:
         files = weight_files(folder)
     except LoadError as error:
         return str(error)
     if not files:
         return "holds no weights; download or copy model.safetensors"
-    if absent := sum(not path.is_file() for path in files):  # a dangling link is no file
+    if absent := sum(not os.path.isfile(path) for path in files):  # a dangling link is no file
         return f"holds {len(files) - absent} of {len(files)} files of weights; download the rest"
     tokenizers = [path for pattern in TOKENIZERS for path in folder.glob(pattern)]
     if not tokenizers:
@@ -329,6 +345,8 @@ def weight_files(folder: Path) -> list[Path]:
             return [folder / name]
         try:
             shards = read_object(folder / f"{name}.index.json")["weight_map"].values()
+            if any(shard.startswith("/") or ".." in PurePath(shard).parts for shard in shards):
+                raise LoadError(f"{name}.index.json names files outside of its folder")
             return [folder / shard for shard in sorted(set(shards))]
         except FileNotFoundError:
             continue
@@ -341,7 +359,7 @@ def stored_tensors(folder: Path) -> list[Tensor]:
     """The tensors in those safetensors files of a model that exist; LoadError if one is damaged."""
     found = []
     for path in weight_files(folder):
-        if path.suffix != ".safetensors" or not path.is_file():
+        if path.suffix != ".safetensors" or not os.path.isfile(path):
             if _is_cut(path):
                 raise LoadError(f"{path.name} is damaged or cut off (its end is missing)")
             continue

@@ -74,7 +74,10 @@ def _checked(step: TextStep) -> TextStep:
         "pieces": len(step.pieces) == len(step.token_ids) > 0,
         "parents": size == len(detail.parents) == len(detail.sources)
         and all(-1 <= parent < node for node, parent in enumerate(detail.parents)),
-        "accepted": all(0 <= node < size for node in detail.accepted),
+        "accepted": all(
+            0 <= node < len(detail.parents) and detail.parents[node] == before
+            for before, node in zip((-1, *detail.accepted), detail.accepted, strict=False)
+        ),
         "window": all(row and len(row) == len(detail.outputs) for row in detail.window),
         "sources": all(map(str.isprintable, [*sources, *detail.sources])),
     }

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn, TextIO
 
-from rich.console import COLOR_SYSTEMS, Console
+from rich.console import COLOR_SYSTEMS, Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
 
 from ..metrics import Tally
-from ..visualize import Thinking, Writer, printable, statistics_line
+from ..visualize import Thinking, Writer, one_line, printable, statistics_line
 
 DRAWN_EVERY = 0.1
 """Seconds from one drawing of a bar to the next, at least."""
@@ -27,7 +29,17 @@ def is_dumb() -> bool:
 
 
 class _Console(Console):
-    """A console that leaves a closed pipe to its caller, instead of ending the program."""
+    """A console that prints nothing that drives the terminal, whatever names and texts hold; and
+    that leaves a closed pipe to its caller, instead of ending the program.
+    """
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        """The segments of what is printed; movements of the cursor are Rich's alone."""
+        for segment in super().render(renderable, options):
+            text = segment.text
+            yield segment if segment.control else segment._replace(text=printable(text))
 
     def on_broken_pipe(self) -> NoReturn:
         raise
@@ -87,7 +99,7 @@ class Terminal:
         """Notices on stderr."""
         if not self.quiet:
             for line in lines:
-                print(f"lade: {printable(line)}", file=sys.stderr)
+                print(f"lade: {one_line(line)}", file=sys.stderr)
 
     def thinking(self) -> Thinking:
         """What says on stderr, where that is a terminal, that reasoning comes first."""
@@ -106,7 +118,7 @@ class Terminal:
         if self.quiet or not sys.stderr.isatty():
             yield
             return
-        with self.console(sys.stderr).status(f"{what} …"):
+        with self.console(sys.stderr).status(Text(f"{one_line(what)} …")):
             yield
 
     @contextlib.contextmanager

@@ -1,0 +1,86 @@
+"""Does a damaged file ever lead to an internal error, a hang, or another text?
+
+    python benchmarks/fuzz.py --cases 30000 --json benchmarks/results/fuzz.json
+    python benchmarks/fuzz.py --kind model --first 17 --cases 1     # one case again
+
+Config files, profiles, chats, pools, traces, results, prompts, templates, adapters, models and GGUF
+files, with a change at random, at the doors of the program; see `tests/fuzzing.py`.  The extra
+`test` is needed.  It exits with 1 where a case fails; `--keep FOLDER` keeps the files of those.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+os.environ.update(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", TRITON_INTERPRET="1")
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+from common import print_head, print_row, save
+
+from tests import fuzzing
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", type=int, default=30_000, help="of all kinds together")
+    parser.add_argument("--first", type=int, default=0, help="number of the first case")
+    parser.add_argument("--kind", action="append", help="these kinds alone")
+    parser.add_argument("--keep", type=Path, help="a folder for the files of failing cases")
+    parser.add_argument("--json", type=Path, help="write the figures here too")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as place:
+        os.environ.update(HOME=place, HF_HOME=place, XDG_CACHE_HOME=place)
+        return fuzz(args, Path(place))
+
+
+def fuzz(args: argparse.Namespace, place: Path) -> int:
+    """Run the cases, and print what came of them."""
+    every = fuzzing.kinds_of(place / "base")
+    kinds = {name: kind for name, kind in every.items() if name in (args.kind or every)}
+    total = sum(kind.share for kind in kinds.values())
+    figures: dict[str, dict[str, int]] = {}
+    print_head("kind", "cases", "accepted", "compared with generate", "failed", "seconds")
+    for name, kind in kinds.items():
+        began, count = time.monotonic(), round(args.cases * kind.share / total)
+        found = Counter(cases=0, accepted=0, compared=0, failed=0)
+        for number in range(args.first, args.first + count):
+            outcome = fuzzing.run(kinds, name, number, place / "case")
+            found["cases"] += 1
+            found["accepted"] += outcome.code == 0
+            found["compared"] += outcome.compared
+            if outcome.fault is not None:
+                found["failed"] += 1
+                told(outcome)
+                if args.keep:
+                    keep(place / "case", args.keep / outcome.name.replace(" ", "-"))
+        figures[name] = {**found, "seconds": round(time.monotonic() - began)}
+        print_row(name, *figures[name].values())
+    print_row("all", *(sum(each[key] for each in figures.values()) for key in (*found, "seconds")))
+    save(args, figures)
+    return int(any(each["failed"] for each in figures.values()))
+
+
+def told(outcome: fuzzing.Outcome) -> None:
+    """Say what a case came to."""
+    print(f"{outcome.name}: {outcome.fault}", file=sys.stderr)
+    print(f"  {outcome.arguments}\n  {outcome.err[-500:]!r}", file=sys.stderr, flush=True)
+
+
+def keep(folder: Path, kept: Path) -> None:
+    """Copy the files of a case."""
+    with contextlib.suppress(shutil.Error):  # pipes
+        shutil.copytree(folder, kept, symlinks=True, dirs_exist_ok=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,199 @@
+"""Damaged files of every kind at the doors, and what they found; `benchmarks/fuzz.py` runs more."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ladecli.session import limited
+
+from . import fuzzing
+
+pytest.importorskip("gguf")
+CASES = 500
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, fuzzing.Kind]:
+    return fuzzing.kinds_of(tmp_path_factory.mktemp("sound"))
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Templates that never end are waited for as long as it takes to see that."""
+    monkeypatch.setattr(limited, "SECONDS", 0.2)
+    monkeypatch.setattr(limited, "MEMORY", 100 << 20)
+
+
+@pytest.mark.slow
+def test_no_damaged_file_leads_to_an_internal_error(
+    kinds: Mapping[str, fuzzing.Kind], tmp_path: Path
+) -> None:
+    total = sum(kind.share for kind in kinds.values())
+    for name, kind in kinds.items():
+        assert fuzzing.run(kinds, name, -1, tmp_path / "case").code == 0, "of what is sound"
+        for number in range(round(CASES * kind.share / total)):
+            outcome = fuzzing.run(kinds, name, number, tmp_path / "case")
+            assert outcome.fault is None, (outcome.name, outcome.arguments, outcome.err[-300:])
+
+
+# What was found.
+
+
+def test_toml_that_is_nested_too_deeply(lade: Any) -> None:
+    home = Path(os.environ["XDG_CONFIG_HOME"]) / "lade"
+    home.mkdir()
+    (home / "config.toml").write_text("budget = " + "[" * 5000)
+    assert "is not valid TOML: it is nested too deeply" in lade("config", "show").refused()
+
+
+def test_a_result_of_measures_that_nobody_took(
+    kinds: Mapping[str, fuzzing.Kind], lade: Any, tmp_path: Path
+) -> None:
+    (files,) = kinds["bench"].seeds
+    stated = json.loads(files["a.json"])
+    for name, steps in (("a", 1e-300), ("b", 1e12)):
+        runs = [run | {"step_seconds": [steps]} for run in stated["runs"]]
+        (tmp_path / f"{name}.json").write_text(json.dumps(stated | {"runs": runs}))
+    assert lade("bench", "compare", str(tmp_path / "a.json"), str(tmp_path / "b.json")).code == 0
+    runs = [run | {"tokens": 10**400} for run in stated["runs"]]
+    (tmp_path / "a.json").write_text(json.dumps(stated | {"runs": runs}))
+    told = lade("bench", "compare", str(tmp_path / "a.json"), str(tmp_path / "b.json")).refused()
+    assert "runs 1 tokens" in told
+
+
+def test_a_step_accepts_one_branch(
+    kinds: Mapping[str, fuzzing.Kind], lade: Any, tmp_path: Path
+) -> None:
+    (files,) = kinds["trace"].seeds
+    (tmp_path / "a").write_bytes(files["a.jsonl"].replace(b'"accepted":[1,3]', b'"accepted":[3,3]'))
+    assert "accepted that no step has" in lade("replay", str(tmp_path / "a"), "--step").refused()
+
+
+def test_an_adapter_of_no_model(
+    kinds: Mapping[str, fuzzing.Kind], lade: Any, tmp_path: Path
+) -> None:
+    (files,) = kinds["adapter"].seeds
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    setting("adapter_config.json", base_model_name_or_path=["x"])(tmp_path)
+    told = lade("generate", str(tmp_path), "-p", "hi").refused(1)
+    assert "base_model_name_or_path is no text" in told
+
+
+ENDLESS = {
+    "loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "a power": "{{ (10 ** (10**9)) > 1 }}",
+    "a long text": "{{ 'a' * 10**12 }}",
+    "a text that doubles": "{% set n = namespace(x='aaaaaaaa') %}{% for i in range(60) %}"
+    "{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}",
+    "a long prompt": "{{ 'a' * 9000000 }}{{ messages[0].content }}",
+}
+
+
+@pytest.mark.parametrize("case", ENDLESS)
+def test_a_template_without_an_end_is_refused(
+    case: str, lade: Any, model_folder: str, tmp_path: Path
+) -> None:
+    (tmp_path / "t.jinja").write_text(ENDLESS[case] + "{{ messages[0].content }}")
+    asked = ("-p", "hi", "--chat-template", str(tmp_path / "t.jinja"))
+    told = lade("generate", model_folder, *asked).refused()
+    assert f"the chat template {tmp_path / 't.jinja'} " in told
+    assert "s more than" in told
+    assert "--raw" in told
+
+
+REACHING = (
+    "''.__class__.__mro__[1].__subclasses__()",
+    "cycler.__init__.__globals__.os.getcwd()",
+    "lipsum.__globals__.os",
+    "messages.append(1)",
+)
+
+
+@pytest.mark.parametrize("expression", REACHING)
+def test_a_template_does_not_reach_for_python(
+    expression: str, lade: Any, model_folder: str, tmp_path: Path
+) -> None:
+    (tmp_path / "t.jinja").write_text(f"{{{{ {expression} }}}}{{{{ messages[0].content }}}}")
+    asked = ("-p", "hi", "--chat-template", str(tmp_path / "t.jinja"), "-n", "1")
+    told = lade("generate", model_folder, *asked)
+    assert (told.code, told.out) == (2, ""), told.out
+
+
+def test_what_a_template_raises_is_one_line(lade: Any, model_folder: str, tmp_path: Path) -> None:
+    (tmp_path / "t.jinja").write_text("{{ raise_exception('a\nb\x1b[2J' ~ 'c' * 10**6) }}")
+    asked = ("-p", "hi", "--chat-template", str(tmp_path / "t.jinja"))
+    told = lade("generate", model_folder, *asked).refused()
+    assert "a b[2Jccc" in told
+    assert len(told) < 2000
+
+
+def index(**named: Any) -> Callable[[Path], object]:
+    """Let a model's weights stand where an index says."""
+
+    def change(folder: Path) -> None:
+        (folder / "model.safetensors").rename(folder / "x.safetensors")
+        stated = json.dumps({"weight_map": named})
+        (folder / "model.safetensors.index.json").write_text(stated)
+
+    return change
+
+
+def pipe(name: str) -> Callable[[Path], object]:
+    """Put a pipe in place of a file."""
+
+    def change(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+
+    return change
+
+
+def endless(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.json").symlink_to("/dev/zero")
+
+
+def setting(file: str, **values: Any) -> Callable[[Path], object]:
+    """Let a file say something else."""
+
+    def change(folder: Path) -> None:
+        path = folder / file
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    return change
+
+
+FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "outside": (index(a="x.safetensors", b="../x.safetensors"), "files outside of its folder"),
+    "absolute": (index(a="/etc/passwd"), "files outside of its folder"),
+    "no name": (index(a=5), "names no files"),
+    "a long name": (index(a="x" * 300), "0 of 1 files"),
+    "pipe": (pipe("tokenizer.json"), "tokenizer.json, which is no regular file"),
+    "pipe of weights": (pipe("model.safetensors"), "model.safetensors, which is no regular file"),
+    "endless": (endless, "tokenizer.json, which is no regular file"),
+    "layers": (setting("config.json", num_hidden_layers=10**9), "num_hidden_layers is 1000000000"),
+    "length": (setting("tokenizer_config.json", model_max_length="x"), "tokenizer cannot encode"),
+    "unknown": (setting("tokenizer_config.json", unk_token=5), "tokenizer"),
+}
+
+
+@pytest.mark.parametrize("case", FOLDERS)
+def test_a_folder_that_is_no_sound_model(
+    case: str, lade: Any, model_folder: str, tmp_path: Path
+) -> None:
+    change, message = FOLDERS[case]
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder, folder)
+    change(folder)
+    told = lade("generate", str(folder), "-p", "hi", "--raw", "-n", "1", "--offline")
+    assert told.code in (1, 2)
+    assert told.err.count("\n") == 1
+    assert message in told.err
