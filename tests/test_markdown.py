@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -225,3 +227,36 @@ def test_reasoning_is_dim_and_labelled() -> None:
     assert ("Yes", "italic") in styles_of(rows[-1])
     hidden = MarkdownRenderer(True, False, reasoning=False)
     assert [row.plain for row in (*hidden.feed(pieces, 80)[0], *hidden.flush(80))] == ["*Yes*"]
+
+
+# Texts that are hard to set.
+
+BOMBS = {
+    "one line": "a" * 300_000,
+    "words": "word " * 60_000,
+    "quotes": "> " * 50_000 + "x",
+    "stars": "*" * 50_000 + "x" + "*" * 50_000,
+    "lists": "".join(f"{' ' * (2 * depth)}- x\n" for depth in range(1000)),
+    "links": "[" * 50_000 + "x" + "](y)" * 10_000,
+    "table": "|" * 20_000 + "\n" + "|-" * 10_000 + "|\n",
+    "code": "```python\n" + "(" * 50_000 + "\n```\n" + "`" * 50_000,
+    "combining": "e" + "\u0301" * 100_000,
+    "wide": "你" * 30_000,
+    "headings": "#" * 50_000 + " x\n" + "# x\n" * 2000,
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_text_that_is_hard_to_set(bomb: str) -> None:
+    """All of it is there, the same however it comes, and at a cost that grows as it does."""
+    text = BOMBS[bomb]
+    shown = []
+    for size in (20_000, 997):
+        renderer, rows = MarkdownRenderer(True, True), []
+        for start in range(0, len(text), size):
+            complete, _ = renderer.feed([Piece(text[start : start + size])], 80)
+            rows += complete
+        rows += renderer.flush(80)
+        shown.append([row.plain for row in rows])
+    assert shown[0] == shown[1]
+    assert re.sub(r"\s", "", "".join(shown[0])) == re.sub(r"\s", "", text)

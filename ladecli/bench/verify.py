@@ -115,7 +115,7 @@ def _show(result: Comparison | Sampled, title: str, console: Console) -> None:
     """Print single findings and, last, the verdict."""
     findings = [*result.details, *(f"skipped {row.row}: {row.reason}" for row in result.skipped)]
     for line in (title, *findings[:SHOWN]):
-        screen.line(console, printable(line))
+        screen.line(console, line)
     if len(findings) > SHOWN:
         screen.line(console, f"… and {len(findings) - SHOWN} more; --json has all")
     if result.interrupted:

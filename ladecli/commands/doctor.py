@@ -30,7 +30,7 @@ from ..specs.memory import told as size_of
 from ..specs.model_files import version
 from ..view import screen
 from ..view.terminal import Terminal
-from ..visualize import counted, printable
+from ..visualize import counted
 from . import config
 
 if TYPE_CHECKING:
@@ -151,9 +151,9 @@ def _print(finding: Finding, console: Console) -> None:
     mark, style = _LOOKS[finding.level]
     # The level is a word, too: not every reader sees colours.
     level = f"{finding.level}: " if finding.level in (WARNING, PROBLEM) else ""
-    screen.line(console, printable(f"  {mark} {finding.name:<18} {level}{finding.value}"), style)
+    screen.line(console, f"  {mark} {finding.name:<18} {level}{finding.value}", style)
     if finding.fix:
-        screen.line(console, printable(f"{'':23}-> {finding.fix}"), "cyan")
+        screen.line(console, f"{'':23}-> {finding.fix}", "cyan")
 
 
 def torch_works(_request: DoctorRequest) -> Iterator[Finding]:

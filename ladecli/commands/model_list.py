@@ -276,7 +276,7 @@ def _print_table(models: list[Model], terminal: Terminal) -> None:
     screen.print_table(screen.Table("Models on this machine", columns, tuple(rows)), console)
     for model in models:
         for note in model.notes:
-            screen.line(console, printable(f"{model.name}: {note}"), "dim")
+            screen.line(console, f"{model.name}: {note}", "dim")
 
 
 def _tokens(count: int) -> str:

@@ -31,7 +31,7 @@ from ..specs.device import Rates
 from ..specs.memory import FULL, ModelSpec
 from ..view import screen
 from ..view.terminal import Terminal
-from ..visualize import counted, printable
+from ..visualize import counted
 from .links import Links, links_of
 
 if TYPE_CHECKING:
@@ -396,10 +396,10 @@ def _show(plan: Plan, console: Console) -> None:
     spec = plan.spec
     size = f"{user.short(spec.parameters)} parameters, {memory.told(spec.weight_bytes)}"
     model = f"{plan.model} in {spec.weights} ({size}) on {plan.gpu.description}"
-    screen.line(console, printable(f"{model}: estimated, not measured"))
+    screen.line(console, f"{model}: estimated, not measured")
     screen.line(console, plan.conclusion, "bold")
     for text in map(plan.verdict, MODES):
-        screen.line(console, printable(text))
+        screen.line(console, text)
     console.print()
     titles = ("GPUs", "ms/step", "tokens/step", "tokens/s", "speed-up", "efficiency")
     columns = (screen.Column("mode", number=False), *map(screen.Column, titles))
@@ -416,4 +416,4 @@ def _show(plan: Plan, console: Console) -> None:
     console.print()
     screen.line(console, "Assumptions", "bold")
     for text in plan.assumptions:
-        screen.line(console, printable(f"- {text}"))
+        screen.line(console, f"- {text}")

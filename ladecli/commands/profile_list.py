@@ -99,18 +99,18 @@ def run_show(request: ProfileRequest) -> int:
         settings = [{"model": model, **_settings(choice)}]
         return _print(**found, settings=settings, notices=list(notices))
     console = _console(terminal, notices)
-    screen.line(console, printable(f"{profile.name}: {profile.description}"), "bold")
+    screen.line(console, f"{profile.name}: {profile.description}", "bold")
     _print_pairs(_facts(profile), console)
-    screen.line(console, printable(f"\nfor {model}"), "bold")
+    screen.line(console, f"\nfor {model}", "bold")
     for origin, values in _by_origin(choice).items():
-        screen.line(console, printable(origin))
+        screen.line(console, origin)
         _print_pairs(values, console)
     return 0
 
 
 def _print_pairs(pairs: Iterable[tuple[str, str]], console: Console) -> None:
     for name, text in pairs:
-        screen.line(console, printable(f"  {name:<12} {text}"))
+        screen.line(console, f"  {name:<12} {text}")
 
 
 def _find(

@@ -137,7 +137,9 @@ class LookaheadConfig:
         """
         if "trajectory" not in self.sources:
             return 1
-        return max(r * (self.window + self.ngram - 1 - r) for r in range(1, self.ngram))
+        together = self.window + self.ngram - 1
+        rows = min(together // 2, self.ngram - 1)
+        return rows * (together - rows)
 
     @property
     def step_limit(self) -> int:

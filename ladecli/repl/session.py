@@ -333,4 +333,4 @@ class Chat:
         switch = f"Ctrl-T token colors {'on' if self.request.token_colors else 'off'}"
         colors = "" if self.console.no_color else switch
         parts = (f"{min(self.used, limit)}/{limit} tokens", attached, "/help", colors)
-        return SEPARATOR.join(filter(None, (self.session.loaded.name, *parts)))
+        return printable(SEPARATOR.join(filter(None, (self.session.loaded.name, *parts))))

@@ -62,6 +62,8 @@ _CODE_STYLES = {
 }
 _MAX_STATES = 200
 """Nested states of a lexer; broken code can make it push without end."""
+_LONGEST = 5000
+"""Characters of a line that are set together: setting them again and again costs their square."""
 _WRAPPER = Console()
 """What Rich's wrapping asks for, and uses for justified text alone."""
 
@@ -84,6 +86,7 @@ class MarkdownRenderer:
         self._dim = False  # whether the line is reasoning, or a label
         self._line: list[Piece] = []  # not ended yet
         self._start = 0  # characters of it that are in complete rows
+        self._goes_on = False  # whether it is the rest of a longer one, and no heading or list
         self._fence = ""  # the opening fence, in code
         self._highlighter: Highlighter | None = None
 
@@ -100,10 +103,10 @@ class MarkdownRenderer:
         for span in chain.from_iterable(map(self._sections.of, pieces)):
             self._dim = span.dim  # it changes between lines alone
             first, *others = printable(span.text).split("\n")
-            self._line.append(Piece(first, span.source))
+            complete += self._add(first, span.source, width)
             for part in others:
                 complete += self._end_line(width)
-                self._line.append(Piece(part, span.source))
+                complete += self._add(part, span.source, width)
         *rows, unfinished = self._rows(width)
         return complete + rows, unfinished
 
@@ -111,9 +114,27 @@ class MarkdownRenderer:
         """The rest of the text, at its end."""
         return self._end_line(width) if any(piece.text for piece in self._line) else []
 
+    def _add(self, text: str, source: str | None, width: int) -> list[Text]:
+        """Add text to the line; returns the rows that leave it because it is too long."""
+        complete = []
+        room = _LONGEST - len(self._plain())
+        while len(text) > room:
+            self._line.append(Piece(text[:room], source))
+            text = text[room:]
+            *rows, _ = self._rows(width)
+            line = self._styled()
+            complete += rows if self._start else [line]  # such as blanks alone
+            rest = line.plain[self._start :] if self._start else ""
+            self._line, self._start, self._goes_on = [Piece(rest, source)], 0, True
+            room = _LONGEST - len(rest)
+        self._line.append(Piece(text, source))
+        return complete
+
     def _end_line(self, width: int) -> list[Text]:
         rows, plain = self._rows(width), self._plain()
-        if self._closes(plain):
+        if self._goes_on:
+            self._goes_on = False
+        elif self._closes(plain):
             self._fence, self._highlighter = "", None
         elif self._highlighter:
             self._highlighter.style(Text(plain), ended=True)
@@ -142,7 +163,7 @@ class MarkdownRenderer:
 
     def _wrapped(self, line: Text, width: int) -> list[Text]:
         """Rows of prose: broken at words, and hanging below the mark of a list or a quotation."""
-        lead = _LEAD.match(line.plain)
+        lead = None if self._goes_on else _LEAD.match(line.plain)
         hang = lead.end() if lead and self.markdown else 0
         if hang > (width - 1) // 2:
             hang = 0
@@ -151,10 +172,12 @@ class MarkdownRenderer:
             at = max(self._start, hang)
             # One row at a time, and from a bounded part of the line: rows must not depend on how
             # much of it is there.
-            row, *others = line[at : at + 16 * width].wrap(_WRAPPER, width - hang, overflow="fold")
+            end = at + 16 * width
+            row, *others = line[at:end].wrap(_WRAPPER, width - hang, overflow="fold")
             following = line.plain[at + len(row.plain.rstrip()) :].lstrip()
             rows.append((Text(" " * hang) if self._start else line[:hang]).append_text(row))
-            if not others or not following:
+            # Blanks, and accents without letters, fill no row.
+            if not following or (not others and end >= len(line)):
                 return rows
             rows[-1].rstrip()
             self._start = len(line) - len(following)
@@ -183,6 +206,9 @@ class MarkdownRenderer:
             self._highlighter.style(line)
 
     def _style_prose(self, line: Text) -> None:
+        if self._goes_on:
+            self._style_inline(line, 0, len(line))
+            return
         lead = _LEAD.match(line.plain)
         assert lead is not None
         # Colours are those of sources, where they are shown.
