@@ -1,0 +1,437 @@
+"""Does it last, and is anything lost?  Long sessions, interruptions, kills, and disks that refuse.
+
+    python benchmarks/endurance.py --json benchmarks/results/endurance.json
+    python benchmarks/endurance.py --quick                     # a smoke run of two minutes
+    python benchmarks/endurance.py --only kills --only disks
+
+Programs are real ones, in pipes or terminals of their own.  The extra `test` is needed, and root
+for disks that are full or cannot be written to.  It exits with 1 where something does not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+os.environ.update(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1")
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import psutil
+from common import print_head, print_row, save
+
+from tests import forked
+from tests.screens import Terminal
+
+QUESTION = "What is lookahead decoding?"
+SHORT = ("-n", "12", "--temperature", "0")
+FINISHED = re.compile(r"\d+ tokens? in \d+ step")
+
+
+class Report:
+    """What was done, how often, and what did not hold."""
+
+    def __init__(self) -> None:
+        self.figures: dict[str, Any] = {}
+        self.faults: list[str] = []
+
+    def row(self, name: str, **figures: Any) -> None:
+        """Add figures of one part."""
+        self.figures[name] = figures
+        print_row(name, ", ".join(f"{key} {value}" for key, value in figures.items()))
+
+    def holds(self, condition: object, what: str) -> None:
+        """Note what must hold, and does not."""
+        if not condition:
+            self.faults.append(what)
+            print(f"FAULT: {what}", file=sys.stderr, flush=True)
+
+
+# A long session.
+
+
+def long_session(report: Report, quick: bool, place: Path) -> None:
+    """One answer of 50,000 tokens in a context of 64k: memory, and the time of a plain step."""
+    import torch
+
+    from ladecli.decoder.config import Limits, LookaheadConfig
+    from ladecli.decoder.events import Step
+    from ladecli.decoder.load import load_decoder
+    from ladecli.decoder.strategies import make_strategy
+    from tests.families import new_model
+
+    torch.set_num_threads(1)
+    tokens, block = (2_000, 250) if quick else (50_000, 5_000)
+    for strategy in ("autoregressive", "lookahead"):
+        model = new_model("llama", max_position_embeddings=1 << 16)
+        decoder = load_decoder(model)
+        ids: list[int] = []
+        memory, seconds = [], []
+        steps = last = 0
+        times: list[float] = []
+        config = LookaheadConfig(budget=16, sources=("context", "recycled"))
+        began = time.perf_counter()
+        for event in decoder.generate(
+            [5, 6, 7], make_strategy(strategy, config), None, Limits(tokens)
+        ):
+            if not isinstance(event, Step):
+                continue
+            ids += [token.id for token in event.tokens]
+            steps += 1
+            times.append(event.seconds)
+            if len(ids) // block > last:
+                last = len(ids) // block
+                memory.append(psutil.Process().memory_info().rss / 1e6)
+                seconds.append(statistics.median(times[1:]))
+                times = []
+        # Attention reads all keys, so a step may grow in proportion to the text and no faster.
+        half = len(seconds) // 2
+        slope = (seconds[half] - seconds[0]) / half
+        expected = seconds[0] + slope * (len(seconds) - 1)
+        report.row(
+            f"{tokens:,} tokens, {strategy}",
+            minutes=round((time.perf_counter() - began) / 60, 1),
+            steps=steps,
+            **{
+                "MB after each part": [round(each) for each in memory],
+                "ms per step": [round(1000 * each, 2) for each in seconds],
+                "last over a line through the first half": round(seconds[-1] / expected, 2),
+            },
+        )
+        report.holds(len(ids) == tokens, f"{strategy}: {len(ids)} tokens of {tokens}")
+        report.holds(seconds[-1] < 1.3 * expected, f"{strategy}: steps grow faster than the text")
+        kept = 64 * (memory[-1] - memory[0]) / (tokens / 1000) / 64
+        report.holds(quick or kept < 3, f"{strategy}: {kept:.1f} MB more per thousand tokens")
+
+
+# Chats.
+
+
+def turns(report: Report, quick: bool, place: Path) -> None:
+    """Turns of a chat, each saved and loaded again."""
+    count, file = 30 if quick else 500, place / "chat.json"
+    lines = [f"{QUESTION} {number}\n/save {file}\n/load {file}" for number in range(count)]
+    state = {"XDG_STATE_HOME": str(place / "state")}
+    began, memory = time.perf_counter(), []
+    asked_for = ("chat", "demo", *SHORT, "--max-context", "400")
+    program = forked.Program(*asked_for, text="\n".join(lines) + "\n", **state)
+    while program.process.exitcode is None:
+        with suppress(psutil.Error):
+            memory.append(psutil.Process(program.pid).memory_info().rss / 1e6)
+        time.sleep(0.1)
+    done = program.ended()
+    messages = json.loads(file.read_text())["messages"]
+    asked = [each["content"] for each in messages if each["role"] == "user"]
+    report.row(
+        f"{count} turns with /save and /load",
+        seconds=round(time.perf_counter() - began),
+        **{
+            "messages": len(messages),
+            "kB": file.stat().st_size // 1000,
+            "MB at a third and at the end": [round(memory[len(memory) // 3]), round(memory[-2])],
+        },
+    )
+    report.holds(done.returncode == 0, f"a chat of {count} turns ends with {done.stderr[-300:]}")
+    report.holds(len(messages) == 2 * count, f"{len(messages)} messages of {count} turns")
+    report.holds(
+        asked == [f"{QUESTION} {n}" for n in range(count)], "messages are in another order"
+    )
+
+
+def interruptions(report: Report, quick: bool, place: Path) -> None:
+    """Ctrl-C at random moments; the next reply is that of a fresh chat."""
+    count, draw, file = 15 if quick else 200, random.Random(1), place / "reply.json"
+    stopped = 0
+    with Terminal(
+        "chat", "demo", "--temperature", "0", "-n", "300", lines=50, env=_home(place)
+    ) as chat:
+        chat.wait("/help")
+
+        def ready() -> None:
+            chat.wait(lambda _: any(row.startswith(">") for row in chat.rows()), "prompt")
+
+        def reply() -> str:
+            file.unlink(missing_ok=True)
+            for line in ("/reset", "/set max-new-tokens 24", QUESTION, f"/save {file}"):
+                chat.enter(line)
+                chat.read(0.05)
+            until = time.monotonic() + 60
+            while not file.exists() and time.monotonic() < until:
+                chat.read(0.05)
+            chat.enter("/set max-new-tokens 300")
+            return str(json.loads(file.read_text())["messages"][-1]["content"])
+
+        ready()
+        fresh = reply()
+        for number in range(count):
+            chat.enter(f"Tell me everything, please, number {number}.")
+            chat.read(draw.choice((0.0, draw.random() * 0.1, draw.random() * 0.6)))
+            before = len(chat.raw)
+            chat.send("\x03")
+            chat.read(0.2)
+            stopped += b"(stopped)" in chat.raw[before:]
+            got = reply()
+            report.holds(got == fresh, f"after Ctrl-C {number}: {got!r} in place of {fresh!r}")
+        chat.enter("/exit")
+        code = chat.close()
+    report.row(
+        f"{count} Ctrl-C at random moments", **{"replies stopped": stopped, "exit code": code}
+    )
+    report.holds(code == 0, f"the chat ends with {code}")
+
+
+# Kills.
+
+
+def kills(report: Report, quick: bool, place: Path) -> None:
+    """SIGKILL at random moments of a chat: what was finished is there, and it goes on."""
+    count, draw = 4 if quick else 30, random.Random(2)
+    lost = finished = 0
+    for number in range(count):
+        home = _home(place / f"killed-{number}")
+        with Terminal("chat", "demo", *SHORT, lines=60, env=home) as chat:
+            chat.wait("/help")
+            until = time.monotonic() + draw.random() * 4
+            for message in range(1000):
+                chat.enter(f"message {message} of {number}")
+                chat.read(draw.random() * 0.3)
+                if time.monotonic() > until:
+                    break
+            os.kill(chat.child.pid, signal.SIGKILL)
+            chat.read(0.3)
+            done = len(FINISHED.findall(chat.text()))
+        file = place / f"killed-{number}.json"
+        again = ("chat", "demo", "--continue", *SHORT)
+        went_on = forked.lade(*again, text=f"/save {file}\none more\n", **home)
+        if done == 0 and "there is no conversation" in went_on.stderr:
+            continue
+        said = went_on.stderr[-300:]
+        report.holds(went_on.returncode == 0, f"--continue after kill {number}: {said}")
+        messages = json.loads(file.read_text())["messages"] if file.exists() else []
+        replies = [each for each in messages if each["role"] == "assistant"]
+        whole = sum(bool(each["content"]) and not each["interrupted"] for each in replies)
+        finished += done
+        lost += max(done - whole, 0)
+        report.holds(whole >= done, f"kill {number}: {whole} of {done} replies")
+    report.row(f"{count} SIGKILLs of a chat", **{"finished replies": finished, "lost": lost})
+
+
+def kills_of_writers(report: Report, quick: bool, place: Path) -> None:
+    """SIGKILL while a pool, a profile or a result is written: the file is old, new or not there."""
+    count, draw = 3 if quick else 30, random.Random(3)
+    pool, result = place / "pool", place / "result.json"
+    home = _home(place / "home")
+    small = place / "small.jsonl"
+    small.write_text('{"prompt": "def "}\n')
+    methods = ("--strategies", "autoregressive,lookahead", "--repeat", "1")
+    commands: dict[str, tuple[tuple[str, ...], Callable[[], bool]]] = {
+        "--pool-file": (
+            ("generate", "demo", "-p", "def ", "--raw", "-n", "60", "--pool-file", str(pool)),
+            lambda: (
+                not pool.exists()
+                or forked.lade(*commands["--pool-file"][0], **home).returncode == 0
+            ),
+        ),
+        "tune": (
+            ("tune", "demo", "--seconds", "1"),
+            lambda: (
+                "left out" not in (said := forked.lade("profiles", **home)).stderr
+                and said.returncode == 0
+            ),
+        ),
+        "bench": (
+            (
+                "bench",
+                "demo",
+                "--prompts",
+                str(small),
+                *methods,
+                "-n",
+                "8",
+                "--report",
+                str(result),
+            ),
+            lambda: (
+                not result.exists()
+                or forked.lade("bench", "compare", str(result), str(result), **home).returncode == 0
+            ),
+        ),
+    }
+    for name, (arguments, sound) in commands.items():
+        began = time.perf_counter()
+        first = forked.lade(*arguments, **home)
+        usual = time.perf_counter() - began
+        report.holds(first.returncode == 0, f"{name}: {first.stderr[-300:]}")
+        ended = 0
+        for number in range(count):
+            program = forked.Program(*arguments, **home)
+            # Most of all at the end, where files are written.
+            time.sleep(usual * draw.choice((draw.random(), 0.8 + 0.3 * draw.random())))
+            if program.process.exitcode is None:
+                os.kill(program.pid, signal.SIGKILL)
+            program.wait()
+            ended += program.ended().returncode == 0
+            report.holds(sound(), f"{name}: a file is damaged after kill {number}")
+        left = len([*place.rglob(".*.tmp")])
+        report.row(
+            f"{count} SIGKILLs of {name}", **{"ended before": ended, "temporary files left": left}
+        )
+
+
+# Disks.
+
+
+@contextmanager
+def _disk(place: Path, *options: str) -> Iterator[Path]:
+    """A small disk of its own."""
+    place.mkdir(parents=True, exist_ok=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", ",".join(options), "tmpfs", str(place)], check=True
+    )
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def disks(report: Report, quick: bool, place: Path) -> None:
+    """A disk without room, and one that cannot be written to: an answer comes all the same."""
+    if os.name != "posix" or os.geteuid() != 0:
+        print("disks: left out, for only root can mount them", file=sys.stderr)
+        return
+    with _disk(place / "full", "size=256k") as full:
+        pool, chat = full / "pool", full / "chat.json"
+        pool.write_text("old")
+        home = _home(full / "home")
+        (full / "home").mkdir()
+        (full / "filling").write_bytes(b"x" * 100_000)
+        with open(full / "rest", "wb", buffering=0) as rest:
+            try:
+                while True:
+                    rest.write(b"x" * 4096)
+            except OSError:
+                pass
+        _on_a_disk(report, "full", home, full)
+        report.holds(pool.read_text() == "old", "a full disk costs the old pool")
+        report.holds(not chat.exists(), "a file was begun on a full disk")
+    with _disk(place / "fixed", "size=256k") as fixed:
+        (fixed / "home").mkdir()
+        subprocess.run(["mount", "-o", "remount,ro", str(fixed)], check=True)
+        _on_a_disk(report, "read-only", _home(fixed / "home"), fixed)
+
+
+def _on_a_disk(report: Report, kind: str, home: dict[str, str], disk: Path) -> None:
+    """What commands say and do where nothing can be written."""
+    answer = ("generate", "demo", "-p", "def ", "--raw", "-n", "8")
+    calls: dict[str, tuple[tuple[str, ...], str, int | None]] = {
+        "generate": (answer, "", 0),
+        "--trace": ((*answer, "--trace", str(disk / "trace")), "", None),
+        "--html": ((*answer, "--html", str(disk / "page.html")), "", None),
+        "chat": (("chat", "demo", *SHORT), f"{QUESTION}\nagain\n", 0),
+        "/save": (("chat", "demo", *SHORT), f"{QUESTION}\n/save {disk / 'chat.json'}\n", None),
+        "tune": (("tune", "demo", "--seconds", "1"), "", None),
+        "config init": (("config", "init"), "", None),
+        "doctor": (("doctor",), "", 0),
+        "models": (("models",), "", 0),
+    }
+    codes = {}
+    for name, (arguments, text, code) in calls.items():
+        done = forked.lade(*arguments, text=text, **home)
+        codes[name] = done.returncode
+        expected = done.returncode in (1, 2) if code is None else done.returncode == code
+        last = (done.stderr.strip().split("\n") or [""])[-1]
+        sound = expected and "Traceback" not in done.stderr and "--debug shows" not in done.stderr
+        said = done.returncode == 0 or last.startswith("lade: ")
+        report.holds(
+            sound and said, f"{kind} disk, {name}: {done.returncode}, {done.stderr[-300:]}"
+        )
+    report.row(f"a {kind} disk", **{"exit codes": codes})
+
+
+# Company.
+
+
+def company(report: Report, quick: bool, place: Path) -> None:
+    """Two programs at once on one config, pool, profile and folder of chats."""
+    rounds, home = 2 if quick else 20, _home(place / "home")
+    pool = place / "pool"
+    pairs: list[tuple[tuple[str, ...], str]] = [
+        (("config", "init", "--force"), ""),
+        (("generate", "demo", "-p", "def ", "--raw", "-n", "40", "--pool-file", str(pool)), ""),
+    ]
+    for arguments, text in [*pairs * rounds, (("tune", "demo", "--seconds", "1"), "")]:
+        both = [forked.Program(*arguments, text=text, **home) for _ in range(2)]
+        for done in [each.ended() for each in both]:
+            report.holds(
+                done.returncode == 0, f"{arguments[0]} beside itself: {done.stderr[-300:]}"
+            )
+    for _ in range(rounds):
+        with (
+            Terminal("chat", "demo", *SHORT, env=home) as one,
+            Terminal("chat", "demo", *SHORT, env=home) as other,
+        ):
+            for chat in (one, other):
+                chat.wait("/help")
+                chat.enter(QUESTION)
+            for chat in (one, other):
+                chat.wait("tokens in")
+                chat.enter("/exit")
+            report.holds((one.close(), other.close()) == (0, 0), "a chat beside another fails")
+    shown = forked.lade("config", "show", **home)
+    report.holds(shown.returncode == 0, f"the config file: {shown.stderr[-300:]}")
+    report.holds("left out" not in forked.lade("profiles", **home).stderr, "a profile is damaged")
+    chats = [*(place / "home").rglob("chats/*.jsonl")]
+    report.holds(len(chats) == min(2 * rounds, 100), f"{len(chats)} chats of {2 * rounds}")
+    whole = [len(path.read_text().splitlines()) >= 2 for path in chats]
+    report.holds(all(whole), "a chat has the lines of another")
+    report.row(f"{(len(pairs) + 1) * rounds + 1} pairs of programs at once", chats=len(chats))
+
+
+def _home(place: Path) -> dict[str, str]:
+    """Variables of a user's own folders."""
+    return {f"XDG_{kind}_HOME": str(place) for kind in ("CONFIG", "STATE", "CACHE")} | {
+        "HOME": str(place)
+    }
+
+
+PARTS = {
+    "long": long_session,
+    "turns": turns,
+    "interruptions": interruptions,
+    "kills": kills,
+    "writers": kills_of_writers,
+    "disks": disks,
+    "company": company,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", action="append", choices=PARTS, help="this part alone")
+    parser.add_argument("--quick", action="store_true", help="few of everything")
+    parser.add_argument("--json", type=Path, help="write the figures here too")
+    args = parser.parse_args()
+    report = Report()
+    print_head("part", "figures")
+    for name in args.only or PARTS:
+        with tempfile.TemporaryDirectory() as place:
+            PARTS[name](report, args.quick, Path(place))
+    save(args, report.figures)
+    print(f"\n{len(report.faults)} faults", *report.faults, sep="\n")
+    return int(bool(report.faults))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
