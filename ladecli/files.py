@@ -90,13 +90,13 @@ def parse_toml(text: str) -> dict[str, Any]:
     """What a TOML file says.
 
     Raises:
-        toml.TOMLDecodeError: it is no TOML.
+        ValueError: it is no TOML.
     """
     try:
         found: dict[str, Any] = toml.loads(text)
         return found
     except RecursionError:
-        raise toml.TOMLDecodeError("it is nested too deeply") from None
+        raise ValueError("it is nested too deeply") from None
 
 
 def read_named(name: str, kind: str) -> bytes:

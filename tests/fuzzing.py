@@ -32,7 +32,7 @@ from ladecli.files import toml
 
 Files: TypeAlias = Mapping[str, bytes]
 """What a folder holds, by path."""
-SECONDS = 30
+SECONDS = 60
 """A case that takes longer hangs; templates may take some seconds."""
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 NEW = 6
@@ -171,7 +171,9 @@ def compare(outcome: Outcome, folder: Path) -> str | None:
         return None
     try:
         with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
-            model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                folder, dtype=torch.float32, attn_implementation="eager"
+            )
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
             ids = tokenizer("the cat", return_tensors="pt")["input_ids"]
             ends = (

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from ..decoder.config import SOURCES, LookaheadConfig
 from ..decoder.step_cost import StepCost
 from ..errors import UsageError, flaw
-from ..files import parse_toml, toml
+from ..files import parse_toml
 from ..specs.device import Rates
 from ..specs.memory import ModelSpec
 
@@ -165,10 +165,10 @@ def parse(name: str, text: str, place: str = "shipped") -> Profile:
         data = parse_toml(text)
         place = "tuned" if "tuned" in data and place == "yours" else place
         return Profile.model_validate({**data, "name": name, "place": place})
-    except toml.TOMLDecodeError as error:
-        raise UsageError(f"profile {name} is no valid TOML: {error}") from error
     except ValidationError as error:
         raise UsageError(f"profile {name}, {flaw(error)}") from error
+    except ValueError as error:
+        raise UsageError(f"profile {name} is no valid TOML: {error}") from error
 
 
 def dump(profile: Profile) -> str:
