@@ -169,34 +169,45 @@ def compare(outcome: Outcome, folder: Path) -> str | None:
     answer = json.loads(outcome.out)
     if "not applied" in outcome.err:
         return None
+    ours = answer["token_ids"]
     try:
-        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
-            model = transformers.AutoModelForCausalLM.from_pretrained(
-                folder, dtype=torch.float32, attn_implementation="eager"
-            )
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-            ids = tokenizer("the cat", return_tensors="pt")["input_ids"]
-            ends = (
-                {}
-                if model.generation_config.eos_token_id is not None
-                else {"eos_token_id": tokenizer.eos_token_id}
-            )
-            theirs = model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=NEW,
-                do_sample=False,
-                use_cache=True,  # a word in place of true makes transformers drop positions
-                **ends,
-            )[0, ids.shape[1] :].tolist()
+        texts = [_theirs(folder, attention) for attention in ("eager", "sdpa")]
     except Exception as error:  # what it refuses, it cannot be compared with
         outcome.notes.append(f"generate refuses: {type(error).__name__}: {error}")
         return None
+    if texts[0] != texts[1]:  # logits that are NaN, which attentions treat in their own ways
+        outcome.notes.append("generate has one text by eager attention and another by sdpa")
+        return None
+    theirs = texts[0]
     outcome.compared = True
-    ours = answer["token_ids"]
     if ours != theirs[: len(ours)] or len(theirs) - len(ours) > 1:
         return f"other tokens than generate's: {ours}, {theirs}"
     return None
+
+
+def _theirs(folder: Path, attention: str) -> list[int]:
+    """The tokens that `generate` adds."""
+    with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation=attention
+        )
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        ids = tokenizer("the cat", return_tensors="pt")["input_ids"]
+        ends = (
+            {}
+            if model.generation_config.eos_token_id is not None
+            else {"eos_token_id": tokenizer.eos_token_id}
+        )
+        tokens = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=NEW,
+            do_sample=False,
+            use_cache=True,  # a word in place of true makes transformers drop positions
+            **ends,
+        )
+    new: list[int] = tokens[0, ids.shape[1] :].tolist()
+    return new
 
 
 # What is done to files.

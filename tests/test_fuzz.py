@@ -69,9 +69,11 @@ def test_a_result_of_measures_that_nobody_took(
         (tmp_path / f"{name}.json").write_text(json.dumps(stated | {"runs": runs}))
     assert lade("bench", "compare", str(tmp_path / "a.json"), str(tmp_path / "b.json")).code == 0
     runs = [run | {"tokens": 10**400} for run in stated["runs"]]
-    (tmp_path / "a.json").write_text(json.dumps(stated | {"runs": runs}))
-    told = lade("bench", "compare", str(tmp_path / "a.json"), str(tmp_path / "b.json")).refused()
-    assert "runs 1 tokens" in told
+    machine = stated["machine"] | {"memory": 10**400}
+    for changed, place in (({"runs": runs}, "runs 1 tokens"), ({"machine": machine}, "machine m")):
+        (tmp_path / "a.json").write_text(json.dumps(stated | changed))
+        compared = lade("bench", "compare", str(tmp_path / "a.json"), str(tmp_path / "b.json"))
+        assert place in compared.refused()
 
 
 def test_a_step_accepts_one_branch(
@@ -113,6 +115,12 @@ def test_a_template_without_an_end_is_refused(
     assert f"the chat template {tmp_path / 't.jinja'} " in told
     assert "s more than" in told
     assert "--raw" in told
+
+
+def test_a_template_that_is_nested_too_deeply(lade: Any, model_folder: str, tmp_path: Path) -> None:
+    (tmp_path / "t.jinja").write_text(f"{{{{ {'[' * 5000}")
+    asked = ("-p", "hi", "--chat-template", str(tmp_path / "t.jinja"))
+    assert "nested too deeply" in lade("generate", model_folder, *asked).refused()
 
 
 REACHING = (

@@ -39,8 +39,8 @@ class Machine:
 
     device: str
     kind: str
-    memory: int
-    threads: int
+    memory: Count
+    threads: Count
     system: str
     driver: str | None
     versions: Mapping[str, str]
@@ -76,8 +76,8 @@ class Model:
     compute: str
     weight_bytes: float
     cache_bytes: float
-    context: int
-    made_for: int
+    context: Count
+    made_for: Count
     attention: str
     captured: bool = False
     compiled: bool = False
@@ -110,9 +110,9 @@ class Conditions:
     """
 
     prompts: str
-    rows: int
-    repeat: int
-    max_new_tokens: int
+    rows: Count
+    repeat: Count
+    max_new_tokens: Count
     ignore_eos: bool
     template: bool
     sampling: Mapping[str, int | float]
@@ -168,8 +168,8 @@ class Run:
     contender: str
     row: str
     category: str
-    turn: int
-    repeat: int
+    turn: Count
+    repeat: Count
     prompt_tokens: Count
     prompt_digest: str
     tokens: Count

@@ -93,8 +93,9 @@ class Trial:
                 raise
             check_device(runner.device, error)
             return f"failed: {reason_of(error)}"
-        # Also if it is NaN.
-        if not off <= TOLERANCE[self.dtype]:
+        if off != off:
+            return "gave NaN logits"
+        if off > TOLERANCE[self.dtype]:
             return f"was off by {off:.1g} of the logits' spread"
         return None
 

@@ -241,6 +241,8 @@ def check_template(known: Mapping[str, str], choice: TemplateChoice) -> None:
         Environment(extensions=["jinja2.ext.loopcontrols", _generation()]).parse(source)
     except TemplateSyntaxError as error:
         raise _broken(name, error) from error
+    except RecursionError as error:
+        raise UsageError(f"{name} is broken: it is nested too deeply; use --raw") from error
 
 
 def _generation() -> type[Extension]:
