@@ -32,7 +32,7 @@ from common import conditions
 
 import ladecli
 from ladecli.commands import cli
-from ladecli.decoder.transformer import Transformer
+from ladecli.decoder.model.transformer import Transformer
 from ladecli.specs import hub
 
 TOKENS = 40

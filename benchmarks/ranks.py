@@ -24,9 +24,9 @@ from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.events import Step
 from ladecli.decoder.load import load_decoder, new_cache
-from ladecli.decoder.parallel.groups import LookaheadParallel
-from ladecli.decoder.parallel.partition import partition
-from ladecli.decoder.runner import Runner
+from ladecli.decoder.run.partition import partition
+from ladecli.decoder.run.ranks import LookaheadParallel
+from ladecli.decoder.run.runner import Runner
 from ladecli.decoder.strategies import make_strategy
 from ladecli.decoder.strategy import Draft
 from ladecli.decoder.tree import TokenTree

@@ -18,15 +18,16 @@ from .decoder.config import LookaheadConfig, SamplingConfig
 from .decoder.engine import Decoder, Limits
 from .decoder.errors import UnsupportedModelError
 from .decoder.events import Finished
-from .decoder.families import examine
 from .decoder.kv_cache import LayerShape
 from .decoder.load import make_forward, new_cache
-from .decoder.modified import fingerprint, intervention, prepares_inputs
-from .decoder.own_cache_model import OwnCacheModel
-from .decoder.runner import Forward, Runner
-from .decoder.stock_model import StockModel
+from .decoder.model.families import examine
+from .decoder.model.forward import Forward
+from .decoder.model.modified import fingerprint, intervention, prepares_inputs
+from .decoder.model.own_cache import OwnCacheModel
+from .decoder.model.stock import StockModel
+from .decoder.model.transformer import Transformer
+from .decoder.run.runner import Runner
 from .decoder.strategies import make_strategy
-from .decoder.transformer import Transformer
 from .generation_config import FIELDS, refused
 from .options import Request
 from .session.setup import choice_for

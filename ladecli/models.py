@@ -23,11 +23,11 @@ from . import generation_config, placement
 from .decoder.compat import needs_eager
 from .decoder.config import SamplingConfig
 from .decoder.errors import Error
-from .decoder.families import ModelFacts, examine
-from .decoder.memory import is_out_of_memory
+from .decoder.faults import is_out_of_memory
+from .decoder.model.families import ModelFacts, examine
+from .decoder.model.stock import input_device
 from .decoder.quiet import quiet
 from .decoder.sampling import LogitsProcessor
-from .decoder.stock_model import input_device
 from .errors import LoadError, UsageError
 from .options import Request
 from .specs import adapters, hub, memory, model_files

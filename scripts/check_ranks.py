@@ -26,8 +26,8 @@ from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.decoder.events import Step
 from ladecli.decoder.config import Limits
 from ladecli.decoder.load import load_decoder
-from ladecli.decoder.parallel.groups import ALONE, Group, LookaheadParallel
-from ladecli.decoder.parallel.transport import DistributedTransport
+from ladecli.decoder.run.ranks import ALONE, Group, LookaheadParallel
+from ladecli.decoder.run.transport import DistributedTransport
 from ladecli.decoder.strategies import make_strategy
 
 WINDOWS = ((2, 3, 2), (5, 3, 5), (7, 5, 7), (15, 5, 15), (10, 2, 4))

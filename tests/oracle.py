@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from ladecli.decoder.engine import Decoder
-from ladecli.decoder.families import ModelFacts
 from ladecli.decoder.kv_cache import LayerShape
 from ladecli.decoder.load import new_cache
-from ladecli.decoder.runner import Drafts, Forward, Runner, StepCache, StepInputs
+from ladecli.decoder.model.families import ModelFacts
+from ladecli.decoder.model.forward import Drafts, Forward, StepCache, StepInputs
+from ladecli.decoder.run.runner import Runner
 
 CPU = torch.device("cpu")
 

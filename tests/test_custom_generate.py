@@ -20,7 +20,7 @@ from transformers.models.llama.modeling_llama import LlamaMLP
 import ladecli
 from ladecli import custom_generate
 from ladecli.decoder.compat import cache_argument, returned_cache
-from ladecli.decoder.modified import fingerprint
+from ladecli.decoder.model.modified import fingerprint
 from ladecli.decoder.strategies import make_strategy
 from ladecli.profiles import Rates, user
 from ladecli.specs.device import Device

@@ -82,7 +82,7 @@ def test_attention_comes_to_a_name(
     name: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ladecli.decoder.attention.triton_available", lambda _: works)
+    monkeypatch.setattr("ladecli.decoder.model.attention.triton_available", lambda _: works)
     model = replace(shape(), compute=compute)
     found = decode_setup.attention_of(Request(**options), device, model)
     assert found.name == name

@@ -168,7 +168,7 @@ def test_a_device_without_room_for_it_gets_cautious_settings(
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(device, "measure_rates", fail)
-    monkeypatch.setattr("ladecli.decoder.attention.triton_available", lambda _: True)
+    monkeypatch.setattr("ladecli.decoder.model.attention.triton_available", lambda _: True)
     choice = decode_setup.choice_for(Request(), Device("cuda", "cuda:0", "Unheard Of"), shape())
     assert choice.profile == "gpu"
     assert any("settings are those of a slow one" in line for line in choice.notices)

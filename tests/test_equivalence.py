@@ -18,17 +18,17 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
-from ladecli.decoder import weights
 from ladecli.decoder.config import SOURCES, STRATEGIES, LookaheadConfig, SamplingConfig
 from ladecli.decoder.drafting import ngram_model
 from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.decoder.engine import Limits
 from ladecli.decoder.errors import ConfigError
 from ladecli.decoder.load import load_decoder
+from ladecli.decoder.model import weights
+from ladecli.decoder.model.stock import StockModel
+from ladecli.decoder.model.transformer import Transformer
 from ladecli.decoder.step_cost import StepCost
-from ladecli.decoder.stock_model import StockModel
 from ladecli.decoder.strategies import lookahead, make_strategy
-from ladecli.decoder.transformer import Transformer
 from ladecli.decoder.tree import TokenTree
 
 from .decoding import PAPER, decoder_of, ids_of, run, steps_of, transformers_ids

@@ -12,7 +12,7 @@ from torch import nn
 from ladecli import models, placement
 from ladecli.decoder.config import GROWTH
 from ladecli.decoder.kv_cache import KVCache, LayerShape
-from ladecli.decoder.stock_model import input_device
+from ladecli.decoder.model.stock import input_device
 from ladecli.options import Request
 from ladecli.specs import memory
 from ladecli.specs.device import Device

@@ -12,7 +12,7 @@ import pytest
 from ladecli import models
 from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.engine import Limits
-from ladecli.decoder.transformer import Transformer
+from ladecli.decoder.model.transformer import Transformer
 from ladecli.errors import LoadError, UsageError
 from ladecli.models import LoadedModel
 from ladecli.options import Request

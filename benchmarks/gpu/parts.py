@@ -20,10 +20,10 @@ import transformers
 
 from ladecli.decoder import layout
 from ladecli.decoder.config import CAPTURED_WIDTHS, LookaheadConfig, SamplingConfig
-from ladecli.decoder.cuda_graphs import GraphCapture, Work
 from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.events import Step
 from ladecli.decoder.load import load_decoder
+from ladecli.decoder.run.captured import GraphCapture, Work
 from ladecli.decoder.sampling import Sampler
 from ladecli.decoder.strategies import make_strategy
 from ladecli.decoder.strategy import Draft

@@ -88,7 +88,7 @@ def _measure(
 
     Without `prompts`, passages of the contexts in `swept` are the prompts.
     """
-    from ..decoder.memory import attempt
+    from ..decoder.faults import attempt
     from ..specs.device import measure_rates
     from .measure import Measurement  # and with it torch, which is loaded by now
 

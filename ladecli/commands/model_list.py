@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..decoder import families
+from ..decoder.model import families
 from ..errors import LoadError
 from ..options import ModelsRequest
 from ..profiles.user import short

@@ -2,10 +2,8 @@
 
 A map, in the order in which a step passes through it:
 
-- `load`        which forward runs a model, and whether a trial step agrees (`trial`);
-  `modified`: what was done to the model since
+- `load`        which forward runs a model, and whether a trial step agrees
 - `engine`      the only loop: propose, lay out, forward, verify, commit, observe
-- `prefill`     the prompt in chunks; `memory`: what to try after running out of memory
 - `strategy`    what a strategy is; what passes between it and the loop
 - `strategies`  what to try next: the paper's lookahead, lookahead with all sources, and baselines
 - `window`      the paper's 2-D window of Jacobi iterations, and the pool of its n-grams
@@ -13,17 +11,17 @@ A map, in the order in which a step passes through it:
 - `step_cost`   what a step costs by its width: how large a tree pays
 - `tree`        candidates, and the walk that accepts them
 - `layout`      token order, positions and the attention mask of a step
-- `parallel`    several ranks: who computes what of a step, and what they found together
-- `runner`      runs a step: one operation after the other, or captured (`cuda_graphs`)
-- `transformer` our own forward, by `families`, joined `weights` and `rotary` tables; with fused
-  `triton_kernels` on a GPU.  `stock_model`: every other family, by transformers' forward;
-  `own_cache_model`: those that verify one continuation at a time, or none, with their own cache
-- `attention`   backends, and the mask in the form that each of them reads
+- `run`         how a step is run: operation by operation, or captured, by one rank or several
+- `model`       how logits are made: our own forward (`transformer`), by `families`, joined `weights`
+  and `rotary` tables; with fused `triton_kernels` on a GPU.  `stock`: every other family, by
+  transformers' forward; `own_cache`: those that verify one continuation at a time, or none, with
+  their own cache.  `attention`: backends, and the mask in the form that each of them reads
 - `kv_cache`    keys and values by slot
 - `sampling`    logits to tokens, one way for all; `noise`: what they are drawn with
 - `rescoring`   logits of a text again: rounding, or a fault?
 - `config`, `events`, `errors`   the values that cross the door
-- `compat`, `quiet`   what differs between versions of transformers; warnings of libraries
+- `compat`, `quiet`, `faults`   what differs between versions of transformers; warnings of
+  libraries; memory that runs out, and devices that are lost
 
 Glossary (letters are those of the paper, Fu et al., ICML 2024, arXiv 2402.02057):
 

@@ -22,13 +22,13 @@ from .events import (
     StepTimes,
     Token,
 )
-from .families import ModelFacts
+from .faults import attempt, check_device
 from .kv_cache import KVCache
 from .layout import StepLayout
-from .memory import Backoff, attempt
-from .parallel.groups import ALONE, GenerationStopped, Group, OutOfMemory
-from .prefill import Prefiller
-from .runner import Pending, Runner, check_device
+from .model.families import ModelFacts
+from .run.prefill import Backoff, Prefiller
+from .run.ranks import ALONE, GenerationStopped, Group, OutOfMemory
+from .run.runner import Pending, Runner
 from .sampling import LogitsProcessor, Sampler
 from .strategy import Draft, State, StepResult, Strategy
 from .tree import TokenTree

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .config import GROWTH, NEARLY_ALL
-from .memory import attempt
+from .faults import attempt
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,21 +11,23 @@ from typing import Any
 
 import torch
 
-from .attention import CapturedMask, DeviceMask, triton_available
-from .attention.triton import gpu_of, plan, power_of_two, triton_attention
 from .config import CAPTURED_WIDTHS, GROWTH, PREFILL_CHUNK
-from .cuda_graphs import Capture, CudaGraphs
 from .engine import Decoder
 from .errors import UnsupportedModelError
-from .families import ModelFacts, examine
+from .faults import reason_of
 from .kv_cache import KVCache
 from .layout import words_for
-from .own_cache_model import OwnCache, OwnCacheModel
+from .model.attention import CapturedMask, DeviceMask, triton_available
+from .model.attention.triton import gpu_of, plan, power_of_two, triton_attention
+from .model.families import ModelFacts, examine
+from .model.forward import Forward
+from .model.own_cache import OwnCache, OwnCacheModel
+from .model.stock import StockModel, input_device
+from .model.transformer import TorchOps, Transformer, can_run
+from .model.trial import Trial
 from .quiet import quiet
-from .runner import Forward, Runner, reason_of, uses_triton
-from .stock_model import StockModel, input_device
-from .transformer import TorchOps, Transformer, can_run
-from .trial import Trial
+from .run.captured import Capture, CudaGraphs
+from .run.runner import Runner, uses_triton
 
 CACHE_SHARE = 0.5
 """Of a GPU's free memory, what the cache may take at once."""
@@ -243,7 +245,7 @@ def compile_attention(
 
 def _triton_ops() -> TorchOps:
     # It imports triton.
-    from .triton_kernels import TritonOps
+    from .model.triton_kernels import TritonOps
 
     return TritonOps()
 

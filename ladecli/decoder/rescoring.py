@@ -17,12 +17,12 @@ from torch import Tensor
 from . import layout
 from .config import PREFILL_CHUNK, SamplingConfig
 from .engine import Decoder
-from .memory import attempt
+from .faults import attempt
+from .model.trial import TOLERANCE
 from .noise import gumbel_noise
-from .runner import Runner
+from .run.runner import Runner
 from .sampling import LogitsProcessor, choose, processed, restricted
 from .strategy import Draft
-from .trial import TOLERANCE
 
 SAFETY = 4.0
 """Times the difference seen between a few forwards that one more may differ: it is looked at

@@ -21,7 +21,7 @@ from ..decoder.events import (
     StepNarrowed,
 )
 from ..decoder.load import load_decoder
-from ..decoder.parallel.groups import ALONE, Group
+from ..decoder.run.ranks import ALONE, Group
 from ..decoder.sampling import LogitsProcessor
 from ..decoder.strategies import make_strategy
 from ..errors import NoEmbeddingError

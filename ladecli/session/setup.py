@@ -16,7 +16,7 @@ from .place import place_of
 
 if TYPE_CHECKING:
     from ..decoder.config import LookaheadConfig
-    from ..decoder.parallel.transport import DistributedTransport
+    from ..decoder.run.transport import DistributedTransport
     from ..models import Plan
     from ..options import Request
     from ..specs.device import Device
@@ -152,7 +152,7 @@ def attention_of(request: Request, device: Device, shape: ModelSpec) -> Attentio
         return Attention("sdpa", f"the fastest one on {device.label}")
     if not request.kernels:
         return Attention("sdpa", "Triton kernels are switched off")
-    from ..decoder.attention import choose_backend
+    from ..decoder.model.attention import choose_backend
     from ..specs.device import in_torch
 
     name = choose_backend("auto", *in_torch(device, shape.compute))
@@ -188,7 +188,7 @@ def check_device(request: Request, device: Device, shape: ModelSpec) -> None:
     """The same where the device is known for sure, and the model."""
     check_options(request, device)
     if request.attention in ("flash", "triton"):  # which do not work everywhere
-        from ..decoder.attention import choose_backend
+        from ..decoder.model.attention import choose_backend
         from ..specs.device import in_torch
 
         choose_backend(request.attention, *in_torch(device, shape.compute))
@@ -196,7 +196,7 @@ def check_device(request: Request, device: Device, shape: ModelSpec) -> None:
 
 def choice_for(request: Request, device: Device, shape: ModelSpec) -> profiles.Choice:
     """What the profile of the request, or of a device, says for a model."""
-    from ..decoder.memory import attempt
+    from ..decoder.faults import attempt
     from ..specs.device import measure_rates
 
     select = partial(

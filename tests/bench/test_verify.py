@@ -18,8 +18,8 @@ from ladecli.bench import chi_square
 from ladecli.decoder.engine import Decoder
 from ladecli.decoder.events import Token
 from ladecli.decoder.load import load_decoder
-from ladecli.decoder.runner import Runner, StepInputs
-from ladecli.decoder.transformer import StepCache
+from ladecli.decoder.model.forward import StepCache, StepInputs
+from ladecli.decoder.run.runner import Runner
 from ladecli.decoder.tree import ROOT, Choose, TokenTree
 from ladecli.session.session import Session
 

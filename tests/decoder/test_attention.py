@@ -12,7 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ladecli.decoder.attention import (
+from ladecli.decoder.errors import ConfigError
+from ladecli.decoder.layout import StepLayout, build, build_chunk
+from ladecli.decoder.load import load_decoder
+from ladecli.decoder.model.attention import (
     BACKENDS,
     CapturedMask,
     StepMask,
@@ -20,9 +23,6 @@ from ladecli.decoder.attention import (
     register_for_compile,
     triton_available,
 )
-from ladecli.decoder.errors import ConfigError
-from ladecli.decoder.layout import StepLayout, build, build_chunk
-from ladecli.decoder.load import load_decoder
 from ladecli.decoder.strategy import Draft
 from ladecli.decoder.window import LookaheadWindow
 

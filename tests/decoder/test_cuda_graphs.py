@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from ladecli.decoder.attention import triton_available
 from ladecli.decoder.config import LookaheadConfig, SamplingConfig
-from ladecli.decoder.cuda_graphs import CudaGraphs, Work
 from ladecli.decoder.engine import Decoder, Limits
-from ladecli.decoder.families import ModelFacts
 from ladecli.decoder.kv_cache import KVCache
 from ladecli.decoder.load import load_decoder
+from ladecli.decoder.model.attention import triton_available
+from ladecli.decoder.model.families import ModelFacts
+from ladecli.decoder.run.captured import CudaGraphs, Work
 
 from ..capturing import Again
 from ..decoding import decoder_of, ids_of, run, steps_of, transformers_ids
@@ -180,7 +180,7 @@ def triton_ops() -> Any:
     pytest.importorskip("triton")
     if not triton_available(CPU):
         pytest.skip("needs TRITON_INTERPRET=1")
-    return importlib.import_module("ladecli.decoder.triton_kernels").TritonOps()
+    return importlib.import_module("ladecli.decoder.model.triton_kernels").TritonOps()
 
 
 @pytest.mark.parametrize("family", ["gemma2", "glm4"])

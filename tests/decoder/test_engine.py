@@ -16,7 +16,7 @@ from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.errors import ConfigError, DecoderError, NaNLogitsError, PromptError
 from ladecli.decoder.events import Event, Finished, Prefill, Started, Step
 from ladecli.decoder.layout import StepLayout
-from ladecli.decoder.runner import Pending, Runner
+from ladecli.decoder.run.runner import Pending, Runner
 from ladecli.decoder.strategies import make_strategy
 
 from ..decoding import ids_of, reason_of, run, steps_of

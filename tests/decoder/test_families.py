@@ -15,11 +15,11 @@ from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.errors import ConfigError, UnsupportedModelError
 from ladecli.decoder.events import Event
-from ladecli.decoder.families import FAMILIES, TESTED_STOCK, examine, refusal
 from ladecli.decoder.load import load_decoder
-from ladecli.decoder.parallel.groups import Group
-from ladecli.decoder.runner import Drafts
-from ladecli.decoder.stock_model import StockModel
+from ladecli.decoder.model.families import FAMILIES, TESTED_STOCK, examine, refusal
+from ladecli.decoder.model.forward import Drafts
+from ladecli.decoder.model.stock import StockModel
+from ladecli.decoder.run.ranks import Group
 from ladecli.decoder.strategy import Strategy
 
 from ..decoding import PAPER, ids_of, run, steps_of, transformers_ids

@@ -27,7 +27,7 @@ from ladecli.decoder.errors import RankError
 from ladecli.decoder.events import Event, Finished, StepNarrowed, Token
 from ladecli.decoder.layout import StepLayout
 from ladecli.decoder.load import load_decoder
-from ladecli.decoder.parallel.groups import ALONE, Group, LookaheadParallel, TensorParallel
+from ladecli.decoder.run.ranks import ALONE, Group, LookaheadParallel, TensorParallel
 from ladecli.decoder.strategies import make_strategy
 from ladecli.decoder.strategy import Draft, StepResult
 from ladecli.decoder.tree import ROOT, TokenTree

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from ladecli.decoder.config import GROWTH, STRATEGIES, LookaheadConfig, SamplingConfig
 from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.events import Event, Step, StepNarrowed
+from ladecli.decoder.faults import attempt, is_out_of_memory
 from ladecli.decoder.load import load_decoder
-from ladecli.decoder.memory import attempt, is_out_of_memory
-from ladecli.decoder.runner import StepInputs
+from ladecli.decoder.model.forward import StepInputs
 from ladecli.decoder.step_cost import StepCost
 from ladecli.decoder.strategies import make_strategy
 

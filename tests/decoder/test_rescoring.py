@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ladecli.decoder.config import LookaheadConfig, SamplingConfig
 from ladecli.decoder.engine import Decoder, Limits
+from ladecli.decoder.model.forward import Forward, StepInputs
 from ladecli.decoder.rescoring import LogitGap, Rescorer
-from ladecli.decoder.runner import Forward, StepInputs
 
 from ..decoding import decoder_of, ids_of, run, steps_of
 from ..families import prompt_for

@@ -9,14 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ladecli.decoder import families, layout
+from ladecli.decoder import layout
 from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.errors import NaNLogitsError, UnsupportedModelError
-from ladecli.decoder.families import Family
 from ladecli.decoder.load import load_decoder
-from ladecli.decoder.stock_model import StockModel
+from ladecli.decoder.model import families
+from ladecli.decoder.model.families import Family
+from ladecli.decoder.model.stock import StockModel
+from ladecli.decoder.model.transformer import Transformer
 from ladecli.decoder.strategy import Draft
-from ladecli.decoder.transformer import Transformer
 from ladecli.decoder.tree import TokenTree
 
 from ..decoding import ids_of, run, transformers_ids

@@ -16,17 +16,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ladecli.decoder.attention import triton_available
-from ladecli.decoder.families import examine
 from ladecli.decoder.kv_cache import Target
 from ladecli.decoder.load import compile_attention
-from ladecli.decoder.rotary import Rotary
-from ladecli.decoder.transformer import Norm, Transformer
+from ladecli.decoder.model.attention import triton_available
+from ladecli.decoder.model.families import examine
+from ladecli.decoder.model.rotary import Rotary
+from ladecli.decoder.model.transformer import Norm, Transformer
 
 from ..families import model_of
 
 pytest.importorskip("triton")
-kernels: Any = importlib.import_module("ladecli.decoder.triton_kernels")
+kernels: Any = importlib.import_module("ladecli.decoder.model.triton_kernels")
 
 OPS: Any = kernels.TritonOps()
 CPU = torch.device("cpu")
@@ -186,8 +186,8 @@ from triton.backends.compiler import GPUTarget
 
 if "nvidia" not in backends:
     sys.exit(77)
-from ladecli.decoder import triton_kernels as rows
-from ladecli.decoder.attention import triton_kernel as attention
+from ladecli.decoder.model import triton_kernels as rows
+from ladecli.decoder.model.attention import triton_kernel as attention
 
 
 def compiled(kernel, pointers, numbers, constants, warps=4, stages=3, capability=90, fusion=False):

@@ -12,18 +12,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ladecli.decoder.attention import (
+from ladecli.decoder.errors import ConfigError
+from ladecli.decoder.kv_cache import Target
+from ladecli.decoder.load import compile_attention
+from ladecli.decoder.model.attention import (
     BACKENDS,
     CapturedMask,
     DeviceMask,
     StepMask,
     choose_backend,
 )
-from ladecli.decoder.errors import ConfigError
-from ladecli.decoder.families import examine
-from ladecli.decoder.kv_cache import Target
-from ladecli.decoder.load import compile_attention
-from ladecli.decoder.transformer import Norm, Rotary, Transformer
+from ladecli.decoder.model.families import examine
+from ladecli.decoder.model.transformer import Norm, Rotary, Transformer
 
 from ..decoding import tree_step
 from ..families import model_of
@@ -34,7 +34,7 @@ ERROR = {torch.float32: 1e-5, torch.bfloat16: 1.5e-2}
 
 
 def ops() -> Any:
-    from ladecli.decoder.triton_kernels import TritonOps
+    from ladecli.decoder.model.triton_kernels import TritonOps
 
     return TritonOps()
 

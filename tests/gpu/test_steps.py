@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from ladecli.decoder.config import LookaheadConfig, SamplingConfig
-from ladecli.decoder.cuda_graphs import CudaGraphs, GraphCapture, Work
 from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.load import load_decoder
+from ladecli.decoder.model.transformer import Transformer
+from ladecli.decoder.model.trial import Trial
+from ladecli.decoder.run.captured import CudaGraphs, GraphCapture, Work
 from ladecli.decoder.strategies import make_strategy
-from ladecli.decoder.transformer import Transformer
-from ladecli.decoder.trial import Trial
 
 from ..decoding import ids_of, run
 from ..families import model_of, new_model, prompt_for

@@ -2,18 +2,55 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Generator
 
-from . import layout
-from .errors import NoMemoryError
-from .events import Prefill
-from .families import ModelFacts
-from .memory import Backoff, attempt
-from .parallel.groups import Group
+from .. import layout
+from ..errors import NoMemoryError
+from ..events import Prefill
+from ..faults import attempt
+from ..model.families import ModelFacts
+from ..strategy import State
+from .ranks import Group
 from .runner import Runner
-from .strategy import State
+
+
+class Backoff:
+    """How many tokens one forward may feed, as far as one generation has found out.
+
+    Every generation starts with a new one: to keep the limits would slow a whole session down
+    for one bad moment.
+
+    Args:
+        chunk: pending tokens of one forward where memory suffices.
+        width: tokens of a step, pending ones other than the current left out, likewise.
+
+    Attributes:
+        chunk: the most pending tokens, such as those of the prompt.
+        width: the most tokens of a step, pending ones other than the current left out.
+    """
+
+    def __init__(self, chunk: int, width: int = sys.maxsize) -> None:
+        self.chunk = chunk
+        self.width = width
+
+    def shrink(self, pending: int, width: int = 1) -> bool:
+        """Halve the larger part of a forward that memory did not suffice for.
+
+        Args:
+            pending: its pending tokens, the current one included if it was a step.
+            width: its other tokens and one more; 1 for a chunk of the prompt.
+
+        Returns:
+            Whether anything smaller is left to try.
+        """
+        if pending > width:
+            self.chunk = pending // 2
+        elif width > 1:
+            self.width = width // 2
+        return max(pending, width) > 1
 
 
 class Prefiller:

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from ..compat import CACHE_NAMES, GENERATE_CACHE, cache_argument
+from ..errors import UnsupportedModelError
+from ..kv_cache import LayerShape
 from .attention import BACKENDS, Backend, StepMask, choose_backend
-from .compat import CACHE_NAMES, GENERATE_CACHE, cache_argument
-from .errors import UnsupportedModelError
-from .kv_cache import LayerShape
-from .runner import Drafts, StepCache, StepInputs
+from .forward import Drafts, StepCache, StepInputs
 
 NAME = "ladecli"
 KEYWORD = "lade_step"

@@ -18,8 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 from .attention.triton import power_of_two
+from .forward import StepCache
 from .rotary import Rotary
-from .runner import StepCache
 from .transformer import Layer, Norm, TorchOps
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError
-from ..layout import WORD
+from ...errors import ConfigError
+from ...layout import WORD
 from .mask import StepMask
 
 _MOST_SPLITS = 128

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..config import NO_TRITON, check_attention
-from ..errors import ConfigError
+from ...config import NO_TRITON, check_attention
+from ...errors import ConfigError
 from .dense import reference_attention, sdpa_attention
 from .flash import flash_attention
 from .mask import CapturedMask, DeviceMask, StepMask

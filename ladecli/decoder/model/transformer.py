@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..kv_cache import LayerShape
 from .attention import BACKENDS, Backend, choose_backend
 from .families import FAMILIES, Family, ModelFacts
-from .kv_cache import LayerShape
+from .forward import Drafts, StepCache, StepInputs
 from .rotary import Rotary, RotaryTables, rotate
-from .runner import Drafts, StepCache, StepInputs
 from .weights import Projection, project
 
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}

@@ -10,16 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import layout
-from .compat import GENERATE_CACHE, cache_argument
-from .errors import DeviceLostError, NaNLogitsError, UnsupportedModelError
+from .. import layout
+from ..compat import GENERATE_CACHE, cache_argument
+from ..errors import DeviceLostError, NaNLogitsError, UnsupportedModelError
+from ..faults import check_device, is_out_of_memory, reason_of
+from ..kv_cache import KVCache, LayerShape
+from ..run.runner import Runner
+from ..strategy import Draft
+from ..tree import TokenTree
 from .families import ModelFacts
-from .kv_cache import KVCache, LayerShape
-from .memory import is_out_of_memory
-from .runner import Forward, Runner, check_device, reason_of
-from .stock_model import ModelCache, input_device
-from .strategy import Draft
-from .tree import TokenTree
+from .forward import Forward
+from .stock import ModelCache, input_device
 
 TOLERANCE = defaultdict(lambda: 1e-1, {torch.float32: 1e-4, torch.float16: 3e-2})
 """Difference of logits that counts as rounding, relative to their spread: the largest one in

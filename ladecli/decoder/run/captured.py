@@ -25,21 +25,18 @@ import torch
 from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 
-from .attention import READS_LENGTH, CapturedMask, DeviceMask, register_for_compile
-from .config import CAPTURED_WIDTHS, COMPILED_WIDTHS, PREFILL_CHUNK, captured_width
-from .families import ModelFacts
-from .kv_cache import KVCache, Target
-from .layout import StepLayout, packed, words_for
-from .quiet import quiet
+from ..config import CAPTURED_WIDTHS, COMPILED_WIDTHS, PREFILL_CHUNK, captured_width
+from ..faults import check_device, reason_of
+from ..kv_cache import KVCache, Target
+from ..layout import StepLayout, packed, words_for
+from ..model.attention import READS_LENGTH, CapturedMask, DeviceMask, register_for_compile
+from ..model.families import ModelFacts
+from ..model.forward import Forward, StepCache, StepInputs
+from ..quiet import quiet
 from .runner import (
     SDPA,
-    Forward,
     Pending,
     Runner,
-    StepCache,
-    StepInputs,
-    check_device,
-    reason_of,
 )
 
 WARM_UP = 2

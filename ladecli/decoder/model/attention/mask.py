@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..layout import WORD, dense, packed, words_for
+from ...layout import WORD, dense, packed, words_for
 
 
 class DeviceMask(NamedTuple):

@@ -1,8 +1,8 @@
 """Model families: what sets one apart from Llama, which verify no trees of drafts, and facts.
 
 A family with a row in `FAMILIES` runs on our own forward (`transformer`); any other one runs on
-transformers' forward (`stock_model`), or where no trees of drafts can be verified so, with its own
-cache (`own_cache_model`).  To add a family, add a row.
+transformers' forward (`stock`), or where no trees of drafts can be verified so, with its own
+cache (`own_cache`).  To add a family, add a row.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from .errors import UnsupportedModelError
+from ..errors import UnsupportedModelError
 
 DEFAULT_CONTEXT = 4096
 """Context length of a model whose configuration does not state one."""

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, cache_utils
 
-from .compat import cache_argument, returned_cache
-from .errors import NaNLogitsError, UnsupportedModelError
+from ..compat import cache_argument, returned_cache
+from ..errors import NaNLogitsError, UnsupportedModelError
+from ..faults import is_out_of_memory, reason_of
+from ..kv_cache import KVCache, LayerShape
 from .families import continues, may_verify_chains
-from .kv_cache import KVCache, LayerShape
-from .memory import is_out_of_memory
-from .runner import Drafts, StepCache, StepInputs, reason_of
-from .stock_model import input_device
+from .forward import Drafts, StepCache, StepInputs
+from .stock import input_device
 from .trial import TOLERANCE, difference, rounding_type
 
 TRIAL = 10

@@ -1,0 +1,1 @@
+"""How logits are made: our own forward, transformers' forwards, attention, and their trial."""

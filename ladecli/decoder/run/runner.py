@@ -1,0 +1,103 @@
+"""Runs the forward of a step; `captured` has a runner whose steps are captured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ..faults import check_device, is_out_of_memory, reason_of
+from ..kv_cache import KVCache
+from ..layout import StepLayout
+from ..model.attention import StepMask
+from ..model.forward import Forward, StepInputs
+from ..quiet import quiet
+
+SDPA = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Kernels of PyTorch's attention but cuDNN's, which plans anew for every length of the text."""
+
+
+Pending = Callable[[], Tensor]
+"""A step that was started: call it for the logits of its outputs, [outputs, vocabulary]."""
+
+
+class Runner:
+    """Runs steps one operation after the other.
+
+    Attributes:
+        captures: whether steps are captured as CUDA graphs, which run on the device after
+            `start` has returned, so that time until their result is asked for is not lost.
+        compiles: whether they are compiled first.
+        captured: CUDA graphs captured so far.
+        notices: lines for the user about what steps do without.
+    """
+
+    captures = False
+    compiles = False
+
+    def __init__(self, model: Forward, cache: KVCache) -> None:
+        self.model = model
+        self.cache = cache
+        self.captured = 0
+        self.notices: list[str] = []
+
+    @property
+    def device(self) -> torch.device:
+        """Of the model's input and of logits."""
+        return self.model.device
+
+    def widths(self, limit: int) -> Sequence[int]:
+        """The only widths that steps should have, up to a limit, which is one of them; () where
+        any width does."""
+        return ()
+
+    def start(self, layout: StepLayout) -> Pending:
+        """Start one step, whose keys and values go after the committed ones.
+
+        Here nothing happens before the result is asked for.
+        """
+        return partial(self.run, layout)
+
+    @torch.inference_mode()
+    def run(self, layout: StepLayout) -> Tensor:
+        """Run one step; logits of its outputs, [outputs, vocabulary]."""
+        model, cache = self.model, self.cache
+        cache.reserve(cache.length + len(layout.tokens))
+        outputs: Tensor | None = None
+        if layout.outputs != [*range(len(layout.tokens))]:
+            outputs = torch.tensor(layout.outputs, dtype=torch.int64, device=model.device)
+        step = StepInputs(
+            tokens=torch.tensor(layout.tokens, device=model.device),
+            positions=torch.tensor(layout.positions, device=model.device),
+            mask=StepMask(layout.rows, layout.positions, cache.length),
+            outputs=outputs,
+            length=cache.length,
+            last_position=max(layout.positions),
+        )
+        try:
+            with (
+                quiet() if model.foreign else nullcontext(),
+                sdpa_kernel(SDPA) if model.device.type == "cuda" else nullcontext(),
+            ):
+                return model.forward(step, cache)
+        except Exception as error:
+            if is_out_of_memory(error) or not uses_triton(model):
+                raise
+            check_device(model.device, error)
+            why = reason_of(error)
+        # A kernel can fail at a size that nothing has tried before.
+        model.use("sdpa")
+        self.notices.append(f"steps run without Triton kernels, and slower: {why}")
+        return self.run(layout)
+
+    def forget(self) -> None:
+        """Let go of what is kept for further steps."""
+
+
+def uses_triton(model: Forward) -> bool:
+    """Whether Triton kernels compute anything in a forward."""
+    return model.kernels or model.attention == "triton"
