@@ -15,8 +15,8 @@ import torch
 import transformers
 
 from ladecli import models
-from ladecli.decoder.config import LookaheadConfig, SamplingConfig
-from ladecli.decoder.engine import Decoder, Limits
+from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
+from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.events import Step
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.strategies import make_strategy

@@ -17,7 +17,7 @@ from collections import defaultdict
 
 from ladecli.decoder.config import WITHOUT_WINDOW, LookaheadConfig
 from ladecli.decoder.strategies import make_strategy
-from ladecli.decoder.strategy import State, StepResult
+from ladecli.decoder.strategy import Room, State, StepResult
 
 VOCABULARY = 8000
 STEPS = 300
@@ -49,13 +49,13 @@ def measure(budget: int, length: int) -> tuple[float, float, float]:
         return dict(zip(tokens, (0.5, 0.2, 0.1, 0.05, 0.03, 0.02), strict=False))
 
     strategy = make_strategy("lookahead", LookaheadConfig(budget=budget, sources=WITHOUT_WINDOW))
-    state = State(text[:length], length, draft_depth=budget, room=budget)
+    state, room = State(text[:length], length), Room(depth=budget, reach=budget)
     strategy.begin(state)
     proposing, observing = [], []
     while len(proposing) < STEPS and len(state.tokens) + budget < len(text):
         start = len(state.tokens)
         began = time.thread_time()
-        draft = strategy.propose(state)
+        draft = strategy.propose(state, room)
         proposing.append(time.thread_time() - began)
         tree = draft.tree
         nodes, new = tree.walk(lambda _, path, start=start: text[start + len(path)])

@@ -19,9 +19,9 @@ from typing import Any
 
 from common import arguments, decode, opened, print_head, print_row, save
 
-from ladecli.decoder.config import LookaheadConfig
+from ladecli.decoder.config import Limits, LookaheadConfig
+from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.drafting.memory import DraftMemory
-from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.events import Step
 from ladecli.decoder.load import load_decoder, new_cache
 from ladecli.decoder.run.partition import partition
@@ -171,12 +171,10 @@ class Simulation:
         )
 
     def _generate(self, transport: Threads, prompt: list[int], config: LookaheadConfig) -> Rank:
-        strategy, group = (
-            make_strategy("lookahead", config, DraftMemory()),
-            LookaheadParallel(transport),
-        )
         decoder = self._decoders[transport.rank]
-        events = decoder.generate(prompt, strategy, None, self._limits, group=group)
+        strategy = make_strategy("lookahead", config, DraftMemory())
+        executor = LookaheadParallel(decoder.local, transport)
+        events = decoder.generate(prompt, strategy, None, self._limits, executor=executor)
         steps = [event for event in events if isinstance(event, Step)]
         ids = [token.id for step in steps for token in step.tokens]
         return Rank(ids, [step.width for step in steps], transport.sent)

@@ -27,7 +27,7 @@ from ladecli.decoder.drafting import ngram_model
 from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.strategies import lookahead, make_strategy
-from ladecli.decoder.strategy import Draft, State, StepResult, Strategy
+from ladecli.decoder.strategy import Draft, Room, State, StepResult, Strategy
 from ladecli.session.chat_template import ChatTemplate
 
 FILES = ("mt_bench", "humaneval", "gsm8k")
@@ -120,9 +120,9 @@ class Timed(Strategy):
     def begin(self, state: State) -> None:
         self._strategy.begin(state)
 
-    def propose(self, state: State) -> Draft:
+    def propose(self, state: State, room: Room) -> Draft:
         began = time.thread_time()
-        draft = self._strategy.propose(state)
+        draft = self._strategy.propose(state, room)
         self.seconds += time.thread_time() - began
         return draft
 

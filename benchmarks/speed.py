@@ -25,7 +25,7 @@ from real_model import IDEAS, switched_off
 
 from ladecli import models, profiles
 from ladecli.decoder import layout
-from ladecli.decoder.engine import Decoder
+from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.strategy import Draft
 from ladecli.decoder.tree import TokenTree
 

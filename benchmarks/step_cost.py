@@ -15,8 +15,8 @@ import torch
 from common import arguments, conditions, prompts_of
 
 from ladecli import models
-from ladecli.decoder.config import LookaheadConfig
-from ladecli.decoder.engine import Decoder, Limits
+from ladecli.decoder.config import Limits, LookaheadConfig
+from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.events import Step
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.strategies import make_strategy

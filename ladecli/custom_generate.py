@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from .decoder.compat import CACHE_NAMES
-from .decoder.config import LookaheadConfig, SamplingConfig
-from .decoder.engine import Decoder, Limits
+from .decoder.config import Limits, LookaheadConfig, SamplingConfig
+from .decoder.decoder import Decoder
 from .decoder.errors import UnsupportedModelError
 from .decoder.events import Finished
 from .decoder.kv_cache import LayerShape

@@ -26,7 +26,8 @@ from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.decoder.events import Step
 from ladecli.decoder.config import Limits
 from ladecli.decoder.load import load_decoder
-from ladecli.decoder.run.ranks import ALONE, Group, LookaheadParallel
+from ladecli.decoder.run.executor import Executor
+from ladecli.decoder.run.ranks import LookaheadParallel
 from ladecli.decoder.run.transport import DistributedTransport
 from ladecli.decoder.strategies import make_strategy
 
@@ -92,20 +93,22 @@ def rank(args: argparse.Namespace) -> int:
         texts = [json.loads(line)["prompt"] for line in lines if line]
     prompts = [list(loaded.tokenizer(text)["input_ids"]) for text in texts[: args.limit]]
 
-    def text(strategy: str, c: LookaheadConfig, prompt: list[int], how: str, g: Group) -> list[int]:
+    def text(
+        strategy: str, c: LookaheadConfig, prompt: list[int], how: str, run: Executor | None = None
+    ) -> list[int]:
         chosen = make_strategy(strategy, c, DraftMemory())
         limits = Limits(args.new_tokens)
-        events = decoder.generate(prompt, chosen, SAMPLINGS[how], limits, group=g)
+        events = decoder.generate(prompt, chosen, SAMPLINGS[how], limits, executor=run)
         return [t.id for event in events if isinstance(event, Step) for t in event.tokens]
 
     compared = different = tokens = 0
-    group = LookaheadParallel(transport)
+    ranks = LookaheadParallel(decoder.local, transport)
     for how, prompt in itertools.product(SAMPLINGS, prompts):
-        expected = text("autoregressive", LookaheadConfig(), prompt, how, ALONE)
+        expected = text("autoregressive", LookaheadConfig(), prompt, how)
         for config in itertools.islice(settings(), args.cells):
             # Every cell starts cold, so that it reads its prompt on all ranks.
             decoder.forget()
-            found = text("lookahead", config, prompt, how, group)
+            found = text("lookahead", config, prompt, how, ranks)
             compared += 1
             tokens += len(found)
             if found != expected:

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from ladecli.decoder.config import LookaheadConfig, SamplingConfig
+from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
+from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.drafting.memory import DraftMemory
-from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.events import Event, Finished, FinishReason, Step, Token
 from ladecli.decoder.layout import StepLayout, build
 from ladecli.decoder.load import load_decoder

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ladecli.decoder.engine import Decoder
+from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.kv_cache import LayerShape
 from ladecli.decoder.load import new_cache
 from ladecli.decoder.model.families import ModelFacts

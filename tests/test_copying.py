@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from ladecli.decoder.config import LookaheadConfig
+from ladecli.decoder.config import Limits, LookaheadConfig
+from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.drafting.memory import DraftMemory
-from ladecli.decoder.engine import Decoder, Limits
 
 from .decoding import ids_of, run, steps_of
 from .oracle import oracle

@@ -18,10 +18,9 @@ from transformers import (
     SuppressTokensLogitsProcessor,
 )
 
-from ladecli.decoder.config import SOURCES, STRATEGIES, LookaheadConfig, SamplingConfig
+from ladecli.decoder.config import SOURCES, STRATEGIES, Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.drafting import ngram_model
 from ladecli.decoder.drafting.memory import DraftMemory
-from ladecli.decoder.engine import Limits
 from ladecli.decoder.errors import ConfigError
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.model import weights

@@ -10,8 +10,7 @@ import pytest
 import torch
 import transformers
 
-from ladecli.decoder.config import LookaheadConfig
-from ladecli.decoder.engine import Limits
+from ladecli.decoder.config import Limits, LookaheadConfig
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.strategies import make_strategy
 from ladecli.errors import LoadError

@@ -14,7 +14,7 @@ import torch
 from ladecli import models
 from ladecli.chat import loop
 from ladecli.commands.cli import entry
-from ladecli.decoder.engine import Decoder
+from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.events import StepNarrowed
 from ladecli.decoder.layout import StepLayout
 from ladecli.decoder.load import load_decoder

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ladecli.decoder.config import LookaheadConfig
+from ladecli.decoder.config import Limits, LookaheadConfig
 from ladecli.decoder.drafting.memory import DraftMemory
-from ladecli.decoder.engine import Limits
 from ladecli.decoder.events import Step
 from ladecli.errors import UsageError
 from ladecli.session import pool_file

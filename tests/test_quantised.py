@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from ladecli import models
-from ladecli.decoder.config import LookaheadConfig
-from ladecli.decoder.engine import Limits
+from ladecli.decoder.config import Limits, LookaheadConfig
 from ladecli.decoder.model.transformer import Transformer
 from ladecli.errors import LoadError, UsageError
 from ladecli.models import LoadedModel

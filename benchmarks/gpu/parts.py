@@ -19,8 +19,8 @@ import torch
 import transformers
 
 from ladecli.decoder import layout
-from ladecli.decoder.config import CAPTURED_WIDTHS, LookaheadConfig, SamplingConfig
-from ladecli.decoder.engine import Decoder, Limits
+from ladecli.decoder.config import CAPTURED_WIDTHS, Limits, LookaheadConfig, SamplingConfig
+from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.events import Step
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.run.captured import GraphCapture, Work

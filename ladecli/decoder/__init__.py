@@ -3,6 +3,7 @@
 A map, in the order in which a step passes through it:
 
 - `load`        which forward runs a model, and whether a trial step agrees
+- `decoder`     a model and its cache, which one generation at a time owns
 - `engine`      the only loop: propose, lay out, forward, verify, commit, observe
 - `strategy`    what a strategy is; what passes between it and the loop
 - `strategies`  what to try next: the paper's lookahead, lookahead with all sources, and baselines
@@ -11,11 +12,12 @@ A map, in the order in which a step passes through it:
 - `step_cost`   what a step costs by its width: how large a tree pays
 - `tree`        candidates, and the walk that accepts them
 - `layout`      token order, positions and the attention mask of a step
-- `run`         how a step is run: operation by operation, or captured, by one rank or several
-- `model`       how logits are made: our own forward (`transformer`), by `families`, joined `weights`
-  and `rotary` tables; with fused `triton_kernels` on a GPU.  `stock`: every other family, by
-  transformers' forward; `own_cache`: those that verify one continuation at a time, or none, with
-  their own cache.  `attention`: backends, and the mask in the form that each of them reads
+- `run`         how a step is run: `executor`, which the loop asks; `prefill` of prompts; a
+  `runner` of single operations, `captured` steps; several `ranks`
+- `model`       how logits are made: our own forward (`transformer`), by `families`, joined
+  `weights` and `rotary` tables; with fused `triton_kernels` on a GPU.  `stock`: every other
+  family, by transformers' forward; `own_cache`: those that verify one continuation at a time, or
+  none, with their own cache.  `attention`: backends, and the mask in the form that each reads
 - `kv_cache`    keys and values by slot
 - `sampling`    logits to tokens, one way for all; `noise`: what they are drawn with
 - `rescoring`   logits of a text again: rounding, or a fault?

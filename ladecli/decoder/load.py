@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .config import CAPTURED_WIDTHS, GROWTH, PREFILL_CHUNK
-from .engine import Decoder
+from .decoder import Decoder
 from .errors import UnsupportedModelError
 from .faults import reason_of
 from .kv_cache import KVCache

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from . import layout
 from .config import PREFILL_CHUNK, SamplingConfig
-from .engine import Decoder
+from .decoder import Decoder
 from .faults import attempt
 from .model.trial import TOLERANCE
 from .noise import gumbel_noise
@@ -142,7 +142,7 @@ class Rescorer:
 
     def _plain(self, text: Sequence[int], prompt_length: int) -> Tensor:
         """Logits after the text, as plain decoding has them: one token a step."""
-        start, boundary = prompt_length, self._decoder.facts.rope_boundary
+        start, boundary = prompt_length, self._decoder.local.facts.rope_boundary
         if boundary is not None and prompt_length <= boundary < len(text):
             start = boundary + 1  # there all of it is read again
         try:
@@ -164,7 +164,7 @@ class Rescorer:
     def _read(self, text: Sequence[int], end: int) -> None:
         """Feed all but the last of the first `end` tokens of a text to the cache, emptied first."""
         self._decoder.forget()
-        cache, boundary = self._decoder.cache, self._decoder.facts.rope_boundary
+        cache, boundary = self._decoder.cache, self._decoder.local.facts.rope_boundary
         anchor = len(text) - 1 if boundary is not None and len(text) > boundary else None
         while (start := cache.length) < end - 1:
             tokens = text[start : min(start + PREFILL_CHUNK, end - 1)]

@@ -1,5 +1,5 @@
-"""What a strategy is, and what passes between it and the loop in a step: `State` before it, a
-`Draft` to try, and the `StepResult` of the model.
+"""What a strategy is, and what passes between it and the loop in a step: the `State` of the text
+and the `Room` for a step, a `Draft` to try, and the `StepResult` of the model.
 
 Strategies never touch the cache, the tokenizer or the screen.
 """
@@ -23,29 +23,33 @@ empty where the draft asked for none."""
 
 @dataclass(slots=True)
 class State:
-    """The text so far and how far ahead of it a draft may reach.
-
-    Attributes:
-        tokens: prompt and committed tokens; the last one is the current token.
-        prompt_length: number of prompt tokens.
-        sampling: how the next tokens will be chosen.
-        draft_depth: the deepest tree node that could still be committed.
-        room: positions after the current token that exist and are encoded as before.
-        widest: the most tokens of a step, padding included, that fit in memory; with several
-            ranks, of a single rank's step.
-        missing: by rank, how many committed tokens before the current one it must feed first
-            because it lacks their keys.
-        branches: whether a tree may have more than one path.
-    """
+    """The text so far."""
 
     tokens: list[int]
+    """Prompt and committed tokens; the last one is the current token."""
     prompt_length: int
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
-    draft_depth: int = 0
-    room: int = 0
-    widest: int = sys.maxsize
+    """How the next tokens will be chosen."""
+    end: int = sys.maxsize
+    """Length at which the text ends at the latest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What the next step may hold."""
+
+    depth: int = 0
+    """Depth of the deepest tree node that could still be committed."""
+    reach: int = 0
+    """Positions after the current token that exist and are encoded as before."""
+    width: int = sys.maxsize
+    """The most tokens of a step, padding included, that fit in memory; with several ranks, of a
+    single rank's step."""
     missing: Sequence[int] = (0,)
+    """By rank, how many committed tokens before the current one it must feed first because it lacks
+    their keys."""
     branches: bool = True
+    """Whether a tree may have more than one path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +126,11 @@ class Strategy:
     def begin(self, state: State) -> None:
         """A generation starts; `state` holds the prompt."""
 
-    def propose(self, state: State) -> Draft:
-        """What to try after the current token; nothing deeper or wider than `state` allows.
+    def propose(self, state: State, room: Room) -> Draft:
+        """What to try after the current token, within the room that there is.
 
-        If memory does not suffice for it, this is called again with a smaller `widest`, and the
-        first draft is never observed.
+        If memory does not suffice for it, this is called again with less room, and the first draft
+        is never observed.
         """
         return Draft()
 

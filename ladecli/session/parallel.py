@@ -41,7 +41,7 @@ from .place import (
 
 if TYPE_CHECKING:
     from ..decoder.drafting.memory import DraftMemory
-    from ..decoder.run.ranks import LookaheadParallel, TensorParallel
+    from ..decoder.run.ranks import Ranks
     from ..decoder.run.transport import DistributedTransport
     from .session import Session, Settings
 
@@ -132,19 +132,19 @@ class Followers:
 
     Args:
         ranks: how to reach them.
-        group: the same ranks, as they decode.
+        executor: runs the steps of all of them.
         split: whether each holds a part of the model, so that every answer needs all of them.
     """
 
     def __init__(
         self,
         ranks: DistributedTransport,
-        group: LookaheadParallel | TensorParallel,
+        executor: Ranks,
         *,
         split: bool = False,
     ) -> None:
         self._ranks = ranks
-        self._group = group
+        self._executor = executor
         self._split = split
         self._known: DraftMemory | None = None
         if launched():
@@ -174,7 +174,7 @@ class Followers:
         """
         unknown = None if drafts is self._known else drafts
         self._known = None
-        begun = self._group.begun
+        begun = self._executor.begun
         try:
             self._ranks.broadcast(Task(tuple(prompt), settings, unknown))
             yield
@@ -184,7 +184,7 @@ class Followers:
         except RankError as error:
             raise self._ranks.lose(str(error)) from error
         except BaseException as error:
-            if self._group.begun == begun:  # followers wait for an answer that does not begin
+            if self._executor.begun == begun:  # followers wait for an answer that does not begin
                 lost = "an answer was interrupted before it began; start the ranks again"
                 raise self._ranks.lose(lost) from error
             # A sum that ranks of a split model compute together breaks off where one has ended.
@@ -400,8 +400,10 @@ def join(session: Session, ranks: DistributedTransport, *, split: bool) -> None:
         "weights": "" if split else weights_digest(loaded.model)[:8],
         "max-context": session.decoder.max_context,
     }
-    session.group = group = TensorParallel(ranks) if split else LookaheadParallel(ranks)
-    session.followers = Followers(ranks, group, split=split) if ranks.rank == 0 else None
+    kind = TensorParallel if split else LookaheadParallel
+    session.executor = executor = kind(session.decoder.local, ranks)
+    session.ranks = ranks.size
+    session.followers = Followers(ranks, executor, split=split) if ranks.rank == 0 else None
     _compare(ranks, mine)
 
 

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Protocol
 
-from ..decoder.config import LookaheadConfig, SamplingConfig
+from ..decoder.config import Limits, LookaheadConfig, SamplingConfig
 from ..decoder.drafting.memory import DraftMemory
-from ..decoder.engine import Limits
 from ..decoder.events import (
     Event,
     Finished,
@@ -21,7 +20,7 @@ from ..decoder.events import (
     StepNarrowed,
 )
 from ..decoder.load import load_decoder
-from ..decoder.run.ranks import ALONE, Group
+from ..decoder.run.executor import Executor
 from ..decoder.sampling import LogitsProcessor
 from ..decoder.strategies import make_strategy
 from ..errors import NoEmbeddingError
@@ -87,11 +86,12 @@ class Session:
     Args:
         loaded: model and tokenizer.
         setup: how it is decoded.
-        group: the ranks that decode together.
-        followers: the other ranks of the group, where this is their leader.
+        followers: the other ranks, where this is their leader.
 
     Attributes:
         drafts: what lookahead learned so far.
+        executor: runs the steps, where other ranks take part in them.
+        ranks: how many processes decode together.
 
     Raises:
         UnsupportedModelError: the model cannot be decoded here.
@@ -102,7 +102,6 @@ class Session:
         loaded: LoadedModel,
         setup: Setup | None = None,
         *,
-        group: Group = ALONE,
         followers: Followers | None = None,
     ) -> None:
         self.loaded = loaded
@@ -118,7 +117,8 @@ class Session:
         )
         self.drafts = DraftMemory()
         self._draft_texts: list[list[int]] = []
-        self.group = group
+        self.executor: Executor | None = None
+        self.ranks = 1
         self.followers = followers
         self._shared: Generator[TextEvent] | None = None
         self._told = {*self.decoder.runner.notices}
@@ -146,11 +146,6 @@ class Session:
         if self.decoder.runner.model.keeps_weights or again is None:
             return self.loaded.model
         return again()
-
-    @property
-    def ranks(self) -> int:
-        """How many processes decode together."""
-        return self.group.size
 
     def start_over(self, *, keep_text: bool = False) -> None:
         """Begin as a new session would: nothing that was decoded or learned helps any more.
@@ -324,7 +319,7 @@ class Session:
 
         Raises:
             PromptError: the prompt is empty or too long.
-            RankError: a rank of the group is gone.
+            RankError: a rank is gone.
         """
         if self.drafts.broken:
             self._forget_drafts()
@@ -343,7 +338,7 @@ class Session:
             Limits(self._most_tokens(prompt, settings), self.stop_ids(settings), should_stop),
             processors,
             detailed=detailed,
-            group=self.group if together else ALONE,
+            executor=self.executor if together else None,
         )
         cost = partial(self._cost, settings, self.ranks if together else 1)
         # A follower ends when its leader does.

@@ -11,16 +11,15 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, cycle, islice
 from typing import TYPE_CHECKING
 
-from ..decoder.config import WITHOUT_WINDOW, LookaheadConfig, SamplingConfig
+from ..decoder.config import WITHOUT_WINDOW, Limits, LookaheadConfig, SamplingConfig
 from ..decoder.drafting.memory import DraftMemory
-from ..decoder.engine import Limits
 from ..decoder.events import Step
 from ..decoder.step_cost import StepCost
 from ..decoder.strategies import make_strategy
 from ..profiles.derive import fitted
 
 if TYPE_CHECKING:
-    from ..decoder.engine import Decoder
+    from ..decoder.decoder import Decoder
 
 WIDTHS = (1, 8, 32, 2, 16, 64, 4, 24, 48, 96, 128)
 """In the order of being measured: a slow model has no time for the last of them."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ladecli.bench import chi_square
-from ladecli.decoder.engine import Decoder
+from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.events import Token
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.model.forward import StepCache, StepInputs

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from ladecli.decoder.config import LookaheadConfig, SamplingConfig
-from ladecli.decoder.engine import Decoder, Limits
+from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
+from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.kv_cache import KVCache
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.model.attention import triton_available

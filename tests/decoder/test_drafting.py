@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ladecli.decoder.config import LookaheadConfig, SamplingConfig
+from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.drafting.memory import SAVED_ROWS, SAVED_TEXT, DraftMemory
 from ladecli.decoder.drafting.ngram_model import (
     CONTEXTS,
@@ -28,7 +28,6 @@ from ladecli.decoder.drafting.ngram_model import (
 )
 from ladecli.decoder.drafting.sources import BOUNDARY, LENGTHS
 from ladecli.decoder.drafting.suffix_automaton import SuffixAutomaton
-from ladecli.decoder.engine import Limits
 from ladecli.decoder.errors import DraftStateError
 from ladecli.decoder.events import Token
 from ladecli.decoder.step_cost import CostCurve, StepCost

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ladecli.decoder.config import SOURCES, STRATEGIES, LookaheadConfig
-from ladecli.decoder.engine import Decoder, Limits
+from ladecli.decoder.config import SOURCES, STRATEGIES, Limits, LookaheadConfig
+from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.errors import ConfigError, DecoderError, NaNLogitsError, PromptError
 from ladecli.decoder.events import Event, Finished, Prefill, Started, Step
 from ladecli.decoder.layout import StepLayout

@@ -10,16 +10,17 @@ import torch
 from transformers import CONFIG_MAPPING
 
 from ladecli.decoder.compat import CACHE_NAMES
-from ladecli.decoder.config import WITHOUT_WINDOW, LookaheadConfig, SamplingConfig
+from ladecli.decoder.config import WITHOUT_WINDOW, Limits, LookaheadConfig, SamplingConfig
+from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.drafting.memory import DraftMemory
-from ladecli.decoder.engine import Decoder, Limits
 from ladecli.decoder.errors import ConfigError, UnsupportedModelError
 from ladecli.decoder.events import Event
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.model.families import FAMILIES, TESTED_STOCK, examine, refusal
 from ladecli.decoder.model.forward import Drafts
 from ladecli.decoder.model.stock import StockModel
-from ladecli.decoder.run.ranks import Group
+from ladecli.decoder.run.ranks import LookaheadParallel
+from ladecli.decoder.run.transport import DistributedTransport
 from ladecli.decoder.strategy import Strategy
 
 from ..decoding import PAPER, ids_of, run, steps_of, transformers_ids
@@ -158,10 +159,8 @@ def test_an_answer_that_is_broken_off_leaves_a_cache_that_can_be_used() -> None:
 
 def test_ranks_cannot_share_what_has_no_trees() -> None:
     decoder = load_decoder(new_model("lfm2", **NO_TREES["lfm2"][2]))
-    group = Group()
-    group.size = 2
     with pytest.raises(ConfigError, match="'lfm2' verify one continuation at a time"):
-        decoder.generate([5, 6], Strategy(), group=group)
+        LookaheadParallel(decoder.local, DistributedTransport(0, 2))
 
 
 def test_every_row_has_a_test() -> None:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,15 +22,18 @@ from ladecli.decoder.config import (
     LookaheadConfig,
     SamplingConfig,
 )
+from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.drafting.memory import DraftMemory
-from ladecli.decoder.engine import Decoder
 from ladecli.decoder.errors import RankError
 from ladecli.decoder.events import Event, Finished, StepNarrowed, Token
+from ladecli.decoder.kv_cache import KVCache
 from ladecli.decoder.layout import StepLayout
 from ladecli.decoder.load import load_decoder
-from ladecli.decoder.run.ranks import ALONE, Group, LookaheadParallel, TensorParallel
+from ladecli.decoder.run.executor import Executor, Tried
+from ladecli.decoder.run.ranks import LookaheadParallel, TensorParallel
+from ladecli.decoder.sampling import Sampler
 from ladecli.decoder.strategies import make_strategy
-from ladecli.decoder.strategy import Draft, StepResult
+from ladecli.decoder.strategy import Draft, Room, State, StepResult
 from ladecli.decoder.tree import ROOT, TokenTree
 
 from ..decoding import ids_of, run
@@ -144,14 +148,22 @@ def raises(error: type[BaseException], when: Callable[[int, int], bool]) -> Call
 
 def answer(
     decoder: Decoder,
-    group: Group = ALONE,
+    executor: Executor | None = None,
     strategy: str = "lookahead",
     config: LookaheadConfig = CONFIGS["all"],
     sampling: SamplingConfig = GREEDY,
     prompt: Sequence[int] = PROMPT,
     **options: Any,
 ) -> list[Event]:
-    return run(decoder, prompt, strategy, config, sampling, group=group, **options)
+    return run(decoder, prompt, strategy, config, sampling, executor=executor, **options)
+
+
+def together(
+    transport: Threads, before: Callable[[int, int], object] = max, **options: Any
+) -> list[Event]:
+    """An answer that all ranks decode by lookahead parallelism."""
+    decoder = decoder_of(before=before)
+    return answer(decoder, LookaheadParallel(decoder.local, transport), **options)
 
 
 @cache
@@ -179,9 +191,9 @@ def test_lookahead_parallel_ranks_yield_the_text_of_one(
     size: int, config: str, sampling: SamplingConfig, family: str
 ) -> None:
     def one(transport: Threads) -> list[int]:
-        group, prompt = LookaheadParallel(transport), prompt_for(family)
+        decoder, prompt = decoder_of(family), prompt_for(family)
         chosen = {"config": CONFIGS[config], "sampling": sampling, "prompt": prompt}
-        return ids_of(answer(decoder_of(family), group, **chosen))
+        return ids_of(answer(decoder, LookaheadParallel(decoder.local, transport), **chosen))
 
     assert simulate(size, one) == [expected(family, sampling)] * size
 
@@ -190,26 +202,61 @@ def test_lookahead_parallel_ranks_yield_the_text_of_one(
 def test_tensor_parallel_ranks_yield_the_text_of_one(strategy: str) -> None:
     def one(transport: Threads) -> list[int]:
         decoder = decoder_on(transport, TensorParallel)
-        return ids_of(answer(decoder, TensorParallel(transport), strategy, sampling=SAMPLED))
+        executor = TensorParallel(decoder.local, transport)
+        return ids_of(answer(decoder, executor, strategy, sampling=SAMPLED))
 
     assert simulate(3, one) == [expected(sampling=SAMPLED)] * 3
 
 
+class Found:
+    """The executor of a rank that has found something in its share of the step."""
+
+    runner = SimpleNamespace(model=SimpleNamespace(drafts="trees"))
+    overlaps = False
+
+    def __init__(self, cached: int, found: StepResult) -> None:
+        self.cache = KVCache(())
+        self.cache.length = cached
+        self.found, self.kept = found, list[int]()
+        self.draft = Draft()
+
+    def begin(self, state: State, request: object) -> None:
+        pass
+
+    def room(self, state: State) -> Room:
+        return Room()
+
+    def start(self, state: State, draft: Draft) -> Tried:
+        self.draft = draft
+        return Tried(draft, 1)
+
+    def walk(self, sampler: Sampler) -> StepResult:
+        return self.found
+
+    def commit(self, nodes: Sequence[int]) -> None:
+        self.kept += nodes
+
+
 def test_an_output_of_two_ranks_is_that_of_the_first() -> None:
     tree = TokenTree([5, 6, 7], [ROOT, 0, 0], [1, 2, 2], ["context"] * 3)
+    state = State([3], 1)
 
     def one(transport: Threads) -> Any:
-        group, rank = LookaheadParallel(transport), transport.rank
-        assert group.begin(5 - rank, ()) == 4
-        _, share = group.share(Draft(tree, successors=1))
+        rank = transport.rank
         best = [10 * rank + output for output in range(3)]
         tokens = [*map(Token, [5, 6, 9] if rank == 0 else [5, 8])]
-        nodes = [0, 1] if rank == 0 else [0]
-        mine = StepResult(nodes, tokens, best, [{token: 0.5} for token in best])
-        found = group.agree(mine)
-        assert share.tree.tokens == ([5, 6] if rank == 0 else [5, 7])
-        assert group.held(found.nodes) == ([0, 1] if rank == 0 else [0])
-        assert group.missing == (0, 1), "rank 1 lacks the branch"
+        mine = StepResult([0, 1] if rank == 0 else [0], tokens, best, [{t: 0.5} for t in best])
+        local: Any = Found(5 - rank, mine)
+        executor = LookaheadParallel(local, transport)
+        executor.begin(state, ())
+        assert executor.cache.length == 4, "what all ranks have"
+        executor.start(state, Draft(tree, successors=1))
+        assert local.draft.tree.tokens == ([5, 6] if rank == 0 else [5, 7])
+        found = executor.verify(Sampler(GREEDY))
+        assert isinstance(found, StepResult)
+        executor.commit(found.nodes)
+        assert local.kept == ([0, 1] if rank == 0 else [0])
+        assert executor.room(state).missing == (0, 1), "rank 1 lacks the branch"
         return found
 
     for found in simulate(2, one):
@@ -226,14 +273,14 @@ def test_closing_on_one_rank_ends_all_and_the_next_answer_is_right(kind: Any, af
 
     def one(transport: Threads) -> tuple[bool, list[int]]:
         decoder = decoder_on(transport, kind, prefill_chunk=8)
-        memory, group, seen = DraftMemory(), kind(transport), list[Event]()
+        memory, executor, seen = DraftMemory(), kind(decoder.local, transport), list[Event]()
         strategy = make_strategy("lookahead", CONFIGS["all"], memory)
-        events = decoder.generate(prompt, strategy, GREEDY, Limits(40), group=group)
+        events = decoder.generate(prompt, strategy, GREEDY, Limits(40), executor=executor)
         for event in events:
             seen.append(event)
             if transport.rank == 0 and len(seen) == after:
                 events.close()
-        again = answer(decoder, group, prompt=prompt, memory=memory)
+        again = answer(decoder, executor, prompt=prompt, memory=memory)
         return isinstance(seen[-1], Finished), ids_of(again)
 
     assert simulate(3, one) == [(False, expected(times=2))] * 3
@@ -245,11 +292,12 @@ def test_an_interrupt_within_a_step(kind: Any) -> None:
 
     def one(transport: Threads) -> list[int] | str:
         interrupt = raises(KeyboardInterrupt, lambda n, _: (n, transport.rank) == (2, 0))
-        decoder, group = decoder_on(transport, kind, before=interrupt), kind(transport)
+        decoder = decoder_on(transport, kind, before=interrupt)
+        executor = kind(decoder.local, transport)
         try:
             with contextlib.suppress(KeyboardInterrupt):
-                answer(decoder, group)
-            return ids_of(answer(decoder, group))
+                answer(decoder, executor)
+            return ids_of(answer(decoder, executor))
         except RankError as error:
             return str(error)
 
@@ -264,7 +312,7 @@ def test_a_rank_that_fails_is_named_on_the_others(rank: int) -> None:
     def one(transport: Threads) -> str:
         fails = raises(ValueError, lambda n, _: (n, transport.rank) == (2, rank))
         with pytest.raises((RankError, ValueError)) as error:
-            answer(decoder_of(before=fails), LookaheadParallel(transport))
+            together(transport, before=fails)
         return str(error.value)
 
     others = [f"rank {rank} failed: ValueError: no cable"] * 3
@@ -283,7 +331,7 @@ def test_a_rank_that_does_something_else_is_named(other: dict[str, Any], problem
     def one(transport: Threads) -> None:
         given = {"config": LookaheadConfig(5, 4, 5, 30, sources=PAPER)}
         given |= other if transport.rank == 2 else {}
-        answer(decoder_of(), LookaheadParallel(transport), **given)
+        together(transport, **given)
 
     with pytest.raises(RankError, match=f"rank 2 .*{problem}"):
         simulate(3, one)
@@ -294,7 +342,7 @@ def test_memory_that_runs_out_on_one_rank_narrows_the_steps_of_all(bad: list[int
     def one(transport: Threads) -> list[Event]:
         small = transport.rank in bad
         fails = raises(torch.OutOfMemoryError, lambda _, width: small and width > 9)
-        return answer(decoder_of(before=fails), LookaheadParallel(transport))
+        return together(transport, before=fails)
 
     ranks = simulate(2, one)
     assert [ids_of(events) for events in ranks] == [expected()] * 2
@@ -307,7 +355,7 @@ def test_a_rank_without_memory_for_any_step_ends_the_text_on_all(at: int) -> Non
     def one(transport: Threads) -> list[Event]:
         full = transport.rank == 1
         fails = raises(torch.OutOfMemoryError, lambda n, _: full and n >= at)
-        return answer(decoder_of(before=fails), LookaheadParallel(transport))
+        return together(transport, before=fails)
 
     for events in simulate(3, one):
         assert events[-1] == Finished("memory")

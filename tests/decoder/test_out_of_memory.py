@@ -15,8 +15,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ladecli.decoder.config import GROWTH, STRATEGIES, LookaheadConfig, SamplingConfig
-from ladecli.decoder.engine import Decoder, Limits
+from ladecli.decoder.config import GROWTH, STRATEGIES, Limits, LookaheadConfig, SamplingConfig
+from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.events import Event, Step, StepNarrowed
 from ladecli.decoder.faults import attempt, is_out_of_memory
 from ladecli.decoder.load import load_decoder

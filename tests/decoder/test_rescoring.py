@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from ladecli.decoder.config import LookaheadConfig, SamplingConfig
-from ladecli.decoder.engine import Decoder, Limits
+from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
+from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.model.forward import Forward, StepInputs
 from ladecli.decoder.rescoring import LogitGap, Rescorer
 

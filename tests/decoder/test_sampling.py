@@ -18,8 +18,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from ladecli.decoder.config import LookaheadConfig, SamplingConfig
-from ladecli.decoder.engine import Limits
+from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.errors import NaNLogitsError
 from ladecli.decoder.layout import StepLayout, build
 from ladecli.decoder.noise import Dice, gumbel_noise

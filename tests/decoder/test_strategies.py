@@ -16,7 +16,7 @@ from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.decoder.errors import ConfigError
 from ladecli.decoder.step_cost import StepCost
 from ladecli.decoder.strategies import Strategy, make_strategy
-from ladecli.decoder.strategy import Draft, State, StepResult
+from ladecli.decoder.strategy import Draft, Room, State, StepResult
 
 ALL = ("trajectory", "context", "recycled")
 PAPER = ("trajectory",)
@@ -47,14 +47,13 @@ class Replay:
 
 
 def replay(
-    strategy: Strategy, text: list[int], depth: int = 30, room: int = 30, widest: int = 4096
+    strategy: Strategy, text: list[int], depth: int = 30, reach: int = 30, widest: int = 4096
 ) -> list[Replay]:
     """Drafts along a text; the model's successors favour what follows the same token elsewhere."""
     state, steps = State(text[:40], 40), list[Replay]()
     strategy.begin(state)
     while (start := len(state.tokens)) < len(text) - 40:
-        state.room, state.widest, state.draft_depth = room, widest, min(depth, room, widest - 1)
-        draft = strategy.propose(state)
+        draft = strategy.propose(state, Room(min(depth, reach, widest - 1), reach, widest))
         steps.append(Replay(State([*state.tokens], 40), draft))
         nodes, new = draft.tree.walk(lambda _, path, start=start: text[start + len(path)])
         fed = [text[start - 1], *draft.tree.tokens]
@@ -85,17 +84,17 @@ def test_the_same_text_is_drafted_alike(name: str, sources: tuple[str, ...]) -> 
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-@pytest.mark.parametrize(("depth", "room"), [(0, 0), (1, 30), (30, 2), (30, 30)])
+@pytest.mark.parametrize(("depth", "reach"), [(0, 0), (1, 30), (30, 2), (30, 30)])
 @pytest.mark.parametrize("widest", [1, 7, 4096])
 @pytest.mark.parametrize("widths", [(), (1, 8, 24, 32)])
 def test_drafts_keep_their_limits(
-    name: str, depth: int, room: int, widest: int, widths: tuple[int, ...]
+    name: str, depth: int, reach: int, widest: int, widths: tuple[int, ...]
 ) -> None:
     strategy = make_strategy(name, LookaheadConfig(4, 3, 4, 24, widths=widths))
-    for step in replay(strategy, text_of(200), depth, room, widest):
+    for step in replay(strategy, text_of(200), depth, reach, widest):
         draft, window = step.draft, step.draft.window
-        assert max(draft.tree.depths, default=0) <= min(depth, room)
-        assert max(window.offsets if window else [0], default=0) <= room
+        assert max(draft.tree.depths, default=0) <= min(depth, reach)
+        assert max(window.offsets if window else [0], default=0) <= reach
         if name == "lookahead":
             assert max(step.fed, draft.width) <= min(24, widest)
             assert not widths or draft.width in widths
@@ -121,9 +120,9 @@ def test_a_window_pauses_where_it_does_not_pay() -> None:
 def test_ranks_share_the_places_of_a_step() -> None:
     config = LookaheadConfig(4, 3, 4, 24, ALL)
     strategy, text = make_strategy("lookahead", config), text_of(200)
-    state = State(text, len(text), draft_depth=99, room=99, missing=(0, 3))
+    state = State(text, len(text))
     strategy.begin(state)
-    draft = strategy.propose(state)
+    draft = strategy.propose(state, Room(99, 99, missing=(0, 3)))
     assert draft.window is not None
     # Two tokens in any case, and three that the second rank must feed again.
     assert len(draft.tree) + len(draft.window.tokens) == 2 * 24 - 2 - 3

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ladecli.decoder import layout
-from ladecli.decoder.engine import Decoder, Limits
+from ladecli.decoder.config import Limits
+from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.errors import NaNLogitsError, UnsupportedModelError
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.model import families

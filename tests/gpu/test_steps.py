@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from ladecli.decoder.config import LookaheadConfig, SamplingConfig
-from ladecli.decoder.engine import Decoder, Limits
+from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
+from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.model.transformer import Transformer
 from ladecli.decoder.model.trial import Trial

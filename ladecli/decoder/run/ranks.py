@@ -1,19 +1,22 @@
-"""Groups of ranks: how a step is divided, and what all ranks together found in it.
+"""Several ranks decode one text together: executors around the one of each process.
 
-The ranks of a group run the same loop over the same text.  Each partitions the same draft in the
-same way and computes its share; after one exchange of messages all know the result of the whole
-step.  The loop does not know how many ranks there are.
+The ranks run the same loop over the same text.  Each partitions the same draft in the same way and
+computes its share; after one exchange of messages all know the result of the whole step.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DecoderError, RankError
-from ..strategy import Draft, StepResult
+from ..errors import ConfigError, DecoderError, RankError
+from ..events import Prefill
+from ..kv_cache import KVCache
+from ..sampling import Sampler
+from ..strategy import Draft, Room, State, StepResult
+from .executor import Local, NoRoom, OutOfMemory, Stopped, Tried
 from .partition import Share, partition
 
 if TYPE_CHECKING:
@@ -21,141 +24,110 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class OutOfMemory:
-    """Memory ran out in a step.
-
-    Attributes:
-        pending: committed tokens that it fed.
-        width: its other tokens and one more.
-    """
-
-    pending: int
-    width: int
-
-
-@dataclass(frozen=True, slots=True)
 class Left:
-    """A rank has given a generation up; `reason` is None where its caller closed it."""
+    """A rank has given a generation up."""
 
     reason: str | None
+    """None where its caller closed it."""
 
 
-class GenerationStopped(Exception):
-    """Another rank stopped the generation because its caller closed it."""
-
-
-class Group:
-    """Ranks that decode one text together; this base class is the group of one rank.
-
-    Methods that wait for other ranks raise `GenerationStopped` where one of them stopped the
-    generation, and `RankError` where one is gone, has failed, or does something else.
-
-    Attributes:
-        size: number of ranks.
-        forwards_alone: whether a forward needs no other rank, so that a smaller one may be tried.
-        missing: for each share of a draft, see `State.missing`.
-    """
-
-    size = 1
-    forwards_alone = True
-    missing: Sequence[int] = (0,)
-
-    def begin(self, cached: int, request: Sequence[object]) -> int:
-        """Begin a generation.
-
-        Args:
-            cached: prompt tokens in this rank's cache.
-            request: what must be equal on all ranks; compared by `repr`.
-
-        Returns:
-            Prompt tokens in the caches of all ranks.
-        """
-        return cached
-
-    def sync(self) -> None:
-        """Wait for all ranks before a chunk of the prompt."""
-
-    def share(self, draft: Draft) -> tuple[Draft, Draft]:
-        """A step's draft as far as the ranks have room for it, and what this one computes of it."""
-        return draft, draft
-
-    def agree(self, found: StepResult | OutOfMemory) -> StepResult | OutOfMemory:
-        """What all ranks together found in the whole draft, or that memory ran out on one.
-
-        Args:
-            found: in this rank's share.
-        """
-        return found
-
-    def held(self, nodes: Sequence[int]) -> Sequence[int]:
-        """The places in this rank's share of accepted nodes, up to the first that it lacks."""
-        return nodes
-
-    def end(self) -> None:
-        """The generation has ended on all ranks alike: none waits for a message."""
-
-    def leave(self, why: BaseException) -> None:
-        """Tell ranks that wait for a message that this one gives the generation up."""
-
-
-ALONE = Group()
-
-
-class _ManyRanks(Group):
-    """What groups of several ranks have in common.
+class Ranks:
+    """What executors of several ranks have in common; see `executor.Executor`.
 
     From `begin` to `end` every rank sends one message wherever the others do, so that a rank that
     gives up can send that in place of whatever they wait for.
 
+    Args:
+        local: of this process.
+        transport: how ranks exchange messages.
+
     Attributes:
+        size: number of ranks.
         begun: generations begun so far.
+
+    Raises:
+        ConfigError: the model verifies one continuation at a time.
     """
 
-    def __init__(self, transport: DistributedTransport) -> None:
-        self.begun = 0
+    def __init__(self, local: Local, transport: DistributedTransport) -> None:
+        if local.runner.model.drafts != "trees":
+            raise ConfigError(
+                f"models of the family {local.facts.family!r} verify one continuation at a time,"
+                " which ranks cannot share; leave --parallel out"
+            )
         self.size = transport.size
+        self.begun = 0
+        self._local = local
         self._transport = transport
         self._awaited = False
         self._draft = Draft()
 
-    def begin(self, cached: int, request: Sequence[object]) -> int:
-        """See `Group.begin`."""
+    @property
+    def cache(self) -> KVCache:
+        """See `Executor`."""
+        return self._local.cache
+
+    @property
+    def overlaps(self) -> bool:
+        """See `Executor`."""
+        return self._local.overlaps
+
+    def begin(self, state: State, request: Sequence[object]) -> None:
+        """See `Executor`; the text and the request must be equal on all ranks."""
+        self._local.begin(state, request)
         self._awaited = True
         self.begun += 1
         problem = "was given another prompt or other settings than rank 0"
-        everywhere: list[int] = self._exchange(cached, request, problem)
-        return min(everywhere)
+        self.cache.truncate(min(self._exchange(self.cache.length, request, problem)))
 
-    def sync(self) -> None:
-        """See `Group.sync`."""
-        self._exchange(None, "sync", "is not where rank 0 is")
+    def read(self, state: State) -> Generator[Prefill]:
+        """See `Executor`."""
+        yield from self._local.read(state, self._sync)
 
-    def agree(self, found: StepResult | OutOfMemory) -> StepResult | OutOfMemory:
-        """See `Group.agree`."""
+    def room(self, state: State) -> Room:
+        """See `Executor`."""
+        return self._local.room(state)
+
+    def start(self, state: State, draft: Draft) -> Tried:
+        """See `Executor`."""
+        self._draft = draft
+        return self._local.start(state, draft)
+
+    def verify(self, sampler: Sampler) -> StepResult | NoRoom:
+        """See `Executor`: what all ranks found, or that memory ran out on one of them."""
+        mine = self._local.walk(sampler)
         draft = self._draft
         tree, window = draft.tree, draft.window.tokens if draft.window else []
         tried = [draft.successors, tree.tokens, tree.parents, window]
-        results = self._exchange(found, tried, "drafted other tokens than rank 0")
+        results = self._exchange(mine, tried, "drafted other tokens than rank 0")
         for result in results:
             if isinstance(result, OutOfMemory):
-                return result
+                return self._local.narrow(result)
         return self._merged(results)
 
+    def commit(self, nodes: Sequence[int]) -> None:
+        """See `Executor`."""
+        self._local.commit(nodes)
+
     def end(self) -> None:
-        """See `Group.end`."""
+        """See `Executor`: none waits for a message."""
         self._awaited = False
 
     def leave(self, why: BaseException) -> None:
-        """See `Group.leave`."""
-        if not self._awaited:
-            return
-        self._awaited = False
-        reason: str | None = str(why)
-        if isinstance(why, GeneratorExit | KeyboardInterrupt):
-            reason = None
-        elif not isinstance(why, DecoderError):
-            reason = f"{type(why).__name__}: {why}"
-        self._transport.gather((0, Left(reason)))
+        """See `Executor`: tell ranks that wait for a message."""
+        if self._awaited:
+            self._awaited = False
+            reason: str | None = str(why)
+            if isinstance(why, GeneratorExit | KeyboardInterrupt):
+                reason = None
+            elif not isinstance(why, DecoderError):
+                reason = f"{type(why).__name__}: {why}"
+            self._transport.gather((0, Left(reason)))
+        self._local.leave(why)
+
+    def _sync(self) -> None:
+        """Wait for all ranks."""
+        self._exchange(None, "sync", "is not where rank 0 is")
 
     def _merged(self, results: Sequence[StepResult]) -> StepResult:
         """The result of the whole draft, from those of its shares."""
@@ -171,6 +143,7 @@ class _ManyRanks(Group):
 
         Raises:
             RankError: a rank is gone, has failed, or is not like rank 0.
+            Stopped: the caller of one has closed the generation.
         """
         checksum = zlib.crc32(repr(alike).encode())
         try:
@@ -180,43 +153,49 @@ class _ManyRanks(Group):
                 if message.reason is not None:
                     raise RankError(f"rank {rank} failed: {message.reason}")
             if left:
-                raise GenerationStopped
+                raise Stopped
             for rank, (other, _) in enumerate(messages):
                 if other != messages[0][0]:  # all have the same messages, so all of them end here
                     raise RankError(f"rank {rank} {problem}")
-        except (RankError, GenerationStopped):
+        except (RankError, Stopped):
             self._awaited = False
             raise
         return [message for _, message in messages]
 
 
-class LookaheadParallel(_ManyRanks):
+class LookaheadParallel(Ranks):
     """Lookahead parallelism: every rank holds the whole model and computes a share of each draft.
 
     Source: Fu et al., 2024, section 3.5.  Keys are never sent: a rank that lacks those of accepted
     tokens feeds the tokens again at the head of its next step.
     """
 
-    def __init__(self, transport: DistributedTransport) -> None:
-        super().__init__(transport)
+    def __init__(self, local: Local, transport: DistributedTransport) -> None:
+        super().__init__(local, transport)
         self._rank = transport.rank
         self._shares: list[Share] = []
+        self._missing = (0,) * self.size
 
-    def begin(self, cached: int, request: Sequence[object]) -> int:
-        """See `Group.begin`."""
-        self.missing = (0,) * self.size
-        return super().begin(cached, request)
+    def begin(self, state: State, request: Sequence[object]) -> None:
+        """See `Executor`."""
+        self._missing = (0,) * self.size
+        super().begin(state, request)
 
-    def share(self, draft: Draft) -> tuple[Draft, Draft]:
-        """See `Group.share`."""
-        self._draft, self._shares = partition(draft, self.missing)
-        return self._draft, self._shares[self._rank].draft
+    def room(self, state: State) -> Room:
+        """See `Executor`."""
+        return replace(super().room(state), missing=self._missing)
 
-    def held(self, nodes: Sequence[int]) -> Sequence[int]:
-        """See `Group.held`."""
+    def start(self, state: State, draft: Draft) -> Tried:
+        """See `Executor`: the share of this rank, and the draft as far as all have room for it."""
+        self._draft, self._shares = partition(draft, self._missing)
+        tried = self._local.start(state, self._shares[self._rank].draft)
+        return Tried(self._draft, tried.width)
+
+    def commit(self, nodes: Sequence[int]) -> None:
+        """See `Executor`: this rank holds the nodes up to the first that is not in its share."""
         held = [share.held(nodes) for share in self._shares]
-        self.missing = tuple([len(nodes) - len(each) for each in held])
-        return held[self._rank]
+        self._missing = tuple([len(nodes) - len(each) for each in held])
+        self._local.commit(held[self._rank])
 
     def _merged(self, results: Sequence[StepResult]) -> StepResult:
         columns, outputs = 1 + len(self._draft.tree), range(self._draft.outputs)
@@ -236,36 +215,39 @@ class LookaheadParallel(_ManyRanks):
         return StepResult(nodes, furthest.tokens, best, successors)
 
 
-class TensorParallel(_ManyRanks):
+class TensorParallel(Ranks):
     """Tensor parallelism: each rank holds a part of the model, and all feed the same tokens.
 
-    Within a forward the ranks wait for one another, so every forward begins with a message.  The
-    result of a step is rank 0's: others may differ in the last bits of a sum, and so in a token.
+    Within a forward the ranks wait for one another, so every forward begins with a message, and a
+    smaller one cannot be tried alone.  The result of a step is rank 0's: others may differ in the
+    last bits of a sum, and so in a token.
+
+    Raises:
+        ConfigError: steps are captured.
     """
 
-    forwards_alone = False
-
-    def __init__(self, transport: DistributedTransport) -> None:
-        super().__init__(transport)
+    def __init__(self, local: Local, transport: DistributedTransport) -> None:
+        if local.overlaps:
+            raise ConfigError("tensor parallelism needs a decoder without CUDA graphs")
+        super().__init__(local, transport)
+        local.retries = False
         self._in_forward = False
 
-    def sync(self) -> None:
-        """See `Group.sync`."""
-        super().sync()
-        self._in_forward = True
-
-    def share(self, draft: Draft) -> tuple[Draft, Draft]:
-        """The whole draft, which all ranks compute together."""
-        self.sync()
-        self._draft = draft
-        return draft, draft
+    def start(self, state: State, draft: Draft) -> Tried:
+        """See `Executor`: the whole draft, which all ranks compute together."""
+        self._sync()
+        return super().start(state, draft)
 
     def leave(self, why: BaseException) -> None:
-        """See `Group.leave`; ranks that wait within a forward cannot be reached."""
+        """See `Executor`; ranks that wait within a forward cannot be reached."""
         if self._in_forward and not isinstance(why, GeneratorExit):
             self._awaited = False
             self._transport.lose("a step of all ranks was broken off; start the ranks again")
         super().leave(why)
+
+    def _sync(self) -> None:
+        super()._sync()
+        self._in_forward = True
 
     def _merged(self, results: Sequence[StepResult]) -> StepResult:
         return results[0]

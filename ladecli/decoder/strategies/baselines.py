@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from ..config import LookaheadConfig
-from ..strategy import Draft, State, StepResult, Strategy
+from ..strategy import Draft, Room, State, StepResult, Strategy
 from ..tree import TokenTree
 
 LONGEST_MATCH = 3
@@ -30,10 +30,10 @@ class Jacobi(Strategy):
         """Guess tokens of the prompt."""
         self._guess = self._rng.choices(state.tokens, k=self._length)
 
-    def propose(self, state: State) -> Draft:
+    def propose(self, state: State, room: Room) -> Draft:
         """One chain, the guess as it is."""
         tree = TokenTree()
-        tree.add(self._guess, "jacobi", limit=min(self._length, state.draft_depth))
+        tree.add(self._guess, "jacobi", limit=min(self._length, room.depth))
         return Draft(tree)
 
     def observe(self, state: State, draft: Draft, result: StepResult) -> None:
@@ -60,7 +60,7 @@ class PromptLookup(Strategy):
         self._ends: dict[tuple[int, ...], int] = {}
         self._indexed = 0
 
-    def propose(self, state: State) -> Draft:
+    def propose(self, state: State, room: Room) -> Draft:
         """One chain, the continuation of the longest suffix that occurred before."""
         tokens, tree = state.tokens, TokenTree()
         # Runs that end with the last token itself stay out: they would match themselves.
@@ -71,7 +71,7 @@ class PromptLookup(Strategy):
         for length in range(min(LONGEST_MATCH, len(tokens)), 0, -1):
             found = self._ends.get(tuple(tokens[-length:]))
             if found is not None:
-                limit = min(self._length, state.draft_depth)
+                limit = min(self._length, room.depth)
                 tree.add(tokens[found : found + limit], "context", limit)
                 break
         return Draft(tree)

@@ -20,7 +20,7 @@ from ..drafting.ngram_model import (
 from ..drafting.sources import Source
 from ..noise import Dice
 from ..step_cost import CostCurve, fitting
-from ..strategy import Draft, State, StepResult, Strategy
+from ..strategy import Draft, Room, State, StepResult, Strategy
 from ..window import WINDOW_START, LookaheadWindow, WindowBlock
 
 PLAIN_STEPS_PER_LOOK = 4
@@ -65,16 +65,16 @@ class Lookahead(Strategy):
             source.begin(state.tokens)
         self._memory.broken = False
 
-    def propose(self, state: State) -> Draft:
+    def propose(self, state: State, room: Room) -> Draft:
         """The window where it fits, and the most probable prefixes after the text."""
         config, memory = self._config, self._memory
         limit, widths = self._limit, config.widths
-        if state.widest < limit:
-            limit = config.narrower(state.widest)
+        if room.width < limit:
+            limit = config.narrower(room.width)
         # What each rank feeds in any case, and the places that are left.
-        loads = [1 + count for count in state.missing]
+        loads = [1 + count for count in room.missing]
         places = sum([limit - load for load in loads if load < limit])
-        block = None if self._window is None else self._window_block(self._window, state, places)
+        block = self._window_block(state.tokens[-1], room, places)
         cells = len(block.tokens) if block else 0
         base, context = sum(loads) + cells, len(state.tokens)
         curve = config.step_cost.curve(
@@ -85,12 +85,12 @@ class Lookahead(Strategy):
         explores = self._successors and memory.budget.may_explore
         tree = memory.model.build_tree(
             state.tokens,
-            state.draft_depth,
+            room.depth,
             curve if memory.budget.may_draft else NO_ROOM,
             span,
             EXPLORATION if explores else 1.0,
             self._dice,
-            MAX_CHILDREN if state.branches else 1,
+            MAX_CHILDREN if room.branches else 1,
         )
         self._curve = curve
         successors = self._successors if limit > 1 else 0
@@ -116,14 +116,13 @@ class Lookahead(Strategy):
             source.learn(state.tokens, draft, result, ngrams)
         memory.broken = False
 
-    def _window_block(
-        self, window: LookaheadWindow, state: State, places: int
-    ) -> WindowBlock | None:
-        """The window's cells, if they fit."""
-        if not state.branches or window.max_offset > state.room:
+    def _window_block(self, current: int, room: Room, places: int) -> WindowBlock | None:
+        """The window's cells, if there is one and they fit."""
+        window = self._window
+        if window is None or not room.branches or window.max_offset > room.reach:
             return None
         if not self._memory.budget.may_run_window:
             return None
-        block = window.block(state.tokens[-1])
+        block = window.block(current)
         # What a window finds is worth nothing where no candidate has room.
         return block if len(block.tokens) < places else None

@@ -12,7 +12,7 @@ from itertools import islice
 from ..config import LookaheadConfig
 from ..drafting.memory import DraftMemory
 from ..step_cost import fitting
-from ..strategy import Draft, State, StepResult, Strategy
+from ..strategy import Draft, Room, State, StepResult, Strategy
 from ..tree import TokenTree
 from ..window import WINDOW_START, LookaheadWindow
 
@@ -33,20 +33,20 @@ class PaperLookahead(Strategy):
         config, start = self._config, state.tokens[-WINDOW_START:]
         self._window = LookaheadWindow(config.window, config.ngram, start, random.Random(0))
 
-    def propose(self, state: State) -> Draft:
+    def propose(self, state: State, room: Room) -> Draft:
         """The window if it fits, and the newest n-grams under the current token, merged."""
         config = self._config
-        limit = self._limit if state.widest >= self._limit else config.narrower(state.widest)
-        loads = [1 + count for count in state.missing]
-        room = sum([limit - load for load in loads if load < limit])
+        limit = self._limit if room.width >= self._limit else config.narrower(room.width)
+        loads = [1 + count for count in room.missing]
+        places = sum([limit - load for load in loads if load < limit])
         window = self._window.block(state.tokens[-1])
         block = None
-        if len(window.tokens) <= room and self._window.max_offset <= state.room:
-            block, room = window, room - len(window.tokens)
+        if len(window.tokens) <= places and self._window.max_offset <= room.reach:
+            block, places = window, places - len(window.tokens)
         tree = TokenTree()
-        depth = min(state.draft_depth, config.ngram - 1)
+        depth = min(room.depth, config.ngram - 1)
         for candidate in islice(self._memory.pool.candidates(state.tokens[-1]), config.guesses):
-            tree.add(candidate[:depth], "trajectory", room)
+            tree.add(candidate[:depth], "trajectory", places)
         fed = sum(loads) + len(tree) + (len(block.tokens) if block else 0)
         width = fitting(fed, config.widths)
         return Draft(tree, block, width, limit=limit, widths=config.widths)

@@ -1,0 +1,185 @@
+"""The decoder: a model and a cache, whose text belongs to one generation at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Sequence
+from itertools import takewhile
+
+from .config import PREFILL_CHUNK, Limits, SamplingConfig
+from .engine import Generation
+from .errors import DecoderError, PromptError
+from .events import Event, Finished
+from .model.families import ModelFacts
+from .run.executor import Executor, Stopped, executor_of
+from .run.runner import Runner
+from .sampling import LogitsProcessor, Sampler
+from .strategy import State, Strategy
+
+
+class Decoder:
+    """Decodes token ids with any strategy.
+
+    The cache is kept from one generation to the next: a prompt that starts with tokens that are
+    still in it is prefilled from there on only.
+
+    Args:
+        max_context: the most tokens of prompt and text together; None for what the model was
+            made for.
+        prefill_chunk: prompt tokens per forward.
+
+    Attributes:
+        max_context: as above, and not more than the model was made for.
+        cache: keys and values of the committed text.
+        local: runs steps in this process.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        facts: ModelFacts,
+        *,
+        max_context: int | None = None,
+        prefill_chunk: int = PREFILL_CHUNK,
+    ) -> None:
+        self.runner = runner
+        self.facts = facts
+        self.max_context = min(max_context or facts.context, facts.context)
+        self.cache = runner.cache
+        self.local = executor_of(runner, facts, self.max_context, prefill_chunk)
+        # One generation at a time owns the cache, whose keys are those of `_text` when it is over.
+        self._lock = threading.Lock()
+        self._owner = 0
+        self._text: list[int] = []
+
+    def forget(self, *, keep_memory: bool = False) -> None:
+        """Drop the cached text; a generation under way is over.
+
+        Args:
+            keep_memory: whether the cache's memory is kept for the next text, and with it the
+                steps that were captured for its addresses.
+        """
+        with self._lock:
+            self._owner += 1
+            self._text = []
+            self.cache.truncate(0)
+            if not keep_memory:
+                self.cache.release()
+                self.runner.forget()
+
+    def generate(
+        self,
+        prompt: Sequence[int],
+        strategy: Strategy,
+        sampling: SamplingConfig | None = None,
+        limits: Limits | None = None,
+        processors: Sequence[LogitsProcessor] = (),
+        *,
+        detailed: bool = False,
+        executor: Executor | None = None,
+    ) -> Generator[Event]:
+        """Decode a continuation of `prompt`.
+
+        At every yield, and after the generator is closed or broken off, the cache holds exactly
+        the committed tokens but the last one, or some less where the executor computed them
+        elsewhere or put its cache back.  Where steps overlap, the next one is under way when a step
+        is yielded; closing the generator then discards that step.
+
+        Args:
+            prompt: token ids, at least one.
+            strategy: a fresh one from `make_strategy`.
+            sampling: how to choose tokens; greedy if None.
+            limits: where to end.
+            processors: transformers' logits processors, applied before `sampling`.
+            detailed: whether steps say what they tried; see `events.Detail`.
+            executor: runs the steps; None for `local`.
+
+        Yields:
+            `Started`, `Prefill` for all chunks of the prompt but the last, a `Step` for every
+            forward that yields tokens, `StepNarrowed` where one was too wide, `Finished`.
+
+        Raises:
+            PromptError: the prompt is empty, holds an unknown id, or fills the context.
+            DeviceLostError: the device met a fault; nothing can be computed any more.
+            NaNLogitsError: the model's weights are damaged, or too large for their type.
+            DecoderError: this generation is resumed after another one has started: there is
+                one cache, and it belongs to the newest.
+        """
+        self.check_prompt(prompt)
+        limits, sampling = limits or Limits(), sampling or SamplingConfig()
+        end = self.max_context
+        if limits.max_new_tokens is not None:
+            end = min(end, len(prompt) + limits.max_new_tokens)
+        generation = Generation(
+            State(list(prompt), len(prompt), sampling, end),
+            strategy,
+            Sampler(sampling, processors),
+            limits,
+            executor or self.local,
+            detailed,
+            self.facts.vocabulary,
+        )
+        return self._run(generation)
+
+    def check_prompt(self, prompt: Sequence[int]) -> None:
+        """Refuse a prompt that `generate` could not decode.
+
+        Raises:
+            PromptError: it is empty, too long, or holds an id that the model does not know.
+        """
+        if not prompt:
+            raise PromptError("the prompt is empty")
+        if len(prompt) >= self.max_context:
+            raise PromptError(
+                f"the prompt has {len(prompt)} tokens and the context holds"
+                f" {self.max_context}, which leaves no room for an answer; shorten the prompt"
+            )
+        if not all(0 <= token < self.facts.vocabulary for token in prompt):
+            worst = max(prompt, key=lambda token: abs(token - self.facts.vocabulary / 2))
+            raise PromptError(
+                f"the prompt holds token {worst}, and the model knows the ids 0 to"
+                f" {self.facts.vocabulary - 1}; the tokenizer belongs to another model"
+            )
+
+    def _run(self, generation: Generation) -> Generator[Event]:
+        """Let one thread at a time into the loop, as long as the cache is this generation's."""
+        tokens, mine = generation.state.tokens, 0
+        if len(tokens) >= generation.state.end:
+            yield Finished("length")
+            return
+        events = generation.events()
+        try:
+            with self._lock:
+                mine = self._take_over(generation)
+            while True:
+                with self._lock:
+                    if mine != self._owner:
+                        raise DecoderError(
+                            "another generation has started on this decoder; this one is over"
+                        )
+                    event = next(events, None)
+                if event is None:
+                    return
+                yield event
+        except Stopped:
+            pass
+        except BaseException as error:
+            generation.run.leave(error)
+            raise
+        finally:
+            # Ctrl-C can land between any two lines.  The last token has no keys yet.
+            with self._lock:
+                events.close()
+                if mine == self._owner:
+                    self.cache.truncate(len(tokens) - 1)
+                    self._text = tokens[: self.cache.length]
+
+    def _take_over(self, generation: Generation) -> int:
+        """Give the cache to a generation, as far as it is of its text; the owner's number."""
+        # One token at least is fed.
+        pairs = zip(generation.state.tokens[:-1], self._text, strict=False)
+        self.cache.truncate(sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        self._text = []
+        self._owner += 1
+        generation.begin()
+        return self._owner

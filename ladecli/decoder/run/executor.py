@@ -1,0 +1,263 @@
+"""An executor runs the steps of a text: what the loop asks of it, and how one process answers.
+
+The loop does not know how steps are run.  `Local` runs them in this process, captured or not, by
+what its runner does; `Chained` does so with a cache that cannot hold rival continuations; `ranks`
+has those that share a step with other processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+from .. import layout
+from ..errors import NoMemoryError
+from ..events import FinishReason, Prefill
+from ..faults import Backoff, attempt, check_device
+from ..kv_cache import KVCache
+from ..layout import StepLayout
+from ..model.families import ModelFacts
+from ..sampling import Sampler
+from ..strategy import Draft, Room, State, StepResult
+from ..tree import TokenTree
+from .prefill import Prefiller
+from .runner import Pending, Runner
+
+MOST_FED_AGAIN = 16
+"""Committed tokens that a step with drafts feeds again at most, where its cache is put back if the
+drafts are not accepted whole."""
+
+
+class Stopped(Exception):
+    """The text ends here without a word, because its reader elsewhere wants no more of it."""
+
+
+class Tried(NamedTuple):
+    """What is computed in a step: the draft, which may be less than was proposed, and how many
+    tokens this process feeds for it."""
+
+    draft: Draft
+    width: int
+
+
+class NoRoom(NamedTuple):
+    """A step came to nothing: memory did not suffice for it.  It is to be proposed again."""
+
+    width: int | None = None
+    """Tokens that steps may have from now on; None for as many as before."""
+    reason: FinishReason | None = None
+    """Why the text ends here; None where something smaller is left to try."""
+
+
+class Executor(Protocol):
+    """Runs the steps of one text at a time.
+
+    Methods raise `Stopped` where the text ends elsewhere, and `RankError` where other processes
+    take part in it and one is gone, has failed, or does something else.
+    """
+
+    @property
+    def cache(self) -> KVCache:
+        """Of this process: it holds the committed tokens, as far as they were computed here."""
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a step runs on after `start`, so that the host may do something else."""
+
+    def begin(self, state: State, request: Sequence[object]) -> None:
+        """Begin with a text, whose start may be in the cache.
+
+        Args:
+            state: the prompt.
+            request: what the text depends on beside the model.
+        """
+
+    def read(self, state: State) -> Iterable[Prefill]:
+        """Feed what the cache lacks of the text, but for what the next step can take along."""
+
+    def room(self, state: State) -> Room:
+        """How deep and how wide the next step may be, and what is missing in the cache."""
+
+    def start(self, state: State, draft: Draft) -> Tried:
+        """Start a step."""
+
+    def verify(self, sampler: Sampler) -> StepResult | NoRoom:
+        """Wait for the step, and walk down its tree as far as the model agrees."""
+
+    def commit(self, nodes: Sequence[int]) -> None:
+        """Keep the keys of accepted nodes, in the order of the text, beside the pending tokens'."""
+
+    def end(self) -> None:
+        """The text is complete."""
+
+    def leave(self, why: BaseException) -> None:
+        """The text is given up; raises `DeviceLostError` where that is because of a fault."""
+
+
+class OutOfMemory(NamedTuple):
+    """Memory ran out in a step of `pending` committed tokens; `width` is its other ones and one."""
+
+    pending: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A step that was started."""
+
+    draft: Draft
+    layout: StepLayout
+    pending: Pending | None
+    """Gives its logits; None where memory did not suffice to start it."""
+
+
+def _go_on() -> None:
+    """What happens before a chunk of the prompt, where no other process takes part."""
+
+
+class Local:
+    """Runs steps in this process.
+
+    Args:
+        runner: runs forwards.
+        facts: about the model.
+        max_context: the most tokens of prompt and text together.
+        chunk: prompt tokens per forward.
+
+    Attributes:
+        retries: whether a forward that memory does not suffice for may be tried again smaller.
+    """
+
+    def __init__(self, runner: Runner, facts: ModelFacts, max_context: int, chunk: int) -> None:
+        self.runner = runner
+        self.facts = facts
+        self.retries = True
+        self._last_position = max_context - 1
+        self._chunk = chunk
+        self._prefiller = Prefiller(runner, facts.rope_boundary, chunk)
+        self._backoff = Backoff(chunk)
+        self._has_read = True
+        self._step: Launched | None = None
+
+    @property
+    def cache(self) -> KVCache:
+        """See `Executor`."""
+        return self.runner.cache
+
+    @property
+    def overlaps(self) -> bool:
+        """See `Executor`."""
+        return self.runner.captures
+
+    def begin(self, state: State, request: Sequence[object]) -> None:
+        """See `Executor`; here it can be any request."""
+        self._backoff = Backoff(self._chunk, retries=self.retries)
+        self._prefiller.invalidate_on_rope_change(len(state.tokens))
+
+    def read(self, state: State, before: Callable[[], None] = _go_on) -> Generator[Prefill]:
+        """See `Executor`; `before` is called before every chunk, of the same text everywhere."""
+        self._has_read = True
+        if len(state.tokens) - self.cache.length > 1 or self.facts.rope_boundary:
+            self._has_read = yield from self._prefiller.read(state, self._backoff, before)
+
+    def room(self, state: State) -> Room:
+        """See `Executor`."""
+        length, last = len(state.tokens), self._last_position
+        boundary = self.facts.rope_boundary
+        if boundary is not None and length <= boundary:
+            # A draft must not reach to where positions change their meaning.
+            last = min(last, boundary - 1)
+        reach, width = last - (length - 1), self._backoff.width
+        # A path of more tokens than a step may have would be wider, too.
+        return Room(min(reach, state.end - length - 1, width - 1), reach, width)
+
+    def start(self, state: State, draft: Draft) -> Tried:
+        """See `Executor`."""
+        fed = layout.NOTHING
+        if self._has_read:
+            start = self.cache.length
+            fed = layout.build(state.tokens[start:], start, draft)
+        pending = attempt(self.runner.start, fed) if self._has_read else None
+        self._step = Launched(draft, fed, pending)
+        return Tried(draft, len(fed.tokens))
+
+    def verify(self, sampler: Sampler) -> StepResult | NoRoom:
+        """See `Executor`."""
+        found = self.walk(sampler)
+        return self.narrow(found) if isinstance(found, OutOfMemory) else found
+
+    def walk(self, sampler: Sampler) -> StepResult | OutOfMemory:
+        """What is found in the step, or that memory did not suffice for it."""
+        assert self._step is not None
+        fed, found = self._step.layout, None
+        if self._step.pending is not None:
+            found = attempt(self._walk, self._step.pending, self._step, sampler)
+        if found is None and not self.retries:
+            raise NoMemoryError
+        return found or OutOfMemory(fed.pending, len(fed.tokens) - fed.pending + 1)
+
+    def _walk(self, pending: Pending, step: Launched, sampler: Sampler) -> StepResult:
+        tree = step.draft.tree
+        output = sampler.read(pending(), step.layout, len(tree), step.draft.successors)
+        return StepResult(*tree.walk(output.choose), output.best, output.successors)
+
+    def narrow(self, short: OutOfMemory) -> NoRoom:
+        """Let the next step be smaller than one that memory did not suffice for."""
+        before = self._backoff.width
+        if not self._backoff.shrink(short.pending, short.width):
+            return NoRoom(reason="memory")
+        after = self._backoff.width
+        return NoRoom(after if after < before else None)
+
+    def commit(self, nodes: Sequence[int]) -> None:
+        """See `Executor`.  What was not computed here is fed again, as pending tokens."""
+        assert self._step is not None
+        fed = self._step.layout.pending
+        kept = [*range(fed), *[fed + node for node in nodes]]
+        if attempt(self.cache.keep, kept) is None:
+            # Pending tokens stand where they belong: to keep them takes no memory.
+            self.cache.keep(range(fed))
+
+    def end(self) -> None:
+        """See `Executor`."""
+
+    def leave(self, why: BaseException) -> None:
+        """See `Executor`."""
+        check_device(self.runner.device, why)
+
+
+class Chained(Local):
+    """Runs steps of a model with a cache of its own, which holds one continuation of the text.
+
+    Where a chain of drafts is not accepted whole, the cache is put back to where it was before the
+    step, and the accepted tokens are fed again with the next one.
+    """
+
+    def __init__(self, runner: Runner, facts: ModelFacts, max_context: int, chunk: int) -> None:
+        # Such a model handles a change of rotary frequencies itself.
+        super().__init__(runner, replace(facts, rope_boundary=None), max_context, chunk)
+
+    def begin(self, state: State, request: Sequence[object]) -> None:
+        """See `Executor`."""
+        super().begin(state, request)
+        if self.runner.model.drafts == "none":
+            self._backoff.width = 1
+
+    def room(self, state: State) -> Room:
+        """See `Executor`: only a chain can be verified."""
+        missing = len(state.tokens) - 1 - self.cache.length
+        return replace(super().room(state), missing=(missing,), branches=False)
+
+    def start(self, state: State, draft: Draft) -> Tried:
+        """See `Executor`."""
+        # A step without drafts is accepted whole, so that nothing of it is fed again.
+        again = len(state.tokens) - 1 - self.cache.length > MOST_FED_AGAIN
+        chain = TokenTree() if again else draft.tree.chain()
+        return super().start(state, replace(draft, tree=chain, window=None, width=1))
+
+
+def executor_of(runner: Runner, facts: ModelFacts, max_context: int, chunk: int) -> Local:
+    """The executor for what a model can verify in one pass."""
+    kind = Local if runner.model.drafts == "trees" else Chained
+    return kind(runner, facts, max_context, chunk)
