@@ -24,8 +24,8 @@ from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.decoder.events import Step
 from ladecli.decoder.load import load_decoder, new_cache
-from ladecli.decoder.run.partition import partition
-from ladecli.decoder.run.ranks import LookaheadParallel
+from ladecli.decoder.run.ranks.executors import LookaheadParallel
+from ladecli.decoder.run.ranks.partition import partition
 from ladecli.decoder.run.runner import Runner
 from ladecli.decoder.strategies import make_strategy
 from ladecli.decoder.strategy import Draft

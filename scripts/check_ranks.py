@@ -27,8 +27,8 @@ from ladecli.decoder.events import Step
 from ladecli.decoder.config import Limits
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.run.executor import Executor
-from ladecli.decoder.run.ranks import LookaheadParallel
-from ladecli.decoder.run.transport import DistributedTransport
+from ladecli.decoder.run.ranks.executors import LookaheadParallel
+from ladecli.decoder.run.ranks.transport import DistributedTransport
 from ladecli.decoder.strategies import make_strategy
 
 WINDOWS = ((2, 3, 2), (5, 3, 5), (7, 5, 7), (15, 5, 15), (10, 2, 4))

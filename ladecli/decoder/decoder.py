@@ -11,7 +11,8 @@ from .engine import Generation
 from .errors import DecoderError, PromptError
 from .events import Event, Finished
 from .model.families import ModelFacts
-from .run.executor import Executor, Stopped, executor_of
+from .run.chained import Chained
+from .run.executor import Executor, Local, Stopped
 from .run.runner import Runner
 from .sampling import LogitsProcessor, Sampler
 from .strategy import State, Strategy
@@ -46,7 +47,8 @@ class Decoder:
         self.facts = facts
         self.max_context = min(max_context or facts.context, facts.context)
         self.cache = runner.cache
-        self.local = executor_of(runner, facts, self.max_context, prefill_chunk)
+        kind = Local if runner.model.drafts == "trees" else Chained
+        self.local = kind(runner, facts, self.max_context, prefill_chunk)
         # One generation at a time owns the cache, whose keys are those of `_text` when it is over.
         self._lock = threading.Lock()
         self._owner = 0

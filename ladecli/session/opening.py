@@ -22,7 +22,7 @@ from .setup import check_device, check_options, choice_for, decide
 
 if TYPE_CHECKING:
     from ..decoder.config import SamplingConfig
-    from ..decoder.run.transport import DistributedTransport
+    from ..decoder.run.ranks.transport import DistributedTransport
     from ..models import Plan
     from ..options import Request
     from .chat_template import TemplateChoice

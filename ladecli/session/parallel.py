@@ -41,8 +41,8 @@ from .place import (
 
 if TYPE_CHECKING:
     from ..decoder.drafting.memory import DraftMemory
-    from ..decoder.run.ranks import Ranks
-    from ..decoder.run.transport import DistributedTransport
+    from ..decoder.run.ranks.executors import Ranks
+    from ..decoder.run.ranks.transport import DistributedTransport
     from .session import Session, Settings
 
 Opener = Callable[[Request], Callable[["DistributedTransport"], "Session"]]
@@ -120,7 +120,7 @@ def started(request: Request, open_session: Opener) -> Iterator[Leader]:
             meeting = (Path(folder) / "ranks").as_uri()
             followers = _processes(place, (request, open_session, meeting, folder))
             failure = stack.enter_context(followers)
-        from ..decoder.run.transport import DistributedTransport
+        from ..decoder.run.ranks.transport import DistributedTransport
 
         ranks = DistributedTransport(place.rank, place.size, meeting, failure)
         stack.callback(ranks.close)
@@ -332,7 +332,7 @@ def _follow(place: Place, request: Request, open_session: Opener, meeting: str) 
     """Decode what the leader decodes until it ends."""
     # The terminal and torchrun send Ctrl-C to all ranks, and the leader decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    from ..decoder.run.transport import DistributedTransport
+    from ..decoder.run.ranks.transport import DistributedTransport
 
     ranks = DistributedTransport(place.rank, place.size, meeting)
     request = placed(request, place)
@@ -384,8 +384,8 @@ def join(session: Session, ranks: DistributedTransport, *, split: bool) -> None:
     Raises:
         RankError: they have not loaded the same.
     """
-    from ..decoder.run.ranks import LookaheadParallel, TensorParallel
-    from ..decoder.run.transport import weights_digest
+    from ..decoder.run.ranks.executors import LookaheadParallel, TensorParallel
+    from ..decoder.run.ranks.transport import weights_digest
     from . import pool_file
 
     loaded = session.loaded

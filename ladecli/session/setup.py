@@ -16,7 +16,7 @@ from .place import place_of
 
 if TYPE_CHECKING:
     from ..decoder.config import LookaheadConfig
-    from ..decoder.run.transport import DistributedTransport
+    from ..decoder.run.ranks.transport import DistributedTransport
     from ..models import Plan
     from ..options import Request
     from ..specs.device import Device

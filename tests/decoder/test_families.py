@@ -19,8 +19,8 @@ from ladecli.decoder.load import load_decoder
 from ladecli.decoder.model.families import FAMILIES, TESTED_STOCK, examine, refusal
 from ladecli.decoder.model.forward import Drafts
 from ladecli.decoder.model.stock import StockModel
-from ladecli.decoder.run.ranks import LookaheadParallel
-from ladecli.decoder.run.transport import DistributedTransport
+from ladecli.decoder.run.ranks.executors import LookaheadParallel
+from ladecli.decoder.run.ranks.transport import DistributedTransport
 from ladecli.decoder.strategy import Strategy
 
 from ..decoding import PAPER, ids_of, run, steps_of, transformers_ids

@@ -30,7 +30,7 @@ from ladecli.decoder.kv_cache import KVCache
 from ladecli.decoder.layout import StepLayout
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.run.executor import Executor, Tried
-from ladecli.decoder.run.ranks import LookaheadParallel, TensorParallel
+from ladecli.decoder.run.ranks.executors import LookaheadParallel, TensorParallel
 from ladecli.decoder.sampling import Sampler
 from ladecli.decoder.strategies import make_strategy
 from ladecli.decoder.strategy import Draft, Room, State, StepResult

@@ -1,14 +1,14 @@
 """An executor runs the steps of a text: what the loop asks of it, and how one process answers.
 
 The loop does not know how steps are run.  `Local` runs them in this process, captured or not, by
-what its runner does; `Chained` does so with a cache that cannot hold rival continuations; `ranks`
+what its runner does; `chained` does so with a cache that cannot hold rival continuations; `ranks`
 has those that share a step with other processes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from .. import layout
@@ -20,13 +20,8 @@ from ..layout import StepLayout
 from ..model.families import ModelFacts
 from ..sampling import Sampler
 from ..strategy import Draft, Room, State, StepResult
-from ..tree import TokenTree
 from .prefill import Prefiller
 from .runner import Pending, Runner
-
-MOST_FED_AGAIN = 16
-"""Committed tokens that a step with drafts feeds again at most, where its cache is put back if the
-drafts are not accepted whole."""
 
 
 class Stopped(Exception):
@@ -225,39 +220,3 @@ class Local:
     def leave(self, why: BaseException) -> None:
         """See `Executor`."""
         check_device(self.runner.device, why)
-
-
-class Chained(Local):
-    """Runs steps of a model with a cache of its own, which holds one continuation of the text.
-
-    Where a chain of drafts is not accepted whole, the cache is put back to where it was before the
-    step, and the accepted tokens are fed again with the next one.
-    """
-
-    def __init__(self, runner: Runner, facts: ModelFacts, max_context: int, chunk: int) -> None:
-        # Such a model handles a change of rotary frequencies itself.
-        super().__init__(runner, replace(facts, rope_boundary=None), max_context, chunk)
-
-    def begin(self, state: State, request: Sequence[object]) -> None:
-        """See `Executor`."""
-        super().begin(state, request)
-        if self.runner.model.drafts == "none":
-            self._backoff.width = 1
-
-    def room(self, state: State) -> Room:
-        """See `Executor`: only a chain can be verified."""
-        missing = len(state.tokens) - 1 - self.cache.length
-        return replace(super().room(state), missing=(missing,), branches=False)
-
-    def start(self, state: State, draft: Draft) -> Tried:
-        """See `Executor`."""
-        # A step without drafts is accepted whole, so that nothing of it is fed again.
-        again = len(state.tokens) - 1 - self.cache.length > MOST_FED_AGAIN
-        chain = TokenTree() if again else draft.tree.chain()
-        return super().start(state, replace(draft, tree=chain, window=None, width=1))
-
-
-def executor_of(runner: Runner, facts: ModelFacts, max_context: int, chunk: int) -> Local:
-    """The executor for what a model can verify in one pass."""
-    kind = Local if runner.model.drafts == "trees" else Chained
-    return kind(runner, facts, max_context, chunk)

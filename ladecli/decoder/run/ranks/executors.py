@@ -11,12 +11,12 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError, DecoderError, RankError
-from ..events import Prefill
-from ..kv_cache import KVCache
-from ..sampling import Sampler
-from ..strategy import Draft, Room, State, StepResult
-from .executor import Local, NoRoom, OutOfMemory, Stopped, Tried
+from ...errors import ConfigError, DecoderError, RankError
+from ...events import Prefill
+from ...kv_cache import KVCache
+from ...sampling import Sampler
+from ...strategy import Draft, Room, State, StepResult
+from ..executor import Local, NoRoom, OutOfMemory, Stopped, Tried
 from .partition import Share, partition
 
 if TYPE_CHECKING:

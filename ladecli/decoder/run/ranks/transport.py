@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..config import MESSAGE_BYTES
-from ..errors import RankError
+from ...config import MESSAGE_BYTES
+from ...errors import RankError
 
 T = TypeVar("T")
 

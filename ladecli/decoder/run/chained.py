@@ -1,0 +1,46 @@
+"""Steps of a model with a cache of its own, which verifies one continuation of a text at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..model.families import ModelFacts
+from ..strategy import Draft, Room, State
+from ..tree import TokenTree
+from .executor import Local, Tried
+from .runner import Runner
+
+MOST_FED_AGAIN = 16
+"""Committed tokens that a step with drafts feeds again at most, where its cache is put back if the
+drafts are not accepted whole."""
+
+
+class Chained(Local):
+    """Runs steps of a model with a cache of its own, which holds one continuation of the text.
+
+    Where a chain of drafts is not accepted whole, the cache is put back to where it was before the
+    step, and the accepted tokens are fed again with the next one.
+    """
+
+    def __init__(self, runner: Runner, facts: ModelFacts, max_context: int, chunk: int) -> None:
+        # Such a model handles a change of rotary frequencies itself.
+        super().__init__(runner, replace(facts, rope_boundary=None), max_context, chunk)
+
+    def begin(self, state: State, request: Sequence[object]) -> None:
+        """See `Executor`."""
+        super().begin(state, request)
+        if self.runner.model.drafts == "none":
+            self._backoff.width = 1
+
+    def room(self, state: State) -> Room:
+        """See `Executor`: only a chain can be verified."""
+        missing = len(state.tokens) - 1 - self.cache.length
+        return replace(super().room(state), missing=(missing,), branches=False)
+
+    def start(self, state: State, draft: Draft) -> Tried:
+        """See `Executor`."""
+        # A step without drafts is accepted whole, so that nothing of it is fed again.
+        again = len(state.tokens) - 1 - self.cache.length > MOST_FED_AGAIN
+        chain = TokenTree() if again else draft.tree.chain()
+        return super().start(state, replace(draft, tree=chain, window=None, width=1))

@@ -1,0 +1,1 @@
+"""Several ranks decode one text together; this file imports nothing."""
