@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, Protocol, TextIO
 
 from rich.color import ColorSystem
@@ -14,13 +14,15 @@ from rich.text import Text
 from .events import Piece, TextEvent, pieces_of
 from .metrics import RECENT, Tally
 
+# Of the 256 colours that no theme changes: legible on black and on white, and far apart also for
+# people who see no red or no green.
 SOURCE_STYLES = {
-    "trajectory": "green",
-    "context": "cyan",
-    "recycled": "blue",
-    "jacobi": "magenta",
+    "trajectory": "spring_green4",
+    "context": "cornflower_blue",
+    "recycled": "dark_goldenrod",
+    "jacobi": "medium_orchid3",
 }
-OTHER_SOURCE_STYLE = "yellow"
+OTHER_SOURCE_STYLE = "underline"
 
 SEPARATOR = " · "
 REASONING, ANSWER = "Reasoning:", "Answer:"
@@ -211,15 +213,16 @@ def speed_up(tally: Tally, factor: float) -> str:
     return f"{'' if tally.measured else '≈'}{factor:.1f}×"
 
 
-def figures(tally: Tally, *, live: bool = False) -> list[Text]:
-    """What an answer's tokens took, each figure by itself; `live` with that of the last steps."""
-    parts = [
-        Text(f"{tally.tokens_per_step:.2f} tokens per step", "bold"),
-        Text(f"{tally.tokens_per_second:.1f} tok/s"),
-    ]
+def legend(sources: Iterable[str]) -> Text:
+    """Names of draft sources, each in the colour of its tokens."""
+    return Text(" ").join(Text(source, style_of(source)) for source in sorted(sources))
+
+
+def figures(tally: Tally) -> list[Text]:
+    """What an answer's tokens took, each figure by itself."""
+    parts = [_tokens_per_step(tally), _tokens_per_second(tally)]
     if tally.speedup:
-        now = f", now {tally.speedup_of_last(RECENT):.1f}×" if live else ""
-        parts.append(Text(f"{speed_up(tally, tally.speedup)} plain{now}", "bold"))
+        parts.append(Text(f"{speed_up(tally, tally.speedup)} plain", "bold"))
     if tally.accepted:
         counts = [
             Text(f"{source} {count}", style_of(source))
@@ -227,6 +230,26 @@ def figures(tally: Tally, *, live: bool = False) -> list[Text]:
         ]
         parts.append(Text("accepted: ").append_text(Text(", ").join(counts)))
     return parts
+
+
+def live_figures(tally: Tally) -> list[Text]:
+    """The same while the answer comes, the most wanted first: what its colours mean before how
+    many tokens have each, and what the last steps gained."""
+    parts = [_tokens_per_step(tally)]
+    if tally.speedup:
+        now = f"now {tally.speedup_of_last(RECENT):.1f}×"
+        parts.append(Text(f"{speed_up(tally, tally.speedup)} plain, {now}", "bold"))
+    if tally.accepted:
+        parts.append(legend(tally.accepted))
+    return [*parts, _tokens_per_second(tally)]
+
+
+def _tokens_per_step(tally: Tally) -> Text:
+    return Text(f"{tally.tokens_per_step:.2f} tokens per step", "bold")
+
+
+def _tokens_per_second(tally: Tally) -> Text:
+    return Text(f"{tally.tokens_per_second:.1f} tok/s")
 
 
 def statistics_line(tally: Tally, width: int) -> Text:
@@ -255,7 +278,7 @@ def status_line(tally: Tally, width: int, max_context: int = 0) -> Text:
         progress = f"{tally.read}/{tally.prompt}"
         full = f"reading the prompt {progress}"
         return Text(full if len(full) <= width else progress[:width])
-    parts = figures(tally, live=True)
+    parts = live_figures(tally)
     if max_context:
         parts.append(Text(f"{tally.prompt + tally.tokens}/{max_context}"))
     line, *others = parts

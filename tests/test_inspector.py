@@ -79,11 +79,11 @@ def test_what_a_trace_does_not_have_is_said() -> None:
 def test_sources_have_their_colors_and_accepted_tokens_are_bold() -> None:
     screen = "\n".join(shown(small_trace(), 2, 80, color=True))
     for part in (
-        "\x1b[1;4;32m␣sat\x1b[0m",  # new in the text
-        "\x1b[1;4;36m␣on\x1b[0m",
-        "\x1b[1;32m␣sat ✓ \x1b[0m",  # accepted in the tree
-        "\x1b[2;32m␣mat \x1b[0m",  # rejected
-        "\x1b[2;34m␣ran \x1b[0m",
+        "\x1b[1;4;36m␣sat\x1b[0m",  # new in the text
+        "\x1b[1;4;94m␣on\x1b[0m",
+        "\x1b[1;36m␣sat ✓ \x1b[0m",  # accepted in the tree
+        "\x1b[2;36m␣mat \x1b[0m",  # rejected
+        "\x1b[2;33m␣ran \x1b[0m",
     ):
         assert part in screen
 

@@ -174,7 +174,7 @@ def test_a_switch_in_the_middle_changes_the_row_that_grows() -> None:
     terminal.view.renderer.markdown, terminal.view.renderer.colours = False, True
     terminal.redraw()
     cell = terminal.screen.buffer[2][8]
-    assert (cell.bold, cell.fg) == (False, "cyan")
+    assert (cell.bold, cell.fg) == (False, "brightblue")
     assert terminal.screen.buffer[1][4].bold, "what is complete stays as it was"
     assert terminal.finish()[1:] == ["**bold** is", "now **bold**,"]
 
@@ -196,9 +196,9 @@ def test_a_resize_loses_and_repeats_nothing(cut: int, to: int) -> None:
 def test_sources_have_their_colours_or_only_attributes() -> None:
     for no_color in (False, True):
         terminal = Terminal(80, no_color=no_color, colours=True)
-        assert "accepted: context 3" in terminal.say("**bold** said", 6, "context")[-1]
+        assert "context · " in terminal.say("**bold** said", 6, "context")[-1]
         cells = [cell for row in terminal.screen.buffer.values() for cell in row.values()]
-        assert ("cyan" in {cell.fg for cell in cells if cell.data}) is not no_color
+        assert ("brightblue" in {cell.fg for cell in cells if cell.data}) is not no_color
         assert terminal.screen.buffer[1][3].bold
 
 

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from ladecli.events import Piece
 from ladecli.view.markdown import MarkdownRenderer
+from ladecli.visualize import style_of
 
 FAMILY = "👨\u200d👩\u200d👧\u200d👦"
 HEART = "❤\ufe0f"
@@ -209,9 +210,10 @@ def test_colours_belong_to_the_sources() -> None:
     renderer = MarkdownRenderer(True, True)
     rows = [*renderer.feed(pieces, 80)[0], *renderer.flush(80)]
     colours = {Style.parse(style).color for row in rows for _, style in styles_of(row)}
-    assert {colour.name for colour in colours if colour} == {"cyan", "blue"}
-    assert ("b", "bold cyan") in styles_of(rows[0])
-    assert styles_of(rows[2]) == [("def", "blue")]
+    context, recycled = style_of("context"), style_of("recycled")
+    assert {colour.name for colour in colours if colour} == {context, recycled}
+    assert ("b", f"bold {context}") in styles_of(rows[0])
+    assert styles_of(rows[2]) == [("def", recycled)]
 
 
 # Reasoning.

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import io
+import math
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
-from rich.color import ColorSystem
+from rich.color import Color, ColorSystem
 
 from ladecli.decoder.events import Started
 from ladecli.errors import LadeError
 from ladecli.events import Ended, Piece, PromptRead, TextEvent, TextStep
 from ladecli.metrics import Tally
 from ladecli.visualize import (
+    SOURCE_STYLES,
     Together,
     Writer,
     printable,
@@ -59,7 +63,7 @@ def tally_of(events: list[TextEvent], calibration: float | None = None) -> Tally
         (
             True,
             ColorSystem.STANDARD,
-            "Once\x1b[32m upon\x1b[0m\x1b[36m a\x1b[0m time\x1b[34m[31m[red]\x1b[0m\n\ufffd\n",
+            "Once\x1b[36m upon\x1b[0m\x1b[94m a\x1b[0m time\x1b[33m[31m[red]\x1b[0m\n\ufffd\n",
         ),
     ],
     ids=["pipe", "terminal", "colours"],
@@ -186,12 +190,13 @@ READING: list[TextEvent] = [Started(40, 600), PromptRead(512, 600, 0.1)]
         (READING, 30, "reading the prompt 512/600"),
         (DRAFTED, 12, "2.52 tokens"),
         (DRAFTED, 25, "2.52 tokens per step ████"),
-        (DRAFTED, 60, "2.52 tokens per step · 5.2 tok/s · 2.5× plain, now 2.6× ████"),
-        (DRAFTED, 128, "2.52 tokens per step · 5.2 tok/s · 2.5× plain, now 2.6×"
-                       " · accepted: context 37, recycled 1, trajectory 1 · 658/2048 ▁▁▁▁▁▁▁▁████"),
-        (REPLY[:4], 80, "2.00 tokens per step · 6.0 tok/s · accepted: context 1, trajectory 1 ▃"),
-        (REPLY[:4], 90, "2.00 tokens per step · 6.0 tok/s · accepted: context 1, trajectory 1"
-                        " · 604/2048 ▃"),
+        (DRAFTED, 60, "2.52 tokens per step · 2.5× plain, now 2.6× ▁▁▁▁▁▁▁▁▁▁▁▁████"),
+        (DRAFTED, 79, "2.52 tokens per step · 2.5× plain, now 2.6×"
+                      " · context recycled trajectory ▁████"),
+        (DRAFTED, 128, "2.52 tokens per step · 2.5× plain, now 2.6× · context recycled"
+                       " trajectory · 5.2 tok/s · 658/2048 ▃▂▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁████"),
+        (REPLY[:4], 60, "2.00 tokens per step · context trajectory · 6.0 tok/s ▃"),
+        (REPLY[:4], 80, "2.00 tokens per step · context trajectory · 6.0 tok/s · 604/2048 ▃"),
     ],
 )  # fmt: skip
 def test_status(events: list[TextEvent], width: int, line: str) -> None:
@@ -219,3 +224,46 @@ def test_the_status_fits_every_screen() -> None:
 )
 def test_a_text_that_goes_round_in_circles_is_noticed(text: str, expected: bool) -> None:
     assert repeats(text) is expected
+
+
+# Colours of sources.
+
+SEEN_BY = {
+    "everybody": ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)),
+    "no green": ((0.367, 0.861, -0.228), (0.280, 0.673, 0.047), (-0.012, 0.043, 0.969)),
+    "no red": ((0.152, 1.053, -0.205), (0.115, 0.786, 0.099), (-0.004, -0.048, 1.052)),
+}
+"""Linear RGB as people see it (Machado et al., 2009)."""
+
+
+def linear(style: str) -> list[float]:
+    """A style's colour in linear RGB."""
+    color = Color.parse(style).get_truecolor()
+    return [((c / 255 + 0.055) / 1.055) ** 2.4 if c > 10 else c / 255 / 12.92 for c in color]
+
+
+def lab(rgb: list[float]) -> list[float]:
+    """Linear RGB as CIE L*a*b*."""
+    white = (
+        ((0.4124, 0.3576, 0.1805), 0.9505),
+        ((0.2126, 0.7152, 0.0722), 1.0),
+        ((0.0193, 0.1192, 0.9505), 1.089),
+    )
+    x, y, z = ((max(sumprod(row, rgb), 0) / unit) ** (1 / 3) for row, unit in white)
+    return [116 * y - 16, 500 * (x - y), 200 * (y - z)]
+
+
+def sumprod(row: Sequence[float], values: Sequence[float]) -> float:
+    return sum(a * b for a, b in zip(row, values, strict=True))
+
+
+@pytest.mark.parametrize("who", SEEN_BY)
+def test_sources_can_be_told_apart(who: str) -> None:
+    seen = [
+        lab([sumprod(row, linear(style)) for row in SEEN_BY[who]])
+        for style in (*SOURCE_STYLES.values(), "#c5c8c6")  # and the text
+    ]
+    assert min(math.dist(one, other) for one, other in combinations(seen, 2)) > 25
+    for style in SOURCE_STYLES.values():
+        luminance = sumprod((0.2126, 0.7152, 0.0722), linear(style))
+        assert 3 < (luminance + 0.05) / 0.05 < 21 / 3, "legible on black and on white"

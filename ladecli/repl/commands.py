@@ -23,7 +23,7 @@ from ..errors import UsageError
 from ..metrics import total
 from ..session.conversation import Conversation, from_json
 from ..specs import adapters
-from ..visualize import counted, printable, style_of
+from ..visualize import counted, legend, printable
 from .compare import compare_again
 from .reader import escaped
 from .session import Chat
@@ -369,8 +369,7 @@ def show_help(chat: Chat, name: str) -> None:
             chat.note(f"Names: {', '.join(LIVE)}.")
             chat.note('The value "default" takes a change back, and "off" switches off.')
         return
-    colors = Text("token colors on or off: ")
-    colors.append_text(Text(" ").join(Text(name, style_of(name)) for name in sorted(SOURCES)))
+    colors = Text("token colors on or off: ").append_text(legend(SOURCES))
     # All of it fits on a screen of 24 lines, with the prompt.
     rows: list[Sequence[RenderableType]] = [
         *((each.usage, each.help) for each in COMMANDS.values()),
