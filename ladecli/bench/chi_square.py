@@ -1,4 +1,4 @@
-"""Chi-square tests of sampling: tokens that a strategy drew against the model's probabilities."""
+"""Chi-square tests of sampling: the tokens of many answers against the model's probabilities."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Ids: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class TokenTest:
     """A test of the token at `position` (from 1 on) after the ids of `prefix`.
 
     Rare tokens share one of the `cells`; `corrected` is the p-value for all tests together.
@@ -51,7 +51,7 @@ class Sampled:
     samples: int
     drawn: int = 0
     rows: list[str] = field(default_factory=list)
-    trials: list[Trial] = field(default_factory=list)
+    trials: list[TokenTest] = field(default_factory=list)
     sampling: dict[str, int | float] = field(default_factory=dict)
     skipped: list[Skipped] = field(default_factory=list)
     interrupted: bool = False
@@ -74,12 +74,12 @@ class Sampled:
             if samples >= MIN_SAMPLES and (
                 found := probability_test(counts, np.array(probabilities(prefix)))
             ):
-                self.trials.append(Trial(row, len(prefix) + 1, prefix, samples, *found))
+                self.trials.append(TokenTest(row, len(prefix) + 1, prefix, samples, *found))
         count = len(self.trials)  # Bonferroni's correction
         self.trials = [replace(each, corrected=min(each.p * count, 1.0)) for each in self.trials]
 
     @property
-    def failed(self) -> list[Trial]:
+    def failed(self) -> list[TokenTest]:
         """Tests that found a difference."""
         return [trial for trial in self.trials if trial.corrected < LEVEL]
 
@@ -129,17 +129,13 @@ def probability_test(
     observed = np.zeros(len(probabilities))
     observed[list(counts)] = list(counts.values())
     expected = probabilities * observed.sum()
-    # A cell for each token that is expected often enough; the others are pooled.
+    # A cell for each token that is expected often enough.  The others are one cell, or where that
+    # is too small a part of the last one.
     order = np.argsort(-expected, kind="stable")
     frequent = int((expected >= MIN_EXPECTED).sum())
-    cells, rare = [order[i : i + 1] for i in range(frequent)], order[frequent:]
-    if expected[rare].sum() >= MIN_EXPECTED:
-        cells.append(rare)
-    elif cells:
-        cells[-1] = np.concatenate([cells[-1], rare])
-    if len(cells) < 2:
+    cells = frequent + int(expected[order][frequent:].sum() >= MIN_EXPECTED)
+    if cells < 2:
         return None
-    test = chisquare(
-        [observed[cell].sum() for cell in cells], [expected[cell].sum() for cell in cells]
-    )
-    return len(cells), float(test.statistic), float(test.pvalue)
+    sums = [np.add.reduceat(each[order], range(cells)) for each in (observed, expected)]
+    test = chisquare(*sums)
+    return cells, float(test.statistic), float(test.pvalue)

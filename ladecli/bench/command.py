@@ -21,17 +21,18 @@ from .result import (
     Machine,
     Model,
     Result,
+    Skipped,
     command_line,
     now,
     sampling_shown,
     to_json,
 )
 from .runners import OwnRunner, Runner
-from .tasks import Dialogue, Task, passages, usable
+from .tasks import Task, make_dialogues, passages, usable
 
 if TYPE_CHECKING:
     from ..options import BenchRequest
-    from ..session.session import Session
+    from ..session.session import Session, Settings
     from ..suites import Row
     from .methods import Sweep
 
@@ -94,21 +95,12 @@ def _measure(
 
     created, loaded = now(), session.loaded
     choice = opening.choose_profile(request, session)
-    limited = replace(request, max_new_tokens=request.new_tokens)
-    chosen, refused = methods.choose(limited, choice, loaded.greedy, swept)
+    request = replace(request, max_new_tokens=request.new_tokens)
+    chosen, refused = methods.choose(request, choice, loaded.greedy, swept)
     template = request.template(session.has_template) if prompts is not None else None
     chosen = [(method, replace(each, template=template)) for method, each in chosen]
-    tasks: list[Task]
-    if prompts is None:
-        lengths = [int(value) for value in swept["context"]]
-        tasks = passages(session, lengths, request.limit or PASSAGES, request.new_tokens)
-    else:
-        rows = suites.some(prompts, request.limit)
-        tasks = [Dialogue(session, r, template, request.system, request.new_tokens) for r in rows]
-        terminal.say(*suites.told(rows, request.typed_system))
-    tasks, skipped = usable(tasks)
-    terminal.say(*session.news())
-    runners, compile_seconds = _prepared(chosen, session, tasks, terminal, cancelled)
+    tasks, skipped = _make_tasks(request, session, swept, prompts, terminal)
+    runners, compile_seconds = _prepare(chosen, session, tasks, terminal, cancelled)
     with terminal.bar("measuring", len(runners) * len(tasks) * request.repeat) as progress:
         measured = Measurement(runners, loaded.device, cancelled, progress)
         measured.run(tasks, request.repeat)
@@ -128,20 +120,7 @@ def _measure(
         machine=Machine.of(session),
         model=Model.of(session),
         attention_why=session.setup.attention.why,
-        conditions=Conditions(
-            prompts=Path(request.prompts).name if prompts else "passages",
-            rows=len(tasks),
-            repeat=request.repeat,
-            max_new_tokens=request.new_tokens,
-            ignore_eos=request.ignore_eos,
-            template=template is not None,
-            sampling=sampling_shown(chosen[0][1].sampling),
-            profile=choice.profile,
-            sweep=swept,
-            command=command_line(sys.argv[1:]),
-            ranks=session.ranks,
-            parallel_mode=request.parallel_mode if session.ranks > 1 else None,
-        ),
+        conditions=_conditions(request, session, swept, len(tasks), chosen[0][1], choice.profile),
         contenders=tuple(method for method, _ in chosen),
         runs=tuple(measured.runs),
         skipped=(*skipped, *measured.skipped.values()),
@@ -152,7 +131,44 @@ def _measure(
     )
 
 
-def _prepared(
+def _make_tasks(
+    request: BenchRequest,
+    session: Session,
+    swept: Sweep,
+    prompts: Sequence[Row] | None,
+    terminal: Terminal,
+) -> tuple[Sequence[Task], list[Skipped]]:
+    """What methods are asked, and what the context has no room for; arguments as for `_measure`."""
+    if prompts is not None:
+        rows = suites.some(prompts, request.limit)
+        return make_dialogues(session, request, rows, terminal, request.new_tokens)
+    lengths = [int(value) for value in swept["context"]]
+    found = usable(passages(session, lengths, request.limit or PASSAGES, request.new_tokens))
+    terminal.say(*session.news())
+    return found
+
+
+def _conditions(
+    request: BenchRequest, session: Session, swept: Sweep, rows: int, first: Settings, profile: str
+) -> Conditions:
+    """What was asked for; `first` are the settings of any method, whose sampling is that of all."""
+    return Conditions(
+        prompts="passages" if "context" in swept else Path(request.prompts).name,
+        rows=rows,
+        repeat=request.repeat,
+        max_new_tokens=request.new_tokens,
+        ignore_eos=request.ignore_eos,
+        template=first.template is not None,
+        sampling=sampling_shown(first.sampling),
+        profile=profile,
+        sweep=swept,
+        command=command_line(sys.argv[1:]),
+        ranks=session.ranks,
+        parallel_mode=request.parallel_mode if session.ranks > 1 else None,
+    )
+
+
+def _prepare(
     chosen: Sequence[methods.Chosen],
     session: Session,
     tasks: Sequence[Task],

@@ -18,7 +18,7 @@ from ..session.text import Part
 from ..specs.device import Device, peak_memory, watch_peak
 from ..specs.memory import ModelSpec
 from .result import Failure, Run, Skipped, TimeSpent
-from .runners import Answer, Runner
+from .runners import Answer, Runner, Stopped
 from .tasks import Task
 
 WARM_UP = 16
@@ -29,10 +29,6 @@ MAX_FAILURES = 2
 """A method that failed on this many rows in succession is not tried again."""
 TRIES = 4
 """Times that a conversation is held, at most, until no step is compiled or captured in it."""
-
-
-class Stopped(Exception):
-    """Ctrl-C in the middle of an answer."""
 
 
 class Measurement:
@@ -146,9 +142,7 @@ class Measurement:
         def answer(turn: int, prompt: list[int]) -> Part:
             gc.collect()
             watch_peak(self._device)
-            answered = runner.answer(prompt, self._cancelled)
-            if answered.reason == "interrupted":
-                raise Stopped
+            answered = runner.answer(prompt, self._cancelled).whole()
             run = Run(
                 contender=runner.method.name,
                 row=task.id,

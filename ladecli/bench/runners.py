@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Protocol
 
 from ..errors import LadeError
@@ -20,32 +20,40 @@ if TYPE_CHECKING:
     from ..session.session import Session, Settings
 
 
+class Stopped(Exception):
+    """Ctrl-C ended an answer before its end."""
+
+
 @dataclass(slots=True)
 class Answer:
-    """One answer and when it came.
-
-    Attributes:
-        said: its text, and the reasoning before that.
-        marks: seconds from the start to the end of each step.
-        lengths: tokens of the answer at each mark.
-        widths: tokens fed by each step; empty if unknown.
-        accepted: draft tokens by source.
-        parts: seconds of the steps after the first, by part of a step; empty if unknown.
-    """
+    """One answer and when it came."""
 
     ids: list[int] = field(default_factory=list)
-    said: Part = field(default_factory=Part)
-    marks: list[float] = field(default_factory=list)
-    lengths: list[int] = field(default_factory=list)
-    widths: list[int] = field(default_factory=list)
-    accepted: Counter[str] = field(default_factory=Counter)
+    said: Part = field(default_factory=Part)  # its text, and the reasoning before that
+    marks: list[float] = field(default_factory=list)  # seconds from the start to each step's end
+    lengths: list[int] = field(default_factory=list)  # tokens of the answer at each mark
+    widths: list[int] = field(default_factory=list)  # tokens fed by each step; empty if unknown
+    accepted: Counter[str] = field(default_factory=Counter)  # draft tokens by source
     reason: Reason = "interrupted"
+    # Seconds of the steps after the first, by part of a step; empty if unknown.
     parts: Counter[str] = field(default_factory=Counter)
 
     @property
     def step_seconds(self) -> tuple[float, ...]:
         """Of every step after the first, to the microsecond."""
         return tuple(round(end - start, 6) for start, end in pairwise(self.marks))
+
+    def first_difference(self, other: Answer) -> int | None:
+        """The index of the first token that another answer does not have; None where both are
+        equal."""
+        pairs = enumerate(zip_longest(self.ids, other.ids))
+        return next((index for index, (one, two) in pairs if one != two), None)
+
+    def whole(self) -> Answer:
+        """The answer itself; `Stopped` where Ctrl-C ended it."""
+        if self.reason == "interrupted":
+            raise Stopped
+        return self
 
 
 class Runner(Protocol):

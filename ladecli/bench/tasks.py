@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from ..decoder.errors import PromptError
 from ..errors import UsageError
 from ..session.conversation import Conversation
+from ..suites import told
 from .result import Skipped
 
 if TYPE_CHECKING:
+    from ..options import MeasureRequest
     from ..session.chat_template import TemplateChoice
     from ..session.session import Session
     from ..session.text import Part
     from ..suites import Row
+    from ..view.terminal import Terminal
 
 MODULES = ("argparse", "statistics", "textwrap", "tarfile", "mailbox", "difflib", "configparser")
 """Their source is a long text that every machine has, and repeats itself as texts do."""
@@ -112,6 +115,22 @@ class Passage:
 
 Task: TypeAlias = Dialogue | Passage
 _Task = TypeVar("_Task", bound=Task)
+
+
+def make_dialogues(
+    session: Session,
+    request: MeasureRequest,
+    rows: Sequence[Row],
+    terminal: Terminal,
+    new_tokens: int = 1,
+) -> tuple[list[Dialogue], list[Skipped]]:
+    """The rows as a request has them asked, and those that cannot be read; says what is special
+    about them."""
+    template = request.template(session.has_template)
+    found = [Dialogue(session, row, template, request.system, new_tokens) for row in rows]
+    usable_ones, skipped = usable(found)
+    terminal.say(*told(rows, request.typed_system), *session.news())
+    return usable_ones, skipped
 
 
 def passages(session: Session, lengths: Sequence[int], each: int, new_tokens: int) -> list[Task]:

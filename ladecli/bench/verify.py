@@ -13,7 +13,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,12 +38,12 @@ from .result import (
     now,
     sampling_shown,
 )
-from .runners import Answer, OwnRunner
-from .tasks import Dialogue, usable
+from .runners import Answer, OwnRunner, Stopped
+from .tasks import Dialogue, make_dialogues
 
 if TYPE_CHECKING:
-    from rich.console import Console
 
+    from ..decoder.rescoring import LogitGap
     from ..options import VerifyRequest
     from ..session.session import Session, Settings
 
@@ -62,20 +61,12 @@ def run(request: VerifyRequest) -> int:
         The exit code: 0 if all answers are equal, or rounding explains every divergence; 1 if it
         does not, or if nothing could be compared; 130 after Ctrl-C.
     """
-    samples, limit = request.chi_square, request.limit
-    if samples and not request.temperature:
-        raise UsageError("--chi-square tests sampling; add --temperature 1, for example")
-    new_tokens = request.new_tokens
-    if samples:
-        new_tokens, limit = request.max_new_tokens or SAMPLED_TOKENS, limit or SAMPLED_ROWS
-    request = replace(request, max_new_tokens=new_tokens)
-    began = time.perf_counter()
-    rows = suites.some(suites.load(request.prompts, offline=request.offline), limit)
+    request, began = _limited(request), time.perf_counter()
+    rows = suites.some(suites.load(request.prompts, offline=request.offline), request.limit)
     terminal = Terminal(request.color, request.quiet)
     session = opening.open_session(request, terminal)
-    template = request.template(session.has_template)
-    dialogues, skipped = usable([Dialogue(session, row, template, request.system) for row in rows])
-    terminal.say(*suites.told(rows, request.typed_system), *session.news())
+    dialogues, skipped = make_dialogues(session, request, rows, terminal)
+    samples = request.chi_square
     answers = samples * len(dialogues) if samples else 2 * sum(len(row.turns) for row in rows)
     if samples:
         terminal.say(f"drawing {answers:,} answers; Ctrl-C tests those that were drawn until then")
@@ -84,18 +75,17 @@ def run(request: VerifyRequest) -> int:
         verifier = Verifier(session, request, cancelled, advance)
         found = verifier.sample(dialogues, samples) if samples else verifier.compare(dialogues)
     found.skipped[:0] = skipped
-    machine, model = Machine.of(session), Model.of(session)
     if request.json:
         data = {
             "schema": SCHEMA,
             "created": now(),
             "seconds": round(time.perf_counter() - began, 3),
             "command": command_line(sys.argv[1:]),
-            "machine": asdict(machine),
-            "model": asdict(model),
+            "machine": asdict(Machine.of(session)),
+            "model": asdict(Model.of(session)),
             "prompts": Path(request.prompts).name,
-            "max_new_tokens": new_tokens,
-            "template": template is not None,
+            "max_new_tokens": request.max_new_tokens,
+            "template": request.template(session.has_template) is not None,
             "interrupted": found.interrupted,
             "passed": found.passed,
             "verdict": found.verdict,
@@ -103,16 +93,26 @@ def run(request: VerifyRequest) -> int:
         }
         print(json.dumps(data, allow_nan=False))
     else:
-        what = f"{model.name}, {model.weights} on {machine.device}"
-        title = f"{request.strategy} against plain decoding: {what}"
-        _show(found, title, terminal.console(sys.stdout))
+        _show(found, f"{request.strategy} against plain decoding", session, terminal)
     if found.interrupted:
         return INTERRUPTED
     return 0 if found.passed else LadeError.exit_code
 
 
-def _show(result: Comparison | Sampled, title: str, console: Console) -> None:
+def _limited(request: VerifyRequest) -> VerifyRequest:
+    """The request with the length and number of answers that hold without -n and --limit."""
+    if not request.chi_square:
+        return replace(request, max_new_tokens=request.new_tokens)
+    if not request.temperature:
+        raise UsageError("--chi-square tests sampling; add --temperature 1, for example")
+    new_tokens = request.max_new_tokens or SAMPLED_TOKENS
+    return replace(request, max_new_tokens=new_tokens, limit=request.limit or SAMPLED_ROWS)
+
+
+def _show(result: Comparison | Sampled, what: str, session: Session, terminal: Terminal) -> None:
     """Print single findings and, last, the verdict."""
+    console, model = terminal.console(sys.stdout), Model.of(session)
+    title = f"{what}: {model.name}, {model.weights} on {session.loaded.device.label}"
     findings = [*result.details, *(f"skipped {row.row}: {row.reason}" for row in result.skipped)]
     for line in (title, *findings[:SHOWN]):
         screen.line(console, line)
@@ -124,8 +124,8 @@ def _show(result: Comparison | Sampled, title: str, console: Console) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Token:
-    """A token; `text` is quoted and has no control characters."""
+class SpelledToken:
+    """A token id with its text, which is quoted and has no control characters."""
 
     id: int
     text: str
@@ -137,32 +137,35 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first token at which an answer differs from plain decoding's.
-
-    `turn` and `position` count from 1 on; `plain` and `other` are plain decoding's token and the
-    strategy's, None where the answer ended; `width` is of the step that yielded the latter.  All
-    that follows is as in `LogitGap`, and None where an answer ended or memory did not suffice.
-    """
+    """The first token at which an answer differs from plain decoding's."""
 
     row: str
-    turn: int
+    turn: int  # from 1 on, as is `position`
     position: int
-    plain: Token | None
-    other: Token | None
-    width: int
-    gap: float | None = None
-    distance: float | None = None
-    noise: float | None = None
-    allowed: float | None = None
-    explained: bool = False
+    plain: SpelledToken | None  # plain decoding's; None where its answer ended
+    other: SpelledToken | None  # the strategy's; None where its answer ended
+    width: int  # of the step that yielded the strategy's
+    gap: LogitGap | None  # None where an answer ended or memory did not suffice
+
+    @property
+    def explained(self) -> bool:
+        """Whether rounding explains it."""
+        return self.gap is not None and self.gap.explained
+
+    def as_object(self) -> dict[str, Any]:
+        """For JSON, where the figures of the gap stand beside the others."""
+        gap = dict.fromkeys(("gap", "distance", "noise", "allowed"))
+        return {**asdict(self), **(asdict(self.gap) if self.gap else gap)} | {
+            "explained": self.explained
+        }
 
     def __str__(self) -> str:
         """Where it is, and what explains it: two lines."""
         why = "no logit gap is known (an answer ended, or memory ran out)"
-        if self.gap is not None:
+        if gap := self.gap:
             why = (
-                f"logit gap {self.gap:.3g}, to the other choice {self.distance:.3g}; rounding"
-                f" moves {self.allowed:.3g} at most (noise {self.noise:.3g})"
+                f"logit gap {gap.gap:.3g}, to the other choice {gap.distance:.3g}; rounding"
+                f" moves {gap.allowed:.3g} at most (noise {gap.noise:.3g})"
             )
         return (
             f"{self.row}, turn {self.turn}, token {self.position} of the answer:"
@@ -174,30 +177,30 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One answer; `tokens` were compared: all, or up to and with the first that differs."""
+    """One answer beside plain decoding's."""
 
     row: str
     category: str
     turn: int
     prompt_tokens: int
-    tokens: int
+    tokens: int  # compared: all, or up to and with the first that differs
     steps: int
     reason: Reason
     divergence: Divergence | None
 
+    def as_object(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self) | {"divergence": self.divergence and self.divergence.as_object()}
+
 
 @dataclass(slots=True)
 class Comparison:
-    """Answers compared token by token; `interrupted` by Ctrl-C.
+    """Answers compared token by token."""
 
-    `sampling` has the values that are not the default, and `skipped` the rows, or the rest of them,
-    that could not be answered.
-    """
-
-    sampling: dict[str, int | float]
+    sampling: dict[str, int | float]  # values that are not the default
     answers: list[Compared] = field(default_factory=list)
-    skipped: list[Skipped] = field(default_factory=list)
-    interrupted: bool = False
+    skipped: list[Skipped] = field(default_factory=list)  # rows, or the rest of one, unanswered
+    interrupted: bool = False  # by Ctrl-C
 
     @property
     def divergences(self) -> list[Divergence]:
@@ -243,16 +246,14 @@ class Comparison:
         """Its part of the JSON object; keys are part of the interface."""
         return {
             "settings": settings,
-            **asdict(self),
+            "sampling": self.sampling,
+            "answers": [answer.as_object() for answer in self.answers],
+            "skipped": list(map(asdict, self.skipped)),
             "rows": len({answer.row for answer in self.answers}),
             "tokens": self.tokens,
             "divergences": len(self.divergences),
             "unexplained": self.unexplained,
         }
-
-
-class _Interrupted(Exception):
-    """Ctrl-C ended an answer early, so that its end cannot be compared."""
 
 
 class Verifier:
@@ -292,18 +293,18 @@ class Verifier:
         found = Comparison(sampling_shown(self._settings.sampling))
         for dialogue in dialogues:
             try:
-                found.answers.extend(self._compared(dialogue))
+                found.answers.extend(self._compare_turns(dialogue))
                 reason = dialogue.cut
             except LadeError as error:
                 reason = str(error)
-            except _Interrupted:
+            except Stopped:
                 found.interrupted = True
                 break
             if reason is not None:
                 found.skipped.append(Skipped(dialogue.id, reason))
         return found
 
-    def _compared(self, dialogue: Dialogue) -> Iterator[Compared]:
+    def _compare_turns(self, dialogue: Dialogue) -> Iterator[Compared]:
         """Compare a conversation turn by turn, up to the first divergence.
 
         The strategy holds all of it first, so that its cache is reused from turn to turn as in a
@@ -321,11 +322,9 @@ class Verifier:
             # Plain decoding must not use keys that the strategy left in the cache.
             self._session.decoder.forget()
             plain = self._answer(prompt, replace(self._settings, strategy=PLAIN))
-            pairs = enumerate(zip_longest(answer.ids, plain.ids))
-            index = next((at for at, (one, other) in pairs if one != other), None)
-            found = None
+            index, found = answer.first_difference(plain), None
             if index is not None:
-                found = self._divergence(dialogue.id, turn, index, prompt, answer, plain)
+                found = self._diverge(dialogue.id, turn, index, prompt, answer, plain)
                 dialogue.cut = None  # the prompts of later turns differ
             yield Compared(
                 row=dialogue.id,
@@ -340,12 +339,15 @@ class Verifier:
             if found is not None:
                 return
 
-    def _divergence(
+    def _diverge(
         self, row: str, turn: int, index: int, prompt: list[int], answer: Answer, plain: Answer
     ) -> Divergence:
-        ends = [ids[index : index + 1] for ids in (plain.ids, answer.ids)]
+        """What is known of the tokens at an index at which two answers to a prompt differ."""
         ours, theirs = (
-            Token(ids[0], printable(repr(self._spell(ids[0])))) if ids else None for ids in ends
+            SpelledToken(ids[index], printable(repr(self._spell(ids[index]))))
+            if index < len(ids)
+            else None
+            for ids in (plain.ids, answer.ids)
         )
         step = min(bisect_right(answer.lengths, index), len(answer.widths) - 1)
         width = answer.widths[step] if answer.widths else 0
@@ -354,8 +356,7 @@ class Verifier:
             text, tokens = [*prompt, *answer.ids[:index]], (ours.id, theirs.id)
             chosen = self._session.choosing(prompt, self._settings)
             gap = self._rescorer.gap(text, len(prompt), tokens, width, *chosen)
-        known = {**asdict(gap), "explained": gap.explained} if gap else {}
-        return Divergence(row, turn, index + 1, ours, theirs, width, **known)
+        return Divergence(row, turn, index + 1, ours, theirs, width, gap)
 
     def sample(self, dialogues: Sequence[Dialogue], samples: int) -> Sampled:
         """Draw `samples` answers to each first turn and test their distribution."""
@@ -371,7 +372,7 @@ class Verifier:
                     seed = (sampling.seed + found.drawn + len(drawn)) % 2**64
                     settings = replace(self._settings, sampling=replace(sampling, seed=seed))
                     drawn.append(tuple(self._answer(prompt, settings).ids))
-            except _Interrupted:
+            except Stopped:
                 found.interrupted = True
             found.test(dialogue.id, drawn, partial(self._probabilities, prompt))
             if found.interrupted:
@@ -387,12 +388,11 @@ class Verifier:
         return shares
 
     def _answer(self, prompt: list[int], settings: Settings) -> Answer:
-        """Decode a prompt; Ctrl-C raises `_Interrupted`."""
+        """Decode a prompt; Ctrl-C raises `Stopped`."""
         if self._cancelled():
-            raise _Interrupted
+            raise Stopped
         method = Method(settings.strategy, settings.strategy)
-        answer = OwnRunner(method, self._session, settings).answer(prompt, self._cancelled)
-        if answer.reason == "interrupted":
-            raise _Interrupted
+        runner = OwnRunner(method, self._session, settings)
+        answer = runner.answer(prompt, self._cancelled).whole()
         self._advance(1)
         return answer

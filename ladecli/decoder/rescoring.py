@@ -33,20 +33,14 @@ FARTHEST = 100.0
 
 @dataclass(frozen=True, slots=True)
 class LogitGap:
-    """How far two tokens are apart at one position; all in logits.
+    """How far two tokens are apart at one position; all in logits."""
 
-    Attributes:
-        gap: by how much plain decoding prefers its token, after the repetition penalty.
-        distance: how far logits must move for either to be chosen, with the noise of the position
-            and what top-k, top-p and min-p remove; infinite beyond `FARTHEST`.
-        noise: how far forwards of other widths move that distance.
-        allowed: how far rounding may move it.
-    """
-
-    gap: float
+    gap: float  # by which plain decoding prefers its token, after the repetition penalty
+    # How far logits must move for either to be chosen, with the noise of the position and what
+    # top-k, top-p and min-p remove; infinite beyond `FARTHEST`.
     distance: float
-    noise: float
-    allowed: float
+    noise: float  # how far forwards of other widths move that distance
+    allowed: float  # how far rounding may move it
 
     @property
     def explained(self) -> bool:
@@ -94,22 +88,9 @@ class Rescorer:
         rows = [row for row in (plain_row, *wide_rows) if row is not None]
         if len(rows) < 3:
             return None
-        raw = rows[0][rows[0].isfinite()]
-        dtype = self._decoder.runner.model.dtype
-        most = TOLERANCE[torch.bfloat16 if self._quantised else dtype] * float(raw.std())
-        rounding = torch.finfo(dtype).eps * float(raw.abs().max())
         scores = [scored(row, text, sampling, processors) for row in rows]
-        plain, other = tokens
-        gaps = [float(score[plain] - score[other]) for score in scores]
-        # A model may rule tokens out with infinite logits.
-        noise = max(gaps) - min(gaps) if all(map(math.isfinite, gaps)) else 0.0
-        # One forward can be right by chance: the best tokens move as this one may.
-        best = scores[0].topk(min(64, len(scores[0]))).indices
-        for score in scores[1:]:
-            moved = (score - scores[0])[best]
-            moved = moved[moved.isfinite()]
-            if len(moved):
-                noise = max(noise, 2.0**0.5 * float(moved.std(correction=0)))
+        gaps = [float(score[tokens[0]] - score[tokens[1]]) for score in scores]
+        noise = _noise_between(scores, gaps)
         drawn, start, last = None, scores[0], _as_they_are
         if not sampling.greedy:
             drawn = gumbel_noise(sampling.seed, len(text), len(scores[0]), scores[0].device)
@@ -121,8 +102,15 @@ class Rescorer:
             # Plain decoding itself may have chosen what its own forward does not.
             distance=max(_distance(start, token, sampling, drawn, last) for token in tokens),
             noise=noise,
-            allowed=min(SAFETY * noise, most) + rounding,
+            allowed=self._allowed(rows[0], noise),
         )
+
+    def _allowed(self, logits: Tensor, noise: float) -> float:
+        """How far rounding may move these logits where forwards differ by `noise`."""
+        raw, dtype = logits[logits.isfinite()], self._decoder.runner.model.dtype
+        most = TOLERANCE[torch.bfloat16 if self._quantised else dtype] * float(raw.std())
+        rounding = torch.finfo(dtype).eps * float(raw.abs().max())
+        return min(SAFETY * noise, most) + rounding
 
     def probabilities(
         self,
@@ -180,6 +168,20 @@ class Rescorer:
         logits = self._runner.run(layout.build(text[start:end], start, Draft(width=width)))
         cache.keep(range(end - start))
         return logits[0].float()
+
+
+def _noise_between(scores: Sequence[Tensor], gaps: Sequence[float]) -> float:
+    """How far forwards move the gap of two tokens: their scores [vocabulary], and that gap."""
+    # A model may rule tokens out with infinite logits.
+    noise = max(gaps) - min(gaps) if all(map(math.isfinite, gaps)) else 0.0
+    # One forward can be right by chance: the best tokens move as this one may.
+    best = scores[0].topk(min(64, len(scores[0]))).indices
+    for score in scores[1:]:
+        moved = (score - scores[0])[best]
+        moved = moved[moved.isfinite()]
+        if len(moved):
+            noise = max(noise, 2.0**0.5 * float(moved.std(correction=0)))
+    return noise
 
 
 def _as_they_are(logits: Tensor) -> Tensor:
