@@ -23,7 +23,7 @@ from rich.text import Text
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from ladecli.trace.export import as_svg, recording_console
+from ladecli.view.recorded import as_svg, recording_console
 from tests.screens import Terminal
 
 

@@ -3,38 +3,36 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from ..view.screen import Table, line, print_table
+from rich.measure import Measurement
+from rich.text import Text
+
+from ..view.recorded import as_html, recording_console
+from ..view.screen import WIDE, Column, Table, line, print_table, rich_table
 from .statistics import Interval
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+PAGE, CHART = 120, 60
+"""Columns of the text of a page, and of its chart."""
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~$!&@])")
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A report; nothing in it is escaped.
+    """A report; nothing in it is escaped."""
 
-    Attributes:
-        title: model and machine.
-        headline: the answer, in sentences.
-        caveats: what a reader must know about the figures.
-        speedups: by method, for a chart.
-        footer: program and date.
-    """
-
-    title: str
-    headline: tuple[str, ...]
-    caveats: tuple[str, ...]
+    title: str  # model and machine
+    headline: tuple[str, ...]  # the answer, in sentences
+    caveats: tuple[str, ...]  # what a reader must know about the figures
     tables: tuple[Table, ...]
     chart_title: str = ""
-    speedups: tuple[tuple[str, Interval], ...] = ()
-    footer: str = ""
+    speedups: tuple[tuple[str, Interval], ...] = ()  # by method, for a chart
+    footer: str = ""  # program and date
 
 
 def terminal(report: Document, console: Console) -> None:
@@ -72,11 +70,45 @@ def _escaped(text: str) -> str:
 
 
 def html(report: Document) -> str:
-    """A document as one page without scripts, which loads nothing; the template escapes texts."""
-    from jinja2 import Environment, StrictUndefined
+    """A document as one page."""
+    console = recording_console(WIDE)
 
-    template = files(__package__).joinpath("report.html.j2").read_text(encoding="utf-8")
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    def paragraph(text: str, style: str) -> None:
+        console.print(Text(text, style), width=PAGE)
+
+    paragraph(f"{report.title}\n", "dim")
+    for sentence in report.headline:
+        paragraph(f"{sentence}\n", "bold")
+    for caveat in report.caveats:
+        paragraph(f"note: {caveat}", "yellow")
+    chart = [_chart(report.chart_title, report.speedups)] if report.speedups else []
+    for table in (*chart, *report.tables):
+        paragraph(f"\n{table.title}", "bold")
+        rows = rich_table(table)
+        # Texts are folded, and figures are not.
+        least = Measurement.get(console, console.options, rows).minimum
+        console.print(rows, width=max(PAGE, least))
+        for note in table.footnotes:
+            paragraph(note, "dim")
+    paragraph(f"\n{report.footer}", "dim")
+    return as_html(console, f"{report.title} · lade bench", tables=True)
+
+
+def _chart(title: str, speedups: Iterable[tuple[str, Interval]]) -> Table:
+    """Factors with their intervals on one scale, the greatest first."""
+    ordered = sorted(speedups, key=lambda each: each[1].value, reverse=True)
+    scale = (CHART - 1) / max(1.0, *(found.high for _, found in ordered))
+    rows = []
+    for name, found in ordered:
+        low, value, high, one = (
+            round(scale * each) for each in (found.low, found.value, found.high, 1.0)
+        )
+        bar = list(f"{' ' * low}{('━' if found.clear else '┄') * (high - low + 1)}".ljust(CHART))
+        bar[one], bar[value] = "│", "●"
+        rows.append((name, f"{found.value:.2f}×", "".join(bar)))
+    columns = (
+        Column("", number=False),
+        Column("speed-up"),
+        Column("│ is 1; ┄ may be chance", False),
     )
-    return environment.from_string(template).render(report=report) + "\n"
+    return Table(title, columns, tuple(rows))

@@ -42,7 +42,6 @@ from .runners import Answer, OwnRunner, Stopped
 from .tasks import Dialogue, make_dialogues
 
 if TYPE_CHECKING:
-
     from ..decoder.rescoring import LogitGap
     from ..options import VerifyRequest
     from ..session.session import Session, Settings

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
-from html import escape, unescape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.cells import cell_len
 from rich.console import Console
-from rich.terminal_theme import SVG_EXPORT_THEME
 from rich.text import Text
 
 from .. import files
 from ..errors import UsageError
 from ..events import TextEvent, pieces_of
 from ..metrics import Tally
+from ..view.recorded import as_html, as_svg, recording_console
 from ..visualize import Sections, View, printable, statistics_line
 
 if TYPE_CHECKING:
@@ -158,8 +155,7 @@ class Exporter:
         if self._svg:
             files.write(self._svg, as_svg(self._printed(wrap=True), self._title), "--svg")
         if self._html:
-            page = self._printed(wrap=False).export_html(code_format=_HTML, theme=THEME)
-            files.write(self._html, page.replace("TITLE", escape(self._title), 1), "--html")
+            files.write(self._html, as_html(self._printed(wrap=False), self._title), "--html")
 
     def _printed(self, wrap: bool) -> Console:
         """A console that has recorded the answer and its figures."""
@@ -172,46 +168,3 @@ class Exporter:
 def _clean(text: str) -> str:
     """`text` without what could drive a terminal, or what XML cannot hold, escaped or not."""
     return re.sub("[\ud800-\udfff\ufffe\uffff]", "\N{REPLACEMENT CHARACTER}", printable(text))
-
-
-THEME = SVG_EXPORT_THEME
-_HTML = """\
-<!DOCTYPE html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>TITLE</title>
-<style>
-body {{ color: {foreground}; background: {background}; margin: 0 auto; max-width: 52rem; }}
-pre {{ padding: 1rem; white-space: pre-wrap; overflow-wrap: anywhere; }}
-{stylesheet}
-</style>
-<pre>{code}</pre>
-</html>
-"""
-
-
-def recording_console(columns: int) -> Console:
-    """A console that prints nothing and records all, for `as_svg`."""
-    return Console(
-        width=columns,
-        record=True,
-        file=io.StringIO(),
-        force_terminal=True,
-        legacy_windows=False,
-        highlight=False,
-    )
-
-
-def as_svg(console: Console, title: str) -> str:
-    """What a console has recorded, as a picture of a terminal."""
-    svg = console.export_svg(title=title, theme=THEME, unique_id="lade")
-    # No web fonts: a file must not ask another host for anything.
-    svg = re.sub(r"<!--.*?-->|@font-face \{.*?\}", "", svg, count=3, flags=re.DOTALL)
-
-    def in_cells(run: re.Match[str]) -> str:
-        # Rich counts characters: wide ones, which take two cells, would be pressed together.
-        length = 12.2 * cell_len(unescape(run["text"]))
-        return f'textLength="{length:g}"{run["rest"]}>{run["text"]}<'
-
-    return re.sub(r'textLength="[^"]*"(?P<rest>[^>]*)>(?P<text>[^<]+)<', in_cells, svg)

@@ -117,19 +117,21 @@ def print_table(table: Table, console: Console) -> set[str]:
     names = max(console.width // 3, _NAMES)
     while is_screen(console) and len(kept) > 1:
         weight = max(table.columns[number].weight for number in kept)
-        needed = Measurement.get(console, unlimited, _rich(table.of_columns(kept), names)).maximum
+        needed = Measurement.get(
+            console, unlimited, rich_table(table.of_columns(kept), names)
+        ).maximum
         if not weight or needed <= console.width:
             break
         kept.remove(max(n for n in kept if table.columns[n].weight == weight))
     shown = table.of_columns(kept)
     line(console, shown.title, "bold")
-    show(_rich(shown), console)
+    show(rich_table(shown), console)
     for note in shown.footnotes:
         line(console, note, "dim")
     return {column.title for n, column in enumerate(table.columns) if n not in kept}
 
 
-def _rich(table: Table, names: int | None = None) -> RichTable:
+def rich_table(table: Table, names: int | None = None) -> RichTable:
     """The table for Rich; names are folded at `names` cells, if that is given."""
     found = bare_table()
     for column in table.columns:
