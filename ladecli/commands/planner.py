@@ -2,7 +2,7 @@
 
 Nothing is measured or loaded.  A step takes as long as the slower of reading and multiplying, plus
 kernel launches (`profiles.derive`), plus exchanges between GPUs.  It yields the tokens per step
-that benchmarks/ranks.py measured.  Those and well-known models are in planner.toml.
+that benchmarks/ranks.py measured.  Those, well-known models and links are in planner.toml.
 """
 
 from __future__ import annotations
@@ -12,30 +12,26 @@ import math
 import re
 import sys
 from dataclasses import asdict, dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from importlib import resources
-from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+from rich.console import Console
 
 from .. import profiles
 from ..decoder.config import MESSAGE_BYTES
 from ..errors import UsageError
 from ..files import toml
 from ..options import PlanRequest
-from ..profiles import user
+from ..profiles import Profile, Rates, user
 from ..profiles.derive import HOST, LAUNCH, step_seconds
 from ..profiles.recognise import recognise
-from ..profiles.schema import Profile
 from ..specs import memory
-from ..specs.device import Rates
 from ..specs.memory import FULL, ModelSpec
 from ..view import screen
 from ..view.terminal import Terminal
 from ..visualize import counted
-from .links import Links, links_of
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 SCHEMA = "lade-plan/1"
 LOOKAHEAD, TENSOR, PLAIN = "lookahead", "tensor", "tensor-plain"
@@ -48,9 +44,23 @@ MODES = {
 DEFAULT_SIZE = "7b"
 PAYS = 0.10
 """More GPUs pay while twice as many bring at least this share more tokens per second."""
-
 STAGING = 60e-6
 """Seconds to the GPU and back; assumed: two small copies, for which the host waits."""
+# An exchange takes a start, the hops on its way, and its bytes at a share of the bandwidth.  Hops
+# lie between those of NCCL's protocols for few bytes and for many (its src/graph/tuning.cc).
+START = 7e-6
+SHARE = 0.65  # assumed: eight A100 reach some 230 of 300 GB/s in nccl-tests
+
+Row: TypeAlias = dict[str, Any]
+"""A step in one mode on a number of GPUs, as JSON has it; figures are None where impossible."""
+KEYS = (
+    *("mode", "gpus", "nodes", "why_not", "needed_bytes", "step_seconds", "computing_seconds"),
+    *("drafting_seconds", "talking_seconds", "sent_bytes", "tokens_per_step"),
+    *("tokens_per_second", "possible", "speedup", "efficiency"),
+)
+"""Of a row.  Each GPU needs `needed_bytes` (None where the model cannot be split) and sends
+`sent_bytes`; a step's seconds are those of the GPUs' computing, of the host's drafting for the other
+GPUs, and of talking."""
 
 
 @cache
@@ -60,21 +70,167 @@ def _data() -> dict[str, Any]:
     return dict(toml.loads(text))
 
 
-def tokens_per_step(ranks: int, width: int) -> float:
-    """Tokens per step of `ranks` that feed `width` tokens each.
+def run(request: PlanRequest) -> int:
+    """Estimate lookahead and tensor parallelism, and print both; the exit code is 0.
 
-    Linear in the logarithms between measurements.  Beyond the widest nothing is added; beyond the
-    most ranks, every doubling brings half of what the one before brought.
+    Raises:
+        UsageError: an option is unknown, or the model fits on no such GPUs.
+        LoadError, UnsupportedModelError: the model's configuration cannot be read or decoded.
     """
-    import numpy as np
+    terminal = Terminal(request.color)
+    found = estimate(request, terminal)
+    if request.json:
+        print(json.dumps(found, ensure_ascii=False))
+    else:
+        _show(found, terminal.console(sys.stdout))
+    return 0
 
-    measured = _data()["measured"]
-    beyond = 1 - 0.5 ** max(math.log2(ranks / measured["ranks"][-1]), 0.0)
-    values = [
-        np.interp(math.log2(ranks), np.log2(measured["ranks"]), row) + beyond * (row[-1] - row[-2])
-        for row in measured["tokens_per_step"]
+
+def estimate(request: PlanRequest, terminal: Terminal) -> dict[str, Any]:
+    """The object that --json prints: seconds, bytes and shares of 1; errors as for `run`."""
+    gpu, size = find_gpu(request.gpu, terminal)
+    assert gpu.hardware is not None  # `find_gpu` leaves others out
+    links = links_of(gpu.name, request)
+    model, spec, notes = find_model(request, gpu, terminal)
+    rates = gpu.hardware.rates_for(spec.compute)
+    budget = request.lookahead(profiles.choose(gpu, spec).lookahead).step_limit
+    usable = math.inf if size is None else memory.usable(size)
+    cluster = Cluster(rates, usable, links, spec, budget, request.context)
+    rows = {mode: [cluster.fastest(mode, gpus) for gpus in request.counts] for mode in MODES}
+    possible = {mode: [row for row in of if row["possible"]] for mode, of in rows.items()}
+    affordable = [
+        row for of in possible.values() for row in of if row["gpus"] <= (request.gpus or math.inf)
     ]
-    return float(np.interp(math.log2(width), np.log2([1, *measured["budgets"]]), [1.0, *values]))
+    if not affordable:
+        needed = cluster.needed(spec, budget)
+        raise UsageError(
+            f"{model} needs {memory.told(needed)} with {request.context:,} tokens of context, and"
+            f" {memory.told(usable)} can be used on one {gpu.name}; take more --gpus, --quantize"
+            " 4bit, a smaller --context or a smaller model"
+        )
+    plain = possible[PLAIN][0]  # on the fewest GPUs that hold the model
+    # Of equals, the one on the fewest GPUs, and plain decoding before drafts.
+    best = max(affordable, key=lambda r: (_speed(r), -r["gpus"], r["mode"] == PLAIN))
+    for of in possible.values():
+        for row in of:
+            row["speedup"] = _speed(row) / _speed(plain)
+            row["efficiency"] = _speed(row) / _speed(of[0]) * of[0]["gpus"] / row["gpus"]
+    keys = ("mode", "gpus", "step_seconds", "tokens_per_second")
+    found = {
+        "schema": SCHEMA,
+        "model": {"name": model, **asdict(spec)},
+        "gpu": {
+            "name": gpu.name,
+            "description": gpu.description,
+            "memory_bytes": size,
+            **asdict(rates),
+        },
+        "links": asdict(links),
+        "budget": budget,
+        "context": request.context,
+        "asked": request.gpus,
+        "pays_from": PAYS,
+        "baseline": {key: plain[key] for key in keys},
+        "modes": {mode: {"rows": of, **_verdict(mode, of)} for mode, of in rows.items()},
+        "best": {key: best[key] for key in keys},
+    }
+    return {**found, "assumptions": [*notes, *_assumptions(found)]}
+
+
+def _speed(row: Row) -> float:
+    """Tokens per second, 0 where impossible."""
+    return row["tokens_per_second"] or 0.0
+
+
+def _verdict(mode: str, rows: list[Row]) -> dict[str, Any]:
+    """The most GPUs that pay and the gain of the doubling that does not, also in one line."""
+    powers = [row for row in rows if row["possible"] and row["gpus"].bit_count() == 1]
+    if not powers:
+        return {"stops": None, "verdict": f"{MODES[mode]}: {rows[-1]['why_not']}"}
+    gains = ((row, twice, _speed(twice) / _speed(row) - 1) for row, twice in pairwise(powers))
+    row, twice, gain = next((each for each in gains if each[2] < PAYS), (powers[-1], None, None))
+    if twice and gain is not None:
+        # Rounded down: a gain that is too small must not read like one that pays.
+        why = f"going to {twice['gpus']} brings {math.floor(1000 * gain) / 10:+.1f}% tokens/s"
+    else:
+        later = (each["why_not"] for each in rows if each["gpus"] > row["gpus"])
+        why = next(later, None) or "more were not estimated"
+    return {
+        "stops": {"gpus": row["gpus"], "beyond": twice and twice["gpus"], "gain": gain},
+        "verdict": f"{MODES[mode]}: pays up to {counted(row['gpus'], 'GPU')}; {why}",
+    }
+
+
+def _assumptions(found: dict[str, Any]) -> list[str]:
+    """What the estimates depend on, a sentence each."""
+    gpu, model, measured = found["gpu"], found["model"], _data()["measured"]
+    size = gpu["memory_bytes"]
+    usable = "any amount" if size is None else memory.told(memory.usable(size))
+    joined = (
+        f"{place}: {link['name']}, {link['bandwidth'] / 1e9:.3g} GB/s in each direction,"
+        f" {link['hops'][0] * 1e6:.3g} µs a hop ({link['source']})"
+        for place, link in (
+            ("within a node", found["links"]["within"]),
+            ("between", found["links"]["between"]),
+        )
+    )
+    return [
+        f"a GPU reads {gpu['bandwidth'] / 1e9:.0f} GB/s and computes"
+        f" {gpu['arithmetic'] / 1e12:.3g} TFLOP/s in {model['compute']} ({gpu['source']});"
+        f" decoding may take {usable} of its memory",
+        *joined,
+        f"a step feeds {found['budget']} tokens on each GPU, or one where drafts do not pay, after"
+        f" {found['context']:,} tokens of context; one text at a time",
+        f"tokens per step are those of a small model: {measured['model']}, {measured['origin']},"
+        f" up to {measured['ranks'][-1]} ranks",
+        "a split model's steps are no CUDA graphs: launching their kernels alone takes"
+        f" {LAUNCH * model['layers'] * 1e3:.0f} ms, on any number of GPUs",
+        f"more GPUs pay while twice as many bring {PAYS:.0%} more tokens per second",
+    ]
+
+
+def _show(found: dict[str, Any], console: Console) -> None:
+    """Print the conclusion, then the table of all modes and the assumptions."""
+    model, best, plain = found["model"], found["best"], found["baseline"]
+    size = f"{user.short(model['parameters'])} parameters, {memory.told(model['weight_bytes'])}"
+    what = f"{model['name']} in {model['weights']} ({size}) on {found['gpu']['description']}"
+    screen.line(console, f"{what}: estimated, not measured")
+    name = MODES[best["mode"]] if best["gpus"] > 1 else "lookahead"
+    name = "plain decoding, since drafts do not pay," if best == plain else name
+    conclusion = (
+        f"fastest: {name} on {counted(best['gpus'], 'GPU')}, {_speed(best):.4g} tokens/s,"
+        f" {_speed(best) / _speed(plain):.2f}× plain decoding on {counted(plain['gpus'], 'GPU')}"
+    )
+    screen.line(console, conclusion, "bold")
+    rows = []
+    for each in found["modes"].values():
+        screen.line(console, each["verdict"])
+        rows += [(row["mode"], str(row["gpus"]), *_cells(row)) for row in each["rows"]]
+    console.print()
+    titles = ("GPUs", "ms/step", "tokens/step", "tokens/s", "speed-up", "efficiency")
+    columns = (screen.Column("mode", number=False), *map(screen.Column, titles))
+    screen.print_table(screen.Table("Ways to decode", columns, tuple(rows)), console)
+    console.print()
+    screen.line(console, "Assumptions", "bold")
+    for text in found["assumptions"]:
+        screen.line(console, f"- {text}")
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    """The figures of a row, or why there are none."""
+    if not row["possible"]:
+        why = "does not fit" if row["needed_bytes"] else "indivisible"
+        return (why, *[screen.NONE] * 4)
+    return (
+        f"{row['step_seconds'] * 1e3:.1f}",
+        f"{row['tokens_per_step']:.2f}",
+        f"{row['tokens_per_second']:.1f}",
+        f"{row['speedup']:.2f}",
+        f"{row['efficiency']:.0%}",
+    )
+
+
+# What it is estimated for.
 
 
 def known_model(size: str, dtype: str, quantize: str = "none") -> tuple[str, ModelSpec]:
@@ -91,8 +247,7 @@ def known_model(size: str, dtype: str, quantize: str = "none") -> tuple[str, Mod
     weight_bytes = parameters * (4 if dtype == "float32" else 2)
     numbers = (layers, hidden, inner, heads, kv_heads, hidden // heads, vocabulary)
     shape = ModelSpec(parameters, active, dtype, weight_bytes, dtype, *numbers)
-    forms = dict(memory.smaller_forms(shape, "cuda"))
-    return name, forms.get(f"--quantize {quantize}", shape)
+    return name, dict(memory.smaller_forms(shape, "cuda")).get(f"--quantize {quantize}", shape)
 
 
 def find_gpu(name: str | None, terminal: Terminal) -> tuple[Profile, float | None]:
@@ -128,9 +283,8 @@ def find_model(
     auto = request.dtype == "auto"
     if request.model is None or request.model_size is not None:
         half = gpu.hardware.half if gpu.hardware else "bfloat16"
-        dtype = half if auto else request.dtype
         size = request.model_size or DEFAULT_SIZE
-        name, shape = known_model(size, dtype, request.quantize)
+        name, shape = known_model(size, half if auto else request.dtype, request.quantize)
         notes = [f"--model-size {size} is read as {name}"] if name != size else []
         if request.model_size is None:
             notes = [f"no model was named: {name} stands for one of {DEFAULT_SIZE}"]
@@ -148,78 +302,130 @@ def find_model(
     return request.model, planned.spec, planned.notices
 
 
+# The estimates.
+
+
 @dataclass(frozen=True, slots=True)
-class Row:
-    """A step in one mode on a number of GPUs, under its names in JSON; NaN where impossible."""
+class Links:
+    """The links within and between nodes: rows of planner.toml with a name."""
 
-    mode: str
-    gpus: int
-    nodes: int
-    why_not: str | None = None
-    needed_bytes: float | None = None  # on each GPU; None where the model cannot be split
-    step_seconds: float = math.nan
-    computing_seconds: float = math.nan
-    drafting_seconds: float = math.nan  # of the host, for the drafts of the other GPUs
-    talking_seconds: float = math.nan  # of exchanges
-    sent_bytes: float = math.nan  # by each GPU in them
-    tokens_per_step: float = math.nan
-    tokens_per_second: float = math.nan
+    gpus_per_node: int
+    within: dict[str, Any]
+    between: dict[str, Any]
+
+    def all_gather(self, size: float, gpus: int) -> float:
+        """Seconds until every GPU has the `size` bytes of each of the others."""
+        return self._seconds(size * (gpus - 1), gpus, 1)
+
+    def all_reduce(self, size: float, gpus: int) -> float:
+        """Seconds until every GPU has the sum of `size` bytes: to one of them, and back."""
+        return self._seconds(2 * size * (gpus - 1) / gpus, gpus, 2)
+
+    def _seconds(self, size: float, gpus: int, passes: int) -> float:
+        """A chain through each node and a tree over nodes: start, hops, bytes over bandwidth."""
+        nodes = math.ceil(gpus / self.gpus_per_node)
+        hops = ((self.within, min(gpus, self.gpus_per_node) - 1), (self.between, math.log2(nodes)))
+        latency = sum(link["hops"][0] * math.ceil(number) for link, number in hops)
+        bandwidth = SHARE * min(link["bandwidth"] for link, number in hops if number)
+        return float(START + passes * latency + size / bandwidth)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What is asked for, on what it is estimated, and the estimates."""
+def links_of(gpu: str, request: PlanRequest) -> Links:
+    """The links that GPUs of a kind (a profile's name) usually have, or those of --link."""
+    own, links = _data()["gpus"].get(gpu, {}), _data()["links"]
+    known = {
+        kind: {"name": kind, **row, "bandwidth": own.get(kind, row["bandwidth"])}
+        for kinds in links.values()
+        for kind, row in kinds.items()
+    }
+    found = {"within": known["nvlink" if "nvlink" in own else "pcie"], "between": known["ethernet"]}
+    one_node = request.counts[-1] <= request.per_node
+    given = request.link.lower().replace(" ", "").split(",") if request.link else []
+    for n, word in enumerate(given):
+        # One number is the slowest link that there is; of two, the first is within a node.
+        place = "between" if n or not (one_node or len(given) > 1) else "within"
+        if word in known:
+            place = "within" if word in links["within"] else "between"
+            found[place] = known[word]
+        elif re.fullmatch(r"\d*\.?\d+", word) and float(word) > 0:
+            speed = {"bandwidth": 1e9 * float(word), "source": "--link"}
+            found[place] = found[place] | {"name": "link", **speed}
+        else:
+            raise UsageError(
+                f"unknown link {word!r}; use {', '.join(known)}, a number of GB/s, or two with a"
+                " comma: within a node, between nodes"
+            )
+        if place == "between" and one_node:
+            raise UsageError(
+                f"--link {word} is between nodes, and all GPUs are in one; add --nodes or"
+                " --gpus-per-node"
+            )
+    return Links(request.per_node, **found)
 
-    request: PlanRequest
-    gpu: Profile
-    memory: float | None  # bytes of one GPU; None if unknown
+
+def tokens_per_step(ranks: int, width: int) -> float:
+    """Tokens per step of `ranks` that feed `width` tokens each.
+
+    Linear in the logarithms between measurements.  Beyond the widest nothing is added; beyond the
+    most ranks, every doubling brings half of what the one before brought.
+    """
+    import numpy as np
+
+    measured = _data()["measured"]
+    beyond = 1 - 0.5 ** max(math.log2(ranks / measured["ranks"][-1]), 0.0)
+    values = [
+        np.interp(math.log2(ranks), np.log2(measured["ranks"]), row) + beyond * (row[-1] - row[-2])
+        for row in measured["tokens_per_step"]
+    ]
+    return float(np.interp(math.log2(width), np.log2([1, *measured["budgets"]]), [1.0, *values]))
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """GPUs of one kind, and what they decode."""
+
+    rates: Rates  # of one GPU
+    usable: float  # bytes of one GPU that decoding may take
     links: Links
-    model: str
     spec: ModelSpec
-    notes: tuple[str, ...]  # about the model
+    budget: int  # the most tokens in a step of each GPU
+    context: int
 
-    @cached_property
-    def rates(self) -> Rates:
-        """The rates of one GPU."""
-        assert self.gpu.hardware is not None  # `find_gpu` leaves others out
-        return self.gpu.hardware.rates_for(self.spec.compute)
-
-    @cached_property
-    def budget(self) -> int:
-        """The most tokens in a step of each GPU: as asked for, or of the GPU's profile."""
-        profile = profiles.choose(self.gpu, self.spec).lookahead
-        return self.request.lookahead(profile).step_limit
-
-    @property
-    def usable(self) -> float:
-        """Bytes of one GPU that decoding may take."""
-        return math.inf if self.memory is None else memory.usable(self.memory)
+    def fastest(self, mode: str, gpus: int) -> Row:
+        """The estimate for a mode on a number of GPUs: a plain step where drafts do not pay."""
+        widths = (1,) if mode == PLAIN else (1, self.budget)
+        return max((self.row(mode, gpus, width) for width in widths), key=_speed)
 
     def needed(self, spec: ModelSpec, width: int) -> float:
         """Bytes of one GPU that decoding with steps of `width` tokens takes."""
-        return memory.estimate(spec, context=self.request.context, width=width).total
+        return memory.estimate(spec, context=self.context, width=width).total
 
     def row(self, mode: str, gpus: int, width: int) -> Row:
         """A step of `width` tokens on each GPU, in a mode on a number of GPUs."""
+        split, spec = gpus > 1 and mode != LOOKAHEAD, self.spec
+        needed = why = None
+        if split and spec.weights not in FULL:
+            why = f"weights in {spec.weights} cannot be split"
+        elif split and spec.kv_heads % gpus:
+            heads = counted(spec.kv_heads, "key/value head")
+            why = f"{heads} cannot be split over {counted(gpus, 'GPU')}"
+        else:
+            spec = spec.shard(gpus) if split else spec
+            needed = self.needed(spec, 1 if mode == PLAIN else self.budget)
+            if needed > self.usable:
+                usable = memory.told(self.usable)
+                why = f"needs {memory.told(needed)} on each GPU, which has {usable}"
+        place = (mode, gpus, math.ceil(gpus / self.links.gpus_per_node), why, needed)
+        figures = (None,) * 7 if why else self._figures(spec, split, gpus, width)
+        return dict(zip(KEYS, (*place, *figures, not why, None, None), strict=True))
+
+    def _figures(self, spec: ModelSpec, split: bool, gpus: int, width: int) -> tuple[float, ...]:
+        """The figures of a possible row; `spec` is what one GPU holds of the model."""
         whole, links = self.spec, self.links
-        place = (mode, gpus, math.ceil(gpus / links.gpus_per_node))
-        split = gpus > 1 and mode != LOOKAHEAD
-        if split and whole.weights not in FULL:
-            return Row(*place, f"weights in {whole.weights} cannot be split")
-        if split and whole.kv_heads % gpus:
-            heads = counted(whole.kv_heads, "key/value head")
-            return Row(*place, f"{heads} cannot be split over {counted(gpus, 'GPU')}")
-        spec = whole.shard(gpus) if split else whole
-        needed = self.needed(spec, 1 if mode == PLAIN else self.budget)
-        if needed > self.usable:
-            usable = memory.told(self.usable)
-            why_not = f"needs {memory.told(needed)} on each GPU, which has {usable}"
-            return Row(*place, why_not, needed)
         # A split model runs through transformers' forward, and its steps are no CUDA graphs; in
         # lookahead parallelism every rank grows the tree of all ranks.
         ranks = 1 if split else gpus
-        context = self.request.context
-        computing = step_seconds(self.rates, spec, width, context, captured=not split)
+        computing = step_seconds(self.rates, spec, width, self.context, captured=not split)
         drafting = HOST * width * (ranks - 1) if width > 1 else 0.0
         talking = sent = 0.0
         if gpus > 1:
@@ -233,187 +439,4 @@ class Plan:
             talking += reductions * links.all_reduce(states, gpus) + links.all_gather(logits, gpus)
             sent += reductions * states + logits
         step, tokens = computing + drafting + talking, tokens_per_step(ranks, width)
-        parts = (computing, drafting, talking, sent)
-        return Row(*place, None, needed, step, *parts, tokens, tokens / step)
-
-    @cached_property
-    def rows(self) -> dict[str, list[Row]]:
-        """The estimates by mode, the fewest GPUs first: plain steps where drafts do not pay."""
-
-        def fastest(mode: str, gpus: int) -> Row:
-            widths = (1,) if mode == PLAIN else (1, self.budget)
-            rows = (self.row(mode, gpus, width) for width in widths)
-            return max(rows, key=lambda row: row.tokens_per_second)
-
-        return {mode: [fastest(mode, gpus) for gpus in self.request.counts] for mode in MODES}
-
-    def possible(self, mode: str) -> list[Row]:
-        """The rows of a mode that are possible."""
-        return [row for row in self.rows[mode] if not row.why_not]
-
-    @cached_property
-    def best(self) -> Row:
-        """The fastest possible row with at most the number of GPUs asked for; else UsageError.
-
-        Of equals, it is the one on the fewest GPUs, and plain decoding before drafts.
-        """
-        most = self.request.gpus or math.inf
-        rows = [row for mode in MODES for row in self.possible(mode) if row.gpus <= most]
-        if rows:
-            return max(rows, key=lambda row: (row.tokens_per_second, -row.gpus, row.mode == PLAIN))
-        raise UsageError(
-            f"{self.model} needs {memory.told(self.needed(self.spec, self.budget))} with"
-            f" {self.request.context:,} tokens of context, and {memory.told(self.usable)} can be"
-            f" used on one {self.gpu.name}; take more --gpus, --quantize 4bit, a smaller --context"
-            " or a smaller model"
-        )
-
-    @property
-    def baseline(self) -> Row:
-        """Plain decoding on the fewest GPUs that hold the model."""
-        return self.possible(PLAIN)[0]
-
-    def stops(self, mode: str) -> dict[str, Any] | None:
-        """The most GPUs that pay, and the gain of the doubling that does not."""
-        rows = [row for row in self.possible(mode) if row.gpus.bit_count() == 1]
-        for row, twice in pairwise(rows):
-            gain = twice.tokens_per_second / row.tokens_per_second - 1
-            if gain < PAYS:
-                return {"gpus": row.gpus, "beyond": twice.gpus, "gain": gain}
-        return {"gpus": rows[-1].gpus, "beyond": None, "gain": None} if rows else None
-
-    def verdict(self, mode: str) -> str:
-        """Where more GPUs stop paying in a mode, in one line."""
-        stops, rows = self.stops(mode), self.rows[mode]
-        if stops is None:
-            return f"{MODES[mode]}: {rows[-1].why_not}"
-        if stops["beyond"]:
-            # Rounded down: a gain that is too small must not read like one that pays.
-            gain = math.floor(1000 * stops["gain"]) / 10
-            why = f"going to {stops['beyond']} brings {gain:+.1f}% tokens/s"
-        else:
-            later = (row.why_not for row in rows if row.gpus > stops["gpus"])
-            why = next(later, None) or "more were not estimated"
-        return f"{MODES[mode]}: pays up to {counted(stops['gpus'], 'GPU')}; {why}"
-
-    @property
-    def conclusion(self) -> str:
-        """The fastest way in one line."""
-        best, plain = self.best, self.baseline
-        name = MODES[best.mode] if best.gpus > 1 else "lookahead"
-        if best == plain:
-            name = "plain decoding, since drafts do not pay,"
-        gain = best.tokens_per_second / plain.tokens_per_second
-        return (
-            f"fastest: {name} on {counted(best.gpus, 'GPU')}, {best.tokens_per_second:.4g}"
-            f" tokens/s, {gain:.2f}× plain decoding on {counted(plain.gpus, 'GPU')}"
-        )
-
-    @property
-    def assumptions(self) -> list[str]:
-        """What the estimates depend on, a sentence each."""
-        rates, measured, links = self.rates, _data()["measured"], self.links
-        usable = memory.told(self.usable) if self.memory else "any amount"
-        joined = (
-            f"{place}: {link['name']}, {link['bandwidth'] / 1e9:.3g} GB/s in each direction,"
-            f" {link['hops'][0] * 1e6:.3g} µs a hop ({link['source']})"
-            for place, link in (("within a node", links.within), ("between", links.between))
-        )
-        return [
-            *self.notes,
-            f"a GPU reads {rates.bandwidth / 1e9:.0f} GB/s and computes"
-            f" {rates.arithmetic / 1e12:.3g} TFLOP/s in {self.spec.compute} ({rates.source});"
-            f" decoding may take {usable} of its memory",
-            *joined,
-            f"a step feeds {self.budget} tokens on each GPU, or one where drafts do not pay, after"
-            f" {self.request.context:,} tokens of context; one text at a time",
-            f"tokens per step are those of a small model: {measured['model']},"
-            f" {measured['origin']}, up to {measured['ranks'][-1]} ranks",
-            "a split model's steps are no CUDA graphs: launching their kernels alone takes"
-            f" {LAUNCH * self.spec.layers * 1e3:.0f} ms, on any number of GPUs",
-            f"more GPUs pay while twice as many bring {PAYS:.0%} more tokens per second",
-        ]
-
-    def figures(self, row: Row) -> dict[str, Any]:
-        """A row for JSON, which has no NaN, with its speed compared."""
-        found = {key: None if value != value else value for key, value in asdict(row).items()}
-        speedup = efficiency = None
-        if not row.why_not:
-            first, speed = self.possible(row.mode)[0], row.tokens_per_second
-            speedup = speed / self.baseline.tokens_per_second
-            efficiency = speed / first.tokens_per_second * first.gpus / row.gpus
-        compared = {"speedup": speedup, "efficiency": efficiency}
-        return {**found, "possible": not row.why_not, **compared}
-
-    def as_object(self) -> dict[str, Any]:
-        """The object that --json prints; seconds, bytes and shares of 1."""
-        keys = ("mode", "gpus", "step_seconds", "tokens_per_second")
-        gpu = {"name": self.gpu.name, "description": self.gpu.description}
-        return {
-            "schema": SCHEMA,
-            "model": {"name": self.model, **asdict(self.spec)},
-            "gpu": {**gpu, "memory_bytes": self.memory, **asdict(self.rates)},
-            "links": asdict(self.links),
-            "budget": self.budget,
-            "context": self.request.context,
-            "asked": self.request.gpus,
-            "pays_from": PAYS,
-            "baseline": {key: getattr(self.baseline, key) for key in keys},
-            "modes": {
-                mode: {
-                    "rows": list(map(self.figures, rows)),
-                    "stops": self.stops(mode),
-                    "verdict": self.verdict(mode),
-                }
-                for mode, rows in self.rows.items()
-            },
-            "best": {key: getattr(self.best, key) for key in keys},
-            "assumptions": self.assumptions,
-        }
-
-
-def run(request: PlanRequest) -> int:
-    """Estimate lookahead and tensor parallelism, and print both; the exit code is 0.
-
-    Raises:
-        UsageError: an option is unknown, or the model fits on no such GPUs.
-        LoadError, UnsupportedModelError: the model's configuration cannot be read or decoded.
-    """
-    terminal = Terminal(request.color)
-    gpu, size = find_gpu(request.gpu, terminal)
-    links = links_of(gpu.name, request)
-    plan = Plan(request, gpu, size, links, *find_model(request, gpu, terminal))
-    _ = plan.best  # refused before anything is printed
-    if request.json:
-        print(json.dumps(plan.as_object(), ensure_ascii=False))
-    else:
-        _show(plan, terminal.console(sys.stdout))
-    return 0
-
-
-def _show(plan: Plan, console: Console) -> None:
-    """Print the conclusion, then the table of all modes and the assumptions."""
-    spec = plan.spec
-    size = f"{user.short(spec.parameters)} parameters, {memory.told(spec.weight_bytes)}"
-    model = f"{plan.model} in {spec.weights} ({size}) on {plan.gpu.description}"
-    screen.line(console, f"{model}: estimated, not measured")
-    screen.line(console, plan.conclusion, "bold")
-    for text in map(plan.verdict, MODES):
-        screen.line(console, text)
-    console.print()
-    titles = ("GPUs", "ms/step", "tokens/step", "tokens/s", "speed-up", "efficiency")
-    columns = (screen.Column("mode", number=False), *map(screen.Column, titles))
-    rows = []
-    for row in chain(*plan.rows.values()):
-        figures = plan.figures(row)
-        cells = ["does not fit" if row.needed_bytes else "indivisible", *[screen.NONE] * 4]
-        if not row.why_not:
-            cells = [f"{row.step_seconds * 1e3:.1f}", f"{row.tokens_per_step:.2f}"]
-            cells += [f"{row.tokens_per_second:.1f}", f"{figures['speedup']:.2f}"]
-            cells += [f"{figures['efficiency']:.0%}"]
-        rows.append((row.mode, str(row.gpus), *cells))
-    screen.print_table(screen.Table("Ways to decode", columns, tuple(rows)), console)
-    console.print()
-    screen.line(console, "Assumptions", "bold")
-    for text in plan.assumptions:
-        screen.line(console, f"- {text}")
+        return step, computing, drafting, talking, sent, tokens, tokens / step
