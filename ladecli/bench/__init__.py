@@ -1,1 +1,1 @@
-"""Measuring: contenders on prompts, in turn; what came out as values; what they mean."""
+"""Measuring: methods on prompts, in turn; what came out as values; what they mean."""

@@ -121,7 +121,7 @@ def _measure(
         model=Model.of(session),
         attention_why=session.setup.attention.why,
         conditions=_conditions(request, session, swept, len(tasks), chosen[0][1], choice.profile),
-        contenders=tuple(method for method, _ in chosen),
+        methods=tuple(method for method, _ in chosen),
         runs=tuple(measured.runs),
         skipped=(*skipped, *measured.skipped.values()),
         failures=(*refused, *measured.failures),

@@ -102,13 +102,13 @@ def compare(a: Result, b: Result) -> dict[str, Any]:
     if {"model", "template"} & {*other_work}:
         edited = set()  # another tokenizer or template: every prompt has other ids
     ours, theirs = (
-        {(run.contender, *run.key): run for run in result.runs if run.row not in edited}
+        {(run.method, *run.key): run for run in result.runs if run.row not in edited}
         for result in (a, b)
     )
     pairs: dict[str, list[tuple[Run, Run]]] = defaultdict(list)
     for key, run in ours.items():
         if key in theirs:
-            pairs[run.contender].append((run, theirs[key]))
+            pairs[run.method].append((run, theirs[key]))
     if not pairs:
         raise UsageError(
             "nothing to compare: no method answered the same prompt in A and in B; measure both"
@@ -116,7 +116,7 @@ def compare(a: Result, b: Result) -> dict[str, Any]:
         )
     candidates = (*BASELINES, a.reference, b.reference, PLAIN) if len(pairs) > 1 else ()
     baseline = next((name for name in candidates if name in pairs), None)
-    both = [method.name for method in a.contenders if method.name in pairs]
+    both = [method.name for method in a.methods if method.name in pairs]
     methods = [_compared(name, pairs, baseline) for name in both]
     for each in methods if other_work else ():
         each["exact"] = None
@@ -184,7 +184,7 @@ def _ab(figure: Callable[[Any], float], sides: Sequence[Any]) -> dict[str, float
 def _differences(a: Result, b: Result, methods: Sequence[str]) -> Iterator[dict[str, str]]:
     """What could explain other figures of some methods, by name: "machine: threads"."""
     groups = a.circumstances, b.circumstances
-    left_out = {"run", *(each.name for of in (a, b) for each in of.contenders)} - {*methods}
+    left_out = {"run", *(each.name for of in (a, b) for each in of.methods)} - {*methods}
     for group in dict.fromkeys([*groups[0], *groups[1]]):
         if group in left_out:
             continue

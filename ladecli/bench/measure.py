@@ -86,7 +86,7 @@ class Measurement:
         """Where the time of a step goes; `shape` is of the part of the model on this device."""
         found = []
         for name, parts in self._parts.items():
-            runs = [run for run in self.runs if run.contender == name and run.step_seconds]
+            runs = [run for run in self.runs if run.method == name and run.step_seconds]
             if not parts or not runs:
                 continue
             counts = [len(run.step_seconds) for run in runs]
@@ -121,7 +121,7 @@ class Measurement:
         random.Random(f"{repeat} {task.id}").shuffle(order)
         for runner in order:
             name = runner.method.name
-            failed = any((each.contender, each.row) == (name, task.id) for each in self.failures)
+            failed = any((each.method, each.row) == (name, task.id) for each in self.failures)
             if not failed and self._failed_rows[name] < MAX_FAILURES:
                 try:
                     self._hold(runner, task, repeat)
@@ -144,7 +144,7 @@ class Measurement:
             watch_peak(self._device)
             answered = runner.answer(prompt, self._cancelled).whole()
             run = Run(
-                contender=runner.method.name,
+                method=runner.method.name,
                 row=task.id,
                 category=task.category,
                 turn=turn,
@@ -179,7 +179,7 @@ class Measurement:
         finally:
             for run, answered in done:
                 self.runs.append(run)
-                self._parts[run.contender].update(answered.parts)
+                self._parts[run.method].update(answered.parts)
 
 
 def digest(ids: Sequence[int]) -> str:

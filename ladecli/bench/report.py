@@ -80,7 +80,7 @@ def document(result: Result) -> Document:
 
 def _headline(result: Result, overall: Sequence[Figures]) -> Iterator[str]:
     """Is lookahead, or the fastest of our methods, faster, and is the text the same?"""
-    strategies = {method.name: method.strategy for method in result.contenders}
+    strategies = {method.name: method.strategy for method in result.methods}
     ours = [e for e in overall if e.method not in (result.reference, PLAIN, *_LABELS)]
     if not (chosen := ours or overall):
         return
@@ -113,11 +113,11 @@ def _caveats(result: Result) -> Iterator[str]:
     """What a reader must know about the figures."""
     asked, rows = result.conditions, len({run.row for run in result.runs})
     if result.interrupted:
-        done = len({(run.contender, run.row, run.repeat) for run in result.runs})
-        wanted = asked.rows * asked.repeat * len(result.contenders)
+        done = len({(run.method, run.row, run.repeat) for run in result.runs})
+        wanted = asked.rows * asked.repeat * len(result.methods)
         yield f"Interrupted: the figures are of {done:,} of {wanted:,} runs."
     if result.failures:
-        names = ", ".join(dict.fromkeys(_label(each.contender) for each in result.failures))
+        names = ", ".join(dict.fromkeys(_label(each.method) for each in result.failures))
         yield f"Failed: {names}; speed-ups are over the prompts in common."
     if result.reference is None:
         yield f"There is no baseline, so there are no speed-ups; add {PLAIN}."
@@ -132,7 +132,7 @@ def _caveats(result: Result) -> Iterator[str]:
             f"The machine was not steady: from the first repeat to the last, times changed by"
             f" {change:+.0%}.  Methods took turns, so it affects all alike."
         )
-    if asked.sampled and any(each.foreign for each in result.contenders):
+    if asked.sampled and any(each.foreign for each in result.methods):
         yield "transformers draws other random numbers: its answers were not compared."
     made_for = result.model.made_for
     if any(run.prompt_tokens + run.tokens > made_for > 0 for run in result.runs):
@@ -151,7 +151,7 @@ def _tables(result: Result, overall: Sequence[Figures]) -> Iterator[Table]:
     if any(each.accepted for each in overall):
         yield _sources(result, overall)
     if failures := result.failures:
-        rows = [(_label(each.contender), each.row, each.error) for each in failures]
+        rows = [(_label(each.method), each.row, each.error) for each in failures]
         yield _texts("Failed", ("method", "row", "error"), rows)
     if result.skipped:
         left_out = [(each.row, each.reason) for each in result.skipped]
@@ -217,7 +217,7 @@ def _categories(result: Result) -> Iterator[Table]:
     columns = (_NAME, *names)
     for title, cell in titles.items():
         rows = []
-        for method in result.contenders:
+        for method in result.methods:
             figures = (found.get((method.name, category)) for category in result.categories)
             cells = tuple(cell(each) if each else NONE for each in figures)
             rows.append((_label(method.name), *cells))
@@ -236,7 +236,7 @@ def _time(result: Result) -> Table:
         reached = ratio(each.read_bytes, each.seconds.get("forward", 0.0))
         share = f" ({_share(reached / bandwidth)})" if bandwidth else ""
         read = f"{decimal(reached / 1e9)} GB/s{share}"
-        rows.append((_label(each.contender), _milliseconds(total), *shares, read))
+        rows.append((_label(each.method), _milliseconds(total), *shares, read))
     columns = (
         _NAME,
         Column("ms/step"),

@@ -31,6 +31,8 @@ FOREIGN = (STOCK, STOCK_LOOKUP, STOCK_COMPILED)
 
 Seconds = Annotated[float, Field(ge=0.0, le=1e12)]
 Count = Annotated[int, Field(ge=0, le=1 << 53)]
+MethodName = Annotated[str, Field(alias="contender")]
+"""A method's name, which JSON has under its older key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,7 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One way to decode that is measured; JSON calls it a contender.
+    """One way to decode that is measured.
 
     The name is unique in the result; `cell` has its values in a sweep by axis, as typed.
     """
@@ -165,7 +167,7 @@ class Run:
         prompt_digest, digest: of the token ids of prompt and answer; equal where those are.
     """
 
-    contender: str
+    method: MethodName
     row: str
     category: str
     turn: Count
@@ -211,7 +213,7 @@ class Skipped:
 class Failure:
     """A method that failed on a row, and the error in one line."""
 
-    contender: str
+    method: MethodName
     row: str
     error: str
 
@@ -224,7 +226,7 @@ class TimeSpent:
     are the weights, keys and values that a step must read, about.
     """
 
-    contender: str
+    method: MethodName
     steps: Count
     seconds: Mapping[str, float]
     read_bytes: float = 0.0
@@ -249,7 +251,7 @@ class Result:
     machine: Machine
     model: Model
     conditions: Conditions
-    contenders: tuple[Method, ...]
+    methods: Annotated[tuple[Method, ...], Field(alias="contenders")]
     runs: tuple[Run, ...]
     skipped: tuple[Skipped, ...] = ()
     failures: tuple[Failure, ...] = ()
@@ -276,7 +278,7 @@ class Result:
             "model": asdict(self.model),
             "sampling": asked.pop("sampling"),
             "asked": {**asked, "prompts measured": len({run.row for run in self.runs})},
-            **{method.name: method.settings for method in self.contenders},
+            **{method.name: method.settings for method in self.methods},
         }
 
     @property
@@ -287,13 +289,16 @@ class Result:
     def runs_of(self, method: str, category: str | None = None) -> list[Run]:
         """The runs of a method, of one category or of all."""
         return [
-            run for run in self.runs if run.contender == method and category in (None, run.category)
+            run for run in self.runs if run.method == method and category in (None, run.category)
         ]
+
+
+_RESULT = TypeAdapter(Result)
 
 
 def to_json(result: Result) -> str:
     """A result as one line of ASCII, so that no name in it can drive a terminal."""
-    return json.dumps(asdict(result), allow_nan=False)
+    return json.dumps(_RESULT.dump_python(result, by_alias=True), allow_nan=False)
 
 
 def read(path: Path) -> Result:
@@ -305,7 +310,7 @@ def read(path: Path) -> Result:
     fix = "give a file that lade bench --json or --report wrote"
     try:
         text = files.read(path).decode("utf-8-sig")  # some editors write a BOM
-        return TypeAdapter(Result).validate_json(text)
+        return _RESULT.validate_json(text)
     except OSError as error:
         raise UsageError(f"{path} cannot be read ({error.strerror}); {fix}") from None
     except ValidationError as error:

@@ -65,7 +65,7 @@ def figures_of(result: Result, category: str | None = None) -> list[Figures]:
     """Figures of every method that has runs, in the order of the methods."""
     baseline = result.runs_of(result.reference, category) if result.reference else []
     found = []
-    for method in result.contenders:
+    for method in result.methods:
         if not (runs := result.runs_of(method.name, category)):
             continue
         steps = [seconds for run in runs for seconds in run.step_seconds]
@@ -159,7 +159,7 @@ def drift(runs: Iterable[Run]) -> float:
     """
     by_method: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
-        by_method[run.contender].append(run)
+        by_method[run.method].append(run)
     rows = [each for of in by_method.values() for each in _by_row(of).values() if len(each) > 1]
     rates = [(ratio(*each[min(each)]), ratio(*each[max(each)])) for each in rows]
     changes = [first / last - 1.0 for first, last in rates if first and last]

@@ -59,8 +59,8 @@ KEYS = (
     *("tokens_per_second", "possible", "speedup", "efficiency"),
 )
 """Of a row.  Each GPU needs `needed_bytes` (None where the model cannot be split) and sends
-`sent_bytes`; a step's seconds are those of the GPUs' computing, of the host's drafting for the other
-GPUs, and of talking."""
+`sent_bytes`; a step's seconds are those of the GPUs' computing, of the host's drafting for the
+other GPUs, and of talking."""
 
 
 @cache

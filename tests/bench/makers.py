@@ -21,10 +21,10 @@ SPEEDS = {
 PARTS = {"draft": 1.3e-4, "forward": 2.5e-3, "verify": 1.6e-4, "learn": 5e-5, "text": 6e-5}
 
 
-def run(contender: str, row: str, category: str, **changes: object) -> Run:
+def run(method: str, row: str, category: str, **changes: object) -> Run:
     """A run of 32 tokens in plain steps, with the fields of `changes`."""
     fields: dict[str, object] = {
-        "contender": contender, "row": row, "category": category, "turn": 1, "repeat": 1,
+        "method": method, "row": row, "category": category, "turn": 1, "repeat": 1,
         "prompt_tokens": 20,
         "prompt_digest": digest("prompt " + row), "tokens": 32, "first_tokens": 1,
         "steps": 32, "fed": 31, "first_seconds": 0.01, "step_seconds": (PLAIN_STEP,) * 31,
@@ -77,7 +77,7 @@ def result(
         "conditions": Conditions(
             "builtin", rows, repeats, 32, False, True, {}, "cpu", {}, "lade bench"
         ),
-        "contenders": tuple(
+        "methods": tuple(
             Method(name, name, {"window": 5} if name == "lookahead" else {}) for name in speeds
         ),
         "runs": tuple(runs), "bandwidth": 2e10,

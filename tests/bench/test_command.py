@@ -44,7 +44,7 @@ def test_all_strategies_side_by_side(lade: Any, model_folder: str, prompts: Path
     assert found["model"]["name"] == "tiny-llama"
     assert found["conditions"]["prompts"] == "few.jsonl"
     assert str(prompts.parent) not in done.out
-    # Every contender on every turn, and in float32 they all say the same.
+    # Every method on every turn, and in float32 they all say the same.
     digests: dict[tuple[str, int], set[str]] = {}
     for run in found["runs"]:
         digests.setdefault((run["row"], run["turn"]), set()).add(run["digest"])
@@ -74,7 +74,7 @@ def test_compiled_steps_of_transformers_beside_ours(
     assert done.code == 0
     assert done.err.startswith("lade: compiling the steps of hf-compiled, which can take minutes")
     found = read(figures)
-    assert [len(found.runs_of(c.name)) for c in found.contenders] == [4, 4, 4, 4]
+    assert [len(found.runs_of(c.name)) for c in found.methods] == [4, 4, 4, 4]
     for row, turn in {(run.row, run.turn) for run in found.runs}:
         same = {run.digest for run in found.runs if (run.row, run.turn) == (row, turn)}
         assert len(same) == 1

@@ -60,7 +60,7 @@ def command(tmp_path: Path, lade: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.fixture
 def compared(command: Callable[..., Any]) -> Callable[..., Data]:
-    """The JSON of a comparison, and its contenders by name in `by`."""
+    """The JSON of a comparison, and its methods by name in `by`."""
 
     def call(a: Data, b: Data) -> Data:
         ran = command(a, b, "--json")

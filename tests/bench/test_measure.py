@@ -58,7 +58,7 @@ def measure(runners: list[FakeRunner], rows: int = 1, turns: int = 1, repeats: i
 
 def test_a_run_holds_what_the_answer_said() -> None:
     (run,) = measure([FakeRunner("a")]).runs
-    assert (run.contender, run.row, run.turn, run.repeat) == ("a", "row-0", 1, 1)
+    assert (run.method, run.row, run.turn, run.repeat) == ("a", "row-0", 1, 1)
     assert (run.tokens, run.first_tokens, run.steps, run.fed) == (3, 1, 3, 5)
     assert (run.first_seconds, run.step_seconds, run.decoded) == (0.5, (0.2, 0.1), 2)
 
@@ -68,11 +68,11 @@ def test_methods_take_turns_in_changing_order() -> None:
     rounds = [runs[start : start + 3] for start in range(0, len(runs), 3)]
     for each in rounds:
         assert len({run.row for run in each}) == 1
-        assert sorted(run.contender for run in each) == ["a", "b", "c"]
-    assert {each[0].contender for each in rounds} == {"a", "b", "c"}
-    assert [r[0].contender for r in rounds[:12]] != [r[0].contender for r in rounds[12:]]
+        assert sorted(run.method for run in each) == ["a", "b", "c"]
+    assert {each[0].method for each in rounds} == {"a", "b", "c"}
+    assert [r[0].method for r in rounds[:12]] != [r[0].method for r in rounds[12:]]
     again = measure([FakeRunner(name) for name in "abc"], 12, repeats=2).runs
-    assert [run.contender for run in again] == [run.contender for run in runs]
+    assert [run.method for run in again] == [run.method for run in runs]
 
 
 @pytest.mark.parametrize(("captures", "tries"), [(0, 1), (2, 2), (4, 3), (99, TRIES)])
@@ -88,11 +88,11 @@ def test_a_conversation_in_which_a_step_was_captured_is_held_again(
 
 def test_a_failure_costs_one_row_of_one_method() -> None:
     measured = measure([FakeRunner("a"), FakeRunner("b", fails=(0, 2))], 4, repeats=2)
-    rows = {name: [r.row for r in measured.runs if r.contender == name] for name in "ab"}
+    rows = {name: [r.row for r in measured.runs if r.method == name] for name in "ab"}
     assert rows["a"] == ["row-0", "row-1", "row-2", "row-3"] * 2
     assert rows["b"] == ["row-0", "row-2", "row-3"] * 2
     (failure,) = measured.failures
-    assert (failure.contender, failure.row, failure.error) == ("b", "row-1", "it broke")
+    assert (failure.method, failure.row, failure.error) == ("b", "row-1", "it broke")
 
 
 def test_a_method_that_keeps_failing_is_not_tried_again() -> None:

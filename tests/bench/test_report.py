@@ -95,7 +95,7 @@ def test_answers_that_differ_are_in_the_headline() -> None:
     made = result({"autoregressive": 1.0, "lookahead": 1.5})
     runs = [
         dataclasses.replace(each, digest="other")
-        if (each.contender, each.row) == ("lookahead", "row-0")
+        if (each.method, each.row) == ("lookahead", "row-0")
         else each
         for each in made.runs
     ]

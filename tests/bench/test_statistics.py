@@ -11,7 +11,7 @@ from ladecli.bench.statistics import figures_of, rate, speedup
 
 from .makers import digest, result, run
 
-METHODS = result({"autoregressive": 1.0, "jacobi": 1.0}).contenders
+METHODS = result({"autoregressive": 1.0, "jacobi": 1.0}).methods
 
 
 def runs(method: str, seconds: dict[str, list[float]]) -> list[Run]:
@@ -70,7 +70,7 @@ def differing(changes: dict[tuple[int, int], str]) -> Result:
         for turn in (1, 2)
         for other in [changes.get((row, turn)) if name == "jacobi" else None]
     ]
-    return result(runs=tuple(made), contenders=METHODS)
+    return result(runs=tuple(made), methods=METHODS)
 
 
 def test_equal_answers_are_counted_up_to_the_first_turn_that_differs() -> None:
@@ -99,7 +99,7 @@ def test_figures_by_hand() -> None:
             run("jacobi", "c", "code", tokens=4, steps=2, fed=3, first_seconds=9.0,
                 step_seconds=(100.0,), peak_memory=200),
         ),
-        contenders=METHODS,
+        methods=METHODS,
     )  # fmt: skip
     found = figures_of(made)[1]
     assert (found.rows, found.equal, found.compared, found.speedup) == (3, 1, 1, None)
