@@ -31,37 +31,27 @@ class Tally:
     A step is a forward pass that yields tokens.  The first one reads the end of the prompt
     and belongs to the prefill time; all others are decoding time.  A step that ran out of memory
     counts as time, too.
-
-    Attributes:
-        prompt, cached: tokens of the prompt, and those of them that were in the cache already.
-        read: tokens of the prompt that are in the cache before the first step.
-        tokens: of the answer; `token_ids` are theirs.
-        fed: tokens fed to the model by all steps.
-        prefill_seconds, decode_seconds: wall time.
-        plain_seconds: of the latest steps that fed one token, as all of plain decoding do.
-        derived_seconds: what the other ones say of a plain step: their time over their cost.
-        recent: tokens and seconds of the last steps, the newest last.
-        accepted: draft tokens by source.
-        step_limit: the most tokens of a step after memory ran out; None if it did not.
-        reason: why the answer ended; None before that.
-        calibration: by how much a plain step is longer than those derived from wider steps, as
-            measured in an earlier answer; None if that is unknown.
     """
 
-    prompt: int = 0
-    cached: int = 0
-    read: int = 0
-    tokens: int = 0
+    prompt: int = 0  # its tokens
+    cached: int = 0  # tokens of the prompt that were in the cache already
+    read: int = 0  # tokens of the prompt that are in the cache before the first step
+    tokens: int = 0  # of the answer
     steps: int = 0
-    fed: int = 0
-    prefill_seconds: float = 0.0
+    fed: int = 0  # tokens fed to the model by all steps
+    prefill_seconds: float = 0.0  # wall time, as are `decode_seconds`
     decode_seconds: float = 0.0
+    # Of the latest steps that fed one token, as all of plain decoding do.
     plain_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST))
+    # What the other ones say of a plain step: their time over their cost.
     derived_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST))
+    # Tokens and seconds of the last steps, the newest last.
     recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
-    accepted: Counter[str] = field(default_factory=Counter)
-    step_limit: int | None = None
-    reason: Reason | None = None
+    accepted: Counter[str] = field(default_factory=Counter)  # draft tokens by source
+    step_limit: int | None = None  # the most tokens of a step after memory ran out
+    reason: Reason | None = None  # why the answer ended
+    # By how much a plain step is longer than those derived from wider steps, as measured in an
+    # earlier answer; None if that is unknown.
     calibration: float | None = None
     token_ids: list[int] = field(default_factory=list)
     _texts: list[str] = field(default_factory=list)

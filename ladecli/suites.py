@@ -32,16 +32,12 @@ EXAMPLE = 'write rows like {"prompt": "Hello"}'
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One conversation: the user's texts, at least one and none blank; `id` is unique.
+    """One conversation."""
 
-    Attributes:
-        start: what was said before the first turn.
-    """
-
-    id: str
+    id: str  # unique
     category: str
-    turns: tuple[str, ...]
-    start: Conversation = field(default_factory=Conversation)
+    turns: tuple[str, ...]  # the user's texts, at least one and none blank
+    start: Conversation = field(default_factory=Conversation)  # what was said before
 
     @property
     def is_conversation(self) -> bool:
@@ -93,23 +89,15 @@ class _Line(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A JSONL file of a repository on the hub.
-
-    Attributes:
-        category: of all rows; None where each row has its own.
-        id: key of a row's id; None to number rows from 0 on.
-        prompt: key of the prompt in rows without "turns".
-        prefix: prepended to ids.
-        kind: of the repository: "dataset" or "space".
-    """
+    """A JSONL file of a repository on the hub."""
 
     repository: str
     file: str
-    category: str | None = None
-    id: str | None = None
-    prompt: str = "prompt"
-    prefix: str = ""
-    kind: str = "dataset"
+    category: str | None = None  # of all rows; None where each row has its own
+    id: str | None = None  # key of a row's id; None to number rows from 0 on
+    prompt: str = "prompt"  # key of the prompt in rows without "turns"
+    prefix: str = ""  # of ids
+    kind: str = "dataset"  # of the repository, or "space"
 
 
 _COLLECTION = "RedHatAI/speculator_benchmarks"

@@ -25,33 +25,27 @@ Ids: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class TokenTest:
-    """A test of the token at `position` (from 1 on) after the ids of `prefix`.
-
-    Rare tokens share one of the `cells`; `corrected` is the p-value for all tests together.
-    """
+    """A test of the token after a prefix."""
 
     row: str
-    position: int
+    position: int  # of the token, from 1 on
     prefix: Ids
     samples: int
-    cells: int
+    cells: int  # of which one is for all rare tokens
     statistic: float
     p: float
-    corrected: float = 1.0
+    corrected: float = 1.0  # the p-value for all tests together
 
 
 @dataclass(slots=True)
 class Sampled:
-    """Answers drawn many times, and the tests of their distribution; the JSON of `--chi-square`.
+    """Answers drawn many times, and the tests of their distribution; the JSON of `--chi-square`."""
 
-    `samples` answers were asked for of every prompt in `rows`, and `drawn` were drawn of all
-    together; `sampling` has the values that are not the default, and the first seed.
-    """
-
-    samples: int
-    drawn: int = 0
+    samples: int  # answers asked for of every prompt in `rows`
+    drawn: int = 0  # answers of all prompts together
     rows: list[str] = field(default_factory=list)
     trials: list[TokenTest] = field(default_factory=list)
+    # Values that are not the default, and the first seed.
     sampling: dict[str, int | float] = field(default_factory=dict)
     skipped: list[Skipped] = field(default_factory=list)
     interrupted: bool = False

@@ -36,12 +36,6 @@ class Measurement:
 
     `cancelled` is called after every step, and true ends the measurement; `progress` is called with
     the number of runs that were done since the last call.
-
-    Attributes:
-        runs, failures: in the order of time.
-        skipped: turns that the context had no room for, by row.
-        interrupted: whether Ctrl-C ended it.
-        seconds: duration, without the warm-up.
     """
 
     def __init__(
@@ -51,11 +45,11 @@ class Measurement:
         cancelled: Callable[[], bool],
         progress: Callable[[int], None] = lambda _runs: None,
     ) -> None:
-        self.runs: list[Run] = []
+        self.runs: list[Run] = []  # in the order of time, as are `failures`
         self.failures: list[Failure] = []
-        self.skipped: dict[str, Skipped] = {}
-        self.interrupted = False
-        self.seconds = 0.0
+        self.skipped: dict[str, Skipped] = {}  # turns that the context had no room for, by row
+        self.interrupted = False  # by Ctrl-C
+        self.seconds = 0.0  # without the warm-up
         self._runners = list(runners)
         self._device = device
         self._cancelled = cancelled

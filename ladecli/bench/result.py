@@ -37,11 +37,11 @@ MethodName = Annotated[str, Field(alias="contender")]
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where it was measured; memory (in bytes) and threads are 0 if unknown."""
+    """Where it was measured."""
 
     device: str
     kind: str
-    memory: Count
+    memory: Count  # bytes; 0 if unknown, as are `threads`
     threads: Count
     system: str
     driver: str | None
@@ -67,19 +67,17 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What was measured: `active` parameters are those that one token uses, `cache_bytes` those of
-    its keys and values; `context` and `made_for` are the most tokens here and in training.
-    """
+    """The model that was measured."""
 
     name: str
     parameters: float
-    active: float
+    active: float  # parameters that one token uses
     weights: str
     compute: str
     weight_bytes: float
-    cache_bytes: float
-    context: Count
-    made_for: Count
+    cache_bytes: float  # of one token's keys and values
+    context: Count  # the most tokens here
+    made_for: Count  # the most tokens in training
     attention: str
     captured: bool = False
     compiled: bool = False
@@ -107,16 +105,14 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What was asked for; `rows` conversations could be measured, and `template` is whether they
-    went through the model's chat template.
-    """
+    """What was asked for."""
 
     prompts: str
-    rows: Count
+    rows: Count  # conversations that could be measured
     repeat: Count
     max_new_tokens: Count
     ignore_eos: bool
-    template: bool
+    template: bool  # whether they went through the model's chat template
     sampling: Mapping[str, int | float]
     profile: str
     sweep: Mapping[str, tuple[str, ...]]
@@ -132,15 +128,12 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One way to decode that is measured.
+    """One way to decode that is measured."""
 
-    The name is unique in the result; `cell` has its values in a sweep by axis, as typed.
-    """
-
-    name: str
+    name: str  # unique in the result
     strategy: str
     settings: Mapping[str, int | str] = field(default_factory=dict)
-    cell: Mapping[str, str] = field(default_factory=dict)
+    cell: Mapping[str, str] = field(default_factory=dict)  # by axis of a sweep, as typed
 
     @property
     def foreign(self) -> bool:
@@ -153,37 +146,25 @@ class Run:
     """One answer of one method.
 
     A step is a forward pass that yields tokens; the first one reads the end of the prompt.
-
-    Attributes:
-        category: of the prompt; in a sweep over contexts, the length, such as "4096".
-        turn, repeat: from 1 on.
-        first_tokens: tokens of the first step.
-        fed: tokens fed to the model after the first step; None if unknown (transformers).
-        first_seconds: time to the first token.
-        step_seconds: of every step after the first.
-        accepted: draft tokens by source.
-        peak_memory: bytes allocated on the GPU, or resident for the process; None if unknown.
-        reason: why it ended, as in `events.Reason`.
-        prompt_digest, digest: of the token ids of prompt and answer; equal where those are.
     """
 
     method: MethodName
     row: str
-    category: str
-    turn: Count
+    category: str  # of the prompt; in a sweep over contexts, the length, such as "4096"
+    turn: Count  # from 1 on, as is `repeat`
     repeat: Count
     prompt_tokens: Count
-    prompt_digest: str
+    prompt_digest: str  # of its token ids; equal where those are
     tokens: Count
-    first_tokens: Count
+    first_tokens: Count  # of the first step
     steps: Count
-    fed: Count | None
-    first_seconds: Seconds
-    step_seconds: tuple[Seconds, ...]
-    accepted: Mapping[str, Count]
-    peak_memory: Count | None
-    reason: str
-    digest: str
+    fed: Count | None  # tokens fed to the model after the first step; None if unknown
+    first_seconds: Seconds  # to the first token
+    step_seconds: tuple[Seconds, ...]  # of every step after the first
+    accepted: Mapping[str, Count]  # draft tokens by source
+    peak_memory: Count | None  # bytes on the GPU, or of the process; None if unknown
+    reason: str  # why it ended, as in `events.Reason`
+    digest: str  # of the answer's token ids
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -220,34 +201,24 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class TimeSpent:
-    """Where the time of one method goes, in the steps after the first of each answer.
-
-    `seconds` are per step, by part: "draft", "forward", "verify", "learn" and "text"; `read_bytes`
-    are the weights, keys and values that a step must read, about.
-    """
+    """Where the time of one method goes, in the steps after the first of each answer."""
 
     method: MethodName
     steps: Count
+    # Per step, by part: "draft", "forward", "verify", "learn" and "text".
     seconds: Mapping[str, float]
-    read_bytes: float = 0.0
+    read_bytes: float = 0.0  # weights, keys and values that a step must read, about
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """All of it, as the JSON has it; `statistics.py` makes figures from the runs.
-
-    Attributes:
-        seconds: duration, without loading.
-        reference: the baseline of speed-ups and equality; None without one.
-        bandwidth: bytes per second that this machine copies; None where it was not measured.
-        compile_seconds: compiling transformers' steps, which no figure contains.
-    """
+    """All of it, as the JSON has it; `statistics.py` makes figures from the runs."""
 
     schema: Literal["lade-bench/1"]
     created: str
-    seconds: float
+    seconds: float  # without loading
     interrupted: bool
-    reference: str | None
+    reference: str | None  # the baseline of speed-ups and equality
     machine: Machine
     model: Model
     conditions: Conditions
@@ -257,8 +228,8 @@ class Result:
     failures: tuple[Failure, ...] = ()
     time_spent: tuple[TimeSpent, ...] = ()
     attention_why: str = ""
-    bandwidth: float | None = None
-    compile_seconds: float = 0.0
+    bandwidth: float | None = None  # bytes per second that this machine copies, if measured
+    compile_seconds: float = 0.0  # of transformers' steps, which no figure contains
 
     @property
     def circumstances(self) -> dict[str, Mapping[str, Any]]:

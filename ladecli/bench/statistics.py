@@ -39,23 +39,18 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One method on the prompts of one category, or on all of them.
-
-    `width` (tokens fed per step), `tokens_per_second` and the steps are those after the first step;
-    `speedup` is over the baseline, on the rows that both have; `peak_memory` is in bytes.  What
-    is unknown is None.
-    """
+    """One method on the prompts of one category, or on all of them; what is unknown is None."""
 
     method: str
     rows: int
     tokens_per_step: float
-    width: float | None
+    width: float | None  # tokens fed per step; the first one is not in this and the next figures
     tokens_per_second: float
     first_seconds: float
-    step_median: float | None
+    step_median: float | None  # seconds, as is `step_p95`, without the first steps
     step_p95: float | None
-    speedup: Interval | None
-    peak_memory: int | None
+    speedup: Interval | None  # over the baseline, on the rows that both have
+    peak_memory: int | None  # bytes
     equal: int
     compared: int
     accepted: Mapping[str, int]
@@ -190,16 +185,13 @@ def equality(runs: Iterable[Run], baseline: Iterable[Run]) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A time in B over the same time in A: the median of `pairs` answers; above 1 is slower.
-
-    `low` and `high` are its 95 % bootstrap interval; None with too few answers for the test.
-    """
+    """A time in B over the same time in A."""
 
     verdict: str
-    ratio: float
-    low: float | None
+    ratio: float  # the median of all answers; above 1 is slower
+    low: float | None  # of its 95 % bootstrap interval; None with too few answers for the test
     high: float | None
-    pairs: int
+    pairs: int  # answers
 
 
 def judge(logs: Sequence[float], margin: float) -> Change:

@@ -38,25 +38,17 @@ OPTION = "--trace"
 
 
 class Header(BaseModel):
-    """The first line.
-
-    Attributes:
-        model: its name.
-        prompt: as text, the special tokens of a chat template included.
-        prompt_tokens: its length.
-        settings: strategy, window, ngram, …; see `export.describe`.
-        calibration: see `metrics.Tally`.
-    """
+    """The first line."""
 
     model_config = ConfigDict(frozen=True)
 
     format: Literal["lade-trace"] = "lade-trace"
     version: Literal[2, 3] = 3
     model: str
-    prompt: str
+    prompt: str  # as text, the special tokens of a chat template included
     prompt_tokens: int
-    settings: dict[str, Any] = Field(default_factory=dict)
-    calibration: Annotated[float, Field(gt=0)] | None = None
+    settings: dict[str, Any] = Field(default_factory=dict)  # see `export.describe`
+    calibration: Annotated[float, Field(gt=0)] | None = None  # see `metrics.Tally`
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,19 +106,12 @@ _LINE: TypeAdapter[TextEvent | Spellings] = TypeAdapter(_Line)
 
 @dataclass(frozen=True)
 class Trace:
-    """A recorded generation.
+    """A recorded generation."""
 
-    Attributes:
-        header: what was asked for.
-        events: in order.
-        spellings: token ids to their text.
-        cut: whether the end is missing, because the program was killed while it recorded.
-    """
-
-    header: Header
+    header: Header  # what was asked for
     events: tuple[TextEvent, ...]
-    spellings: Mapping[int, str]
-    cut: bool = False
+    spellings: Mapping[int, str]  # of token ids
+    cut: bool = False  # whether the end is missing: the program was killed while it recorded
 
     @cached_property
     def steps(self) -> tuple[TextStep, ...]:

@@ -46,15 +46,10 @@ def visible(spelling: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StepView:
-    """What a step saw, tried and yielded, to be printed by Rich.
-
-    Attributes:
-        trace: the recorded generation.
-        number: of the step; the first is 1.
-    """
+    """What a step saw, tried and yielded, to be printed by Rich."""
 
     trace: Trace
-    number: int
+    number: int  # of the step; the first is 1
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The parts of the screen, the most important first."""

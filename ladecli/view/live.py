@@ -41,9 +41,6 @@ class LiveView:
         renderer: sets the text.
         max_context: the most tokens of prompt and reply together; 0 if unknown.
         clock: seconds that never go back.
-
-    Attributes:
-        renderer: to switch Markdown or colours; call `redraw` then.
     """
 
     def __init__(
@@ -55,7 +52,7 @@ class LiveView:
         max_context: int = 0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.renderer = renderer
+        self.renderer = renderer  # to switch Markdown or colours; call `redraw` then
         self._tally = tally
         self._max_context = max_context
         self._console = console

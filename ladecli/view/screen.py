@@ -24,36 +24,22 @@ _NAMES = 12
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table.
-
-    Attributes:
-        title: at its head.
-        number: whether it holds numbers, which end at its right side.
-        weight: the greatest is left out first where there is no room; 0 always stays.
-        note: what it holds, for the footnote of tables that have it.
-    """
+    """A column of a table."""
 
     title: str
-    number: bool = True
-    weight: int = 0
-    note: str = ""
+    number: bool = True  # whether it holds numbers, which end at its right side
+    weight: int = 0  # the greatest is left out first where there is no room; 0 always stays
+    note: str = ""  # what it holds, for the footnote
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Text in rows and columns, for a screen or a report; nothing in it is escaped.
-
-    Attributes:
-        title: above it.
-        columns: the first one names the row.
-        rows: as many cells in each as there are columns.
-        notes: below it, each a line of its own.
-    """
+    """Text in rows and columns, for a screen or a report; nothing in it is escaped."""
 
     title: str
-    columns: tuple[Column, ...]
-    rows: tuple[tuple[str, ...], ...]
-    notes: tuple[str, ...] = ()
+    columns: tuple[Column, ...]  # the first one names the row
+    rows: tuple[tuple[str, ...], ...]  # as many cells in each as there are columns
+    notes: tuple[str, ...] = ()  # below it, each a line of its own
 
     @property
     def footnotes(self) -> tuple[str, ...]:

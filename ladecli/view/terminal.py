@@ -47,15 +47,10 @@ class _Console(Console):
 
 @dataclass(frozen=True, slots=True)
 class Terminal:
-    """Output to the user: the answer on stdout, all else on stderr.
+    """Output to the user: the answer on stdout, all else on stderr."""
 
-    Attributes:
-        color: auto, always or never.
-        quiet: whether only errors go to stderr.
-    """
-
-    color: str = "auto"
-    quiet: bool = False
+    color: str = "auto"  # or always, or never
+    quiet: bool = False  # whether only errors go to stderr
 
     def console(self, stream: TextIO, *, is_terminal: bool | None = None) -> Console:
         """A console on a stream, with or without colours as the user asked.
