@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 
 from ladecli import models, placement
 from ladecli.specs import device
@@ -101,6 +102,12 @@ def add_model(
     return snapshot
 
 
+def use_cache(monkeypatch: pytest.MonkeyPatch, folder: Path, *, offline: bool = True) -> None:
+    """Let this folder be the Hugging Face cache; it may be empty, or missing."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+
+
 def use_devices(
     monkeypatch: pytest.MonkeyPatch,
     *devices: Device,
@@ -125,5 +132,6 @@ def use_devices(
             module, "detect", lambda wanted="auto": devices[-1 if wanted == "cpu" else 0]
         )
     monkeypatch.setattr(device, "glance", lambda: devices[0])
+    monkeypatch.setattr(device, "gpu_build", lambda: None)
     for module in (device, models, placement):
         monkeypatch.setattr(module, "free_memory", lambda _: int(free))

@@ -20,7 +20,7 @@ from ladecli.specs import adapters
 from ladecli.specs.hub import ADAPTER
 
 from .adapters_here import make
-from .hub_files import add_model
+from .hub_files import add_model, use_cache
 
 PROMPT = "the cat sat on"
 FORMS: dict[str, dict[str, Any]] = {
@@ -236,7 +236,7 @@ def test_doctor_and_the_list_of_models_know_adapters(
     checks = json.loads(found.out)["checks"]
     assert found.code == 0
     assert [c for c in checks if f"is merged into {model_folder}" in c["value"]]
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    use_cache(monkeypatch, tmp_path, offline=False)
     files = {path.name: path.read_bytes() for path in adapter.iterdir()}
     add_model(tmp_path, "owner/lora", None, files, tokenizer=False)
     listed = {m["name"]: m for m in json.loads(lade("models", "--json").out)["models"]}

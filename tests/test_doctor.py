@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import constants
 
 from ladecli.options.declare import config_path
 from ladecli.specs import device, hub
 from ladecli.specs.device import Device
 
-from .hub_files import CPU, use_devices
+from .hub_files import CPU, use_cache, use_devices
 from .profiles.makers import put
 
 pytestmark = pytest.mark.slow
@@ -31,9 +30,7 @@ H100 = Device("cuda", "cuda:0", "NVIDIA H100 80GB HBM3", int(85e9))
 def plain_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A plain machine: a processor, 16 GB of memory, an empty cache, no token, no hub, no tools."""
     use_devices(monkeypatch, CPU)
-    monkeypatch.setattr(device, "gpu_build", lambda: None)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    use_cache(monkeypatch, tmp_path / "hub")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
 
 
@@ -196,8 +193,8 @@ def test_a_broken_profile_of_the_users(checked: Any) -> None:
     assert (fault["level"], "mine.toml" in fault["value"]) == ("warning", True)
 
 
-def test_the_hub(monkeypatch: pytest.MonkeyPatch, checked: Any) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+def test_the_hub(monkeypatch: pytest.MonkeyPatch, checked: Any, tmp_path: Path) -> None:
+    use_cache(monkeypatch, tmp_path / "hub", offline=False)
     assert "flag --offline" in checked("--offline")["hub"][0]["value"]
     for answers, level in ((True, "ok"), (False, "warning")):
         monkeypatch.setattr(hub, "hub_answers", lambda answers=answers: answers)

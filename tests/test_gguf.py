@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from .hub_files import add_model
+from .hub_files import add_model, use_cache
 
 pytest.importorskip("gguf")
 
@@ -62,7 +62,7 @@ def test_one_of_several_is_named(folder: Path, lade: Any, tmp_path: Path) -> Non
 def test_one_in_the_cache_is_found_by_the_name_of_its_model(
     folder: Path, lade: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    use_cache(monkeypatch, tmp_path, offline=False)
     contents = (folder / "small.gguf").read_bytes()
     add_model(tmp_path, "a/b-GGUF", None, {"b.gguf": contents}, tokenizer=False)
     (row,) = (m for m in json.loads(lade("models", "--json").out)["models"] if m["name"] != "demo")

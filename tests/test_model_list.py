@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import constants
 
 from ladecli.specs.device import Device
 from ladecli.specs.model_files import missing_packages
 
-from .hub_files import CPU, LLAMA_7B, SMALL, add_model, use_devices, weights
+from .hub_files import CPU, LLAMA_7B, SMALL, add_model, use_cache, use_devices, weights
 
 GPU = Device("cuda", "cuda:0", "Some GPU", int(80e9))
 ONE = {"model.safetensors": weights(("F16", (1000, 1000)))}
@@ -26,7 +25,7 @@ INDEX = json.dumps({"metadata": {}, "weight_map": {"a": SHARDS[0], "b": SHARDS[1
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder in the place of the Hugging Face cache, on a machine of 16 GB."""
     use_devices(monkeypatch, CPU)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    use_cache(monkeypatch, tmp_path / "hub", offline=False)
     return tmp_path / "hub"
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ladecli.specs import device as devices
 from ladecli.specs.device import Device
 
-from .profiles.makers import OWN, put
+from .hub_files import use_devices
+from .profiles.makers import ACME, OWN, put
 
 A100 = ("--gpu", "a100")
 ON_7B = (*A100, "--model-size", "7b")
@@ -161,15 +161,15 @@ def test_where_more_gpus_stop_paying(lade: Any) -> None:
 
 
 def test_the_gpu_that_is_here(lade: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "detect", lambda: Device("cuda", "cuda:0", "H200", int(150e9)))
+    use_devices(monkeypatch, Device("cuda", "cuda:0", "H200", int(150e9)))
     found = planned(lade)["gpu"]
     assert (found["name"], found["memory_bytes"]) == ("h200", 150e9)
     hardware = '[hardware]\nbandwidth = 2e12\nrates = { float32 = 1e14 }\nsource = "me"\n'
     put("h200", OWN.replace("A100", "H200").replace("[[setting]]", f"{hardware}[[setting]]"))
     found = planned(lade)["gpu"]
     assert (found["bandwidth"], found["source"]) == (2e12, "me"), "the user's own counts"
-    monkeypatch.setattr(devices, "detect", lambda: Device("cuda", "cuda:0", "ACME", int(16e9)))
-    assert "unknown GPU 'ACME'" in lade("plan").refused()
+    use_devices(monkeypatch, ACME)
+    assert f"unknown GPU {ACME.label!r}" in lade("plan").refused()
 
 
 @pytest.mark.parametrize(

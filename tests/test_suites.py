@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import constants
 
 from ladecli import suites
 from ladecli.commands import generate as prompts
 from ladecli.errors import LadeError
 from ladecli.suites import FIX, Row
+
+from .hub_files import use_cache
 
 
 def refused(name: str, **options: bool) -> str:
@@ -165,8 +166,7 @@ CACHED: dict[str, dict[str, Any]] = {
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The cache of the hub's library, after all suites were fetched; there is no network."""
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    use_cache(monkeypatch, tmp_path)
     for name, row in CACHED.items():
         repository, file = name.split("/", 1)
         path = tmp_path / repository / "snapshots" / "0" / file

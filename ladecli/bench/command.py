@@ -85,10 +85,7 @@ def _measure(
     terminal: Terminal,
     cancelled: Callable[[], bool],
 ) -> Result | None:
-    """Measure; None if it was cancelled before anything was measured.
-
-    Without `prompts`, passages of the contexts in `swept` are the prompts.
-    """
+    """Measure; None if it was cancelled before anything was measured."""
     from ..decoder.faults import attempt
     from ..specs.device import measure_rates
     from .measure import Measurement  # and with it torch, which is loaded by now
@@ -138,7 +135,10 @@ def _make_tasks(
     prompts: Sequence[Row] | None,
     terminal: Terminal,
 ) -> tuple[Sequence[Task], list[Skipped]]:
-    """What methods are asked, and what the context has no room for; arguments as for `_measure`."""
+    """What methods are asked, and what the context has no room for.
+
+    Without `prompts`, that is passages of the contexts in `swept`.
+    """
     if prompts is not None:
         rows = suites.some(prompts, request.limit)
         return make_dialogues(session, request, rows, terminal, request.new_tokens)

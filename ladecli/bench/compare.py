@@ -97,26 +97,17 @@ def compare(a: Result, b: Result) -> dict[str, Any]:
     other_work = [key for key in WORK if getattr(asked[0], key) != getattr(asked[1], key)]
     if (a.model.name, a.model.parameters) != (b.model.name, b.model.parameters):
         other_work.insert(0, "model")
-    first = [{r.row: r.prompt_digest for r in each.runs if r.turn == 1} for each in (a, b)]
-    edited = {row for row, digest in first[0].items() if first[1].get(row, digest) != digest}
-    if {"model", "template"} & {*other_work}:
-        edited = set()  # another tokenizer or template: every prompt has other ids
-    ours, theirs = (
-        {(run.method, *run.key): run for run in result.runs if run.row not in edited}
-        for result in (a, b)
-    )
-    pairs: dict[str, list[tuple[Run, Run]]] = defaultdict(list)
-    for key, run in ours.items():
-        if key in theirs:
-            pairs[run.method].append((run, theirs[key]))
-    if not pairs:
+    # With another tokenizer or template every prompt has other ids.
+    edited = set() if {"model", "template"} & {*other_work} else _edited(a, b)
+    pairs = _paired(a, b, edited)
+    if not any(pairs.values()):
         raise UsageError(
             "nothing to compare: no method answered the same prompt in A and in B; measure both"
             " with the same --strategies and --prompts"
         )
-    candidates = (*BASELINES, a.reference, b.reference, PLAIN) if len(pairs) > 1 else ()
-    baseline = next((name for name in candidates if name in pairs), None)
-    both = [method.name for method in a.methods if method.name in pairs]
+    both = [method.name for method in a.methods if pairs.get(method.name)]
+    candidates = (*BASELINES, a.reference, b.reference, PLAIN) if len(both) > 1 else ()
+    baseline = next((name for name in candidates if name in both), None)
     methods = [_compared(name, pairs, baseline) for name in both]
     for each in methods if other_work else ():
         each["exact"] = None
@@ -132,10 +123,26 @@ def compare(a: Result, b: Result) -> dict[str, Any]:
         "not_the_same": list(_differences(a, b, both)),
         "other_work": [each.replace("_", " ") for each in other_work],
         "other_prompts": sorted(edited),
-        "missing": list(dict.fromkeys(name for name, *_ in ours if name not in pairs)),
+        "missing": [name for name, found_pairs in pairs.items() if not found_pairs],
         "contenders": methods,
     }
     return {**found, "notes": list(_notes(found))}
+
+
+def _edited(a: Result, b: Result) -> set[str]:
+    """Rows whose first prompt is another one in B."""
+    first = [{r.row: r.prompt_digest for r in each.runs if r.turn == 1} for each in (a, b)]
+    return {row for row, digest in first[0].items() if first[1].get(row, digest) != digest}
+
+
+def _paired(a: Result, b: Result, edited: set[str]) -> dict[str, list[tuple[Run, Run]]]:
+    """By each method of A, its answers that B has too, without those of edited rows."""
+    ours, theirs = ({(run.method, *run.key): run for run in each.runs} for each in (a, b))
+    pairs: dict[str, list[tuple[Run, Run]]] = defaultdict(list)
+    for key, run in ours.items():
+        if run.row not in edited:
+            pairs[run.method] += [(run, theirs[key])] if key in theirs else []
+    return pairs
 
 
 def _compared(name: str, by_method: Mapping[str, Pairs], baseline: str | None) -> dict[str, Any]:

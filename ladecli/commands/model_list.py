@@ -124,6 +124,11 @@ def examine(cached: CachedModel, device: Device, free: int) -> Model:
     except (OSError, LoadError) as error:
         absent = model_files.missing(folder) if isinstance(error, FileNotFoundError) else None
         return replace(model, notes=(absent or str(error),))
+    return _examine_config(model, config, folder, device, free)
+
+
+def _examine_config(model: Model, config: Config, folder: Path, device: Device, free: int) -> Model:
+    """What a configuration and the weights beside it say."""
     text = config.get_text_config()
     context = getattr(text, "max_position_embeddings", None)
     model = replace(
