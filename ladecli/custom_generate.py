@@ -19,7 +19,7 @@ from .decoder.decoder import Decoder
 from .decoder.errors import UnsupportedModelError
 from .decoder.events import Finished
 from .decoder.kv_cache import LayerShape
-from .decoder.load import make_forward, new_cache
+from .decoder.load import Wanted, find_way, new_cache
 from .decoder.model.families import examine
 from .decoder.model.forward import Forward
 from .decoder.model.modified import fingerprint, intervention, prepares_inputs
@@ -251,13 +251,13 @@ def _forward_of(
         return None, [], [f"transformers' own decoding runs, without drafts: {what}"]
     try:
         facts = examine(model.config)
-        forward, notices, _ = make_forward(model, facts, "auto", join=False, not_ours=what)
+        way = find_way(model, facts, Wanted(join=False, not_ours=what))
     except UnsupportedModelError:
         if what is None:
             raise
     else:
-        if what is None or isinstance(forward, StockModel):
-            return type(forward), forward.layer_shapes, notices
+        if what is None or isinstance(way.forward, StockModel):
+            return type(way.forward), way.forward.layer_shapes, [*way.notices]
     # It is not meant for steps of several tokens, or for a prompt in parts.
     return None, [], [f"transformers' own decoding runs, without drafts: {what}"]
 

@@ -35,7 +35,7 @@ OTHER: dict[str, Any] = {
         "offline": True,
         "trust_remote_code": True,
     },
-    **{"parallel": 2, "parallel_mode": "tensor", "cuda_graphs": False, "compile": True},
+    **{"parallel": 2, "parallel_mode": "tensor", "cuda_graphs": False},
     **{"kernels": False},
     **{
         "reasoning": False,

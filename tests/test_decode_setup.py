@@ -42,10 +42,6 @@ def test_what_cannot_be_on_a_device_is_refused() -> None:
     decode_setup.check_device(asked, GPU, shape())
     with pytest.raises(UsageError, match=f"^no CUDA graphs: {NEEDS} AMD EPYC; leave --cuda-graphs"):
         decode_setup.check_device(asked, CPU, shape())
-    asked = Request(compile=True, origins={"compile": "LADE_COMPILE"})
-    decode_setup.check_device(asked, GPU, shape())
-    with pytest.raises(UsageError, match=f"^nothing to compile: {NEEDS} .*; leave LADE_COMPILE"):
-        decode_setup.check_device(asked, CPU, shape())
 
 
 @pytest.mark.parametrize(
@@ -54,7 +50,6 @@ def test_what_cannot_be_on_a_device_is_refused() -> None:
         ({"device": "cpu"}, "cuda-graphs need a CUDA GPU, and device is cpu"),
         ({"parallel_mode": "tensor"}, "cuda-graphs do not go together with parallel-mode tensor"),
         ({"attention": "triton", "kernels": False}, "attention triton is a Triton kernel; leave"),
-        ({"compile": True, "cuda_graphs": False}, "only CUDA graphs are compiled; leave"),
     ],
 )
 def test_what_is_refused_before_a_device_is_looked_for(options: dict[str, Any], line: str) -> None:

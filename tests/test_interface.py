@@ -19,7 +19,7 @@ DECODING = "strategy profile window ngram guesses budget sources"
 SAMPLING = "temperature top-k top-p min-p repetition-penalty seed"
 LENGTH = "max-new-tokens stop ignore-eos max-context"
 MODEL = (
-    "dtype device quantize adapter attention cuda-graphs no-cuda-graphs compile no-compile"
+    "dtype device quantize adapter attention cuda-graphs no-cuda-graphs "
     " no-kernels device-map revision offline trust-remote-code"
 )
 PROMPT = "system raw chat-template template-arg"
@@ -58,7 +58,7 @@ GENERATE = {
     "": "id model text reasoning token_ids finish_reason usage decode sampling seconds"
     " tokens_per_second speedup speedup_from seed",
     "usage": "prompt_tokens completion_tokens",
-    "decode": "strategy window ngram guesses budget sources profile attention cuda_graphs compiled"
+    "decode": "strategy window ngram guesses budget sources profile attention cuda_graphs"
     " ranks parallel_mode steps tokens_per_step step_width accepted",
     "sampling": "temperature top_k top_p min_p repetition_penalty",
     "seconds": "load prefill decode",

@@ -80,7 +80,6 @@ class Model:
     made_for: Count  # the most tokens in training
     attention: str
     captured: bool = False
-    compiled: bool = False
 
     @classmethod
     def of(cls, session: Session) -> Model:
@@ -99,7 +98,6 @@ class Model:
             made_for=loaded.made_for or session.decoder.facts.context,
             attention=session.setup.attention.name,
             captured=session.decoder.runner.captures,
-            compiled=session.decoder.runner.compiles,
         )
 
 

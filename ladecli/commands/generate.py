@@ -242,7 +242,6 @@ class _Answers:
                 "profile": self._profile,
                 "attention": session.attention,
                 "cuda_graphs": runner.captures,
-                "compiled": runner.compiles,
                 "ranks": session.ranks,
                 "parallel_mode": self._request.parallel_mode if session.ranks > 1 else None,
                 "steps": tally.steps,

@@ -32,8 +32,6 @@ MAX_PENALTY = 1e6
 """A repetition penalty beyond which logits would leave what float32 can hold."""
 CAPTURED_WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 """Tokens that a captured step may have; wider ones have a multiple of the last."""
-COMPILED_WIDTHS = (1, 16, 64, 128)
-"""The same where each of them has to be compiled first."""
 MESSAGE_BYTES = 1 << 13
 """Of a message between ranks that takes one round; a step of 60 tokens with their successors has
 about 4,000."""

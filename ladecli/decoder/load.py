@@ -1,13 +1,19 @@
-"""From a loaded model to a decoder: which forward runs it, and with what."""
+"""From a loaded model to a decoder: ways to run its steps, the fastest first, tried in order.
+
+A way is a forward (ours, transformers' under our attention), its attention, operations between
+products (Triton's, torch's), and whether steps are captured.  The first one whose trial steps are
+right is taken; where none is, the model decodes as it is, with a cache of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from itertools import product
+from typing import Any, NamedTuple
 
 import torch
 
@@ -32,6 +38,37 @@ from .run.runner import Runner, uses_triton
 CACHE_SHARE = 0.5
 """Of a GPU's free memory, what the cache may take at once."""
 
+MakeRunner = Callable[[Forward, KVCache], Runner]
+"""Makes what runs the steps of a forward: one operation after the other, or captured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What ways may have."""
+
+    attention: str = "auto"
+    join: bool = True
+    """Whether weights may be joined; not for a model that belongs to the caller."""
+    pack: bool = True
+    """Whether float32 weights on a CPU may be stored twice, for speed."""
+    kernels: Sequence[int] = ()
+    """Widths of the steps that Triton kernels are for; () to do without them."""
+    slots: int = 0
+    """Of the cache that these will see."""
+    captured: MakeRunner | None = None
+    """Makes a runner of captured steps; None to do without."""
+    not_ours: str | None = None
+    """Why our forward is not to be tried; see `modified.intervention`."""
+
+
+class Way(NamedTuple):
+    """How the steps of a model are run."""
+
+    forward: Forward
+    make_runner: MakeRunner = Runner
+    notices: tuple[str, ...] = ()
+    """What it does without, and why."""
+
 
 def load_decoder(
     model: Any,
@@ -40,7 +77,6 @@ def load_decoder(
     max_context: int | None = None,
     prefill_chunk: int = PREFILL_CHUNK,
     cuda_graphs: bool = False,
-    compile: bool = False,
     kernels: bool = True,
     join: bool = True,
     pack: bool = True,
@@ -54,7 +90,6 @@ def load_decoder(
         max_context: the most tokens of prompt and text together; None for the model's own.
         prefill_chunk: prompt tokens per forward.
         cuda_graphs: whether steps are captured, where that works.
-        compile: whether the forward is compiled before it is captured.
         kernels: whether Triton kernels may be used.
         join: whether weights may be joined; not for a model that belongs to the caller.
         pack: whether float32 weights on a CPU may be stored twice, for speed.
@@ -72,23 +107,15 @@ def load_decoder(
     kernels = kernels and on_gpu and triton_available(device)
     if attention == "auto" and not kernels:
         attention = "sdpa"
-    # What the compiler makes of the small operations is as good.
-    kernels = kernels and not compile
-    widths = *CAPTURED_WIDTHS, prefill_chunk
-    forward, notices, trial = make_forward(
-        *(model, facts, attention),
-        join=join,
-        pack=pack,
-        kernels=widths if kernels else (),
-        slots=limit + GROWTH,
-    )
-    runner: Runner | None = None
+    captured: MakeRunner | None = None
     on_one_device = {parameter.device for parameter in model.parameters()} == {device}
-    if cuda_graphs and trial is not None and on_one_device and (on_gpu or capture is not None):
-        runner, more = _captured(forward, trial, limit, compile=compile, capture=capture)
-        notices += more
-    runner = runner or Runner(forward, new_cache(forward, limit))
-    runner.notices += notices
+    if cuda_graphs and on_one_device and (on_gpu or capture is not None):
+        captured = partial(CudaGraphs, facts=facts, max_context=limit, capture=capture)
+    widths = (*CAPTURED_WIDTHS, prefill_chunk) if kernels else ()
+    wanted = Wanted(attention, join, pack, widths, limit + GROWTH, captured)
+    way = find_way(model, facts, wanted)
+    runner = way.make_runner(way.forward, new_cache(way.forward, limit))
+    runner.notices += way.notices
     return Decoder(runner, facts, max_context=limit, prefill_chunk=prefill_chunk)
 
 
@@ -112,28 +139,8 @@ def new_cache(forward: Forward, max_context: int) -> KVCache:
 
 
 @quiet()
-def make_forward(
-    model: Any,
-    facts: ModelFacts,
-    attention: str,
-    *,
-    join: bool = True,
-    pack: bool = True,
-    kernels: Sequence[int] = (),
-    slots: int = 0,
-    not_ours: str | None = None,
-) -> tuple[Forward, list[str], Trial | None]:
-    """The first forward whose trial steps are right: ours, the model's under our attention, or the
-    model as it is, without drafts.
-
-    Args:
-        model, facts, attention, join, pack: see `load_decoder`.
-        kernels: widths of the steps that Triton kernels are for; () to do without them.
-        slots: of the cache that they will see.
-        not_ours: why our forward is not to be tried; see `modified.intervention`.
-
-    Returns:
-        The forward, notices, and the trial where drafts can be verified.
+def find_way(model: Any, facts: ModelFacts, wanted: Wanted) -> Way:
+    """The first way whose trial steps are right; else the model as it is.
 
     Raises:
         UnsupportedModelError: the model's own forward fails, or cannot continue a text.
@@ -142,65 +149,93 @@ def make_forward(
     why = facts.no_trees
     if why is None:
         try:
-            trial = Trial.of(model, facts)
-            given = attention, trial, join, pack, kernels, slots, not_ours
-            return *_verifying(model, facts, *given), trial
+            return _first_right(model, facts, wanted, Trial.of(model, facts))
         except UnsupportedModelError as error:
             why = str(error)
     plain = OwnCacheModel(model)
     how = "with chains of drafts instead of trees"
     if plain.drafts == "none":
         how = "one token at a time, without drafts"
-    return plain, [f"{facts.family!r} is decoded {how}: {why}"], None
+    return Way(plain, notices=(f"{facts.family!r} is decoded {how}: {why}",))
 
 
-def _verifying(
-    model: Any,
-    facts: ModelFacts,
-    attention: str,
-    trial: Trial,
-    join: bool,
-    pack: bool,
-    kernels: Sequence[int],
-    slots: int,
-    not_ours: str | None,
-) -> tuple[Forward, list[str]]:
-    """A forward that verifies drafts, and notices; `UnsupportedModelError` if there is none."""
-    notices: list[str] = []
-    why: str | None
-    if can_run(model) and not_ours is not None:
-        notices = [f"steps run through transformers' forward, and slower: {not_ours}"]
-    elif can_run(model):
+def _first_right(model: Any, facts: ModelFacts, wanted: Wanted, trial: Trial) -> Way:
+    """The first way whose trial steps are right; `UnsupportedModelError` if there is none."""
+    best: list[str] = []
+    passed = [wanted.not_ours] if wanted.not_ours else []
+    for way in _ways(model, facts, wanted, trial, passed):
+        parts = _parts(way)
+        best = best or parts
+        why = _failure(way, trial)
+        if why is None:
+            how = []
+            if isinstance(way.forward, StockModel) and can_run(model):
+                how = [f"through transformers' forward instead of ours of {facts.family!r}"]
+            how += [f"without {part}" for part in best if part not in parts]
+            line = f"steps run {' and '.join(how)}, and slower: {passed[-1]}" if how else None
+            return way._replace(notices=(line,) if line else ())
+        passed.append(why)
+    raise UnsupportedModelError(passed[-1])
+
+
+def _ways(
+    model: Any, facts: ModelFacts, wanted: Wanted, trial: Trial, passed: list[str]
+) -> Iterator[Way]:
+    """All ways for a model, the fastest first; why ours cannot be made joins `passed`."""
+    makers = (Runner,) if wanted.captured is None else (wanted.captured, Runner)
+    for forward, ops in _forwards(model, facts, wanted, trial, passed):
+        # What is left without Triton, or a backend that was asked for, is torch's own.
+        operations = dict.fromkeys([(forward.attention, ops), ("sdpa", None)])
+        for make_runner, (attention, each) in product(makers, operations):
+            forward.use(attention, each)
+            yield Way(forward, make_runner)
+
+
+def _forwards(
+    model: Any, facts: ModelFacts, wanted: Wanted, trial: Trial, passed: list[str]
+) -> Iterator[tuple[Forward, TorchOps | None]]:
+    """Our own forward with its operations, and transformers' with our attention."""
+    if can_run(model) and wanted.not_ours is None:
         try:
-            ours = Transformer(model, facts, attention, join=join, pack=pack)
+            ours = Transformer(model, facts, wanted.attention, join=wanted.join, pack=wanted.pack)
         except AttributeError as error:  # a layer lacks a part that the family has
-            why = f"failed: {reason_of(error)}"
+            passed.append(f"a trial step failed: {reason_of(error)}")
         else:
-            ours.use(attention, _triton_ops() if kernels else None)
             if ours.device.type == "cuda":
                 torch.cuda.empty_cache()  # what the parts of joined weights were
             if ours.attention == "triton":
                 # What cannot be compiled fails in the trial too, or in a step, which goes on
                 # without.
                 with suppress(Exception):
-                    compile_attention(ours, kernels, slots)
-            why = _failure(ours, trial, notices)
-            if why is None:
-                return ours, notices
-        notices = [
-            "steps run through transformers' forward, and slower: our own forward of"
-            f" {facts.family!r} {why}"
-        ]
-    stock = StockModel(model, trial.shapes, attention)
-    why = _failure(stock, trial, notices)
-    window = facts.sliding_window
-    slides = window is not None and window < facts.context
-    if why is None and slides and window not in stock.sliding_windows:
-        # The trial is shorter than the window, so it could not see what is hidden beyond it.
-        why = f"never asked for its sliding window of {window}"
-    if why is not None:
-        raise UnsupportedModelError(f"a trial step {why}")
-    return stock, notices
+                    compile_attention(ours, wanted.kernels, wanted.slots)
+            yield ours, _triton_ops() if wanted.kernels else None
+    yield StockModel(model, trial.shapes, wanted.attention), None
+
+
+def _parts(way: Way) -> list[str]:
+    """What makes the steps of a way fast, beside its forward."""
+    attention = way.forward.attention
+    known = {
+        "Triton kernels": uses_triton(way.forward),
+        f"attention {attention!r}": attention not in ("sdpa", "triton"),
+        "CUDA graphs": way.make_runner is not Runner,
+    }
+    return [part for part, has in known.items() if has]
+
+
+def _failure(way: Way, trial: Trial) -> str | None:
+    """Why trial steps of a way are wrong; None if they are right."""
+    runner = way.make_runner(way.forward, trial.new_cache(way.forward))
+    why = trial.failure(runner)
+    if isinstance(runner, CudaGraphs) and runner.given_up is not None:
+        return runner.given_up
+    if why is None and isinstance(way.forward, StockModel):
+        # The trial is shorter than a window, so it could not see what is hidden beyond it.
+        window = trial.facts.sliding_window
+        slides = window is not None and window < trial.facts.context
+        if slides and window not in way.forward.sliding_windows:
+            why = f"never asked for its sliding window of {window}"
+    return why and f"a trial step {why}"
 
 
 @torch.inference_mode()
@@ -248,45 +283,3 @@ def _triton_ops() -> TorchOps:
     from .model.triton_kernels import TritonOps
 
     return TritonOps()
-
-
-def _failure(forward: Forward, trial: Trial, notices: list[str]) -> str | None:
-    """How trial steps of a forward fail, also with torch's own kernels; None if they do not."""
-    why = trial.failure(Runner(forward, trial.new_cache(forward)))
-    if why is None or (forward.attention == "sdpa" and not forward.kernels):
-        return why
-    kernels = "Triton kernels" if uses_triton(forward) else f"attention {forward.attention!r}"
-    forward.use("sdpa")
-    without = trial.failure(Runner(forward, trial.new_cache(forward)))
-    if without is None:
-        notices.append(f"steps run without {kernels}, and slower: a trial step {why}")
-    return without
-
-
-def _captured(
-    forward: Forward, trial: Trial, max_context: int, *, compile: bool, capture: Capture | None
-) -> tuple[Runner | None, list[str]]:
-    """A runner of captured steps, if trial steps of one are right, and notices.
-
-    Where they fail, they are tried without the compiler, then without Triton kernels.
-    """
-    attention, kernels = forward.attention, forward.kernels
-    options: dict[str, Any] = {"facts": trial.facts, "max_context": max_context, "capture": capture}
-    notices: list[str] = []
-    while True:
-        tried = CudaGraphs(forward, trial.new_cache(forward), compile=compile, **options)
-        why = trial.failure(tried)
-        why = tried.given_up or (why and f"a trial step {why}")
-        if why is None:
-            cache = new_cache(forward, max_context)
-            return CudaGraphs(forward, cache, compile=compile, **options), notices
-        if compile:
-            compile = False
-            notices.append(f"steps are not compiled, and slower: {why}")
-        elif uses_triton(forward):
-            forward.use("sdpa")
-            notices.append(f"steps run without Triton kernels, and slower: {why}")
-        else:
-            # They were not to blame.
-            forward.use(attention, _triton_ops() if kernels else None)
-            return None, [f"steps run without CUDA graphs, and slower: {why}"]

@@ -108,7 +108,7 @@ _TEMPLATE = frozenset({"chat_template", "template_arg"})
 _PROMPT = _TEMPLATE | {"system", "raw"}
 _ANSWER = MeasureRequest.omits | _SAMPLING | _PROMPT | {"max_new_tokens", "stop", "ignore_eos"}
 """Options about an answer, which commands that decode none do not have."""
-_PLACE = frozenset({"device", "attention", "cuda_graphs", "compile", "kernels", "device_map"})
+_PLACE = frozenset({"device", "attention", "cuda_graphs", "kernels", "device_map"})
 
 
 @dataclass(frozen=True, kw_only=True)

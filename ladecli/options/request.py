@@ -121,11 +121,6 @@ class Request(Options):
     cuda_graphs: bool | None = model_option(
         "Capture steps as CUDA graphs, or launch kernels one by one; on with a CUDA GPU.", pair=True
     )
-    compile: bool = model_option(
-        "Compile captured steps with torch, which can take minutes the first time.",
-        default=False,
-        pair=True,
-    )
     kernels: bool = model_option(
         "Use lade's Triton kernels on a CUDA GPU, or torch's own operations.",
         default=True,
@@ -172,8 +167,6 @@ class Request(Options):
             raise UsageError(f"cuda-graphs need a CUDA GPU, and device is {self.device}")
         if self.attention == "triton" and not self.kernels:
             raise UsageError("attention triton is a Triton kernel; leave it or no-kernels out")
-        if self.compile and self.cuda_graphs is False:
-            raise UsageError("only CUDA graphs are compiled; leave compile or no-cuda-graphs out")
         if not all(self.stop or ()):
             raise UsageError("stop needs a text; leave it out, and nothing ends the answer early")
         for name in self._NOT_RAW:

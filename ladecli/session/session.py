@@ -111,7 +111,6 @@ class Session:
             attention=setup.attention.name,
             max_context=setup.context,
             cuda_graphs=setup.no_graphs is None,
-            compile=setup.compiled,
             kernels=setup.kernels,
             pack=setup.pack,
         )

@@ -41,7 +41,6 @@ class Setup:
         context: the most tokens of a text; None for what the model was made for.
         beside: memory that decoding takes beside the weights.
         pack: whether weights on a CPU may be stored twice, for speed.
-        compiled: whether captured steps are compiled by torch.
         kernels: whether Triton kernels may be used.
         short: a line for the user where memory has no room for all of the context, or None.
         effects: lines about options that do nothing, or more than they say.
@@ -53,7 +52,6 @@ class Setup:
     context: int | None = None
     beside: memory.Need | None = None
     pack: bool = True
-    compiled: bool = False
     kernels: bool = True
     short: str | None = None
     effects: tuple[str, ...] = ()
@@ -102,7 +100,6 @@ def decide(request: Request, planned: Plan, ranks: DistributedTransport | None =
         context=context,
         beside=beside,
         pack=pack,
-        compiled=request.compile,
         kernels=request.kernels,
         short=notice,
         effects=tuple(effects),
@@ -175,12 +172,11 @@ def check_options(request: Request, device: Device) -> None:
     """Refuse an attention backend, or CUDA graphs, that were asked for and cannot be on a device,
     as far as that shows without torch."""
     why = why_no_graphs(request, device)
-    for option, problem in (("cuda_graphs", "no CUDA graphs"), ("compile", "nothing to compile")):
-        if getattr(request, option) and why is not None:
-            origin = request.origins.get(option, option).removeprefix("flag ")
-            if origin == CONFIG_FILE:
-                origin = f"{option.replace('_', '-')} in {config_path()}"
-            raise UsageError(f"{problem}: {why}; leave {origin} out")
+    if request.cuda_graphs and why is not None:
+        origin = request.origins.get("cuda_graphs", "cuda_graphs").removeprefix("flag ")
+        if origin == CONFIG_FILE:
+            origin = f"cuda-graphs in {config_path()}"
+        raise UsageError(f"no CUDA graphs: {why}; leave {origin} out")
     check_attention(request.attention, device.kind)
 
 

@@ -20,7 +20,6 @@ from ladecli.decoder.model.attention import (
     CapturedMask,
     StepMask,
     choose_backend,
-    register_for_compile,
     triton_available,
 )
 from ladecli.decoder.strategy import Draft
@@ -212,20 +211,6 @@ def test_triton_reads_nothing_that_no_token_sees() -> None:
     assert_captured("triton", tree_step(5, 300), 16, None, after)
     # The first token sees slot 281, in the tile from 256 on.
     assert_captured("triton", tree_step(5, 300), 16, 20, after, before)
-
-
-@pytest.mark.skipif(not triton_available(CPU), reason=NO_TRITON)
-def test_torch_compiles_around_the_kernels() -> None:
-    mask, (query, key, value) = mask_of(tree_step(5, 17), 17), inputs(4, 2, 5, 22, 8)
-    mask.on_device(CPU)
-
-    def layer(query: Tensor) -> Tensor:
-        return BACKENDS["triton"](query * 2.0, key, value, mask, SCALING, 4, None) + 1.0
-
-    register_for_compile()
-    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
-    with torch.inference_mode():
-        torch.testing.assert_close(compiled(query), layer(query), atol=1e-6, rtol=1e-6)
 
 
 def test_auto_is_sdpa_off_cuda() -> None:

@@ -140,42 +140,6 @@ def test_captures_that_fail_are_done_without(capture: Again) -> None:
     assert "\n" not in notice
 
 
-def test_a_compiler_that_fails_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any, **__: Any) -> Any:
-        def forward(*_: Any) -> Any:
-            raise RuntimeError("no compiler")
-
-        return forward
-
-    monkeypatch.setattr(torch, "compile", broken)
-    decoder = captured("llama", compile=True)
-    assert (decoder.runner.captures, decoder.runner.compiles) == (True, False)
-    (notice,) = decoder.runner.notices
-    assert "no compiler" in notice
-    prompt = prompt_for("llama")
-    assert ids_of(run(decoder, prompt)) == ids_of(run(decoder_of("llama"), prompt))
-
-
-def test_a_captured_forward_is_one_graph_for_the_compiler() -> None:
-    """Traced, not compiled: that takes most of a minute."""
-    from torch import _dynamo
-
-    _dynamo.reset()
-    compiler = torch.compile
-
-    def traced(forward: Any, **_: Any) -> Any:
-        return compiler(forward, backend="eager", fullgraph=True, dynamic=False)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "compile", traced)
-        decoder = captured("gemma2", compile=True)
-    assert decoder.runner.compiles
-    prompt = prompt_for("gemma2")
-    expected = ids_of(run(decoder_of("gemma2"), prompt))
-    assert ids_of(run(decoder, prompt, "lookahead", CONFIG)) == expected
-    assert not decoder.runner.notices
-
-
 def triton_ops() -> Any:
     pytest.importorskip("triton")
     if not triton_available(CPU):

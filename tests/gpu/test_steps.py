@@ -148,16 +148,6 @@ def test_another_thread_may_use_the_gpu_during_a_capture() -> None:
         thread.join()
 
 
-def test_compiled_steps() -> None:
-    pytest.importorskip("triton")
-    model, prompt = on_gpu("llama"), prompt_for("llama")
-    decoder = load_decoder(model, join=False, cuda_graphs=True, compile=True)
-    assert decoder.runner.compiles, decoder.runner.notices
-    config = LookaheadConfig(4, 3, 4, 16, widths=(1, 16))
-    events = run(decoder, prompt, "lookahead", config, limits=Limits(20))
-    assert ids_of(events) == ids_of(run(eager(model), prompt, limits=Limits(20)))
-
-
 def test_the_trial_tells_right_kernels_from_wrong_ones() -> None:
     model = on_gpu("llama", torch.bfloat16)
     decoder = captured(model)

@@ -25,13 +25,13 @@ import torch
 from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 
-from ..config import CAPTURED_WIDTHS, COMPILED_WIDTHS, PREFILL_CHUNK, captured_width
+from ..config import CAPTURED_WIDTHS, PREFILL_CHUNK, captured_width
 from ..faults import check_device, reason_of
 from ..kv_cache import KVCache, Target
 from ..layout import StepLayout, packed, words_for
-from ..model.attention import READS_LENGTH, CapturedMask, DeviceMask, register_for_compile
+from ..model.attention import READS_LENGTH, CapturedMask, DeviceMask
 from ..model.families import ModelFacts
-from ..model.forward import Forward, StepCache, StepInputs
+from ..model.forward import Forward, StepInputs
 from ..quiet import quiet
 from .runner import (
     SDPA,
@@ -47,8 +47,6 @@ LEAST_SLOTS = 512
 """Slots that attention is handed at least; more in powers of two, each captured anew."""
 MOST_GRAPHS = 32
 """Captured steps that are kept; each takes a few MB of the driver's memory."""
-MOST_COMPILED = 256
-"""Kinds of steps that are compiled; torch would stop after a few."""
 
 Work = Callable[[], None]
 """Reads and writes tensors whose addresses stay."""
@@ -251,7 +249,6 @@ class CudaGraphs(Runner):
         cache: where its keys and values go.
         facts: about the model.
         max_context: the most tokens of prompt and text together.
-        compile: whether the forward is compiled by torch before it is captured.
         capture: captures work; None for CUDA graphs on the model's device.
 
     Attributes:
@@ -265,18 +262,14 @@ class CudaGraphs(Runner):
         facts: ModelFacts,
         max_context: int,
         *,
-        compile: bool = False,
         capture: Capture | None = None,
     ) -> None:
         super().__init__(model, cache)
         self.captures = True
-        self.compiles = compile
         self.given_up: str | None = None
         self._facts = facts
         self._max_context = max_context
         self._capture = capture or GraphCapture(self.device)
-        self._forward = compiled(model) if compile else model.forward
-        self._widths = COMPILED_WIDTHS if compile else CAPTURED_WIDTHS
         self._steps: OrderedDict[Kind, CapturedStep] = OrderedDict()
         self._inputs: dict[int, StaticInputs] = {}
         # By rows: each is read before the next step is launched, so that steps can share it.
@@ -287,7 +280,7 @@ class CudaGraphs(Runner):
         """See `Runner`."""
         if not self.captures:
             return ()
-        return (*(width for width in self._widths if width < limit), limit)
+        return (*(width for width in CAPTURED_WIDTHS if width < limit), limit)
 
     @torch.inference_mode()
     def start(self, layout: StepLayout) -> Pending:
@@ -296,7 +289,7 @@ class CudaGraphs(Runner):
         A step that is captured already is launched; else it is captured when its result is asked
         for, since that takes a moment.
         """
-        width = captured_width(len(layout.tokens), self._widths)
+        width = captured_width(len(layout.tokens), CAPTURED_WIDTHS)
         if not self.captures or layout.pending > MOST_PENDING or width > PREFILL_CHUNK:
             return super().start(layout)
         kind = self._kind(layout, width)
@@ -363,7 +356,7 @@ class CudaGraphs(Runner):
         return CapturedStep(inputs, replay, self._logits[self._rows_for(kind)][: kind.width])
 
     def _rows_for(self, kind: Kind) -> int:
-        return max(kind.width, self._widths[-1])
+        return max(kind.width, CAPTURED_WIDTHS[-1])
 
     def _compute(self, kind: Kind, inputs: StaticInputs) -> None:
         """All that a captured step computes."""
@@ -373,7 +366,7 @@ class CudaGraphs(Runner):
         numbers = inputs.tokens, inputs.positions
         step = StepInputs(*numbers, mask, None, kind.slots, kind.last_position)
         with quiet(), sdpa_kernel(SDPA):
-            found = self._forward(step, cache)
+            found = self.model.forward(step, cache)
         rows = self._rows_for(kind)
         if rows not in self._logits:
             # Before the capture: the first run finds out how large they are.
@@ -387,18 +380,3 @@ def _rows(logits: Tensor, outputs: Sequence[int]) -> Tensor:
     if list(outputs) == [*range(first, first + count)]:
         return logits[first : first + count]
     return logits[torch.tensor(outputs, device=logits.device)]
-
-
-def compiled(model: Forward) -> Callable[[StepInputs, StepCache], Tensor]:
-    """The forward of a model, compiled for each kind of step when it is first needed."""
-    # Not before it is wanted: the import takes seconds.
-    from torch._dynamo import config
-
-    register_for_compile()
-    forward = torch.compile(model.forward, dynamic=False)
-
-    def run(step: StepInputs, cache: StepCache) -> Tensor:
-        with config.patch(recompile_limit=MOST_COMPILED):
-            return forward(step, cache)
-
-    return run

@@ -31,13 +31,11 @@ class Runner:
     Attributes:
         captures: whether steps are captured as CUDA graphs, which run on the device after
             `start` has returned, so that time until their result is asked for is not lost.
-        compiles: whether they are compiled first.
         captured: CUDA graphs captured so far.
         notices: lines for the user about what steps do without.
     """
 
     captures = False
-    compiles = False
 
     def __init__(self, model: Forward, cache: KVCache) -> None:
         self.model = model

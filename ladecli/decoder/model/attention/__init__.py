@@ -15,7 +15,7 @@ from ...errors import ConfigError
 from .dense import reference_attention, sdpa_attention
 from .flash import flash_attention
 from .mask import CapturedMask, DeviceMask, StepMask
-from .triton import register_for_compile, triton_attention, triton_available
+from .triton import triton_attention, triton_available
 
 __all__ = [
     "BACKENDS",
@@ -25,7 +25,6 @@ __all__ = [
     "DeviceMask",
     "StepMask",
     "choose_backend",
-    "register_for_compile",
     "triton_available",
 ]
 

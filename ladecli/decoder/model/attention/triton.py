@@ -7,7 +7,6 @@ while text is decoded, and a step is cut alike every time, as a captured graph d
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -99,10 +98,7 @@ def triton_attention(
     """
     window = mask.active_window(sliding_window) or 0
     tensors = (query, key, value, *mask.on_device(query.device))
-    # torch.compile must not look into the launch.
-    run = torch.ops.lade.attend if torch.compiler.is_compiling() else _attend
-    out: Tensor = run(*tensors, scaling, window, softcap or 0.0, sinks)
-    return out
+    return _attend(*tensors, scaling, window, softcap or 0.0, sinks)
 
 
 @cache
@@ -116,14 +112,6 @@ def triton_available(device: torch.device) -> bool:
     if device.type != "cuda":
         return device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
     return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
-
-
-@cache
-def register_for_compile() -> Callable[..., Tensor]:
-    """Make the kernels one operation that torch.compile knows; needed before it compiles them."""
-    operation = torch.library.custom_op("lade::attend", _attend, mutates_args=())
-    operation.register_fake(lambda query, *_: _empty_result(query))
-    return operation
 
 
 def power_of_two(number: int) -> int:
