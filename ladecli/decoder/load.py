@@ -270,8 +270,8 @@ def compile_attention(
         numbers = [torch.ones(each, dtype=torch.int32, device=device) for each in sizes]
         mask = CapturedMask(DeviceMask(*numbers), slots)
         calls += [
-            partial(triton_attention, query, keys, keys, mask, 1.0, window, softcap)
-            for window, softcap in {(each.sliding_window, each.softcap) for each in model.layers}
+            partial(triton_attention, query, keys, keys, mask, rules)
+            for rules in {each.attends for each in model.layers}
         ]
     with ThreadPoolExecutor(workers) as pool:
         for done in [pool.submit(call) for call in calls]:

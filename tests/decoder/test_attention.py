@@ -18,6 +18,7 @@ from ladecli.decoder.load import load_decoder
 from ladecli.decoder.model.attention import (
     BACKENDS,
     CapturedMask,
+    Rules,
     StepMask,
     choose_backend,
     triton_available,
@@ -92,9 +93,10 @@ def assert_agree(
     sinks: Tensor | None = None,
 ) -> None:
     """Check a backend against `reference` in float32."""
-    more = SCALING, window, softcap, sinks
-    out = BACKENDS[backend](*tensors, mask, *more)
-    expected = BACKENDS["reference"](*(x.float() for x in tensors), mask, *more)
+    rules = Rules(SCALING, window, softcap, sinks)
+    out = BACKENDS[backend](*tensors, mask, rules)
+    query, key, value = (x.float() for x in tensors)
+    expected = BACKENDS["reference"](query, key, value, mask, rules)
     near, query = TOLERANCE[tensors[0].dtype], tensors[0]
     assert (out.shape, out.dtype) == (query.shape, query.dtype)
     torch.testing.assert_close(out.float(), expected, atol=near, rtol=near)
@@ -111,7 +113,7 @@ def test_reference_against_a_loop_over_queries(
     layout = tree_step(count, prefix)
     query, key, value = inputs(4, 2, count, prefix + count, 8)
     mask = mask_of(layout, prefix)
-    out = BACKENDS["reference"](query, key, value, mask, 0.5, window, softcap, sinks)
+    out = BACKENDS["reference"](query, key, value, mask, Rules(0.5, window, softcap, sinks))
     where = [*range(prefix), *layout.positions]
     for row, (bits, position) in enumerate(zip(layout.rows, layout.positions, strict=True)):
         seen = [*range(prefix), *(prefix + i for i in range(count) if bits >> i & 1)]
@@ -185,11 +187,11 @@ def assert_captured(
     query, key, value = inputs(4, 2, len(step.tokens), slots, size)
     mask = mask_of(step, step.positions[0])
     exact = query, key[:, :, :end], value[:, :, :end]
-    expected = BACKENDS["reference"](*exact, mask, SCALING, window, None)
+    expected = BACKENDS["reference"](*exact, mask, Rules(SCALING, window))
     for where, number in spoiled:
         key[:, :, where] = value[:, :, where] = number
     captured = CapturedMask(mask.on_device(CPU), slots)
-    out = BACKENDS[backend](query, key, value, captured, SCALING, window, None)
+    out = BACKENDS[backend](query, key, value, captured, Rules(SCALING, window))
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -251,5 +253,5 @@ def test_triton_refuses_values_of_another_size() -> None:
     query, key, value = inputs(4, 2, 5, 25, 16)
     with pytest.raises(ConfigError, match="keys and values of one size, not 16 and 8"):
         BACKENDS["triton"](
-            query, key, value[..., :8], mask_of(tree_step(5, 20), 20), SCALING, None, None
+            query, key, value[..., :8], mask_of(tree_step(5, 20), 20), Rules(SCALING)
         )

@@ -19,6 +19,7 @@ from ladecli.decoder.model.attention import (
     BACKENDS,
     CapturedMask,
     DeviceMask,
+    Rules,
     StepMask,
     choose_backend,
 )
@@ -81,13 +82,13 @@ def test_backends(backend: str, groups: int, size: int, dtype: torch.dtype) -> N
             x.float() for x in (query, key[:, :, : prefix + count], value[:, :, : prefix + count])
         ]
         mask = StepMask(layout.rows, layout.positions, prefix)
-        more = size**-0.5, window, softcap, sink
-        expected = BACKENDS["reference"](*exact, mask, *more)
-        out = BACKENDS[backend](*(x.to(dtype) for x in exact), mask, *more)
+        rules = Rules(size**-0.5, window, softcap, sink)
+        expected = BACKENDS["reference"](*exact, mask, rules)
+        out = BACKENDS[backend](*(x.to(dtype) for x in exact), mask, rules)
         case = prefix, count, window, softcap, sink is not None
         assert error(out, expected) <= ERROR[dtype], case
         captured = CapturedMask(mask.on_device(GPU), slots)
-        out = BACKENDS[backend](query, key, value, captured, *more)
+        out = BACKENDS[backend](query, key, value, captured, rules)
         assert error(out, expected) <= ERROR[dtype], (*case, "captured")
 
 
@@ -108,7 +109,7 @@ def test_a_captured_step_follows_the_text() -> None:
     def step() -> Tensor:
         query, keys, values = ops().rope_and_write(qkv, layer, rotary, target)
         mask = CapturedMask(numbers, slots)
-        return BACKENDS["triton"](query[None], keys[None], values[None], mask, 0.1, None, None)
+        return BACKENDS["triton"](query[None], keys[None], values[None], mask, Rules(0.1))
 
     step()
     torch.cuda.synchronize()
@@ -127,7 +128,7 @@ def test_a_captured_step_follows_the_text() -> None:
             for old, new in zip(cache, (key, value), strict=True)
         )
         expected = BACKENDS["reference"](
-            query.transpose(0, 1)[None], keys, values, mask, 0.1, None, None
+            query.transpose(0, 1)[None], keys, values, mask, Rules(0.1)
         )
         assert error(out, expected) <= ERROR[HALF], prefix
 

@@ -17,7 +17,7 @@ from transformers import AttentionInterface
 from ..compat import CACHE_NAMES, GENERATE_CACHE, cache_argument
 from ..errors import UnsupportedModelError
 from ..kv_cache import LayerShape
-from .attention import BACKENDS, Backend, StepMask, choose_backend
+from .attention import BACKENDS, Backend, Rules, StepMask, choose_backend
 from .forward import Drafts, StepCache, StepInputs
 
 NAME = "ladecli"
@@ -74,8 +74,8 @@ def attention_forward(
     if sliding_window is not None:
         lade_step.windows.add(sliding_window)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    rules = scale, sliding_window, softcap, s_aux
-    out = lade_step.backend(query, key, value, lade_step.mask, *rules)
+    rules = Rules(scale, sliding_window, softcap, s_aux)
+    out = lade_step.backend(query, key, value, lade_step.mask, rules)
     return out.transpose(1, 2).contiguous(), None
 
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..kv_cache import LayerShape
-from .attention import BACKENDS, Backend, choose_backend
+from .attention import BACKENDS, Backend, Rules, choose_backend
 from .families import FAMILIES, Family, ModelFacts
 from .forward import Drafts, StepCache, StepInputs
 from .rotary import Rotary, RotaryTables, rotate
@@ -51,9 +51,7 @@ class Layer:
     heads: int
     kv_heads: int
     head_size: int
-    scaling: float
-    sliding_window: int | None
-    softcap: float | None
+    attends: Rules
     rotary: str | None
     qkv: Projection
     out: Projection
@@ -213,23 +211,18 @@ class Transformer:
         residual: Tensor = self._embed(step.tokens)
         if self._embedding_scale != 1.0:
             residual = residual * self._embedding_scale
-        x = ops.rms_norm(residual, self.layers[0].before_attention)
+        hidden = ops.rms_norm(residual, self.layers[0].before_attention)
         for layer, next_norm in zip(self.layers, self._next_norms, strict=True):
-            positions = None if layer.rotary is None else rotary[layer.rotary]
-            query, keys, values = ops.rope_and_write(layer.qkv(x), layer, positions, cache)
-            x = self.attend(
-                query[None],
-                keys[None],
-                values[None],
-                step.mask,
-                layer.scaling,
-                layer.sliding_window,
-                layer.softcap,
-            )
-            update = layer.out(x[0].transpose(0, 1).flatten(1))
-            x = self._add(residual, update, layer.after_attention, layer.before_mlp)
-            update = layer.down(ops.gate(layer.gate_up(x), layer.activation))
-            x = self._add(residual, update, layer.after_mlp, next_norm)
+            # Attention: queries, keys and values of the step; keys and values join the cache's.
+            turns = None if layer.rotary is None else rotary[layer.rotary]
+            query, keys, values = ops.rope_and_write(layer.qkv(hidden), layer, turns, cache)
+            attended = self.attend(query[None], keys[None], values[None], step.mask, layer.attends)
+            update = layer.out(attended[0].transpose(0, 1).flatten(1))
+            hidden = self._add(residual, update, layer.after_attention, layer.before_mlp)
+            # MLP: up, gated, and down.
+            update = layer.down(ops.gate(layer.gate_up(hidden), layer.activation))
+            hidden = self._add(residual, update, layer.after_mlp, next_norm)
+        # The head, for the rows that are wanted.
         if step.outputs is not None:
             residual = residual[step.outputs]
         logits = self._head(ops.rms_norm(residual, self.final_norm))
@@ -286,6 +279,7 @@ def _layer(
         "layer": getattr(attention, "sliding_window", None),
         "config": getattr(text, "sliding_window", None),
     }[family.sliding]
+    softcap = text.attn_logit_softcapping if family.attention_softcap else None
     norms = {
         name: _norm(getattr(layer, module), family) if module else None
         for name, module in family.norms._asdict().items()
@@ -295,9 +289,7 @@ def _layer(
         heads=text.num_attention_heads,
         kv_heads=text.num_key_value_heads,
         head_size=size,
-        scaling=float(attention.scaling),
-        sliding_window=window,
-        softcap=text.attn_logit_softcapping if family.attention_softcap else None,
+        attends=Rules(float(attention.scaling), window, softcap),
         rotary=rotary if getattr(attention, "use_rope", True) else None,
         qkv=projection(qkv),
         out=projection([attention.o_proj]),

@@ -14,7 +14,7 @@ from ...config import NO_TRITON, check_attention
 from ...errors import ConfigError
 from .dense import reference_attention, sdpa_attention
 from .flash import flash_attention
-from .mask import CapturedMask, DeviceMask, StepMask
+from .mask import CapturedMask, DeviceMask, Rules, StepMask
 from .triton import triton_attention, triton_available
 
 __all__ = [
@@ -23,14 +23,15 @@ __all__ = [
     "Backend",
     "CapturedMask",
     "DeviceMask",
+    "Rules",
     "StepMask",
     "choose_backend",
     "triton_available",
 ]
 
-Backend = Callable[..., Tensor]
-"""(query [1, H, T, D], key and value [1, K, S, D], mask, scaling, sliding_window, softcap,
-sinks) -> [1, H, T, D]; see `reference_attention`."""
+Backend = Callable[[Tensor, Tensor, Tensor, StepMask, Rules], Tensor]
+"""(query [1, H, T, D], key and value [1, K, S, D], mask, rules) -> [1, H, T, D]; see
+`reference_attention`."""
 
 BACKENDS: dict[str, Backend] = {
     "reference": reference_attention,

@@ -13,18 +13,11 @@ import torch
 from torch import Tensor
 
 from .dense import per_row, sdpa_attention
-from .mask import StepMask
+from .mask import Rules, StepMask
 
 
 def flash_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: StepMask,
-    scaling: float,
-    sliding_window: int | None,
-    softcap: float | None,
-    sinks: Tensor | None = None,
+    query: Tensor, key: Tensor, value: Tensor, mask: StepMask, rules: Rules
 ) -> Tensor:
     """Attention in two parts; arguments as in `reference_attention`.
 
@@ -33,14 +26,13 @@ def flash_attention(
     another size than keys.
     """
     if (
-        softcap is not None
+        rules.softcap is not None
         or mask.is_single
         or mask.prefix == 0
-        or mask.active_window(sliding_window) is not None
+        or mask.active_window(rules.window) is not None
         or value.shape[-1] != key.shape[-1]
     ):
-        more = scaling, sliding_window, softcap, sinks
-        return sdpa_attention(query, key, value, mask, *more)
+        return sdpa_attention(query, key, value, mask, rules)
     _, heads, count, size = query.shape
     kv_heads = key.shape[1]
     groups = heads // kv_heads
@@ -49,18 +41,18 @@ def flash_attention(
     out, lse = import_module("flash_attn").flash_attn_with_kvcache(
         *(x.transpose(1, 2) for x in (folded, key, value)),
         cache_seqlens=mask.on_device(query.device).length,
-        softmax_scale=scaling,
+        softmax_scale=rules.scaling,
         return_softmax_lse=True,
     )
     # Without a text it is +inf, which would be all of the weight.
     lse = lse.masked_fill(lse == float("inf"), float("-inf")).float()
     hidden = mask.visible(query.device).logical_not().repeat(groups, 1)
-    scores = folded.float() @ mask.own(key).float().transpose(2, 3) * scaling
+    scores = folded.float() @ mask.own(key).float().transpose(2, 3) * rules.scaling
     scores = scores.masked_fill_(hidden, float("-inf"))
     # The text is like one key more: its score is its log-sum-exp, its value its attention.
     parts = [scores, lse.unsqueeze(-1)]
-    if sinks is not None:
-        parts.append(per_row(sinks, groups, count))
+    if rules.sinks is not None:
+        parts.append(per_row(rules.sinks, groups, count))
     weights = torch.softmax(torch.cat(parts, dim=-1), dim=-1)
     own = weights[..., :count] @ mask.own(value).float()
     joined = torch.addcmul(own, weights[..., count : count + 1], out.transpose(1, 2).float())

@@ -12,6 +12,20 @@ from torch import Tensor
 from ...layout import WORD, dense, packed, words_for
 
 
+class Rules(NamedTuple):
+    """How a layer weighs the keys that a token sees."""
+
+    scaling: float
+    """Multiplies the scores."""
+    window: int | None = None
+    """Positions that a query sees back, its own included (a sliding window); None for all."""
+    softcap: float | None = None
+    """Scores become softcap * tanh(scores / softcap) (Gemma 2); None for no cap."""
+    sinks: Tensor | None = None
+    """[H], the score of a key that every query of a head sees and whose value is zero (gpt-oss);
+    None for none."""
+
+
 class DeviceMask(NamedTuple):
     """A mask as kernels read it, int32 on one device.
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...errors import ConfigError
 from ...layout import WORD
-from .mask import StepMask
+from .mask import Rules, StepMask
 
 _MOST_SPLITS = 128
 """More would not fit into the registers of the program that joins them."""
@@ -80,14 +80,7 @@ def plan(
 
 
 def triton_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: StepMask,
-    scaling: float,
-    sliding_window: int | None,
-    softcap: float | None,
-    sinks: Tensor | None = None,
+    query: Tensor, key: Tensor, value: Tensor, mask: StepMask, rules: Rules
 ) -> Tensor:
     """Attention by Triton kernels; arguments as in `reference_attention`.
 
@@ -96,52 +89,9 @@ def triton_attention(
     Raises:
         ConfigError: keys and values differ in size.
     """
-    window = mask.active_window(sliding_window) or 0
-    tensors = (query, key, value, *mask.on_device(query.device))
-    return _attend(*tensors, scaling, window, softcap or 0.0, sinks)
-
-
-@cache
-def triton_available(device: torch.device) -> bool:
-    """Whether Triton kernels run on a device; on a CPU where TRITON_INTERPRET is 1.
-
-    Triton is not imported for the answer.
-    """
-    if find_spec("triton") is None:
-        return False
-    if device.type != "cuda":
-        return device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
-    return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
-
-
-def power_of_two(number: int) -> int:
-    """The smallest power of two that is not below `number`."""
-    return 1 << (number - 1).bit_length()
-
-
-@cache
-def gpu_of(device: torch.device) -> Gpu:
-    """What a device has room for."""
-    if device.type != "cuda":
-        return Gpu(8, _SHARED_MEMORY)
-    properties = torch.cuda.get_device_properties(device)
-    shared = getattr(properties, "shared_memory_per_multiprocessor", _SHARED_MEMORY)
-    return Gpu(properties.multi_processor_count, shared)
-
-
-def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    length: Tensor,
-    positions: Tensor,
-    words: Tensor,
-    scaling: float,
-    window: int,
-    softcap: float,
-    sinks: Tensor | None,
-) -> Tensor:
-    """Launch the kernels; window and soft cap are 0 where there is none."""
+    scaling, window, softcap, sinks = rules
+    window = mask.active_window(window)
+    length, positions, words = mask.on_device(query.device)
     if value.shape[-1] != query.shape[-1]:
         raise ConfigError(
             f"attention 'triton' needs keys and values of one size, not {query.shape[-1]} and"
@@ -182,7 +132,7 @@ def _attend(
     # Triton launches on the current device, which need not be that of this layer.
     with torch.cuda.device(query.get_device()):
         kernels.attend[grid](
-            *(*tensors, *strides, *part.stride()[:3], count, window, scaling, softcap or 1.0),
+            *(*tensors, *strides, *part.stride()[:3], count, window or 0, scaling, softcap or 1.0),
             GROUPS=groups,
             SIZE=size,
             BLOCK_M=launch.rows,
@@ -190,8 +140,8 @@ def _attend(
             BLOCK_O=min(launch.keys, WORD),
             BLOCK_D=depth,
             DOT=dot,
-            WINDOWED=window > 0,
-            CAPPED=softcap > 0.0,
+            WINDOWED=window is not None,
+            CAPPED=softcap is not None,
             SINKS=sinks is not None,
             num_warps=launch.warps,
             num_stages=launch.stages,
@@ -208,6 +158,34 @@ def _attend(
                 enable_fp_fusion=True,
             )
     return out
+
+
+@cache
+def triton_available(device: torch.device) -> bool:
+    """Whether Triton kernels run on a device; on a CPU where TRITON_INTERPRET is 1.
+
+    Triton is not imported for the answer.
+    """
+    if find_spec("triton") is None:
+        return False
+    if device.type != "cuda":
+        return device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
+    return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def power_of_two(number: int) -> int:
+    """The smallest power of two that is not below `number`."""
+    return 1 << (number - 1).bit_length()
+
+
+@cache
+def gpu_of(device: torch.device) -> Gpu:
+    """What a device has room for."""
+    if device.type != "cuda":
+        return Gpu(8, _SHARED_MEMORY)
+    properties = torch.cuda.get_device_properties(device)
+    shared = getattr(properties, "shared_memory_per_multiprocessor", _SHARED_MEMORY)
+    return Gpu(properties.multi_processor_count, shared)
 
 
 def _empty_result(query: Tensor) -> Tensor:
