@@ -20,7 +20,7 @@ from .decoder.errors import UnsupportedModelError
 from .decoder.events import Finished
 from .decoder.kv_cache import LayerShape
 from .decoder.load import Wanted, find_way, new_cache
-from .decoder.model.families import examine
+from .decoder.model.families import model_facts
 from .decoder.model.forward import Forward
 from .decoder.model.modified import fingerprint, intervention, prepares_inputs
 from .decoder.model.own_cache import OwnCacheModel
@@ -120,7 +120,7 @@ class CustomGenerate:
         others = {**model_kwargs, "assistant_model": assistant_model}
         if dropped.get("synced_gpus"):
             others["synced_gpus"] = True
-        facts = examine(model.config)
+        facts = model_facts(model.config)
         _refuse(model, input_ids, generation_config, others)
         if lade_streamer is not None:
             lade_streamer.put(input_ids.cpu())
@@ -250,7 +250,7 @@ def _forward_of(
         what = "something else than its class prepares its inputs"
         return None, [], [f"transformers' own decoding runs, without drafts: {what}"]
     try:
-        facts = examine(model.config)
+        facts = model_facts(model.config)
         way = find_way(model, facts, Wanted(join=False, not_ours=what))
     except UnsupportedModelError:
         if what is None:

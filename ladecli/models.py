@@ -24,7 +24,7 @@ from .decoder.compat import needs_eager
 from .decoder.config import SamplingConfig
 from .decoder.errors import Error
 from .decoder.faults import is_out_of_memory
-from .decoder.model.families import ModelFacts, examine
+from .decoder.model.families import ModelFacts, model_facts
 from .decoder.model.stock import input_device
 from .decoder.quiet import quiet
 from .decoder.sampling import LogitsProcessor
@@ -189,7 +189,7 @@ def plan(name: str, options: Request | None = None, *, progress: bool = True) ->
     with _explained(name, options, "its configuration"), _without_bars(progress):
         config = transformers.AutoConfig.from_pretrained(source, **asking)
     with _explained(name, options), _without_bars(progress):
-        facts = examine(config)
+        facts = model_facts(config)
         placement.check(name, options, device, config, parts.adapters)
         folder = None if gguf else hub.folder_of(source, options.revision)
         plain = make_fp8_plain(device, config)
@@ -250,7 +250,7 @@ def stretched(planned: Plan, context: int) -> Plan:
         " cost, and the text means nothing"
     )
     notices = (*planned.notices, notice)
-    facts = examine(config)
+    facts = model_facts(config)
     return replace(planned, config=config, facts=facts, notices=notices, made_for=made_for)
 
 

@@ -10,16 +10,12 @@ FinishReason: TypeAlias = Literal["eos", "stop", "length", "context", "memory"]
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One committed token.
+    """One committed token."""
 
-    Attributes:
-        id: the token id.
-        source: the draft source whose guess was accepted ("trajectory", "context", …), or
-            None for a token that the model chose at the end of a step.
-    """
-
-    id: int
+    id: int  # the token id
     source: str | None = None
+    """The draft source whose guess was accepted ("trajectory", "context", …), or None for a token
+    that the model chose at the end of a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,27 +40,18 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class Detail:
-    """What a step tried, for display; made only where it was asked for.
+    """What a step tried, for display; made only where it was asked for."""
 
-    Attributes:
-        current: the token that the draft continued.
-        tree: tokens of the candidate tree; parents stand before their children.
-        parents: for each node its parent's index, or -1 for the current token.
-        sources: for each node the draft source that proposed it.
-        accepted: indices of the nodes that were committed, in the order of the text.
-        window: the rows of the lookahead window, the current token first; empty without one.
-        outputs: the model's token after each cell of the window's last row.
-        closed: whether these outputs close n-grams: not yet while the window fills.
-    """
-
-    current: int
-    tree: tuple[int, ...] = ()
-    parents: tuple[int, ...] = ()
-    sources: tuple[str, ...] = ()
+    current: int  # the token that the draft continued
+    tree: tuple[int, ...] = ()  # tokens of the candidate tree; parents stand before their children
+    parents: tuple[int, ...] = ()  # for each node its parent's index, or -1 for the current token
+    sources: tuple[str, ...] = ()  # for each node the draft source that proposed it
     accepted: tuple[int, ...] = ()
+    """Indices of the nodes that were committed, in the order of the text."""
     window: tuple[tuple[int, ...], ...] = ()
-    outputs: tuple[int, ...] = ()
-    closed: bool = False
+    """The rows of the lookahead window, the current token first; empty without one."""
+    outputs: tuple[int, ...] = ()  # the model's token after each cell of the window's last row
+    closed: bool = False  # whether these outputs close n-grams: not yet while the window fills
 
     @property
     def ngrams(self) -> tuple[tuple[int, ...], ...]:
@@ -85,37 +72,24 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One forward pass and the tokens that it yielded.
+    """One forward pass and the tokens that it yielded."""
 
-    Attributes:
-        tokens: at least one; accepted draft tokens first.
-        width: tokens fed to the model.
-        proposed: draft tokens among them that stood for verification.
-        seconds: wall time of the step, drafting and verification included.  The time that the
-            reader of the text takes counts only where it overlaps with a captured step.
-        times: where the seconds went.
-        detail: what was tried, where the caller asked for it.
-    """
-
-    tokens: tuple[Token, ...]
-    width: int
-    proposed: int
+    tokens: tuple[Token, ...]  # at least one; accepted draft tokens first
+    width: int  # tokens fed to the model
+    proposed: int  # draft tokens among them that stood for verification
     seconds: float
-    times: StepTimes
-    detail: Detail | None = None
+    """Wall time of the step, drafting and verification included.  The time that the reader of the
+    text takes counts only where it overlaps with a captured step."""
+    times: StepTimes  # where the seconds went
+    detail: Detail | None = None  # what was tried, where the caller asked for it
 
 
 @dataclass(frozen=True, slots=True)
 class StepNarrowed:
-    """Memory ran out in a step, which is tried again with fewer drafts.
+    """Memory ran out in a step, which is tried again with fewer drafts."""
 
-    Attributes:
-        width: the most tokens of steps after the prompt from now on.
-        seconds: wall time of the failed try.
-    """
-
-    width: int
-    seconds: float
+    width: int  # the most tokens of steps after the prompt from now on
+    seconds: float  # wall time of the failed try
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,7 +137,11 @@ class KVCache:
         return made
 
     def keep(self, kept: Sequence[int]) -> int:
-        """Commit the tokens of the last step at some indices, ascending; returns the new length."""
+        """Commit the tokens of the last step at some indices, ascending.
+
+        Returns:
+            The new length; less than asked for where a model's own cache is put back.
+        """
         start, in_place = self.length, 0
         while in_place < len(kept) and kept[in_place] == in_place:
             in_place += 1

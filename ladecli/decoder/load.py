@@ -25,7 +25,7 @@ from .kv_cache import KVCache
 from .layout import words_for
 from .model.attention import CapturedMask, DeviceMask, triton_available
 from .model.attention.triton import gpu_of, plan, power_of_two, triton_attention
-from .model.families import ModelFacts, examine
+from .model.families import ModelFacts, model_facts
 from .model.forward import Forward
 from .model.own_cache import OwnCache, OwnCacheModel
 from .model.stock import StockModel, input_device
@@ -100,7 +100,7 @@ def load_decoder(
         NaNLogitsError: its weights are damaged.
         DeviceLostError: the GPU met a fault.
     """
-    facts = examine(model.config)
+    facts = model_facts(model.config)
     limit = min(max_context or facts.context, facts.context)
     device = input_device(model)
     on_gpu = device.type == "cuda"

@@ -16,7 +16,7 @@ from ladecli.decoder.drafting.memory import DraftMemory
 from ladecli.decoder.errors import ConfigError, UnsupportedModelError
 from ladecli.decoder.events import Event
 from ladecli.decoder.load import load_decoder
-from ladecli.decoder.model.families import FAMILIES, TESTED_STOCK, examine, refusal
+from ladecli.decoder.model.families import FAMILIES, TESTED_STOCK, model_facts, refusal
 from ladecli.decoder.model.forward import Drafts
 from ladecli.decoder.model.stock import StockModel
 from ladecli.decoder.run.ranks.executors import LookaheadParallel
@@ -62,7 +62,7 @@ REFUSED = {
 @pytest.mark.parametrize(("family", "why"), REFUSED.items())
 def test_refused_by_name_before_any_weights_are_read(family: str, why: str) -> None:
     with pytest.raises(UnsupportedModelError, match=f"'{family}' are not supported.*{why}"):
-        examine(CONFIG_MAPPING[family]())
+        model_facts(CONFIG_MAPPING[family]())
 
 
 def generated(model: Any, prompt: list[int], new: int, *, use_cache: bool = True) -> list[int]:
@@ -222,7 +222,7 @@ def test_an_unknown_family_that_differs_gets_no_trees() -> None:
 )
 def test_facts(family: str, name: str, values: tuple[int | None, ...]) -> None:
     """Layers, vocabulary, context, sliding window, and the limits of rotary embedding."""
-    facts = examine(model_of(family).config)
+    facts = model_facts(model_of(family).config)
     limits = facts.rope_boundary, facts.max_positions
     found = (facts.layers, facts.vocabulary, facts.context, facts.sliding_window, *limits)
     assert (facts.family, found) == (name, values)
@@ -230,4 +230,4 @@ def test_facts(family: str, name: str, values: tuple[int | None, ...]) -> None:
 
 def test_a_damaged_configuration_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="0 layers: it is damaged"):
-        examine(CONFIG_MAPPING["llama"](num_hidden_layers=0))
+        model_facts(CONFIG_MAPPING["llama"](num_hidden_layers=0))

@@ -19,7 +19,7 @@ from torch import Tensor
 from ladecli.decoder.kv_cache import Target
 from ladecli.decoder.load import compile_attention
 from ladecli.decoder.model.attention import triton_available
-from ladecli.decoder.model.families import examine
+from ladecli.decoder.model.families import model_facts
 from ladecli.decoder.model.rotary import Rotary
 from ladecli.decoder.model.transformer import Norm, Transformer
 
@@ -173,7 +173,9 @@ def test_tensors_that_are_not_dense_are_refused() -> None:
 def test_attention_is_compiled_for_all_widths() -> None:
     model = copy.deepcopy(model_of("gemma2")).to(torch.bfloat16)
     # The interpreter knows one thread.
-    compile_attention(Transformer(model, examine(model.config)), (1, 2, 16), slots=64, workers=1)
+    compile_attention(
+        Transformer(model, model_facts(model.config)), (1, 2, 16), slots=64, workers=1
+    )
 
 
 COMPILE = """

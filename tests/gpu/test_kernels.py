@@ -23,7 +23,7 @@ from ladecli.decoder.model.attention import (
     StepMask,
     choose_backend,
 )
-from ladecli.decoder.model.families import examine
+from ladecli.decoder.model.families import model_facts
 from ladecli.decoder.model.transformer import Norm, Rotary, Transformer
 
 from ..decoding import tree_step
@@ -150,7 +150,7 @@ def test_attention_is_compiled_in_threads(tmp_path: Any, monkeypatch: Any) -> No
     """Afterwards a step of these widths compiles nothing: it takes no time."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     stock = copy.deepcopy(model_of("llama")).to(GPU, HALF)
-    model = Transformer(stock, examine(stock.config), "triton")
+    model = Transformer(stock, model_facts(stock.config), "triton")
     compile_attention(model, (1, 8, 32, 64), slots=1024)
     torch.cuda.synchronize()
     start = time.perf_counter()

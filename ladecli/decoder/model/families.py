@@ -42,23 +42,16 @@ class Family:
 
     Biases, QK-norm and its width, head sizes, scales of embeddings, residuals and logits, partial
     rotary and one rotary base per kind of layer are read from the model and its configuration.
-
-    Attributes:
-        norms: where a layer normalises.
-        unit_offset: norms multiply by 1 + weight, in float32 (Gemma).
-        interleaved: rotary turns neighbouring numbers, not the two halves of a head.
-        sliding: where the sliding window is: "layer" for an attribute of each attention,
-            "config" for one that holds for all layers, "" for none.
-        attention_softcap: scores are capped by `attn_logit_softcapping`.
-        query_scale: queries grow with their position (Llama 4, Ministral 3).
     """
 
-    norms: NormNames = _PRE
-    unit_offset: bool = False
-    interleaved: bool = False
+    norms: NormNames = _PRE  # where a layer normalises
+    unit_offset: bool = False  # norms multiply by 1 + weight, in float32 (Gemma)
+    interleaved: bool = False  # rotary turns neighbouring numbers, not the two halves of a head
     sliding: str = ""
-    attention_softcap: bool = False
-    query_scale: bool = False
+    """Where the sliding window is: "layer" for an attribute of each attention, "config" for one
+    that holds for all layers, "" for none."""
+    attention_softcap: bool = False  # scores are capped by `attn_logit_softcapping`
+    query_scale: bool = False  # queries grow with their position (Llama 4, Ministral 3)
 
 
 FAMILIES = {
@@ -106,8 +99,8 @@ _BY_REASON = {
     _RECURRENT: "mamba mamba2 falcon_mamba jamba bamba zamba zamba2 rwkv recurrent_gemma"
     " qwen3_next granitemoehybrid falcon_h1 lfm2 xlstm",
 }
-_PLAIN = {family: why for why, families in _BY_REASON.items() for family in families.split()}
-_CONTINUE = {
+_NO_TREES = {family: why for why, families in _BY_REASON.items() for family in families.split()}
+_MULTI_TOKEN = {
     *("rwkv", "lfm2", "lfm3", "nemotron_h", "falcon_h1", "olmo_hybrid", "minimax", "qwen3_next"),
     *("qwen3_5_text", "granitemoehybrid"),
 }
@@ -122,25 +115,16 @@ _SELECTIONS = ("index_topk", "index_topk_blocks", "indexer_budget")
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What the decoder must know about a model.
+    """What the decoder must know about a model."""
 
-    Attributes:
-        family: transformers' model type.
-        layers: each with keys and values of its own.
-        vocabulary: token ids that the model can read.
-        max_positions: the context that the model was made for; None if it does not say.
-        rope_boundary: the text length from which on rotary frequencies change, or None.
-        sliding_window: how many positions some layers look back, or None.
-        no_trees: why trees of drafts cannot be verified, as far as the configuration tells.
-    """
-
-    family: str
-    layers: int
-    vocabulary: int
-    max_positions: int | None
-    rope_boundary: int | None
-    sliding_window: int | None
+    family: str  # transformers' model type
+    layers: int  # each with keys and values of its own
+    vocabulary: int  # token ids that the model can read
+    max_positions: int | None  # the context that the model was made for; None if it does not say
+    rope_boundary: int | None  # the text length from which on rotary frequencies change, or None
+    sliding_window: int | None  # how many positions some layers look back, or None
     no_trees: str | None = None
+    """Why trees of drafts cannot be verified, as far as the configuration tells."""
 
     @property
     def tested(self) -> bool:
@@ -166,8 +150,8 @@ def no_trees(config: Any) -> str | None:
     """Why trees of drafts cannot be verified by a model with this configuration, or None."""
     text = config.get_text_config(decoder=True)
     for family in (config.model_type, text.model_type):
-        if family in _PLAIN:
-            return _PLAIN[family]
+        if family in _NO_TREES:
+            return _NO_TREES[family]
     kinds = set(getattr(text, "layer_types", None) or ())
     if "chunked_attention" in kinds:
         return _CHUNKS
@@ -180,19 +164,19 @@ def no_trees(config: Any) -> str | None:
     return None
 
 
-def continues(config: Any) -> bool:
+def accepts_multi_token_steps(config: Any) -> bool:
     """Whether a model with this configuration may be fed several tokens after a text at once."""
     text = config.get_text_config(decoder=True)
-    return no_trees(config) != _RECURRENT or text.model_type in _CONTINUE
+    return no_trees(config) != _RECURRENT or text.model_type in _MULTI_TOKEN
 
 
 def may_verify_chains(config: Any) -> bool:
     """Whether a chain of drafts leaves the logits before it as they are; a trial finds out more."""
     # Which keys are dropped may depend on those that follow.
-    return continues(config) and no_trees(config) != _SPARSE
+    return accepts_multi_token_steps(config) and no_trees(config) != _SPARSE
 
 
-def examine(config: Any) -> ModelFacts:
+def model_facts(config: Any) -> ModelFacts:
     """The facts about a model, from its configuration.
 
     Raises:

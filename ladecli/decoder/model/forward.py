@@ -17,22 +17,15 @@ Drafts: TypeAlias = Literal["trees", "chains", "none"]
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """The inputs of a forward of T tokens, on the device of the model.
-
-    Attributes:
-        tokens, positions: int64 [T].
-        mask: which keys each token sees.
-        outputs: int64, rows whose logits are wanted; None for all.
-        length: committed tokens before the step.
-        last_position: the largest position.
-    """
+    """The inputs of a forward of T tokens, on the device of the model."""
 
     tokens: Tensor
     positions: Tensor
-    mask: StepMask
-    outputs: Tensor | None
-    length: int
-    last_position: int
+    """`tokens`, `positions`: int64 [T]."""
+    mask: StepMask  # which keys each token sees
+    outputs: Tensor | None  # int64, rows whose logits are wanted; None for all
+    length: int  # committed tokens before the step
+    last_position: int  # the largest position
 
 
 class StepCache(Protocol):
@@ -46,24 +39,16 @@ class StepCache(Protocol):
 
 
 class Forward(Protocol):
-    """A model's forward: ours (`transformer`) or transformers' (`stock`, `own_cache`).
+    """A model's forward: ours (`transformer`) or transformers' (`stock`, `own_cache`)."""
 
-    Attributes:
-        attention: name of the backend.
-        device, dtype: of the model's input, and of its weights.
-        keeps_weights: whether the model's own weights lie as transformers loaded them.
-        kernels: whether Triton kernels compute the operations between products.
-        drafts: what a step may hold beside the tokens that its cache lacks.
-        foreign: whether modules of libraries compute in a step, which may warn.
-    """
-
-    attention: str
+    attention: str  # name of the backend
     device: torch.device
     dtype: torch.dtype
-    keeps_weights: bool
-    kernels: bool
-    drafts: Drafts
-    foreign: bool
+    """`device`, `dtype`: of the model's input, and of its weights."""
+    keeps_weights: bool  # whether the model's own weights lie as transformers loaded them
+    kernels: bool  # whether Triton kernels compute the operations between products
+    drafts: Drafts  # what a step may hold beside the tokens that its cache lacks
+    foreign: bool  # whether modules of libraries compute in a step, which may warn
 
     @property
     def layer_shapes(self) -> list[LayerShape]:

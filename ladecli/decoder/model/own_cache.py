@@ -22,13 +22,13 @@ from ..compat import cache_argument, returned_cache
 from ..errors import NaNLogitsError, UnsupportedModelError
 from ..faults import is_out_of_memory, reason_of
 from ..kv_cache import KVCache, LayerShape
-from .families import continues, may_verify_chains
+from .families import accepts_multi_token_steps, may_verify_chains
 from .forward import Drafts, StepCache, StepInputs
 from .stock import input_device
 from .trial import TOLERANCE, difference, rounding_type
 
 TRIAL = 10
-"""Tokens of the text that tells how a model continues one."""
+"""Tokens of the text that tells how a model accepts_multi_token_steps one."""
 _LAYERS = {
     cache_utils.DynamicLayer,
     cache_utils.DynamicSlidingWindowLayer,
@@ -72,7 +72,7 @@ class OwnCache(KVCache):
         return self.length
 
     def truncate(self, length: int) -> None:
-        """Forget all but the first `length` tokens: that is, all where there are more."""
+        """Forget all tokens where there are more than `length`: a state cannot be cut."""
         if length < len(self.text):
             self.held, self.text, self.saved = None, [], None
         super().truncate(len(self.text))
@@ -103,7 +103,7 @@ def copied(held: Any) -> Any:
 
 
 class OwnCacheModel:
-    """Runs steps of a model as it is; a `runner.Forward`.
+    """Runs steps of a model as it is; a `forward.Forward`.
 
     Raises:
         UnsupportedModelError: its forward fails.
@@ -125,32 +125,32 @@ class OwnCacheModel:
         known = inspect.signature(model.forward).parameters
         self._selects = "logits_to_keep" in known
         self._masks = "attention_mask" in known
-        self._at_once = self._makes_cache = True
+        self._multi_token = self._creates_cache = True
         self._name = None
         text = (7 + 37 * torch.arange(TRIAL, device=self.device)) % self._config.vocab_size
         expected = self._expected(text)
-        # The first way to read a text that is right: some models make the cache, others take one;
-        # some continue a text by one token at a time only, and some not at all.
+        # The first mode of reading a text that is right: some models create the cache, others take
+        # one; some continue a text by one token at a time only, and some not at all.
         self._name = cache_argument(model.forward)
-        several = (True, False) if continues(model.config) else (False,)
-        ways = itertools.product(several, (True, False))
-        for at_once, makes_cache in ways if self._name else ():
-            self._at_once, self._makes_cache = at_once, makes_cache
-            if self._agrees(self._in_parts, text, expected):
-                chains = at_once and may_verify_chains(model.config)
+        several = (True, False) if accepts_multi_token_steps(model.config) else (False,)
+        modes = itertools.product(several, (True, False))
+        for multi_token, creates_cache in modes if self._name else ():
+            self._multi_token, self._creates_cache = multi_token, creates_cache
+            if self._agrees(self._in_chunks, text, expected):
+                chains = multi_token and may_verify_chains(model.config)
                 if chains and self._agrees(self._with_drafts, text, expected):
                     self.drafts = "chains"
                 return
         self._name = None
 
     def use(self, attention: str, ops: Any = None) -> None:
-        """See `runner.Forward`: there is nothing to choose here."""
+        """See `forward.Forward`: there is nothing to choose here."""
 
     def forward(self, step: StepInputs, cache: StepCache) -> Tensor:
         """Run one step; logits of its outputs, [outputs, vocabulary], which are its last tokens."""
         assert isinstance(cache, OwnCache)
         rows = len(step.tokens) if step.outputs is None else len(step.outputs)
-        together = self._at_once or not cache.text
+        together = self._multi_token or not cache.text
         try:
             if rows > 1 and cache.held is not None and not grows(cache.held):
                 cache.saved = copied(cache.held)
@@ -169,7 +169,7 @@ class OwnCacheModel:
         if self._name is None:  # the whole text once more
             tokens = torch.tensor(cache.text, device=tokens.device)
         else:
-            if cache.held is None and not self._makes_cache:
+            if cache.held is None and not self._creates_cache:
                 cache.held = DynamicCache(config=self._config)
             given |= {self._name: cache.held, "use_cache": True}
         if self._masks:
@@ -198,7 +198,7 @@ class OwnCacheModel:
 
     @torch.inference_mode()
     def _agrees(self, read: Callable[[Tensor], Tensor], text: Tensor, expected: Tensor) -> bool:
-        """Whether a way to read a text gives the logits that are expected after it."""
+        """Whether a mode of reading a text gives the logits that are expected after it."""
         try:
             found = read(text).float()
         except Exception:
@@ -206,10 +206,10 @@ class OwnCacheModel:
         dtype = rounding_type(self._model)
         return difference(found, expected, dtype) <= TOLERANCE[dtype]
 
-    def _in_parts(self, text: Tensor) -> Tensor:
+    def _in_chunks(self, text: Tensor) -> Tensor:
         cache = OwnCache()
-        for part in torch.split(text, [4, 4, 1, 1] if self._at_once else [8, 1, 1]):
-            logits = self._read(part, cache)
+        for chunk in torch.split(text, [4, 4, 1, 1] if self._multi_token else [8, 1, 1]):
+            logits = self._read(chunk, cache)
         return logits
 
     def _with_drafts(self, text: Tensor) -> Tensor:

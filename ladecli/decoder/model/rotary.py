@@ -13,19 +13,14 @@ from .families import Family, ModelFacts
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """Rotary embeddings of the tokens of a step.
-
-    Attributes:
-        cos, sin: [T, 1, n]: what the first n numbers of a head, and their partners, are
-            multiplied with; the sign of a partner is in `sin`.
-        interleaved: partners are neighbours, not n / 2 apart.
-        query_scale: [T, 1, 1], or None.
-    """
+    """Rotary embeddings of the tokens of a step."""
 
     cos: Tensor
     sin: Tensor
-    interleaved: bool
-    query_scale: Tensor | None = None
+    """`cos`, `sin`: [T, 1, n]: what the first n numbers of a head, and their partners, are
+    multiplied with; the sign of a partner is in `sin`."""
+    interleaved: bool  # partners are neighbours, not n / 2 apart
+    query_scale: Tensor | None = None  # [T, 1, 1], or None
 
 
 def rotate(heads: Tensor, rotary: Rotary) -> Tensor:

@@ -83,7 +83,7 @@ AttentionInterface.register(NAME, attention_forward)
 
 
 class StockModel:
-    """Runs steps of a model through its own forward; a `runner.Forward`.
+    """Runs steps of a model through its own forward; a `forward.Forward`.
 
     Args:
         model: a causal language model of transformers; it may lie on several devices.
@@ -116,7 +116,7 @@ class StockModel:
         self.use(name)
 
     def use(self, attention: str, ops: Any = None) -> None:
-        """See `runner.Forward`; there are no small operations of ours here."""
+        """See `forward.Forward`; there are no small operations of ours here."""
         self.attention = choose_backend(attention, self.device, self._model.dtype)
         self.attend: Backend = BACKENDS[self.attention]
 

@@ -30,17 +30,12 @@ ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "ge
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """A root mean square norm.
-
-    Attributes:
-        weight: [n]; in float32 if the product with it is (Gemma), else in the activations' type.
-        eps: added to the mean square.
-        mirrored: the weight twice, float32 on a CPU; see `TorchOps.rms_norm`.
-    """
+    """A root mean square norm."""
 
     weight: Tensor
-    eps: float
-    mirrored: Tensor | None = None
+    """[n]; in float32 if the product with it is (Gemma), else in the activations' type."""
+    eps: float  # added to the mean square
+    mirrored: Tensor | None = None  # the weight twice, float32 on a CPU; see `TorchOps.rms_norm`
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +130,7 @@ class TorchOps:
 
 
 class Transformer:
-    """Runs steps of a loaded model; a `runner.Forward`.
+    """Runs steps of a loaded model; a `forward.Forward`.
 
     Args:
         model: a causal language model of a family in `FAMILIES`, on one device.
@@ -187,7 +182,7 @@ class Transformer:
         self.use(attention)
 
     def use(self, attention: str, ops: TorchOps | None = None) -> None:
-        """See `runner.Forward`."""
+        """See `forward.Forward`."""
         self.attention = choose_backend(attention, self.device, self.dtype)
         self.attend: Backend = BACKENDS[self.attention]
         self.kernels = ops is not None

@@ -33,21 +33,13 @@ GPU_LENGTH, GPU_WIDTH = 80, 24
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A short text, and what the model's own forward makes of it.
+    """A short text, and what the model's own forward makes of it."""
 
-    Attributes:
-        text: ids spread over the vocabulary, so that no two of them are alike by chance.
-        expected: logits after each of them, float32 [tokens, vocabulary].
-        shapes: what layers cache.
-        facts: about the model.
-        dtype: whose rounding counts as such.
-    """
-
-    text: list[int]
-    expected: Tensor
-    shapes: list[LayerShape]
-    facts: ModelFacts
-    dtype: torch.dtype
+    text: list[int]  # ids spread over the vocabulary, so that no two of them are alike by chance
+    expected: Tensor  # logits after each of them, float32 [tokens, vocabulary]
+    shapes: list[LayerShape]  # what layers cache
+    facts: ModelFacts  # about the model
+    dtype: torch.dtype  # whose rounding counts as such
 
     @classmethod
     @torch.inference_mode()

@@ -137,17 +137,11 @@ class GraphCapture:
 
 
 class Kind(NamedTuple):
-    """What is fixed in a captured step.
+    """What is fixed in a captured step."""
 
-    Attributes:
-        width: T, tokens of the step, padding included.
-        slots: S, the padded KV length.
-        last_position: which rotary tables it reads; see `RotaryTables.at`.
-    """
-
-    width: int
-    slots: int
-    last_position: int
+    width: int  # T, tokens of the step, padding included
+    slots: int  # S, the padded KV length
+    last_position: int  # which rotary tables it reads; see `RotaryTables.at`
 
 
 class StaticInputs:
@@ -228,17 +222,11 @@ class CapturedCache:
 
 @dataclass(frozen=True, slots=True)
 class CapturedStep:
-    """A captured step.
+    """A captured step."""
 
-    Attributes:
-        inputs: what it reads.
-        replay: launches it.
-        logits: where it leaves them, [T, vocabulary].
-    """
-
-    inputs: StaticInputs
-    replay: Work
-    logits: Tensor
+    inputs: StaticInputs  # what it reads
+    replay: Work  # launches it
+    logits: Tensor  # where it leaves them, [T, vocabulary]
 
 
 class CudaGraphs(Runner):

@@ -27,17 +27,11 @@ class Rules(NamedTuple):
 
 
 class DeviceMask(NamedTuple):
-    """A mask as kernels read it, int32 on one device.
+    """A mask as kernels read it, int32 on one device."""
 
-    Attributes:
-        length: [1], cached tokens.
-        positions: [T].
-        words: [T, ceil(T / 32)]; bit j % 32 of word j // 32 in row i: token i sees token j.
-    """
-
-    length: Tensor
-    positions: Tensor
-    words: Tensor
+    length: Tensor  # [1], cached tokens
+    positions: Tensor  # [T]
+    words: Tensor  # [T, ceil(T / 32)]; bit j % 32 of word j // 32 in row i: token i sees token j
 
 
 class StepMask:

@@ -35,20 +35,14 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How the attention of a step is cut into programs.
-
-    Attributes:
-        rows, keys: of a tile, powers of two.
-        splits: programs that share the keys of a row.
-        warps: of a program.
-        stages: tiles that a program loads ahead.
-    """
+    """How the attention of a step is cut into programs."""
 
     rows: int
     keys: int
-    splits: int
-    warps: int
-    stages: int
+    """`rows`, `keys`: of a tile, powers of two."""
+    splits: int  # programs that share the keys of a row
+    warps: int  # of a program
+    stages: int  # tiles that a program loads ahead
 
 
 def plan(

@@ -21,17 +21,12 @@ from ...window import WindowBlock
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one rank computes of a draft.
+    """What one rank computes of a draft."""
 
-    Attributes:
-        draft: the rank's own tree, window block and padded width.
-        nodes: for each node of its tree, the node's number in the whole tree; ascending.
-        columns: window columns whose last row the rank computes.
-    """
-
-    draft: Draft
+    draft: Draft  # the rank's own tree, window block and padded width
     nodes: Sequence[int]
-    columns: range
+    """For each node of its tree, the node's number in the whole tree; ascending."""
+    columns: range  # window columns whose last row the rank computes
 
     def held(self, path: Sequence[int]) -> list[int]:
         """The start of a path of the whole tree, up to the first node that is not in this share."""
