@@ -1,7 +1,8 @@
 """The pictures of the README: the real program in a pseudo-terminal, its screen drawn as SVG.
 
-    python scripts/screenshots.py --out docs
-    python scripts/screenshots.py --only chat --model SmolLM2-135M-Instruct
+    python scripts/screenshots.py --only inspector
+    python scripts/screenshots.py --only chat --only live --only tune --only bench \\
+        --model SmolLM2-135M-Instruct
 
 Needs the packages of the test extra.  Nothing is touched up: what the pictures show was said and
 measured while they were made, so the figures differ from run to run.
@@ -13,7 +14,7 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Iterator
-from itertools import takewhile
+from itertools import dropwhile
 from pathlib import Path
 
 import pyte
@@ -24,45 +25,58 @@ from rich.text import Text
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from ladecli.view.recorded import as_svg, recording_console
+from tests import screens
 from tests.screens import Terminal
+
+screens.PATIENCE = 1200.0  # a bench of a real model takes minutes
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("docs"))
     parser.add_argument("--model", default="demo")
-    parser.add_argument("--only", choices=PICTURES, help="this picture alone")
+    parser.add_argument("--only", action="append", choices=PICTURES, help="these pictures alone")
     args = parser.parse_args()
     args.out.mkdir(exist_ok=True)
     for name, take in PICTURES.items():
-        if args.only in (None, name):
+        if name in (args.only or PICTURES):
             take(args.model, args.out)
 
 
+RENAMED = """Rename the function area to surface, and write it out whole:
+```python
+def area(width, height):
+    if width < 0 or height < 0:
+        raise ValueError("width and height must not be negative")
+    return width * height
+```"""
+
+
 def live(model: str, out: Path) -> None:
-    """A reply on its way, played slowly enough to be caught."""
+    """A reply on its way, played again; meant for a real model, which repeats much of its code."""
     with tempfile.TemporaryDirectory() as folder:
         trace = f"{folder}/generation.trace"
-        options = ["--raw", "-p", "import os\n\ndef walk(path):\n", "-n", "120", "--trace", trace]
-        with Terminal("generate", model, *options) as terminal:
+        options = ["-t", "0", "-p", RENAMED, "-n", "120", "--trace", trace]
+        with Terminal("generate", model, *options, lines=40) as terminal:
             terminal.close()
-        with Terminal("replay", trace, "--speed", "0.1", columns=100, lines=20) as terminal:
-            terminal.wait("specified, it is")
+        with Terminal("replay", trace, "--speed", "0.1", columns=80, lines=20) as terminal:
+            terminal.wait("must be")
             draw(terminal.screen, "lade replay --speed 0.1", out / "live.svg")
 
 
 def chat(model: str, out: Path) -> None:
     """A conversation; meant for a real model, whose second reply repeats much of the first."""
-    with Terminal("chat", model, "-t", "0", "-n", "140", columns=88, lines=38) as terminal:
+    with Terminal("chat", model, "-t", "0", "-n", "240", columns=88, lines=60) as terminal:
         terminal.wait("Ctrl-T")
         terminal.enter("Write a Python class Stack with the methods push, pop and peek. Only code.")
         terminal.wait("tokens per step")
-        terminal.enter("Write it again, with the class renamed to Pile.")
+        again = "Write it again, with the class renamed to Pile."
+        terminal.enter(again)
         terminal.wait(lambda text: text.count("tokens per step") == 2)
         terminal.enter("/compare")
         terminal.wait("same text")
         terminal.read(0.5)
-        draw(terminal.screen, "lade chat", out / "chat.svg")
+        draw(terminal.screen, "lade chat", out / "chat.svg", since=f"> {again}")
         terminal.enter("/exit")
         terminal.close()
 
@@ -97,22 +111,21 @@ def tune(model: str, out: Path) -> None:
 
 
 def bench(model: str, out: Path) -> None:
-    """Methods side by side: the tables, without the conditions below them."""
-    options = ["--color", "always", "--limit", "6", "-n", "64", "--repeat", "2"]
+    """Methods side by side: the last table, without those above it."""
+    methods = "autoregressive,prompt-lookup,paper,lookahead,hf"
+    options = ["--color", "always", "--limit", "6", "-n", "64", "--strategies", methods]
     with Terminal("bench", model, *options, columns=104, lines=84) as terminal:
-        terminal.wait("are equal to those of")
-        draw(terminal.screen, "lade bench", out / "bench.svg", before="Accepted draft tokens")
         terminal.close()
+        draw(terminal.screen, f"lade bench {model}", out / "bench.svg", since="How fast")
 
 
 PICTURES = {"live": live, "chat": chat, "inspector": inspector, "tune": tune, "bench": bench}
 
 
-def draw(screen: pyte.Screen, title: str, path: Path, before: str | None = None) -> None:
-    """A screen, or its rows before one that starts with `before`, as an SVG file."""
+def draw(screen: pyte.Screen, title: str, path: Path, since: str = "") -> None:
+    """A screen as an SVG file, from the row on that starts with `since`."""
     rows = [row(screen, line) for line in range(screen.lines)]
-    if before is not None:
-        rows = [*takewhile(lambda row: not row.plain.startswith(before), rows)]
+    rows = [*dropwhile(lambda row: not row.plain.startswith(since), rows)]
     while rows and not rows[-1].plain.strip():
         rows.pop()
     console = recording_console(screen.columns)
