@@ -155,7 +155,15 @@ def interruptions(report: Report, quick: bool, place: Path) -> None:
     count, draw, file = 15 if quick else 200, random.Random(1), place / "reply.json"
     stopped = 0
     with Terminal(
-        "chat", "demo", "--temperature", "0", "-n", "300", lines=50, env=_home(place)
+        "chat",
+        "demo",
+        "--temperature",
+        "0",
+        "-n",
+        "300",
+        "--ignore-eos",
+        lines=50,
+        env=_home(place),
     ) as chat:
         chat.wait("/help")
 
