@@ -143,13 +143,15 @@ class Tally:
         The mean of this answer's own plain steps, or where it has too few, of what all steps say.
         """
         if len(self.plain_seconds) >= PLAIN_STEPS:
-            return _middle(self.plain_seconds)
+            return _trimmed_mean(self.plain_seconds)
         scale = self.calibration or 1.0
-        return _middle([*self.plain_seconds, *(each * scale for each in self.derived_seconds)])
+        return _trimmed_mean(
+            [*self.plain_seconds, *(each * scale for each in self.derived_seconds)]
+        )
 
     def calibrate(self) -> float | None:
         """The `calibration` that this answer's own steps give, or else the one that it had."""
-        derived = _middle(self.derived_seconds)
+        derived = _trimmed_mean(self.derived_seconds)
         if len(self.plain_seconds) < PLAIN_STEPS or derived is None:
             return self.calibration
         return (self.plain_step or 0.0) / derived
@@ -171,7 +173,7 @@ class Tally:
         return min(ratio(tokens * (self.plain_step or 0.0), seconds), most)
 
 
-def _middle(seconds: Collection[float]) -> float | None:
+def _trimmed_mean(seconds: Collection[float]) -> float | None:
     """The mean without the fastest and the slowest tenth: one pause of the machine must not change
     the figure.  None of nothing."""
     if not seconds:

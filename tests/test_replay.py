@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ladecli.events import Ended, Piece, PromptRead, TextEvent, TextStep
-from ladecli.trace.replay import paced
+from ladecli.trace.replay import pace
 
 from .recording import events_of, record, small_trace, write
 from .screens import Terminal
@@ -27,7 +27,7 @@ EVENTS: list[TextEvent] = [
 def test_events_come_when_they_came(speed: float) -> None:
     start = time.monotonic()
     came = []
-    for event in paced(EVENTS, speed):
+    for event in pace(EVENTS, speed):
         came.append((event, time.monotonic() - start))
         time.sleep(0.02 / speed)  # showing is part of the time
     assert [event for event, _ in came] == EVENTS

@@ -19,7 +19,7 @@ from .result import (
     STOCK_COMPILED,
     Conditions,
     Machine,
-    Model,
+    MeasuredModel,
     Result,
     Skipped,
     command_line,
@@ -27,8 +27,8 @@ from .result import (
     sampling_shown,
     to_json,
 )
-from .runners import OwnRunner, Runner
-from .tasks import Task, make_dialogues, passages, usable
+from .runners import MethodRunner, OwnRunner
+from .tasks import BenchTask, make_dialogues, passages, usable
 
 if TYPE_CHECKING:
     from ..options import BenchRequest
@@ -115,7 +115,7 @@ def _measure(
         interrupted=measured.interrupted or cancelled(),
         reference=PLAIN if PLAIN in names else names[0] if len(names) > 1 else None,
         machine=Machine.of(session),
-        model=Model.of(session),
+        model=MeasuredModel.of(session),
         attention_why=session.setup.attention.why,
         conditions=_conditions(request, session, swept, len(tasks), chosen[0][1], choice.profile),
         methods=tuple(method for method, _ in chosen),
@@ -134,7 +134,7 @@ def _make_tasks(
     swept: Sweep,
     prompts: Sequence[Row] | None,
     terminal: Terminal,
-) -> tuple[Sequence[Task], list[Skipped]]:
+) -> tuple[Sequence[BenchTask], list[Skipped]]:
     """What methods are asked, and what the context has no room for.
 
     Without `prompts`, that is passages of the contexts in `swept`.
@@ -171,14 +171,14 @@ def _conditions(
 def _prepare(
     chosen: Sequence[methods.Chosen],
     session: Session,
-    tasks: Sequence[Task],
+    tasks: Sequence[BenchTask],
     terminal: Terminal,
     cancelled: Callable[[], bool],
-) -> tuple[list[Runner], float]:
+) -> tuple[list[MethodRunner], float]:
     """The methods on the model, and the seconds that compiling transformers' steps took."""
     from .stock import StockRunner
 
-    runners: list[Runner] = []
+    runners: list[MethodRunner] = []
     seconds = 0.0
     for method, settings in chosen:
         if not method.foreign:

@@ -31,7 +31,7 @@ from ..visualize import printable
 from . import render
 from .render import Document
 from .result import PLAIN, STOCK, STOCK_COMPILED, STOCK_LOOKUP, Result, Run, read
-from .statistics import EQUAL, FASTER, SLOWER, UNCLEAR, comparable, judge, tokens_per_step
+from .statistics import EQUAL, FASTER, SLOWER, UNCLEAR, comparable_pairs, judge, tokens_per_step
 
 SCHEMA = "lade-compare/1"
 UNRELATED, MIXED = "unrelated", "mixed"
@@ -98,8 +98,8 @@ def compare(a: Result, b: Result) -> dict[str, Any]:
     if (a.model.name, a.model.parameters) != (b.model.name, b.model.parameters):
         other_work.insert(0, "model")
     # With another tokenizer or template every prompt has other ids.
-    edited = set() if {"model", "template"} & {*other_work} else _edited(a, b)
-    pairs = _paired(a, b, edited)
+    edited = set() if {"model", "template"} & {*other_work} else _edited_rows(a, b)
+    pairs = _pair_answers(a, b, edited)
     if not any(pairs.values()):
         raise UsageError(
             "nothing to compare: no method answered the same prompt in A and in B; measure both"
@@ -108,7 +108,7 @@ def compare(a: Result, b: Result) -> dict[str, Any]:
     both = [method.name for method in a.methods if pairs.get(method.name)]
     candidates = (*BASELINES, a.reference, b.reference, PLAIN) if len(both) > 1 else ()
     baseline = next((name for name in candidates if name in both), None)
-    methods = [_compared(name, pairs, baseline) for name in both]
+    methods = [_compare_method(name, pairs, baseline) for name in both]
     for each in methods if other_work else ():
         each["exact"] = None
         if each["change"]:
@@ -129,13 +129,13 @@ def compare(a: Result, b: Result) -> dict[str, Any]:
     return {**found, "notes": list(_notes(found))}
 
 
-def _edited(a: Result, b: Result) -> set[str]:
+def _edited_rows(a: Result, b: Result) -> set[str]:
     """Rows whose first prompt is another one in B."""
     first = [{r.row: r.prompt_digest for r in each.runs if r.turn == 1} for each in (a, b)]
     return {row for row, digest in first[0].items() if first[1].get(row, digest) != digest}
 
 
-def _paired(a: Result, b: Result, edited: set[str]) -> dict[str, list[tuple[Run, Run]]]:
+def _pair_answers(a: Result, b: Result, edited: set[str]) -> dict[str, list[tuple[Run, Run]]]:
     """By each method of A, its answers that B has too, without those of edited rows."""
     ours, theirs = ({(run.method, *run.key): run for run in each.runs} for each in (a, b))
     pairs: dict[str, list[tuple[Run, Run]]] = defaultdict(list)
@@ -145,7 +145,9 @@ def _paired(a: Result, b: Result, edited: set[str]) -> dict[str, list[tuple[Run,
     return pairs
 
 
-def _compared(name: str, by_method: Mapping[str, Pairs], baseline: str | None) -> dict[str, Any]:
+def _compare_method(
+    name: str, by_method: Mapping[str, Pairs], baseline: str | None
+) -> dict[str, Any]:
     """One method in A and in B."""
     pairs, change = by_method[name], None
     logs = _logs(pairs)
@@ -155,7 +157,7 @@ def _compared(name: str, by_method: Mapping[str, Pairs], baseline: str | None) -
         change = judge(sample, MARGIN if baseline else MACHINE_MARGIN) if sample else None
     sides = list(zip(*pairs, strict=True))
     peaks = [max(run.peak_memory or 0 for run in side) for side in sides]
-    same = comparable(pairs)
+    same = comparable_pairs(pairs)
     return {
         "contender": name,
         "verdict": change and change.verdict,

@@ -18,8 +18,8 @@ from ..session.text import Part
 from ..specs.device import Device, peak_memory, watch_peak
 from ..specs.memory import ModelSpec
 from .result import Failure, Run, Skipped, TimeSpent
-from .runners import Answer, Runner, Stopped
-from .tasks import Task
+from .runners import Answer, MethodRunner, Stopped
+from .tasks import BenchTask
 
 WARM_UP = 16
 """Steps that every method makes before anything is timed."""
@@ -40,7 +40,7 @@ class Measurement:
 
     def __init__(
         self,
-        runners: Sequence[Runner],
+        runners: Sequence[MethodRunner],
         device: Device,
         cancelled: Callable[[], bool],
         progress: Callable[[int], None] = lambda _runs: None,
@@ -58,7 +58,7 @@ class Measurement:
         self._parts: dict[str, Counter[str]] = {each.method.name: Counter() for each in runners}
         self._failed_rows: Counter[str] = Counter()  # in succession, by method
 
-    def run(self, tasks: Sequence[Task], repeats: int) -> None:
+    def run(self, tasks: Sequence[BenchTask], repeats: int) -> None:
         """Measure every task `repeats` times; after Ctrl-C, what is done counts."""
         # What is alive now stays: the garbage collector need not look at it again.
         gc.collect()
@@ -108,7 +108,7 @@ class Measurement:
             if self._cancelled():
                 raise Stopped
 
-    def _round(self, task: Task, repeat: int) -> None:
+    def _round(self, task: BenchTask, repeat: int) -> None:
         """One task for all methods, in an order of its own."""
         order = self._runners.copy()
         # The same order in every benchmark, and another one in every round.
@@ -129,7 +129,7 @@ class Measurement:
         if task.cut:
             self.skipped[task.id] = Skipped(task.id, task.cut)
 
-    def _hold(self, runner: Runner, task: Task, repeat: int) -> None:
+    def _hold(self, runner: MethodRunner, task: BenchTask, repeat: int) -> None:
         """Let one method do one task; the turns before one that fails count."""
         done: list[tuple[Run, Answer]] = []
 

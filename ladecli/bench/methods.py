@@ -43,7 +43,7 @@ def check(request: BenchRequest) -> Sweep:
         UsageError: an unknown strategy or axis, an invalid value, or options that contradict
             each other.
     """
-    names, swept = _named(request.strategies), _parse(request.sweep or [])
+    names, swept = _parse_strategies(request.strategies), _parse_sweep(request.sweep or [])
     if request.strategies and request.parallel_mode == "tensor" and {*names} & {*FOREIGN}:
         raise UsageError(
             "transformers' own generate does not run on a model that ranks share; leave"
@@ -78,7 +78,9 @@ def choose(
     grid = {axis: values for axis, values in swept.items() if axis != "context"}
     if grid:
         return _cells(request, choice, greedy, grid)
-    names = ON_LONG_TEXTS if swept and not request.strategies else _named(request.strategies)
+    names = (
+        ON_LONG_TEXTS if swept and not request.strategies else _parse_strategies(request.strategies)
+    )
     chosen = []
     for name in names:
         if name in FOREIGN and request.parallel_mode == "tensor":
@@ -92,7 +94,7 @@ def choose(
     return chosen, []
 
 
-def _named(text: str | None) -> tuple[str, ...]:
+def _parse_strategies(text: str | None) -> tuple[str, ...]:
     """The strategies of a comma list; `DEFAULT` without one."""
     if text is None:
         return DEFAULT
@@ -104,7 +106,7 @@ def _named(text: str | None) -> tuple[str, ...]:
     return names
 
 
-def _parse(texts: Sequence[str]) -> Sweep:
+def _parse_sweep(texts: Sequence[str]) -> Sweep:
     """Values by axis of texts such as "W=5,10,15 N=3,5 G=W", in the order of typing."""
     found: dict[str, list[str]] = {}
     for word in " ".join(texts).split() or [""] * len(texts):

@@ -53,19 +53,19 @@ def terminal(report: Document, console: Console) -> None:
 
 def markdown(report: Document) -> str:
     """A document in GitHub's Markdown."""
-    parts = [f"# {_escaped(report.title)}"]
-    parts += [f"**{_escaped(sentence)}**" for sentence in report.headline]
-    parts += [f"> Note: {_escaped(caveat)}" for caveat in report.caveats]
+    parts = [f"# {_escape(report.title)}"]
+    parts += [f"**{_escape(sentence)}**" for sentence in report.headline]
+    parts += [f"> Note: {_escape(caveat)}" for caveat in report.caveats]
     for table in report.tables:
         rows = [[column.title for column in table.columns], *table.rows]
-        lines = [" | ".join(map(_escaped, row)) for row in rows]
+        lines = [" | ".join(map(_escape, row)) for row in rows]
         lines.insert(1, " | ".join("---:" if each.number else "---" for each in table.columns))
         grid = "\n".join(f"| {line} |" for line in lines)
-        parts += [f"## {_escaped(table.title)}", grid, *map(_escaped, table.footnotes)]
+        parts += [f"## {_escape(table.title)}", grid, *map(_escape, table.footnotes)]
     return "\n\n".join(parts) + "\n"
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return _SPECIAL.sub(r"\\\1", text)
 
 

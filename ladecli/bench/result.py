@@ -66,7 +66,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class MeasuredModel:
     """The model that was measured."""
 
     name: str
@@ -82,7 +82,7 @@ class Model:
     captured: bool = False
 
     @classmethod
-    def of(cls, session: Session) -> Model:
+    def of(cls, session: Session) -> MeasuredModel:
         """The model of a session."""
         loaded, shape = session.loaded, session.loaded.spec
         local = Path(loaded.name).is_dir()
@@ -218,7 +218,7 @@ class Result:
     interrupted: bool
     reference: str | None  # the baseline of speed-ups and equality
     machine: Machine
-    model: Model
+    model: MeasuredModel
     conditions: Conditions
     methods: Annotated[tuple[Method, ...], Field(alias="contenders")]
     runs: tuple[Run, ...]

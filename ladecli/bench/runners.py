@@ -56,7 +56,7 @@ class Answer:
         return self
 
 
-class Runner(Protocol):
+class MethodRunner(Protocol):
     """A method on a loaded model."""
 
     method: Method
@@ -91,7 +91,7 @@ class OwnRunner:
         self._session.start_over()
 
     def answer(self, prompt: Sequence[int], cancelled: Callable[[], bool]) -> Answer:
-        """As `Runner.answer`; out of memory is a `LadeError`."""
+        """As `MethodRunner.answer`; out of memory is a `LadeError`."""
         answer, tally = Answer(), Tally()
         began = time.perf_counter()
         for event in self._session.stream(prompt, self._settings, cancelled):

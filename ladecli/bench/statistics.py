@@ -161,7 +161,7 @@ def drift(runs: Iterable[Run]) -> float:
     return statistics.median(changes) if changes else 0.0
 
 
-def comparable(pairs: Iterable[tuple[Run, Run]]) -> list[tuple[Run, Run]]:
+def comparable_pairs(pairs: Iterable[tuple[Run, Run]]) -> list[tuple[Run, Run]]:
     """Pairs of answers up to the first turn of each conversation that differs.
 
     The prompts of later turns contain that answer, so they differ as well.
@@ -179,7 +179,7 @@ def comparable(pairs: Iterable[tuple[Run, Run]]) -> list[tuple[Run, Run]]:
 def equality(runs: Iterable[Run], baseline: Iterable[Run]) -> tuple[int, int]:
     """Answers equal to the baseline's, and answers compared."""
     theirs = {run.key: run for run in baseline}
-    pairs = comparable((run, theirs[run.key]) for run in runs if run.key in theirs)
+    pairs = comparable_pairs((run, theirs[run.key]) for run in runs if run.key in theirs)
     return sum(one.digest == other.digest for one, other in pairs), len(pairs)
 
 

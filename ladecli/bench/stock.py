@@ -87,7 +87,7 @@ class StockRunner:
         return time.perf_counter() - began
 
     def answer(self, prompt: Sequence[int], cancelled: Callable[[], bool]) -> Answer:
-        """As `Runner.answer`; raises what transformers raises."""
+        """As `MethodRunner.answer`; raises what transformers raises."""
         self._session.decoder.check_prompt(prompt)
         return self._generate(prompt, self._settings, cancelled)
 

@@ -113,8 +113,8 @@ class Passage:
         answer(1, self._ids)
 
 
-Task: TypeAlias = Dialogue | Passage
-_Task = TypeVar("_Task", bound=Task)
+BenchTask: TypeAlias = Dialogue | Passage
+_Task = TypeVar("_Task", bound=BenchTask)
 
 
 def make_dialogues(
@@ -133,7 +133,9 @@ def make_dialogues(
     return usable_ones, skipped
 
 
-def passages(session: Session, lengths: Sequence[int], each: int, new_tokens: int) -> list[Task]:
+def passages(
+    session: Session, lengths: Sequence[int], each: int, new_tokens: int
+) -> list[BenchTask]:
     """`each` passages of every length in tokens, which begin at different places of one text."""
     ids = session.encode("\n".join(inspect.getsource(importlib.import_module(m)) for m in MODULES))
     # Where a passage begins does not depend on its length.

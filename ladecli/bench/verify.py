@@ -30,8 +30,8 @@ from .chi_square import Ids, Sampled
 from .result import (
     PLAIN,
     Machine,
+    MeasuredModel,
     Method,
-    Model,
     Skipped,
     command_line,
     lookahead_shown,
@@ -81,7 +81,7 @@ def run(request: VerifyRequest) -> int:
             "seconds": round(time.perf_counter() - began, 3),
             "command": command_line(sys.argv[1:]),
             "machine": asdict(Machine.of(session)),
-            "model": asdict(Model.of(session)),
+            "model": asdict(MeasuredModel.of(session)),
             "prompts": Path(request.prompts).name,
             "max_new_tokens": request.max_new_tokens,
             "template": request.template(session.has_template) is not None,
@@ -110,7 +110,7 @@ def _limited(request: VerifyRequest) -> VerifyRequest:
 
 def _show(result: Comparison | Sampled, what: str, session: Session, terminal: Terminal) -> None:
     """Print single findings and, last, the verdict."""
-    console, model = terminal.console(sys.stdout), Model.of(session)
+    console, model = terminal.console(sys.stdout), MeasuredModel.of(session)
     title = f"{what}: {model.name}, {model.weights} on {session.loaded.device.label}"
     findings = [*result.details, *(f"skipped {row.row}: {row.reason}" for row in result.skipped)]
     for line in (title, *findings[:SHOWN]):

@@ -396,7 +396,7 @@ def _setup(request: DoctorRequest, setup: Setup) -> Iterator[Finding]:
     given = {key: request.origins[key] for key in _SETTLED if key in request.origins}
     origin = choice.paper_origin if request.wants_paper else choice.origin
     others = (f"; {key} from {origin}" for key, origin in given.items())
-    settings = f", {profiles.spelled(used)}" if request.strategy == "lookahead" else ""
+    settings = f", {profiles.summarise(used)}" if request.strategy == "lookahead" else ""
     yield Finding("settings", f"{request.strategy}{settings}")
     yield Finding("origin", f"profile {choice.profile}, {origin}{''.join(others)}")
     for notice in (*choice.notices, *setup.effects):

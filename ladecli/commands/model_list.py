@@ -44,7 +44,7 @@ _MADE_PLAIN = ("fp8", "compressed-tensors")
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ListedModel:
     """A model on this machine, as --json prints it; None and "" stand for what is unknown."""
 
     name: str
@@ -101,7 +101,7 @@ def run(request: ModelsRequest) -> int:
     return 0
 
 
-def examine(cached: CachedModel, device: Device, free: int) -> Model:
+def examine(cached: CachedModel, device: Device, free: int) -> ListedModel:
     """What the files of a model say, with `free` bytes on the device; faults become notes."""
     folder = cached.folder
     if folder is None:
@@ -109,8 +109,8 @@ def examine(cached: CachedModel, device: Device, free: int) -> Model:
             f"the download is not complete; `hf download {cached.name}` completes it (a gated"
             " model needs `hf auth login` first)"
         )
-        return Model(cached.name, None, cached.bytes, notes=(note,))
-    model = Model(cached.name, str(folder), cached.bytes)
+        return ListedModel(cached.name, None, cached.bytes, notes=(note,))
+    model = ListedModel(cached.name, str(folder), cached.bytes)
     files = sorted(path.name for path in folder.glob(f"*{model_files.GGUF}"))
     if files and not (folder / "config.json").is_file():
         option = f" --gguf-file {files[0]}" if len(files) > 1 else ""
@@ -127,7 +127,9 @@ def examine(cached: CachedModel, device: Device, free: int) -> Model:
     return _examine_config(model, config, folder, device, free)
 
 
-def _examine_config(model: Model, config: Config, folder: Path, device: Device, free: int) -> Model:
+def _examine_config(
+    model: ListedModel, config: Config, folder: Path, device: Device, free: int
+) -> ListedModel:
     """What a configuration and the weights beside it say."""
     text = config.get_text_config()
     context = getattr(text, "max_position_embeddings", None)
@@ -159,7 +161,7 @@ def _examine_config(model: Model, config: Config, folder: Path, device: Device, 
     return _with_memory(model, text, folder, device, free)
 
 
-def _as_adapter(model: Model, adapter: Adapter) -> Model:
+def _as_adapter(model: ListedModel, adapter: Adapter) -> ListedModel:
     """An adapter, which is as large as its base, and has a row of its own."""
     note = f"{adapter.kind}, an adapter for {adapter.base or 'a model that it does not name'}"
     lacking = "" if model_files.version("peft") else ": needs peft, pip install 'ladecli[lora]'"
@@ -180,7 +182,9 @@ def _dtype(config: Config) -> str:
     return f"{method} {bits}bit" if bits else method
 
 
-def _with_memory(model: Model, config: Config, folder: Path, device: Device, free: int) -> Model:
+def _with_memory(
+    model: ListedModel, config: Config, folder: Path, device: Device, free: int
+) -> ListedModel:
     """The model with its number of weights, and whether and in which form it fits."""
     spec = _spec(model.dtype, config, folder, device.kind)
     notes = list(model.notes)
@@ -256,7 +260,7 @@ def _numbers(tensor: Tensor, weights: str) -> int:
     return tensor.size
 
 
-def _print_table(models: list[Model], terminal: Terminal) -> None:
+def _print_table(models: list[ListedModel], terminal: Terminal) -> None:
     """A row for each model, and the notes below."""
     console = terminal.console(sys.stdout)
     heads = ("model", "size", "params", "type", "dtype", "ctx", "fits", "lookahead")

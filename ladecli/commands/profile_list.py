@@ -148,7 +148,7 @@ def _measured(device: Device, compute: str) -> Profile:
     """A profile of a device by its measured rates, which are remembered."""
     from ..specs.device import measure_rates
 
-    return profiles.measured(measure_rates(device, compute), compute)
+    return profiles.profile_of(measure_rates(device, compute), compute)
 
 
 def _identity(profile: Profile) -> dict[str, Any]:

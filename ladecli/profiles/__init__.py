@@ -125,10 +125,10 @@ def select(
         return choose(profile, spec, None, _misfit(profile, device, spec, attention), captured)
     own, notices = user.read_all()
     known = usual(device, own)
-    tuned = user.tuned_for(own, device, spec, attention)
+    tuned = user.find_tuned(own, device, spec, attention)
     if tuned is None and known is None:
         if measure is not None:
-            known = measured(measure(), spec.compute)
+            known = profile_of(measure(), spec.compute)
             notices.append(unknown(device))
         else:
             known = every(own)[_BY_KIND[device.kind]]
@@ -161,7 +161,7 @@ def _misfit(profile: Profile, device: Device, spec: ModelSpec, attention: str) -
     ]
 
 
-def measured(rates: Rates, compute: str) -> Profile:
+def profile_of(rates: Rates, compute: str) -> Profile:
     """A profile of a device whose rates were measured, for models that compute in a type."""
     speeds: Any = {compute: rates.arithmetic}
     hardware = Hardware(bandwidth=rates.bandwidth, rates=speeds, source=rates.source)
@@ -208,7 +208,7 @@ def choose(
     return Choice(profile.name, lookahead, origins, trajectory, paper.origin, tuple(notices))
 
 
-def spelled(lookahead: LookaheadConfig) -> str:
+def summarise(lookahead: LookaheadConfig) -> str:
     """Settings in one line: "W=5 N=3 G=5, budget 24, trajectory+context"."""
     window = f"W={lookahead.window} N={lookahead.ngram} G={lookahead.guesses}, "
     rest = f"budget {lookahead.step_limit}, {'+'.join(lookahead.sources)}"

@@ -86,10 +86,10 @@ def derive(rates: Rates, shape: ModelSpec, *, captured: bool) -> LookaheadConfig
         # To three digits: the estimate is no better.
         return tuple(accumulate((round(s / seconds[0], 3) for s in seconds), max))
 
-    return fitted(StepCost(CAPTURED_WIDTHS, CONTEXTS, tuple(map(costs, CONTEXTS))))
+    return fit_settings(StepCost(CAPTURED_WIDTHS, CONTEXTS, tuple(map(costs, CONTEXTS))))
 
 
-def fitted(cost: StepCost) -> LookaheadConfig:
+def fit_settings(cost: StepCost) -> LookaheadConfig:
     """The settings that go with a curve: as wide as is cheap.
 
     Plain steps stay possible at any budget, so where the first draft token is dear, as with

@@ -104,7 +104,7 @@ def is_for(tuned: Tuned, device: Device, spec: ModelSpec, attention: str) -> boo
     return near and same == (key_of(device), spec.weights, attention)
 
 
-def tuned_for(
+def find_tuned(
     profiles: list[Profile], device: Device, spec: ModelSpec, attention: str
 ) -> Profile | None:
     """The profile that was tuned for a model on this machine: of several, for the nearest size."""

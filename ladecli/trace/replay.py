@@ -44,7 +44,7 @@ def _play(trace: Trace, terminal: Terminal, speed: float) -> int:
     shown = reply_view(terminal, tally, MarkdownRenderer(True, True))
     view, code = Together(tally, shown), 0
     try:
-        for event in paced(trace.events, speed):
+        for event in pace(trace.events, speed):
             view.show(event)
     except KeyboardInterrupt:
         code = INTERRUPTED
@@ -54,7 +54,7 @@ def _play(trace: Trace, terminal: Terminal, speed: float) -> int:
     return code
 
 
-def paced(events: Iterable[TextEvent], speed: float) -> Iterator[TextEvent]:
+def pace(events: Iterable[TextEvent], speed: float) -> Iterator[TextEvent]:
     """Events, each when its recorded seconds have passed."""
     # Against the clock, and not one sleep after another: showing takes time, too.
     due = time.monotonic()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .. import suites
 from ..bench.tasks import Dialogue, usable
 from ..errors import LadeError, UsageError
-from ..profiles import Profile, Setting, Tuned, spelled, user
+from ..profiles import Profile, Setting, Tuned, summarise, user
 from ..session import opening
 from ..view import screen
 from ..view.terminal import Terminal
@@ -60,7 +60,7 @@ class Report:
     @property
     def verdict(self) -> str:
         """The result in one line."""
-        shape, outcome = spelled(self.setting), self.outcome
+        shape, outcome = summarise(self.setting), self.outcome
         if outcome is None:
             return f"{shape}, as before: no time to compare settings; raise --seconds"
         if outcome.best.config is None:

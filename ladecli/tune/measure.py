@@ -16,7 +16,7 @@ from ..decoder.drafting.memory import DraftMemory
 from ..decoder.events import Step
 from ..decoder.step_cost import StepCost
 from ..decoder.strategies import make_strategy
-from ..profiles.derive import fitted
+from ..profiles.derive import fit_settings
 
 if TYPE_CHECKING:
     from ..decoder.decoder import Decoder
@@ -277,7 +277,7 @@ def candidates(cost: StepCost, current: LookaheadConfig, on_cpu: bool) -> list[C
     repriced = replace(current, step_cost=cost)
     if repriced != current:
         found.append(Candidate(f"{CURRENT}, costs as measured", repriced))
-    context, base = cost.contexts[0], fitted(cost)
+    context, base = cost.contexts[0], fit_settings(cost)
     usable = [b for b in BUDGETS if b <= cost.widths[-1] and cost.at(b, context) <= MAX_COST]
     for budget in sorted(usable or BUDGETS[:1], key=lambda b: abs(math.log(b / base.step_limit))):
         # On a CPU, a product of a few rows takes as long as with a multiple of 4 of them.

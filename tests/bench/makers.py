@@ -6,12 +6,23 @@ import hashlib
 import random
 from collections.abc import Mapping
 
-from ladecli.bench.result import SCHEMA, Conditions, Machine, Method, Model, Result, Run, TimeSpent
+from ladecli.bench.result import (
+    SCHEMA,
+    Conditions,
+    Machine,
+    MeasuredModel,
+    Method,
+    Result,
+    Run,
+    TimeSpent,
+)
 
 MACHINE = Machine(
     "Test CPU", "cpu", 8 << 30, 1, "Linux x86_64", None, {"lade": "0.1.0", "torch": "2.13.0"}
 )
-MODEL = Model("demo", 3.15e6, 3.15e6, "float32", "float32", 12.6e6, 6144, 2048, 2048, "sdpa")
+MODEL = MeasuredModel(
+    "demo", 3.15e6, 3.15e6, "float32", "float32", 12.6e6, 6144, 2048, 2048, "sdpa"
+)
 CATEGORIES = ("chat", "code", "maths")
 PLAIN_STEP = 0.003
 SPEEDS = {

@@ -7,7 +7,7 @@ import pytest
 from ladecli import models, suites
 from ladecli.bench.methods import DEFAULT
 from ladecli.bench.result import FOREIGN, Method
-from ladecli.bench.runners import Answer, OwnRunner, Runner
+from ladecli.bench.runners import Answer, MethodRunner, OwnRunner
 from ladecli.bench.stock import StockRunner
 from ladecli.bench.tasks import Dialogue, passages
 from ladecli.decoder.config import LookaheadConfig
@@ -26,7 +26,7 @@ def session(model_folder: str) -> Session:
     return Session(models.load(model_folder))
 
 
-def runner(session: Session, strategy: str) -> Runner:
+def runner(session: Session, strategy: str) -> MethodRunner:
     kind = StockRunner if strategy in FOREIGN else OwnRunner
     return kind(Method(strategy, strategy), session, SETTINGS)
 

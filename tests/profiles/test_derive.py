@@ -10,7 +10,7 @@ from ladecli.decoder.step_cost import StepCost
 from ladecli.profiles.derive import (
     GRAPH_LAUNCH,
     LAUNCH,
-    fitted,
+    fit_settings,
     step_seconds,
 )
 from ladecli.specs.device import Rates
@@ -83,5 +83,5 @@ def test_settings_that_follow(costs: dict[int, float], budget: int) -> None:
     row = tuple(costs.values())
     # After a longer text steps are dearer; the shortest one decides.
     later = tuple(1.0 + 3.0 * (value - 1.0) for value in row)
-    found = fitted(StepCost(tuple(costs), (1024, 4096), (row, later)))
+    found = fit_settings(StepCost(tuple(costs), (1024, 4096), (row, later)))
     assert (found.budget, found.sources) == (budget, ("context", "recycled"))
