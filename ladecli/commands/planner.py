@@ -2,7 +2,7 @@
 
 Nothing is measured or loaded.  A step takes as long as the slower of reading and multiplying, plus
 kernel launches (`profiles.derive`), plus exchanges between GPUs.  It yields the tokens per step
-that benchmarks/ranks.py measured.  Those, well-known models and links are in planner.toml.
+that benchmarks/ranks.py measured (`specs.catalogue`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import math
 import re
 import sys
 from dataclasses import asdict, dataclass, replace
-from functools import cache
-from importlib import resources
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -22,12 +20,11 @@ from rich.console import Console
 from .. import profiles
 from ..decoder.config import MESSAGE_BYTES
 from ..errors import UsageError
-from ..files import toml
 from ..options import PlanRequest
 from ..profiles import Profile, Rates, user
 from ..profiles.derive import HOST, LAUNCH, step_seconds
 from ..profiles.recognise import recognise
-from ..specs import memory
+from ..specs import catalogue, memory
 from ..specs.memory import FULL, ModelSpec
 from ..view import screen
 from ..view.terminal import Terminal
@@ -41,16 +38,10 @@ MODES = {
     PLAIN: "tensor parallelism, plain decoding",
 }
 """Drafts dealt out to whole models; the model split; the model split, one token per step."""
-DEFAULT_SIZE = "7b"
 PAYS = 0.10
 """More GPUs pay while twice as many bring at least this share more tokens per second."""
 STAGING = 60e-6
 """Seconds to the GPU and back; assumed: two small copies, for which the host waits."""
-# An exchange takes a start, the hops on its way, and its bytes at a share of the bandwidth.  Hops
-# lie between those of NCCL's protocols for few bytes and for many (its src/graph/tuning.cc).
-START = 7e-6
-SHARE = 0.65  # assumed: eight A100 reach some 230 of 300 GB/s in nccl-tests
-
 Row: TypeAlias = dict[str, Any]
 """A step in one mode on a number of GPUs, as JSON has it; figures are None where impossible."""
 KEYS = (
@@ -61,13 +52,6 @@ KEYS = (
 """Of a row.  Each GPU needs `needed_bytes` (None where the model cannot be split) and sends
 `sent_bytes`; a step's seconds are those of the GPUs' computing, of the host's drafting for the
 other GPUs, and of talking."""
-
-
-@cache
-def _data() -> dict[str, Any]:
-    """What planner.toml holds."""
-    text = resources.files(__package__).joinpath("planner.toml").read_text(encoding="utf-8")
-    return dict(toml.loads(text))
 
 
 def run(request: PlanRequest) -> int:
@@ -90,21 +74,20 @@ def estimate(request: PlanRequest, terminal: Terminal) -> dict[str, Any]:
     """The object that --json prints: seconds, bytes and shares of 1; errors as for `run`."""
     gpu, size = find_gpu(request.gpu, terminal)
     assert gpu.hardware is not None  # `find_gpu` leaves others out
-    links = links_of(gpu.name, request)
-    model, spec, notes = find_model(request, gpu, terminal)
+    links = catalogue.find_links(gpu.name, request.link, request.per_node, request.counts[-1])
+    model, spec, notes = find_model(request, gpu.hardware.half, terminal)
     rates = gpu.hardware.rates_for(spec.compute)
     budget = request.lookahead(profiles.choose(gpu, spec).lookahead).step_limit
     usable = math.inf if size is None else memory.usable(size)
     cluster = Cluster(rates, usable, links, spec, budget, request.context)
     rows = {mode: [cluster.fastest(mode, gpus) for gpus in request.counts] for mode in MODES}
     possible = {mode: [row for row in of if row["possible"]] for mode, of in rows.items()}
-    affordable = [
-        row for of in possible.values() for row in of if row["gpus"] <= (request.gpus or math.inf)
-    ]
+    most = request.gpus or math.inf
+    affordable = [row for of in possible.values() for row in of if row["gpus"] <= most]
     if not affordable:
-        needed = cluster.needed(spec, budget)
+        needed = memory.told(cluster.needed(spec, budget))
         raise UsageError(
-            f"{model} needs {memory.told(needed)} with {request.context:,} tokens of context, and"
+            f"{model} needs {needed} with {request.context:,} tokens of context, and"
             f" {memory.told(usable)} can be used on one {gpu.name}; take more --gpus, --quantize"
             " 4bit, a smaller --context or a smaller model"
         )
@@ -163,16 +146,13 @@ def _verdict(mode: str, rows: list[Row]) -> dict[str, Any]:
 
 def _assumptions(found: dict[str, Any]) -> list[str]:
     """What the estimates depend on, a sentence each."""
-    gpu, model, measured = found["gpu"], found["model"], _data()["measured"]
-    size = gpu["memory_bytes"]
+    gpu, model, measured = found["gpu"], found["model"], catalogue.data()["measured"]
+    size, places = gpu["memory_bytes"], (found["links"]["within"], found["links"]["between"])
     usable = "any amount" if size is None else memory.told(memory.usable(size))
     joined = (
         f"{place}: {link['name']}, {link['bandwidth'] / 1e9:.3g} GB/s in each direction,"
         f" {link['hops'][0] * 1e6:.3g} µs a hop ({link['source']})"
-        for place, link in (
-            ("within a node", found["links"]["within"]),
-            ("between", found["links"]["between"]),
-        )
+        for place, link in zip(("within a node", "between"), places, strict=True)
     )
     return [
         f"a GPU reads {gpu['bandwidth'] / 1e9:.0f} GB/s and computes"
@@ -233,23 +213,6 @@ def _cells(row: Row) -> tuple[str, ...]:
 # What it is estimated for.
 
 
-def known_model(size: str, dtype: str, quantize: str = "none") -> tuple[str, ModelSpec]:
-    """Name and shape of a well-known model by its size ("7b") or name ("llama-3-8b")."""
-    models, sizes = _data()["models"], _data()["sizes"]
-    word = size.strip().lower()
-    name = sizes.get(word) or sizes.get(f"{word}b", word)
-    if name not in models:
-        raise UsageError(
-            f"unknown model size {size!r}; known: {', '.join(sizes)}, and {', '.join(models)}"
-        )
-    parameters, layers, hidden, inner, heads, kv_heads, vocabulary, *experts = models[name]
-    active = experts[0] if experts else parameters
-    weight_bytes = parameters * (4 if dtype == "float32" else 2)
-    numbers = (layers, hidden, inner, heads, kv_heads, hidden // heads, vocabulary)
-    shape = ModelSpec(parameters, active, dtype, weight_bytes, dtype, *numbers)
-    return name, dict(memory.smaller_forms(shape, "cuda")).get(f"--quantize {quantize}", shape)
-
-
 def find_gpu(name: str | None, terminal: Terminal) -> tuple[Profile, float | None]:
     """The profile of a GPU, and its bytes of memory if known.
 
@@ -277,17 +240,19 @@ def find_gpu(name: str | None, terminal: Terminal) -> tuple[Profile, float | Non
 
 
 def find_model(
-    request: PlanRequest, gpu: Profile, terminal: Terminal
+    request: PlanRequest, half: str, terminal: Terminal
 ) -> tuple[str, ModelSpec, tuple[str, ...]]:
-    """Name, shape and notices of the model as a GPU would hold it; no weights are read."""
+    """Name, shape and notices of the model as a GPU would hold it; no weights are read.
+
+    `half` is the GPU's 16-bit type.
+    """
     auto = request.dtype == "auto"
     if request.model is None or request.model_size is not None:
-        half = gpu.hardware.half if gpu.hardware else "bfloat16"
-        size = request.model_size or DEFAULT_SIZE
-        name, shape = known_model(size, half if auto else request.dtype, request.quantize)
+        size = request.model_size or catalogue.USUAL_SIZE
+        name, shape = catalogue.find_model(size, half if auto else request.dtype, request.quantize)
         notes = [f"--model-size {size} is read as {name}"] if name != size else []
         if request.model_size is None:
-            notes = [f"no model was named: {name} stands for one of {DEFAULT_SIZE}"]
+            notes = [f"no model was named: {name} stands for one of {size}"]
         return name, shape, tuple(notes)
     with terminal.progress(f"looking at {request.model}"):
         from .. import models
@@ -306,87 +271,12 @@ def find_model(
 
 
 @dataclass(frozen=True, slots=True)
-class Links:
-    """The links within and between nodes: rows of planner.toml with a name."""
-
-    gpus_per_node: int
-    within: dict[str, Any]
-    between: dict[str, Any]
-
-    def all_gather(self, size: float, gpus: int) -> float:
-        """Seconds until every GPU has the `size` bytes of each of the others."""
-        return self._seconds(size * (gpus - 1), gpus, 1)
-
-    def all_reduce(self, size: float, gpus: int) -> float:
-        """Seconds until every GPU has the sum of `size` bytes: to one of them, and back."""
-        return self._seconds(2 * size * (gpus - 1) / gpus, gpus, 2)
-
-    def _seconds(self, size: float, gpus: int, passes: int) -> float:
-        """A chain through each node and a tree over nodes: start, hops, bytes over bandwidth."""
-        nodes = math.ceil(gpus / self.gpus_per_node)
-        hops = ((self.within, min(gpus, self.gpus_per_node) - 1), (self.between, math.log2(nodes)))
-        latency = sum(link["hops"][0] * math.ceil(number) for link, number in hops)
-        bandwidth = SHARE * min(link["bandwidth"] for link, number in hops if number)
-        return float(START + passes * latency + size / bandwidth)
-
-
-def links_of(gpu: str, request: PlanRequest) -> Links:
-    """The links that GPUs of a kind (a profile's name) usually have, or those of --link."""
-    own, links = _data()["gpus"].get(gpu, {}), _data()["links"]
-    known = {
-        kind: {"name": kind, **row, "bandwidth": own.get(kind, row["bandwidth"])}
-        for kinds in links.values()
-        for kind, row in kinds.items()
-    }
-    found = {"within": known["nvlink" if "nvlink" in own else "pcie"], "between": known["ethernet"]}
-    one_node = request.counts[-1] <= request.per_node
-    given = request.link.lower().replace(" ", "").split(",") if request.link else []
-    for n, word in enumerate(given):
-        # One number is the slowest link that there is; of two, the first is within a node.
-        place = "between" if n or not (one_node or len(given) > 1) else "within"
-        if word in known:
-            place = "within" if word in links["within"] else "between"
-            found[place] = known[word]
-        elif re.fullmatch(r"\d*\.?\d+", word) and float(word) > 0:
-            speed = {"bandwidth": 1e9 * float(word), "source": "--link"}
-            found[place] = found[place] | {"name": "link", **speed}
-        else:
-            raise UsageError(
-                f"unknown link {word!r}; use {', '.join(known)}, a number of GB/s, or two with a"
-                " comma: within a node, between nodes"
-            )
-        if place == "between" and one_node:
-            raise UsageError(
-                f"--link {word} is between nodes, and all GPUs are in one; add --nodes or"
-                " --gpus-per-node"
-            )
-    return Links(request.per_node, **found)
-
-
-def tokens_per_step(ranks: int, width: int) -> float:
-    """Tokens per step of `ranks` that feed `width` tokens each.
-
-    Linear in the logarithms between measurements.  Beyond the widest nothing is added; beyond the
-    most ranks, every doubling brings half of what the one before brought.
-    """
-    import numpy as np
-
-    measured = _data()["measured"]
-    beyond = 1 - 0.5 ** max(math.log2(ranks / measured["ranks"][-1]), 0.0)
-    values = [
-        np.interp(math.log2(ranks), np.log2(measured["ranks"]), row) + beyond * (row[-1] - row[-2])
-        for row in measured["tokens_per_step"]
-    ]
-    return float(np.interp(math.log2(width), np.log2([1, *measured["budgets"]]), [1.0, *values]))
-
-
-@dataclass(frozen=True, slots=True)
 class Cluster:
     """GPUs of one kind, and what they decode."""
 
     rates: Rates  # of one GPU
     usable: float  # bytes of one GPU that decoding may take
-    links: Links
+    links: catalogue.Links
     spec: ModelSpec
     budget: int  # the most tokens in a step of each GPU
     context: int
@@ -438,5 +328,5 @@ class Cluster:
             logits = width * whole.vocabulary * whole.value_bytes / gpus
             talking += reductions * links.all_reduce(states, gpus) + links.all_gather(logits, gpus)
             sent += reductions * states + logits
-        step, tokens = computing + drafting + talking, tokens_per_step(ranks, width)
+        step, tokens = computing + drafting + talking, catalogue.tokens_per_step(ranks, width)
         return step, computing, drafting, talking, sent, tokens, tokens / step

@@ -14,12 +14,12 @@ from ..decoder.config import LookaheadConfig
 from ..profiles import Choice, Profile, user
 from ..profiles.schema import VALUES
 from ..session import setup as decode_setup
+from ..specs import catalogue
 from ..specs.memory import told
 from ..view import screen
 from ..view.screen import Column, Table
 from ..view.terminal import Terminal
 from ..visualize import printable
-from .planner import known_model
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,8 +31,6 @@ SCHEMA = 3
 """Version of the JSON objects."""
 WIDTHS, CONTEXT = (16, 32, 64), 1024
 """Steps whose cost is shown, in tokens, and tokens of text before them."""
-USUAL_SIZE = "7b"
-"""The well-known model for which settings are shown where no model is named."""
 
 
 def run_list(request: ListRequest) -> int:
@@ -140,7 +138,7 @@ def _find(
             profile = usual or _measured(device, "bfloat16")
             notices += [] if usual else [profiles.unknown(device)]
         half = profile.hardware.half if profile.hardware else "bfloat16"
-        name, spec = known_model(USUAL_SIZE, half, request.quantize)
+        name, spec = catalogue.find_model(catalogue.USUAL_SIZE, half, request.quantize)
         return profile, profiles.choose(profile, spec), f"{name} in {spec.weights}", notices
 
 
