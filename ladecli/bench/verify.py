@@ -42,7 +42,6 @@ from .runners import Answer, OwnRunner, Stopped
 from .tasks import Dialogue, make_dialogues
 
 if TYPE_CHECKING:
-    from ..decoder.rescoring import LogitGap
     from ..options import VerifyRequest
     from ..session.session import Session, Settings
 
@@ -144,27 +143,19 @@ class Divergence:
     plain: SpelledToken | None  # plain decoding's; None where its answer ended
     other: SpelledToken | None  # the strategy's; None where its answer ended
     width: int  # of the step that yielded the strategy's
-    gap: LogitGap | None  # None where an answer ended or memory did not suffice
-
-    @property
-    def explained(self) -> bool:
-        """Whether rounding explains it."""
-        return self.gap is not None and self.gap.explained
-
-    def as_object(self) -> dict[str, Any]:
-        """For JSON, where the figures of the gap stand beside the others."""
-        gap = dict.fromkeys(("gap", "distance", "noise", "allowed"))
-        return {**asdict(self), **(asdict(self.gap) if self.gap else gap)} | {
-            "explained": self.explained
-        }
+    gap: float | None = None  # as in `LogitGap`; None where an answer ended or memory ran out
+    distance: float | None = None
+    noise: float | None = None
+    allowed: float | None = None
+    explained: bool = False  # by rounding
 
     def __str__(self) -> str:
         """Where it is, and what explains it: two lines."""
         why = "no logit gap is known (an answer ended, or memory ran out)"
-        if gap := self.gap:
+        if self.gap is not None:
             why = (
-                f"logit gap {gap.gap:.3g}, to the other choice {gap.distance:.3g}; rounding"
-                f" moves {gap.allowed:.3g} at most (noise {gap.noise:.3g})"
+                f"logit gap {self.gap:.3g}, to the other choice {self.distance:.3g}; rounding"
+                f" moves {self.allowed:.3g} at most (noise {self.noise:.3g})"
             )
         return (
             f"{self.row}, turn {self.turn}, token {self.position} of the answer:"
@@ -186,10 +177,6 @@ class Compared:
     steps: int
     reason: Reason
     divergence: Divergence | None
-
-    def as_object(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self) | {"divergence": self.divergence and self.divergence.as_object()}
 
 
 @dataclass(slots=True)
@@ -245,9 +232,7 @@ class Comparison:
         """Its part of the JSON object; keys are part of the interface."""
         return {
             "settings": settings,
-            "sampling": self.sampling,
-            "answers": [answer.as_object() for answer in self.answers],
-            "skipped": list(map(asdict, self.skipped)),
+            **asdict(self),
             "rows": len({answer.row for answer in self.answers}),
             "tokens": self.tokens,
             "divergences": len(self.divergences),
@@ -350,12 +335,13 @@ class Verifier:
         )
         step = min(bisect_right(answer.lengths, index), len(answer.widths) - 1)
         width = answer.widths[step] if answer.widths else 0
-        gap = None
-        if ours and theirs:
-            text, tokens = [*prompt, *answer.ids[:index]], (ours.id, theirs.id)
-            chosen = self._session.choosing(prompt, self._settings)
-            gap = self._rescorer.gap(text, len(prompt), tokens, width, *chosen)
-        return Divergence(row, turn, index + 1, ours, theirs, width, gap)
+        found = Divergence(row, turn, index + 1, ours, theirs, width)
+        if ours is None or theirs is None:
+            return found
+        text, tokens = [*prompt, *answer.ids[:index]], (ours.id, theirs.id)
+        chosen = self._session.choosing(prompt, self._settings)
+        gap = self._rescorer.gap(text, len(prompt), tokens, width, *chosen)
+        return replace(found, **asdict(gap), explained=gap.explained) if gap else found
 
     def sample(self, dialogues: Sequence[Dialogue], samples: int) -> Sampled:
         """Draw `samples` answers to each first turn and test their distribution."""
