@@ -45,7 +45,7 @@ class Row:
         return len(self.turns) > 1 or bool(self.start.for_template())
 
     def begun(self, system: str | None) -> Conversation:
-        """What comes before the first turn; `system` holds where the row has no such message."""
+        """The conversation before the first turn; `system` is for rows without such a message."""
         return self.start if self.start.system is not None else replace(self.start, system=system)
 
 
@@ -262,7 +262,7 @@ def _said(line: _Line) -> tuple[tuple[str, ...], Conversation]:
 
 
 def _problem(error: ValidationError) -> str:
-    """What is wrong with a line of a file."""
+    """Name the fault of a line of a file."""
     faults: list[Any] = list(error.errors())
     # A wrong word says more than that a part is neither this nor that.
     fault = next((each for each in faults if each["type"] == "literal_error"), faults[0])
@@ -304,7 +304,7 @@ def _fetch(name: str, offline: bool) -> tuple[Row, ...]:
 
 
 def _path(source: Source, offline: bool) -> Path:
-    """Where the file is, after a download if need be."""
+    """The path of a source's file, which is downloaded if need be."""
     from huggingface_hub import constants, errors, hf_hub_download
 
     from .specs.hub import hub_answers

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
 import pytest
@@ -199,9 +198,8 @@ def test_models(
     assert name == (expected[0] if options else model_folder)
 
 
-def test_a_page_begins_with_the_verdict_and_fits(lade: Any, monkeypatch: Any) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+def test_a_page_begins_with_the_verdict_and_fits(lade: Any, wide_screen: Any) -> None:
+    wide_screen(80)
     result = lade("plan", *ON_7B, "--gpus", "4", "--color", "never")
     assert (result.code, result.err) == (0, "")
     assert "\x1b" not in result.out

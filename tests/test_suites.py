@@ -26,8 +26,10 @@ def refused(name: str, **options: bool) -> str:
     return str(error.value)
 
 
-def piped(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+def piped(monkeypatch: pytest.MonkeyPatch, data: bytes | None) -> None:
+    """Let this be standard input; None closes it."""
+    stdin = None if data is None else io.TextIOWrapper(io.BytesIO(data))
+    monkeypatch.setattr(sys, "stdin", stdin)
 
 
 def test_the_builtin_suite_is_whole() -> None:
@@ -130,7 +132,7 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     assert suites.load("-") == (Row("line-1", "all", ("a",)),)
     piped(monkeypatch, b"{")
     assert refused("-").startswith("standard input, line 1: ")
-    monkeypatch.setattr(sys, "stdin", None)
+    piped(monkeypatch, None)
     assert refused("-").startswith("standard input is closed; ")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -214,9 +213,8 @@ def test_what_it_writes_is_used_from_then_on(lade: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_dry_run_shows_and_writes_nothing(lade: Any, monkeypatch: Any) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+def test_a_dry_run_shows_and_writes_nothing(lade: Any, monkeypatch: Any, wide_screen: Any) -> None:
+    wide_screen(60)
     monkeypatch.setenv("XDG_CONFIG_HOME", "/proc/nope")  # where nothing could be written
     result = lade(*QUICK, "--dry-run", "--color", "never")
     assert result.code == 0

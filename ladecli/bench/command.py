@@ -135,7 +135,7 @@ def _make_tasks(
     prompts: Sequence[Row] | None,
     terminal: Terminal,
 ) -> tuple[Sequence[BenchTask], list[Skipped]]:
-    """What methods are asked, and what the context has no room for.
+    """Make the tasks of all methods, and list those that the context has no room for.
 
     Without `prompts`, that is passages of the contexts in `swept`.
     """
@@ -151,7 +151,7 @@ def _make_tasks(
 def _conditions(
     request: BenchRequest, session: Session, swept: Sweep, rows: int, first: Settings, profile: str
 ) -> Conditions:
-    """What was asked for; `first` are the settings of any method, whose sampling is that of all."""
+    """The conditions of a result; `first` are the settings of any method: all sample alike."""
     return Conditions(
         prompts="passages" if "context" in swept else Path(request.prompts).name,
         rows=rows,

@@ -136,7 +136,7 @@ def _edited_rows(a: Result, b: Result) -> set[str]:
 
 
 def _pair_answers(a: Result, b: Result, edited: set[str]) -> dict[str, list[tuple[Run, Run]]]:
-    """By each method of A, its answers that B has too, without those of edited rows."""
+    """Pair answers of A with those of B, by method of A; rows in `edited` are left out."""
     ours, theirs = ({(run.method, *run.key): run for run in each.runs} for each in (a, b))
     pairs: dict[str, list[tuple[Run, Run]]] = defaultdict(list)
     for key, run in ours.items():
@@ -191,7 +191,7 @@ def _ab(figure: Callable[[Any], float], sides: Sequence[Any]) -> dict[str, float
 
 
 def _differences(a: Result, b: Result, methods: Sequence[str]) -> Iterator[dict[str, str]]:
-    """What could explain other figures of some methods, by name: "machine: threads"."""
+    """Yield the conditions that differ and could explain other figures: "machine: threads"."""
     groups = a.circumstances, b.circumstances
     left_out = {"run", *(each.name for of in (a, b) for each in of.methods)} - {*methods}
     for group in dict.fromkeys([*groups[0], *groups[1]]):
@@ -205,7 +205,7 @@ def _differences(a: Result, b: Result, methods: Sequence[str]) -> Iterator[dict[
 
 
 def _notes(found: Mapping[str, Any]) -> Iterator[str]:
-    """What to know before believing the verdicts."""
+    """Yield warnings that a reader of the verdicts needs."""
     name = found["yardstick"]
     if found["same_run"]:
         yield "A and B are the same run: nothing can differ; measure again for B"

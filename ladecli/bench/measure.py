@@ -77,7 +77,7 @@ class Measurement:
             gc.unfreeze()
 
     def time_spent(self, shape: ModelSpec) -> tuple[TimeSpent, ...]:
-        """Where the time of a step goes; `shape` is of the part of the model on this device."""
+        """The time of a step by its parts; `shape` is that of the model's part on this device."""
         found = []
         for name, parts in self._parts.items():
             runs = [run for run in self.runs if run.method == name and run.step_seconds]

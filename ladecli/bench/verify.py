@@ -190,7 +190,7 @@ class Comparison:
 
     @property
     def divergences(self) -> list[Divergence]:
-        """Of all answers, those first that rounding does not explain."""
+        """The divergences of all answers; those that rounding does not explain come first."""
         found = [each.divergence for each in self.answers if each.divergence is not None]
         return sorted(found, key=lambda divergence: divergence.explained)
 
@@ -326,7 +326,7 @@ class Verifier:
     def _diverge(
         self, row: str, turn: int, index: int, prompt: list[int], answer: Answer, plain: Answer
     ) -> Divergence:
-        """What is known of the tokens at an index at which two answers to a prompt differ."""
+        """Describe the tokens at the first index at which two answers to a prompt differ."""
         ours, theirs = (
             SpelledToken(ids[index], printable(repr(self._spell(ids[index]))))
             if index < len(ids)
@@ -365,7 +365,7 @@ class Verifier:
         return found
 
     def _probabilities(self, prompt: list[int], prefix: Ids) -> list[float]:
-        """Of the next token after a prompt and the beginning of its answer: [vocabulary]."""
+        """The probabilities [vocabulary] of the token after a prompt and a prefix of its answer."""
         chosen = self._session.choosing(prompt, self._settings)
         shares = self._rescorer.probabilities([*prompt, *prefix], len(prompt), *chosen)
         if shares is None:

@@ -102,7 +102,7 @@ def run(request: ModelsRequest) -> int:
 
 
 def examine(cached: CachedModel, device: Device, free: int) -> ListedModel:
-    """What the files of a model say, with `free` bytes on the device; faults become notes."""
+    """Describe a model by its files, for a device with `free` bytes; faults become notes."""
     folder = cached.folder
     if folder is None:
         note = (
@@ -130,7 +130,7 @@ def examine(cached: CachedModel, device: Device, free: int) -> ListedModel:
 def _examine_config(
     model: ListedModel, config: Config, folder: Path, device: Device, free: int
 ) -> ListedModel:
-    """What a configuration and the weights beside it say."""
+    """Describe a model by its configuration and the weights beside it."""
     text = config.get_text_config()
     context = getattr(text, "max_position_embeddings", None)
     model = replace(

@@ -106,7 +106,7 @@ class Rescorer:
         )
 
     def _allowed(self, logits: Tensor, noise: float) -> float:
-        """How far rounding may move these logits where forwards differ by `noise`."""
+        """The most that rounding may move these logits if forwards differ by `noise`."""
         raw, dtype = logits[logits.isfinite()], self._decoder.runner.model.dtype
         most = TOLERANCE[torch.bfloat16 if self._quantised else dtype] * float(raw.std())
         rounding = torch.finfo(dtype).eps * float(raw.abs().max())
@@ -171,7 +171,7 @@ class Rescorer:
 
 
 def _noise_between(scores: Sequence[Tensor], gaps: Sequence[float]) -> float:
-    """How far forwards move the gap of two tokens: their scores [vocabulary], and that gap."""
+    """The largest change of a gap between forwards, from their scores [vocabulary] and gaps."""
     # A model may rule tokens out with infinite logits.
     noise = max(gaps) - min(gaps) if all(map(math.isfinite, gaps)) else 0.0
     # One forward can be right by chance: the best tokens move as this one may.

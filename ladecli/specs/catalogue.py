@@ -1,4 +1,4 @@
-"""What is known of models, GPUs' links and ranks that are not here, for estimates.
+"""A catalogue of models, links between GPUs and gains of ranks, for estimates.
 
 The figures are in catalogue.toml.
 """
@@ -26,7 +26,7 @@ USUAL_SIZE = "7b"
 
 @cache
 def data() -> dict[str, Any]:
-    """What catalogue.toml holds."""
+    """The content of catalogue.toml."""
     text = resources.files(__package__).joinpath("catalogue.toml").read_text(encoding="utf-8")
     return dict(toml.loads(text))
 

@@ -80,7 +80,7 @@ def _checked(step: TextStep) -> TextStep:
 
 
 def _event(line: Any) -> Any:
-    """What a line is."""
+    """The kind of event on a line; None without one."""
     return line.get("event") if isinstance(line, dict) else None
 
 

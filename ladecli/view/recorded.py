@@ -46,7 +46,7 @@ def recording_console(columns: int) -> Console:
 
 
 def as_html(console: Console, title: str, *, tables: bool = False) -> str:
-    """What a console has recorded, as a page without scripts, which loads nothing.
+    """The record of a console as a page without scripts, which loads nothing.
 
     Text looks as in a dark terminal, and lines are wrapped.  A page of `tables` is light or dark as
     its reader has it, and its lines are whole.
@@ -59,7 +59,7 @@ def as_html(console: Console, title: str, *, tables: bool = False) -> str:
 
 
 def as_svg(console: Console, title: str) -> str:
-    """What a console has recorded, as a picture of a terminal."""
+    """The record of a console as a picture of a terminal."""
     svg = console.export_svg(title=title, theme=SVG_EXPORT_THEME, unique_id="lade")
     # No web fonts: a file must not ask another host for anything.
     svg = re.sub(r"<!--.*?-->|@font-face \{.*?\}", "", svg, count=3, flags=re.DOTALL)

@@ -97,7 +97,7 @@ class Terminal:
                 print(f"lade: {one_line(line)}", file=sys.stderr)
 
     def thinking(self) -> Thinking:
-        """What says on stderr, where that is a terminal, that reasoning comes first."""
+        """A view that says on stderr, if that is a terminal, that reasoning comes first."""
         lines = ["reasoning first; --reasoning shows it"] if sys.stderr.isatty() else []
         return Thinking(lambda: self.say(*lines))
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,17 @@ def prompts(tmp_path: Path) -> Path:
     return path
 
 
+def before_answers(patch: pytest.MonkeyPatch, do: Callable[[str], None]) -> None:
+    """Do something before each answer of our own methods; it takes the method's name."""
+    whole = OwnRunner.answer
+
+    def answer(self: OwnRunner, prompt: list[int], cancelled: Any) -> Any:
+        do(self.method.name)
+        return whole(self, prompt, cancelled)
+
+    patch.setattr(OwnRunner, "answer", answer)
+
+
 def test_all_strategies_side_by_side(lade: Any, model_folder: str, prompts: Path) -> None:
     done = lade("bench", model_folder, "--prompts", str(prompts), *QUICK, "--json", "-q")
     assert (done.code, done.err) == (0, "")
@@ -54,8 +66,19 @@ def test_all_strategies_side_by_side(lade: Any, model_folder: str, prompts: Path
     assert digests.keys() == {("one", 1), ("two", 1), ("talk", 1), ("talk", 2)}
     assert all(len(each) == 1 for each in digests.values())
     assert len(found["runs"]) == len(DEFAULT) * 4
-    plain = [run for run in found["runs"] if run["contender"] == "autoregressive"]
-    assert all(run["steps"] == 12 and run["fed"] == 11 for run in plain)
+    by_method: dict[str, list[dict[str, Any]]] = {}
+    for run in found["runs"]:
+        by_method.setdefault(run["contender"], []).append(run)
+    plain, stock = by_method["autoregressive"], by_method["hf"]
+    assert all((run["steps"], run["fed"], run["accepted"]) == (12, 11, {}) for run in plain)
+    assert all((run["steps"], run["fed"]) == (12, None) for run in stock)
+    for name, source in (("jacobi", "jacobi"), ("prompt-lookup", "context")):
+        assert all(run["accepted"].keys() <= {source} for run in by_method[name])
+    for run in (*by_method["paper"], *by_method["lookahead"]):
+        assert sum(run["accepted"].values()) == 12 - run["steps"]
+    for each in found["time_spent"]:  # the parts of a step add up to its time
+        steps = [s for run in by_method[each["contender"]] for s in run["step_seconds"]]
+        assert sum(each["seconds"].values()) == pytest.approx(sum(steps) / len(steps), rel=0.05)
     spent = {each["contender"]: each["seconds"] for each in found["time_spent"]}
     assert spent.keys() == {"autoregressive", "jacobi", "prompt-lookup", "paper", "lookahead"}
     assert spent["lookahead"].keys() == {"draft", "forward", "verify", "learn", "text"}
@@ -121,14 +144,11 @@ def test_prompts_that_are_too_long_are_left_out(
 def test_a_method_that_fails_does_not_cost_the_others(
     lade: Any, model_folder: str, prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = OwnRunner.answer
-
-    def broken(self: OwnRunner, prompt: list[int], cancelled: Any) -> Any:
-        if self.method.name == "jacobi":
+    def fail(method: str) -> None:
+        if method == "jacobi":
             raise RuntimeError("shape mismatch\nin some kernel")
-        return whole(self, prompt, cancelled)
 
-    monkeypatch.setattr(OwnRunner, "answer", broken)
+    before_answers(monkeypatch, fail)
     flags = ("--strategies", "autoregressive,jacobi,lookahead")
     done = lade("bench", model_folder, "--prompts", str(prompts), *QUICK, *flags, "--json")
     assert done.code == 1
@@ -184,15 +204,13 @@ def test_what_cannot_be_measured_with_this_model_is_refused(
 def test_ctrl_c_keeps_what_was_measured(
     lade: Any, model_folder: str, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, asked = OwnRunner.answer, list[object]()
+    asked = count(1)
 
-    def answer(self: OwnRunner, prompt: list[int], cancelled: Any) -> Any:
-        asked.append(prompt)
-        if len(asked) == 6:
-            os.kill(os.getpid(), signal.SIGINT)
-        return whole(self, prompt, cancelled)
+    def press(_: str) -> None:
+        if next(asked) == 6:
+            signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(OwnRunner, "answer", answer)
+    before_answers(monkeypatch, press)
     report = tmp_path / "half.json"
     flags = ("--strategies", "autoregressive,lookahead", "--report", str(report))
     done = lade("bench", model_folder, "--prompts", str(prompts), *QUICK, *flags)

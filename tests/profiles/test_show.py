@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
 import pytest
@@ -14,13 +13,14 @@ from ladecli.profiles.schema import VALUES
 from ladecli.specs import device as devices
 from ladecli.specs.device import Device
 
+from ..hub_files import use_devices
 from .makers import A100, ACME, CPU, OWN, put, tuned
 
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """This machine has what a test says, an EPYC to begin with."""
-    monkeypatch.setattr(devices, "detect", lambda wanted="auto": CPU)
+    use_devices(monkeypatch, CPU)
     monkeypatch.setattr(devices, "measure_rates", lambda device, dtype: Rates(5e11, 5e13, "here"))
     monkeypatch.setenv("COLUMNS", "80")
     return monkeypatch
@@ -30,7 +30,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def test_the_list_marks_this_machine(
     here: pytest.MonkeyPatch, lade: Any, device: Device, marked: str | None
 ) -> None:
-    here.setattr(devices, "detect", lambda wanted="auto": device)
+    use_devices(here, device)
     result = lade("profiles")
     assert (result.code, result.err) == (0, "")
     lines = result.out.splitlines()
@@ -78,8 +78,9 @@ def test_every_profile_can_be_shown_with_its_origins(name: str, lade: Any) -> No
         assert text in result.out
 
 
-def test_a_page_fits_80_columns(here: pytest.MonkeyPatch, lade: Any) -> None:
-    here.setattr(sys.stdout, "isatty", lambda: True)
+@pytest.mark.usefixtures("here")
+def test_a_page_fits_80_columns(wide_screen: Any, lade: Any) -> None:
+    wide_screen(80)
     lines = lade("profiles", "show", "a100-80gb", "--color", "never").out.splitlines()
     assert max(map(len, lines)) <= 80
     assert "for llama-2-7b in bfloat16" in lines
@@ -87,7 +88,7 @@ def test_a_page_fits_80_columns(here: pytest.MonkeyPatch, lade: Any) -> None:
 
 def test_without_a_name_it_is_this_machines(here: pytest.MonkeyPatch, lade: Any) -> None:
     assert lade("profiles", "show").out.startswith("cpu: ")
-    here.setattr(devices, "detect", lambda wanted="auto": ACME)
+    use_devices(here, ACME)
     result = lade("profiles", "show")
     assert result.out.startswith("measured here: ")
     assert "derived: from 500 GB/s and 50 TFLOP/s (here)" in result.out
