@@ -59,7 +59,8 @@ def run_list(request: ListRequest) -> int:
     if request.json:
         described = {"kind": device.kind, "label": device.label, "memory_bytes": device.memory}
         return _print(device=described, profile=name, profiles=rows, notices=notices)
-    console = _console(terminal, notices)
+    terminal.say(*notices)
+    console = terminal.console(sys.stdout)
     cells = []
     for row in rows:
         speeds = [screen.NONE, screen.NONE]
@@ -96,7 +97,8 @@ def run_show(request: ProfileRequest) -> int:
         found = {**_identity(profile), **profile.as_file()}
         settings = [{"model": model, **_settings(choice)}]
         return _print(**found, settings=settings, notices=list(notices))
-    console = _console(terminal, notices)
+    terminal.say(*notices)
+    console = terminal.console(sys.stdout)
     screen.line(console, f"{profile.name}: {profile.description}", "bold")
     _print_pairs(_facts(profile), console)
     screen.line(console, f"\nfor {model}", "bold")
@@ -212,13 +214,6 @@ def _by_origin(choice: Choice) -> dict[str, list[tuple[str, str]]]:
 
 def _wng(lookahead: LookaheadConfig) -> str:
     return f"W={lookahead.window} N={lookahead.ngram} G={lookahead.guesses}"
-
-
-def _console(terminal: Terminal, notices: Sequence[str]) -> Console:
-    """Show notices; what comes next goes to stdout."""
-    for notice in notices:
-        terminal.say(notice)
-    return terminal.console(sys.stdout)
 
 
 def _print(**data: Any) -> int:

@@ -88,11 +88,6 @@ def show(part: RenderableType, console: Console) -> None:
         console.print(row, soft_wrap=True)
 
 
-def bare_table() -> RichTable:
-    """A table with a line below its head and no other."""
-    return RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-
-
 def print_table(table: Table, console: Console) -> set[str]:
     """Print a table with its title and footnotes; without room for all, not all of its columns.
 
@@ -118,8 +113,11 @@ def print_table(table: Table, console: Console) -> set[str]:
 
 
 def rich_table(table: Table, names: int | None = None) -> RichTable:
-    """The table for Rich; names are folded at `names` cells, if that is given."""
-    found = bare_table()
+    """The table for Rich, with a line below its head and no other.
+
+    Names are folded at `names` cells, if that is given.
+    """
+    found = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     for column in table.columns:
         if column.number:
             found.add_column(Text(column.title), justify="right", no_wrap=True)

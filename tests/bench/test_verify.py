@@ -23,6 +23,8 @@ from ladecli.decoder.run.runner import Runner
 from ladecli.decoder.tree import ROOT, Choose, TokenTree
 from ladecli.session.session import Session
 
+from ..oracle import watch
+
 pytestmark = pytest.mark.slow
 
 Lade = Any
@@ -205,13 +207,10 @@ def test_without_a_prompt_that_fits_it_is_bad_input(
 def test_without_memory_it_fails(
     lade: Lade, monkeypatch: pytest.MonkeyPatch, mode: tuple[str, ...]
 ) -> None:
-    def starve(decoder: Decoder) -> None:
-        def full(*_args: Any) -> None:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+    def full(_: StepInputs) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
 
-        monkeypatch.setattr(decoder.runner, "run", full)
-
-    after_loading(monkeypatch, starve)
+    after_loading(monkeypatch, lambda decoder: watch(decoder, full))
     found = lade(*QUICK, *mode)
     assert found.code == 1
     assert "out of memory" in found.out + found.err
