@@ -28,7 +28,7 @@ from .result import (
     to_json,
 )
 from .runners import MethodRunner, OwnRunner
-from .tasks import BenchTask, make_dialogues, passages, usable
+from .tasks import BenchTask, make_dialogues, make_passages, split_usable
 
 if TYPE_CHECKING:
     from ..options import BenchRequest
@@ -143,7 +143,9 @@ def _make_tasks(
         rows = suites.some(prompts, request.limit)
         return make_dialogues(session, request, rows, terminal, request.new_tokens)
     lengths = [int(value) for value in swept["context"]]
-    found = usable(passages(session, lengths, request.limit or PASSAGES, request.new_tokens))
+    found = split_usable(
+        make_passages(session, lengths, request.limit or PASSAGES, request.new_tokens)
+    )
     terminal.say(*session.news())
     return found
 

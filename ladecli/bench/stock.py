@@ -101,7 +101,7 @@ class StockRunner:
             if (needed := length + config.max_new_tokens) > self._room:
                 self._make_cache(needed + needed // 4)  # others may be a little longer still
             self._cache.reset()
-            given = {GENERATE_CACHE: self._cache, "compile_config": _compile_config()}
+            given = {GENERATE_CACHE: self._cache, "compile_config": compile_config()}
         stops = self._session.stops(settings)
         stream = TextStream(self._session.loaded.tokenizer, prompt, stops)
         steps = _Steps(length, cancelled, stream.feed if stops else None)
@@ -208,7 +208,7 @@ def _config(session: Session, prompt: int, settings: Settings, lookup: bool) -> 
     return config
 
 
-def _compile_config() -> CompileConfig:
+def compile_config() -> CompileConfig:
     """transformers' own, for devices too on which it does not compile by itself."""
     config = CompileConfig()
     config._compile_all_devices = True

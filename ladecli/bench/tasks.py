@@ -128,12 +128,12 @@ def make_dialogues(
     about them."""
     template = request.template(session.has_template)
     found = [Dialogue(session, row, template, request.system, new_tokens) for row in rows]
-    usable_ones, skipped = usable(found)
+    answerable, skipped = split_usable(found)
     terminal.say(*told(rows, request.typed_system), *session.news())
-    return usable_ones, skipped
+    return answerable, skipped
 
 
-def passages(
+def make_passages(
     session: Session, lengths: Sequence[int], each: int, new_tokens: int
 ) -> list[BenchTask]:
     """`each` passages of every length in tokens, which begin at different places of one text."""
@@ -149,7 +149,7 @@ def passages(
     ]
 
 
-def usable(tasks: Sequence[_Task]) -> tuple[list[_Task], list[Skipped]]:
+def split_usable(tasks: Sequence[_Task]) -> tuple[list[_Task], list[Skipped]]:
     """Tasks whose first prompt can be read, and the others with the reason.
 
     Raises:

@@ -308,7 +308,7 @@ class Verifier:
             plain = self._answer(prompt, replace(self._settings, strategy=PLAIN))
             index, found = answer.first_difference(plain), None
             if index is not None:
-                found = self._diverge(dialogue.id, turn, index, prompt, answer, plain)
+                found = self._describe_divergence(dialogue.id, turn, index, prompt, answer, plain)
                 dialogue.cut = None  # the prompts of later turns differ
             yield Compared(
                 row=dialogue.id,
@@ -323,7 +323,7 @@ class Verifier:
             if found is not None:
                 return
 
-    def _diverge(
+    def _describe_divergence(
         self, row: str, turn: int, index: int, prompt: list[int], answer: Answer, plain: Answer
     ) -> Divergence:
         """Describe the tokens at the first index at which two answers to a prompt differ."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import suites
-from ..bench.tasks import Dialogue, usable
+from ..bench.tasks import Dialogue, split_usable
 from ..errors import LadeError, UsageError
 from ..profiles import Profile, Setting, Tuned, summarise, user
 from ..session import opening
@@ -89,7 +89,7 @@ def run(request: TuneRequest) -> int:
     try:
         template = request.template(session.has_template)
         dialogues = [Dialogue(session, row, template, None, ROOM) for row in rows]
-        samples = [each.first()[-LONGEST:] for each in usable(dialogues)[0]]
+        samples = [each.first()[-LONGEST:] for each in split_usable(dialogues)[0]]
         terminal.say(*session.news())
         terminal.say(f"measuring for {request.seconds:g} s")
         report = tune(session, request, samples)

@@ -8,7 +8,7 @@ from ladecli import models, suites
 from ladecli.bench.result import FOREIGN, Method
 from ladecli.bench.runners import Answer, MethodRunner, OwnRunner
 from ladecli.bench.stock import StockRunner
-from ladecli.bench.tasks import Dialogue, passages
+from ladecli.bench.tasks import Dialogue, make_passages
 from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.errors import PromptError
 from ladecli.decoder.events import Started
@@ -47,13 +47,13 @@ def test_every_conversation_starts_cold(session: Session, strategy: str) -> None
 
 
 def test_passages_of_one_place_begin_alike(session: Session) -> None:
-    found = passages(session, [20, 40], 2, 8)
+    found = make_passages(session, [20, 40], 2, 8)
     assert [each.id for each in found] == ["20/1", "20/2", "40/1", "40/2"]
     assert [len(each.first()) for each in found] == [20, 20, 40, 40]
     assert found[0].first() == found[2].first()[:20]
     assert found[0].first() != found[1].first()
     with pytest.raises(PromptError, match="more than the context's 256"):
-        passages(session, [250], 1, 8)[0].first()
+        make_passages(session, [250], 1, 8)[0].first()
 
 
 def test_a_conversation_goes_on_from_the_answers(session: Session) -> None:

@@ -142,7 +142,7 @@ def test_compiled_steps_give_the_same_text_and_are_compiled_once(
 def test_torch_itself_compiles_once(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     config = CompileConfig(backend="eager", mode=None)
     config._compile_all_devices = True
-    monkeypatch.setattr(stock, "_compile_config", lambda: config)
+    monkeypatch.setattr(stock, "compile_config", lambda: config)
     try:
         before, compiled = stock.compilations(), runner(session, strategy=STOCK_COMPILED)
         for text in TEXTS:
