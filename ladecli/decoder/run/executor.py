@@ -52,9 +52,8 @@ class Executor(Protocol):
     take part in it and one is gone, has failed, or does something else.
     """
 
-    @property
-    def cache(self) -> KVCache:
-        """Of this process: it holds the committed tokens, as far as they were computed here."""
+    cache: KVCache
+    """Of this process: it holds the committed tokens, as far as they were computed here."""
 
     @property
     def overlaps(self) -> bool:
@@ -125,7 +124,7 @@ class Local:
     """
 
     def __init__(self, runner: Runner, facts: ModelFacts, max_context: int, chunk: int) -> None:
-        self.runner = runner
+        self.runner, self.cache = runner, runner.cache
         self.facts = facts
         self.retries = True
         self._last_position = max_context - 1
@@ -134,11 +133,6 @@ class Local:
         self._backoff = Backoff(chunk)
         self._has_read = True
         self._step: Launched | None = None
-
-    @property
-    def cache(self) -> KVCache:
-        """See `Executor`."""
-        return self.runner.cache
 
     @property
     def overlaps(self) -> bool:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigError, DecoderError, RankError
 from ...events import Prefill
-from ...kv_cache import KVCache
 from ...sampling import Sampler
 from ...strategy import Draft, Room, State, StepResult
 from ..executor import Local, NoRoom, OutOfMemory, Stopped, Tried
@@ -55,17 +54,12 @@ class Ranks:
                 f"models of the family {local.facts.family!r} verify one continuation at a time,"
                 " which ranks cannot share; leave --parallel out"
             )
-        self.size = transport.size
+        self.size, self.cache = transport.size, local.cache
         self.begun = 0
         self._local = local
         self._transport = transport
         self._awaited = False
         self._draft = Draft()
-
-    @property
-    def cache(self) -> KVCache:
-        """See `Executor`."""
-        return self._local.cache
 
     @property
     def overlaps(self) -> bool:
