@@ -48,7 +48,7 @@ def main() -> None:
     figures: dict[str, object] = {"conditions": conditions(1), "prompts": len(rows)}
 
     def answered(prompt: list[int], strategy: str, memory: DraftMemory) -> Run:
-        chosen, ends = make_strategy(strategy, CONFIG, memory), frozenset(loaded.stop_ids)
+        chosen, ends = make_strategy(strategy, CONFIG, memory), frozenset(loaded.defaults.stop_ids)
         return decode(decoder, prompt, chosen, CONFIG, args.new_tokens, None, ends)
 
     print_head("the answer", "tokens per step", "least", "width", "output")

@@ -161,7 +161,7 @@ class Holder:
         ids: list[int] = []
         steps = fed = 0
         seconds = 0.0
-        ends = frozenset(self.loaded.stop_ids)
+        ends = frozenset(self.loaded.defaults.stop_ids)
         for turn in turns:
             messages.append({"role": "user", "content": turn})
             prompt = ChatTemplate(self.loaded.tokenizer).encode(messages)

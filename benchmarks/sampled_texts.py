@@ -34,7 +34,7 @@ def main() -> None:
         tokens, steps = dict.fromkeys(BUDGETS, 0), dict.fromkeys(BUDGETS, 0)
         for seed, prompt in enumerate(texts):
             sampling = SamplingConfig(temperature, seed=seed)
-            asked = args.new_tokens, sampling, loaded.stop_ids
+            asked = args.new_tokens, sampling, loaded.defaults.stop_ids
             plain = decode(decoder, prompt, "autoregressive", LookaheadConfig(), *asked)
             for budget, config in BUDGETS.items():
                 decoder.forget(keep_memory=True)

@@ -100,7 +100,7 @@ def main() -> None:
     stock = models.load(args.model)
     loaded, decoder, prompts = opened(args)
     default = profiles.select(None, loaded.device, loaded.spec).lookahead
-    ends = loaded.stop_ids if args.end_tokens else frozenset()
+    ends = loaded.defaults.stop_ids if args.end_tokens else frozenset()
     new = args.new_tokens
 
     def own(strategy: str) -> Method:

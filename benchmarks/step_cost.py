@@ -20,7 +20,7 @@ from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.events import Step
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.strategies import make_strategy
-from ladecli.models import stretched
+from ladecli.models import extend_context
 
 WIDTHS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 64)
 NEAR = 96
@@ -35,7 +35,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     contexts = [int(context) for context in args.contexts.split(",")]
-    planned = stretched(models.plan(args.model), max(contexts) + 2 * NEAR)
+    planned = extend_context(models.plan(args.model), max(contexts) + 2 * NEAR)
     loaded = models.load(planned)
     decoder = load_decoder(loaded.model)
     prompts = prompts_of(args.prompts, loaded.tokenizer, args.limit)

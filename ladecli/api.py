@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,9 @@ from .decoder.errors import ConfigError, PromptError
 from .errors import ArgumentError, LadeError
 from .events import TextEvent
 from .metrics import Tally
-from .options import Request
 from .options.declare import settings_of
+from .options.drafting import DraftOptions
+from .options.model import SessionOptions
 from .session.chat_template import TemplateChoice
 from .session.opening import open_session
 from .session.session import Session, Settings
@@ -24,8 +25,11 @@ from .visualize import memory_line
 
 Prompt = str | Sequence[dict[str, str]]
 """A text to continue, or a conversation: messages with `role` and `content`."""
-_PER_CALL = {"model", "strategy", "pool_file", "parallel", "parallel_mode"}
-"""Options of the command line that `load` does not have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _LoadRequest(DraftOptions, SessionOptions):
+    """The options of `load`, with its `name` as the model."""
 
 
 class Model:
@@ -87,34 +91,26 @@ class Model:
             UsageError: the chat template refuses the messages, or there is none of this name.
             ArgumentError: there is no such option, or a value is of a wrong kind; a TypeError too.
         """
-        for key in sampling.keys() - {each.name for each in fields(SamplingConfig)}:
-            raise ArgumentError(f"generate() and stream() have no option {key!r}")
-        for key, value in sampling.items():
-            if isinstance(value, bool) or not isinstance(value, Real):
-                raise ArgumentError(f"{key} must be a number, not {value!r:.60}")
+        _check_numbers(sampling, max_new_tokens)
         _check_prompt(prompt)
         stop, draft_text = _texts("stop", stop), _texts("draft_text", draft_text)
-        if not prompt:
-            raise PromptError("the prompt is empty")
-        if max_new_tokens is not None and (type(max_new_tokens) is not int or max_new_tokens < 1):
-            raise ConfigError(
-                f"max_new_tokens must be a whole number from 1, or None; not {max_new_tokens!r}"
-            )
         session = self.session
         for text in draft_text:
             session.add_draft_text(text)
-        template = None
+        template, ids = None, []
         if not isinstance(prompt, str):
             template = TemplateChoice(chat_template, template_args or {})
+            ids = session.encode_chat(prompt, template)
         elif chat_template or template_args:
             raise ArgumentError("chat_template and template_args are for messages; a text has none")
-        ids = _encoded(session, prompt, template)
-        for line in session.news():
+        else:
+            ids = session.encode(prompt)
+        for line in session.new_notices():
             warnings.warn(line, stacklevel=2)
         settings = Settings(
             strategy=strategy,
             lookahead=lookahead or self.lookahead,
-            sampling=replace(session.loaded.greedy, **sampling),
+            sampling=replace(session.loaded.defaults.greedy, **sampling),
             max_new_tokens=max_new_tokens,
             stop=stop,
             ignore_eos=ignore_eos,
@@ -136,15 +132,22 @@ class Model:
         return tally.text
 
 
-def _encoded(session: Session, prompt: Prompt, template: TemplateChoice | None) -> list[int]:
-    if isinstance(prompt, str):
-        return session.encode(prompt)
-    return session.encode_chat(prompt, template)
+def _check_numbers(given: Mapping[str, Any], most: object) -> None:
+    """Refuse what is no field of `SamplingConfig`, or no number, and a wrong limit of tokens."""
+    for key, value in given.items():
+        if key not in {each.name for each in fields(SamplingConfig)}:
+            raise ArgumentError(f"generate() and stream() have no option {key!r}")
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise ArgumentError(f"{key} must be a number, not {value!r:.60}")
+    if most is not None and (type(most) is not int or most < 1):
+        raise ConfigError(f"max_new_tokens must be a whole number from 1, or None; not {most!r}")
 
 
 def _check_prompt(prompt: object) -> None:
-    """Refuse what is neither a text nor a list of messages."""
+    """Refuse what is neither a text nor a list of messages, and what is empty."""
     if isinstance(prompt, str):
+        if not prompt:
+            raise PromptError("the prompt is empty")
         return
     example = {"role": "user", "content": "Hello"}
     wanted = f"a prompt is a text, or a list of messages such as {example}"
@@ -164,6 +167,8 @@ def _check_prompt(prompt: object) -> None:
             raise ArgumentError(
                 f"the content of message {number} must be text, not {content!r:.60}"
             )
+    if not prompt:
+        raise PromptError("the prompt is empty")
 
 
 def _texts(name: str, given: object) -> tuple[str, ...]:
@@ -192,18 +197,12 @@ def load(name: str | Path = "demo", **options: Any) -> Model:
         LadeError: the model cannot be loaded; the message says why and what helps.
         UnsupportedModelError: it cannot be decoded here.
     """
-    known = {
-        key
-        for key, setting in settings_of(Request).items()
-        if setting.panel in ("Decoding", "Model")
-    } | {"max_context"}
-    for key in options.keys() - known | options.keys() & _PER_CALL:
+    known = settings_of(_LoadRequest).keys() - {"model", "strategy", "color"}
+    for key in options.keys() - known:
         raise ArgumentError(f"load() has no option {key!r}")
-    request = Request(model=str(name), **options)
+    request = _LoadRequest(model=str(name), **options)
     request.check()
-    session = open_session(request, Terminal(quiet=True), templated=False)
+    session = open_session(request, Terminal(quiet=True), request, bars=True)
     for notice in session.notices:
         warnings.warn(notice, stacklevel=2)
-    choice = session.setup.choice
-    assert choice is not None
-    return Model(session, request.lookahead(choice.base(request.wants_paper)))
+    return Model(session, request.lookahead(session.choice.base(request.wants_paper)))

@@ -15,10 +15,18 @@ from rich.text import Text
 from . import files
 from .decoder.errors import DeviceLostError, RankError
 from .errors import NoEmbeddingError, UsageError
-from .options import ChatRequest
+from .options.answer import ChatRequest
 from .repl import commands
 from .repl.journal import Journal, new_journal, newest
-from .repl.reader import LEAVE, Reader, TerminalReader, can_edit, history_path, unechoed, unescaped
+from .repl.reader import (
+    LEAVE,
+    Reader,
+    TerminalReader,
+    can_edit,
+    history_path,
+    suppress_echo,
+    unescape,
+)
 from .repl.session import Chat
 from .session import opening, pool_file
 from .session.conversation import Conversation
@@ -40,7 +48,7 @@ def run(request: ChatRequest) -> int:
     journal, conversation = new_journal(), newest() if request.resume else None
     following: ChatRequest | None = request
     code = 0
-    with ended_tidily(), unechoed():
+    with exit_on_signals(), suppress_echo():
         while following is not None:
             following, conversation, refused = _with_model(following, conversation, journal)
             code = UsageError.exit_code if refused else code
@@ -53,13 +61,13 @@ def _with_model(
     """Chat with one model until the user leaves, or goes on with another one: the request for
     that, the conversation, and whether a message of a pipe was refused."""
     terminal, texts = Terminal(request.color, request.quiet), pool_file.draft_texts(request)
-    with opening.opened(request, terminal) as session:
+    with opening.open_with_ranks(request, terminal) as session:
         chat = Chat(session, request, terminal, open_reader)
         if conversation is not None:
             chat.conversation = chat.saved = conversation
-        with pool_file.kept_drafts(session, request.pool_file, texts):
+        with pool_file.keep_drafts(session, request.pool_file, texts):
             greet(chat)
-            with kept(chat, journal):
+            with keep_conversation(chat, journal):
                 loop(chat, request.message)
     if chat.successor is None:
         return None, chat.conversation, chat.refused
@@ -89,7 +97,7 @@ def open_reader(chat: Chat) -> Reader:
 
 
 @contextlib.contextmanager
-def ended_tidily() -> Iterator[None]:
+def exit_on_signals() -> Iterator[None]:
     """Make exceptions of the signals that end the program, so that it tidies up on its way."""
 
     def on_signal(number: int, _frame: FrameType | None) -> None:
@@ -121,7 +129,7 @@ def greet(chat: Chat) -> None:
 
 
 @contextlib.contextmanager
-def kept(chat: Chat, journal: Journal) -> Iterator[None]:
+def keep_conversation(chat: Chat, journal: Journal) -> Iterator[None]:
     """Keep the conversation while it is held, and say where where something else than the user
     ends it."""
     if chat.reader.interactive:
@@ -190,4 +198,4 @@ def handle(chat: Chat, text: str) -> None:
     if text in LEAVE:
         chat.leaving = True
     else:
-        chat.say(unescaped(text))
+        chat.say(unescape(text))

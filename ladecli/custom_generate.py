@@ -20,7 +20,7 @@ from .decoder.errors import UnsupportedModelError
 from .decoder.events import Finished
 from .decoder.kv_cache import LayerShape
 from .decoder.load import Wanted, find_way, new_cache
-from .decoder.model.families import model_facts
+from .decoder.model.families import ModelFacts, model_facts
 from .decoder.model.forward import Forward
 from .decoder.model.modified import fingerprint, intervention, prepares_inputs
 from .decoder.model.own_cache import OwnCacheModel
@@ -29,32 +29,26 @@ from .decoder.model.transformer import Transformer
 from .decoder.run.runner import Runner
 from .decoder.strategies import make_strategy
 from .generation_config import FIELDS, refused
-from .options import Request
-from .session.setup import choice_for
+from .options.model import StepOptions
+from .session.setup import choose_profile
 from .specs.device import detect
 from .specs.model_spec import empty_model, spec_of
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What was found out about a model; that takes longer than a short answer does.
+    """What was found out about a model; that takes longer than a short answer does."""
 
-    Attributes:
-        model: where it was then, its type, and what had been done to it.
-        lookahead: the profile's settings.
-        forward: the kind of forward that runs it; None for transformers' own decoding.
-        shapes: of what its layers cache.
-        intervention: whether something of the caller's hangs on it, such as hooks.  What those do
-            may be another thing at every call, so nothing is remembered then but the settings.
-        notices: what there was to say.
-    """
-
+    # where it was then, its type, and what had been done to it
     model: tuple[torch.device, torch.dtype, int]
-    lookahead: LookaheadConfig
+    lookahead: LookaheadConfig  # the profile's settings
+    # the kind of forward that runs it; None for transformers' own decoding
     forward: type[Forward] | None
-    shapes: list[LayerShape]
+    shapes: list[LayerShape]  # of what its layers cache
+    # whether something of the caller's hangs on it, such as hooks.  What those do may be another
+    # thing at every call, so nothing is remembered then but the settings.
     intervention: bool
-    notices: tuple[str, ...]
+    notices: tuple[str, ...]  # what there was to say
 
 
 _MODELS: WeakKeyDictionary[Any, _Known] = WeakKeyDictionary()
@@ -136,56 +130,67 @@ class CustomGenerate:
                 **model_kwargs,
             )
         prompt = input_ids[0].tolist()
-        limit = generation_config.max_length - len(prompt)
-        # The text as transformers' stopping criteria want to see it, grown in place.
-        text = input_ids.new_empty((1, len(prompt) + max(limit, 0)))
-        text[0, : len(prompt)] = input_ids[0]
-        length = len(prompt)
-
-        def should_stop(token: int) -> bool:
-            nonlocal length
-            text[0, length] = token
-            length += 1
-            if streamer is not None:
-                streamer.put(torch.tensor([token]))
-            return bool(stopping_criteria and stopping_criteria(text[:, :length], None).all())
-
+        text = _GrowingText(input_ids, generation_config.max_length, stopping_criteria, streamer)
         sampling = SamplingConfig()
         if generation_config.do_sample:
             if lade_seed is None:
                 lade_seed = int(torch.randint(2**62, (1,)))
             # Temperature, top-k and the like are among the logits processors already.
             sampling = SamplingConfig(temperature=1.0, seed=lade_seed)
-        # The model belongs to the caller: it stays as it is, and its weights may be others by now.
-        forward: Forward
-        if known.forward is Transformer:
-            forward = Transformer(model, facts, join=False)
-        elif known.forward is StockModel:
-            forward = StockModel(model, known.shapes)
-        else:
-            forward = OwnCacheModel(model)
-        decoder = Decoder(Runner(forward, new_cache(forward, text.shape[1])), facts)
-        if text.shape[1] > decoder.max_context:
+        forward = _make_forward(model, facts, known)
+        decoder = Decoder(Runner(forward, new_cache(forward, text.most)), facts)
+        if text.most > decoder.max_context:
             warnings.warn(
                 f"the text ends at the model's context of {decoder.max_context} tokens,"
-                f" before max_length={text.shape[1]}",
+                f" before max_length={text.most}",
                 stacklevel=2,
             )
         events = decoder.generate(
             prompt,
             make_strategy("lookahead", lade_config or known.lookahead),
             sampling,
-            Limits(max_new_tokens=limit, should_stop=should_stop),
+            Limits(generation_config.max_length - len(prompt), should_stop=text.add),
             processors=list(logits_processor or ()),
         )
         for event in events:
             if event == Finished("memory"):
                 warnings.warn(
-                    f"out of memory after {length} tokens: the text ends there", stacklevel=2
+                    f"out of memory after {text.length} tokens: the text ends there", stacklevel=2
                 )
         if streamer is not None:
             streamer.end()
-        return text[:, :length].clone()
+        return text.tokens
+
+
+class _GrowingText:
+    """The text as transformers' stopping criteria want to see it, grown in place.
+
+    Args:
+        prompt: int64 [1, n].
+        most: tokens of prompt and answer.
+        criteria: of transformers, or None.
+        streamer: takes every token, or None.
+    """
+
+    def __init__(self, prompt: Tensor, most: int, criteria: Any, streamer: Any) -> None:
+        self.length = prompt.shape[1]
+        self.most = max(most, self.length)
+        self._ids = prompt.new_empty((1, self.most))
+        self._ids[:, : self.length] = prompt
+        self._criteria, self._streamer = criteria, streamer
+
+    def add(self, token: int) -> bool:
+        """Take a token; true where the criteria end the text."""
+        self._ids[0, self.length] = token
+        self.length += 1
+        if self._streamer is not None:
+            self._streamer.put(torch.tensor([token]))
+        return bool(self._criteria and self._criteria(self._ids[:, : self.length], None).all())
+
+    @property
+    def tokens(self) -> Tensor:
+        """int64 [1, length]."""
+        return self._ids[:, : self.length].clone()
 
 
 lookahead = CustomGenerate()
@@ -223,8 +228,8 @@ def _known(model: Any) -> _Known:
         # Code of its own is running already, so it is here.
         hub = {"trust_remote_code": True, "local_files_only": True}
         spec = spec_of(empty_model(model.config, hub), model.dtype)
-        request = Request(attention="sdpa", cuda_graphs=False)
-        choice = choice_for(request, detect(str(model.device)), spec)
+        steps = StepOptions(attention="sdpa", cuda_graphs=False)
+        choice = choose_profile(None, steps, detect(str(model.device)), spec)
         settings, notices = choice.lookahead, [*choice.notices]
     what = intervention(model)
     kind, shapes, more = _forward_of(model, what)
@@ -260,6 +265,16 @@ def _forward_of(
             return type(way.forward), way.forward.layer_shapes, [*way.notices]
     # It is not meant for steps of several tokens, or for a prompt in parts.
     return None, [], [f"transformers' own decoding runs, without drafts: {what}"]
+
+
+def _make_forward(model: Any, facts: ModelFacts, known: _Known) -> Forward:
+    """What runs the model, which belongs to the caller: it stays as it is, and its weights may be
+    others by now."""
+    if known.forward is Transformer:
+        return Transformer(model, facts, join=False)
+    if known.forward is StockModel:
+        return StockModel(model, known.shapes)
+    return OwnCacheModel(model)
 
 
 # What transformers always passes, and what is the same whether it is passed or not.

@@ -33,7 +33,7 @@ _KINDS = {
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 
 
-def told(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """An error as one line, whatever raised it."""
     if isinstance(error, Error):
         return str(error)

@@ -12,17 +12,12 @@ Reason: TypeAlias = Literal["eos", "stop", "length", "context", "memory", "inter
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text that became certain with one token.
+    """Text that became certain with one token."""
 
-    Attributes:
-        text: may be empty: bytes of an unfinished character, a special token.
-        source: the draft source whose guess was accepted, or None for the model's own token.
-        reasoning: what the model thinks before `text`, which is its answer.
-    """
-
-    text: str
+    text: str  # may be empty: bytes of an unfinished character, a special token
+    # the draft source whose guess was accepted, or None for the model's own token
     source: str | None = None
-    reasoning: str = ""
+    reasoning: str = ""  # what the model thinks before `text`, which is its answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,26 +31,16 @@ class PromptRead:
 
 @dataclass(frozen=True, slots=True)
 class TextStep:
-    """One step of the decoder: a piece for every token that it yielded.
+    """One step of the decoder: a piece for every token that it yielded."""
 
-    Attributes:
-        pieces: in order, one for each of `token_ids`.
-        token_ids: what was committed, end tokens included.
-        width: tokens fed to the model in this step.
-        proposed: draft tokens among them.
-        seconds: wall time of the step; see the decoder's `Step`.
-        detail: what was tried, where the caller asked for it.
-        times: where the seconds went; None in a replayed trace.
-        cost: plain steps that take as long, by the profile's curve; None where that knows no width.
-    """
-
-    pieces: tuple[Piece, ...]
-    token_ids: tuple[int, ...]
-    width: int
-    proposed: int
-    seconds: float
-    detail: Detail | None = None
-    times: StepTimes | None = None
+    pieces: tuple[Piece, ...]  # in order, one for each of `token_ids`
+    token_ids: tuple[int, ...]  # what was committed, end tokens included
+    width: int  # tokens fed to the model in this step
+    proposed: int  # draft tokens among them
+    seconds: float  # wall time of the step; see the decoder's `Step`
+    detail: Detail | None = None  # what was tried, where the caller asked for it
+    times: StepTimes | None = None  # where the seconds went; None in a replayed trace
+    # plain steps that take as long, by the profile's curve; None where that knows no width
     cost: float | None = None
 
     @property

@@ -10,7 +10,7 @@ node of a step's tree.  Fields that ask for another way to decode are named, and
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -20,6 +20,9 @@ from transformers import GenerationConfig, LogitsProcessorList
 from .decoder.config import SamplingConfig
 from .decoder.errors import ConfigError
 from .decoder.sampling import LogitsProcessor
+
+_CHAT = SamplingConfig(temperature=0.7, top_p=0.9)
+"""How a chat samples where the model does not say: greedy, small models run into loops."""
 
 
 class Means(Enum):
@@ -34,15 +37,10 @@ class Means(Enum):
 
 
 class Field(NamedTuple):
-    """An entry of the table.
+    """An entry of the table."""
 
-    Attributes:
-        means: what it does.
-        off: of another way to decode, or to return a text: the value that does not ask for it.
-    """
-
-    means: Means
-    off: Any = None
+    means: Means  # what it does
+    off: Any = None  # of another way to decode or to return a text: what does not ask for it
 
 
 FIELDS: dict[str, Field] = {
@@ -105,11 +103,6 @@ def named(means: Means) -> list[str]:
     return [name for name, field in FIELDS.items() if field.means is means]
 
 
-def not_applied(config: Any) -> list[str]:
-    """The fields of a generation config that ask for another way to decode."""
-    return _asking(config, named(Means.OTHER_WAY))
-
-
 def refused(config: Any) -> list[str]:
     """The fields that a call of `generate` must not have; it has healed the prompt already."""
     names = [*named(Means.OTHER_WAY), *named(Means.RESULT)]
@@ -164,7 +157,7 @@ def sampling_of(config: Any) -> SamplingConfig:
     return SamplingConfig(**{"temperature": 1.0} | usual | given)
 
 
-def senseless(model: Any, vocabulary: int) -> list[str]:
+def invalid_processors(model: Any, vocabulary: int) -> list[str]:
     """The fields that are for a logits processor, and have values that it refuses, for models with
     so many token ids."""
     found = []
@@ -192,7 +185,7 @@ def as_generate(
         vocabulary: number of token ids.
         stop_ids: that end the answer.
     """
-    own, wrong = model.generation_config, senseless(model, vocabulary)
+    own, wrong = model.generation_config, invalid_processors(model, vocabulary)
     names = [name for name in named(Means.PROCESSOR) if name not in wrong]
     if own.min_new_tokens is not None and "min_new_tokens" in names:
         names.remove("min_length")
@@ -216,36 +209,6 @@ def _config_of(own: Any, names: Sequence[str], sampling: SamplingConfig) -> Gene
     return config
 
 
-def choosing(
-    model: Any,
-    sampling: SamplingConfig,
-    vocabulary: int,
-    prompt: Sequence[int],
-    max_length: int,
-    stop_ids: Collection[int],
-    device: torch.device,
-) -> tuple[SamplingConfig, list[LogitsProcessor]]:
-    """How the decoder chooses the tokens of an answer as `generate` would.
-
-    Where the model's generation config asks for nothing but a `SamplingConfig` says, that is left
-    to the decoder, which samples a whole step at once.  Else transformers' processors do all of
-    it, in their order, and the decoder draws from what they leave.
-
-    Args:
-        model, sampling, vocabulary, stop_ids: see `as_generate`.
-        prompt: token ids.
-        max_length: tokens of prompt and answer at most.
-        device: where logits are.
-    """
-    config = as_generate(model, sampling, vocabulary, stop_ids)
-    ids, ends = torch.tensor([list(prompt)], device=device), sorted(stop_ids)
-    plain = SamplingConfig(temperature=float(not sampling.greedy))
-    neutral = _config_of(config, named(Means.PROCESSOR), plain)
-    if not _processors(model, neutral, ids, max_length, ends):
-        return sampling, []
-    return replace(plain, seed=sampling.seed), [*_processors(model, config, ids, max_length, ends)]
-
-
 def _processors(
     model: Any, config: GenerationConfig, ids: Any, max_length: int, ends: Sequence[int]
 ) -> LogitsProcessorList:
@@ -263,31 +226,118 @@ def _processors(
     return processors
 
 
-def stop_strings(config: Any) -> tuple[str, ...]:
-    """The strings that end a text."""
-    stated = config.stop_strings if _is_sensible_end(config, "stop_strings") else ()
-    return (stated,) if isinstance(stated, str) else tuple(stated)
+@dataclass(frozen=True, slots=True)
+class AnswerDefaults:
+    """What a model says of its answers: its generation config, as far as that makes sense."""
+
+    model: Any  # of transformers
+    tokenizer: Any
+    vocabulary: int  # number of token ids
+
+    @property
+    def config(self) -> Any:
+        """The generation config."""
+        return self.model.generation_config
+
+    @property
+    def sampling(self) -> SamplingConfig:
+        """How tokens are chosen in a chat."""
+        if self.config.do_sample is None:
+            return replace(_CHAT, **stated(self.config)[0])
+        return sampling_of(self.config)
+
+    @property
+    def greedy(self) -> SamplingConfig:
+        """The same where nobody asked for samples: greedy, with the model's penalty.  A user's
+        temperature makes it sample, from as many tokens as the model's generation config has it.
+        """
+        if self.config.do_sample:
+            return replace(sampling_of(self.config), temperature=0.0)
+        return replace(SamplingConfig(**stated(self.config)[0]), temperature=0.0)
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Every id that ends a text: those of the generation config, or the tokenizer's."""
+        return stop_ids_of(self.config, self.tokenizer, self.vocabulary)
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """The strings that end a text."""
+        stated = self.config.stop_strings if _is_sensible_end(self.config, "stop_strings") else ()
+        return (stated,) if isinstance(stated, str) else tuple(stated)
+
+    @property
+    def max_seconds(self) -> float | None:
+        """Seconds after which a text ends with the step under way; None for no such limit."""
+        return float(self.config.max_time) if _is_sensible_end(self.config, "max_time") else None
+
+    def length_limit(self, prompt: int) -> int | None:
+        """The most new tokens after a prompt of so many; None where there is no limit for it."""
+        config = self.config
+        if _is_sensible_end(config, "max_new_tokens"):
+            return int(config.max_new_tokens)
+        room = config.max_length - prompt if _is_sensible_end(config, "max_length") else 0
+        return room if room > 0 else None
+
+    def choose(
+        self,
+        sampling: SamplingConfig,
+        prompt: Sequence[int],
+        max_length: int,
+        stop_ids: Collection[int],
+        device: torch.device,
+    ) -> tuple[SamplingConfig, list[LogitsProcessor]]:
+        """How the decoder chooses the tokens of an answer as `generate` would.
+
+        Where the generation config asks for nothing but a `SamplingConfig` says, that is left to
+        the decoder, which samples a whole step at once.  Else transformers' processors do all of
+        it, in their order, and the decoder draws from what they leave.
+
+        Args:
+            sampling, stop_ids: see `as_generate`.
+            prompt: token ids.
+            max_length: tokens of prompt and answer at most.
+            device: where logits are.
+        """
+        model = self.model
+        config = as_generate(model, sampling, self.vocabulary, stop_ids)
+        ids, ends = torch.tensor([list(prompt)], device=device), sorted(stop_ids)
+        plain = SamplingConfig(temperature=float(not sampling.greedy))
+        neutral = _config_of(config, named(Means.PROCESSOR), plain)
+        if not _processors(model, neutral, ids, max_length, ends):
+            return sampling, []
+        processors = _processors(model, config, ids, max_length, ends)
+        return replace(plain, seed=sampling.seed), [*processors]
+
+    @property
+    def ignored(self) -> list[str]:
+        """Settings of the generation config that are not applied."""
+        config = self.config
+        found = _asking(config, named(Means.OTHER_WAY)) + stated(config)[1]
+        names = [name for name in named(Means.END) if name != "eos_token_id"]
+        given = [name for name in names if getattr(config, name) is not None]
+        wrong = [name for name in given if not _is_sensible_end(config, name)]
+        wrong += invalid_processors(self.model, self.vocabulary)
+        found += [f"{name} {getattr(config, name)!r}" for name in wrong]
+        if not all(_is_token(each, self.vocabulary) for each in _stated_stops(config)):
+            found.append(f"eos_token_id {config.eos_token_id!r}")
+        return sorted(found)
 
 
-def max_seconds(config: Any) -> float | None:
-    """Seconds after which a text ends with the step under way; None for no such limit."""
-    return float(config.max_time) if _is_sensible_end(config, "max_time") else None
+def stop_ids_of(config: Any, tokenizer: Any, vocabulary: int) -> frozenset[int]:
+    """The end tokens of a generation config, or the tokenizer's; ids are below `vocabulary`."""
+    ids = {each for each in _stated_stops(config) if _is_token(each, vocabulary)}
+    own = tokenizer.eos_token_id
+    return frozenset(ids or (() if own is None else (own,)))
 
 
-def length_limit(config: Any, prompt: int) -> int | None:
-    """The most new tokens after a prompt of so many; None where the config has no limit for it."""
-    if _is_sensible_end(config, "max_new_tokens"):
-        return int(config.max_new_tokens)
-    room = config.max_length - prompt if _is_sensible_end(config, "max_length") else 0
-    return room if room > 0 else None
+def _stated_stops(config: Any) -> list[Any]:
+    stated = config.eos_token_id
+    return list(stated) if isinstance(stated, list | tuple) else [stated] * (stated is not None)
 
 
-def senseless_ends(config: Any) -> list[str]:
-    """The fields that say where a text ends, but for end tokens, and have values that mean
-    nothing."""
-    names = [name for name in named(Means.END) if name != "eos_token_id"]
-    stated = [name for name in names if getattr(config, name) is not None]
-    return [name for name in stated if not _is_sensible_end(config, name)]
+def _is_token(value: object, vocabulary: int) -> bool:
+    return type(value) is int and 0 <= value < vocabulary
 
 
 def _is_sensible_end(config: Any, name: str) -> bool:

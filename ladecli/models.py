@@ -7,7 +7,7 @@ import copy
 import io
 import json
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -19,34 +19,31 @@ import transformers
 from huggingface_hub.utils import enable_progress_bars
 from safetensors import SafetensorError
 
-from . import generation_config, placement
+from . import placement
 from .decoder.compat import needs_eager
-from .decoder.config import SamplingConfig
 from .decoder.errors import Error
 from .decoder.faults import is_out_of_memory
 from .decoder.model.families import ModelFacts, model_facts
 from .decoder.model.stock import input_device
 from .decoder.quiet import quiet
-from .decoder.sampling import LogitsProcessor
 from .errors import LoadError, UsageError
-from .options import Request
+from .generation_config import AnswerDefaults, stop_ids_of
+from .options.model import ModelOptions, PlacementOptions
+from .placement import Placement
 from .specs import adapters, hub, memory, model_files
 from .specs.adapters import Adapter
 from .specs.device import Device, detect, free_memory
 from .specs.memory import FULL, ModelSpec
 from .specs.model_spec import choose_dtype, empty_model, make_fp8_plain, spec_of
 
-_CHAT = SamplingConfig(temperature=0.7, top_p=0.9)
-"""How a chat samples where the model does not say: greedy, small models run into loops."""
-
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PlannedModel:
     """A model that can be loaded: what is known before any weight is read."""
 
     name: str  # as the user gave it
-    options: Request
-    device: Device
+    options: ModelOptions
+    placement: Placement
     config: Any  # of transformers
     facts: ModelFacts
     dtype: torch.dtype  # of activations, and of weights that are not quantized
@@ -60,6 +57,11 @@ class Plan:
     tokenizer_folder: str | None = None  # of an adapter's own tokenizer
 
     @property
+    def device(self) -> Device:
+        """The device that it runs on, or the first of several."""
+        return self.placement.device
+
+    @property
     def held(self) -> str:
         """The name of what holds the weights."""
         return self.base or self.name
@@ -67,11 +69,11 @@ class Plan:
     @property
     def source(self) -> str:
         """The folder, or the name on the hub."""
-        return hub.located(self.held, self.options.gguf_file, self.options.revision)[0]
+        return hub.locate(self.held, self.options.gguf_file, self.options.revision)[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedModel(Plan):
+class LoadedModel(PlannedModel):
     """A plan that was carried out: a model in evaluation mode with its tokenizer."""
 
     model: Any
@@ -80,152 +82,99 @@ class LoadedModel(Plan):
     again: Callable[[], Any] | None = None  # loads the model with its weights once more
 
     @property
-    def stop_ids(self) -> frozenset[int]:
-        """Every id that ends a text: those of the generation config, or the tokenizer's."""
-        return _stop_ids(self, self.model.generation_config, self.tokenizer)
-
-    @property
-    def sampling(self) -> SamplingConfig:
-        """How the model's generation config wants tokens to be chosen, without senseless values."""
-        config = self.model.generation_config
-        if config.do_sample is None:
-            return replace(_CHAT, **generation_config.stated(config)[0])
-        return generation_config.sampling_of(config)
-
-    @property
-    def greedy(self) -> SamplingConfig:
-        """The same where nobody asked for samples: greedy, with the model's penalty.  A user's
-        temperature makes it sample, from as many tokens as the model's generation config has it.
-        """
-        config = self.model.generation_config
-        if config.do_sample:
-            sampling = generation_config.sampling_of(config)
-        else:
-            sampling = SamplingConfig(**generation_config.stated(config)[0])
-        return replace(sampling, temperature=0.0)
-
-    @property
-    def stop_strings(self) -> tuple[str, ...]:
-        """Strings that end a text, by the generation config."""
-        return generation_config.stop_strings(self.model.generation_config)
-
-    @property
-    def max_seconds(self) -> float | None:
-        """Seconds after which a text ends, by the generation config."""
-        return generation_config.max_seconds(self.model.generation_config)
-
-    def length_limit(self, prompt: int) -> int | None:
-        """The most new tokens after `prompt` tokens, by the generation config; None for any."""
-        return generation_config.length_limit(self.model.generation_config, prompt)
-
-    def choosing(
-        self,
-        sampling: SamplingConfig,
-        prompt: Sequence[int],
-        max_length: int,
-        stop_ids: frozenset[int],
-        device: torch.device,
-    ) -> tuple[SamplingConfig, list[LogitsProcessor]]:
-        """How the decoder chooses tokens of an answer; see `generation_config.choosing`."""
-        return generation_config.choosing(
-            self.model, sampling, self.spec.vocabulary, prompt, max_length, stop_ids, device
-        )
-
-    @property
-    def ignored_settings(self) -> list[str]:
-        """Settings of the generation config that are not applied."""
-        config = self.model.generation_config
-        found = generation_config.not_applied(config) + generation_config.stated(config)[1]
-        wrong = generation_config.senseless(self.model, self.spec.vocabulary)
-        wrong += generation_config.senseless_ends(config)
-        found += [f"{name} {getattr(config, name)!r}" for name in wrong]
-        if not all(_is_token(self, each) for each in _stated_stops(config)):
-            found.append(f"eos_token_id {config.eos_token_id!r}")
-        return sorted(found)
+    def defaults(self) -> AnswerDefaults:
+        """What the model says of its answers."""
+        return AnswerDefaults(self.model, self.tokenizer, self.spec.vocabulary)
 
 
-def _stop_ids(planned: Plan, config: Any, tokenizer: Any) -> frozenset[int]:
-    """The end tokens of a generation config, or the tokenizer's."""
-    ids = {each for each in _stated_stops(config) if _is_token(planned, each)}
-    own = tokenizer.eos_token_id
-    return frozenset(ids or (() if own is None else (own,)))
-
-
-def _stated_stops(config: Any) -> list[Any]:
-    stated = config.eos_token_id
-    return list(stated) if isinstance(stated, list | tuple) else [stated] * (stated is not None)
-
-
-def _is_token(planned: Plan, value: object) -> bool:
-    return type(value) is int and 0 <= value < planned.spec.vocabulary
-
-
-def plan(name: str, options: Request | None = None, *, progress: bool = True) -> Plan:
+def plan(
+    name: str,
+    options: ModelOptions | None = None,
+    place: PlacementOptions | None = None,
+    *,
+    split: int = 1,
+    progress: bool = True,
+) -> PlannedModel:
     """Find a model (an id, a folder, or "demo") and read its configuration; no weights.
 
-    With `progress`, a download shows a bar on stderr.
+    Args:
+        name: of the model.
+        options: which weights.
+        place: where they go.
+        split: ranks that share them.
+        progress: whether a download shows a bar on stderr.
 
     Raises:
         UsageError: there is no such device, or the options do not go together.
         LoadError: there is no such model, or its configuration cannot be read.
         UnsupportedModelError: it cannot be decoded here.
     """
-    options = options or Request()
-    device = detect(options.device)
+    options, place = options or ModelOptions(), place or PlacementOptions()
+    device = detect(place.device)
+    where = Placement(device, place.device_map, split, options.quantize)
     asked, revision = name, options.revision
     with _without_bars(progress):
-        parts = adapters.adapted(name, options.adapters, revision, ask=not options.offline)
+        parts = adapters.find_adapters(name, options.adapters, revision, ask=not options.offline)
     name, options = parts.base, replace(options, revision=parts.revision)
-    source, gguf = hub.located(name, options.gguf_file, options.revision)
-    local = Path(source).is_dir()
-    if gguf is None and (folder := hub.folder_of(source, options.revision)) is not None:
-        model_files.check_config(name, folder)
-    asking = {
-        **({"gguf_file": gguf} if gguf else {}),
-        "revision": options.revision,
-        "local_files_only": options.offline or not (local or hub.hub_answers()),
-        "trust_remote_code": options.trust_remote_code,
-    }
-    with _explained(name, options, "its configuration"), _without_bars(progress):
-        config = transformers.AutoConfig.from_pretrained(source, **asking)
+    config, asking = _read_config(name, options, progress)
+    gguf = asking.get("gguf_file")
     with _explained(name, options), _without_bars(progress):
         facts = model_facts(config)
-        placement.check(name, options, device, config, parts.adapters)
-        folder = None if gguf else hub.folder_of(source, options.revision)
+        placement.check(name, where, config, parts.adapters)
         plain = make_fp8_plain(device, config)
         empty = empty_model(config, asking)
-        free = free_memory(device)
         wanted = options.dtype
         if gguf and wanted == "auto" and device.kind != "cpu":
             wanted = "bfloat16"  # the file's own weights have fewer bits
+        folder = _folder(name, options)
+        free = free_memory(device)
         dtype, cast = choose_dtype(empty, wanted, options.quantize, device, free, folder)
         spec = spec_of(empty, dtype, options.quantize)
-        part = placement.rank_spec(name, empty, spec, options.tensor_parallel)
-    takes = f"{memory.told(spec.weight_bytes)} as {spec.weights}"
-    notices = [*parts.notices(takes), *(line for line in (plain, cast) if line)]
-    if gguf:
-        size = memory.told(spec.weight_bytes)
-        notices.append(f"{gguf} is unpacked to {spec.weights}, which takes {size} of memory")
-    if revision and Path(hub.resolve(asked)).exists():
-        notices.append(f"--revision {revision} says nothing about a folder")
-    return Plan(
-        asked,
-        options,
-        device,
-        config,
-        facts,
-        dtype,
-        spec,
-        part,
-        tuple(notices),
-        asking,
+        part = placement.rank_spec(name, empty, spec, split)
+    size = memory.format_bytes(spec.weight_bytes)
+    unpacked = f"{gguf} is unpacked to {spec.weights}, which takes {size} of memory" if gguf else ""
+    idle = revision and Path(hub.resolve(asked)).exists()
+    unused = f"--revision {revision} says nothing about a folder" if idle else ""
+    others = filter(None, (plain, cast, unpacked, unused))
+    return PlannedModel(
+        name=asked,
+        options=options,
+        placement=where,
+        config=config,
+        facts=facts,
+        dtype=dtype,
+        spec=spec,
+        part=part,
+        notices=(*parts.notices(f"{size} as {spec.weights}"), *others),
+        hub_options=asking,
         adapters=parts.adapters,
         base=name,
         tokenizer_folder=parts.tokenizer,
     )
 
 
-def stretched(planned: Plan, context: int) -> Plan:
+def _read_config(name: str, options: ModelOptions, progress: bool) -> tuple[Any, dict[str, Any]]:
+    """The configuration of a model, and the options of calls that may ask the hub for it."""
+    source, gguf = hub.locate(name, options.gguf_file, options.revision)
+    if (folder := _folder(name, options)) is not None:
+        model_files.check_config(name, folder)
+    asking = {
+        **({"gguf_file": gguf} if gguf else {}),
+        "revision": options.revision,
+        "local_files_only": options.offline or not (Path(source).is_dir() or hub.hub_answers()),
+        "trust_remote_code": options.trust_remote_code,
+    }
+    with _explained(name, options, "its configuration"), _without_bars(progress):
+        return transformers.AutoConfig.from_pretrained(source, **asking), asking
+
+
+def _folder(name: str, options: ModelOptions) -> Path | None:
+    """The folder of a model on this machine; None for one that is not, or is a GGUF file."""
+    source, gguf = hub.locate(name, options.gguf_file, options.revision)
+    return None if gguf else hub.folder_of(source, options.revision)
+
+
+def extend_context(planned: PlannedModel, context: int) -> PlannedModel:
     """The same model with room for `context` tokens, more than it was made for: what do those cost?
 
     Raises:
@@ -254,7 +203,7 @@ def stretched(planned: Plan, context: int) -> Plan:
     return replace(planned, config=config, facts=facts, notices=notices, made_for=made_for)
 
 
-def damage(planned: Plan) -> str | None:
+def damage(planned: PlannedModel) -> str | None:
     """What transformers would refuse of a model's files: code in pickled weights, or the
     tokenizer.  None where nothing is wrong, or where it is still to be downloaded."""
     folder = hub.folder_of(planned.source, planned.options.revision)
@@ -273,27 +222,28 @@ def damage(planned: Plan) -> str | None:
     return None
 
 
-def tokenizer_and_ends(planned: Plan) -> tuple[Any, frozenset[int]]:
+def tokenizer_and_ends(planned: PlannedModel) -> tuple[Any, frozenset[int]]:
     """The tokenizer of a model that is here, and the ids that its configs name as end tokens."""
     tokenizer = _tokenizer(planned)
     try:
         known = transformers.GenerationConfig.from_pretrained(planned.source, **planned.hub_options)
     except OSError:  # it has no generation config of its own
         known = transformers.GenerationConfig.from_model_config(planned.config)
-    return tokenizer, _stop_ids(planned, known, tokenizer)
+    return tokenizer, stop_ids_of(known, tokenizer, planned.spec.vocabulary)
 
 
 def load(
-    what: str | Plan,
-    options: Request | None = None,
+    what: str | PlannedModel,
+    options: ModelOptions | None = None,
+    place: PlacementOptions | None = None,
     *,
     progress: bool = True,
-    beside: memory.Need | None = None,
+    working_memory: memory.Need | None = None,
 ) -> LoadedModel:
     """Load a model, by its name or by what `plan` made of it, and its tokenizer.
 
-    With `Request.tensor_parallel` this is one of as many ranks, all of which call it; their
-    process group is there already.  A device map leaves room to `beside`, which decoding takes.
+    Of ranks that share it, all call this, and their process group is there already.  A device map
+    leaves room to `working_memory`, which decoding takes.
 
     Raises:
         RankError: there is no such group.
@@ -301,27 +251,27 @@ def load(
             be read; the message says why and what helps.
     """
     began = time.perf_counter()
-    planned = plan(what, options, progress=progress) if isinstance(what, str) else what
+    planned = plan(what, options, place, progress=progress) if isinstance(what, str) else what
     with _without_bars(progress):
         tokenizer = _tokenizer(planned)
-    read = partial(_read_model, planned, beside, progress)
+    read = partial(_read_model, planned, working_memory, progress)
     model = read()
-    if planned.spec.weights not in FULL or planned.options.tensor_parallel > 1:
+    if planned.spec.weights not in FULL or planned.placement.split > 1:
         check_forward(planned, model)
-    known = {each.name: getattr(planned, each.name) for each in fields(Plan)}
+    known = {each.name: getattr(planned, each.name) for each in fields(PlannedModel)}
     seconds = time.perf_counter() - began
     return LoadedModel(**known, model=model, tokenizer=tokenizer, seconds=seconds, again=read)
 
 
 @quiet()
 @torch.inference_mode()
-def check_forward(planned: Plan, model: Any) -> None:
+def check_forward(planned: PlannedModel, model: Any) -> None:
     """See whether quantized or split weights can be computed with here; LoadError if not.
 
     Kernels refuse shapes (one row, two rows) and devices only when they are called, and so do
     parts of a split model that do not fit together.
     """
-    name, label, ranks = planned.name, planned.device.label, planned.options.tensor_parallel
+    name, label, ranks = planned.name, planned.device.label, planned.placement.split
     try:
         for width in (1, 2):
             ids = torch.zeros((1, width), dtype=torch.long, device=input_device(model))
@@ -341,7 +291,7 @@ def check_forward(planned: Plan, model: Any) -> None:
         raise LoadError(f"{name} cannot be computed {how}: {why}{fix}") from error
 
 
-def _tokenizer(planned: Plan) -> Any:
+def _tokenizer(planned: PlannedModel) -> Any:
     source, asking = planned.source, planned.hub_options
     if planned.tokenizer_folder is not None:
         source, asking = planned.tokenizer_folder, {**asking, "gguf_file": None}
@@ -365,14 +315,14 @@ def _processor_template(source: str, options: dict[str, Any]) -> str | None:
     return template
 
 
-def _read_model(planned: Plan, beside: memory.Need | None, progress: bool) -> Any:
+def _read_model(planned: PlannedModel, working_memory: memory.Need | None, progress: bool) -> Any:
     """The model with all of its weights, where it computes; errors as `load`."""
     name, options, device = planned.held, planned.options, planned.device
     # Nothing else hides the bar of unpacking a GGUF file.
     unpacks = "gguf_file" in planned.hub_options
     hidden = contextlib.redirect_stderr(io.StringIO()) if unpacks else contextlib.nullcontext()
     with _explained(name, options), _without_bars(progress), hidden:
-        place = placement.keywords(options, device, planned.config, planned.dtype, beside)
+        place = placement.keywords(planned.placement, planned.config, planned.dtype, working_memory)
         model, found = transformers.AutoModelForCausalLM.from_pretrained(
             planned.source,
             config=planned.config,
@@ -460,7 +410,7 @@ def _without_bars(progress: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _explained(name: str, options: Request, part: str = "") -> Iterator[None]:
+def _explained(name: str, options: ModelOptions, part: str = "") -> Iterator[None]:
     """Turn the errors of loading a model, or a part of it, into one line each."""
     try:
         yield
@@ -473,6 +423,5 @@ def _explained(name: str, options: Request, part: str = "") -> Iterator[None]:
     except MemoryError as error:
         raise LoadError(f"{name} does not fit into memory; try --dtype bfloat16") from error
     except Exception as error:
-        source, gguf = hub.located(name, options.gguf_file, options.revision)
-        folder = None if gguf else hub.folder_of(source, options.revision)
-        raise LoadError(hub.explain(name, error, folder, part, gguf)) from error
+        gguf = hub.locate(name, options.gguf_file, options.revision)[1]
+        raise LoadError(hub.explain(name, error, _folder(name, options), part, gguf)) from error

@@ -11,6 +11,7 @@ import os
 import re
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .decoder.errors import RankError
@@ -22,8 +23,18 @@ from .specs.memory import ModelSpec
 if TYPE_CHECKING:
     import torch
 
-    from .options import Request
     from .specs.adapters import Adapter
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the weights of a model go, and how they are packed on the way."""
+
+    device: Device
+    device_map: str | None = None
+    split: int = 1  # ranks that each take a part of them
+    quantize: str = "none"
+
 
 _OFFLOADED: list[tempfile.TemporaryDirectory[str]] = []
 _CUT = ("colwise", "rowwise", "embedding_", "packed_")
@@ -38,9 +49,7 @@ def remove_offloaded() -> None:
         _OFFLOADED.pop().cleanup()
 
 
-def check(
-    name: str, options: Request, device: Device, config: Any, adapters: Sequence[Adapter] = ()
-) -> None:
+def check(name: str, place: Placement, config: Any, adapters: Sequence[Adapter] = ()) -> None:
     """Refuse what cannot be placed, as far as that is known without the model.
 
     `adapters` are merged into its weights.
@@ -48,12 +57,12 @@ def check(
     Raises:
         UsageError: the options do not go together, or a package is missing.
     """
-    quantize = options.quantize
+    quantize = place.quantize
     if adapters:
-        _check_adapter(name, options, config, adapters[0])
-    if options.tensor_parallel > 1:
-        _check_ranks(options, device)
-    if options.device_map is not None:
+        _check_adapter(name, place, config, adapters[0])
+    if place.split > 1:
+        _check_ranks(place)
+    if place.device_map is not None:
         _require("--device-map", "pip install accelerate", "accelerate")
     if quantize == "none":
         return
@@ -65,7 +74,7 @@ def check(
     _require(f"--quantize {quantize}", "pip install 'ladecli[quant]'", "bitsandbytes", "accelerate")
 
 
-def _check_adapter(name: str, options: Request, config: Any, adapter: Adapter) -> None:
+def _check_adapter(name: str, place: Placement, config: Any, adapter: Adapter) -> None:
     """Refuse weights that no adapter can be merged into."""
     given = getattr(config, "quantization_config", None)
     if given is not None:
@@ -74,36 +83,36 @@ def _check_adapter(name: str, options: Request, config: Any, adapter: Adapter) -
             f" ({given.get('quant_method', 'unknown method')}); use the base in plain weights:"
             f" lade chat BASE --adapter {adapter.name}"
         )
-    if options.quantize != "none":
+    if place.quantize != "none":
         raise UsageError(
-            f"--quantize {options.quantize} does not go with an adapter ({adapter.name}), which is"
+            f"--quantize {place.quantize} does not go with an adapter ({adapter.name}), which is"
             " merged into plain weights; leave it out"
         )
-    if options.tensor_parallel > 1:
+    if place.split > 1:
         raise UsageError(
             f"--parallel-mode tensor does not go with an adapter ({adapter.name}), which is merged"
             " into whole weights; use --parallel-mode lookahead or --device-map auto"
         )
 
 
-def _check_ranks(options: Request, device: Device) -> None:
+def _check_ranks(place: Placement) -> None:
     """Refuse what transformers does not do together with tensor parallelism."""
-    if options.device_map is not None:
+    if place.device_map is not None:
         raise UsageError(
             "--parallel-mode tensor spreads the model over ranks, and --device-map over the"
             " devices of one process; leave one of them out"
         )
-    if options.quantize != "none":
+    if place.quantize != "none":
         raise UsageError(
-            f"--quantize {options.quantize} does not go with --parallel-mode tensor: bitsandbytes"
+            f"--quantize {place.quantize} does not go with --parallel-mode tensor: bitsandbytes"
             " cannot split its weights; use --device-map auto, or leave --quantize out"
         )
     _require("--parallel-mode tensor", "pip install accelerate", "accelerate")
-    if device.kind == "mps":
+    if place.device.kind == "mps":
         raise UsageError(
             "transformers splits no model on Apple GPUs; use --parallel-mode lookahead"
         )
-    if device.kind == "cpu" and gpus():
+    if place.device.kind == "cpu" and gpus():
         raise UsageError(
             "transformers splits a model over the GPUs that it finds, so --device cpu does not go"
             " with --parallel-mode tensor; hide them: CUDA_VISIBLE_DEVICES= lade …"
@@ -153,76 +162,72 @@ def _is_cut(plan: dict[str, str], name: str) -> bool:
 
 
 def keywords(
-    options: Request,
-    device: Device,
-    config: Any,
-    dtype: torch.dtype,
-    beside: memory.Need | None = None,
+    place: Placement, config: Any, dtype: torch.dtype, working_memory: memory.Need | None = None
 ) -> dict[str, Any]:
-    """Keywords of `from_pretrained` for options that passed `check`.
+    """Keywords of `from_pretrained` for a placement that passed `check`.
 
-    A device map leaves room to `beside`, which decoding takes beside the weights.
+    A device map leaves room to `working_memory`, which decoding takes.
 
     Raises:
         RankError: the ranks that the model is to be split over have not found each other.
     """
     import transformers
 
-    place: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     stored = getattr(config, "quantization_config", None)
-    quantised = options.quantize != "none" or stored is not None
-    if options.tensor_parallel > 1:
-        place["distributed_config"] = _split(options.tensor_parallel, device)
-    elif options.device_map is not None:
-        place["device_map"] = options.device_map
+    quantised = place.quantize != "none" or stored is not None
+    if place.split > 1:
+        found["distributed_config"] = _split(place)
+    elif place.device_map is not None:
+        found["device_map"] = place.device_map
         # For what goes to the disk and is not in the checkpoint as it is needed.
         folder = tempfile.TemporaryDirectory(prefix="lade-", ignore_cleanup_errors=True)
         _OFFLOADED.append(folder)
-        place["offload_folder"] = folder.name
-        if beside is not None:
-            place["max_memory"] = _limits(beside)
-    elif importlib.util.find_spec("accelerate") and (device.kind != "cpu" or quantised):
+        found["offload_folder"] = folder.name
+        if working_memory is not None:
+            found["max_memory"] = _limits(working_memory)
+    elif importlib.util.find_spec("accelerate") and (place.device.kind != "cpu" or quantised):
         # Straight to the device; quantised weights would go to any GPU that is there.
-        place["device_map"] = device.torch_name
-    if options.quantize != "none":
-        place["quantization_config"] = transformers.BitsAndBytesConfig(
-            load_in_4bit=options.quantize == "4bit",
-            load_in_8bit=options.quantize == "8bit",
+        found["device_map"] = place.device.torch_name
+    if place.quantize != "none":
+        found["quantization_config"] = transformers.BitsAndBytesConfig(
+            load_in_4bit=place.quantize == "4bit",
+            load_in_8bit=place.quantize == "8bit",
             bnb_4bit_quant_type="nf4",
             bnb_4bit_compute_dtype=dtype,
             # With the default threshold a result depends on the other tokens of the batch.
             llm_int8_threshold=0.0,
         )
-    return place
+    return found
 
 
-def _split(ranks: int, device: Device) -> Any:
+def _split(place: Placement) -> Any:
     """The plan of tensor parallelism over the process group that there is."""
     import torch
     from transformers.distributed import DistributedConfig
 
     # Without a group transformers would make one of its own, from torchrun's variables.
     there = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
-    if there != ranks:
+    if there != place.split:
         raise RankError(
-            f"the model is to be split over {ranks} ranks, and {there} decode together; start them"
-            f" with --parallel {ranks} --parallel-mode tensor"
+            f"the model is to be split over {place.split} ranks, and {there} decode together; start"
+            f" them with --parallel {place.split} --parallel-mode tensor"
         )
-    if device.kind == "cuda":
+    if place.device.kind == "cuda":
         # That is where transformers reads which GPU is this rank's.
-        os.environ.setdefault("LOCAL_RANK", device.torch_name.partition(":")[2] or "0")
-    return DistributedConfig(tp_size=ranks, tp_plan="auto")
+        os.environ.setdefault("LOCAL_RANK", place.device.torch_name.partition(":")[2] or "0")
+    return DistributedConfig(tp_size=place.split, tp_plan="auto")
 
 
-def _limits(beside: memory.Need) -> dict[int | str, int]:
+def _limits(need: memory.Need) -> dict[int | str, int]:
     """Bytes of weights that each device may take, so that decoding has room beside them."""
     free = [memory.usable(free_memory(each)) for each in gpus()]
     spare = memory.usable(free_memory(processor()))
     if not free:
-        return {"cpu": max(int(spare - beside.cache - beside.step), 0)}
+        return {"cpu": max(int(spare - need.cache - need.step), 0)}
     # A device's layers have their keys there, and each of their steps is made there.
     limits: dict[int | str, int] = {
-        index: max(int(each - beside.step - beside.cache * each / sum(free)), 0)
+        index: max(int(each - need.step - need.cache * each / sum(free)), 0)
         for index, each in enumerate(free)
     }
     return {**limits, "cpu": int(spare)}

@@ -147,8 +147,8 @@ def load(name: str, *, offline: bool = False) -> tuple[Row, ...]:
     for number, row in rows.items():
         if (first := lines.setdefault(row.id, number)) != number:
             raise UsageError(
-                f"{spoken(name)}, lines {first} and {number}: both rows have the id {row.id!r};"
-                " give each its own"
+                f"{display_name(name)}, lines {first} and {number}: both rows have the id"
+                f" {row.id!r}; give each its own"
             )
     return tuple(rows.values())
 
@@ -164,7 +164,7 @@ def some(rows: Sequence[Row], limit: int | None) -> tuple[Row, ...]:
     return tuple(row for row in in_turn if row is not None)[:limit]
 
 
-def told(rows: Sequence[Row], system: str | None) -> list[str]:
+def row_notices(rows: Sequence[Row], system: str | None) -> list[str]:
     """Lines about rows to which a system message of the command line does not go."""
     count = sum(row.start.system is not None for row in rows)
     if system is None or not count:
@@ -173,7 +173,7 @@ def told(rows: Sequence[Row], system: str | None) -> list[str]:
     return [f"--system is not for {which}, which have a system message of their own"]
 
 
-def spoken(name: str) -> str:
+def display_name(name: str) -> str:
     """A prompt file, or standard input, in an error message."""
     return "standard input" if name == STDIN else f"the prompt file {name}"
 
@@ -194,9 +194,9 @@ def read_text(name: str) -> str:
     if sys.stdin is None:
         raise UsageError("standard input is closed; name a file in place of -")
     try:
-        return files.decode(files.read_stream(sys.stdin.buffer), spoken(name))
+        return files.decode(files.read_stream(sys.stdin.buffer), display_name(name))
     except OSError as error:
-        raise UsageError(f"{spoken(name)} cannot be read: {error.strerror}") from error
+        raise UsageError(f"{display_name(name)} cannot be read: {error.strerror}") from error
 
 
 def read_rows(name: str) -> dict[int, Row]:
@@ -205,9 +205,9 @@ def read_rows(name: str) -> dict[int, Row]:
     Raises:
         UsageError: it cannot be read, a row is invalid, or there is none.
     """
-    rows = _parse(read_text(name), spoken(name))
+    rows = _parse(read_text(name), display_name(name))
     if not rows:
-        raise UsageError(f"{spoken(name)} has no prompts; {EXAMPLE}")
+        raise UsageError(f"{display_name(name)} has no prompts; {EXAMPLE}")
     return rows
 
 

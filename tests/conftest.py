@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import logging
 import os
 import sys
@@ -154,10 +155,13 @@ class Result:
 
 @pytest.fixture
 def lade(capsys: pytest.CaptureFixture[str]) -> Any:
-    """The program, called in this process."""
+    """The program, called in this process; `typed` is its standard input."""
 
-    def call(*arguments: str) -> Result:
-        code = entry(list(arguments))
+    def call(*arguments: str, typed: str | None = None) -> Result:
+        with pytest.MonkeyPatch.context() as patch:
+            if typed is not None:
+                patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed.encode()), "utf-8"))
+            code = entry(list(arguments))
         captured = capsys.readouterr()
         return Result(code, captured.out, captured.err)
 

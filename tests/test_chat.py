@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from ladecli import models
-from ladecli.chat import handle, kept, loop
+from ladecli.chat import handle, keep_conversation, loop
 from ladecli.decoder.errors import DecoderError
 from ladecli.errors import LadeError, UsageError
-from ladecli.options import ChatRequest
+from ladecli.options.answer import ChatRequest
 from ladecli.repl.journal import Journal
 from ladecli.repl.reader import Reader
 from ladecli.repl.session import Chat
@@ -222,7 +222,7 @@ def test_a_chat_is_kept_however_it_ends(
     journal = Journal(file)
 
     def ended(chat: Chat, error: type[BaseException]) -> None:
-        with pytest.raises(error), kept(chat, journal):
+        with pytest.raises(error), keep_conversation(chat, journal):
             loop(chat)
 
     # What a pipe sent wrongly it can send again, and an empty chat is none.
@@ -237,14 +237,14 @@ def test_a_chat_is_kept_however_it_ends(
     # What a file of the user's has, or the user left, needs no word.
     ended(make(QUESTIONS[1], f"/save {tmp_path / 'kept.json'}", SystemExit), SystemExit)
     chat = make(QUESTIONS[2])
-    with kept(chat, journal):
+    with keep_conversation(chat, journal):
         loop(chat, QUESTIONS[0])
     assert str(file) not in capsys.readouterr().err
     assert said(chat)[::2] == [QUESTIONS[0], QUESTIONS[2]]
     assert from_json(file.read_text()) == chat.conversation
     # Where nothing can be written, that is said once, and the chat goes on.
     chat = make(QUESTIONS[0], QUESTIONS[1])
-    with kept(chat, Journal(file / "below")):
+    with keep_conversation(chat, Journal(file / "below")):
         loop(chat)
     assert len(said(chat)) == 4
     assert capsys.readouterr().err.count("is not kept") == 1

@@ -15,7 +15,7 @@ from prompt_toolkit.output import DummyOutput
 
 from ladecli.errors import UsageError
 from ladecli.repl.commands import CommandCompleter
-from ladecli.repl.reader import Reader, TerminalReader, history_path, unquoted
+from ladecli.repl.reader import Reader, TerminalReader, history_path, unquote
 
 PASTE = "\x1b[200~{}\x1b[201~"
 ENTER, ALT_ENTER, CTRL_C, CTRL_D, CTRL_T, TAB = "\r", "\x1b\r", "\x03", "\x04", "\x14", "\t"
@@ -180,4 +180,4 @@ def test_a_poor_terminal_has_prompts() -> None:
     ],
 )
 def test_quotes_are_taken_off(text: str, message: str) -> None:
-    assert unquoted(text) == message
+    assert unquote(text) == message

@@ -67,7 +67,7 @@ def test_without_a_limit_an_answer_ends_at_512_tokens_and_says_so(
 
 
 def test_prompts_from_flag_file_and_stdin_are_the_same(
-    lade: Any, model_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lade: Any, model_folder: str, tmp_path: Path
 ) -> None:
     options = ("-n", "12", "--ignore-eos", "--no-stats")
     flag = lade("generate", model_folder, "-p", "the cat sat", *options)
@@ -76,9 +76,8 @@ def test_prompts_from_flag_file_and_stdin_are_the_same(
     file = lade("generate", model_folder, "--prompt-file", str(path), *options)
     assert file.out == flag.out
     for extra in ((), ("-f", "-")):
-        with path.open() as stdin:
-            monkeypatch.setattr(sys, "stdin", stdin)
-            assert lade("generate", model_folder, *extra, *options).out == flag.out
+        piped = lade("generate", model_folder, *extra, *options, typed="\ufeffthe cat sat\n")
+        assert piped.out == flag.out
 
 
 @pytest.mark.parametrize("ends", ["\n", "\r\n", "\r"])
@@ -902,13 +901,15 @@ run_and_exit()
 # Chats over a pipe, and files beside the answer.
 
 
-def piped(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
-
-
-def test_a_chat_over_a_pipe(lade: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    piped(monkeypatch, "What is the pool?\n/undo\nWhat is the pool?\n")
-    result = lade("chat", "demo", "-n", "12", "--no-stats")
+def test_a_chat_over_a_pipe(lade: Any) -> None:
+    result = lade(
+        "chat",
+        "demo",
+        "-n",
+        "12",
+        "--no-stats",
+        typed="What is the pool?\n/undo\nWhat is the pool?\n",
+    )
     assert result.code == 0
     first, second = result.out.splitlines()
     assert first == second
@@ -940,13 +941,9 @@ def test_a_token_without_an_embedding_is_named(lade: Any, beyond: str, tmp_path:
     assert lade(*asked, "--draft-text", str(tmp_path / "x.txt")).out == lade(*asked).out
 
 
-def test_a_piped_chat_goes_on_after_such_a_message(
-    lade: Any, beyond: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    piped(monkeypatch, "What is the pool?\n")
-    alone = lade("chat", beyond, "-n", "6", "-q")
-    piped(monkeypatch, "Use a <tool>\nWhat is the pool?\n")
-    result = lade("chat", beyond, "-n", "6", "-q")
+def test_a_piped_chat_goes_on_after_such_a_message(lade: Any, beyond: str) -> None:
+    alone = lade("chat", beyond, "-n", "6", "-q", typed="What is the pool?\n")
+    result = lade("chat", beyond, "-n", "6", "-q", typed="Use a <tool>\nWhat is the pool?\n")
     assert (result.code, result.out) == (2, alone.out)
     assert result.err.count("\n") == 1
     assert "no embedding for '<tool>'" in result.err
@@ -962,11 +959,8 @@ def test_a_piped_chat_goes_on_after_such_a_message(
         ("/exit\nnever answered\n", 0, ""),
     ],
 )
-def test_mistakes_in_a_piped_chat(
-    lade: Any, monkeypatch: pytest.MonkeyPatch, text: str, code: int, message: str
-) -> None:
-    piped(monkeypatch, text)
-    result = lade("chat", "demo", "-q")
+def test_mistakes_in_a_piped_chat(lade: Any, text: str, code: int, message: str) -> None:
+    result = lade("chat", "demo", "-q", typed=text)
     assert result.code == code
     assert result.out == ""
     assert message in result.err

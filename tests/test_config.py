@@ -17,7 +17,8 @@ from ladecli.commands.config import (
     read,
     template,
 )
-from ladecli.options import ChatRequest, DoctorRequest, GenerateRequest, TuneRequest
+from ladecli.options.answer import ChatRequest, GenerateRequest
+from ladecli.options.commands import DoctorRequest, TuneRequest
 from ladecli.options.declare import Setting, config_path
 
 OTHER: dict[str, Any] = {

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ladecli.errors import UsageError
-from ladecli.options import Request
+from ladecli.options.model import RankOptions, StepOptions
 from ladecli.session import setup as decode_setup
 from ladecli.specs.device import Device
 
@@ -26,22 +26,22 @@ SPLIT = "the ranks of a model that is split wait for one another within every st
     [
         (GPU, {}, None),
         (GPU, {"cuda_graphs": True}, None),
-        (GPU, {"parallel": 2}, None),
         (GPU, {"cuda_graphs": False}, "switched off"),
-        (GPU, {"parallel_mode": "tensor"}, SPLIT),
+        (GPU, {"split": True}, SPLIT),
         (CPU, {}, f"{NEEDS} AMD EPYC"),
         (MPS, {"cuda_graphs": True}, f"{NEEDS} Apple M4"),
     ],
 )
 def test_where_steps_are_captured(device: Device, options: dict[str, Any], why: str | None) -> None:
-    assert decode_setup.why_no_graphs(Request(**options), device) == why
+    split = options.pop("split", False)
+    assert decode_setup.why_no_graphs(StepOptions(**options), device, split) == why
 
 
 def test_what_cannot_be_on_a_device_is_refused() -> None:
-    asked = Request(cuda_graphs=True, origins={"cuda_graphs": "flag --cuda-graphs"})
-    decode_setup.check_device(asked, GPU, shape())
+    asked = StepOptions(cuda_graphs=True, origins={"cuda_graphs": "flag --cuda-graphs"})
+    decode_setup.check_device(asked, GPU, shape(), split=False)
     with pytest.raises(UsageError, match=f"^no CUDA graphs: {NEEDS} AMD EPYC; leave --cuda-graphs"):
-        decode_setup.check_device(asked, CPU, shape())
+        decode_setup.check_device(asked, CPU, shape(), split=False)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_what_cannot_be_on_a_device_is_refused() -> None:
 )
 def test_what_is_refused_before_a_device_is_looked_for(options: dict[str, Any], line: str) -> None:
     with pytest.raises(UsageError, match=f"^{line}"):
-        Request(**{"cuda_graphs": True, **options}).check()
+        RankOptions(**{"cuda_graphs": True, **options}).check()
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,8 @@ def test_attention_comes_to_a_name(
 ) -> None:
     monkeypatch.setattr("ladecli.decoder.model.attention.triton_available", lambda _: works)
     model = replace(shape(), compute=compute)
-    found = decode_setup.attention_of(Request(**options), device, model)
+    found = decode_setup.choose_attention(StepOptions(**options), device, model)
     assert found.name == name
     assert found.why
-    latent = decode_setup.attention_of(Request(), GPU, replace(shape(), latent=576))
+    latent = decode_setup.choose_attention(StepOptions(), GPU, replace(shape(), latent=576))
     assert latent.name == "sdpa"

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ladecli.errors import UsageError
-from ladecli.options import Request
+from ladecli.options.model import StepOptions
 from ladecli.session import setup as decode_setup
 from ladecli.specs import device
 from ladecli.specs.device import (
@@ -169,6 +169,8 @@ def test_a_device_without_room_for_it_gets_cautious_settings(
 
     monkeypatch.setattr(device, "measure_rates", fail)
     monkeypatch.setattr("ladecli.decoder.model.attention.triton_available", lambda _: True)
-    choice = decode_setup.choice_for(Request(), Device("cuda", "cuda:0", "Unheard Of"), shape())
+    choice = decode_setup.choose_profile(
+        None, StepOptions(), Device("cuda", "cuda:0", "Unheard Of"), shape()
+    )
     assert choice.profile == "gpu"
     assert any("settings are those of a slow one" in line for line in choice.notices)

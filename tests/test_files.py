@@ -11,7 +11,7 @@ import pytest
 
 from ladecli import files
 from ladecli.errors import LadeError, UsageError
-from ladecli.options import GenerateRequest
+from ladecli.options.answer import GenerateRequest
 from ladecli.trace import export
 
 

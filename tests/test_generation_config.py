@@ -90,7 +90,7 @@ def generating(session: Session, monkeypatch: pytest.MonkeyPatch) -> Iterator[An
 def stream(
     session: Session, strategy: str = "lookahead", new: int | None = NEW, **options: Any
 ) -> list[TextEvent]:
-    sampling = options.pop("sampling", session.loaded.greedy)
+    sampling = options.pop("sampling", session.loaded.defaults.greedy)
     settings = Settings(strategy, CONFIG, sampling, new, **options)
     return list(session.stream(session.encode(TEXT), settings))
 
@@ -250,7 +250,7 @@ def test_tokens_are_drawn_from_what_generate_draws_from(
     out = generate(session, output_scores=True, return_dict_in_generate=True)
     prompt = session.encode(TEXT)
     text = [int(i) for i in out.sequences[0]]
-    sampling = replace(session.loaded.sampling, seed=5)
+    sampling = replace(session.loaded.defaults.sampling, seed=5)
     settings = Settings(sampling=sampling, max_new_tokens=NEW)
     chosen = session.choosing(prompt, settings)
     rescorer = Rescorer(session.decoder)
@@ -267,7 +267,7 @@ def test_tokens_are_drawn_from_what_generate_draws_from(
 def test_flags_come_before_the_config(session: Session, generating: Any) -> None:
     """A flag changes its own field: logits processors go on with it."""
     generating(do_sample=True, top_k=1, typical_p=0.9, no_repeat_ngram_size=2)
-    config = session.loaded.sampling
+    config = session.loaded.defaults.sampling
     for changes, options in (
         ({"temperature": 0.0}, {"do_sample": False}),
         ({"top_k": 1, "seed": 3}, {"top_k": 1}),
@@ -340,18 +340,19 @@ def prompts(folder: Path) -> str:
 
 
 def test_sampling_alone_keeps_the_50_most_probable_tokens(loaded: LoadedModel) -> None:
-    assert loaded.sampling == SamplingConfig(temperature=1.0, top_k=50)
+    assert loaded.defaults.sampling == SamplingConfig(temperature=1.0, top_k=50)
 
 
 def test_sampling_that_is_not_switched_on(session: Session, generating: Any) -> None:
     """A user who asks for samples gets them as the file has it, which alone asks for none."""
     generating(do_sample=False, temperature=0.5, top_k=9)
-    assert session.loaded.sampling == SamplingConfig()
-    assert session.loaded.greedy == SamplingConfig(top_k=9)
+    assert session.loaded.defaults.sampling == SamplingConfig()
+    assert session.loaded.defaults.greedy == SamplingConfig(top_k=9)
     config = generating(top_p=0.6)
     config.do_sample = None
-    assert session.loaded.greedy == SamplingConfig(top_p=0.6)
-    assert (session.loaded.sampling.temperature, session.loaded.sampling.top_p) == (0.7, 0.6)
+    assert session.loaded.defaults.greedy == SamplingConfig(top_p=0.6)
+    chat = session.loaded.defaults.sampling
+    assert (chat.temperature, chat.top_p) == (0.7, 0.6)
 
 
 @pytest.fixture

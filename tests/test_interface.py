@@ -5,7 +5,6 @@ What each of them does is tested elsewhere; here nothing may go missing.
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from pathlib import Path
@@ -88,9 +87,8 @@ def test_every_command_is_there(lade: Lade) -> None:
     )
 
 
-def test_every_slash_command_is_there(lade: Lade, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("/help\n"))
-    done = lade("chat")
+def test_every_slash_command_is_there(lade: Lade) -> None:
+    done = lade("chat", typed="/help\n")
     assert done.code == 0
     assert {f"/{name}" for name in SLASH.split()} <= {*re.findall(r"/\w+", done.out + done.err)}
 

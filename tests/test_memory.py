@@ -18,10 +18,10 @@ from ladecli.specs.memory import (
     Asked,
     ModelSpec,
     estimate,
+    format_bytes,
     room,
     smaller_forms,
     spread,
-    told,
 )
 from ladecli.specs.model_spec import empty_model, spec_of
 
@@ -97,7 +97,7 @@ def test_a_long_context_is_cut_to_what_fits() -> None:
 def test_weights_that_do_not_fit_name_the_first_form_that_does(
     free: float, spec: ModelSpec, kind: str, fix: str
 ) -> None:
-    line = rf"^m needs .*, .* more than the {told(0.97 * free * GB)} .* on GPU; {fix}"
+    line = rf"^m needs .*, .* more than the {format_bytes(0.97 * free * GB)} .* on GPU; {fix}"
     with pytest.raises(LoadError, match=line):
         ask(free, spec, kind)
 

@@ -19,7 +19,7 @@ import ladecli
 from ladecli import models
 from ladecli.decoder.config import SamplingConfig
 from ladecli.errors import UsageError
-from ladecli.options import Request
+from ladecli.options.model import ModelOptions, PlacementOptions
 from ladecli.specs import memory
 from ladecli.specs.device import Device, detect
 
@@ -27,10 +27,12 @@ from .families import new_model
 from .hub_files import use_devices
 from .tokenizers_here import byte_level
 
+ON_CPU = PlacementOptions(device="cpu")
 DEMO = Path(models.__file__).with_name("demo")
 GPU = Device("cuda", "cuda:1", "Some GPU", 8 << 30)
 OWN_CODE = """
 from transformers import LlamaForCausalLM
+
 
 class Mine(LlamaForCausalLM):
     pass
@@ -51,9 +53,9 @@ def test_code_of_the_model_runs_where_it_is_trusted(
 ) -> None:
     name = demo_with(tmp_path / "own", auto_map={"AutoModelForCausalLM": "modeling_own.Mine"})
     (tmp_path / "own" / "modeling_own.py").write_text(OWN_CODE)
-    trusted = models.load(name, Request(device="cpu", trust_remote_code=True))
+    trusted = models.load(name, ModelOptions(trust_remote_code=True), ON_CPU)
     assert type(trusted.model).__name__ == "Mine"
-    other = models.load(name, Request(device="cpu"))
+    other = models.load(name, place=ON_CPU)
     assert type(other.model).__name__ == "LlamaForCausalLM"
     assert other.spec == trusted.spec
     assert capsys.readouterr().out == "", "nothing is asked"
@@ -89,15 +91,15 @@ def test_a_gpu_gets_the_type_that_the_weights_have(
 def test_a_processor_computes_in_float32_where_that_fits(
     more: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    full = models.plan("demo", Request(device="cpu", dtype="float32")).spec
+    full = models.plan("demo", ModelOptions(dtype="float32"), ON_CPU).spec
     least = memory.estimate(full, context=memory.LEAST_CONTEXT).total
     use_devices(monkeypatch, detect("cpu"), free=least / (1 - memory.SPARE) + more)
-    planned = models.plan("demo", Request(device="cpu"))
+    planned = models.plan("demo", place=ON_CPU)
     if more > 0:
         assert (planned.dtype, planned.notices) == (torch.float32, ())
     else:
         assert planned.dtype == torch.bfloat16
-        assert f"float32 needs {memory.told(least)}" in planned.notices[0]
+        assert f"float32 needs {memory.format_bytes(least)}" in planned.notices[0]
 
 
 @pytest.fixture
@@ -119,7 +121,7 @@ def fp8(tmp_path: Path) -> str:
 
 
 def test_fp8_becomes_plain_where_it_cannot_be_multiplied(fp8: str) -> None:
-    loaded = models.load(fp8, Request(device="cpu"))
+    loaded = models.load(fp8, place=ON_CPU)
     assert loaded.spec.weights == "bfloat16"
     assert loaded.spec.weight_bytes == sum(p.nbytes for p in loaded.model.parameters())
     (line,) = loaded.notices
@@ -188,11 +190,11 @@ def test_a_generation_config_counts_as_far_as_it_makes_sense(
     known["spec"] = replace(planned.spec, vocabulary=100)
     model, tokenizer = SimpleNamespace(generation_config=config), SimpleNamespace(eos_token_id=2)
     loaded = models.LoadedModel(**known, model=model, tokenizer=tokenizer)
-    assert loaded.sampling == sampling
-    assert loaded.greedy.greedy
-    assert loaded.greedy.repetition_penalty == sampling.repetition_penalty
-    assert loaded.stop_ids == ends
-    assert loaded.ignored_settings == ignored
+    assert loaded.defaults.sampling == sampling
+    assert loaded.defaults.greedy.greedy
+    assert loaded.defaults.greedy.repetition_penalty == sampling.repetition_penalty
+    assert loaded.defaults.stop_ids == ends
+    assert loaded.defaults.ignored == ignored
 
 
 def test_soft_caps_are_computed_by_every_version(tmp_path: Path) -> None:
@@ -205,8 +207,8 @@ def test_soft_caps_are_computed_by_every_version(tmp_path: Path) -> None:
 
 def test_a_model_is_stretched_to_see_what_long_texts_cost() -> None:
     whole = models.plan("demo")
-    assert models.stretched(whole, 2048) is whole
-    planned = models.stretched(whole, 4096)
+    assert models.extend_context(whole, 2048) is whole
+    planned = models.extend_context(whole, 4096)
     assert (planned.facts.context, planned.made_for) == (4096, 2048)
     assert "was made for 2,048 tokens" in planned.notices[-1]
     loaded = models.load(planned)
@@ -221,4 +223,4 @@ def test_positions_that_cannot_be_stretched(tmp_path: Path) -> None:
     rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
     planned = models.plan(demo_with(tmp_path / "dynamic", rope_parameters=rope))
     with pytest.raises(UsageError, match=r"has positions for 2,048 tokens, and 4,096 are wanted"):
-        models.stretched(planned, 4096)
+        models.extend_context(planned, 4096)

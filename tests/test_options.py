@@ -10,7 +10,9 @@ import pytest
 from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.errors import ConfigError
 from ladecli.errors import UsageError
-from ladecli.options import ChatRequest, GenerateRequest, Request, TuneRequest
+from ladecli.options.answer import ChatRequest, GenerateRequest
+from ladecli.options.commands import TuneRequest
+from ladecli.options.drafting import DraftOptions
 
 PROFILE = LookaheadConfig(7, 5, 7, budget=60, sources=("context",), widths=(1, 16, 64))
 
@@ -35,11 +37,11 @@ def test_a_mistake_names_those_variables_that_it_is_due_to() -> None:
 @pytest.mark.parametrize("budget", range(1, 12))
 def test_any_budget_goes_with_any_profile(budget: int) -> None:
     profile = LookaheadConfig(5, 3, 5, 128)
-    chosen = Request(budget=budget).lookahead(profile)
+    chosen = DraftOptions(budget=budget).lookahead(profile)
     assert chosen.step_limit == budget
     assert ("trajectory" in chosen.sources) == (budget >= profile.window_cells)
     with pytest.raises(ConfigError, match="smaller than the 10 tokens of a window"):
-        Request(budget=4, window=5, ngram=3).lookahead(profile)
+        DraftOptions(budget=4, window=5, ngram=3).lookahead(profile)
 
 
 TUNED = LookaheadConfig(3, 3, 4, budget=24, sources=("context",), widths=(1, 4, 24))
@@ -68,7 +70,7 @@ TUNED = LookaheadConfig(3, 3, 4, budget=24, sources=("context",), widths=(1, 4, 
 def test_options_that_do_nothing_or_more_than_they_say(
     given: dict[str, Any], words: tuple[str, ...]
 ) -> None:
-    request = Request(**given)
+    request = DraftOptions(**given)
     told = request.side_effects(TUNED)
     assert len(told) == bool(words)
     assert all(word in told[0] for word in words)
@@ -79,5 +81,5 @@ def test_options_that_do_nothing_or_more_than_they_say(
 
 def test_a_budget_without_room_for_the_window_is_told() -> None:
     profile = LookaheadConfig(5, 3, 5, 128)
-    (told,) = Request(budget=4).side_effects(profile)
+    (told,) = DraftOptions(budget=4).side_effects(profile)
     assert told.startswith("budget sets sources context,recycled for the profile's trajectory,")

@@ -19,7 +19,7 @@ from ladecli.decoder.events import StepNarrowed
 from ladecli.decoder.layout import StepLayout
 from ladecli.decoder.load import load_decoder
 from ladecli.events import Ended
-from ladecli.options import ChatRequest
+from ladecli.options.answer import ChatRequest
 from ladecli.repl.session import Chat
 from ladecli.session.session import Session
 from ladecli.trace.format import read_trace

@@ -14,12 +14,11 @@ import pytest
 
 from ladecli.commands.cli import entry
 from ladecli.errors import UsageError
-from ladecli.options import Request
+from ladecli.options.answer import RankedOptions
 from ladecli.session.place import (
     Place,
-    is_follower,
-    place_of,
-    placed,
+    assign_device,
+    find_place,
 )
 from ladecli.specs import device
 from ladecli.specs.device import Device
@@ -181,14 +180,13 @@ def test_models_that_verify_no_trees_are_refused(
 def test_the_place_of_a_process(
     wanted: int | None, environment: dict[str, str], place: Place
 ) -> None:
-    assert place_of(Request(parallel=wanted), environment) == place
-    assert is_follower(environment) == (place.rank > 0)
+    assert find_place(RankedOptions(parallel=wanted), environment) == place
 
 
 def test_ranks_that_share_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = [Device("cuda", f"cuda:{number}", "H100") for number in range(2)]
     monkeypatch.setattr(device, "present", lambda: gpus)
     monkeypatch.setattr(device, "detect", lambda _: gpus[0])
-    assert placed(Request(), Place(3, 4, 1, 2, launched=True)).device == "cuda:1"
+    assert assign_device(RankedOptions(), Place(3, 4, 1, 2, launched=True)).device == "cuda:1"
     with pytest.raises(UsageError, match="--parallel 4 needs 4 GPUs and 2 are visible"):
-        placed(Request(), Place(0, 4, 0, 4))
+        assign_device(RankedOptions(), Place(0, 4, 0, 4))

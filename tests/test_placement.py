@@ -13,7 +13,7 @@ from ladecli import models, placement
 from ladecli.decoder.config import GROWTH
 from ladecli.decoder.kv_cache import KVCache, LayerShape
 from ladecli.decoder.model.stock import input_device
-from ladecli.options import Request
+from ladecli.options.model import ModelOptions, PlacementOptions
 from ladecli.specs import memory
 from ladecli.specs.device import Device
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 CPU, ELSEWHERE = torch.device("cpu"), torch.device("meta")
 """The second stands for another GPU: it has shapes and devices, and no numbers."""
-ON_CPU = Request(device="cpu", dtype="float32")
+FLOAT32, ON_CPU = ModelOptions(dtype="float32"), PlacementOptions(device="cpu")
 
 
 @torch.inference_mode()
@@ -83,10 +83,11 @@ def test_auto_keeps_on_the_disk_what_memory_has_no_room_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     use_devices(monkeypatch, Device("cpu", "cpu", "CPU"), free=20e6)
-    options = replace(ON_CPU, device_map="auto")
-    everywhere = models.load("demo", options, beside=memory.Need(0.0, 1e6, 0.0)).model
+    place = replace(ON_CPU, device_map="auto")
+    small, large = (memory.Need(0.0, cache, 0.0) for cache in (1e6, 14e6))
+    everywhere = models.load("demo", FLOAT32, place, working_memory=small).model
     assert all(each.device == CPU for each in everywhere.parameters()), "12.6 MB"
-    spread = models.load("demo", options, beside=memory.Need(0.0, 14e6, 0.0)).model
+    spread = models.load("demo", FLOAT32, place, working_memory=large).model
     assert {"cpu", "disk"} == {*spread.hf_device_map.values()}
     ids = torch.arange(30, 40)[None]
     with torch.inference_mode():
@@ -97,9 +98,9 @@ def test_auto_keeps_on_the_disk_what_memory_has_no_room_for(
 def test_auto_leaves_room_for_texts_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     cards = [Device("cuda", f"cuda:{n}", "GPU", 24 << 30) for n in range(2)]
     use_devices(monkeypatch, *cards, Device("cpu", "cpu", "CPU"), free=20e9)
-    options = Request(device_map="auto")
-    beside = memory.Need(0.0, 8e9, 1e9)
-    place = placement.keywords(options, cards[0], None, torch.float16, beside)
+    where = placement.Placement(cards[0], device_map="auto")
+    need = memory.Need(0.0, 8e9, 1e9)
+    place = placement.keywords(where, None, torch.float16, need)
     room, spare = pytest.approx(19.4e9 - 1e9 - 4e9), pytest.approx(19.4e9)
     assert place["max_memory"] == {0: room, 1: room, "cpu": spare}
 

@@ -14,12 +14,14 @@ from ladecli.decoder.config import Limits, LookaheadConfig
 from ladecli.decoder.model.transformer import Transformer
 from ladecli.errors import LoadError, UsageError
 from ladecli.models import LoadedModel
-from ladecli.options import Request
+from ladecli.options.model import ModelOptions, PlacementOptions
 from ladecli.session.session import Session
 
 from .decoding import ids_of, run, transformers_ids
 from .families import new_model
 from .tokenizers_here import byte_level
+
+ON_CPU = PlacementOptions(device="cpu")
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +35,7 @@ LIMITS = Limits(40)
 
 @pytest.fixture(scope="module", params=["4bit", "8bit"])
 def loaded(request: pytest.FixtureRequest) -> LoadedModel:
-    return models.load("demo", Request(device="cpu", quantize=request.param))
+    return models.load("demo", ModelOptions(quantize=request.param), ON_CPU)
 
 
 def answer(
@@ -97,7 +99,7 @@ def test_shapes_that_its_kernels_refuse_give_one_line(
     monkeypatch.setattr("bitsandbytes.nn.Linear4bit.forward", refuse)
     line = r"cannot be computed in nf4 on .*: N must be divisible by block_n; try --quantize 8bit$"
     with pytest.raises(LoadError, match=line):
-        models.load(str(tmp_path), Request(device="cpu", quantize="4bit"))
+        models.load(str(tmp_path), ModelOptions(quantize="4bit"), ON_CPU)
 
 
 @pytest.mark.parametrize("missing", ["bitsandbytes", "accelerate"])
@@ -108,7 +110,7 @@ def test_what_is_missing_is_named(missing: str, monkeypatch: pytest.MonkeyPatch)
     )
     line = rf"--quantize 4bit needs {missing}: pip install 'ladecli\[quant\]'"
     with pytest.raises(UsageError, match=line):
-        models.load("demo", Request(device="cpu", quantize="4bit"))
+        models.load("demo", ModelOptions(quantize="4bit"), ON_CPU)
 
 
 def test_a_checkpoint_is_not_quantised_twice(tmp_path: Path) -> None:
@@ -118,12 +120,12 @@ def test_a_checkpoint_is_not_quantised_twice(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     line = r"is quantised already \(gptq\); leave --quantize out"
     with pytest.raises(UsageError, match=line):
-        models.load(str(tmp_path), Request(device="cpu", quantize="4bit"))
+        models.load(str(tmp_path), ModelOptions(quantize="4bit"), ON_CPU)
 
 
 def test_a_quantised_checkpoint_loads_as_it_is(loaded: LoadedModel, tmp_path: Path) -> None:
     loaded.model.save_pretrained(tmp_path)
     loaded.tokenizer.save_pretrained(tmp_path)
-    again = models.load(str(tmp_path), Request(device="cpu"))
+    again = models.load(str(tmp_path), place=ON_CPU)
     assert again.spec.weights == loaded.spec.weights
     assert answer(Session(again), PROMPTS[0]) == answer(Session(loaded), PROMPTS[0])

@@ -92,14 +92,14 @@ def test_what_goes_wrong_with_captured_steps_is_told_once(
     assert session.notices == ()
     assert answer(session, [5, 6, 7], SHARED) == expected
     assert session.decoder.runner.captured
-    assert session.news() == []
+    assert session.new_notices() == []
     capture.fails = True
     session.decoder.forget()
     assert answer(session, [5, 6, 7], PLAIN) == expected
-    (line,) = session.news()
+    (line,) = session.new_notices()
     assert "without CUDA graphs" in line
     assert "no way" in line
-    assert session.news() == []
+    assert session.new_notices() == []
 
 
 def test_a_model_that_cannot_be_captured_is_told_of_at_once(
@@ -109,7 +109,7 @@ def test_a_model_that_cannot_be_captured_is_told_of_at_once(
     (line,) = session.notices
     assert "without CUDA graphs" in line
     assert "no way" in line
-    assert session.news() == []
+    assert session.new_notices() == []
 
 
 def test_followers_are_told_the_widths_that_their_leader_has(

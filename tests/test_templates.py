@@ -5,10 +5,8 @@ The right prompt is always what `apply_chat_template` gives with the right argum
 
 from __future__ import annotations
 
-import io
 import json
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -281,9 +279,7 @@ def prompt_of(folder: str, trace: Path) -> tuple[int, str]:
     return header.prompt_tokens, header.prompt
 
 
-def test_prompts_and_answers_of_two_turns(
-    lade: Any, case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompts_and_answers_of_two_turns(lade: Any, case: Case, tmp_path: Path) -> None:
     folder, trace = case.folder.write(tmp_path / "model"), tmp_path / "trace"
     common = (folder, "-s", SYSTEM, "--trace", str(trace), "-n", "20", *case.options)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -297,8 +293,7 @@ def test_prompts_and_answers_of_two_turns(
     assert prompt_of(folder, trace) == (len(ids), tokenizer.decode(ids))
     assert ("before your first message" in done.err) == (case.system == "user")
 
-    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{FIRST}\n{SECOND}\n"))
-    done = lade("chat", *common)
+    done = lade("chat", *common, typed=f"{FIRST}\n{SECOND}\n")
     assert done.code == 0, done.err
     assert done.out == f"{case.answer}\n" * 2
     ids = expected(case, folder, FIRST, case.answer, SECOND)
@@ -371,16 +366,13 @@ def test_reasoning_in_python(thinker: str) -> None:
     assert model.generate(question, template_args=off) == "Paris."
 
 
-def test_options_of_templates_in_a_chat(
-    lade: Any, thinker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_of_templates_in_a_chat(lade: Any, thinker: str, tmp_path: Path) -> None:
     saved = tmp_path / "chat.json"
     lines = [
         *("/set reasoning hide", "/set template-arg enable_thinking=true", FIRST),
         *("/set template-arg more=1", "/show template-arg", f"/save {saved}"),
     ]
-    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines)))
-    done = lade("chat", thinker, "-n", "20")
+    done = lade("chat", thinker, "-n", "20", typed="\n".join(lines))
     assert (done.code, done.out) == (0, "Paris.\n"), done.err
     assert "enable_thinking=true,more=1" in done.err
     assert "no variable 'more'" in done.err
@@ -389,22 +381,18 @@ def test_options_of_templates_in_a_chat(
 
 
 def test_a_named_template_does_not_go_on_with_another_model(
-    lade: Any, named: str, thinker: str, monkeypatch: pytest.MonkeyPatch
+    lade: Any, named: str, thinker: str
 ) -> None:
     lines = [FIRST, f"/model {thinker}", SECOND, "/show chat-template"]
-    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines)))
-    done = lade("chat", named, "--chat-template", "talk", "-n", "20")
+    done = lade("chat", named, "--chat-template", "talk", "-n", "20", typed="\n".join(lines))
     assert (done.code, done.out) == (0, "Paris.\n" * 2), done.err
     assert re.search(r"chat-template +default +default", done.err)
 
 
-def test_answers_without_text_say_so(
-    lade: Any, thinker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_without_text_say_so(lade: Any, thinker: str, tmp_path: Path) -> None:
     folder = CASES["gpt-oss"].folder.write(tmp_path)
     assert "no text came within 3 tokens" in say(lade, folder, "-n", "3").err
-    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{FIRST}\n/copy {tmp_path / 'x'}"))
-    done = lade("chat", thinker, "-n", "2")
+    done = lade("chat", thinker, "-n", "2", typed=f"{FIRST}\n/copy {tmp_path / 'x'}")
     assert "has no answer to copy" in done.err
 
 

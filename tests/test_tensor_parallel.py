@@ -16,12 +16,14 @@ from ladecli.decoder.errors import DecoderError
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.strategy import Draft
 from ladecli.errors import LadeError, UsageError
-from ladecli.options import Request
+from ladecli.options.model import ModelOptions, PlacementOptions
 from ladecli.specs.device import Device
 
 from .decoding import three_texts
 from .families import model_of, new_model
 from .tokenizers_here import byte_level
+
+ON_CPU = PlacementOptions(device="cpu")
 
 pytestmark = pytest.mark.slow
 
@@ -41,9 +43,7 @@ def saved(family: str, folder: Path, **changes: Any) -> str:
 
 def findings(folder: str, ranks: int) -> dict[str, Any]:
     """What a rank has to say of one model."""
-    planned = models.plan(
-        folder, Request(device="cpu", dtype="float32", parallel=ranks, parallel_mode="tensor")
-    )
+    planned = models.plan(folder, ModelOptions(dtype="float32"), ON_CPU, split=ranks)
     try:
         model = models.load(planned).model
     except LadeError as error:
@@ -82,7 +82,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     torch.multiprocessing.spawn(rank_of_two, (str(home), folders), nprocs=2)
     one = {
         Path(folder).name: three_texts(
-            load_decoder(models.load(folder, Request(device="cpu", dtype="float32")).model)
+            load_decoder(models.load(folder, ModelOptions(dtype="float32"), ON_CPU).model)
         )
         for folder in folders
         if Path(folder).name != BROKEN
@@ -133,25 +133,29 @@ def test_what_cannot_be_split_is_refused_before_weights_are_read(
     config = model_of(family).config
     type(config)(**config.to_dict() | changes).save_pretrained(tmp_path)
     with pytest.raises(UsageError) as caught:
-        models.plan(str(tmp_path), Request(device="cpu", parallel=ranks, parallel_mode="tensor"))
+        models.plan(str(tmp_path), place=ON_CPU, split=ranks)
     assert all(part in str(caught.value) for part in named)
 
 
 @pytest.mark.parametrize(
-    ("options", "named"), [({"device_map": "auto"}, "--device-map"), ({"quantize": "8bit"}, "8bit")]
+    ("given", "named"),
+    [
+        ({"place": PlacementOptions(device="cpu", device_map="auto")}, "--device-map"),
+        ({"options": ModelOptions(quantize="8bit")}, "8bit"),
+    ],
 )
-def test_what_does_not_go_with_ranks(options: dict[str, str], named: str) -> None:
+def test_what_does_not_go_with_ranks(given: dict[str, Any], named: str) -> None:
     with pytest.raises(UsageError, match=f"{named}.*leave") as caught:
-        models.plan("demo", Request(device="cpu", parallel=2, parallel_mode="tensor", **options))
+        models.plan("demo", **{"place": ON_CPU, **given}, split=2)
     assert "--parallel-mode tensor" in str(caught.value)
 
 
 def test_apple_gpus_hold_whole_models() -> None:
     apple = Device("mps", "mps", "Apple M4", 8 << 30)
     with pytest.raises(UsageError, match="use --parallel-mode lookahead"):
-        placement.check("m", Request(parallel=2, parallel_mode="tensor"), apple, None)
+        placement.check("m", placement.Placement(apple, split=2), None)
 
 
 def test_a_split_needs_its_ranks() -> None:
     with pytest.raises(DecoderError, match=r"2 ranks.*--parallel 2 --parallel-mode tensor"):
-        models.load("demo", Request(device="cpu", parallel=2, parallel_mode="tensor"))
+        models.load(models.plan("demo", place=ON_CPU, split=2))

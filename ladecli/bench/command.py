@@ -31,7 +31,7 @@ from .runners import MethodRunner, OwnRunner
 from .tasks import BenchTask, make_dialogues, make_passages, split_usable
 
 if TYPE_CHECKING:
-    from ..options import BenchRequest
+    from ..options.commands import BenchRequest
     from ..session.session import Session, Settings
     from ..suites import Row
     from .methods import Sweep
@@ -55,8 +55,8 @@ def run(request: BenchRequest) -> int:
     if "context" not in swept:
         prompts = suites.load(request.prompts, offline=request.offline)
     longest = max(map(int, swept.get("context", ())), default=0)
-    stretch = longest + request.new_tokens if longest else 0
-    with opening.opened(request, terminal, stretch=stretch) as session:
+    context = longest + request.new_tokens if longest else 0
+    with opening.open_with_ranks(request, terminal, min_context=context) as session:
         with ctrl_c() as cancelled:
             result = _measure(request, session, swept, prompts, terminal, cancelled)
         if result is None:
@@ -91,9 +91,9 @@ def _measure(
     from .measure import Measurement  # and with it torch, which is loaded by now
 
     created, loaded = now(), session.loaded
-    choice = opening.choose_profile(request, session)
+    choice = session.choice
     request = replace(request, max_new_tokens=request.new_tokens)
-    chosen, refused = methods.choose(request, choice, loaded.greedy, swept)
+    chosen, refused = methods.choose(request, choice, loaded.defaults.greedy, swept)
     template = request.template(session.has_template) if prompts is not None else None
     chosen = [(method, replace(each, template=template)) for method, each in chosen]
     tasks, skipped = _make_tasks(request, session, swept, prompts, terminal)
@@ -146,7 +146,7 @@ def _make_tasks(
     found = split_usable(
         make_passages(session, lengths, request.limit or PASSAGES, request.new_tokens)
     )
-    terminal.say(*session.news())
+    terminal.say(*session.new_notices())
     return found
 
 

@@ -23,8 +23,8 @@ from typing import Any, TypeAlias
 
 from ..errors import UsageError
 from ..metrics import ratio
-from ..options import CompareRequest
-from ..specs.memory import told
+from ..options.commands import CompareRequest
+from ..specs.memory import format_bytes
 from ..view.screen import NONE, Column, Table
 from ..view.terminal import Terminal
 from ..visualize import printable
@@ -275,7 +275,7 @@ def _row(each: Mapping[str, Any], baseline: str | None) -> tuple[str, ...]:
         _both(exact and exact["tokens_per_step"], "{:.3f}".format),
         f"{exact['other_texts']} of {exact['answers']}" if exact else NONE,
         _both(each["first_seconds"], lambda seconds: f"{seconds * 1e3:.3g}"),
-        _both(each["peak_memory"], told),
+        _both(each["peak_memory"], format_bytes),
     )
 
 

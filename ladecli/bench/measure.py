@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import count
 
-from ..errors import LadeError, told
+from ..errors import LadeError, describe_error
 from ..profiles.derive import work
 from ..session.text import Part
 from ..specs.device import Device, peak_memory, watch_peak
@@ -123,7 +123,7 @@ class Measurement:
                 except Stopped:
                     raise
                 except Exception as error:  # must not cost the figures of the others
-                    self.failures.append(Failure(name, task.id, told(error)))
+                    self.failures.append(Failure(name, task.id, describe_error(error)))
                     self._failed_rows[name] += 1
             self._progress(1)
         if task.cut:

@@ -15,7 +15,7 @@ from ..session import opening
 from .result import FOREIGN, PLAIN, STOCK_COMPILED, Failure, Method, lookahead_shown
 
 if TYPE_CHECKING:
-    from ..options import BenchRequest
+    from ..options.commands import BenchRequest
     from ..profiles import Choice
     from ..session.session import Settings
 

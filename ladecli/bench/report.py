@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from .. import files
 from ..errors import UsageError
 from ..metrics import ratio
-from ..specs.memory import told
+from ..specs.memory import format_bytes
 from ..view.screen import NONE, Column, Table
 from ..visualize import counted, printable
 from . import render
@@ -316,7 +316,7 @@ def _milliseconds(seconds: float | None) -> str:
 
 
 def _memory(count: float | None) -> str:
-    return NONE if count is None else told(count)
+    return NONE if count is None else format_bytes(count)
 
 
 def _share(part: float) -> str:

@@ -17,7 +17,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from .. import files
 from ..decoder.config import LookaheadConfig, SamplingConfig
 from ..errors import UsageError, flaw
-from ..specs.memory import told
+from ..specs.memory import format_bytes
 
 if TYPE_CHECKING:
     from ..session.session import Session
@@ -243,7 +243,7 @@ class Result:
             },
             "version": machine.pop("versions"),
             # What a system reports varies a little from one start to the next.
-            "machine": {**machine, "memory": told(self.machine.memory)},
+            "machine": {**machine, "memory": format_bytes(self.machine.memory)},
             "model": asdict(self.model),
             "sampling": asked.pop("sampling"),
             "asked": {**asked, "prompts measured": len({run.row for run in self.runs})},

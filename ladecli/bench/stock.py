@@ -14,7 +14,7 @@ from transformers import CompileConfig, GenerationConfig, StaticCache, StoppingC
 
 from ..decoder.compat import GENERATE_CACHE
 from ..decoder.quiet import quiet
-from ..errors import LadeError, told
+from ..errors import LadeError, describe_error
 from ..generation_config import as_generate
 from ..session.text import TextStream
 from ..specs.device import synchronize
@@ -81,8 +81,8 @@ class StockRunner:
         except Exception as error:  # the compiler raises anything
             if not cancelled():  # Ctrl-C reaches the compiler, too
                 raise LadeError(
-                    f"{self.method.name} cannot be measured: {told(error)}; leave it out of"
-                    " --strategies"
+                    f"{self.method.name} cannot be measured: {describe_error(error)}; leave it out"
+                    " of --strategies"
                 ) from error
         return time.perf_counter() - began
 
@@ -200,7 +200,7 @@ def _config(session: Session, prompt: int, settings: Settings, lookup: bool) -> 
     loaded, longest = session.loaded, session.decoder.max_context
     stop_ids = session.stop_ids(settings)
     config = as_generate(loaded.model, settings.sampling, loaded.spec.vocabulary, stop_ids)
-    config.max_time = loaded.max_seconds
+    config.max_time = loaded.defaults.max_seconds
     config.max_new_tokens = min(settings.max_new_tokens or longest, longest - prompt)
     config.pad_token_id = loaded.model.generation_config.pad_token_id or 0
     config.prompt_lookup_num_tokens = LOOKUP if lookup else None

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from ..decoder.errors import PromptError
 from ..errors import UsageError
 from ..session.conversation import Conversation
-from ..suites import told
+from ..suites import row_notices
 from .result import Skipped
 
 if TYPE_CHECKING:
-    from ..options import MeasureRequest
+    from ..options.commands import MeasureRequest
     from ..session.chat_template import TemplateChoice
     from ..session.session import Session
     from ..session.text import Part
@@ -129,7 +129,7 @@ def make_dialogues(
     template = request.template(session.has_template)
     found = [Dialogue(session, row, template, request.system, new_tokens) for row in rows]
     answerable, skipped = split_usable(found)
-    terminal.say(*told(rows, request.typed_system), *session.news())
+    terminal.say(*row_notices(rows, request.typed_system), *session.new_notices())
     return answerable, skipped
 
 

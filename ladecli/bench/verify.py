@@ -42,7 +42,7 @@ from .runners import Answer, OwnRunner, Stopped
 from .tasks import Dialogue, make_dialogues
 
 if TYPE_CHECKING:
-    from ..options import VerifyRequest
+    from ..options.commands import VerifyRequest
     from ..session.session import Session, Settings
 
 SCHEMA = "lade-verify/1"
@@ -62,7 +62,7 @@ def run(request: VerifyRequest) -> int:
     request, began = _limited(request), time.perf_counter()
     rows = suites.some(suites.load(request.prompts, offline=request.offline), request.limit)
     terminal = Terminal(request.color, request.quiet)
-    session = opening.open_session(request, terminal)
+    session = opening.open_session(request, terminal, request, request)
     dialogues, skipped = make_dialogues(session, request, rows, terminal)
     samples = request.chi_square
     answers = samples * len(dialogues) if samples else 2 * sum(len(row.turns) for row in rows)
@@ -257,10 +257,10 @@ class Verifier:
         from ..decoder.rescoring import Rescorer
 
         loaded = session.loaded
-        choice = opening.choose_profile(request, session)
+        choice = session.choice
         self._session, self._cancelled, self._advance = session, cancelled, advance
         template = request.template(session.has_template)
-        self._settings = opening.settings_of(request, choice, loaded.greedy, template)
+        self._settings = opening.settings_of(request, choice, loaded.defaults.greedy, template)
         self._rescorer = Rescorer(session.decoder, quantised=loaded.spec.weights not in FULL)
         self._spell = speller(loaded.tokenizer)
         self.settings_shown: dict[str, int | str] = {

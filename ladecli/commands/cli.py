@@ -23,9 +23,10 @@ from typer.exceptions import TyperException
 from .. import __version__
 from ..decoder.errors import ConfigError, Error, PromptError
 from ..decoder.quiet import LOG, quiet
-from ..errors import INTERRUPTED, LadeError, UsageError, told
+from ..errors import INTERRUPTED, LadeError, UsageError, describe_error
+from ..options import COMMANDS, request_of
 from ..options.declare import ALIASES, CONFIG_FILE, PREFIX, Options, Setting, settings_of
-from ..session.place import is_follower, launched
+from ..session.place import read_torchrun
 
 _COMMANDS = {
     "chat": (
@@ -169,9 +170,7 @@ def main(
 
 def _command(name: str) -> Any:
     """A command with the options of its request."""
-    from ..options import COMMANDS
-
-    kind = COMMANDS[name]
+    kind = request_of(name)
 
     def call(parser: typer.Context, **given: Any) -> int:
         return _perform(name, kind(**given, origins=_origins(parser)))
@@ -228,16 +227,17 @@ def _origins(context: Any) -> dict[str, str]:
 
 def _perform(name: str, request: Options) -> int:
     """Run a command until it ends, or until nothing reads its output any more."""
-    if launched() is not None and name not in _ON_RANKS:
+    place = read_torchrun()
+    if place is not None and name not in _ON_RANKS:
         raise UsageError(f"lade {name} is one process; start it without torchrun")
     # doctor lists what is wrong with its options itself.
     (Options(color=request.color, origins=request.origins) if name == "doctor" else request).check()
-    if is_follower():
-        from ..options import Request
-        from ..session.opening import follow
+    if place is not None and place.rank > 0:
+        from ..options.answer import RankedOptions
+        from ..session import opening, parallel
 
-        assert isinstance(request, Request)
-        return follow(request)
+        assert isinstance(request, RankedOptions)
+        return parallel.follow(request, opening.plan_rank)
     from ..view.terminal import Terminal
     from .config import stray_variables
 
@@ -255,7 +255,6 @@ def _perform(name: str, request: Options) -> int:
 
 def show_config(request: Options) -> int:
     """Print what holds without flags, as the parser finds it for each command."""
-    from ..options import COMMANDS
     from . import config
 
     found = {}
@@ -321,7 +320,7 @@ def entry(arguments: list[str] | None = None) -> int:
             bad_input = isinstance(error, UsageError | ConfigError | PromptError)
             return _failed(str(error), UsageError.exit_code if bad_input else LadeError.exit_code)
         where = "" if isinstance(error, OSError) else "; --debug shows where"
-        return _failed(told(error) + where, LadeError.exit_code)
+        return _failed(describe_error(error) + where, LadeError.exit_code)
 
 
 def _refused(error: TyperException) -> str:
@@ -332,10 +331,9 @@ def _refused(error: TyperException) -> str:
     key, command = str(error.param.name), str(error.ctx.info_name)
     if not isinstance(wrong, ValueError) or not hasattr(wrong, "errors"):
         return error.format_message()
-    from ..options import COMMANDS
     from .config import described
 
-    setting = settings_of(COMMANDS[command])[key]
+    setting = settings_of(request_of(command))[key]
     origin = _origins(error.ctx).get(key, "")
     name = origin if origin.startswith(PREFIX) else setting.name
     return f"{name} must be {described(setting)}, not {wrong.errors()[0]['input']!r}"
@@ -343,7 +341,8 @@ def _refused(error: TyperException) -> str:
 
 def _failed(message: str, code: int) -> int:
     # A call without arguments has shown the help, and has no message; one rank reports for all.
-    if message and not is_follower():
+    place = read_torchrun()
+    if message and (place is None or place.rank == 0):
         from ..visualize import one_line
 
         # File names and templates occur in messages, and must not drive the terminal.

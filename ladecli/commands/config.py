@@ -10,14 +10,17 @@ import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import files
 from ..errors import LadeError, UsageError
-from ..options import COMMANDS, InitRequest
+from ..options import COMMANDS, request_of
 from ..options.declare import PANELS, PREFIX, Options, Setting, config_path, settings_of
 from ..view.screen import Column, Table, print_table
 from ..view.terminal import Terminal
+
+if TYPE_CHECKING:
+    from ..options.commands import InitRequest
 
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 _HEAD = """\
@@ -49,8 +52,8 @@ def described(setting: Setting) -> str:
 def lasting() -> dict[str, tuple[Setting, list[str]]]:
     """Every setting that the config file can hold, by key, with the commands that have it."""
     found: dict[str, tuple[Setting, list[str]]] = {}
-    for command, kind in COMMANDS.items():
-        for key, setting in settings_of(kind).items():
+    for command in COMMANDS:
+        for key, setting in settings_of(request_of(command)).items():
             if setting.lasting:
                 found.setdefault(key, (setting, []))[1].append(command)
     return found
@@ -121,8 +124,8 @@ def _typed(setting: Setting, value: Any, where: str) -> Any:
     try:
         return TypeAdapter(setting.annotation).validate_python(value, strict=True)
     except ValidationError:
-        told = f"{where}: {setting.name} must be {described(setting)}, not {value!r}"
-        raise UsageError(told) from None
+        wanted = described(setting)
+        raise UsageError(f"{where}: {setting.name} must be {wanted}, not {value!r}") from None
 
 
 def defaults(command: str) -> dict[str, Any]:
@@ -246,7 +249,7 @@ def _rows(found: Found) -> Iterator[tuple[str, str, str]]:
     for key, (setting, having) in lasting().items():
         rows = {}
         for command in having:
-            default = settings_of(COMMANDS[command])[key].default
+            default = settings_of(request_of(command))[key].default
             rows[_table(command)] = found[command].get(key, (default, "default"))
         usual = max(rows.values(), key=list(rows.values()).count)
         yield setting.name, _shown(usual[0]), usual[1]

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__, profiles
 from ..decoder.errors import Error
-from ..errors import UsageError, told
-from ..options import DoctorRequest
+from ..errors import UsageError, describe_error
+from ..options.commands import DoctorRequest
 from ..options.declare import config_path
 from ..profiles import user
 from ..session import setup as decode_setup
 from ..specs import adapters, device, hub, model_files
-from ..specs.memory import told as size_of
+from ..specs.memory import format_bytes
 from ..specs.model_files import version
 from ..view import screen
 from ..view.terminal import Terminal
@@ -36,7 +36,7 @@ from . import config
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..models import Plan
+    from ..models import PlannedModel
     from ..session.setup import Setup
 
 SCHEMA = 2
@@ -140,7 +140,7 @@ def examine(request: DoctorRequest) -> list[tuple[str, Finding]]:
             found += check(request)
         except Exception as error:  # whatever is wrong with a machine must not end the report
             name = getattr(check, "__name__", "check").replace("_", " ")
-            found.append(Finding(name, f"could not be looked at: {told(error)}", WARNING))
+            found.append(Finding(name, f"could not be looked at: {describe_error(error)}", WARNING))
         if any(each.level == PROBLEM for each in found):
             failed.add(check)
         report += [(title, each) for each in found]
@@ -163,7 +163,7 @@ def torch_works(_request: DoctorRequest) -> Iterator[Finding]:
     except Exception as error:
         name = getattr(error, "name", None) or "torch"
         fix = f"pip install --force-reinstall {name.partition('.')[0]}"
-        yield Finding(name, f"cannot be imported: {told(error)}", PROBLEM, fix)
+        yield Finding(name, f"cannot be imported: {describe_error(error)}", PROBLEM, fix)
 
 
 def devices(_request: DoctorRequest) -> Iterator[Finding]:
@@ -179,7 +179,7 @@ def devices(_request: DoctorRequest) -> Iterator[Finding]:
     for each in found:
         name = {"cpu": "main memory", "mps": "memory"}.get(each.kind, f"memory {each.torch_name}")
         free = device.free_memory(each)
-        value = f"{size_of(free)} free of {size_of(each.memory)}"
+        value = f"{format_bytes(free)} free of {format_bytes(each.memory)}"
         if free < _SCARCE * each.memory:
             yield Finding(name, value, WARNING, "end other programs that use it")
         else:
@@ -316,7 +316,9 @@ def model(request: DoctorRequest) -> Iterator[Finding]:
         return
     name = "model"
     try:
-        parts = adapters.adapted(request.model, request.adapters, request.revision, early=True)
+        parts = adapters.find_adapters(
+            request.model, request.adapters, request.revision, early=True
+        )
         source = hub.resolve(parts.base)
         folder = hub.folder_of(source, parts.revision)
         # What lacks in the cache is downloaded.
@@ -328,7 +330,7 @@ def model(request: DoctorRequest) -> Iterator[Finding]:
             return
         from .. import models
 
-        planned = models.plan(request.model, request, progress=False)
+        planned = models.plan(request.model, request, request, progress=False)
         if wrong := models.damage(planned):
             yield Finding("files", wrong, PROBLEM)
             return
@@ -336,16 +338,16 @@ def model(request: DoctorRequest) -> Iterator[Finding]:
         name = "end tokens"
         yield from _ends(request, planned)
         name = "settings"
-        decode_setup.check_device(request, planned.device, planned.part)
+        decode_setup.check_device(request, planned.device, planned.part, split=False)
         name = "memory"
-        setup = decode_setup.decide(request, planned)
+        setup = decode_setup.decide(request, request, planned)
     except Error as error:
         yield Finding(name, str(error), PROBLEM)
         return
     yield from _setup(request, setup)
 
 
-def _facts(planned: Plan) -> Iterator[Finding]:
+def _facts(planned: PlannedModel) -> Iterator[Finding]:
     """What a model is, and whether what it needs is installed."""
     facts, spec = planned.facts, planned.spec
     tested = "tested" if facts.tested else "not tested here: tried before the first answer"
@@ -353,7 +355,7 @@ def _facts(planned: Plan) -> Iterator[Finding]:
         tested = f"chains of drafts or none, but no trees: {facts.no_trees}"
     yield Finding("family", f"{facts.family}, {tested}")
     parameters = f"{user.short(spec.parameters)} parameters"
-    yield Finding("weights", f"{parameters}, {size_of(spec.weight_bytes)} as {spec.weights}")
+    yield Finding("weights", f"{parameters}, {format_bytes(spec.weight_bytes)} as {spec.weights}")
     yield Finding("exactness", spec.exactness)
     for notice in planned.notices:
         yield Finding("notice", notice, NOTE)
@@ -363,7 +365,7 @@ def _facts(planned: Plan) -> Iterator[Finding]:
     yield Finding("context", f"{facts.context} tokens")
 
 
-def _ends(request: DoctorRequest, planned: Plan) -> Iterator[Finding]:
+def _ends(request: DoctorRequest, planned: PlannedModel) -> Iterator[Finding]:
     """The tokens that end an answer: those of the configs, and the chat template's."""
     from .. import models
     from ..session.chat_template import ChatTemplate
@@ -380,10 +382,10 @@ def _ends(request: DoctorRequest, planned: Plan) -> Iterator[Finding]:
                 yield Finding("chat template", notice, NOTE)
     except UsageError as error:
         yield Finding("chat template", str(error), WARNING)
-    told = [(token, "by its configs") for token in sorted(stated)]
+    ends = [(token, "by its configs") for token in sorted(stated)]
     if closing is not None and closing not in stated:
-        told.append((closing, "by its chat template"))
-    spelt = [f"{tokenizer.convert_ids_to_tokens(token)} ({why})" for token, why in told]
+        ends.append((closing, "by its chat template"))
+    spelt = [f"{tokenizer.convert_ids_to_tokens(token)} ({why})" for token, why in ends]
     yield Finding("end tokens", ", ".join(spelt) or "none: answers end at --max-new-tokens")
 
 
@@ -402,8 +404,8 @@ def _setup(request: DoctorRequest, setup: Setup) -> Iterator[Finding]:
     for notice in (*choice.notices, *setup.effects):
         yield Finding("notice", notice, NOTE)
     level, value = OK, "the model and its whole context fit"
-    if setup.short:
-        level, value = WARNING, setup.short
+    if setup.memory_notice:
+        level, value = WARNING, setup.memory_notice
     elif request.max_context is not None:
         value = f"the model and {setup.context} tokens of context fit"
     yield Finding("memory", value, level)

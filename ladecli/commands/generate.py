@@ -12,9 +12,9 @@ from .. import suites
 from ..decoder.errors import PromptError, RankError
 from ..errors import INTERRUPTED, LadeError, NoEmbeddingError, UsageError
 from ..metrics import Tally
-from ..options import GenerateRequest
+from ..options.answer import GenerateRequest
 from ..session import opening, pool_file
-from ..suites import STDIN, Row, name_of, read_rows, read_text, spoken
+from ..suites import STDIN, Row, display_name, name_of, read_rows, read_text
 from ..trace import export
 from ..view.terminal import Terminal, ctrl_c
 from ..visualize import Together, counted, memory_line
@@ -34,15 +34,15 @@ def run(request: GenerateRequest) -> int:
     pool_file.check(request.pool_file)
     texts = pool_file.draft_texts(request)
     terminal = Terminal(request.color, request.quiet)
-    with opening.opened(request, terminal) as session:
+    with opening.open_with_ranks(request, terminal) as session:
         talks = [_Talk(session, request, row) for row in rows]
         # All prompts are checked before the first is answered: no half of the work is lost.
         for number, talk in enumerate(talks, start=1):
             which = f"prompt {number} of {len(talks)}: " if len(talks) > 1 else ""
             talk.ask(which)
-        terminal.say(*suites.told(rows, request.typed_system), *session.news())
+        terminal.say(*suites.row_notices(rows, request.typed_system), *session.new_notices())
         answers = _Answers(request, session)
-        with ctrl_c() as cancelled, pool_file.kept_drafts(session, request.pool_file, texts):
+        with ctrl_c() as cancelled, pool_file.keep_drafts(session, request.pool_file, texts):
             for talk in talks:
                 answers.hold(talk, cancelled)
                 if answers.code == INTERRUPTED:
@@ -73,7 +73,7 @@ def gather(texts: Sequence[str], files: Sequence[str]) -> list[Row]:
         else:
             # The last line break ends the line; it is no part of the prompt.
             text = read_text(name).removesuffix("\n")
-            prompts.append(_row(len(prompts) + 1, text, spoken(name)))
+            prompts.append(_row(len(prompts) + 1, text, display_name(name)))
     return prompts
 
 
@@ -89,16 +89,12 @@ def _row(number: int, prompt: str, where: str) -> Row:
 
 
 class _Talk:
-    """A row's conversation, turn by turn.
-
-    Attributes:
-        ids: the prompt that waits for an answer.
-        turn: its number, from 1 on; 0 before `ask`.
-    """
+    """A row's conversation, turn by turn."""
 
     def __init__(self, session: Session, request: GenerateRequest, row: Row) -> None:
-        self.row, self.turn = row, 0
-        self.ids: list[int] = []
+        self.row = row
+        self.turn = 0  # the number of the turn that waits for an answer, from 1 on; 0 before `ask`
+        self.ids: list[int] = []  # its prompt
         self._session = session
         # A conversation cannot be put to a model without a template, unless --raw asks for that.
         self._template = request.template(session.has_template or row.is_conversation)
@@ -128,17 +124,14 @@ class _Answers:
     """Answers to the prompts of a request, one after the other."""
 
     def __init__(self, request: GenerateRequest, session: Session) -> None:
-        choice = session.setup.choice
-        assert choice is not None  # `opened` decides one
         self.code = 0  # the exit code
         # Files that could not be written, turns that did not fit: they must cost no other answer.
         self.failed: list[LadeError] = []
         self._count = 0
         self._request = request
         self._session = session
-        self._profile = choice.profile
-        template = request.template(session.has_template)
-        self._settings = opening.settings_of(request, choice, session.loaded.greedy, template)
+        template, greedy = request.template(session.has_template), session.loaded.defaults.greedy
+        self._settings = opening.settings_of(request, session.choice, greedy, template)
         self._terminal = Terminal(request.color, request.quiet)
         self._calibration: float | None = None
 
@@ -197,7 +190,7 @@ class _Answers:
 
     def _settings_for(self, prompt: Sequence[int]) -> Settings:
         """How a prompt is answered: without -n, the model's own limit holds where it is lower."""
-        settings, own = self._settings, self._session.loaded.length_limit(len(prompt))
+        settings, own = self._settings, self._session.loaded.defaults.length_limit(len(prompt))
         if own is None or "max_new_tokens" in self._request.origins:
             return settings
         limits = [each for each in (settings.max_new_tokens, own) if each is not None]
@@ -206,7 +199,7 @@ class _Answers:
     def _report(self, tally: Tally) -> None:
         """Notices and statistics of an answer, on stderr."""
         request, session, terminal = self._request, self._session, self._terminal
-        terminal.say(*session.news())
+        terminal.say(*session.new_notices())
         if tally.reason == "context":
             terminal.say(f"the context of {session.decoder.max_context} tokens is full")
         if tally.unanswered and tally.reason != "interrupted":
@@ -239,7 +232,7 @@ class _Answers:
             "usage": {"prompt_tokens": tally.prompt, "completion_tokens": tally.tokens},
             "decode": {
                 **export.decoding(settings),
-                "profile": self._profile,
+                "profile": session.choice.profile,
                 "attention": session.attention,
                 "cuda_graphs": runner.captures,
                 "ranks": session.ranks,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..decoder.model import families
 from ..errors import LoadError
-from ..options import ModelsRequest
+from ..options.commands import ModelsRequest
 from ..profiles.user import short
 from ..specs import adapters, hub, memory, model_files
 from ..specs.adapters import Adapter
@@ -96,7 +96,7 @@ def run(request: ModelsRequest) -> int:
         )
     terminal.say(
         f"{counted(len(models), 'model')}; fits: with {CONTEXT} tokens of context in the"
-        f" {memory.told(free)} free on {device.label}"
+        f" {memory.format_bytes(free)} free on {device.label}"
     )
     return 0
 
@@ -204,8 +204,8 @@ def _with_memory(
             fits = flag.split()[1] if " " in flag else flag
             break
     else:
-        usable = memory.told(memory.usable(free))
-        notes.insert(0, f"needs {memory.told(needed)}, and {usable} can be used")
+        usable = memory.format_bytes(memory.usable(free))
+        notes.insert(0, f"needs {memory.format_bytes(needed)}, and {usable} can be used")
     return replace(
         model,
         parameters=int(spec.parameters),
@@ -271,7 +271,7 @@ def _print_table(models: list[ListedModel], terminal: Terminal) -> None:
         fits = _SHORT.get(model.fits or "", model.fits)
         cells = (
             model.name,
-            memory.told(model.size_bytes),
+            memory.format_bytes(model.size_bytes),
             "-" if model.parameters is None else short(model.parameters),
             model.family or "-",
             _SHORT.get(model.dtype, model.dtype.split(" ")[0]) or "-",

@@ -20,7 +20,8 @@ from rich.console import Console
 from .. import profiles
 from ..decoder.config import MESSAGE_BYTES
 from ..errors import UsageError
-from ..options import PlanRequest
+from ..options.commands import PlanRequest
+from ..options.model import PlacementOptions
 from ..profiles import Profile, Rates, user
 from ..profiles.derive import HOST, LAUNCH, step_seconds
 from ..profiles.recognise import recognise
@@ -77,7 +78,7 @@ def estimate(request: PlanRequest, terminal: Terminal) -> dict[str, Any]:
     links = catalogue.find_links(gpu.name, request.link, request.per_node, request.counts[-1])
     model, spec, notes = find_model(request, gpu.hardware.half, terminal)
     rates = gpu.hardware.rates_for(spec.compute)
-    budget = request.lookahead(profiles.choose(gpu, spec).lookahead).step_limit
+    budget = request.drafts.lookahead(profiles.choose(gpu, spec).lookahead).step_limit
     usable = math.inf if size is None else memory.usable(size)
     cluster = Cluster(rates, usable, links, spec, budget, request.context)
     rows = {mode: [cluster.fastest(mode, gpus) for gpus in request.counts] for mode in MODES}
@@ -85,11 +86,11 @@ def estimate(request: PlanRequest, terminal: Terminal) -> dict[str, Any]:
     most = request.gpus or math.inf
     affordable = [row for of in possible.values() for row in of if row["gpus"] <= most]
     if not affordable:
-        needed = memory.told(cluster.needed(spec, budget))
+        needed = memory.format_bytes(cluster.needed(spec, budget))
         raise UsageError(
             f"{model} needs {needed} with {request.context:,} tokens of context, and"
-            f" {memory.told(usable)} can be used on one {gpu.name}; take more --gpus, --quantize"
-            " 4bit, a smaller --context or a smaller model"
+            f" {memory.format_bytes(usable)} can be used on one {gpu.name}; take more --gpus,"
+            " --quantize 4bit, a smaller --context or a smaller model"
         )
     plain = possible[PLAIN][0]  # on the fewest GPUs that hold the model
     # Of equals, the one on the fewest GPUs, and plain decoding before drafts.
@@ -148,7 +149,7 @@ def _assumptions(found: dict[str, Any]) -> list[str]:
     """What the estimates depend on, a sentence each."""
     gpu, model, measured = found["gpu"], found["model"], catalogue.data()["measured"]
     size, places = gpu["memory_bytes"], (found["links"]["within"], found["links"]["between"])
-    usable = "any amount" if size is None else memory.told(memory.usable(size))
+    usable = "any amount" if size is None else memory.format_bytes(memory.usable(size))
     joined = (
         f"{place}: {link['name']}, {link['bandwidth'] / 1e9:.3g} GB/s in each direction,"
         f" {link['hops'][0] * 1e6:.3g} µs a hop ({link['source']})"
@@ -172,7 +173,8 @@ def _assumptions(found: dict[str, Any]) -> list[str]:
 def _show(found: dict[str, Any], console: Console) -> None:
     """Print the conclusion, then the table of all modes and the assumptions."""
     model, best, plain = found["model"], found["best"], found["baseline"]
-    size = f"{user.short(model['parameters'])} parameters, {memory.told(model['weight_bytes'])}"
+    size = memory.format_bytes(model["weight_bytes"])
+    size = f"{user.short(model['parameters'])} parameters, {size}"
     what = f"{model['name']} in {model['weights']} ({size}) on {found['gpu']['description']}"
     screen.line(console, f"{what}: estimated, not measured")
     name = MODES[best["mode"]] if best["gpus"] > 1 else "lookahead"
@@ -258,12 +260,13 @@ def find_model(
         from .. import models
 
         # By itself a CPU would take float32, and a GPU takes the type that is stored.
-        options = replace(request, device="cpu", dtype="bfloat16" if auto else request.dtype)
-        planned = models.plan(request.model, options)
+        place = PlacementOptions(device="cpu")
+        options = replace(request, dtype="bfloat16" if auto else request.dtype)
+        planned = models.plan(request.model, options, place)
         stored = str(planned.config.get_text_config(decoder=True).dtype).rpartition(".")[2]
         if auto and stored != "bfloat16":
             dtype = stored if stored in FULL else "float32"
-            planned = models.plan(request.model, replace(options, dtype=dtype))
+            planned = models.plan(request.model, replace(options, dtype=dtype), place)
     return request.model, planned.spec, planned.notices
 
 
@@ -303,8 +306,8 @@ class Cluster:
             spec = spec.shard(gpus) if split else spec
             needed = self.needed(spec, 1 if mode == PLAIN else self.budget)
             if needed > self.usable:
-                usable = memory.told(self.usable)
-                why = f"needs {memory.told(needed)} on each GPU, which has {usable}"
+                usable = memory.format_bytes(self.usable)
+                why = f"needs {memory.format_bytes(needed)} on each GPU, which has {usable}"
         place = (mode, gpus, math.ceil(gpus / self.links.gpus_per_node), why, needed)
         figures = (None,) * 7 if why else self._figures(spec, split, gpus, width)
         return dict(zip(KEYS, (*place, *figures, not why, None, None), strict=True))

@@ -15,7 +15,7 @@ from ..profiles import Choice, Profile, user
 from ..profiles.schema import VALUES
 from ..session import setup as decode_setup
 from ..specs import catalogue
-from ..specs.memory import told
+from ..specs.memory import format_bytes
 from ..view import screen
 from ..view.screen import Column, Table
 from ..view.terminal import Terminal
@@ -24,7 +24,7 @@ from ..visualize import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..options import ListRequest, ProfileRequest
+    from ..options.commands import ListRequest, ProfileRequest
     from ..specs.device import Device
 
 SCHEMA = 3
@@ -120,9 +120,13 @@ def _find(
     with terminal.progress(f"looking at {request.model or 'this machine'}"):
         if request.model is not None:
             from .. import models
+            from ..options.model import PlacementOptions
 
-            planned = models.plan(request.model, request)
-            choice = decode_setup.choice_for(request, planned.device, planned.part)
+            place = PlacementOptions(device=request.device)
+            planned = models.plan(request.model, request, place)
+            choice = decode_setup.choose_profile(
+                request.profile, request, planned.device, planned.part
+            )
             if choice.profile == profiles.MEASURED:
                 profile = _measured(planned.device, planned.spec.compute)
             else:
@@ -178,7 +182,7 @@ def _facts(profile: Profile) -> Iterator[tuple[str, str]]:
     if profile.devices:
         yield "devices", f"{', '.join(profile.devices)} in the name that the driver reports"
     if profile.memory:
-        yield "memory", f"about {' or '.join(map(told, profile.memory))}"
+        yield "memory", f"about {' or '.join(map(format_bytes, profile.memory))}"
     if hardware := profile.hardware:
         yield "bandwidth", f"{hardware.bandwidth / 1e9:.0f} GB/s"
         rates = (f"{kind} {profiles.tera(rate)}" for kind, rate in hardware.rates.items())

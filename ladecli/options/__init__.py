@@ -1,283 +1,38 @@
-"""The only place where an option exists: a field of a command's request.
+"""The only place where an option exists: a field of a part that commands' requests are made of.
 
 Everything else is made from these fields: flags and help (`cli`), `LADE_` variables and the config
 file (`config`), `/set` and `/show` of a chat, and what a program may ask for (`api`).  An option is
-added by adding a field.
+added by adding a field, and a request says which parts a command has.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import MISSING, dataclass, fields
-from functools import partial
+from importlib import import_module
 
-from ..decoder.config import LookaheadConfig, SamplingConfig
-from ..errors import UsageError
-from .declare import Options, option
-from .request import (
-    ChatRequest,
-    GenerateRequest,
-    Request,
-    decode_option,
-    length_option,
-    model_name,
-    model_option,
-    output_option,
-)
+from .declare import Options
 
-__all__ = ["ChatRequest", "GenerateRequest", "Request"]
-
-MEASURED_TOKENS = 128
-"""Default length of an answer that is measured."""
-
-_measure = partial(option, "Measuring", lasting=False)
-_plan = partial(option, "Planning", lasting=False)
-_json = partial(
-    output_option, "Print one JSON object in place of text.", default=False, lasting=False
-)
-_argument = partial(output_option, default=MISSING, argument=True, lasting=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasureRequest(Request):
-    """The options that `lade bench` and `lade verify` share."""
-
-    omits = frozenset({"pool_file", "draft_text", "stats", "trace", "svg", "html"})
-
-    max_new_tokens: int | None = length_option(
-        f"Maximum number of new tokens; default: {MEASURED_TOKENS}.", "-n", least=1
-    )
-    prompts: str = _measure(
-        "builtin, mt-bench, humaneval, gsm8k, spec-bench, or a .jsonl file.",
-        default="builtin",
-        metavar="SUITE|FILE",
-    )
-    limit: int | None = _measure("Maximum number of prompts, of all categories.", least=1)
-    json: bool = _json()
-
-    @property
-    def new_tokens(self) -> int:
-        """Maximum number of new tokens."""
-        return self.max_new_tokens or MEASURED_TOKENS
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchRequest(MeasureRequest):
-    """The options of `lade bench`."""
-
-    omits = MeasureRequest.omits | {"strategy"}
-
-    strategies: str | None = _measure(
-        "Some of autoregressive, jacobi, prompt-lookup, paper, lookahead, hf,"
-        " hf-prompt-lookup, hf-compiled; default: all but hf-compiled, which compiles first.",
-        metavar="LIST",
-    )
-    repeat: int = _measure("Number of times that every prompt is measured.", default=3, least=1)
-    sweep: list[str] | None = _measure(
-        "A grid, such as 'W=5,10,15 N=3,5 G=W'; axes: W, N, G, budget, sources, context.",
-        metavar="AXES",
-    )
-    report: list[str] | None = output_option(
-        "Also write a page (.html), text (.md) or figures (.json); can be repeated.",
-        metavar="FILE",
-        lasting=False,
-    )
-
-    def side_effects(self, profile: LookaheadConfig) -> list[str]:
-        """None: each method is shown with settings of its own."""
-        return []
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerifyRequest(MeasureRequest):
-    """The options of `lade verify`."""
-
-    omits = MeasureRequest.omits | {"parallel", "parallel_mode"}
-
-    chi_square: int | None = _measure(
-        "Draw this many answers, and test whether they are distributed as plain sampling's.",
-        metavar="SAMPLES",
-        least=1,
-    )
-
-
-_RANKS = frozenset({"parallel", "parallel_mode"})
-_DRAFTS = frozenset({"strategy", "profile", "window", "ngram", "guesses", "budget", "sources"})
-_SAMPLING = frozenset(each.name for each in fields(SamplingConfig))
-_TEMPLATE = frozenset({"chat_template", "template_arg"})
-_PROMPT = _TEMPLATE | {"system", "raw"}
-_ANSWER = MeasureRequest.omits | _SAMPLING | _PROMPT | {"max_new_tokens", "stop", "ignore_eos"}
-"""Options about an answer, which commands that decode none do not have."""
-_PLACE = frozenset({"device", "attention", "cuda_graphs", "kernels", "device_map"})
-
-
-@dataclass(frozen=True, kw_only=True)
-class TuneRequest(Request):
-    """The options of `lade tune`."""
-
-    omits = (_ANSWER - _TEMPLATE) | _DRAFTS | _RANKS
-
-    seconds: float = _measure("Maximum time in seconds, after loading.", default=30.0, lasting=True)
-    prompts: str | None = _measure(
-        "Prompts to try settings on: a suite, or a .jsonl; default: the builtin ones.",
-        metavar="SUITE|FILE",
-    )
-    dry_run: bool = _measure("Measure and show; write no profile.", default=False)
-    json: bool = _json()
-
-    def _check(self) -> None:
-        Request._check(self)
-        if not 0 < self.seconds < math.inf:
-            raise UsageError(f"seconds must be finite and above 0, not {self.seconds:g}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanRequest(Request):
-    """The options of `lade plan`."""
-
-    omits = (_ANSWER | _DRAFTS | _RANKS | _PLACE | {"max_context", "quiet"}) - {"budget"}
-
-    model: str | None = model_name(
-        "Hugging Face id or local folder, of which the configuration is read; default: Llama-2-7B."
-    )
-    gpus: int | None = _plan(
-        "Number of GPUs; default: a table of 1 to 8.", metavar="N", least=1, most=1024
-    )
-    gpu: str | None = _plan(
-        "Kind of GPU, such as a100 (lade profiles lists them); default: the one here.",
-        metavar="NAME",
-    )
-    model_size: str | None = _plan(
-        "7b, 70b, llama-3-8b and the like, in place of MODEL.", metavar="SIZE"
-    )
-    context: int = _plan(
-        "Context length to assume.", default=1024, metavar="TOKENS", least=1, most=10_000_000
-    )
-    nodes: int | None = _plan("Number of nodes.", metavar="M", least=1, most=1024)
-    gpus_per_node: int | None = _plan(
-        "GPUs in a node; default: 8.", metavar="K", least=1, most=1024
-    )
-    link: str | None = _plan(
-        "What joins GPUs: nvlink, pcie, ethernet, infiniband or GB/s; two with a"
-        " comma: within a node, between nodes.",
-        metavar="KIND|GB/S",
-    )
-    budget: int | None = decode_option("Maximum number of tokens in a step on each GPU.")
-    json: bool = _json()
-
-    def _check(self) -> None:
-        Request._check(self)
-        if self.budget == 1:
-            raise UsageError("budget 1 is plain decoding, which is estimated anyway; use 2 or more")
-        if self.model_size is not None and self.origins.get("model") == "argument":
-            raise UsageError(f"{self.model} has a size of its own; leave --model-size out")
-        if self.gpus and self.nodes and self.gpus > self.nodes * self.per_node:
-            raise UsageError(
-                f"{self.gpus} GPUs cannot be spread over {self.nodes} nodes; change --nodes or"
-                " --gpus-per-node"
-            )
-
-    @property
-    def per_node(self) -> int:
-        """GPUs of a node."""
-        if self.gpus_per_node is not None:
-            return self.gpus_per_node
-        return self.gpus // self.nodes if self.gpus and self.nodes else 8
-
-    @property
-    def counts(self) -> list[int]:
-        """Numbers of GPUs to estimate: powers of two, and the number asked for."""
-        last = max(8, self.gpus or 0, (self.nodes or 0) * self.per_node)
-        powers = {1 << power for power in range(last.bit_length())}
-        return sorted(powers | ({self.gpus} if self.gpus else set()))
-
-
-@dataclass(frozen=True, kw_only=True)
-class DoctorRequest(Request):
-    """The options of `lade doctor`: those that say how a model would be decoded."""
-
-    omits = (_ANSWER - _TEMPLATE) | _RANKS | {"quiet"}
-
-    json: bool = _json()
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProfileRequest(Request):
-    """The options of `lade profiles show`."""
-
-    omits = (_ANSWER | _DRAFTS | _RANKS | {"max_context", "device_map", "quiet"}) - {"profile"}
-
-    profile: str | None = decode_option(
-        "A profile; default: the one in use here.", metavar="NAME", argument=True
-    )
-    model: str | None = model_option(
-        "Settings for this model, not by size.", metavar="MODEL", lasting=False
-    )
-    json: bool = _json()
-
-
-@dataclass(frozen=True, kw_only=True)
-class ListRequest(Request):
-    """The options of `lade profiles`."""
-
-    omits = ProfileRequest.omits | _PLACE - {"device"} | {"profile", "model"}
-    omits |= {"dtype", "quantize", "adapter", "revision", "offline", "trust_remote_code"}
-
-    json: bool = _json()
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelsRequest(Options):
-    """The options of `lade models`."""
-
-    json: bool = _json()
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReplayRequest(Options):
-    """The options of `lade replay`."""
-
-    trace: str = _argument("A file that --trace wrote.", metavar="TRACE")
-    speed: float = output_option("Playback speed: 2 is twice as fast, inf is instant.", default=1.0)
-    step: bool = output_option(
-        "Step by step: window, n-grams, candidates.", default=False, lasting=False
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompareRequest(Options):
-    """The options of `lade bench compare`."""
-
-    a: str = _argument("What lade bench --json wrote.", metavar="A.json")
-    b: str = _argument("The same, later.", metavar="B.json")
-    fail_on_slower: bool = _measure("Exit code 1 where something became slower.", default=False)
-    json: bool = _json()
-
-
-@dataclass(frozen=True, kw_only=True)
-class InitRequest(Options):
-    """The options of `lade config init`."""
-
-    force: bool = output_option(
-        "Write a new one; the old one is kept beside it.", default=False, lasting=False
-    )
-
-
-COMMANDS: dict[str, type[Options]] = {
-    "chat": ChatRequest,
-    "generate": GenerateRequest,
-    "replay": ReplayRequest,
-    "bench": BenchRequest,
-    "bench compare": CompareRequest,
-    "verify": VerifyRequest,
-    "tune": TuneRequest,
-    "plan": PlanRequest,
-    "profiles": ListRequest,
-    "profiles show": ProfileRequest,
-    "models": ModelsRequest,
-    "doctor": DoctorRequest,
-    "config init": InitRequest,
-    "config show": Options,
-    "config path": Options,
+COMMANDS = {
+    "chat": "answer.ChatRequest",
+    "generate": "answer.GenerateRequest",
+    "replay": "commands.ReplayRequest",
+    "bench": "commands.BenchRequest",
+    "bench compare": "commands.CompareRequest",
+    "verify": "commands.VerifyRequest",
+    "tune": "commands.TuneRequest",
+    "plan": "commands.PlanRequest",
+    "profiles": "commands.ListRequest",
+    "profiles show": "commands.ProfileRequest",
+    "models": "commands.ModelsRequest",
+    "doctor": "commands.DoctorRequest",
+    "config init": "commands.InitRequest",
+    "config show": "declare.Options",
+    "config path": "declare.Options",
 }
-"""The request of every command."""
+"""The request of every command, below this package."""
+
+
+def request_of(command: str) -> type[Options]:
+    """The class of a command's request; only its file is imported."""
+    module, _, name = COMMANDS[command].partition(".")
+    kind: type[Options] = getattr(import_module(f".{module}", __name__), name)
+    return kind

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from ..decoder.errors import ConfigError
 from ..errors import UsageError
@@ -33,6 +34,7 @@ class Setting:
     pair: bool = False  # whether `--no-...` switches it off
     metavar: str | None = None
     choices: tuple[str, ...] = ()  # () for any value
+    pattern: str = ""  # of a text; the help is then the list of what it may be
     least: int | None = None
     most: int | None = None
     argument: bool = False  # whether it is given by position
@@ -76,6 +78,8 @@ class Setting:
         least, most = self.least, self.most
         if value is not None and self.choices and value not in self.choices:
             raise UsageError(f"unknown {self.name} {value!r}; use one of {', '.join(self.choices)}")
+        if value is not None and self.pattern and not re.fullmatch(self.pattern, value):
+            raise UsageError(f"unknown {self.name} {value!r}; use {self.help.rstrip('.')}")
         if value is not None and least is not None and not least <= value <= (most or value):
             allowed = f"at least {least}" if most is None else f"from {least} to {most}"
             raise UsageError(f"{self.name} must be {allowed}, not {value}")
@@ -98,7 +102,7 @@ def config_path() -> Path:
 
 
 def settings_of(kind: type[Options]) -> dict[str, Setting]:
-    """The options of a request that its command offers, by key, in the order of the help."""
+    """The options of a request, by key, in the order of the help."""
     if kind in _FOUND:
         return _FOUND[kind]
     hints = get_type_hints(kind)
@@ -110,7 +114,7 @@ def settings_of(kind: type[Options]) -> dict[str, Setting]:
             default=each.default,
         )
         for each in fields(kind)
-        if "setting" in each.metadata and each.name not in kind.omits
+        if "setting" in each.metadata
     ]
     found.sort(key=lambda one: PANELS.index("" if one.argument else one.panel))
     return _FOUND.setdefault(kind, {one.key: one for one in found})
@@ -123,9 +127,6 @@ class Options:
     `origins` says where values are from, by key: "flag --budget", "LADE_BUDGET", "config file",
     "set in this chat"; defaults are left out.
     """
-
-    omits: ClassVar[frozenset[str]] = frozenset()
-    """Shared fields that the command does not offer: they keep their defaults."""
 
     color: str = option(
         "Output",
@@ -145,6 +146,10 @@ class Options:
             self._check()
         except (UsageError, ConfigError) as error:
             raise type(error)(f"{error}{self._culprits(str(error))}") from error
+
+    def _typed(self, key: str) -> bool:
+        """Whether an option is from the command line."""
+        return self.origins.get(key, "").startswith("flag")
 
     def _check(self) -> None:
         for setting in settings_of(type(self)).values():

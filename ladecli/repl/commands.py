@@ -25,7 +25,7 @@ from ..session.conversation import Conversation, from_json
 from ..specs import adapters
 from ..visualize import counted, legend, printable
 from .compare import compare_again
-from .reader import escaped
+from .reader import escape
 from .session import Chat
 from .settings import LIVE, TUNED, change, in_effect, known, suggestion, values_of
 
@@ -146,7 +146,7 @@ def system(chat: Chat, text: str) -> None:
     if text:
         wanted = replace(chat.conversation, system=None if text == NONE else text)
         chat.encode(wanted.asked("?"))  # some templates refuse one: better now than later
-        chat.tell_news()
+        chat.show_new_notices()
         chat.conversation = wanted
     chat.note(chat.conversation.system or "none; the model's template may have its own")
 
@@ -178,7 +178,7 @@ def edit(chat: Chat, text: str) -> None:
     if text:
         chat.say(text)
         return
-    chat.draft = escaped(question)
+    chat.draft = escape(question)
     chat.note("edit and press Enter; Ctrl-X Ctrl-E opens your editor, Ctrl-C keeps the old one")
 
 
@@ -189,7 +189,7 @@ def paste(chat: Chat, name: str) -> None:
         chat.attached.clear()
         chat.note("no file goes with the next message")
         return
-    text = files.read_text(_unquoted(name)).rstrip()
+    text = files.read_text(_unquote(name)).rstrip()
     title, fence = _path(name).name, "```"
     if not text:
         raise UsageError(f"{name} is empty; name another file")
@@ -203,7 +203,7 @@ def paste(chat: Chat, name: str) -> None:
 @command("/draft FILE")
 def draft(chat: Chat, name: str) -> None:
     """Let replies repeat a text faster, unread by the model."""
-    known = chat.session.add_draft_text(files.read_text(_unquoted(name)))
+    known = chat.session.add_draft_text(files.read_text(_unquote(name)))
     chat.note(f"drafts know {_path(name).name} ({counted(known, 'token')})")
 
 
@@ -240,7 +240,7 @@ def save(chat: Chat, name: str) -> None:
 def load(chat: Chat, name: str) -> None:
     """Go on with a saved conversation."""
     try:
-        loaded = from_json(files.read_text(_unquoted(name)))
+        loaded = from_json(files.read_text(_unquote(name)))
     except ValueError as error:
         if _path(name).suffix == ".md":
             fix = "a .md is for reading; /save NAME without .md keeps a chat to load"
@@ -298,7 +298,7 @@ def set_option(chat: Chat, argument: str) -> None:
         return
     before, name = in_effect(chat), known(name).name
     chat.change(change(chat.request, name, value.strip()))
-    chat.tell_news()
+    chat.show_new_notices()
     # Also the options that changed because of it.
     after = in_effect(chat)
     _show(chat, (key for key in LIVE if key == name or after[key] != before[key]))
@@ -411,8 +411,8 @@ def _last_question(chat: Chat) -> str:
 
 def _path(name: str) -> Path:
     """A file as a shell would take it, quotes and ~ included."""
-    return Path(os.path.expanduser(_unquoted(name)))
+    return Path(os.path.expanduser(_unquote(name)))
 
 
-def _unquoted(name: str) -> str:
+def _unquote(name: str) -> str:
     return name.strip("\"'")

@@ -34,7 +34,7 @@ def compare_again(chat: Chat, reply: Reply) -> None:
     while run == 0 or (run < MOST_RUNS and time.perf_counter() - began < SECONDS):
         run += 1
         for settings, tallies in ((plainly, plain), (reply.settings, drafted)):
-            tallies.append(tally := _again(chat, reply, settings, run))
+            tallies.append(tally := _decode_again(chat, reply, settings, run))
             if tally.reason in ("interrupted", "memory"):
                 chat.note("comparison stopped")
                 return
@@ -52,11 +52,11 @@ def compare_again(chat: Chat, reply: Reply) -> None:
         steps = f"{counted(one.steps, 'step')} for {counted(one.tokens, 'token')}"
         table.add_row(name, f"{whole.tokens_per_second:.1f} tok/s", steps)
     chat.console.print(table)
-    chat.console.print(f"same text · {_told(drafted, plain)}", style="bold")
+    chat.console.print(f"same text · {_describe_speedup(drafted, plain)}", style="bold")
     chat.calibration = total([*drafted, *plain]).calibrate()
 
 
-def _again(chat: Chat, reply: Reply, settings: Settings, run: int) -> Tally:
+def _decode_again(chat: Chat, reply: Reply, settings: Settings, run: int) -> Tally:
     """Decode a reply from what the drafts knew before it; those of the chat learn nothing."""
     tally, count, session = Tally(), reply.tally.tokens, chat.session
     settings = replace(settings, max_new_tokens=count)
@@ -81,7 +81,7 @@ def _difference(ids: Sequence[int], others: Sequence[int]) -> int | None:
     return next((place for place, (one, other) in pairs if one != other), None)
 
 
-def _told(drafted: Sequence[Tally], plain: Sequence[Tally]) -> str:
+def _describe_speedup(drafted: Sequence[Tally], plain: Sequence[Tally]) -> str:
     """How many times as fast, and how far the runs are apart."""
     rates = [
         ratio(one.tokens_per_second, other.tokens_per_second)

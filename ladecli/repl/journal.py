@@ -23,13 +23,10 @@ SECONDS = 3.0
 class Journal:
     """A file of one conversation, which each change makes longer: whatever ends the program or the
     machine, no more is lost than the last seconds.
-
-    Attributes:
-        path: the file; there is none before the first message.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path = path  # there is no file before the first message
         self._written = Conversation()
         self._torn = False  # whether the last line may lack its end
 

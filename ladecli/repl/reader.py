@@ -41,22 +41,22 @@ def quotes_open(text: str) -> bool:
     return text.lstrip().startswith(QUOTES) and text.count(QUOTES) % 2 == 1
 
 
-def unquoted(text: str) -> str:
+def unquote(text: str) -> str:
     """A message without the quotes that held its lines together."""
     stripped = text.strip()
     if stripped.count(QUOTES) == 2 and stripped.startswith(QUOTES) and stripped.endswith(QUOTES):
-        return escaped(stripped.removeprefix(QUOTES).removesuffix(QUOTES).strip("\n"))
+        return escape(stripped.removeprefix(QUOTES).removesuffix(QUOTES).strip("\n"))
     return text
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
     """A message as input that is no command: a space goes before what looks like one."""
     return f" {text}" if text.startswith("/") or text in LEAVE else text
 
 
-def unescaped(text: str) -> str:
+def unescape(text: str) -> str:
     """The message in an input."""
-    return text[1:] if escaped(text[1:].rstrip()) == text.rstrip() else text
+    return text[1:] if escape(text[1:].rstrip()) == text.rstrip() else text
 
 
 def fitting(line: str, columns: int) -> str:
@@ -72,13 +72,10 @@ class Reader:
     Args:
         stream: a pipe, or a terminal that cannot edit.
         screen: takes the prompts where a user reads them; None on a pipe.
-
-    Attributes:
-        interactive: whether a user types the messages.
     """
 
     def __init__(self, stream: TextIO, screen: TextIO | None = None) -> None:
-        self.interactive = screen is not None
+        self.interactive = screen is not None  # whether a user types the messages
         self._stream = stream
         self._screen = screen
 
@@ -96,7 +93,7 @@ class Reader:
                 message += "\n" + self._line("  ")
         except EOFError:
             raise UsageError(f"standard input ends within {QUOTES}; close them") from None
-        return unquoted(message)
+        return unquote(message)
 
     def _line(self, prompt: str) -> str:
         if self._screen is not None:
@@ -176,7 +173,7 @@ class TerminalReader(Reader):
 
     def read(self, draft: str = "") -> str:
         """The next message; Enter sends it, and the draft stands in the input."""
-        return unquoted(self._session.prompt(default=draft))
+        return unquote(self._session.prompt(default=draft))
 
     def flush(self) -> None:
         """Discard what was typed and not read yet."""
@@ -262,7 +259,7 @@ def can_edit() -> bool:
 
 
 @contextlib.contextmanager
-def unechoed() -> Iterator[None]:
+def suppress_echo() -> Iterator[None]:
     """Do not echo what is typed while no prompt is there, which takes it later.
 
     Ctrl-C stays a signal.  The terminal is given back as it was.

@@ -10,18 +10,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import LadeError, UsageError, told
+from ..errors import LadeError, UsageError, describe_error
 from ..metrics import Tally
-from ..options import ChatRequest
+from ..options.answer import ChatRequest
 from ..session import opening
 from ..session.conversation import Conversation
+from ..session.setup import choose_profile
 from ..trace import export
 from ..view.live import reply_view
 from ..view.markdown import MarkdownRenderer
 from ..view.terminal import Terminal, ctrl_c
 from ..visualize import SEPARATOR, Together, counted, memory_line, one_line, printable, repeats
 from .journal import Journal, Running
-from .reader import Reader, escaped
+from .reader import Reader, escape
 
 if TYPE_CHECKING:
     from ..profiles import Choice
@@ -30,38 +31,17 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Reply:
-    """A reply, and all that is needed to make it again.
+    """A reply, and all that is needed to make it again."""
 
-    Attributes:
-        prompt: token ids of the conversation that it answers.
-        settings: how it was decoded, the seed included.
-        tally: its text and figures.
-        drafts: pickled, what the drafts knew before it: `/compare` decodes it again from there.
-    """
-
-    prompt: list[int]
-    settings: Settings
-    tally: Tally = field(default_factory=Tally)
+    prompt: list[int]  # token ids of the conversation that it answers
+    settings: Settings  # how it was decoded, the seed included
+    tally: Tally = field(default_factory=Tally)  # its text and figures
+    # pickled, what the drafts knew before it: `/compare` decodes it again from there
     drafts: bytes = b""
 
 
 class Chat:
     """A conversation with a model, at a terminal or over a pipe.
-
-    Attributes:
-        request: the options, which `/set` changes.
-        choice: what the hardware profile says.
-        replies: all replies since the start, the newest last.
-        file: where the conversation was saved to or loaded from last.
-        saved: the conversation that can be loaded again from a file.
-        draft: text that the next input begins with.
-        base: what the next message follows, where it replaces the last one.
-        attached: texts of files that go with the next message.
-        leaving: whether the user wants to leave.
-        refused: whether a message of a pipe was refused, and the chat went on.
-        successor: a model to go on with after that.
-        journal: keeps the conversation; None where it is not wanted.
-        calibration: of this machine's plain steps, as replies and `/compare` measured it.
 
     Raises:
         UsageError: the model has no chat template, and --raw was not given.
@@ -80,22 +60,24 @@ class Chat:
                 " lade generate, or --raw to chat with it all the same"
             )
         self.session = session
-        self.request = request
+        self.request = request  # the options, which `/set` changes
         self.terminal = terminal
-        self.journal: Journal | None = None
+        self.journal: Journal | None = None  # keeps the conversation, where that is wanted
         self._lost = False  # whether the user knows that the conversation is not kept
         self._conversation = Conversation(system=request.system)
-        self.replies: list[Reply] = []
-        self.file: Path | None = None
-        self.saved: Conversation | None = None
-        self.draft = ""
+        self.replies: list[Reply] = []  # all of them, the newest last
+        self.file: Path | None = None  # where the conversation was saved or loaded last
+        self.saved: Conversation | None = None  # can be loaded again from a file
+        self.draft = ""  # what the next input begins with
+        # What the next message follows, where it replaces the last one.
         self.base: Conversation | None = None
-        self.attached: list[str] = []
-        self.leaving = False
-        self.refused = False
-        self.successor: str | None = None
+        self.attached: list[str] = []  # texts of files that go with the next message
+        self.leaving = False  # whether the user wants to leave
+        self.refused = False  # whether a message of a pipe was refused, and the chat went on
+        self.successor: str | None = None  # a model to go on with after that
+        # Of this machine's plain steps, as replies and `/compare` measured it.
         self.calibration: float | None = None
-        self.choice: Choice = opening.choose_profile(request, session)
+        self.choice = self._choose_profile(request)  # what the hardware profile says
         self.console = terminal.console(sys.stderr)  # only replies go to stdout
         self.reader = open_reader(self)
         self._renderer: MarkdownRenderer | None = None  # of the newest reply
@@ -141,14 +123,14 @@ class Chat:
             soft = not self.console.is_terminal
             self.console.print(printable(line), style="dim", soft_wrap=soft)
 
-    def tell_news(self) -> None:
-        """Lines of the session that were not told yet."""
-        for line in self.session.news():
+    def show_new_notices(self) -> None:
+        """Show lines of the session that came up since the last time."""
+        for line in self.session.new_notices():
             self.note(f"({line})")
 
     def complain(self, error: BaseException) -> None:
         """The line of an error, on stderr."""
-        self.console.print(one_line(f"lade: {told(error)}"), style="red", soft_wrap=True)
+        self.console.print(one_line(f"lade: {describe_error(error)}"), style="red", soft_wrap=True)
 
     # Replies.
 
@@ -163,7 +145,7 @@ class Chat:
             self.answer((self.base or before).asked(message))
         finally:
             if self.conversation is before:
-                self.draft = escaped(text)  # it was not answered, and must not be lost
+                self.draft = escape(text)  # it was not answered, and must not be lost
             else:
                 self.base, self.attached = None, []
 
@@ -181,7 +163,7 @@ class Chat:
         if self.replies:
             self.replies[-1].drafts = b""  # only the last one is compared
         self.keep(seen)
-        self.tell_news()
+        self.show_new_notices()
         try:
             self._show(reply, seen)
         finally:
@@ -229,7 +211,7 @@ class Chat:
             "length": "cut at max-new-tokens",
             "interrupted": "stopped",
         }
-        self.tell_news()
+        self.show_new_notices()
         lines = [remarks.get(tally.reason or "", "")]
         if tally.reason != "memory":
             lines.append(memory or "")
@@ -280,7 +262,7 @@ class Chat:
 
     def settings(self) -> Settings:
         """How the next reply is decoded."""
-        sampling, template = self.session.loaded.sampling, self.request.template(True)
+        sampling, template = self.session.loaded.defaults.sampling, self.request.template(True)
         return opening.settings_of(self.request, self.choice, sampling, template)
 
     def change(self, request: ChatRequest) -> None:
@@ -289,8 +271,8 @@ class Chat:
         Raises:
             UsageError, ConfigError: they do not go together; then nothing changes.
         """
-        choice = opening.choose_profile(request, self.session)
-        opening.settings_of(request, choice, self.session.loaded.sampling)
+        choice = self._choose_profile(request)
+        opening.settings_of(request, choice, self.session.loaded.defaults.sampling)
         if (template := request.template(True)) is not None:
             self.session.template(template)
         before = self.request.without_effect(self.choice.base(self.request.wants_paper))
@@ -298,6 +280,12 @@ class Chat:
             if line not in before:
                 self.note(f"({line})")
         self.request, self.choice = request, choice
+
+    def _choose_profile(self, request: ChatRequest) -> Choice:
+        """What the profile of a request says for this model."""
+        loaded = self.session.loaded
+        split = loaded.placement.split > 1
+        return choose_profile(request.profile, request, loaded.device, loaded.part, split)
 
     def toggle_colors(self) -> None:
         """Switch the colors of tokens on or off; also in the middle of a reply."""

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from .. import profiles
 from ..decoder.config import SOURCES, SamplingConfig
 from ..errors import UsageError
-from ..options import ChatRequest
+from ..options.answer import ChatRequest
 from ..options.declare import ALIASES, Setting, settings_of
 
 if TYPE_CHECKING:

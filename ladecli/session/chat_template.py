@@ -42,14 +42,11 @@ _PROBES = {
 
 @dataclass(frozen=True, slots=True)
 class TemplateChoice:
-    """Which chat template puts a conversation into words.
+    """Which chat template puts a conversation into words."""
 
-    Attributes:
-        name: of one of the model's templates, or of a file; None for the model's own.
-        arguments: the template's own variables, such as `enable_thinking`.
-    """
-
+    # of one of the model's templates, or of a file; None for the model's own
     name: str | None = None
+    # the template's own variables, such as `enable_thinking`
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -63,9 +60,6 @@ class ChatTemplate:
         tokenizer: of transformers.
         choice: which of its templates, and with which arguments.
 
-    Attributes:
-        notices: lines about what was done to messages, or does nothing.
-
     Raises:
         UsageError: there is no such template, it is ambiguous, or cannot have such an argument.
     """
@@ -78,6 +72,7 @@ class ChatTemplate:
         taken = set(inspect.signature(tokenizer.apply_chat_template).parameters)
         for key in self._arguments.keys() & (taken - {"tools", "documents"} | NOT_ARGUMENTS):
             raise UsageError(f"template-arg {key} is no variable of chat templates; leave it out")
+        # Lines about what was done to messages, or does nothing.
         self.notices = [
             f"{self._name} has no variable {key!r}: it changes nothing"
             for key in self._arguments

@@ -21,37 +21,26 @@ FREED = 4
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message of one side.
-
-    Attributes:
-        interrupted: whether Ctrl-C, or want of memory, cut it short.
-        reasoning: what a model thought before it said the content.
-    """
+    """A message of one side."""
 
     role: Role
     content: str
-    interrupted: bool = False
-    reasoning: str | None = None
+    interrupted: bool = False  # whether Ctrl-C, or want of memory, cut it short
+    reasoning: str | None = None  # what a model thought before it said the content
 
     def for_template(self) -> dict[str, str]:
         """The message as chat templates take it; they decide what they want of old reasoning."""
-        told = {} if self.reasoning is None else {"reasoning": self.reasoning}
-        return {"role": self.role, "content": self.content, **told}
+        thought = {} if self.reasoning is None else {"reasoning": self.reasoning}
+        return {"role": self.role, "content": self.content, **thought}
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages in order; every change makes a new conversation, so none can be half done.
+    """Messages in order; every change makes a new conversation, so none can be half done."""
 
-    Attributes:
-        system: the system message, if there is one.
-        messages: all of them, the oldest first.
-        forgotten: the number of oldest messages that the model no longer sees.
-    """
-
-    system: str | None = None
-    messages: tuple[Message, ...] = ()
-    forgotten: int = 0
+    system: str | None = None  # the system message, if there is one
+    messages: tuple[Message, ...] = ()  # all of them, the oldest first
+    forgotten: int = 0  # the number of oldest messages that the model no longer sees
 
     @property
     def seen(self) -> tuple[Message, ...]:

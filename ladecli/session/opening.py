@@ -7,83 +7,122 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from .. import profiles
 from ..errors import UsageError
+from ..options.drafting import DraftOptions
 from ..view.terminal import Terminal
-from . import parallel
 from .chat_template import check_template
-from .place import place_of
-from .setup import check_device, check_options, choice_for, decide
+from .place import find_place
+from .setup import check_device, check_options, decide
 
 if TYPE_CHECKING:
     from ..decoder.config import SamplingConfig
     from ..decoder.run.ranks.transport import DistributedTransport
-    from ..models import Plan
-    from ..options import Request
+    from ..models import PlannedModel
+    from ..options.answer import AnswerOptions, RankedOptions, TemplateOptions
+    from ..options.model import SessionOptions
+    from ..profiles import Choice
     from .chat_template import TemplateChoice
     from .session import Session, Settings
 
+RankLoader: TypeAlias = "Callable[[DistributedTransport], Session]"
+"""Loads the planned model of one rank of several."""
+_SILENT = Terminal(quiet=True)
 
-def follow(request: Request) -> int:
-    """Decode what the leader decodes, in a rank that torchrun started; returns the exit code."""
-    return parallel.follow(request, open_follower)
+
+def open_session(
+    options: SessionOptions,
+    terminal: Terminal,
+    drafts: DraftOptions | None = None,
+    template: TemplateOptions | None = None,
+    *,
+    min_context: int = 0,
+    bars: bool = False,
+) -> Session:
+    """Open a session of one process.
+
+    Args:
+        options: which model, where it goes and how its steps are run; checked.
+        terminal: where progress and notices are shown.
+        drafts: how they are made; as the profile has it by default.
+        template: of all prompts, if they have one: refused early where it is broken.
+        min_context: tokens of context that there must be, whatever the model was made for.
+        bars: whether a download shows its progress where nothing else does.
+
+    Raises:
+        LadeError, DecoderError: the model cannot be loaded or decoded; the message says why.
+    """
+    with terminal.progress(f"starting {options.name}"):
+        check(options, template)
+        _import_libraries()
+    bars = sys.stderr.isatty() and (bars or not terminal.quiet)
+    planned = _find_model(options, terminal, bars)
+    return _load(planned, options, drafts or DraftOptions(), terminal, bars, min_context)
 
 
 @contextlib.contextmanager
-def opened(request: Request, terminal: Terminal, *, stretch: int = 0) -> Iterator[Session]:
-    """A session with as many ranks as were asked for, which end with it.
+def open_with_ranks(
+    request: RankedOptions, terminal: Terminal, *, min_context: int = 0
+) -> Iterator[Session]:
+    """Open a session with as many ranks as were asked for, which end with it.
 
-    Args:
-        request: of the user, checked.
-        terminal: where progress and notices are shown.
-        stretch: tokens of context that there must be, whatever the model was made for.
-
-    Raises:
-        LadeError, DecoderError: the model cannot be loaded or decoded, or ranks do not find each
-            other; the message says why.
+    Arguments and errors as for `open_session`; RankError if ranks do not find each other.
     """
+    place = find_place(request)  # what ranks cannot do has nothing to do with this machine
+    if place.size == 1:
+        yield open_session(request, terminal, request, request, min_context=min_context)
+        return
+    from . import parallel
+
     with contextlib.ExitStack() as stack:
-        with terminal.progress(f"starting {request.model or 'demo'}"):
-            place_of(request)  # what ranks cannot do has nothing to do with this machine
-            check(request)
-            leader = stack.enter_context(parallel.started(request, open_follower))
+        with terminal.progress(f"starting {request.name}"):
+            check(request, request)
+            leader = stack.enter_context(parallel.start_ranks(request, place, plan_rank))
+            _import_libraries()
         # What is wrong with the request is reported before other ranks are waited for.
-        planned = _plan(leader.request, terminal)
+        load = plan_rank(leader.request, place.local_size, terminal, min_context)
         if leader.notice:
             terminal.say(leader.notice)
-        if leader.ranks is not None:
-            with terminal.progress("starting the other ranks"):
-                parallel.connect(leader.ranks, leader.request)
-        yield _load(planned, leader.request, terminal, leader.ranks, stretch)
+        with terminal.progress("starting the other ranks"):
+            parallel.connect(leader.ranks, leader.request)
+        yield load(leader.ranks)
 
 
-def open_session(request: Request, terminal: Terminal, *, templated: bool = True) -> Session:
-    """A session of this process alone; arguments and errors as for `opened`.
+def plan_rank(
+    request: RankedOptions,
+    local_size: int,
+    terminal: Terminal = _SILENT,
+    min_context: int = 0,
+) -> RankLoader:
+    """Plan the session of one of several ranks, of which `local_size` share this machine; what is
+    returned loads it."""
+    _import_libraries()
+    bars = sys.stderr.isatty() and not terminal.quiet
+    planned = _find_model(request, terminal, bars, request.split)
+    if why := planned.facts.no_trees:
+        raise UsageError(
+            f"{planned.name} verifies one continuation of a text at a time ({why}), which ranks"
+            " cannot share; leave --parallel out"
+        )
 
-    A chat template that is broken is refused where all prompts are to be put through it, that is
-    `templated`.
-    """
-    check(request, templated=templated)
-    return _load(_plan(request, terminal), request, terminal)
+    def load(ranks: DistributedTransport) -> Session:
+        from . import parallel
+
+        context = ranks.broadcast(min_context)  # the leader's holds
+        session = _load(
+            planned, request, request, terminal, bars, context, ranks=ranks, sharing=local_size
+        )
+        parallel.join(session, ranks, split=request.split > 1)
+        return session
+
+    return load
 
 
-def open_follower(request: Request) -> Callable[[DistributedTransport], Session]:
-    """Plan the session of a rank that follows; what is returned loads it."""
-    terminal = Terminal(quiet=True)
-    return partial(_load, _plan(request, terminal), request, terminal)
-
-
-def check(request: Request, *, templated: bool = True) -> None:
+def check(options: SessionOptions, template: TemplateOptions | None = None) -> None:
     """Refuse what shows without torch, before that is imported, which takes seconds.
-
-    Args:
-        request: of the user.
-        templated: whether prompts go through the chat template, if the request has it so.
 
     Raises:
         LadeError, ConfigError: with a line for the user.
@@ -91,64 +130,56 @@ def check(request: Request, *, templated: bool = True) -> None:
     from ..specs import adapters, device, model_files
 
     folder = adapters.check(
-        request.model or "demo",
-        request.adapters,
-        request.gguf_file,
-        request.revision,
-        offline=request.offline,
+        options.name,
+        options.adapters,
+        options.gguf_file,
+        options.revision,
+        offline=options.offline,
     )
-    if (here := device.foreseen(request.device)) is not None:
-        check_options(request, here)
-    if folder is not None and templated:
+    if (here := device.predict_device(options.device)) is not None:
+        check_options(options, here)
+    if folder is not None and template is not None:
         known = model_files.chat_templates(folder)
-        if (choice := request.template(bool(known))) is not None:
+        if (choice := template.template(bool(known))) is not None:
             check_template(known, choice)
 
 
-def _plan(request: Request, terminal: Terminal) -> Plan:
-    """Find the model and read its configuration; arguments as for `opened`."""
-    name = request.model or "demo"
-    with terminal.progress(f"starting {name}"):
-        _import_all()
+def _find_model(
+    options: SessionOptions, terminal: Terminal, bars: bool, split: int = 1
+) -> PlannedModel:
+    """Find the model, which is `split` over ranks, and read its configuration."""
     from .. import models
 
-    with _loading(terminal, name):
-        planned = models.plan(name, request, progress=_bars(request))
-        check_device(request, planned.device, planned.part)
-        if (request.parallel or 1) > 1 and (why := planned.facts.no_trees):
-            raise UsageError(
-                f"{name} verifies one continuation of a text at a time ({why}), which ranks cannot"
-                " share; leave --parallel out"
-            )
+    with _loading(terminal, options.name):
+        planned = models.plan(options.name, options, options, split=split, progress=bars)
+        check_device(options, planned.device, planned.part, split > 1)
         return planned
 
 
 def _load(
-    planned: Plan,
-    request: Request,
+    planned: PlannedModel,
+    options: SessionOptions,
+    drafts: DraftOptions,
     terminal: Terminal,
-    ranks: DistributedTransport | None = None,
-    stretch: int = 0,
+    bars: bool,
+    min_context: int,
+    **ranks: Any,
 ) -> Session:
-    """Load a planned model; of several ranks, each calls this, and the leader's stretch holds."""
+    """Load a planned model; of several `ranks`, each calls this."""
     from .. import models
     from .session import Session
 
-    if ranks is not None:
-        stretch = ranks.broadcast(stretch)
-    if stretch:
-        planned = models.stretched(planned, stretch)
+    if min_context:
+        planned = models.extend_context(planned, min_context)
     with _loading(terminal, planned.held):
-        setup = decide(request, planned, ranks)
-        loaded = models.load(planned, beside=setup.beside, progress=_bars(request))
+        setup = decide(options, drafts, planned, **ranks)
+        loaded = models.load(planned, working_memory=setup.working_memory, progress=bars)
         session = Session(loaded, setup)
-        if ranks is not None:
-            parallel.join(session, ranks, split=request.parallel_mode == "tensor")
     terminal.say(*session.notices)
     return session
 
 
-def _import_all() -> None:
+def _import_libraries() -> None:
     """Import torch, transformers and what stands on them, which takes seconds."""
     if sys.platform == "linux" and "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
         # Weights are joined after loading; without this the parts would leave holes in memory
@@ -170,19 +201,9 @@ def _loading(terminal: Terminal, name: str) -> contextlib.AbstractContextManager
     return terminal.progress(f"loading {name}") if local else contextlib.nullcontext()
 
 
-def _bars(request: Request) -> bool:
-    """Whether a download shows progress bars."""
-    return not request.quiet and sys.stderr.isatty()
-
-
-def choose_profile(request: Request, session: Session) -> profiles.Choice:
-    """The profile of a request for the model of a session; see `choice_for`."""
-    return choice_for(request, session.loaded.device, session.loaded.part)
-
-
 def settings_of(
-    request: Request,
-    choice: profiles.Choice,
+    request: AnswerOptions,
+    choice: Choice,
     sampling: SamplingConfig,
     template: TemplateChoice | None = None,
 ) -> Settings:

@@ -1,9 +1,9 @@
 """Ranks as processes: how they start, agree, follow and end.  Nothing here imports torch.
 
 Rank 0 is the *leader*, which alone reads, prints and writes files; the others are *followers*.
-Those of `--parallel K` are processes of their own.  torch's launchers do not fit a program whose
-rank 0 is there already and has the terminal: they give every rank a session of its own, log to its
-stderr, and start only when torch is imported.
+Those of `--parallel K` are processes of their own.  torch's launcher was tried in their place: its
+first Ctrl-C ends the launcher and with it a chat, whose ranks it had put into sessions without a
+terminal; and an exit code of 2 came out as 1, below a report of thirty lines.
 """
 
 from __future__ import annotations
@@ -30,14 +30,9 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from ..decoder.errors import DecoderError, NoMemoryError, RankError
-from ..errors import LadeError, UsageError, told
-from ..options import Request
-from .place import (
-    Place,
-    launched,
-    place_of,
-    placed,
-)
+from ..errors import LadeError, UsageError, describe_error
+from ..options.answer import RankedOptions
+from .place import Place, assign_device, find_place, read_torchrun
 
 if TYPE_CHECKING:
     from ..decoder.drafting.memory import DraftMemory
@@ -45,14 +40,14 @@ if TYPE_CHECKING:
     from ..decoder.run.ranks.transport import DistributedTransport
     from .session import Session, Settings
 
-Opener = Callable[[Request], Callable[["DistributedTransport"], "Session"]]
-"""Plans how to load a request's model; what it returns loads it, for one rank of several."""
+Opener = Callable[[RankedOptions, int], Callable[["DistributedTransport"], "Session"]]
+"""Plans how to load a request's model, one of so many on this machine; what it returns loads it."""
 _TRIAL_RANKS = 8
 """Ranks that may share fewer cores, to try out what a machine with GPUs does."""
 _LOOPBACK = {"linux": "lo", "darwin": "lo0"}
-_LINGER = 2.0
+_EXIT_DELAY = 2.0
 """Seconds until a rank that failed ends, and torchrun all others: the leader reports first."""
-_MAY_DIFFER = {
+_PER_RANK_OPTIONS = {
     *("system", "pool_file", "draft_text", "color", "stats", "trace", "svg", "html", "quiet"),
     *("offline", "origins", "parallel", "device"),
 }
@@ -60,18 +55,12 @@ _MAY_DIFFER = {
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """An answer that all ranks decode.
+class Order:
+    """An answer that all ranks decode."""
 
-    Attributes:
-        prompt: token ids.
-        settings: how to decode it.
-        drafts: the leader's draft memory; None where the follower has learned the same.
-    """
-
-    prompt: tuple[int, ...]
+    prompt: tuple[int, ...]  # token ids
     settings: Settings
-    drafts: DraftMemory | None
+    drafts: DraftMemory | None  # the leader's; None where the follower has learned the same
 
 
 # The leader.
@@ -79,21 +68,15 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """Rank 0, with other ranks on their way; or a process that is alone.
+    """Rank 0, with other ranks on their way."""
 
-    Attributes:
-        request: on this rank's device.
-        ranks: to be connected; None where this process is alone.
-        notice: what the user should know before the ranks start, or None.
-    """
-
-    request: Request
-    ranks: DistributedTransport | None = None
-    notice: str | None = None
+    request: RankedOptions  # on this rank's device
+    ranks: DistributedTransport  # to be connected
+    notice: str | None = None  # what the user should know before the ranks start
 
 
 @contextlib.contextmanager
-def started(request: Request, open_session: Opener) -> Iterator[Leader]:
+def start_ranks(request: RankedOptions, place: Place, open_session: Opener) -> Iterator[Leader]:
     """Lead as many ranks as the request asks for, or as torchrun started.
 
     They start while the caller prepares, and `connect` waits for them.  However the block ends,
@@ -101,30 +84,27 @@ def started(request: Request, open_session: Opener) -> Iterator[Leader]:
 
     Args:
         request: of the user, checked.
+        place: of this process, the first of several.
         open_session: how followers open theirs; a function of a module, which they import.
 
     Raises:
         UsageError: this machine has no room for that many ranks.
         RankError: a rank failed.
     """
-    place = place_of(request)
-    if place.size == 1:
-        yield Leader(request)
-        return
     with contextlib.ExitStack() as stack:
-        meeting, failure = "env://", None
+        rendezvous, failure = "env://", None
         notice = _check_number(request, place)
         if not place.launched:
             os.environ |= _variables(place)
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="lade-"))
-            meeting = (Path(folder) / "ranks").as_uri()
-            followers = _processes(place, (request, open_session, meeting, folder))
+            rendezvous = (Path(folder) / "ranks").as_uri()
+            followers = _start_processes(place, (request, open_session, rendezvous, folder))
             failure = stack.enter_context(followers)
         from ..decoder.run.ranks.transport import DistributedTransport
 
-        ranks = DistributedTransport(place.rank, place.size, meeting, failure)
+        ranks = DistributedTransport(place.rank, place.size, rendezvous, failure)
         stack.callback(ranks.close)
-        yield Leader(placed(request, place), ranks, notice)
+        yield Leader(assign_device(request, place), ranks, notice)
 
 
 class Followers:
@@ -147,7 +127,7 @@ class Followers:
         self._executor = executor
         self._split = split
         self._known: DraftMemory | None = None
-        if launched():
+        if read_torchrun():
             # torchrun ends all ranks by SIGTERM when one has failed; the leader keeps the text.
             signal.signal(signal.SIGTERM, self._on_sigterm)
 
@@ -176,7 +156,7 @@ class Followers:
         self._known = None
         begun = self._executor.begun
         try:
-            self._ranks.broadcast(Task(tuple(prompt), settings, unknown))
+            self._ranks.broadcast(Order(tuple(prompt), settings, unknown))
             yield
         except GeneratorExit:
             self._known = drafts
@@ -195,8 +175,8 @@ class Followers:
 
 
 @contextlib.contextmanager
-def _processes(
-    place: Place, task: tuple[Request, Opener, str, str]
+def _start_processes(
+    place: Place, task: tuple[RankedOptions, Opener, str, str]
 ) -> Iterator[Callable[[], str | None]]:
     """The processes of ranks 1 to K - 1, which end with the block, or when the leader is killed.
 
@@ -237,7 +217,7 @@ def _processes(
             process.join()
 
 
-def _check_number(request: Request, place: Place) -> str | None:
+def _check_number(request: RankedOptions, place: Place) -> str | None:
     """Refuse more ranks than are useful here; a notice where ranks share a device."""
     from ..specs import device
 
@@ -279,31 +259,31 @@ def _variables(place: Place) -> dict[str, str]:
 # A follower.
 
 
-def follow(request: Request, open_session: Opener) -> int:
+def follow(request: RankedOptions, open_session: Opener) -> int:
     """Be a follower that the user's own torchrun started, and return the exit code."""
-    place = place_of(request)
+    place = find_place(request)
     try:
         _follow(place, request, open_session, "env://")
     except BaseException as error:
         if not isinstance(error, RankError):  # those are the leader's to report
-            print(f"lade: rank {place.rank} failed: {told(error)}", file=sys.stderr)
-        time.sleep(_LINGER)
+            print(f"lade: rank {place.rank} failed: {describe_error(error)}", file=sys.stderr)
+        time.sleep(_EXIT_DELAY)
         return LadeError.exit_code
     return 0
 
 
 def _run_child(
     place: Place,
-    request: Request,
+    request: RankedOptions,
     open_session: Opener,
-    meeting: str,
+    rendezvous: str,
     folder: str,
     last_words: Connection,
 ) -> None:
     """Be a follower that the leader started, and end the process.
 
     Args:
-        meeting: URL where the ranks find each other.
+        rendezvous: URL where the ranks find each other.
         folder: the leader's; deleted should the leader be killed.
         last_words: takes this rank's number and why it failed.
     """
@@ -321,44 +301,44 @@ def _run_child(
     threading.Thread(target=end_with_leader, daemon=True).start()
     os.environ |= {"RANK": str(place.rank), "LOCAL_RANK": str(place.local_rank)}
     try:
-        _follow(place, request, open_session, meeting)
+        _follow(place, request, open_session, rendezvous)
     except BaseException as error:
         if not isinstance(error, RankError):
-            last_words.send((place.rank, told(error)))
+            last_words.send((place.rank, describe_error(error)))
     os._exit(1)  # the leader ends this process, unless it failed
 
 
-def _follow(place: Place, request: Request, open_session: Opener, meeting: str) -> None:
+def _follow(place: Place, request: RankedOptions, open_session: Opener, rendezvous: str) -> None:
     """Decode what the leader decodes until it ends."""
     # The terminal and torchrun send Ctrl-C to all ranks, and the leader decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     from ..decoder.run.ranks.transport import DistributedTransport
 
-    ranks = DistributedTransport(place.rank, place.size, meeting)
-    request = placed(request, place)
-    load = open_session(request)
+    ranks = DistributedTransport(place.rank, place.size, rendezvous)
+    request = assign_device(request, place)
+    load = open_session(request, place.local_size)
     connect(ranks, request)
     session = load(ranks)
     while True:
         try:
-            task: Task = ranks.broadcast()
+            order: Order = ranks.broadcast()
         except RankError:  # the leader has ended, and its exit code tells how
             return
-        if task.drafts is not None:
-            session.drafts = task.drafts
+        if order.drafts is not None:
+            session.drafts = order.drafts
         try:
-            for _event in session.stream(task.prompt, task.settings):
+            for _event in session.stream(order.prompt, order.settings):
                 pass
         except (RankError, NoMemoryError):
             raise
         except (DecoderError, LadeError):
-            pass  # the leader fails alike, or has been told
+            pass  # the leader fails alike, or knows the error
 
 
 # All ranks.
 
 
-def connect(ranks: DistributedTransport, request: Request) -> None:
+def connect(ranks: DistributedTransport, request: RankedOptions) -> None:
     """Connect with the other ranks, and compare versions, options and devices with theirs.
 
     Raises:
@@ -371,7 +351,7 @@ def connect(ranks: DistributedTransport, request: Request) -> None:
     packages = {"lade": "ladecli", "torch": "torch", "transformers": "transformers"}
     mine = {name: importlib.metadata.version(package) for name, package in packages.items()}
     mine |= {"Python": platform.python_version(), "device": here.kind}
-    for name in sorted({each.name for each in fields(Request)} - _MAY_DIFFER):
+    for name in sorted({each.name for each in fields(RankedOptions)} - _PER_RANK_OPTIONS):
         mine[name.replace("_", "-")] = getattr(request, name)
     _compare(ranks, mine)
 

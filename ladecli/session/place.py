@@ -11,28 +11,23 @@ from ..errors import UsageError
 from ..options.declare import CONFIG_FILE, PREFIX
 
 if TYPE_CHECKING:
-    from ..options import Request
+    from ..options.answer import RankedOptions
+    from ..options.model import RankOptions
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A process among those that decode together.
+    """A process among those that decode together."""
 
-    Attributes:
-        rank, size: its number, from 0, and how many there are.
-        local_rank, local_size: the same on this machine.
-        launched: whether the user's own torchrun started it.
-    """
-
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
+    rank: int = 0  # its number
+    size: int = 1  # how many there are
+    local_rank: int = 0  # the same on this machine
     local_size: int = 1
-    launched: bool = False
+    launched: bool = False  # whether the user's own torchrun started it
 
 
-def launched(environment: Mapping[str, str] = os.environ) -> Place | None:
-    """The place that the user's own torchrun gave this process, if it did."""
+def read_torchrun(environment: Mapping[str, str] = os.environ) -> Place | None:
+    """Read the place that the user's own torchrun gave this process, if it did."""
     if "TORCHELASTIC_RUN_ID" not in environment or "RANK" not in environment:
         return None
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -40,19 +35,13 @@ def launched(environment: Mapping[str, str] = os.environ) -> Place | None:
     return Place(rank, size, local_rank, local_size, launched=True)
 
 
-def is_follower(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether the user's own torchrun started this process, and not as the leader."""
-    place = launched(environment)
-    return place is not None and place.rank > 0
-
-
-def place_of(request: Request, environment: Mapping[str, str] = os.environ) -> Place:
-    """The place of this process.
+def find_place(options: RankOptions, environment: Mapping[str, str] = os.environ) -> Place:
+    """Find the place of this process.
 
     Raises:
-        UsageError: the request does not fit to what torchrun started, or to several ranks.
+        UsageError: the options do not fit to what torchrun started, or to several ranks.
     """
-    place, wanted = launched(environment), request.parallel
+    place, wanted = read_torchrun(environment), options.parallel
     if place is not None and wanted not in (None, place.size):
         raise UsageError(
             f"--parallel {wanted} under a torchrun that started {place.size} ranks; leave"
@@ -60,28 +49,28 @@ def place_of(request: Request, environment: Mapping[str, str] = os.environ) -> P
         )
     if place is None:
         place = Place(0, wanted or 1, 0, wanted or 1)
-    if place.size > 1 and request.device.startswith("cuda:"):
+    if place.size > 1 and options.device.startswith("cuda:"):
         raise UsageError(
-            f"--device {request.device} is one GPU, and each of {place.size} ranks needs its own;"
+            f"--device {options.device} is one GPU, and each of {place.size} ranks needs its own;"
             " use --device cuda, and CUDA_VISIBLE_DEVICES to choose among GPUs"
         )
-    if place.size > 1 and request.device_map is not None:
-        split = request.parallel_mode == "tensor"
+    if place.size > 1 and options.device_map is not None:
+        split = options.parallel_mode == "tensor"
         fix = "leave it out" if split else "use --parallel-mode tensor instead"
         raise UsageError(
-            f"--device-map {request.device_map} spreads one model over all devices, which"
+            f"--device-map {options.device_map} spreads one model over all devices, which"
             f" {place.size} ranks cannot share; {fix}"
         )
-    if place.size == 1 and wanted is None and request.parallel_mode == "tensor":
+    if place.size == 1 and wanted is None and options.parallel_mode == "tensor":
         # A config file or a variable says how, whenever there are ranks; a flag asks for some.
-        origin = request.origins.get("parallel_mode", "")
+        origin = options.origins.get("parallel_mode", "")
         if origin != CONFIG_FILE and not origin.startswith(PREFIX):
             raise UsageError("--parallel-mode tensor does nothing without --parallel K")
     return place
 
 
-def placed(request: Request, place: Place) -> Request:
-    """The request of this rank: on a device of its own, with the number of ranks.
+def assign_device(request: RankedOptions, place: Place) -> RankedOptions:
+    """Give this rank a device of its own, and the number of ranks.
 
     Raises:
         UsageError: there are not enough GPUs.

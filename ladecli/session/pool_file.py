@@ -20,7 +20,7 @@ from ..errors import LadeError, UsageError
 
 if TYPE_CHECKING:
     from ..decoder.drafting.memory import DraftMemory
-    from ..options import Request
+    from ..options.answer import FileOptions
     from .session import Session
 
 FORMAT = "lade-pool/2"
@@ -33,7 +33,7 @@ def fingerprint(tokenizer: Any) -> str:
     return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
 
 
-def draft_texts(request: Request) -> list[str]:
+def draft_texts(request: FileOptions) -> list[str]:
     """The texts of `--draft-text`.
 
     Raises:
@@ -55,7 +55,7 @@ def check(name: str | None) -> None:
 
 
 @contextlib.contextmanager
-def kept_drafts(session: Session, name: str | None, texts: Sequence[str] = ()) -> Iterator[None]:
+def keep_drafts(session: Session, name: str | None, texts: Sequence[str] = ()) -> Iterator[None]:
     """Begin with the drafts of a file and with texts, and leave there what was learned, also
     after Ctrl-C.
 

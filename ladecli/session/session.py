@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -11,56 +10,33 @@ from typing import Any, Protocol
 
 from ..decoder.config import Limits, LookaheadConfig, SamplingConfig
 from ..decoder.drafting.memory import DraftMemory
-from ..decoder.events import (
-    Event,
-    Finished,
-    Prefill,
-    Started,
-    Step,
-    StepNarrowed,
-)
+from ..decoder.events import Event
 from ..decoder.load import load_decoder
 from ..decoder.run.executor import Executor
 from ..decoder.sampling import LogitsProcessor
 from ..decoder.strategies import make_strategy
 from ..errors import NoEmbeddingError
-from ..events import (
-    Ended,
-    Piece,
-    PromptRead,
-    Reason,
-    TextEvent,
-    TextStep,
-)
+from ..events import TextEvent
 from ..models import LoadedModel
+from ..profiles import Choice
 from .chat_template import ChatMessage, ChatTemplate, TemplateChoice
 from .conversation import Conversation
 from .reasoning import splitter
 from .setup import Setup
-from .text import Part, TextStream, token_ids
+from .text import Part, TextStream, text_events, token_ids
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to decode one answer.
+    """How to decode one answer."""
 
-    Attributes:
-        strategy: a name of `decoder.strategies.STRATEGIES`.
-        lookahead: window, n-grams, guesses, budget and sources.
-        sampling: how tokens are chosen.
-        max_new_tokens: None for as many as the context holds.
-        stop: strings that end the text.
-        ignore_eos: keep decoding after end-of-text tokens.
-        template: of the conversation that is answered; None where a text is continued as it is.
-    """
-
-    strategy: str = "lookahead"
+    strategy: str = "lookahead"  # a name of `decoder.strategies.STRATEGIES`
     lookahead: LookaheadConfig = field(default_factory=LookaheadConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
-    max_new_tokens: int | None = None
-    stop: tuple[str, ...] = ()
-    ignore_eos: bool = False
-    template: TemplateChoice | None = None
+    max_new_tokens: int | None = None  # None for as many as the context holds
+    stop: tuple[str, ...] = ()  # strings that end the text
+    ignore_eos: bool = False  # whether decoding goes on after end-of-text tokens
+    template: TemplateChoice | None = None  # None where a text is continued as it is
 
 
 class Followers(Protocol):
@@ -75,7 +51,7 @@ class Followers(Protocol):
         """Let them decode an answer while this one does; they are told on entry."""
 
     def drafts_changed(self) -> None:
-        """Hear that the drafts have learned something that no answer taught."""
+        """Called after drafts changed outside an answer."""
 
 
 class Session:
@@ -87,11 +63,6 @@ class Session:
         loaded: model and tokenizer.
         setup: how it is decoded.
         followers: the other ranks, where this is their leader.
-
-    Attributes:
-        drafts: what lookahead learned so far.
-        executor: runs the steps, where other ranks take part in them.
-        ranks: how many processes decode together.
 
     Raises:
         UnsupportedModelError: the model cannot be decoded here.
@@ -110,18 +81,25 @@ class Session:
             loaded.model,
             attention=setup.attention.name,
             max_context=setup.context,
-            cuda_graphs=setup.no_graphs is None,
+            cuda_graphs=setup.no_graphs_reason is None,
             kernels=setup.kernels,
-            pack=setup.pack,
+            pack=setup.store_twice,
         )
-        self.drafts = DraftMemory()
+        self.drafts = DraftMemory()  # what lookahead learned so far
         self._draft_texts: list[list[int]] = []
+        # What runs the steps, where other ranks take part in them.
         self.executor: Executor | None = None
-        self.ranks = 1
+        self.ranks = 1  # how many processes decode together
         self.followers = followers
         self._shared: Generator[TextEvent] | None = None
-        self._told = {*self.decoder.runner.notices}
+        self._notices_shown = {*self.decoder.runner.notices}
         self._template: tuple[TemplateChoice, ChatTemplate] | None = None  # the last one asked for
+
+    @property
+    def choice(self) -> Choice:
+        """What the profile says, where the session was opened with one."""
+        assert self.setup.choice is not None
+        return self.setup.choice
 
     @property
     def attention(self) -> str:
@@ -135,7 +113,7 @@ class Session:
         if runner.captures:
             return None
         failures = [line.partition(": ")[2] for line in runner.notices if "CUDA graphs" in line]
-        return self.setup.no_graphs or (failures or ["the model lies on several devices"])[0]
+        return self.setup.no_graphs_reason or (failures or ["the model lies on several devices"])[0]
 
     @cached_property
     def stock_model(self) -> Any:
@@ -180,19 +158,18 @@ class Session:
     def notices(self) -> tuple[str, ...]:
         """Lines that the user should see before the first answer."""
         notices = [*self.loaded.notices, *self.decoder.runner.notices]
-        if ignored := self.loaded.ignored_settings:
+        if ignored := self.loaded.defaults.ignored:
             names = ", ".join(ignored)
             notices.append(f"not applied, though the model's generation config has it: {names}")
         return (*notices, *self.setup.notices)
 
-    def news(self) -> list[str]:
-        """Lines about how steps run, and about chat templates, that came up since the last call;
-        each is told once."""
+    def new_notices(self) -> list[str]:
+        """Lines about how steps run, and about chat templates, that came up since the last call."""
         notices = list(self.decoder.runner.notices)
         if self._template is not None:
             notices += self._template[1].notices
-        new = [line for line in notices if line not in self._told]
-        self._told.update(new)
+        new = [line for line in notices if line not in self._notices_shown]
+        self._notices_shown.update(new)
         return new
 
     def encode(self, prompt: str) -> list[int]:
@@ -272,7 +249,7 @@ class Session:
         """
         if settings.ignore_eos:
             return frozenset()
-        stated, closing = self.loaded.stop_ids, None
+        stated, closing = self.loaded.defaults.stop_ids, None
         if settings.template is not None:
             closing = self.template(settings.template).end_token
         if closing is None or closing >= self.loaded.spec.vocabulary:
@@ -322,34 +299,45 @@ class Session:
         """
         if self.drafts.broken:
             self._forget_drafts()
-        followers = self.followers
-        settings = self._prepared(settings)
-        # A follower hears of nothing but what takes all ranks.
+        settings, followers = self._prepared(settings), self.followers
+        # Followers are only told about answers that use all ranks.
         together = followers is None or followers.takes_part(settings)
-        text, stops = self._text_stream(prompt, settings), self.stops(settings)
+        text = self._text_stream(prompt, settings)
         # Where no string ends the text, it is made while the device is at work on the next step.
-        should_stop = text.feed if any(stops) else None
+        should_stop = text.feed if any(self.stops(settings)) else None
+        executor = self.executor if together else None
+        events = self._decode(prompt, settings, should_stop, detailed, executor)
+        cost = partial(self._cost, settings, self.ranks if together else 1)
+        # A follower ends when its leader does.
+        seconds = None if self._follows else self.loaded.defaults.max_seconds
+        if followers is None or not together:
+            return text_events(events, text, cost, cancelled, contextlib.nullcontext(), seconds)
+        if self._shared is not None:
+            # Followers do one thing at a time, and block in an unfinished answer.
+            self._shared.close()
+        answering = followers.answering(prompt, settings, self.drafts)
+        self._shared = text_events(events, text, cost, cancelled, answering, seconds)
+        return self._shared
+
+    def _decode(
+        self,
+        prompt: Sequence[int],
+        settings: Settings,
+        should_stop: Callable[[int], bool] | None,
+        detailed: bool,
+        executor: Executor | None,
+    ) -> Generator[Event]:
+        """Decode an answer as events of tokens; arguments as for `stream`."""
         sampling, processors = self.choosing(prompt, settings)
-        events = self.decoder.generate(
+        return self.decoder.generate(
             prompt,
             make_strategy(settings.strategy, settings.lookahead, self.drafts),
             sampling,
             Limits(self._most_tokens(prompt, settings), self.stop_ids(settings), should_stop),
             processors,
             detailed=detailed,
-            executor=self.executor if together else None,
+            executor=executor,
         )
-        cost = partial(self._cost, settings, self.ranks if together else 1)
-        # A follower ends when its leader does.
-        seconds = None if self._follows else self.loaded.max_seconds
-        if followers is None or not together:
-            return _as_text(events, text, cost, cancelled, contextlib.nullcontext(), seconds)
-        if self._shared is not None:
-            # Followers do one thing at a time, and wait in whatever nobody has ended.
-            self._shared.close()
-        answering = followers.answering(prompt, settings, self.drafts)
-        self._shared = _as_text(events, text, cost, cancelled, answering, seconds)
-        return self._shared
 
     @staticmethod
     def _cost(settings: Settings, ranks: int, width: int, context: int) -> float | None:
@@ -370,7 +358,7 @@ class Session:
         """How the decoder chooses the tokens of an answer: as the settings say, and with the logits
         processors of the model's generation config, which may do all but the drawing."""
         most, longest = self._most_tokens(prompt, settings), self.decoder.max_context
-        return self.loaded.choosing(
+        return self.loaded.defaults.choose(
             settings.sampling,
             prompt,
             longest if most is None else min(longest, len(prompt) + most),
@@ -382,11 +370,11 @@ class Session:
         """Of an answer; the model's generation config says where the settings do not."""
         if settings.max_new_tokens is not None:
             return settings.max_new_tokens
-        return self.loaded.length_limit(len(prompt))
+        return self.loaded.defaults.length_limit(len(prompt))
 
     def stops(self, settings: Settings) -> tuple[str, ...]:
         """The strings that end an answer: of the settings, and of the model's generation config."""
-        return *settings.stop, *self.loaded.stop_strings
+        return *settings.stop, *self.loaded.defaults.stop_strings
 
     def _prepared(self, settings: Settings) -> Settings:
         """Settings that know which widths steps are captured for; followers are told them."""
@@ -396,54 +384,3 @@ class Session:
             return settings
         widths = tuple(self.decoder.runner.widths(settings.lookahead.step_limit))
         return replace(settings, lookahead=replace(settings.lookahead, widths=widths))
-
-
-def _as_text(
-    events: Generator[Event],
-    text: TextStream,
-    cost: Callable[[int, int], float | None],
-    cancelled: Callable[[], bool],
-    answering: contextlib.AbstractContextManager[None],
-    seconds: float | None = None,
-) -> Generator[TextEvent]:
-    """Events of tokens to events of text; after some seconds, the step under way is the last."""
-    began, length = time.monotonic(), 0
-    with answering, contextlib.closing(events):
-        for event in events:
-            match event:
-                case Started():
-                    length = event.total
-                    yield event
-                case StepNarrowed():
-                    yield event
-                case Prefill():
-                    yield PromptRead(event.done, event.total, event.seconds)
-                case Step():
-                    ids = tuple([token.id for token in event.tokens])
-                    pairs = zip(text.take(ids), event.tokens, strict=True)
-                    pieces = [Piece(part.text, each.source, part.reasoning) for part, each in pairs]
-                    yield TextStep(
-                        tuple(pieces),
-                        ids,
-                        event.width,
-                        event.proposed,
-                        event.seconds,
-                        event.detail,
-                        event.times,
-                        cost(event.width, length),
-                    )
-                    length += len(ids)
-                    if seconds is not None and time.monotonic() - began > seconds:
-                        yield _ended("stop", text)
-                        return
-                case Finished():
-                    yield _ended(event.reason, text)
-                    return
-            if cancelled():
-                yield _ended("interrupted", text)
-                return
-
-
-def _ended(reason: Reason, text: TextStream) -> Ended:
-    rest = text.flush()
-    return Ended(reason, rest.text, rest.reasoning)

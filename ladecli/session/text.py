@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import time
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from ..decoder.events import Event, Finished, Prefill, Started, Step, StepNarrowed
 from ..errors import UsageError
+from ..events import Ended, Piece, PromptRead, Reason, TextEvent, TextStep
 from ..visualize import one_line
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -92,15 +96,10 @@ class Detokenizer:
 
 
 class Text(NamedTuple):
-    """Text as the model wrote it, with special tokens, and what of it is shown.
+    """Text as the model wrote it, with special tokens, and what of it is shown."""
 
-    Attributes:
-        written: all of it; stop strings are looked for here.
-        shown: as long as `written`, with `HIDDEN` for every character of a special token.
-    """
-
-    written: str = ""
-    shown: str = ""
+    written: str = ""  # all of it; stop strings are looked for here
+    shown: str = ""  # as long as `written`, with `HIDDEN` for every character of a special token
 
     @classmethod
     def plain(cls, text: str) -> Text:
@@ -269,3 +268,66 @@ def _added_tokens(tokenizer: Tokenizer) -> frozenset[int]:
     """Ids that may be special: they have a text that is not shown."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     return frozenset({*added, *getattr(tokenizer, "all_special_ids", ())})
+
+
+def text_events(
+    events: Generator[Event],
+    text: TextStream,
+    cost: Callable[[int, int], float | None],
+    cancelled: Callable[[], bool],
+    answering: contextlib.AbstractContextManager[None],
+    seconds: float | None = None,
+) -> Generator[TextEvent]:
+    """Make events of text of those of tokens.
+
+    Args:
+        events: of the decoder.
+        text: takes the tokens.
+        cost: of a step of a width after a context; see `TextStep`.
+        cancelled: asked after every step; true ends the answer as interrupted.
+        answering: a block around all of it.
+        seconds: after which the step under way is the last one.
+    """
+    began, length = time.monotonic(), 0
+    with answering, contextlib.closing(events):
+        for event in events:
+            match event:
+                case Started():
+                    length = event.total
+                    yield event
+                case StepNarrowed():
+                    yield event
+                case Prefill():
+                    yield PromptRead(event.done, event.total, event.seconds)
+                case Step():
+                    yield _text_step(event, text, cost(event.width, length))
+                    length += len(event.tokens)
+                    if seconds is not None and time.monotonic() - began > seconds:
+                        yield _ended("stop", text)
+                        return
+                case Finished():
+                    yield _ended(event.reason, text)
+                    return
+            if cancelled():
+                yield _ended("interrupted", text)
+                return
+
+
+def _text_step(step: Step, text: TextStream, cost: float | None) -> TextStep:
+    parts = text.take([token.id for token in step.tokens])
+    pairs = zip(parts, step.tokens, strict=True)
+    return TextStep(
+        pieces=tuple([Piece(part.text, each.source, part.reasoning) for part, each in pairs]),
+        token_ids=tuple([token.id for token in step.tokens]),
+        width=step.width,
+        proposed=step.proposed,
+        seconds=step.seconds,
+        detail=step.detail,
+        times=step.times,
+        cost=cost,
+    )
+
+
+def _ended(reason: Reason, text: TextStream) -> Ended:
+    rest = text.flush()
+    return Ended(reason, rest.text, rest.reasoning)

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import LoadError
 from . import hub
-from .memory import told
+from .memory import format_bytes
 from .model_files import TOKENIZERS, is_pointer, read_object, version
 
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
@@ -21,17 +21,11 @@ _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An adapter on this machine.
+    """An adapter on this machine."""
 
-    Attributes:
-        name: as the user gave it.
-        folder: with its files.
-        stated: its adapter_config.json.
-    """
-
-    name: str
-    folder: Path
-    stated: dict[str, Any]
+    name: str  # as the user gave it
+    folder: Path  # with its files
+    stated: dict[str, Any]  # its adapter_config.json
 
     @property
     def base(self) -> str | None:
@@ -81,28 +75,22 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class Adapted:
-    """What a MODEL argument and `--adapter` options come to.
+    """What a MODEL argument and `--adapter` options come to."""
 
-    Attributes:
-        base: the model that holds most weights, as a MODEL argument.
-        revision: of it on the hub.
-        adapters: to be merged into it, in this order.
-        tokenizer: a folder whose tokenizer holds in place of the base's, or None.
-    """
-
-    base: str
-    revision: str | None
-    adapters: tuple[Adapter, ...] = ()
-    tokenizer: str | None = None
+    base: str  # the model that holds most weights, as a MODEL argument
+    revision: str | None  # of it on the hub
+    adapters: tuple[Adapter, ...] = ()  # to be merged into it, in this order
+    tokenizer: str | None = None  # a folder whose tokenizer holds in place of the base's, or None
 
     def notices(self, takes: str) -> list[str]:
         """A line about each adapter, before it is merged into a base that `takes` memory."""
         found = []
         for each in self.adapters:
             other = each.base is not None and _source(each.base) != _source(self.base)
+            made_for = f"; it was made for {each.base}" if other else ""
             found.append(
-                f"adapter {each.name} ({each.kind}, {told(each.size)}) is merged into {self.base},"
-                f" which takes {takes}{f'; it was made for {each.base}' if other else ''}"
+                f"adapter {each.name} ({each.kind}, {format_bytes(each.size)}) is merged into"
+                f" {self.base}, which takes {takes}{made_for}"
             )
         return found
 
@@ -138,7 +126,7 @@ def at(folder: Path, name: str) -> Adapter | None:
         raise LoadError(f"{name}: {error}; download or copy it again") from error
 
 
-def adapted(
+def find_adapters(
     name: str,
     given: Sequence[str] = (),
     revision: str | None = None,
@@ -215,6 +203,6 @@ def check(
 
     Returns the folder that has the tokenizer, where that is on this machine.
     """
-    parts = adapted(name, given, revision, early=True)
+    parts = find_adapters(name, given, revision, early=True)
     folder = hub.check(parts.base, gguf, parts.revision, offline=offline)
     return folder if parts.tokenizer is None else Path(parts.tokenizer)

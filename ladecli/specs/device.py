@@ -99,10 +99,10 @@ def detect(wanted: str = "auto") -> Device:
 
 def glance() -> Device:
     """The device that models run on by default: without torch where that must be the processor."""
-    return foreseen() or detect()
+    return predict_device() or detect()
 
 
-def foreseen(wanted: str = "auto") -> Device | None:
+def predict_device(wanted: str = "auto") -> Device | None:
     """What `detect` will find or refuse, as far as that is known without torch; None if not.
 
     Of the processor, the threads that torch computes with are left out.

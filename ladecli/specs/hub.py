@@ -112,7 +112,7 @@ def resolve(name: str) -> str:
     return str(path)
 
 
-def located(
+def locate(
     name: str, gguf: str | None = None, revision: str | None = None
 ) -> tuple[str, str | None]:
     """Where a model is, a folder or a name on the hub, and the GGUF file in it that holds it.
@@ -165,7 +165,7 @@ def check(
 
     Returns the folder of the model's configuration, where that is on this machine.
     """
-    source, gguf = located(name, gguf, revision)
+    source, gguf = locate(name, gguf, revision)
     if gguf is not None:
         check_gguf(name, Path(source) / gguf)
         return None

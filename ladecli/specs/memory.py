@@ -208,15 +208,17 @@ def room(
         if asked.width > 16:
             narrow = replace(asked, width=16).need(spec, asked.least).total
             ways.insert(0, ("--budget 16", narrow))
-        fix = next((f"{flag} needs {told(size)}" for flag, size in ways if size <= free), "")
+        fitting = (f"{flag} needs {format_bytes(size)}" for flag, size in ways if size <= free)
+        fix = next(fitting, "take a smaller model, or free some memory")
         raise LoadError(
-            f"{name} needs {told(needed)}, {told(needed - free)} more than the {told(free)} that"
-            f" can be used on {where}; {fix or 'take a smaller model, or free some memory'}"
+            f"{name} needs {format_bytes(needed)}, {format_bytes(needed - free)} more than the"
+            f" {format_bytes(free)} that can be used on {where}; {fix}"
         )
     need = asked.need(spec, asked.context)
     line = (
-        f"{asked.context:,} tokens of context need {told(need.cache + need.step)} beside the"
-        f" weights of {told(need.weights)}, and {told(free)} can be used on {where}"
+        f"{asked.context:,} tokens of context need {format_bytes(need.cache + need.step)} beside"
+        f" the weights of {format_bytes(need.weights)}, and {format_bytes(free)} can be used on"
+        f" {where}"
     )
     longest, flag = max(
         ((asked.fitting(form, free), flag) for flag, form in forms), default=(0, "")
@@ -245,8 +247,8 @@ def spread(
     context, shorter = room(name, bare, free / 2, asked, where=where, kind=kind)
     stay = "the processor's memory or the disk" if gpus else "the disk"
     notice = (
-        f"the weights of {told(spec.weight_bytes)} do not fit on {where}: every step reads the rest"
-        f" from {stay}, which is slow"
+        f"the weights of {format_bytes(spec.weight_bytes)} do not fit on {where}: every step reads"
+        f" the rest from {stay}, which is slow"
     )
     return context, f"{notice}; {shorter}" if shorter else notice
 
@@ -271,7 +273,7 @@ def smaller_forms(spec: ModelSpec, kind: str = "cpu") -> list[tuple[str, ModelSp
     return forms
 
 
-def told(size: float) -> str:
+def format_bytes(size: float) -> str:
     """A number of bytes for people: "13.5 GB"."""
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= 0.9995 * scale:  # no size is 1000 of a unit

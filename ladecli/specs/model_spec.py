@@ -17,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 
 from . import model_files
 from .device import Device
-from .memory import LEAST_CONTEXT, PACKED, ModelSpec, estimate, told, usable
+from .memory import LEAST_CONTEXT, PACKED, ModelSpec, estimate, format_bytes, usable
 
 _BITS = re.compile(r'"(?:bits|w_bit|nbits|weights|quant_type)": "?(?:int|float)?(\d)')
 """Where a quantised checkpoint's configuration (as JSON) has the bits of a weight."""
@@ -116,7 +116,8 @@ def choose_dtype(
     if needed <= usable(free):
         return torch.float32, None
     return torch.bfloat16, (
-        f"float32 needs {told(needed)}, and {told(usable(free))} can be used: using bfloat16"
+        f"float32 needs {format_bytes(needed)}, and {format_bytes(usable(free))} can be used: using"
+        " bfloat16"
     )
 
 

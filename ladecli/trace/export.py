@@ -19,7 +19,7 @@ from ..view.recorded import as_html, as_svg, recording_console
 from ..visualize import Sections, View, printable, statistics_line
 
 if TYPE_CHECKING:
-    from ..options import Request
+    from ..options.answer import FileOptions
     from ..session.session import Session, Settings
 
 OPTIONS = ("trace", "svg", "html")
@@ -27,7 +27,7 @@ COLUMNS = 88
 """Cells of a line in the SVG."""
 
 
-def check(request: Request, answers: int = 1) -> None:
+def check(request: FileOptions, answers: int = 1) -> None:
     """Refuse files of so many answers that cannot be written, or would replace each other or what
     is read.
 
@@ -54,7 +54,7 @@ def check(request: Request, answers: int = 1) -> None:
             raise UsageError(f"{first} and {option} are the same file, {path}; name another")
 
 
-def _path(request: Request, name: str, number: int) -> Path | None:
+def _path(request: FileOptions, name: str, number: int) -> Path | None:
     """The file of answer `number`: x.svg, x-2.svg, x-3.svg; a device takes all of them."""
     value = getattr(request, name)
     if not value:
@@ -66,7 +66,7 @@ def _path(request: Request, name: str, number: int) -> Path | None:
 
 
 def views(
-    request: Request,
+    request: FileOptions,
     session: Session,
     settings: Settings,
     ids: Sequence[int],

@@ -10,7 +10,7 @@ from pathlib import Path
 from ..errors import INTERRUPTED, UsageError
 from ..events import PromptRead, TextEvent, TextStep
 from ..metrics import Tally
-from ..options import ReplayRequest
+from ..options.commands import ReplayRequest
 from ..view.live import reply_view
 from ..view.markdown import MarkdownRenderer
 from ..view.terminal import Terminal, is_dumb

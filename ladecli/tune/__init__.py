@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..decoder.config import LookaheadConfig
-    from ..options import TuneRequest
+    from ..options.commands import TuneRequest
     from ..session.session import Session
     from .measure import Curve, Outcome
 
@@ -85,12 +85,12 @@ def run(request: TuneRequest) -> int:
     # Every category early: a slow machine has time for the first few prompts only.
     rows = suites.some(rows, len(rows))
     terminal = Terminal(request.color, request.quiet)
-    session = opening.open_session(request, terminal)
+    session = opening.open_session(request, terminal, template=request)
     try:
         template = request.template(session.has_template)
         dialogues = [Dialogue(session, row, template, None, ROOM) for row in rows]
         samples = [each.first()[-LONGEST:] for each in split_usable(dialogues)[0]]
-        terminal.say(*session.news())
+        terminal.say(*session.new_notices())
         terminal.say(f"measuring for {request.seconds:g} s")
         report = tune(session, request, samples)
     except KeyboardInterrupt:
@@ -114,15 +114,14 @@ def tune(session: Session, request: TuneRequest, samples: list[list[int]]) -> Re
     Raises:
         LadeError: the model is too slow to measure anything in the time.
     """
+    from ..session.session import Settings
     from .measure import MIN_WIDTHS, Tuner, candidates, setting_of
 
     began = time.perf_counter()
     loaded, seconds = session.loaded, request.seconds
-    choice = opening.choose_profile(request, session)
-    settings = opening.settings_of(
-        request, choice, loaded.sampling, request.template(session.has_template)
-    )
-    tuner = Tuner(session.decoder, session.stop_ids(settings))
+    choice = session.choice
+    template = request.template(session.has_template)
+    tuner = Tuner(session.decoder, session.stop_ids(Settings(template=template)))
     curve = tuner.measure_curve(list(chain(*samples)), CURVE_SHARE * seconds)
     plain = curve.plain[0]
     if len(curve.cost.widths) < MIN_WIDTHS:

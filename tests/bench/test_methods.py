@@ -12,7 +12,7 @@ from ladecli.bench.methods import DEFAULT as USUAL
 from ladecli.bench.methods import STRATEGIES
 from ladecli.bench.result import FOREIGN
 from ladecli.decoder.config import LookaheadConfig, SamplingConfig
-from ladecli.options import BenchRequest
+from ladecli.options.commands import BenchRequest
 from ladecli.options.declare import settings_of
 from ladecli.profiles import Choice
 

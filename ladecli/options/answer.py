@@ -1,0 +1,257 @@
+"""Options about an answer: its prompt, its length, how tokens are chosen, and what is printed."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any, ClassVar
+
+from ..decoder.config import SamplingConfig
+from ..errors import UsageError
+from ..session.chat_template import TemplateChoice
+from .declare import Options, option
+from .drafting import DraftOptions, decode_option
+from .model import RankOptions, SessionOptions
+
+prompt_option = partial(option, "Prompt")
+length_option = partial(option, "Length")
+output_option = partial(option, "Output")
+_sample = partial(option, "Sampling")
+_file = partial(output_option, metavar="FILE", lasting=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TemplateOptions(Options):
+    """Which chat template, and with which variables."""
+
+    chat_template: str | None = prompt_option(
+        "One of the model's named chat templates, or a file with one; default: the model's own.",
+        metavar="NAME|FILE",
+    )
+    template_arg: list[str] | None = prompt_option(
+        "A variable of the chat template, such as enable_thinking=false; values are JSON or text."
+        " Can be repeated.",
+        metavar="KEY=VALUE",
+        has_variable=False,
+    )
+
+    def _check(self) -> None:
+        super()._check()
+        self._template_arguments()
+
+    def template(self, has_template: bool) -> TemplateChoice | None:
+        """The chat template that prompts are put through; None where they are taken as they are.
+
+        What the command line says about one needs one, which a model may not have.
+        """
+        if not (has_template or self.chat_template is not None or self._typed("template_arg")):
+            return None
+        return TemplateChoice(self.chat_template, self._template_arguments())
+
+    def _template_arguments(self) -> dict[str, Any]:
+        """The values of --template-arg by name: JSON, or text where they are none."""
+        found: dict[str, Any] = {}
+        for text in self.template_arg or ():
+            key, equals, value = text.partition("=")
+            if not equals or not key.isidentifier():
+                raise UsageError(f"template-arg is KEY=VALUE, not {text!r}")
+            try:
+                found[key] = json.loads(value)
+            except ValueError:
+                found[key] = value
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptOptions(TemplateOptions):
+    """What stands around a prompt."""
+
+    _NOT_RAW: ClassVar[tuple[str, ...]] = ("chat_template", "template_arg")
+    """Options that do not go together with --raw."""
+
+    system: str | None = prompt_option("System message; needs a chat template.", "-s")
+    raw: bool = prompt_option(
+        "No chat template: prompts as they are; in a chat all messages, one a line.", default=False
+    )
+
+    def _check(self) -> None:
+        super()._check()
+        for name in self._NOT_RAW:
+            if self._typed(name) and self._typed("raw"):
+                flag = name.replace("_", "-")
+                raise UsageError(f"{flag} needs the chat template; leave raw or {flag} out")
+
+    def template(self, has_template: bool) -> TemplateChoice | None:
+        """As for `TemplateOptions`; a system message needs a template, too."""
+        return None if self.raw else super().template(has_template or self._typed("system"))
+
+    @property
+    def typed_system(self) -> str | None:
+        """The system message of the command line, which some rows may not take."""
+        return self.system if self._typed("system") else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthOptions(Options):
+    """What ends an answer."""
+
+    max_new_tokens: int | None = length_option(
+        "Maximum number of new tokens; default: until the context is full.", "-n", least=1
+    )
+    stop: list[str] | None = length_option(
+        "End before this text; can be repeated.", metavar="TEXT", has_variable=False
+    )
+    ignore_eos: bool = length_option(
+        "Ignore end-of-text tokens and keep generating.", default=False
+    )
+
+    def _check(self) -> None:
+        super()._check()
+        if not all(self.stop or ()):
+            raise UsageError("stop needs a text; leave it out, and nothing ends the answer early")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions(Options):
+    """How tokens are chosen."""
+
+    temperature: float | None = _sample(
+        "Sampling temperature; 0 is greedy. Default: 0, and in a chat the model's own.", "-t"
+    )
+    top_k: int | None = _sample("Keep the K most probable tokens; 0 keeps all.")
+    top_p: float | None = _sample(
+        "Nucleus sampling: keep the smallest set of tokens with total probability P."
+    )
+    min_p: float | None = _sample("Keep tokens at least P times as probable as the best one.")
+    repetition_penalty: float | None = _sample(
+        "Above 1 avoids repetition; default: the model's own."
+    )
+    seed: int | None = _sample("Random seed for sampling; the same seed gives the same text.")
+
+    def _check(self) -> None:
+        super()._check()
+        self.sampling(SamplingConfig())
+
+    def sampling(self, default: SamplingConfig) -> SamplingConfig:
+        """How tokens are chosen, over `default`; sampling without a seed draws one, to be shown."""
+        names = [each.name for each in fields(SamplingConfig)]
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        chosen = replace(default, **given)
+        if self.seed is None and not chosen.greedy:
+            chosen = replace(chosen, seed=secrets.randbits(32))
+        return chosen
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuietOptions(Options):
+    """Whether there are remarks."""
+
+    quiet: bool = output_option("Nothing on stderr but errors.", "-q", default=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerOptions(
+    QuietOptions, SamplingOptions, DraftOptions, SessionOptions, LengthOptions, PromptOptions
+):
+    """What every command that answers prompts has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankedOptions(RankOptions, AnswerOptions):
+    """What every command has that several processes can run together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileOptions(QuietOptions):
+    """The files beside an answer."""
+
+    pool_file: str | None = decode_option(
+        "Keep what was learned about drafting in this file: the next call starts with it.",
+        metavar="FILE",
+    )
+    draft_text: list[str] | None = decode_option(
+        "A text that answers may repeat, such as a file to be edited; can be repeated.",
+        metavar="FILE",
+        lasting=False,
+    )
+    stats: bool | None = output_option(
+        "A line of statistics on stderr; on unless --quiet.", pair=True
+    )
+    trace: str | None = _file(
+        "Record every step in this file, for lade replay; in a chat, of the newest reply."
+    )
+    svg: str | None = _file("Draw the colored answer in this file; in a chat, the newest reply.")
+    html: str | None = _file("The same as a page for a browser.")
+
+    @property
+    def read_files(self) -> dict[str, str]:
+        """Files of the user's that are read, and must not be overwritten, with their options."""
+        return dict.fromkeys(self.draft_text or (), "--draft-text")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateRequest(FileOptions, RankedOptions):
+    """The options of `lade generate`."""
+
+    _NOT_RAW = (*PromptOptions._NOT_RAW, "system")
+
+    prompt: list[str] | None = prompt_option(
+        "The prompt; standard input is not read then, unless by -f -.",
+        "-p",
+        metavar="TEXT",
+        lasting=False,
+    )
+    prompt_file: list[str] | None = prompt_option(
+        "File with a prompt, or .jsonl with many; - is stdin. Can be repeated.",
+        "-f",
+        metavar="FILE",
+        lasting=False,
+    )
+    max_new_tokens: int | None = length_option(
+        "Maximum number of new tokens.", "-n", default=512, least=1
+    )
+    reasoning: bool = output_option(
+        "Print what a reasoning model thinks before its answer, too.",
+        default=False,
+        lasting=False,
+    )
+    json: bool = output_option("Print one JSON object per answer, on one line.", default=False)
+
+    @property
+    def read_files(self) -> dict[str, str]:
+        """As for `FileOptions`, and those of prompts."""
+        names = [name for name in self.prompt_file or () if name != "-"]
+        return super().read_files | dict.fromkeys(names, "--prompt-file")
+
+    def _check(self) -> None:
+        super()._check()
+        if self.prompt and len(self.prompt) > 1:
+            raise UsageError(
+                f"--prompt was given {len(self.prompt)} times; give it once, or a .jsonl by -f"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatRequest(FileOptions, RankedOptions):
+    """The options of `lade chat`."""
+
+    message: str | None = prompt_option(
+        "The first message.", metavar="MESSAGE", argument=True, lasting=False
+    )
+    resume: bool = prompt_option(
+        "Go on with the newest conversation.", "--continue", default=False, lasting=False
+    )
+    markdown: bool = output_option(
+        "Style Markdown; code is highlighted while token colors are off.", default=True, pair=True
+    )
+    token_colors: bool = output_option(
+        "Color tokens by where they came from.", default=True, pair=True
+    )
+    reasoning: bool = output_option(
+        "Show what a reasoning model thinks before its answer.", default=True, pair=True
+    )
+    editing_mode: str = output_option(
+        "Keys of the input: emacs or vi.", default="emacs", choices=("emacs", "vi")
+    )

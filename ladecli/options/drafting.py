@@ -1,0 +1,100 @@
+"""Options about drafts: where they come from, and how large a step may be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from ..decoder.config import SOURCES, STRATEGIES, LookaheadConfig
+from .declare import Options, option
+
+decode_option = partial(option, "Decoding")
+_OF_WINDOW = ("window", "ngram", "guesses")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftOptions(Options):
+    """How drafts are made."""
+
+    strategy: str = decode_option(
+        "lookahead, autoregressive, jacobi or prompt-lookup.",
+        default="lookahead",
+        choices=STRATEGIES,
+    )
+    profile: str | None = decode_option("Hardware profile; default: the detected device's.")
+    window: int | None = decode_option("Columns of the lookahead window (W).", "-W")
+    ngram: int | None = decode_option("Length of the n-grams (N).", "-N")
+    guesses: int | None = decode_option("N-grams verified in a step (G).", "-G")
+    budget: int | None = decode_option("Maximum number of tokens in a step.")
+    sources: str | None = decode_option(
+        "Where drafts come from, comma-separated: trajectory, context, recycled."
+        " trajectory alone is the paper's algorithm."
+    )
+
+    def _check(self) -> None:
+        super()._check()
+        if self.profile is not None:
+            from .. import profiles
+
+            profiles.read(self.profile)
+        # The profile's values are not known yet; the user's must be right by themselves.
+        self.lookahead(LookaheadConfig(window=1, ngram=2))
+
+    @property
+    def wants_paper(self) -> bool:
+        """Whether the paper's algorithm was asked for: the trajectory as the only source."""
+        return self.sources is not None and _listed(self.sources) == ("trajectory",)
+
+    def lookahead(self, profile: LookaheadConfig) -> LookaheadConfig:
+        """The profile's settings, with the options that were given in their place."""
+        numbers = self._given(*_OF_WINDOW, "budget")
+        given: dict[str, Any] = dict(numbers)
+        if self.sources is not None:
+            given["sources"] = _listed(self.sources)
+        elif numbers.keys() & {"window", "ngram"}:
+            given["sources"] = SOURCES  # also where the profile leaves the window out
+        elif (self.budget or profile.window_cells) < profile.window_cells:
+            # A budget without room for the profile's window is a wish to go without it.
+            sources = tuple(name for name in profile.sources if name != "trajectory")
+            given["sources"] = sources or ("context",)
+        if "trajectory" not in given.get("sources", profile.sources):
+            numbers = self._given("budget")  # the others are of the window, which does not run
+        elif numbers:
+            given.setdefault("budget", None)  # the profile's was meant for the profile's window
+        if numbers:
+            given["widths"] = ()  # so were the widths that steps are rounded to
+        return replace(profile, **given)
+
+    def _given(self, *names: str) -> dict[str, int]:
+        """The options among these that have a value."""
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    def without_effect(self, profile: LookaheadConfig) -> list[str]:
+        """A line about options of the window where none runs."""
+        sources, named = self.lookahead(profile).sources, [*self._given(*_OF_WINDOW)]
+        if self.strategy != "lookahead" or not named or "trajectory" in sources:
+            return []
+        does = f"{' and '.join(named)} {'does' if len(named) == 1 else 'do'}"
+        wanted = ",".join(["trajectory", *sources])
+        return [f"{does} nothing with sources {','.join(sources)}; --sources {wanted} has a window"]
+
+    def side_effects(self, profile: LookaheadConfig) -> list[str]:
+        """Lines about options that do nothing, or that change others of the profile."""
+        chosen, named, changed = self.lookahead(profile), [*self._given(*_OF_WINDOW)], []
+        if self.strategy != "lookahead":
+            return []
+        if self.sources is None and chosen.sources != profile.sources:
+            before = ",".join(profile.sources)
+            changed.append(f"sources {','.join(chosen.sources)} for the profile's {before}")
+        if self.budget is None and chosen.step_limit != profile.step_limit:
+            changed.append(f"budget {chosen.step_limit} for the profile's {profile.step_limit}")
+        if not changed:
+            return self.without_effect(profile)
+        cause = f"{' and '.join(named) or 'budget'} {'set' if len(named) > 1 else 'sets'}"
+        return [f"{cause} {' and '.join(changed)} too; --sources and --budget hold where given"]
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    """The items of a comma-separated list."""
+    return tuple(item.strip() for item in text.split(",") if item.strip())

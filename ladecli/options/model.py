@@ -1,0 +1,141 @@
+"""Options about a model: which one, how its steps are run, and where."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import partial
+
+from ..errors import UsageError
+from .declare import Options, option
+
+model_option = partial(option, "Model")
+model_argument = partial(model_option, metavar="MODEL", argument=True)
+LEAST_CONTEXT = 16
+"""Tokens of prompt and answer; in fewer, no chat template has room for a question."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(Options):
+    """Which weights, in which types of numbers."""
+
+    model: str | None = model_argument(
+        "Hugging Face id or local folder; default: the bundled demo model."
+    )
+    dtype: str = model_option(
+        "auto, float32, float16 or bfloat16.",
+        default="auto",
+        choices=("auto", "float32", "float16", "bfloat16"),
+    )
+    quantize: str = model_option(
+        "none, 4bit or 8bit (bitsandbytes).", default="none", choices=("none", "4bit", "8bit")
+    )
+    adapter: list[str] | None = model_option(
+        "LoRA adapter to merge into MODEL, a folder or a hub id; can be repeated.",
+        metavar="NAME",
+        lasting=False,
+    )
+    gguf_file: str | None = model_option(
+        "Name of the GGUF file to load, where MODEL holds several.", metavar="NAME"
+    )
+    revision: str | None = model_option("Branch, tag or commit on the hub.")
+    offline: bool = model_option("Do not ask the hub.", default=False)
+    trust_remote_code: bool = model_option("Run code that comes with the model.", default=False)
+
+    def _check(self) -> None:
+        super()._check()
+        if self.model == "":
+            raise UsageError("MODEL is empty; name a model, or leave it out for the demo")
+
+    @property
+    def name(self) -> str:
+        """The MODEL argument; "demo" where there is none."""
+        return self.model or "demo"
+
+    @property
+    def adapters(self) -> list[str]:
+        """The adapters that were named; a program may name one without a list."""
+        return [self.adapter] if isinstance(self.adapter, str) else [*(self.adapter or ())]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceOptions(Options):
+    """Which device."""
+
+    device: str = model_option(
+        "auto, cpu, cuda, cuda:N or mps.", default="auto", pattern=r"auto|cpu|mps|cuda(:\d+)?"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacementOptions(DeviceOptions):
+    """Where the weights go."""
+
+    device_map: str | None = model_option(
+        "Spread the model over devices: auto, balanced, balanced_low_0 or sequential.",
+        choices=("auto", "balanced", "balanced_low_0", "sequential"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOptions(DeviceOptions):
+    """How a step is run."""
+
+    attention: str = model_option(
+        "auto (the fastest here), reference, sdpa, flash or triton.",
+        default="auto",
+        choices=("auto", "reference", "sdpa", "flash", "triton"),
+    )
+    cuda_graphs: bool | None = model_option(
+        "Capture steps as CUDA graphs, or launch kernels one by one; on with a CUDA GPU.", pair=True
+    )
+    kernels: bool = model_option(
+        "Use lade's Triton kernels on a CUDA GPU, or torch's own operations.",
+        default=True,
+        pair=True,
+    )
+
+    def _check(self) -> None:
+        super()._check()
+        if self.cuda_graphs and re.match(r"cpu|mps", self.device):
+            raise UsageError(f"cuda-graphs need a CUDA GPU, and device is {self.device}")
+        if self.attention == "triton" and not self.kernels:
+            raise UsageError("attention triton is a Triton kernel; leave it or no-kernels out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionOptions(PlacementOptions, StepOptions, ModelOptions):
+    """What a session is opened from, besides its drafts."""
+
+    max_context: int | None = option(
+        "Length",
+        "Maximum number of tokens of prompt and answer; default: the model's own.",
+        least=LEAST_CONTEXT,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankOptions(PlacementOptions, StepOptions):
+    """How many processes decode together."""
+
+    parallel: int | None = model_option(
+        "Decode with K processes on this machine, one per GPU.", metavar="K", least=1
+    )
+    parallel_mode: str = model_option(
+        "What processes share: the drafts of a step (lookahead), or the model (tensor).",
+        default="lookahead",
+        choices=("lookahead", "tensor"),
+    )
+
+    def _check(self) -> None:
+        super()._check()
+        if self.cuda_graphs and self.parallel_mode == "tensor":
+            raise UsageError(
+                "cuda-graphs do not go together with parallel-mode tensor, whose ranks wait for one"
+                " another within every step; leave one of them out"
+            )
+
+    @property
+    def split(self) -> int:
+        """Ranks that the model is split over."""
+        return (self.parallel or 1) if self.parallel_mode == "tensor" else 1
