@@ -7,7 +7,7 @@ import copy
 import io
 import json
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -336,7 +336,7 @@ def _read_model(planned: PlannedModel, working_memory: memory.Need | None, progr
         )
         # transformers fills what is missing with random numbers.
         missing = sorted([*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])])
-        if missing and (prefix := _prefix(missing, found["unexpected_keys"])):
+        if missing and (prefix := model_files.find_prefix(missing, found["unexpected_keys"])):
             raise LoadError(
                 f"{name}: the names of its weights begin with {prefix!r}, as those of a wrapped"
                 " model; save them again without it"
@@ -385,14 +385,6 @@ def _merged(model: Any, adapter: Adapter, base: str) -> Any:
         raise LoadError(
             f"adapter {adapter.name} cannot be merged into {base}: {why}; {fix}"
         ) from error
-
-
-def _prefix(missing: Collection[str], unexpected: Collection[str]) -> str | None:
-    """What stands before the names of all missing weights among those that are not expected."""
-    first = min(missing)
-    prefixes = [each.removesuffix(first) for each in unexpected if each.endswith(first)]
-    whole = (each for each in prefixes if {each + key for key in missing} <= {*unexpected})
-    return next(whole, None)
 
 
 @contextlib.contextmanager

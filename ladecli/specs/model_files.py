@@ -11,6 +11,7 @@ import stat
 import sys
 import zipfile
 from collections import Counter
+from collections.abc import Collection
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path, PurePath
@@ -405,3 +406,11 @@ def version(package: str) -> str | None:
 def missing_packages(weights: str) -> list[str]:
     """The packages to install before weights of a type such as "gptq 4bit" can be loaded."""
     return [name for name in _PACKAGES.get(weights.split(" ")[0], ()) if version(name) is None]
+
+
+def find_prefix(missing: Collection[str], unexpected: Collection[str]) -> str | None:
+    """What stands before the names of all missing weights among those that are not expected."""
+    first = min(missing)
+    prefixes = [each.removesuffix(first) for each in unexpected if each.endswith(first)]
+    whole = (each for each in prefixes if {each + key for key in missing} <= {*unexpected})
+    return next(whole, None)
