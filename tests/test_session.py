@@ -91,7 +91,7 @@ def test_what_goes_wrong_with_captured_steps_is_told_once(
     session = captured(loaded, monkeypatch, capture)
     assert session.notices == ()
     assert answer(session, [5, 6, 7], SHARED) == expected
-    assert session.decoder.runner.captured
+    assert session.decoder.runner.graphs_made
     assert session.new_notices() == []
     capture.fails = True
     session.decoder.forget()

@@ -84,7 +84,7 @@ class OwnRunner:
     @property
     def built(self) -> int:
         """CUDA graphs captured so far."""
-        return self._session.decoder.runner.captured
+        return self._session.decoder.runner.graphs_made
 
     def begin(self) -> None:
         """Forget text and drafts."""

@@ -98,7 +98,8 @@ class Decoder:
 
         Yields:
             `Started`, `Prefill` for all chunks of the prompt but the last, a `Step` for every
-            forward that yields tokens, `StepNarrowed` where one was too wide, `Finished`.
+            forward that yields tokens, `StepNarrowed` where one was too wide, `Finished`;
+            that alone where no token is wanted.
 
         Raises:
             PromptError: the prompt is empty, holds an unknown id, or fills the context.
@@ -157,7 +158,8 @@ class Decoder:
                 with self._lock:
                     if mine != self._owner:
                         raise DecoderError(
-                            "another generation has started on this decoder; this one is over"
+                            "the decoder was given another text, or forgot this one, whose"
+                            " generation is over"
                         )
                     event = next(events, None)
                 if event is None:
@@ -166,7 +168,8 @@ class Decoder:
         except Stopped:
             pass
         except BaseException as error:
-            generation.run.leave(error)
+            if mine in (0, self._owner):  # else it serves another text by now
+                generation.executor.leave(error)
             raise
         finally:
             # Ctrl-C can land between any two lines.  The last token has no keys yet.

@@ -5,24 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from .config import Limits
 from .errors import ConfigError
 from .events import Event, Finished, FinishReason, Started, Step, StepNarrowed, StepTimes, Token
-from .run.executor import Executor, NoRoom, Tried
+from .run.executor import Executor, Fed, NoRoom
 from .sampling import Sampler
 from .strategy import State, Strategy
 
 _clock: Callable[[], float] = time.perf_counter
-
-
-class Begun(NamedTuple):
-    """A step on its way, and when it began and was started."""
-
-    tried: Tried
-    began: float
-    started: float
 
 
 @dataclass(slots=True)
@@ -33,86 +24,83 @@ class Generation:
     strategy: Strategy
     sampler: Sampler
     limits: Limits
-    run: Executor
+    executor: Executor
     detailed: bool
     vocabulary: int
-    reason: FinishReason | None = None
-    """Why the text has ended; None while it has not."""
+    reason: FinishReason | None = None  # why the text has ended; None while it has not
 
     def begin(self) -> None:
-        """Take over what the cache holds of the text."""
+        """Tell executor, sampler and strategy of the prompt."""
         tokens, limits = self.state.tokens, self.limits
-        request = *tokens, self.state.sampling, limits.max_new_tokens, *sorted(limits.stop_ids)
-        self.run.begin(self.state, request)
+        settings = self.state.sampling, limits.max_new_tokens, *sorted(limits.stop_ids)
+        self.executor.begin(self.state, (*tokens, *settings))
         self.sampler.commit(tokens)
         self.strategy.begin(self.state)
 
     def events(self) -> Generator[Event]:
         """Decode to the end."""
-        yield Started(self.run.cache.length, len(self.state.tokens))
-        yield from self._overlapped() if self.run.overlaps else self._one_by_one()
-        self.run.end()
-        new = len(self.state.tokens) - self.state.prompt_length
-        if self.reason == "length" and self.limits.max_new_tokens != new:
-            self.reason = "context"
+        yield Started(self.executor.cache.length, len(self.state.tokens))
+        yield from self._overlapped() if self.executor.overlaps else self._one_by_one()
+        self.executor.end()  # also where the text ended without a token
         assert self.reason is not None
         yield Finished(self.reason)
 
     def _one_by_one(self) -> Iterator[Event]:
         """The loop: each step is yielded before the next one begins."""
         while self.reason is None:
-            yield from self.run.read(self.state)
-            yield from self._finish(self._start())
+            yield from self.executor.prefill(self.state)
+            yield from self._finish(*self._start())
 
     def _overlapped(self) -> Iterator[Event]:
         """The loop where steps run on by themselves: each is yielded while the next one runs."""
         done: list[Event] = []
         try:
             while self.reason is None:
-                yield from self.run.read(self.state)
+                for chunk in self.executor.prefill(self.state):  # the text is read again
+                    yield from done
+                    done = []
+                    yield chunk
                 begun = self._start()
                 held, done = done, []
                 yield from held
-                done = self._finish(begun)
+                done = self._finish(*begun)
         except Exception:
-            # Its tokens are committed, whatever went wrong since.
+            # Its tokens are committed, whatever went wrong since.  Ctrl-C ends at once.
             yield from done
             raise
         yield from done
 
-    def _start(self) -> Begun:
-        """The first half of a step, up to its forward."""
+    def _start(self) -> tuple[Fed, float, float]:
+        """The first half of a step: what is fed, when it began, and when its forward did."""
         began = _clock()
         # 1) Propose: what may follow the text, as deep and as wide as there is room for.
-        draft = self.strategy.propose(self.state, self.run.room(self.state))
+        draft = self.strategy.propose(self.state, self.executor.room(self.state))
         if max(draft.tree.tokens, default=0) >= self.vocabulary:
             raise ConfigError("the drafts were learned from a model with more token ids")
         # 2) Lay out tokens, positions and mask, and 3) start the forward.
-        tried = self.run.start(self.state, draft)
-        return Begun(tried, began, _clock())
+        fed = self.executor.start(self.state, draft)
+        return fed, began, _clock()
 
-    def _finish(self, step: Begun) -> list[Event]:
+    def _finish(self, fed: Fed, began: float, started: float) -> list[Event]:
         """The second half: what came of it."""
-        state, (draft, width) = self.state, step.tried
+        state, (draft, width) = self.state, fed
         # 4) Verify: walk down the tree as far as the model agrees.
-        found = self.run.verify(self.sampler)
-        computed = _clock()
+        found = self.executor.verify(self.sampler)
+        chosen = _clock()
         if isinstance(found, NoRoom):
             self.reason = found.reason
-            if found.width is None:
-                return []
-            return [StepNarrowed(found.width, computed - step.began)]
+            return [] if found.width is None else [StepNarrowed(found.width, chosen - began)]
         # 5) Commit: tokens join the text up to one that ends it, the cache keeps their keys.
         # The last one is the next current token: its keys come then.
-        count, self.reason = _end_of_text(found.tokens, self.limits, state.end - len(state.tokens))
+        count, self.reason = _end_of_text(found.tokens, self.limits, state)
         del found.tokens[count:], found.nodes[count - 1 :]
         if self.reason is not None:
-            self.run.end()
-        self.run.commit(found.nodes)
+            self.executor.end()  # what fails from here on concerns this process alone
+        self.executor.commit(found.nodes)
         current, ids = state.tokens[-1], [token.id for token in found.tokens]
         state.tokens += ids
         self.sampler.commit(ids)
-        verified = _clock()
+        committed = _clock()
         # 6) Observe: the strategy learns from the step.
         self.strategy.observe(state, draft, found)
         done = _clock()
@@ -121,12 +109,12 @@ class Generation:
                 tokens=tuple(found.tokens),
                 width=width,
                 proposed=len(draft.tree),
-                seconds=done - step.began,
+                seconds=done - began,
                 times=StepTimes(
-                    draft=step.started - step.began,
-                    forward=computed - step.started,
-                    verify=verified - computed,
-                    learn=done - verified,
+                    draft=started - began,
+                    forward=chosen - started,
+                    verify=committed - chosen,
+                    learn=done - committed,
                 ),
                 detail=found.detail(current, draft) if self.detailed else None,
             )
@@ -134,20 +122,20 @@ class Generation:
 
 
 def _end_of_text(
-    tokens: Sequence[Token], limits: Limits, most: int
+    tokens: Sequence[Token], limits: Limits, state: State
 ) -> tuple[int, FinishReason | None]:
-    """How many of a step's tokens belong to the text, and why it ends with them, if it does.
-
-    Args:
-        tokens: at least one.
-        most: tokens until the longest text.
-    """
+    """How many of a step's tokens, at least one, belong to the text, and why it ends with them, if
+    it does."""
+    length = len(state.tokens)
     for count, token in enumerate(tokens, start=1):
+        # Asked of every token, the end token too: it reads the text.
         stop = limits.should_stop is not None and limits.should_stop(token.id)
         if token.id in limits.stop_ids:
             return count, "eos"
         if stop:
             return count, "stop"
-        if count >= most:
+        if length + count - state.prompt_length == limits.max_new_tokens:
             return count, "length"
+        if length + count >= state.end:
+            return count, "context"
     return len(tokens), None

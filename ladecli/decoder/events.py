@@ -61,8 +61,8 @@ class Detail:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Seconds of the parts of a step: drafting and layout, the forward until its logits are
-    there, verification and the cache, and what strategies learn from it."""
+    """Seconds of the parts of a step: drafting and layout; the forward, and the choice of tokens,
+    which waits for it; text and cache; what strategies learn from it."""
 
     draft: float
     forward: float

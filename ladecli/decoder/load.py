@@ -55,7 +55,7 @@ class Wanted:
     """Widths of the steps that Triton kernels are for; () to do without them."""
     slots: int = 0
     """Of the cache that these will see."""
-    captured: MakeRunner | None = None
+    make_captured: MakeRunner | None = None
     """Makes a runner of captured steps; None to do without."""
     not_ours: str | None = None
     """Why our forward is not to be tried; see `modified.intervention`."""
@@ -162,28 +162,32 @@ def find_way(model: Any, facts: ModelFacts, wanted: Wanted) -> Way:
 def _first_right(model: Any, facts: ModelFacts, wanted: Wanted, trial: Trial) -> Way:
     """The first way whose trial steps are right; `UnsupportedModelError` if there is none."""
     best: list[str] = []
-    passed = [wanted.not_ours] if wanted.not_ours else []
-    for way in _ways(model, facts, wanted, trial, passed):
+    reasons = [wanted.not_ours] if wanted.not_ours else []
+    for number, way in enumerate(_ways(model, facts, wanted, trial, reasons)):
         parts = _parts(way)
-        best = best or parts
+        if number == 0:
+            best = parts
         why = _failure(way, trial)
         if why is None:
             how = []
             if isinstance(way.forward, StockModel) and can_run(model):
                 how = [f"through transformers' forward instead of ours of {facts.family!r}"]
             how += [f"without {part}" for part in best if part not in parts]
-            line = f"steps run {' and '.join(how)}, and slower: {passed[-1]}" if how else None
+            line = f"steps run {' and '.join(how)}, and slower: {reasons[-1]}" if how else None
             return way._replace(notices=(line,) if line else ())
-        passed.append(why)
-    raise UnsupportedModelError(passed[-1])
+        reasons.append(why)
+    raise UnsupportedModelError(reasons[-1])
 
 
 def _ways(
-    model: Any, facts: ModelFacts, wanted: Wanted, trial: Trial, passed: list[str]
+    model: Any, facts: ModelFacts, wanted: Wanted, trial: Trial, reasons: list[str]
 ) -> Iterator[Way]:
-    """All ways for a model, the fastest first; why ours cannot be made joins `passed`."""
-    makers = (Runner,) if wanted.captured is None else (wanted.captured, Runner)
-    for forward, ops in _forwards(model, facts, wanted, trial, passed):
+    """All ways for a model, the fastest first; why ours cannot be made joins `reasons`.
+
+    A way holds until the next one is asked for: those of one forward share it.
+    """
+    makers = (Runner,) if wanted.make_captured is None else (wanted.make_captured, Runner)
+    for forward, ops in _forwards(model, facts, wanted, trial, reasons):
         # What is left without Triton, or a backend that was asked for, is torch's own.
         operations = dict.fromkeys([(forward.attention, ops), ("sdpa", None)])
         for make_runner, (attention, each) in product(makers, operations):
@@ -192,14 +196,14 @@ def _ways(
 
 
 def _forwards(
-    model: Any, facts: ModelFacts, wanted: Wanted, trial: Trial, passed: list[str]
+    model: Any, facts: ModelFacts, wanted: Wanted, trial: Trial, reasons: list[str]
 ) -> Iterator[tuple[Forward, TorchOps | None]]:
     """Our own forward with its operations, and transformers' with our attention."""
     if can_run(model) and wanted.not_ours is None:
         try:
             ours = Transformer(model, facts, wanted.attention, join=wanted.join, pack=wanted.pack)
         except AttributeError as error:  # a layer lacks a part that the family has
-            passed.append(f"a trial step failed: {reason_of(error)}")
+            reasons.append(f"a trial step failed: {reason_of(error)}")
         else:
             if ours.device.type == "cuda":
                 torch.cuda.empty_cache()  # what the parts of joined weights were

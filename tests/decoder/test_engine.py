@@ -16,7 +16,7 @@ from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.errors import ConfigError, DecoderError, NaNLogitsError, PromptError
 from ladecli.decoder.events import Event, Finished, Prefill, Started, Step
 from ladecli.decoder.layout import StepLayout
-from ladecli.decoder.run.runner import Pending, Runner
+from ladecli.decoder.run.runner import Logits, Runner
 from ladecli.decoder.strategies import make_strategy
 
 from ..decoding import ids_of, reason_of, run, steps_of
@@ -43,7 +43,7 @@ class Captured(Runner):
 
     captures = True
 
-    def start(self, layout: StepLayout) -> Pending:
+    def start(self, layout: StepLayout) -> Logits:
         """Run the step at once."""
         logits = self.run(layout)
         return lambda: logits
@@ -329,7 +329,7 @@ def test_the_cache_belongs_to_the_newest_generation() -> None:
     for events in (1, 4):
         resumed = started(decoder, PROMPT, events)
         newest = started(decoder, second)
-        with pytest.raises(DecoderError, match="another generation has started"):
+        with pytest.raises(DecoderError, match="given another text"):
             next(resumed)
         assert len(list(newest)) > 2
         assert ids_of(run(decoder, PROMPT)) == expected
@@ -350,7 +350,7 @@ def test_forgetting_drops_the_text_and_ends_what_is_under_way(keep_memory: bool)
     decoder.forget(keep_memory=keep_memory)
     assert decoder.cache.length == 0
     assert (decoder.cache.slots > 0) is keep_memory
-    with pytest.raises(DecoderError, match="this one is over"):
+    with pytest.raises(DecoderError, match="forgot this one"):
         next(generation)
     again = run(decoder, PROMPT)
     assert again[0] == Started(0, len(PROMPT))

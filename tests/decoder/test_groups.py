@@ -29,7 +29,7 @@ from ladecli.decoder.events import Event, Finished, StepNarrowed, Token
 from ladecli.decoder.kv_cache import KVCache
 from ladecli.decoder.layout import StepLayout
 from ladecli.decoder.load import load_decoder
-from ladecli.decoder.run.executor import Executor, Tried
+from ladecli.decoder.run.executor import Executor, Fed
 from ladecli.decoder.run.ranks.executors import LookaheadParallel, TensorParallel
 from ladecli.decoder.sampling import Sampler
 from ladecli.decoder.strategies import make_strategy
@@ -226,9 +226,9 @@ class Found:
     def room(self, state: State) -> Room:
         return Room()
 
-    def start(self, state: State, draft: Draft) -> Tried:
+    def start(self, state: State, draft: Draft) -> Fed:
         self.draft = draft
-        return Tried(draft, 1)
+        return Fed(draft, 1)
 
     def walk(self, sampler: Sampler) -> StepResult:
         return self.found

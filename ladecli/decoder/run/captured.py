@@ -35,7 +35,7 @@ from ..model.forward import Forward, StepInputs
 from ..quiet import quiet
 from .runner import (
     SDPA,
-    Pending,
+    Logits,
     Runner,
 )
 
@@ -271,7 +271,7 @@ class CudaGraphs(Runner):
         return (*(width for width in CAPTURED_WIDTHS if width < limit), limit)
 
     @torch.inference_mode()
-    def start(self, layout: StepLayout) -> Pending:
+    def start(self, layout: StepLayout) -> Logits:
         """See `Runner`; logits are there until the next step is started.
 
         A step that is captured already is launched; else it is captured when its result is asked
@@ -313,7 +313,7 @@ class CudaGraphs(Runner):
             last = min(last, boundary - 1)
         return Kind(width, slots, last)
 
-    def _launch(self, step: CapturedStep, layout: StepLayout) -> Pending:
+    def _launch(self, step: CapturedStep, layout: StepLayout) -> Logits:
         step.inputs.send(layout, self.cache.length)
         step.replay()
         return partial(_rows, step.logits, layout.outputs)
@@ -330,7 +330,7 @@ class CudaGraphs(Runner):
             self.forget()
             self.notices.append(f"steps run without CUDA graphs, and slower: {self.given_up}")
             return self.run(layout)
-        self.captured += 1
+        self.graphs_made += 1
         while len(self._steps) > MOST_GRAPHS:
             self._steps.popitem(last=False)
         return self._launch(self._steps[kind], layout)()

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..model.families import ModelFacts
 from ..strategy import Draft, Room, State
 from ..tree import TokenTree
-from .executor import Local, Tried
+from .executor import Fed, Local
 from .runner import Runner
 
 MOST_FED_AGAIN = 16
@@ -27,9 +27,9 @@ class Chained(Local):
         # Such a model handles a change of rotary frequencies itself.
         super().__init__(runner, replace(facts, rope_boundary=None), max_context, chunk)
 
-    def begin(self, state: State, request: Sequence[object]) -> None:
+    def begin(self, state: State, fingerprint: Sequence[object]) -> None:
         """See `Executor`."""
-        super().begin(state, request)
+        super().begin(state, fingerprint)
         if self.runner.model.drafts == "none":
             self._backoff.width = 1
 
@@ -38,7 +38,7 @@ class Chained(Local):
         missing = len(state.tokens) - 1 - self.cache.length
         return replace(super().room(state), missing=(missing,), branches=False)
 
-    def start(self, state: State, draft: Draft) -> Tried:
+    def start(self, state: State, draft: Draft) -> Fed:
         """See `Executor`."""
         # A step without drafts is accepted whole, so that nothing of it is fed again.
         again = len(state.tokens) - 1 - self.cache.length > MOST_FED_AGAIN

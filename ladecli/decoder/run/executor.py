@@ -21,19 +21,18 @@ from ..model.families import ModelFacts
 from ..sampling import Sampler
 from ..strategy import Draft, Room, State, StepResult
 from .prefill import Prefiller
-from .runner import Pending, Runner
+from .runner import Logits, Runner
 
 
 class Stopped(Exception):
     """The text ends here without a word, because its reader elsewhere wants no more of it."""
 
 
-class Tried(NamedTuple):
-    """What is computed in a step: the draft, which may be less than was proposed, and how many
-    tokens this process feeds for it."""
+class Fed(NamedTuple):
+    """What a step is of."""
 
-    draft: Draft
-    width: int
+    draft: Draft  # as far as there was room for it
+    width: int  # tokens that this process feeds
 
 
 class NoRoom(NamedTuple):
@@ -59,21 +58,21 @@ class Executor(Protocol):
     def overlaps(self) -> bool:
         """Whether a step runs on after `start`, so that the host may do something else."""
 
-    def begin(self, state: State, request: Sequence[object]) -> None:
+    def begin(self, state: State, fingerprint: Sequence[object]) -> None:
         """Begin with a text, whose start may be in the cache.
 
         Args:
             state: the prompt.
-            request: what the text depends on beside the model.
+            fingerprint: equal in all processes that decode the text.
         """
 
-    def read(self, state: State) -> Iterable[Prefill]:
+    def prefill(self, state: State) -> Iterable[Prefill]:
         """Feed what the cache lacks of the text, but for what the next step can take along."""
 
     def room(self, state: State) -> Room:
         """How deep and how wide the next step may be, and what is missing in the cache."""
 
-    def start(self, state: State, draft: Draft) -> Tried:
+    def start(self, state: State, draft: Draft) -> Fed:
         """Start a step."""
 
     def verify(self, sampler: Sampler) -> StepResult | NoRoom:
@@ -97,13 +96,12 @@ class OutOfMemory(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Launched:
-    """A step that was started."""
+class Started:
+    """A step on its way."""
 
     draft: Draft
     layout: StepLayout
-    pending: Pending | None
-    """Gives its logits; None where memory did not suffice to start it."""
+    logits: Logits | None  # None where memory did not suffice to start it
 
 
 def _go_on() -> None:
@@ -132,19 +130,19 @@ class Local:
         self._prefiller = Prefiller(runner, facts.rope_boundary, chunk)
         self._backoff = Backoff(chunk)
         self._has_read = True
-        self._step: Launched | None = None
+        self._step: Started | None = None
 
     @property
     def overlaps(self) -> bool:
         """See `Executor`."""
         return self.runner.captures
 
-    def begin(self, state: State, request: Sequence[object]) -> None:
-        """See `Executor`; here it can be any request."""
+    def begin(self, state: State, fingerprint: Sequence[object]) -> None:
+        """See `Executor`; here no other process takes part."""
         self._backoff = Backoff(self._chunk, retries=self.retries)
         self._prefiller.invalidate_on_rope_change(len(state.tokens))
 
-    def read(self, state: State, before: Callable[[], None] = _go_on) -> Generator[Prefill]:
+    def prefill(self, state: State, before: Callable[[], None] = _go_on) -> Generator[Prefill]:
         """See `Executor`; `before` is called before every chunk, of the same text everywhere."""
         self._has_read = True
         if len(state.tokens) - self.cache.length > 1 or self.facts.rope_boundary:
@@ -161,15 +159,17 @@ class Local:
         # A path of more tokens than a step may have would be wider, too.
         return Room(min(reach, state.end - length - 1, width - 1), reach, width)
 
-    def start(self, state: State, draft: Draft) -> Tried:
+    def start(self, state: State, draft: Draft) -> Fed:
         """See `Executor`."""
-        fed = layout.NOTHING
-        if self._has_read:
+        if not self._has_read:
+            # Nothing is fed: `verify` says so, where all ranks hear of it.
+            step, logits = layout.NOTHING, None
+        else:
             start = self.cache.length
-            fed = layout.build(state.tokens[start:], start, draft)
-        pending = attempt(self.runner.start, fed) if self._has_read else None
-        self._step = Launched(draft, fed, pending)
-        return Tried(draft, len(fed.tokens))
+            step = layout.build(state.tokens[start:], start, draft)
+            logits = attempt(self.runner.start, step)
+        self._step = Started(draft, step, logits)
+        return Fed(draft, len(step.tokens))
 
     def verify(self, sampler: Sampler) -> StepResult | NoRoom:
         """See `Executor`."""
@@ -179,16 +179,16 @@ class Local:
     def walk(self, sampler: Sampler) -> StepResult | OutOfMemory:
         """What is found in the step, or that memory did not suffice for it."""
         assert self._step is not None
-        fed, found = self._step.layout, None
-        if self._step.pending is not None:
-            found = attempt(self._walk, self._step.pending, self._step, sampler)
+        step, found = self._step.layout, None
+        if self._step.logits is not None:
+            found = attempt(self._walk, self._step.logits, self._step, sampler)
         if found is None and not self.retries:
             raise NoMemoryError
-        return found or OutOfMemory(fed.pending, len(fed.tokens) - fed.pending + 1)
+        return found or OutOfMemory(step.pending, len(step.tokens) - step.pending + 1)
 
-    def _walk(self, pending: Pending, step: Launched, sampler: Sampler) -> StepResult:
+    def _walk(self, logits: Logits, step: Started, sampler: Sampler) -> StepResult:
         tree = step.draft.tree
-        output = sampler.read(pending(), step.layout, len(tree), step.draft.successors)
+        output = sampler.read(logits(), step.layout, len(tree), step.draft.successors)
         return StepResult(*tree.walk(output.choose), output.best, output.successors)
 
     def narrow(self, short: OutOfMemory) -> NoRoom:
@@ -202,11 +202,11 @@ class Local:
     def commit(self, nodes: Sequence[int]) -> None:
         """See `Executor`.  What was not computed here is fed again, as pending tokens."""
         assert self._step is not None
-        fed = self._step.layout.pending
-        kept = [*range(fed), *[fed + node for node in nodes]]
+        pending = self._step.layout.pending
+        kept = [*range(pending), *[pending + node for node in nodes]]
         if attempt(self.cache.keep, kept) is None:
-            # Pending tokens stand where they belong: to keep them takes no memory.
-            self.cache.keep(range(fed))
+            # To gather accepted tokens takes a copy.  Pending ones stand where they belong.
+            self.cache.keep(range(pending))
 
     def end(self) -> None:
         """See `Executor`."""

@@ -49,6 +49,9 @@ class Prefiller:
         """
         total, most = len(state.tokens), self._chunk
         alike = self.invalidate_on_rope_change(total) or total == state.prompt_length
+        # Where ranks meet: the starts of the chunks that each has while memory suffices.  One with
+        # smaller chunks meets the others at these only; so does one that gives up, or they would
+        # wait for it forever.
         starts = deque(range(self._cache.length, total - most, most) if alike else ())
         # A token that no other one sees makes the model use long frequencies for short positions.
         anchor = total - 1 if self._long_keys else None

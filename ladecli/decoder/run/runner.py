@@ -18,11 +18,11 @@ from ..model.forward import Forward, StepInputs
 from ..quiet import quiet
 
 SDPA = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""Kernels of PyTorch's attention but cuDNN's, which plans anew for every length of the text."""
+"""All of PyTorch's kernels of attention except cuDNN's, which plans anew for every length."""
 
 
-Pending = Callable[[], Tensor]
-"""A step that was started: call it for the logits of its outputs, [outputs, vocabulary]."""
+Logits = Callable[[], Tensor]
+"""Of a step that was started: call it to wait for those of its outputs, [outputs, vocabulary]."""
 
 
 class Runner:
@@ -31,7 +31,7 @@ class Runner:
     Attributes:
         captures: whether steps are captured as CUDA graphs, which run on the device after
             `start` has returned, so that time until their result is asked for is not lost.
-        captured: CUDA graphs captured so far.
+        graphs_made: CUDA graphs captured so far.
         notices: lines for the user about what steps do without.
     """
 
@@ -40,7 +40,7 @@ class Runner:
     def __init__(self, model: Forward, cache: KVCache) -> None:
         self.model = model
         self.cache = cache
-        self.captured = 0
+        self.graphs_made = 0
         self.notices: list[str] = []
 
     @property
@@ -53,7 +53,7 @@ class Runner:
         any width does."""
         return ()
 
-    def start(self, layout: StepLayout) -> Pending:
+    def start(self, layout: StepLayout) -> Logits:
         """Start one step, whose keys and values go after the committed ones.
 
         Here nothing happens before the result is asked for.

@@ -15,7 +15,7 @@ from ...errors import ConfigError, DecoderError, RankError
 from ...events import Prefill
 from ...sampling import Sampler
 from ...strategy import Draft, Room, State, StepResult
-from ..executor import Local, NoRoom, OutOfMemory, Stopped, Tried
+from ..executor import Fed, Local, NoRoom, OutOfMemory, Stopped
 from .partition import Share, partition
 
 if TYPE_CHECKING:
@@ -66,23 +66,23 @@ class Ranks:
         """See `Executor`."""
         return self._local.overlaps
 
-    def begin(self, state: State, request: Sequence[object]) -> None:
-        """See `Executor`; the text and the request must be equal on all ranks."""
-        self._local.begin(state, request)
+    def begin(self, state: State, fingerprint: Sequence[object]) -> None:
+        """See `Executor`; the text and the fingerprint must be equal on all ranks."""
+        self._local.begin(state, fingerprint)
         self._awaited = True
         self.begun += 1
         problem = "was given another prompt or other settings than rank 0"
-        self.cache.truncate(min(self._exchange(self.cache.length, request, problem)))
+        self.cache.truncate(min(self._exchange(self.cache.length, fingerprint, problem)))
 
-    def read(self, state: State) -> Generator[Prefill]:
+    def prefill(self, state: State) -> Generator[Prefill]:
         """See `Executor`."""
-        yield from self._local.read(state, self._sync)
+        yield from self._local.prefill(state, self._sync)
 
     def room(self, state: State) -> Room:
         """See `Executor`."""
         return self._local.room(state)
 
-    def start(self, state: State, draft: Draft) -> Tried:
+    def start(self, state: State, draft: Draft) -> Fed:
         """See `Executor`."""
         self._draft = draft
         return self._local.start(state, draft)
@@ -170,20 +170,20 @@ class LookaheadParallel(Ranks):
         self._shares: list[Share] = []
         self._missing = (0,) * self.size
 
-    def begin(self, state: State, request: Sequence[object]) -> None:
+    def begin(self, state: State, fingerprint: Sequence[object]) -> None:
         """See `Executor`."""
         self._missing = (0,) * self.size
-        super().begin(state, request)
+        super().begin(state, fingerprint)
 
     def room(self, state: State) -> Room:
         """See `Executor`."""
         return replace(super().room(state), missing=self._missing)
 
-    def start(self, state: State, draft: Draft) -> Tried:
+    def start(self, state: State, draft: Draft) -> Fed:
         """See `Executor`: the share of this rank, and the draft as far as all have room for it."""
         self._draft, self._shares = partition(draft, self._missing)
-        tried = self._local.start(state, self._shares[self._rank].draft)
-        return Tried(self._draft, tried.width)
+        fed = self._local.start(state, self._shares[self._rank].draft)
+        return Fed(self._draft, fed.width)
 
     def commit(self, nodes: Sequence[int]) -> None:
         """See `Executor`: this rank holds the nodes up to the first that is not in its share."""
@@ -227,7 +227,7 @@ class TensorParallel(Ranks):
         local.retries = False
         self._in_forward = False
 
-    def start(self, state: State, draft: Draft) -> Tried:
+    def start(self, state: State, draft: Draft) -> Fed:
         """See `Executor`: the whole draft, which all ranks compute together."""
         self._sync()
         return super().start(state, draft)
@@ -241,6 +241,7 @@ class TensorParallel(Ranks):
 
     def _sync(self) -> None:
         super()._sync()
+        # Until the next message: whether the forward has ended everywhere shows only there.
         self._in_forward = True
 
     def _merged(self, results: Sequence[StepResult]) -> StepResult:
