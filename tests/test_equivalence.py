@@ -96,7 +96,7 @@ def test_plain_decoding_equals_transformers(family: str) -> None:
 def test_joined_and_packed_weights_equal_transformers(
     family: str, packed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weights, "PACKED_FROM", 1)  # matrices of small models, too
+    monkeypatch.setattr(weights, "SMALL", 1)  # matrices of small models, too
     decoder = load_decoder(copy.deepcopy(model_of(family)), join=True, pack=packed)
     assert isinstance(decoder.runner.model, Transformer)
     assert not decoder.runner.model.keeps_weights

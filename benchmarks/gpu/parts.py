@@ -193,7 +193,9 @@ def load(folder: str) -> None:
     one, seconds = timed(partial(answer, decoder, prompt, 1))
     show(first_token_seconds=round(seconds, 3), tokens=one)
     _, seconds = timed(partial(answer, decoder, prompt, 32))
-    show(next_32_seconds=round(seconds, 3), with_graphs=memory(), captured=decoder.runner.graphs_made)
+    show(
+        next_32_seconds=round(seconds, 3), with_graphs=memory(), captured=decoder.runner.graphs_made
+    )
 
 
 def decoder_for(model: Any, capture: Any = None) -> Decoder:

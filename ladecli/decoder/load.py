@@ -25,6 +25,7 @@ from .kv_cache import KVCache
 from .layout import words_for
 from .model.attention import CapturedMask, DeviceMask, triton_available
 from .model.attention.triton import gpu_of, plan, power_of_two, triton_attention
+from .model.cpu_formats import Races
 from .model.families import ModelFacts, model_facts
 from .model.forward import Forward
 from .model.own_cache import OwnCache, OwnCacheModel
@@ -50,7 +51,9 @@ class Wanted:
     join: bool = True
     """Whether weights may be joined; not for a model that belongs to the caller."""
     pack: bool = True
-    """Whether float32 weights on a CPU may be stored twice, for speed."""
+    """Whether weights on a CPU may be held twice, for speed."""
+    races: Races | None = None
+    """Which forms of weights are fastest on a CPU; None to find out."""
     kernels: Sequence[int] = ()
     """Widths of the steps that Triton kernels are for; () to do without them."""
     slots: int = 0
@@ -80,6 +83,7 @@ def load_decoder(
     kernels: bool = True,
     join: bool = True,
     pack: bool = True,
+    races: Races | None = None,
     capture: Capture | None = None,
 ) -> Decoder:
     """A decoder for a causal language model of transformers, in evaluation mode.
@@ -92,7 +96,8 @@ def load_decoder(
         cuda_graphs: whether steps are captured, where that works.
         kernels: whether Triton kernels may be used.
         join: whether weights may be joined; not for a model that belongs to the caller.
-        pack: whether float32 weights on a CPU may be stored twice, for speed.
+        pack: whether weights on a CPU may be held twice, for speed.
+        races: which forms of weights are fastest on this processor, as far as that is known.
         capture: captures work in place of CUDA graphs, on any device.
 
     Raises:
@@ -112,7 +117,7 @@ def load_decoder(
     if cuda_graphs and on_one_device and (on_gpu or capture is not None):
         captured = partial(CudaGraphs, facts=facts, max_context=limit, capture=capture)
     widths = (*CAPTURED_WIDTHS, prefill_chunk) if kernels else ()
-    wanted = Wanted(attention, join, pack, widths, limit + GROWTH, captured)
+    wanted = Wanted(attention, join, pack, races, widths, limit + GROWTH, captured)
     way = find_way(model, facts, wanted)
     runner = way.make_runner(way.forward, new_cache(way.forward, limit))
     runner.notices += way.notices
@@ -201,7 +206,12 @@ def _forwards(
     """Our own forward with its operations, and transformers' with our attention."""
     if can_run(model) and wanted.not_ours is None:
         try:
-            ours = Transformer(model, facts, wanted.attention, join=wanted.join, pack=wanted.pack)
+            ours = Transformer(
+                *(model, facts, wanted.attention),
+                join=wanted.join,
+                pack=wanted.pack,
+                races=wanted.races,
+            )
         except AttributeError as error:  # a layer lacks a part that the family has
             reasons.append(f"a trial step failed: {reason_of(error)}")
         else:
@@ -213,6 +223,7 @@ def _forwards(
                 with suppress(Exception):
                     compile_attention(ours, wanted.kernels, wanted.slots)
             yield ours, _triton_ops() if wanted.kernels else None
+            ours.restore()  # ours was wrong
     yield StockModel(model, trial.shapes, wanted.attention), None
 
 

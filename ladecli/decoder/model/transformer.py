@@ -19,10 +19,11 @@ from torch import Tensor, nn
 
 from ..kv_cache import LayerShape
 from .attention import BACKENDS, Backend, Rules, choose_backend
+from .cpu_formats import Races
 from .families import FAMILIES, Family, ModelFacts
 from .forward import Drafts, StepCache, StepInputs
 from .rotary import Rotary, RotaryTables, rotate
-from .weights import Projection, project
+from .weights import CPU_TYPES, CpuLinear, Projection, project
 
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 """Activations of a gated MLP by transformers' name; a model with another one is not ours."""
@@ -137,7 +138,8 @@ class Transformer:
         facts: about it.
         attention: name of the attention backend.
         join: whether weights may be joined; see `weights.project`.
-        pack: whether float32 weights on a CPU may be stored twice.
+        pack: whether weights on a CPU may be held twice.
+        races: which forms of weights are fastest on a CPU.
 
     Attributes:
         ops: what computes the operations between products.
@@ -154,13 +156,14 @@ class Transformer:
         *,
         join: bool = True,
         pack: bool = True,
+        races: Races | None = None,
     ) -> None:
         text = model.config.get_text_config(decoder=True)
         family = FAMILIES[text.model_type]
         body = model.get_decoder()
         self.device: torch.device = body.embed_tokens.weight.device
         self.dtype: torch.dtype = body.norm.weight.dtype
-        on_cpu = self.device.type == "cpu" and self.dtype == torch.float32
+        on_cpu = self.device.type == "cpu" and self.dtype in CPU_TYPES
         self.keeps_weights = not (join and on_cpu)
         self.foreign = getattr(model, "quantization_method", None) is not None
         self._embed = body.embed_tokens
@@ -168,7 +171,7 @@ class Transformer:
         self._residual_scale = float(getattr(text, "residual_multiplier", 1.0))
         self._logit_scale = 1.0 / float(getattr(text, "logits_scaling", 1.0))
         self._logit_softcap: float | None = getattr(text, "final_logit_softcapping", None)
-        projection = partial(project, join=join, pack=pack)
+        projection = partial(project, join=join, pack=pack, races=races or Races())
         self.rotary = RotaryTables(body.rotary_emb, text, family, facts, body.norm.weight)
         self.layers = [
             _layer(index, layer, text, family, self.rotary.kinds[index], projection)
@@ -187,6 +190,15 @@ class Transformer:
         self.attend: Backend = BACKENDS[self.attention]
         self.kernels = ops is not None
         self.ops = ops or TorchOps()
+
+    def restore(self) -> None:
+        """Let the model's modules have all of their weights again."""
+        for layer in self.layers:
+            for product in (layer.qkv, layer.out, layer.gate_up, layer.down):
+                if isinstance(product, CpuLinear):
+                    product.restore()
+        if isinstance(self._head, CpuLinear):
+            self._head.restore()
 
     @property
     def layer_shapes(self) -> list[LayerShape]:

@@ -13,21 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .cpu_formats import FORMS, MORE, ONE, SMALL, Form, Races
+
+CPU_TYPES = (torch.float32, torch.bfloat16)
+"""Of weights that have forms of their own on a CPU."""
 Projection = Callable[[Tensor], Tensor]
 """[T, in] -> [T, out], the outputs of all joined parts side by side."""
 
-PACKED_FROM = 1 << 16
-"""Numbers in a matrix from which on a packed copy pays; below, the call itself costs more."""
-PACKED_ROWS = 4
-"""Fewer rows than these are padded: with 2 or 3 oneDNN takes half as long again."""
-PACKING_HINT = 8
-"""Rows of the steps that oneDNN packs a weight for; it works for any."""
-MKLDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-"""Whether torch has oneDNN."""
-
 
 def project(
-    parts: Sequence[nn.Module], *, join: bool, pack: bool, shared: bool = False
+    parts: Sequence[nn.Module], *, join: bool, pack: bool, races: Races, shared: bool = False
 ) -> Projection:
     """One projection of linear modules that read the same input.
 
@@ -35,15 +30,17 @@ def project(
         parts: in the order of their outputs.
         join: whether plain linear modules may be joined, which leaves them views of one matrix;
             quantised and other modules are always called as they are.
-        pack: whether float32 weights on a CPU may be stored twice; see `CpuLinear`.
+        pack: whether weights on a CPU may be held twice; see `CpuLinear`.
+        races: which form is fastest on a CPU.
         shared: whether the weight is that of the embedding, too.
     """
     if not join or not all(is_plain(part) for part in parts):
         return ModuleCalls(parts)
     linear = [part for part in parts if isinstance(part, nn.Linear)]
     weight = linear[0].weight
-    on_cpu = weight.device.type == "cpu" and weight.dtype == torch.float32
-    return CpuLinear(linear, pack=pack, shared=shared) if on_cpu else JoinedLinear(linear)
+    if weight.device.type == "cpu" and weight.dtype in CPU_TYPES:
+        return CpuLinear(linear, pack=pack, shared=shared, races=races)
+    return JoinedLinear(linear)
 
 
 def is_plain(module: nn.Module) -> bool:
@@ -88,45 +85,51 @@ class JoinedLinear:
 
 
 class CpuLinear:
-    """For float32 on a CPU: one matrix for single rows, and a packed copy for more.
+    """On a CPU: one matrix in the forms that are fastest for single rows and for more.
 
-    A single row reads memory fastest along the longer side of the matrix, so one with more
-    outputs than inputs is stored transposed.  For more rows oneDNN's packed form is fastest, and
-    a step of 4 rows costs what one of a single row does.
+    Where neither is what the modules can use, the weight leaves them, so that it is held once.
 
     Args:
         parts: joined.
-        pack: whether there is room for copies.
+        pack: whether there is room to hold weights twice.
         shared: whether the weight is that of the embedding, too, which stays as it is.
+        races: which form is fastest.
     """
 
-    def __init__(self, parts: Sequence[nn.Linear], *, pack: bool, shared: bool) -> None:
+    def __init__(
+        self, parts: Sequence[nn.Linear], *, pack: bool, shared: bool, races: Races
+    ) -> None:
+        self._parts = [] if shared else list(parts)
+        self._sizes = [part.out_features for part in parts]
         weight = parts[0].weight.detach()
         if len(parts) > 1:
             weight = torch.cat([part.weight.detach() for part in parts])
-        sizes = [part.out_features for part in parts]
-        self._packed: Tensor | None = None
-        if pack and weight.numel() >= PACKED_FROM and MKLDNN:
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKING_HINT)
-        if weight.shape[0] > weight.shape[1] and (pack or not shared):
-            columns = weight.t().contiguous()
-            if not shared:
-                _hand_back(parts, [part.t() for part in torch.split(columns, sizes, dim=1)])
-            weight = columns.t()
-        elif len(parts) > 1:
-            _hand_back(parts, torch.split(weight, sizes))
-        self._weight = weight
+        one = more = "rows"
+        if weight.numel() >= SMALL and (pack or not shared):
+            one, more = (races.ranking(weight.dtype, weight.shape, each)[0] for each in (ONE, MORE))
+            if not pack:
+                one = more
+        forms: dict[str, Form] = {name: FORMS[name](weight) for name in {one, more}}
+        self._one, self._more = forms[one], forms[more]
         self._bias = _joined_bias(parts)
+        self._hand_back(forms.get("rows", forms.get("columns")))
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, in] -> [T, out]."""
-        rows = x.shape[0]
-        if self._packed is None or rows == 1:
-            return F.linear(x, self._weight, self._bias)
-        if rows < PACKED_ROWS:
-            x = F.pad(x, (0, 0, 0, PACKED_ROWS - rows))
-        product = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
-        return product[:rows]  # type: ignore[no-any-return]
+        form = self._one if x.shape[0] == 1 else self._more
+        return form(x, self._bias)
+
+    def restore(self) -> None:
+        """Let the modules have their weights again."""
+        self._hand_back(self._one)
+
+    def _hand_back(self, form: Form | None) -> None:
+        """Let modules use views of a form; without one they have no weights."""
+        if form is None:
+            for part in self._parts:
+                part.weight = nn.Parameter(part.weight.new_empty(0), requires_grad=False)
+        elif self._parts:
+            _hand_back(self._parts, torch.split(form.dense(), self._sizes))
 
 
 def _joined_bias(parts: Sequence[nn.Linear]) -> Tensor | None:

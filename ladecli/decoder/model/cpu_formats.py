@@ -1,0 +1,165 @@
+"""Forms in which a CPU multiplies with a weight, and which of them is fastest here.
+
+Which one that is differs by processor, precision, shape and number of rows: on one AMD EPYC a
+transposed matrix takes half as long again for a single row as a plain one, on another it is the
+other way round.  So the forms are raced where a shape is first met.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+SMALL = 1 << 16
+"""Numbers in a matrix below which the call itself costs more than a form can save."""
+PADDED_ROWS = 4
+"""Fewer rows of float32 are padded: with 2 or 3 oneDNN takes half as long again."""
+PACKING_HINT = 8
+"""Rows of the steps that oneDNN packs a weight for; it works for any."""
+ONE, MORE = 1, 8
+"""Rows of the steps that forms are raced at: of a plain one, and of one with drafts."""
+RACE_SECONDS = 0.05
+"""Of a load, for all races: what is not raced then has the form that is usually fastest."""
+RACE_BYTES = 1 << 23
+"""Of the weights that a race reads once, so that they come from memory as in a step."""
+RACE_PASSES = 3
+MKLDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+"""Whether torch has oneDNN."""
+
+
+class Form(Protocol):
+    """A weight [out, in] as a CPU multiplies with it."""
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """[T, in] -> [T, out]."""
+
+    def dense(self) -> Tensor:
+        """The weight, [out, in]."""
+
+
+class Rows:
+    """As transformers keeps it."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = weight
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """See `Form`."""
+        return F.linear(x, self._weight, bias)
+
+    def dense(self) -> Tensor:
+        """See `Form`."""
+        return self._weight
+
+
+class Columns(Rows):
+    """Transposed, so that a single row reads memory along another side of the matrix."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__(weight.t().contiguous().t())
+
+
+class Packed:
+    """In oneDNN's blocks: a step of 4 rows costs what one of a single row does.
+
+    A row of the result does not depend on the other rows, bit for bit.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACKING_HINT)
+        self._least = PADDED_ROWS if weight.dtype == torch.float32 else 1
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """See `Form`."""
+        rows = x.shape[0]
+        if rows < self._least:
+            x = F.pad(x, (0, 0, 0, self._least - rows))
+        product = torch.ops.mkldnn._linear_pointwise(x, self._weight, bias, "none", [], "")
+        return product[:rows]  # type: ignore[no-any-return]
+
+    def dense(self) -> Tensor:
+        """See `Form`."""
+        return self._weight.to_dense()  # type: ignore[no-any-return]
+
+
+FORMS: dict[str, type[Rows] | type[Packed]] = {"rows": Rows, "columns": Columns, "packed": Packed}
+
+
+class Races:
+    """The forms of products by shape, the fastest first.
+
+    Args:
+        known: results of earlier races on this processor, by `key`.
+        seconds: for all races together.
+
+    Attributes:
+        known: as given, and those since.
+        run: races run here.
+    """
+
+    def __init__(
+        self, known: dict[str, list[str]] | None = None, seconds: float = RACE_SECONDS
+    ) -> None:
+        self.known = {} if known is None else known
+        self.run = 0
+        self._left = seconds
+
+    def ranking(self, dtype: torch.dtype, shape: Sequence[int], rows: int) -> list[str]:
+        """Names of forms for a weight [out, in] and a number of rows, the fastest first."""
+        name = key(dtype, shape, rows)
+        if sorted(self.known.get(name, ())) == sorted(_possible()):
+            return self.known[name]
+        if self._left <= 0.0:
+            return usual(dtype, shape, rows)
+        began = time.perf_counter()
+        for each in (ONE, MORE):
+            self.known[key(dtype, shape, each)] = []
+        copies = max(RACE_BYTES // (shape[0] * shape[1] * dtype.itemsize), 1)
+        seconds: dict[int, dict[str, float]] = {ONE: {}, MORE: {}}
+        for form in _possible():
+            weights = [FORMS[form](torch.ones(shape, dtype=dtype)) for _ in range(copies)]
+            for each, found in seconds.items():
+                found[form] = _pass_seconds(weights, torch.ones((each, shape[1]), dtype=dtype))
+        for each, found in seconds.items():
+            self.known[key(dtype, shape, each)] = sorted(found, key=found.__getitem__)
+        self.run += 1
+        self._left -= time.perf_counter() - began
+        return self.known[name]
+
+
+def key(dtype: torch.dtype, shape: Sequence[int], rows: int) -> str:
+    """The name of a race."""
+    return f"{str(dtype).removeprefix('torch.')} {shape[0]}x{shape[1]} {rows}"
+
+
+def usual(dtype: torch.dtype, shape: Sequence[int], rows: int) -> list[str]:
+    """The forms for a product that was not raced, those that are usually fastest first."""
+    plain = ["columns", "rows"] if shape[0] > shape[1] else ["rows", "columns"]
+    if "packed" not in _possible():
+        return plain
+    if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return ["rows", "columns", "packed"]
+    if dtype == torch.float32 and rows == ONE:
+        return [*plain, "packed"]
+    return ["packed", *plain]
+
+
+def _possible() -> list[str]:
+    return [name for name in FORMS if MKLDNN or name != "packed"]
+
+
+def _pass_seconds(weights: Sequence[Form], x: Tensor) -> float:
+    """The shortest pass over copies of a weight."""
+    found = []
+    with torch.inference_mode():
+        for _ in range(RACE_PASSES):
+            began = time.perf_counter()
+            for weight in weights:
+                weight(x, None)
+            found.append(time.perf_counter() - began)
+    return min(found)

@@ -1,0 +1,116 @@
+"""Forms of weights on a CPU: which one is taken, what it computes, and what stays in memory."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ladecli.decoder.config import Limits, LookaheadConfig
+from ladecli.decoder.load import load_decoder
+from ladecli.decoder.model import cpu_formats, families, weights
+from ladecli.decoder.model.cpu_formats import FORMS, MORE, ONE, Races, key
+from ladecli.decoder.model.families import Family
+from ladecli.decoder.model.stock import StockModel
+from ladecli.decoder.model.weights import CpuLinear
+
+from ..decoding import ids_of, run, transformers_ids
+from ..families import model_of, prompt_for
+
+pytestmark = pytest.mark.slow
+
+TYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+
+
+def always(form: str, dtype: torch.dtype, *shapes: tuple[int, int]) -> Races:
+    """Races that one form has won."""
+    order = [form, *(name for name in FORMS if name != form)]
+    return Races({key(dtype, shape, rows): order for shape in shapes for rows in (ONE, MORE)})
+
+
+@TYPES
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("bias", [False, True])
+def test_every_form_is_the_product(
+    form: str, bias: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "SMALL", 1)
+    torch.manual_seed(0)
+    parts = [nn.Linear(64, size, bias=bias, dtype=dtype) for size in (96, 32)]
+    x, given = torch.randn(9, 64, dtype=dtype), [part.weight.detach().clone() for part in parts]
+    expected = torch.cat([part(x) for part in parts], dim=-1)
+    races = always(form, dtype, (128, 64))
+    product = CpuLinear(parts, pack=True, shared=False, races=races)
+    near = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.03, "rtol": 0.02}
+    with torch.inference_mode():
+        for rows in (1, 2, 3, 4, 9):
+            torch.testing.assert_close(product(x[:rows]), expected[:rows], **near)
+        if form == "packed":
+            whole = product(x)
+            for rows in (1, 2, 5):
+                assert torch.equal(product(x[:rows]), whole[:rows]), "rows depend on one another"
+    assert all((part.weight.numel() == 0) == (form == "packed") for part in parts)
+    product.restore()
+    for part, weight in zip(parts, given, strict=True):
+        assert torch.equal(part.weight, weight)
+    assert races.run == 0, "the result is known"
+
+
+@TYPES
+def test_a_race_is_run_once_for_a_shape_and_within_its_time(dtype: torch.dtype) -> None:
+    races = Races()
+    first = races.ranking(dtype, (96, 64), ONE)
+    assert sorted(first) == sorted(FORMS)
+    assert races.ranking(dtype, (96, 64), ONE) == first
+    races.ranking(dtype, (96, 64), MORE)
+    assert races.run == 1
+    assert Races(races.known).ranking(dtype, (96, 64), ONE) == first
+    late = Races(seconds=0.0)
+    assert sorted(late.ranking(dtype, (96, 64), ONE)) == sorted(FORMS)
+    assert (late.run, late.known) == (0, {})
+
+
+def test_results_of_another_version_are_raced_anew() -> None:
+    name = key(torch.float32, (96, 64), ONE)
+    races = Races({name: ["rows", "a form that is gone"]})
+    assert sorted(races.ranking(torch.float32, (96, 64), ONE)) == sorted(FORMS)
+    assert races.run == 1
+
+
+def packed_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "SMALL", 1)
+
+    def ranking(self: Races, *_: Any) -> list[str]:
+        return ["packed", "rows", "columns"]
+
+    monkeypatch.setattr(cpu_formats.Races, "ranking", ranking)
+
+
+@pytest.mark.parametrize("pack", [False, True])
+@pytest.mark.parametrize("family", ["llama", "llama_tied", "gemma2", "qwen3"])
+def test_a_model_that_holds_packed_weights_alone_gives_its_text(
+    family: str, pack: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed_everywhere(monkeypatch)
+    model, prompt = copy.deepcopy(model_of(family)), prompt_for(family)
+    expected = transformers_ids(model_of(family), prompt, 20)
+    decoder = load_decoder(model, pack=pack)
+    assert model.get_decoder().layers[0].mlp.down_proj.weight.numel() == 0
+    config = LookaheadConfig(4, 4, 4, 24)
+    for strategy in ("autoregressive", "lookahead"):
+        assert ids_of(run(decoder, prompt, strategy, config, limits=Limits(20))) == expected
+
+
+def test_weights_come_back_where_our_forward_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed_everywhere(monkeypatch)
+    model, prompt = copy.deepcopy(model_of("gemma2")), prompt_for("gemma2")
+    before: dict[str, Tensor] = {name: each.clone() for name, each in model.state_dict().items()}
+    expected = transformers_ids(model, prompt, 20)
+    monkeypatch.setitem(families.FAMILIES, "gemma2", Family())
+    decoder = load_decoder(model)
+    assert isinstance(decoder.runner.model, StockModel)
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+    assert ids_of(run(decoder, prompt, "lookahead", limits=Limits(20))) == expected
