@@ -18,7 +18,7 @@ from common import Run, conditions, decode, print_head, print_row, ratio, rows_o
 
 from ladecli import models
 from ladecli.decoder.config import WITHOUT_WINDOW, LookaheadConfig
-from ladecli.decoder.drafting.memory import DraftMemory
+from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.strategies import make_strategy
 from ladecli.session.chat_template import ChatTemplate
@@ -47,27 +47,27 @@ def main() -> None:
     rows = rng.sample(rows_of(args.file, None), args.limit)
     figures: dict[str, object] = {"conditions": conditions(1), "prompts": len(rows)}
 
-    def answered(prompt: list[int], strategy: str, memory: DraftMemory) -> Run:
-        chosen, ends = make_strategy(strategy, CONFIG, memory), frozenset(loaded.defaults.stop_ids)
+    def answered(prompt: list[int], strategy: str, store: DraftStore) -> Run:
+        chosen, ends = make_strategy(strategy, CONFIG, store), frozenset(loaded.defaults.stop_ids)
         return decode(decoder, prompt, chosen, CONFIG, args.new_tokens, None, ends)
 
     print_head("the answer", "tokens per step", "least", "width", "output")
     for where in ("in the prompt", "handed over"):
         runs, equal = [], True
         for row in rows:
-            memory = DraftMemory()
+            store = DraftStore()
             if where == "in the prompt":
                 text = RENAME.format(code=row["prompt"].strip(), name=row["entry_point"])
                 prompt = tokenizer(text)["input_ids"]
             else:
                 chat = [{"role": "user", "content": row["prompt"]}]
                 prompt = ChatTemplate(tokenizer).encode(chat)
-            plain = answered(prompt, "autoregressive", memory)
+            plain = answered(prompt, "autoregressive", store)
             if where == "handed over":
-                memory.learn_text(
+                store.learn_text(
                     [rng.randrange(1000) if rng.random() < CHANGED else id for id in plain.ids]
                 )
-            runs.append(answered(prompt, "lookahead", memory))
+            runs.append(answered(prompt, "lookahead", store))
             equal = equal and runs[-1].ids == plain.ids
         (rate, width), least = ratio(runs), min(ratio([run])[0] for run in runs)
         print_row(where, rate, least, f"{width:.1f}", "equal" if equal else "DIFFERS")

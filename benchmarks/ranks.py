@@ -21,7 +21,7 @@ from common import arguments, decode, opened, print_head, print_row, save
 
 from ladecli.decoder.config import Limits, LookaheadConfig
 from ladecli.decoder.decoder import Decoder
-from ladecli.decoder.drafting.memory import DraftMemory
+from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.events import Step
 from ladecli.decoder.load import load_decoder, new_cache
 from ladecli.decoder.run.ranks.executors import LookaheadParallel
@@ -172,7 +172,7 @@ class Simulation:
 
     def _generate(self, transport: Threads, prompt: list[int], config: LookaheadConfig) -> Rank:
         decoder = self._decoders[transport.rank]
-        strategy = make_strategy("lookahead", config, DraftMemory())
+        strategy = make_strategy("lookahead", config, DraftStore())
         executor = LookaheadParallel(decoder.local, transport)
         events = decoder.generate(prompt, strategy, None, self._limits, executor=executor)
         steps = [event for event in events if isinstance(event, Step)]

@@ -23,8 +23,8 @@ from common import Run, conditions, decode, print_head, print_row, ratio, rows_o
 
 from ladecli import models
 from ladecli.decoder.config import SOURCES, WITHOUT_WINDOW, LookaheadConfig, SamplingConfig
-from ladecli.decoder.drafting import ngram_model
-from ladecli.decoder.drafting.memory import DraftMemory
+from ladecli.decoder.drafting import ngram_model, tree_search
+from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.strategies import lookahead, make_strategy
 from ladecli.decoder.strategy import Draft, Room, State, StepResult, Strategy
@@ -33,8 +33,8 @@ from ladecli.session.chat_template import ChatTemplate
 FILES = ("mt_bench", "humaneval", "gsm8k")
 
 
-def _no_dice(_sampling: SamplingConfig) -> None:
-    """In the place of `Dice`."""
+def _no_noise(_sampling: SamplingConfig) -> None:
+    """In the place of `GumbelNoise`."""
 
 
 # Values of constants that switch an idea off.
@@ -42,10 +42,11 @@ IDEAS: dict[str, tuple[tuple[ModuleType, str, Any], ...]] = {
     "prior": ((ngram_model, "PRIOR_SUCCESSORS", 0),),
     "six successors": (
         (ngram_model, "MAX_SUCCESSORS", 4),
-        (ngram_model, "MAX_CHILDREN", 5),
+        (tree_search, "MAX_CHILDREN", 5),
+        (lookahead, "MAX_CHILDREN", 5),
         (lookahead, "MAX_SUCCESSORS", 4),
     ),
-    "dice": ((lookahead, "Dice", _no_dice), (lookahead, "SAMPLED_SUCCESSORS", 6)),
+    "noise": ((lookahead, "GumbelNoise", _no_noise), (lookahead, "SAMPLED_SUCCESSORS", 6)),
 }
 GREEDY = ("prior", "six successors")  # the ideas that greedy decoding has use for
 
@@ -157,7 +158,7 @@ class Holder:
         """All answers of a conversation, whose drafts are remembered from turn to turn, and the
         seconds that drafting took."""
         messages: list[dict[str, str]] = []
-        drafts = DraftMemory()
+        drafts = DraftStore()
         ids: list[int] = []
         steps = fed = 0
         seconds = 0.0

@@ -22,7 +22,7 @@ from common import arguments, opened, print_head, print_row, save, spread
 from rich.console import Console
 
 from ladecli import profiles
-from ladecli.decoder.drafting.memory import DraftMemory
+from ladecli.decoder.drafting.store import DraftStore
 from ladecli.events import Ended, TextEvent, TextStep
 from ladecli.metrics import Tally
 from ladecli.session.session import Session, Settings
@@ -103,7 +103,7 @@ def main() -> None:
             for prompt, found in zip(prompts, ratios, strict=True):
                 seconds: dict[bool, float] = {}
                 for arm in (True, False) if round_number % 2 else (False, True):
-                    session.drafts = DraftMemory()
+                    session.drafts = DraftStore()
                     seconds[arm] = arms[arm](session.stream(prompt, settings))
                 if round_number:
                     found.append(seconds[False] / seconds[True])

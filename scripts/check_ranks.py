@@ -22,7 +22,7 @@ import torch
 
 from ladecli import models
 from ladecli.decoder.config import SOURCES, LookaheadConfig, SamplingConfig
-from ladecli.decoder.drafting.memory import DraftMemory
+from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.events import Step
 from ladecli.decoder.config import Limits
 from ladecli.decoder.load import load_decoder
@@ -96,7 +96,7 @@ def rank(args: argparse.Namespace) -> int:
     def text(
         strategy: str, c: LookaheadConfig, prompt: list[int], how: str, run: Executor | None = None
     ) -> list[int]:
-        chosen = make_strategy(strategy, c, DraftMemory())
+        chosen = make_strategy(strategy, c, DraftStore())
         limits = Limits(args.new_tokens)
         events = decoder.generate(prompt, chosen, SAMPLINGS[how], limits, executor=run)
         return [t.id for event in events if isinstance(event, Step) for t in event.tokens]

@@ -10,7 +10,7 @@ import torch
 
 from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.decoder import Decoder
-from ladecli.decoder.drafting.memory import DraftMemory
+from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.events import Event, Finished, FinishReason, Step, Token
 from ladecli.decoder.layout import StepLayout, build
 from ladecli.decoder.load import load_decoder
@@ -35,11 +35,11 @@ def run(
     config: LookaheadConfig = PAPER,
     sampling: SamplingConfig | None = None,
     limits: Limits | None = None,
-    memory: DraftMemory | None = None,
+    store: DraftStore | None = None,
     **options: Any,
 ) -> list[Event]:
     """All events of one generation, of 40 tokens unless limits say otherwise."""
-    chosen = make_strategy(strategy, config, memory)
+    chosen = make_strategy(strategy, config, store)
     return list(decoder.generate(prompt, chosen, sampling, limits or Limits(40), **options))
 
 

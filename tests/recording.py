@@ -9,7 +9,7 @@ from pathlib import Path
 import ladecli
 from ladecli.api import Model
 from ladecli.decoder.config import LookaheadConfig
-from ladecli.decoder.drafting.memory import DraftMemory
+from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.events import Detail, Started
 from ladecli.events import Ended, Piece, TextEvent, TextStep
 from ladecli.session.session import Settings
@@ -40,7 +40,7 @@ def demo() -> Model:
 def events_of(name: str) -> tuple[TextEvent, ...]:
     """What the demo model did under one of `SETTINGS`."""
     session = demo().session
-    session.drafts = DraftMemory()
+    session.drafts = DraftStore()
     return tuple(session.stream(session.encode(PROMPT), SETTINGS[name], detailed=True))
 
 

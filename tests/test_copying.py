@@ -15,7 +15,7 @@ import pytest
 
 from ladecli.decoder.config import Limits, LookaheadConfig
 from ladecli.decoder.decoder import Decoder
-from ladecli.decoder.drafting.memory import DraftMemory
+from ladecli.decoder.drafting.store import DraftStore
 
 from .decoding import ids_of, run, steps_of
 from .oracle import oracle
@@ -89,8 +89,8 @@ def test_a_text_that_is_handed_over_is_copied(
     text = document(rng, 240)
     wanted = answer(rng, text)
     config, limits = LookaheadConfig(5, 3, 5, 64), Limits(len(wanted))
-    drafts = DraftMemory()
+    drafts = DraftStore()
     drafts.learn_text(text)
-    events = run(spelling(ASK + wanted), ASK, "lookahead", config, limits=limits, memory=drafts)
+    events = run(spelling(ASK + wanted), ASK, "lookahead", config, limits=limits, store=drafts)
     assert ids_of(events) == wanted
     assert len(wanted) / len(steps_of(events)) >= 6.0

@@ -20,7 +20,7 @@ from transformers import (
 
 from ladecli.decoder.config import SOURCES, STRATEGIES, Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.drafting import ngram_model
-from ladecli.decoder.drafting.memory import DraftMemory
+from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.errors import ConfigError
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.model import weights
@@ -190,8 +190,8 @@ def test_sampling_depends_on_the_seed_alone(family: str, strategy: str, seed: in
 
 IDEAS: dict[str, tuple[ModuleType, str, object]] = {
     "prior": (ngram_model, "PRIOR_SUCCESSORS", 0),
-    "many successors": (ngram_model, "MAX_CHILDREN", 1),
-    "dice": (lookahead, "Dice", lambda sampling: None),
+    "many successors": (lookahead, "MAX_CHILDREN", 1),
+    "noise": (lookahead, "GumbelNoise", lambda sampling: None),
 }
 
 
@@ -268,24 +268,24 @@ def test_prompts_on_both_sides_of_a_rope_boundary(length: int) -> None:
 def test_drafts_of_earlier_texts_change_no_token(
     sources: tuple[str, ...], sampling: SamplingConfig
 ) -> None:
-    memory, decoder = DraftMemory(), decoder_of("llama")
+    store, decoder = DraftStore(), decoder_of("llama")
     config = LookaheadConfig(4, 4, 4, 40, sources)
     texts = [prompt_for("llama", length) for length in (30, 12, 30, 31)]
     # Forks of an earlier text: its end is known, and something else follows.
     texts += [[*texts[0][:25], 7, 7], texts[0][:25], texts[0]]
     for prompt in texts:
-        events = run(decoder, prompt, "lookahead", config, sampling, memory=memory)
+        events = run(decoder, prompt, "lookahead", config, sampling, store=store)
         assert ids_of(events) == plain("llama", tuple(prompt), sampling)
 
 
 def test_two_generations_may_share_drafts() -> None:
     """They take turns: neither text is taken for the other's."""
-    memory = DraftMemory()
+    store = DraftStore()
     config = LookaheadConfig(2, 3, 2, 20)
     prompts = [prompt_for("llama", 12), prompt_for("llama", 30)[5:]]
     running = [
         decoder_of("llama").generate(
-            prompt, make_strategy("lookahead", config, memory), None, Limits(40)
+            prompt, make_strategy("lookahead", config, store), None, Limits(40)
         )
         for prompt in prompts
     ]
@@ -295,17 +295,17 @@ def test_two_generations_may_share_drafts() -> None:
     # What is remembered as text was text.
     texts = [[*prompt, *plain("llama", tuple(prompt))] for prompt in prompts]
     grams = {tuple(text[i : i + 2]) for text in texts for i in range(len(text))}
-    remembered = memory.to_dict()["text"]
+    remembered = store.to_dict()["text"]
     pairs = [pair for pair in itertools.pairwise(remembered) if min(pair) >= 0]
     assert pairs
     assert {*pairs} <= grams
 
 
 def test_drafts_of_another_model_are_refused() -> None:
-    memory, prompt = DraftMemory(), prompt_for("llama", 12)
-    memory.model.recycle(prompt[-1:], TokenTree(), [{model_of("llama").config.vocab_size + 5: 0.9}])
+    store, prompt = DraftStore(), prompt_for("llama", 12)
+    store.model.recycle(prompt[-1:], TokenTree(), [{model_of("llama").config.vocab_size + 5: 0.9}])
     with pytest.raises(ConfigError, match="more token ids"):
-        run(decoder_of("llama"), prompt, "lookahead", LookaheadConfig(2, 3, 2, 20), memory=memory)
+        run(decoder_of("llama"), prompt, "lookahead", LookaheadConfig(2, 3, 2, 20), store=store)
 
 
 def test_half_precision_agrees_with_itself() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ladecli.decoder.config import Limits, LookaheadConfig
-from ladecli.decoder.drafting.memory import DraftMemory
+from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.events import Step
 from ladecli.errors import UsageError
 from ladecli.session import pool_file
@@ -20,9 +20,9 @@ VOCABULARY = 1000
 TOKENIZER = "a" * 64
 
 
-def steps_with(drafts: DraftMemory, config: LookaheadConfig) -> list[Step]:
+def steps_with(drafts: DraftStore, config: LookaheadConfig) -> list[Step]:
     decoder, prompt = decoder_of("llama"), prompt_for("llama", 12)
-    return steps_of(run(decoder, prompt, "lookahead", config, limits=Limits(60), memory=drafts))
+    return steps_of(run(decoder, prompt, "lookahead", config, limits=Limits(60), store=drafts))
 
 
 def shape(steps: list[Step]) -> list[tuple[int, int, tuple[str | None, ...]]]:
@@ -30,9 +30,9 @@ def shape(steps: list[Step]) -> list[tuple[int, int, tuple[str | None, ...]]]:
 
 
 @pytest.fixture
-def learned() -> DraftMemory:
+def learned() -> DraftStore:
     """Drafts of a generation with every source, and of one with the paper's pool."""
-    drafts = DraftMemory()
+    drafts = DraftStore()
     steps_with(drafts, LookaheadConfig(4, 4, 4, 40))
     steps_with(drafts, LookaheadConfig(4, 4, 4, sources=("trajectory",)))
     assert len(drafts.pool)
@@ -41,7 +41,7 @@ def learned() -> DraftMemory:
 
 @pytest.mark.parametrize("sources", [("trajectory",), ("trajectory", "context", "recycled")])
 def test_read_drafts_propose_what_the_written_ones_would(
-    learned: DraftMemory, tmp_path: Path, sources: tuple[str, ...]
+    learned: DraftStore, tmp_path: Path, sources: tuple[str, ...]
 ) -> None:
     path = tmp_path / "pool"
     pool_file.save_drafts(path, learned, TOKENIZER)
@@ -52,7 +52,7 @@ def test_read_drafts_propose_what_the_written_ones_would(
         assert shape(read) == shape(written)
     # How far each kind of evidence is trusted, and the prior, are learned anew.
     assert len(read) <= len(written) + 1
-    assert len(read) < len(steps_with(DraftMemory(), config)), "nothing was gained"
+    assert len(read) < len(steps_with(DraftStore(), config)), "nothing was gained"
 
 
 def test_a_file_that_is_not_there_yet_is_no_error(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_other_files_are_refused_before_a_model_is_loaded(
 )
 def test_drafts_are_checked_before_they_are_used(tmp_path: Path, drafts: object) -> None:
     path = tmp_path / "pool"
-    pool_file.save_drafts(path, DraftMemory(), TOKENIZER)
+    pool_file.save_drafts(path, DraftStore(), TOKENIZER)
     with pytest.raises(UsageError, match="another tokenizer"):
         pool_file.load(path, "b" * 64, VOCABULARY)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"drafts": drafts}))

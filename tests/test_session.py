@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 
-from ladecli.decoder.drafting.memory import DraftMemory
+from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.load import load_decoder
 from ladecli.events import Ended
 from ladecli.models import LoadedModel, load
@@ -33,7 +33,7 @@ class Crew:
 
     @contextlib.contextmanager
     def answering(
-        self, prompt: Sequence[int], settings: Settings, _drafts: DraftMemory
+        self, prompt: Sequence[int], settings: Settings, _drafts: DraftStore
     ) -> Iterator[None]:
         assert self.open == 0, "followers are told of an answer while they decode another one"
         self.open += 1

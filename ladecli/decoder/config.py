@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import pairwise
 
+from .drafting import sources
 from .errors import ConfigError
 from .step_cost import StepCost, fitting
 
 STRATEGIES = ("lookahead", "autoregressive", "jacobi", "prompt-lookup")
-SOURCES = ("trajectory", "context", "recycled")
+SOURCES = tuple(sources.SOURCES)
+"""The names of all sources of drafts."""
 WITHOUT_WINDOW = ("context", "recycled")
 """The default of profiles: beside these, a window is worth less than the candidates in its place
 (benchmarks/README.md)."""

@@ -1,7 +1,7 @@
-"""The noise of a position, with which a token is drawn there, and what drafts make of it.
+"""The Gumbel noise of a position, with which its token is drawn, and how drafts use it.
 
-It depends on the seed and the position only, so that it is known before the model is asked: a
-draft knows the dice.
+The noise depends on the seed and the position only.  It is known before the model runs, so drafts
+can use it.
 
 Source: Gumbel, "Statistical theory of extreme values", 1954; Maddison, Tarlow and Minka,
 "A* sampling", 2014; the generator: Steele, Lea and Flood, "Fast splittable pseudorandom number
@@ -46,61 +46,63 @@ def gumbel_noise(seed: int, position: int, count: int, device: torch.device) -> 
     return uniform.neg_().log1p_().neg_().log_().neg_()
 
 
-class Dice:
-    """How the noise of coming positions loads the tokens that may be drawn there.
+class GumbelNoise:
+    """The noise of positions to come, as a draft can use it.
 
-    Of tokens with probabilities p at temperature T, that of the largest p^(1/T) e^noise is drawn.
-    Estimates of p are vague, so each token gets its part of the sum of all these.
+    Of tokens with probabilities p at temperature T, the one with the largest p^(1/T) e^noise is
+    drawn.  Drafts have estimates of p only, so each token gets its part of the sum of all these.
     """
 
     def __init__(self, sampling: SamplingConfig) -> None:
         self._sampling = sampling
         self._power = min(1.0 / max(sampling.temperature, 1e-9), _SHARPEST)
 
-    def chances(self, tokens: Sequence[int], shares: Sequence[float], position: int) -> list[float]:
+    def probabilities(
+        self, tokens: Sequence[int], estimates: Sequence[float], position: int
+    ) -> list[float]:
         """The probability of each token to be drawn at a position.
 
         Args:
             tokens: the most probable ones, best first.
-            shares: their estimated probabilities, descending; other tokens have what is left.
+            estimates: of the model's probabilities, descending; other tokens have what is left.
             position: in the text.
         """
         power = self._power
-        worths = [share**power for share in shares]
-        rest = max(1.0 - sum(shares), 0.0) ** power
-        kept = self._kept(worths, rest)
-        if kept < len(worths):
-            worths[kept:], rest = [0.0] * (len(worths) - kept), 0.0
-        loads = _loads(self._sampling.seed, position, tokens)
-        worths = [worth * load for worth, load in zip(worths, loads, strict=True)]
-        unit = 1.0 / (sum(worths) + rest or 1.0)
-        return [worth * unit for worth in worths]
+        weights = [estimate**power for estimate in estimates]
+        rest = max(1.0 - sum(estimates), 0.0) ** power
+        kept = self._kept(weights, rest)
+        if kept < len(weights):
+            weights[kept:], rest = [0.0] * (len(weights) - kept), 0.0
+        factors = _factors(self._sampling.seed, position, tokens)
+        weights = [weight * factor for weight, factor in zip(weights, factors, strict=True)]
+        unit = 1.0 / (sum(weights) + rest or 1.0)
+        return [weight * unit for weight in weights]
 
-    def _kept(self, worths: Sequence[float], rest: float) -> int:
-        """How many of some tokens top-k, top-p and min-p leave, so far as these tokens tell."""
-        config, count = self._sampling, len(worths)
+    def _kept(self, weights: Sequence[float], rest: float) -> int:
+        """How many of the first tokens top-k, top-p and min-p keep, judged by their weights."""
+        config, count = self._sampling, len(weights)
         if 0 < config.top_k < count:
             count = config.top_k
         if config.min_p > 0.0:
-            count = min(count, sum(worth >= config.min_p * worths[0] for worth in worths))
+            count = min(count, sum(weight >= config.min_p * weights[0] for weight in weights))
         if config.top_p < 1.0:
-            left = config.top_p * (sum(worths) + rest)
-            for index, worth in enumerate(worths[:count]):
+            left = config.top_p * (sum(weights) + rest)
+            for index, weight in enumerate(weights[:count]):
                 if left <= 0.0:
                     return index
-                left -= worth
+                left -= weight
         return count
 
 
-def _loads(seed: int, position: int, tokens: Sequence[int]) -> list[float]:
-    """e^noise of some tokens, as `gumbel_noise` has it for all."""
+def _factors(seed: int, position: int, tokens: Sequence[int]) -> list[float]:
+    """e^noise of some tokens, the noise that `gumbel_noise` has for all."""
     start = _stream(seed, position) + _GOLDEN
     z = np.array([(start + token * _GOLDEN) & _MASK for token in tokens], dtype=np.uint64)
     for factor, shift in _ROUNDS:
         z = (z ^ (z >> shift)) * factor
     uniform = (((z ^ (z >> _LAST)) >> _SIGN) + 0.5) * 2.0**-63
-    loads: list[float] = (-1.0 / np.log1p(-np.minimum(uniform, _LARGEST))).tolist()
-    return loads
+    factors: list[float] = (-1.0 / np.log1p(-np.minimum(uniform, _LARGEST))).tolist()
+    return factors
 
 
 def _stream(seed: int, position: int) -> int:

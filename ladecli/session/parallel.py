@@ -35,7 +35,7 @@ from ..options.answer import RankedOptions
 from .place import Place, assign_device, find_place, read_torchrun
 
 if TYPE_CHECKING:
-    from ..decoder.drafting.memory import DraftMemory
+    from ..decoder.drafting.store import DraftStore
     from ..decoder.run.ranks.executors import Ranks
     from ..decoder.run.ranks.transport import DistributedTransport
     from .session import Session, Settings
@@ -60,7 +60,7 @@ class Order:
 
     prompt: tuple[int, ...]  # token ids
     settings: Settings
-    drafts: DraftMemory | None  # the leader's; None where the follower has learned the same
+    drafts: DraftStore | None  # the leader's; None where the follower has learned the same
 
 
 # The leader.
@@ -126,7 +126,7 @@ class Followers:
         self._ranks = ranks
         self._executor = executor
         self._split = split
-        self._known: DraftMemory | None = None
+        self._known: DraftStore | None = None
         if read_torchrun():
             # torchrun ends all ranks by SIGTERM when one has failed; the leader keeps the text.
             signal.signal(signal.SIGTERM, self._on_sigterm)
@@ -145,7 +145,7 @@ class Followers:
 
     @contextlib.contextmanager
     def answering(
-        self, prompt: Sequence[int], settings: Settings, drafts: DraftMemory
+        self, prompt: Sequence[int], settings: Settings, drafts: DraftStore
     ) -> Iterator[None]:
         """Let the followers decode an answer while the leader does.
 

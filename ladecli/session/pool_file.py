@@ -19,7 +19,7 @@ from ..decoder.errors import DraftStateError
 from ..errors import LadeError, UsageError
 
 if TYPE_CHECKING:
-    from ..decoder.drafting.memory import DraftMemory
+    from ..decoder.drafting.store import DraftStore
     from ..options.answer import FileOptions
     from .session import Session
 
@@ -96,7 +96,7 @@ def keep_drafts(session: Session, name: str | None, texts: Sequence[str] = ()) -
     save()
 
 
-def load(path: Path, tokenizer: str, vocabulary: int) -> DraftMemory:
+def load(path: Path, tokenizer: str, vocabulary: int) -> DraftStore:
     """The drafts in a file; fresh ones where it does not exist yet.
 
     Args:
@@ -106,22 +106,22 @@ def load(path: Path, tokenizer: str, vocabulary: int) -> DraftMemory:
     Raises:
         UsageError: the file is damaged, not a pool, or of another tokenizer.
     """
-    from ..decoder.drafting.memory import DraftMemory
+    from ..decoder.drafting.store import DraftStore
 
     pool = _read(path)
     if pool is None:
-        return DraftMemory()
+        return DraftStore()
     if pool.get("tokenizer") != tokenizer:
         raise UsageError(
             f"{OPTION} {path} was made with another tokenizer; use one file for each model"
         )
     try:
-        return DraftMemory.from_dict(pool["drafts"], vocabulary)
+        return DraftStore.from_dict(pool["drafts"], vocabulary)
     except (DraftStateError, KeyError) as error:
         raise _damaged(path, " ".join(str(error).split())) from error
 
 
-def save_drafts(path: Path, drafts: DraftMemory, tokenizer: str) -> None:
+def save_drafts(path: Path, drafts: DraftStore, tokenizer: str) -> None:
     """Write the file, whole or not at all.
 
     Raises:

@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from typing import Any, Protocol
 
 from ..decoder.config import Limits, LookaheadConfig, SamplingConfig
-from ..decoder.drafting.memory import DraftMemory
+from ..decoder.drafting.store import DraftStore
 from ..decoder.events import Event
 from ..decoder.load import load_decoder
 from ..decoder.run.executor import Executor
@@ -46,7 +46,7 @@ class Followers(Protocol):
         """Whether an answer is decoded by all ranks, or by this one alone."""
 
     def answering(
-        self, prompt: Sequence[int], settings: Settings, drafts: DraftMemory
+        self, prompt: Sequence[int], settings: Settings, drafts: DraftStore
     ) -> contextlib.AbstractContextManager[None]:
         """Let them decode an answer while this one does; they are told on entry."""
 
@@ -85,7 +85,7 @@ class Session:
             kernels=setup.kernels,
             pack=setup.store_twice,
         )
-        self.drafts = DraftMemory()  # what lookahead learned so far
+        self.drafts = DraftStore()  # what lookahead learned so far
         self._draft_texts: list[list[int]] = []
         # What runs the steps, where other ranks take part in them.
         self.executor: Executor | None = None
@@ -150,7 +150,7 @@ class Session:
 
     def _forget_drafts(self) -> None:
         """Forget what was learned, but not the texts that the user gave."""
-        self.drafts = DraftMemory()
+        self.drafts = DraftStore()
         for ids in self._draft_texts:
             self.drafts.learn_text(ids)
 

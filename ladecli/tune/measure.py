@@ -12,7 +12,7 @@ from itertools import accumulate, cycle, islice
 from typing import TYPE_CHECKING
 
 from ..decoder.config import WITHOUT_WINDOW, Limits, LookaheadConfig, SamplingConfig
-from ..decoder.drafting.memory import DraftMemory
+from ..decoder.drafting.store import DraftStore
 from ..decoder.events import Step
 from ..decoder.step_cost import StepCost
 from ..decoder.strategies import make_strategy
@@ -102,7 +102,7 @@ class Tuner:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._decoder, self._stop_ids, self._now = decoder, stop_ids, clock
-        self._drafts: dict[int, DraftMemory] = defaultdict(DraftMemory)
+        self._drafts: dict[int, DraftStore] = defaultdict(DraftStore)
         self._turns = 0
 
     def measure_curve(self, text: Sequence[int], seconds: float) -> Curve:

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
-from ladecli.decoder.drafting.memory import SAVED_ROWS, SAVED_TEXT, DraftMemory
 from ladecli.decoder.drafting.ngram_model import (
     CONTEXTS,
     KINDS,
@@ -22,19 +21,21 @@ from ladecli.decoder.drafting.ngram_model import (
     ORDER,
     WINDOW,
     NgramModel,
+    Ranked,
     RepeatedSpan,
     Row,
     pack,
 )
-from ladecli.decoder.drafting.sources import BOUNDARY, LENGTHS
+from ladecli.decoder.drafting.sources.context import BOUNDARY, LENGTHS
+from ladecli.decoder.drafting.sources.source import Observation
+from ladecli.decoder.drafting.store import SAVED_ROWS, SAVED_TEXT, DraftStore
 from ladecli.decoder.drafting.suffix_automaton import SuffixAutomaton
+from ladecli.decoder.drafting.tree_search import TreeSearch
 from ladecli.decoder.errors import DraftStateError
-from ladecli.decoder.events import Token
 from ladecli.decoder.step_cost import CostCurve, StepCost
 from ladecli.decoder.strategies.lookahead import Lookahead
-from ladecli.decoder.strategy import Draft, State, StepResult
+from ladecli.decoder.strategy import State
 from ladecli.decoder.tree import ROOT, TokenTree
-from ladecli.decoder.window import WindowBlock
 
 from ..decoding import run, steps_of
 from ..oracle import Markov, decoder_with
@@ -53,8 +54,29 @@ def recycle(model: NgramModel, text: list[int], row: Row) -> None:
     model.recycle(text, TokenTree(), [row])
 
 
+def successors(model: NgramModel, *text: int) -> Ranked:
+    return model.look_up(pack(text))[:MAX_CHILDREN]
+
+
 def best(model: NgramModel, *text: int) -> list[int]:
-    return [token for _, token, _ in model.successors(text)]
+    return [token for _, token, _ in successors(model, *text)]
+
+
+def grown(
+    model: NgramModel,
+    text: list[int],
+    depth: int,
+    curve: CostCurve,
+    span: RepeatedSpan | None = None,
+) -> TokenTree:
+    return TreeSearch(model, text, span).grow(depth, curve)
+
+
+def tried(model: NgramModel, text: list[int], curve: CostCurve, became: int) -> None:
+    """Draft after a text, of which one token more becomes known then."""
+    search = TreeSearch(model, text)
+    search.grow(9, curve)
+    model.calibrate(search.looked_up, [became], [])
 
 
 def free(nodes: int) -> CostCurve:
@@ -83,8 +105,7 @@ def filled(rng: random.Random, vocabulary: int) -> NgramModel:
         model.learn([tokens(4) for _ in range(5)], 1, 0.25, WINDOW)
         parents = [rng.randrange(-1, node) for node in range(12)]
         model.recycle(tokens(5), TokenTree(tokens(12), parents, [], []), rows(13))
-        model.build_tree(tokens(3), 9, free(20))
-        model.calibrate(tokens(1), [])
+        tried(model, tokens(3), free(20), *tokens(1))
     return model
 
 
@@ -113,7 +134,7 @@ def test_probabilities_are_probabilities(seed: int, vocabulary: int) -> None:
     rng = random.Random(seed)
     model = filled(rng, vocabulary)
     for _ in range(20):
-        ranked = model.successors([rng.randrange(1, 9) for _ in range(rng.randrange(1, 6))])
+        ranked = successors(model, *(rng.randrange(1, 9) for _ in range(rng.randrange(1, 6))))
         shares = [share for share, _, _ in ranked]
         assert shares == sorted(shares, reverse=True)
         assert all(share > 0.0 for share in shares)
@@ -129,7 +150,7 @@ def test_memory_is_bounded_and_the_oldest_goes() -> None:
         some = tokens[start : start + 1000]
         tree = TokenTree(some, [ROOT] * len(some), [], [])
         model.recycle([7], tree, [{}, *({token + 1: 0.5} for token in some)])
-    for tables in (model.counts, model.answers):
+    for tables in (model.counts, model.model_successors):
         assert all(len(table) <= CONTEXTS for table in tables)
     for order in (1, ORDER):
         table = model.counts[order]
@@ -151,9 +172,8 @@ def test_trees_keep_their_limits(seed: int, nodes: int, depth: int, price: float
     model = filled(rng, 12)
     passage = [rng.randrange(1, 6) for _ in range(20)]
     span = rng.choice([None, RepeatedSpan(passage, rng.randrange(9), 15, 0.7)])
-    tree = model.build_tree(
-        [rng.randrange(1, 4) for _ in range(4)], depth, priced(nodes, price), span
-    )
+    text = [rng.randrange(1, 4) for _ in range(4)]
+    tree = grown(model, text, depth, priced(nodes, price), span)
     assert len(tree) <= nodes
     assert max(tree.depths, default=0) <= depth
     siblings = list(zip(tree.parents, tree.tokens, strict=True))
@@ -175,112 +195,102 @@ def test_a_dearer_tree_is_a_prefix(seed: int, price: float, other: float) -> Non
         row = {text[end]: 0.6 + rng.random() / 5, 9 + rng.randrange(9): rng.random() / 5}
         recycle(model, text[:end], row)
     prices = sorted((price, other))
-    cheap, dear = (model.build_tree(text[:20], 30, priced(40, each)) for each in prices)
+    cheap, dear = (grown(model, text[:20], 30, priced(40, each)) for each in prices)
     assert dear.tokens == cheap.tokens[: len(dear)]
     assert dear.parents == cheap.parents[: len(dear)]
 
 
 def test_a_repeated_span_is_followed_to_its_end() -> None:
     model = NgramModel()
-    tree = model.build_tree([9], 99, free(20), RepeatedSpan(PASSAGE, 0, 30, 0.9))
+    tree = grown(model, [9], 99, free(20), RepeatedSpan(PASSAGE, 0, 30, 0.9))
     assert tree.tokens == PASSAGE[:20]
     assert tree.depths == list(range(1, 21))
     assert set(tree.sources) == {"context"}
-    tree = model.build_tree([9], 99, free(20), RepeatedSpan(PASSAGE, 25, 28, 0.9))
+    tree = grown(model, [9], 99, free(20), RepeatedSpan(PASSAGE, 25, 28, 0.9))
     assert tree.tokens == PASSAGE[25:28]
 
 
 def test_nodes_that_do_not_pay_are_left_out() -> None:
     model, text = taught(*[[1, 2, 3, 4, 5, 6, 7, 8, 1]] * 12), [1, 2, 3, 4]
-    sizes = [len(model.build_tree(text, 99, priced(99, c))) for c in (0.0, 0.02, 0.2, 0.9, 2.0)]
+    sizes = [len(grown(model, text, 99, priced(99, c))) for c in (0.0, 0.02, 0.2, 0.9, 2.0)]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] > sizes[2] > sizes[-1] == 0
     # The size is chosen as a whole: a dear first node pays where cheap ones follow.
     jump = StepCost((1, 2, 9), (0,), ((1.0, 3.5, 3.6),))
-    assert len(model.build_tree(text, 99, jump.curve(0, 1, 8, ()))) > 4
-    assert len(model.build_tree(text, 99, jump.curve(0, 1, 1, ()))) == 0
+    assert len(grown(model, text, 99, jump.curve(0, 1, 8, ()))) > 4
+    assert len(grown(model, text, 99, jump.curve(0, 1, 1, ()))) == 0
 
 
-def test_evidence_that_promises_too_much_is_trusted_less() -> None:
+def test_evidence_whose_probabilities_are_too_high_is_corrected() -> None:
     model, curve = NgramModel(), priced(9, 0.3)
     recycle(model, [1], {2: 0.9})
     recycle(model, [2], {3: 0.9})
-    assert len(model.build_tree([1], 9, curve)) == 2
+    assert len(grown(model, [1], 9, curve)) == 2
     for _ in range(60):
-        model.build_tree([1], 9, free(9))
-        model.calibrate([99], [])
-    assert len(model.build_tree([1], 9, curve)) == 0
-    # It wins trust back though it is not drafted any more, as far as it hits.
+        tried(model, [1], free(9), 99)
+    assert len(grown(model, [1], 9, curve)) == 0
+    # It recovers though it is not drafted any more, as far as it hits.
     for trial in range(300):
-        model.build_tree([1], 9, curve)
-        model.calibrate([2 if trial % 2 else 99], [])
-    assert model.successors([1])[0][0] == pytest.approx(0.5, abs=0.02)
+        tried(model, [1], curve, 2 if trial % 2 else 99)
+    assert successors(model, 1)[0][0] == pytest.approx(0.5, abs=0.02)
     for _ in range(200):
-        model.build_tree([1], 9, curve)
-        model.calibrate([2], [])
-    assert len(model.build_tree([1], 9, curve)) == 2
+        tried(model, [1], curve, 2)
+    assert len(grown(model, [1], 9, curve)) == 2
 
 
 # Sources.
 
 
-def step(
-    text: Sequence[int],
-    new: int,
-    tree: TokenTree | None = None,
-    window: WindowBlock | None = None,
-    rows: Sequence[Row] = (),
-) -> tuple[Sequence[int], Draft, StepResult, list[Any]]:
-    """A step that committed the last `new` tokens of `text`, without n-grams of a window."""
-    tokens = [Token(token) for token in text[len(text) - new :]]
-    return text, Draft(tree or TokenTree(), window), StepResult([], tokens, (), rows), []
+def step(text: Sequence[int], new: int, rows: Sequence[Row] = ()) -> Observation:
+    """A step without candidates that committed the last `new` tokens of `text`."""
+    return Observation(text, new, TokenTree(), rows, ())
 
 
-def learned(*text: int) -> DraftMemory:
-    memory = DraftMemory()
-    memory.context.begin(text)
-    return memory
+def learned(*text: int) -> DraftStore:
+    store = DraftStore()
+    store.context.begin(text)
+    return store
 
 
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=40), st.data())
 def test_a_continued_text_counts_every_token_once(text: list[int], data: st.DataObject) -> None:
     """Whatever part of it came as a prompt, and whatever was accepted."""
-    memory, end = DraftMemory(), 0
+    store, end = DraftStore(), 0
     while end < len(text):
         start, end = end, data.draw(st.integers(end + 1, len(text)))
         if start and data.draw(st.booleans()):
-            memory.context.learn(*step(text[:end], end - start))
+            store.context.learn(step(text[:end], end - start))
         else:
-            memory.context.begin(text[:end])
-    assert memory.model.counts == learned(*text).model.counts
-    assert memory.context.corpus.tokens == text
+            store.context.begin(text[:end])
+    assert store.model.counts == learned(*text).model.counts
+    assert store.context.corpus.tokens == text
 
 
 def test_a_fork_counts_what_is_new_after_what_is_common() -> None:
-    memory = learned(1, 2, 3, 4)
-    memory.context.begin([1, 2, 7])
-    memory.context.begin([1, 2, 7, 8])
-    pairs = {context: {*row} for context, row in memory.model.counts[1].items()}
+    store = learned(1, 2, 3, 4)
+    store.context.begin([1, 2, 7])
+    store.context.begin([1, 2, 7, 8])
+    pairs = {context: {*row} for context, row in store.model.counts[1].items()}
     assert pairs == {1: {2}, 2: {3, 7}, 3: {4}, 7: {8}}
-    assert memory.model.counts[1][1] == {2: 1.0}
-    assert memory.context.corpus.tokens == [1, 2, 3, 4, BOUNDARY, 1, 2, 7, 8]
+    assert store.model.counts[1][1] == {2: 1.0}
+    assert store.context.corpus.tokens == [1, 2, 3, 4, BOUNDARY, 1, 2, 7, 8]
 
 
 def test_nothing_crosses_a_boundary() -> None:
-    memory = learned(1, 2, 3, 4)
-    memory.context.begin([5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6])
-    assert memory.context.repeated_span() is None
+    store = learned(1, 2, 3, 4)
+    store.context.begin([5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6])
+    assert store.context.repeated_span() is None
     # The same text again, and further: the passage that it repeats ends at a boundary.
-    memory = learned(*PASSAGE)
-    memory.context.begin(PASSAGE[:20])
+    store = learned(*PASSAGE)
+    store.context.begin(PASSAGE[:20])
     for end in (len(PASSAGE) - 5, len(PASSAGE)):
-        memory.context.begin(PASSAGE[:end])
-        span = memory.context.repeated_span()
-        tree = memory.model.build_tree(PASSAGE[:end], 20, free(20), span)
+        store.context.begin(PASSAGE[:end])
+        span = store.context.repeated_span()
+        tree = grown(store.model, PASSAGE[:end], 20, free(20), span)
         assert BOUNDARY not in tree.tokens
         assert tree.tokens[: len(PASSAGE) - end] == PASSAGE[end:]
-    memory.context.learn(*step([*PASSAGE, 7], 1))
-    assert memory.context.trials == [0.0] * len(LENGTHS), "a boundary broke no promise"
+    store.context.learn(step([*PASSAGE, 7], 1))
+    assert store.context.trials == [0.0] * len(LENGTHS), "a boundary broke no promise"
 
 
 # The suffix automaton.
@@ -313,36 +323,36 @@ VOCABULARY = 1000
 
 
 @pytest.fixture
-def remembered() -> DraftMemory:
-    memory, rng = DraftMemory(), random.Random(0)
+def remembered() -> DraftStore:
+    store, rng = DraftStore(), random.Random(0)
     for start in (0, 5):
         text = [start, *rng.choices(range(40), k=200)]
-        memory.context.begin(text[:50])
+        store.context.begin(text[:50])
         for end in range(50, 200):
             rows = [{text[end]: 0.75, rng.randrange(VOCABULARY): 0.12345}]
-            memory.recycled.learn(*step(text[: end + 1], 1, rows=rows))
-            memory.context.learn(*step(text[: end + 1], 1))
-    memory.pool.add((1, 2, 3), 9)
-    return memory
+            store.sources["recycled"].learn(step(text[: end + 1], 1, rows=rows))
+            store.context.learn(step(text[: end + 1], 1))
+    store.pool.add((1, 2, 3), 9)
+    return store
 
 
-def reloaded(memory: DraftMemory) -> DraftMemory:
-    return DraftMemory.from_dict(json.loads(json.dumps(memory.to_dict())), VOCABULARY)
+def reloaded(store: DraftStore) -> DraftStore:
+    return DraftStore.from_dict(json.loads(json.dumps(store.to_dict())), VOCABULARY)
 
 
-def test_a_saved_memory_drafts_the_same(remembered: DraftMemory) -> None:
+def test_a_saved_memory_drafts_the_same(remembered: DraftStore) -> None:
     again = reloaded(remembered)
     assert [*again.pool] == [(1, 2, 3)]
     text = [token for token in remembered.context.corpus.tokens if token != BOUNDARY]
     for end in range(60, 400, 7):
-        trees = [m.model.build_tree(text[:end], 9, free(9)).tokens for m in (remembered, again)]
+        trees = [grown(m.model, text[:end], 9, free(9)).tokens for m in (remembered, again)]
         assert trees[0][:1] == trees[1][:1]
     again.context.begin(text[100:140])
     assert again.context.repeated_span() is not None
     assert reloaded(again).to_dict()["text"][: len(text)] == again.to_dict()["text"][: len(text)]
 
 
-def test_what_is_saved_is_bounded(remembered: DraftMemory) -> None:
+def test_what_is_saved_is_bounded(remembered: DraftStore) -> None:
     text = [number % VOCABULARY for number in range(SAVED_TEXT + 1000)]
     remembered.context.begin(text)
     for end in range(len(text) - SAVED_ROWS - 1000, len(text)):
@@ -374,21 +384,21 @@ def test_what_is_saved_is_bounded(remembered: DraftMemory) -> None:
         {"ngrams": None},
     ],
 )
-def test_saved_drafts_are_checked(remembered: DraftMemory, wrong: dict[str, Any]) -> None:
+def test_saved_drafts_are_checked(remembered: DraftStore, wrong: dict[str, Any]) -> None:
     saved = remembered.to_dict()
     with pytest.raises(DraftStateError, match="these are no saved drafts"):
-        DraftMemory.from_dict({**saved, **wrong}, VOCABULARY)
+        DraftStore.from_dict({**saved, **wrong}, VOCABULARY)
     for name in wrong:
         del saved[name]
     with pytest.raises(DraftStateError):
-        DraftMemory.from_dict(saved, VOCABULARY)
+        DraftStore.from_dict(saved, VOCABULARY)
 
 
 def test_an_interrupted_update_is_noticed() -> None:
-    memory = DraftMemory()
-    strategy = Lookahead(LookaheadConfig(sources=("context",)), memory)
+    store = DraftStore()
+    strategy = Lookahead(LookaheadConfig(sources=("context",)), store)
     strategy.begin(State([1, 2], 2))
-    assert not memory.broken
+    assert not store.broken
 
     class Interrupting(list[int]):
         def __getitem__(self, index: Any) -> Any:
@@ -396,10 +406,10 @@ def test_an_interrupted_update_is_noticed() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         strategy.begin(State(Interrupting([1, 2]), 2))
-    assert memory.broken
+    assert store.broken
 
 
-def test_drafts_know_the_dice() -> None:
+def test_drafts_use_the_noise() -> None:
     """Where four tokens are equally probable, the noise says which of them will be drawn."""
     rng = torch.Generator().manual_seed(2)
     table = torch.full((40, 40), -30.0)

@@ -12,7 +12,7 @@ from transformers import CONFIG_MAPPING
 from ladecli.decoder.compat import CACHE_NAMES
 from ladecli.decoder.config import WITHOUT_WINDOW, Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.decoder import Decoder
-from ladecli.decoder.drafting.memory import DraftMemory
+from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.errors import ConfigError, UnsupportedModelError
 from ladecli.decoder.events import Event
 from ladecli.decoder.load import load_decoder
@@ -132,10 +132,10 @@ def test_a_known_answer_takes_few_steps_with_chains(family: str) -> None:
     model, prompt = new_model(family, **NO_TREES[family][2]), prompt_for(family)
     decoder = load_decoder(model)
     expected = ids_of(run(decoder, prompt, limits=Limits(60)))
-    memory, answer = DraftMemory(), list(expected)
+    store, answer = DraftStore(), list(expected)
     answer[30] = (answer[30] + 1) % 97
-    memory.learn_text(prompt + answer)
-    events = decoded(decoder, prompt, 60, memory=memory)
+    store.learn_text(prompt + answer)
+    events = decoded(decoder, prompt, 60, store=store)
     assert ids_of(events) == expected
     assert len(steps_of(events)) < 60 / 3
 

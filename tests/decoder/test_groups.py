@@ -23,7 +23,7 @@ from ladecli.decoder.config import (
     SamplingConfig,
 )
 from ladecli.decoder.decoder import Decoder
-from ladecli.decoder.drafting.memory import DraftMemory
+from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.errors import RankError
 from ladecli.decoder.events import Event, Finished, StepNarrowed, Token
 from ladecli.decoder.kv_cache import KVCache
@@ -273,14 +273,14 @@ def test_closing_on_one_rank_ends_all_and_the_next_answer_is_right(kind: Any, af
 
     def one(transport: Threads) -> tuple[bool, list[int]]:
         decoder = decoder_on(transport, kind, prefill_chunk=8)
-        memory, executor, seen = DraftMemory(), kind(decoder.local, transport), list[Event]()
-        strategy = make_strategy("lookahead", CONFIGS["all"], memory)
+        store, executor, seen = DraftStore(), kind(decoder.local, transport), list[Event]()
+        strategy = make_strategy("lookahead", CONFIGS["all"], store)
         events = decoder.generate(prompt, strategy, GREEDY, Limits(40), executor=executor)
         for event in events:
             seen.append(event)
             if transport.rank == 0 and len(seen) == after:
                 events.close()
-        again = answer(decoder, executor, prompt=prompt, memory=memory)
+        again = answer(decoder, executor, prompt=prompt, store=store)
         return isinstance(seen[-1], Finished), ids_of(again)
 
     assert simulate(3, one) == [(False, expected(times=2))] * 3

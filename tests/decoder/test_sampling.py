@@ -21,7 +21,7 @@ from transformers import (
 from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.errors import NaNLogitsError
 from ladecli.decoder.layout import StepLayout, build
-from ladecli.decoder.noise import Dice, gumbel_noise
+from ladecli.decoder.noise import GumbelNoise, gumbel_noise
 from ladecli.decoder.sampling import (
     Sampler,
     choose,
@@ -124,23 +124,23 @@ def test_noise_depends_on_seed_and_position_only() -> None:
         SamplingConfig(temperature=0.8, min_p=0.2, top_p=0.95, seed=6),
     ],
 )
-def test_dice_weigh_tokens_by_what_they_will_be_drawn_with(config: SamplingConfig) -> None:
-    dice = Dice(config)
+def test_probabilities_given_the_noise_are_those_of_the_draw(config: SamplingConfig) -> None:
+    known = GumbelNoise(config)
     for position, logits in enumerate(random_logits(20, 12, scale=2.0)):
         shares, tokens = logits.softmax(-1).sort(descending=True)
         noisy = restricted(logits[None], config) + gumbel_noise(config.seed, position, 12, CPU)
-        found = dice.chances(tokens.tolist(), shares.tolist(), position)
+        found = known.probabilities(tokens.tolist(), shares.tolist(), position)
         torch.testing.assert_close(
             torch.tensor(found), noisy.softmax(-1)[0, tokens], rtol=1e-4, atol=1e-6
         )
 
 
-def test_dice_of_a_few_tokens() -> None:
-    assert Dice(SamplingConfig(temperature=1.0, min_p=0.1)).chances([], [], 0) == []
-    cold, vague = (Dice(SamplingConfig(temperature=t, seed=1)) for t in (1e-9, 1.0))
-    assert cold.chances([5, 6], [0.9, 0.05], 7)[0] > 0.999
+def test_noise_of_a_few_tokens() -> None:
+    assert GumbelNoise(SamplingConfig(temperature=1.0, min_p=0.1)).probabilities([], [], 0) == []
+    cold, vague = (GumbelNoise(SamplingConfig(temperature=t, seed=1)) for t in (1e-9, 1.0))
+    assert cold.probabilities([5, 6], [0.9, 0.05], 7)[0] > 0.999
     # Estimates may have a sum above 1.
-    assert sum(vague.chances([5, 6], [1.5, 0.9], 7)) == pytest.approx(1.0)
+    assert sum(vague.probabilities([5, 6], [1.5, 0.9], 7)) == pytest.approx(1.0)
 
 
 COUNT = 4000

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ladecli.decoder.config import STRATEGIES, LookaheadConfig
 from ladecli.decoder.drafting import budget
 from ladecli.decoder.drafting.budget import SpeculationBudget
-from ladecli.decoder.drafting.memory import DraftMemory
+from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.errors import ConfigError
 from ladecli.decoder.step_cost import StepCost
 from ladecli.decoder.strategies import Strategy, make_strategy
@@ -138,10 +138,10 @@ def test_where_drafts_do_not_pay_steps_are_plain_and_few_ask_for_successors() ->
 
 
 def test_what_a_memory_holds_helps_the_next_generation() -> None:
-    memory, text = DraftMemory(), text_of(300)
+    store, text = DraftStore(), text_of(300)
     counts = []
     for _ in range(2):
-        strategy = make_strategy("lookahead", LookaheadConfig(4, 3, 4, 24), memory)
+        strategy = make_strategy("lookahead", LookaheadConfig(4, 3, 4, 24), store)
         counts.append(len(replay(strategy, text)))
     assert counts[1] < counts[0] / 2
 

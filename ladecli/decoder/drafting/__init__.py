@@ -1,1 +1,1 @@
-"""How drafts are made: an online n-gram model, the sources that feed it, a speculation budget."""
+"""How drafts are made: sources feed an online n-gram model, and a search finds its best tree."""

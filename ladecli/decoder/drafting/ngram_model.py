@@ -1,88 +1,97 @@
-"""One small online language model that all draft sources feed, and the tree it proposes.
+"""One small online language model that all draft sources feed: its tables, and its predictions.
 
 Evidence is of two kinds: tokens that followed a context (in the text, in the n-grams of the
 lookahead window), counted with decay; and the model's own most probable successors, which steps
 compute anyway ("recycled": Luo et al., "Turning Trash into Treasure: Token Recycling", 2024).
 A backoff model interpolates them: the longest known context takes its share of the probability
-and leaves the rest to shorter ones (Witten and Bell, 1991).  After a token that no evidence is of,
-the prior holds: what the model expected after other tokens when they were new.  The `noise` that
-tokens will be drawn with weighs all these.  The draft is the tree of the most probable prefixes.
+and leaves the rest to shorter ones (Witten and Bell, 1991).  A token without any evidence has the
+prior: what the model expected after other tokens when they were new.
 
 A context is the last one to four tokens packed into an integer of 20 bits a token, with a table
-for each length.  A row holds the successors of one context: weight or probability by token.
+for each length.  A row holds the successors of one context: count or probability by token.
 """
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from operator import itemgetter
 from typing import TypeAlias
 
-from ..noise import Dice
-from ..step_cost import CostCurve
-from ..strategy import Successors
 from ..tree import ROOT, TokenTree
 
 Row: TypeAlias = "dict[int, float]"
 Table: TypeAlias = "dict[int, Row]"
 Ranked: TypeAlias = "list[tuple[float, int, int]]"
-"""Probability, token and kind of evidence, best first."""
+"""Probability, token and kind of evidence of some successors, best first."""
 
-ORDER = 4  # longest context, in tokens
-TOKEN_BITS = 20  # vocabularies have up to a million ids
+Repeated: TypeAlias = "tuple[int, float] | None"
+"""The token with which a repeated span goes on, and its probability; None without a span."""
+
+ORDER = 4
+"""Tokens of the longest context."""
+TOKEN_BITS = 20
+"""Vocabularies have up to a million ids."""
 TOKEN = (1 << TOKEN_BITS) - 1
-WINDOW = 1 << TOKEN_BITS  # added to counted tokens that the window's n-grams showed last
-MASKS = tuple((1 << TOKEN_BITS * order) - 1 for order in range(ORDER + 1))  # by length of context
-CONTEXTS = 1 << 16  # remembered in a table; the oldest go first
-MAX_SUCCESSORS = 6  # of a context; further ones cost time and are hardly ever right
-MAX_CHILDREN = 8  # of a tree node
-SAMPLED_SUCCESSORS = 12  # remembered when tokens are drawn, where a rare one may come next
-PRIOR_SUCCESSORS = 64  # that the prior holds
-PRIOR_ROWS = 12  # that it learns at once, since ranking takes time
-PRIOR_DECAY = 0.95  # what the prior keeps when it learns another row
-DECAY = 0.7  # what older counts of a context keep when it gets a new one
-NEGLIGIBLE = 0.2  # probability left at which shorter contexts are not looked up any more
-# By length of context: the weight of counts that get half of the probability left, and what the
-# model's own successors get of it.
+WINDOW = 1 << TOKEN_BITS
+"""Added to counted tokens that the window's n-grams showed last."""
+MASKS = tuple((1 << TOKEN_BITS * order) - 1 for order in range(ORDER + 1))
+"""By length of context."""
+CONTEXTS = 1 << 16
+"""Contexts in a table; the oldest go first."""
+MAX_SUCCESSORS = 6
+"""Of a context; further ones cost time and are hardly ever right."""
+MAX_CHILDREN = 8
+"""Of a tree node."""
+SAMPLED_SUCCESSORS = 12
+"""Remembered when tokens are drawn, where a rare one may come next."""
+PRIOR_SUCCESSORS = 64
+"""Tokens in the prior."""
+PRIOR_ROWS = 12
+"""Rows that the prior learns at once, since ranking takes time."""
+PRIOR_DECAY = 0.95
+"""What the prior keeps when it learns another row."""
+DECAY = 0.7
+"""What older counts of a context keep when it gets a new one."""
+NEGLIGIBLE = 0.2
+"""With this much probability left, shorter contexts are not looked up any more."""
 DISCOUNTS = (0.0, 8.0, 4.0, 2.0, 1.0)
+"""By length of context: the total of counts that gets half of the probability left."""
 MODEL_SHARES = (0.0, 0.65, 0.7, 0.8, 0.95)
+"""By length of context: what the model's own successors get of the probability left."""
 
-# Kinds of evidence are calibrated separately: 1 + 3 * length of context + index of the source.
-SOURCES = ("context", "trajectory", "recycled")
+REPEATED = 0
+"""The kind of tokens along a repeated span, whose source calibrates itself."""
+EVIDENCE = ("context", "trajectory", "recycled")
+"""By length of context, tokens counted in text, those counted in n-grams of the window, and the
+model's successors: each is a kind of evidence, calibrated separately, whose number is
+1 + 3 * length + index."""
 KINDS = 1 + 3 * (ORDER + 1)
-REPEATED = 0  # drafted along a repeated span, whose source calibrates itself
-PRIOR = 3  # recycled, without a context
-SOURCE_OF_KIND = ("context", *(SOURCES[kind % 3] for kind in range(KINDS - 1)))
-CALIBRATION_DECAY = 0.98  # what a kind's record keeps when it is tried again
-CALIBRATION_PRIOR = 2.0  # expected hits at which a record counts as much as no correction
-MAX_TRUST = 3.0  # the most by which a record raises probabilities
-
-OPTIMISM = 0.5
-"""Assumed probability of the best child of a node that was not looked up yet.  At 1.0 trees took
-a third longer to build and accepted no more."""
-EXPLORATION = 1.5
-"""Worth of a node relative to its probability to be accepted: its logits teach in any case.  By
-the cost curves of two processors a text took up to 2 % more time at 1.0, and 2.5 % at 2.0."""
+PRIOR = 3
+"""The kind of the prior: the model's successors, without a context."""
+SOURCE_OF_KIND = ("context", *EVIDENCE * (ORDER + 1))
+"""What a draft token's source is called."""
+CALIBRATION_DECAY = 0.98
+"""What a kind's record keeps when it is tried again."""
+CALIBRATION_PRIOR = 2.0
+"""Expected hits at which a record counts as much as no correction."""
+MAX_CALIBRATION = 3.0
+"""The most by which a record raises probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
 class RepeatedSpan:
-    """An earlier passage that the end of the text repeats.
-
-    Attributes:
-        tokens: what holds the passage.
-        start: index in `tokens` of what follows if the text repeats it further.
-        end: index after its last usable token.
-        probability: that the next token is repeated too.
-    """
+    """An earlier passage that the end of the text repeats."""
 
     tokens: Sequence[int]
+    """What holds the passage."""
     start: int
+    """Index in `tokens` of what follows if the text repeats it further."""
     end: int
+    """Index after its last usable token."""
     probability: float
+    """Of the next token to be repeated too."""
 
 
 def pack(tokens: Sequence[int]) -> int:
@@ -94,27 +103,25 @@ def pack(tokens: Sequence[int]) -> int:
 
 
 class NgramModel:
-    """Learns from tokens and proposes trees of them.
+    """Learns which tokens follow which, and says what may follow a context.
 
     Attributes:
         counts: by length of context, decayed counts of the tokens that followed.
-        answers: by length of context, the model's successors after a text or a candidate.
+        model_successors: by length of context, the model's successors after a text or a candidate.
         prior: decayed mean of the model's successors after tokens that were new, best first.
-        promised, hits: by kind of evidence, the hits that its probabilities promised, and those
-            that there were.
+        expected_hits, hits: by kind of evidence, the sum of its probabilities where they could be
+            compared with the text, and how often the text agreed; both decayed.
     """
 
     def __init__(self) -> None:
         self.counts: list[Table] = [{} for _ in MASKS]
-        self.answers: list[Table] = [{} for _ in MASKS]
+        self.model_successors: list[Table] = [{} for _ in MASKS]
         self.prior: Row = {}
         self._new_rows: list[Row] = []  # that the prior is still to learn
-        self.promised, self.hits = [0.0] * KINDS, [0.0] * KINDS
+        self.expected_hits, self.hits = [0.0] * KINDS, [0.0] * KINDS
         # What probabilities of each kind are multiplied with.
-        self._trust = [1.0] * KINDS
-        # The successors that the last tree looked up: by node + 1, so that 0 is the root.
-        self._looked_up: dict[int, Ranked] = {}
-        tables = zip(MASKS, self.answers, self.counts, range(ORDER + 1), strict=True)
+        self._calibration = [1.0] * KINDS
+        tables = zip(MASKS, self.model_successors, self.counts, range(ORDER + 1), strict=True)
         self._longest_first = list(tables)[:0:-1]
 
     def learn(
@@ -138,7 +145,7 @@ class NgramModel:
                 context = (context << TOKEN_BITS | row[index]) & MASKS[ORDER]
         _forget_oldest(self.counts)
 
-    def recycle(self, text: Sequence[int], tree: TokenTree, rows: Successors) -> None:
+    def recycle(self, text: Sequence[int], tree: TokenTree, rows: Sequence[Row]) -> None:
         """Remember the model's successors after a text and after each node of a tree.
 
         Args:
@@ -150,13 +157,13 @@ class NgramModel:
         for parent, token in zip(tree.parents, tree.tokens, strict=True):
             contexts.append((contexts[parent + 1] << TOKEN_BITS | token) & MASKS[ORDER])
         pairs = [pair for pair in zip(contexts, rows, strict=False) if pair[1]]
-        known = self.answers[1]
+        known = self.model_successors[1]
         self._learn_prior([row for context, row in pairs if context & TOKEN not in known])
         for order in range(1, min(len(text), ORDER) + 1):
-            table, mask = self.answers[order], MASKS[order]
+            table, mask = self.model_successors[order], MASKS[order]
             for context, row in pairs:
                 table[context & mask] = row
-        _forget_oldest(self.answers)
+        _forget_oldest(self.model_successors)
 
     def _learn_prior(self, rows: Sequence[Row]) -> None:
         """Add the model's successors after tokens that are new, some rows at a time."""
@@ -164,202 +171,98 @@ class NgramModel:
         if len(self._new_rows) < (PRIOR_ROWS if self.prior else 1):
             return
         kept = PRIOR_DECAY ** len(self._new_rows)
-        prior = {token: share * kept for token, share in self.prior.items()}
+        prior = {token: probability * kept for token, probability in self.prior.items()}
         for row in self._new_rows:
-            for token, share in row.items():
-                prior[token] = prior.get(token, 0.0) + (1.0 - PRIOR_DECAY) * share
+            for token, probability in row.items():
+                prior[token] = prior.get(token, 0.0) + (1.0 - PRIOR_DECAY) * probability
         self._new_rows.clear()
         ranked = sorted(prior.items(), key=itemgetter(1), reverse=True)
         self.prior = dict(ranked[:PRIOR_SUCCESSORS])
 
-    def successors(self, text: Sequence[int]) -> Ranked:
-        """The most probable successors of a text."""
-        return self._look_up(pack(text), 0.0, None, 0.0)[:MAX_CHILDREN]
-
-    def build_tree(
-        self,
-        text: Sequence[int],
-        depth: int,
-        curve: CostCurve,
-        span: RepeatedSpan | None = None,
-        exploration: float = EXPLORATION,
-        dice: Dice | None = None,
-        children: int = MAX_CHILDREN,
-    ) -> TokenTree:
-        """The tree of the most probable prefixes after a text.
-
-        Nodes come in the order of their probability to be accepted.  The size is the one with the
-        most expected tokens for the cost of the step.
+    def look_up(self, context: int, floor: float = 0.0, repeated: Repeated = None) -> Ranked:
+        """The successors of a packed context whose probabilities exceed `floor`.
 
         Args:
-            text: ends with the current token; the last four count.
-            depth: of the deepest node.
-            curve: what a step costs by number of nodes, up to the most that it may have.
-            span: a passage that the text may be repeating.
-            exploration: worth of a node relative to its probability to be accepted.
-            dice: with which the next tokens are drawn; None for greedy.
-            children: of a node, at most; 1 for a chain.
+            context: see `pack`.
+            floor: shorter contexts are not looked up if they can add at most this.
+            repeated: takes its probability first.
         """
-        cost, slope = curve.cost, curve.slope
-        room = len(cost) - 1
-        self._looked_up = {}
-        if room < 1 or depth < 1:
-            return TokenTree()
-        # What the span goes on with, and the number of its tokens that lead to node `spanned`.
-        passage: Sequence[int] = ()
-        probability, done, spanned = 0.0, 0, 0
-        if span is not None:
-            passage = span.tokens[span.start : min(span.end, span.start + min(room, depth))]
-            probability = span.probability
-        # By node + 1, the current token first.
-        tokens, parents, depths, kinds, values = [0], [ROOT], [0], [REPEATED], [1.0]
-        contexts = {0: pack(text)}
-        # Ascending by probability and turn: for a node the place of its best successor that is not
-        # in the tree, or None where its successors are still to be looked up.
-        waiting: list[tuple[float, int, int, int | None]] = [(1.0, 0, 0, None)]
-        turn = size = best_size = 0
-        expected, best = 1.0, 1.0 / cost[0]
-        while waiting and size < room:
-            value, since, node, place = waiting.pop()
-            # Below this no number of further nodes pays.
-            floor = best * slope[size] / exploration
-            if value <= floor:
-                break
-            left = room - size
-            if len(waiting) >= left and waiting[-left][0] > floor:
-                # There is no room for anything worse than all that wait.
-                floor = waiting[-left][0]
-            if place is None:
-                repeated = passage[done] if node == spanned and done < len(passage) else None
-                value = values[node]
-                # The root's are all wanted: `calibrate` tries them whether they pay or not.
-                least = floor / value if node else 0.0
-                # With some luck any token is drawn.
-                reach = least if dice is None else 0.0
-                found = self._look_up(contexts[node], reach, repeated, probability)
-                if dice is not None:
-                    found = _loaded(found, dice, len(text) + depths[node], least)
-                self._looked_up[node] = found = found[:MAX_CHILDREN]
-                if found:
-                    turn -= 1
-                    insort(waiting, (min(found[0][0], 1.0) * value, turn, node, 0))
-                continue
-            siblings = self._looked_up[node]
-            _, token, kind = siblings[place]
-            if (place := place + 1) < min(len(siblings), children):
-                share = min(siblings[place][0], 1.0)
-                insort(waiting, (share * values[node], since, node, place))
-            size += 1
-            if node == spanned and done < len(passage) and passage[done] == token:
-                spanned, done = size, done + 1
-            level = depths[node] + 1
-            tokens.append(token)
-            parents.append(node - 1)
-            depths.append(level)
-            kinds.append(kind)
-            values.append(value)
-            expected += exploration * value
-            if expected >= best * cost[size]:
-                best, best_size = expected / cost[size], size
-            if level < depth and value * OPTIMISM > floor:
-                contexts[size] = (contexts[node] << TOKEN_BITS | token) & MASKS[ORDER]
-                turn -= 1
-                insort(waiting, (value * OPTIMISM, turn, size, None))
-        last = best_size + 1
-        sources = [SOURCE_OF_KIND[kind] for kind in kinds[1:last]]
-        return TokenTree(tokens[1:last], parents[1:last], depths[1:last], sources)
-
-    def _look_up(
-        self, context: int, floor: float, repeated: int | None, probability: float
-    ) -> Ranked:
-        """The most probable successors of a context that exceed `floor`.
-
-        Args:
-            context: packed.
-            floor: shorter contexts are left out where they add at most this.
-            repeated: the token that follows if the text repeats a span further.
-            probability: that it does.
-        """
-        trust, left = self._trust, 1.0
-        last = context & TOKEN
-        if repeated is None and last not in self.answers[1] and last not in self.counts[1]:
-            factor, most = trust[PRIOR], MAX_CHILDREN if floor else None
-            return [
-                (trusted, token, PRIOR)
-                for token, share in islice(self.prior.items(), most)
-                if (trusted := share * factor) > floor
-            ]
+        calibration, left, last = self._calibration, 1.0, context & TOKEN
+        if repeated is None and last not in self.model_successors[1] and last not in self.counts[1]:
+            prior = self.prior.items() if not floor else islice(self.prior.items(), MAX_CHILDREN)
+            return _exceeding(floor, prior, 1.0, calibration[PRIOR], PRIOR)
         found: Row = {}
         kinds: dict[int, int] = {}
         if repeated is not None:
-            found[repeated], kinds[repeated] = probability, REPEATED
-            left -= probability
+            token, probability = repeated
+            found[token], kinds[token], left = probability, REPEATED, 1.0 - probability
         levels, pair = self._longest_first, context & MASKS[2]
         # What is known of a longer context is known of its last pair, too.
-        if pair not in self.answers[2] and pair not in self.counts[2]:
+        if pair not in self.model_successors[2] and pair not in self.counts[2]:
             levels = levels[-2:]
-        for mask, answers, counts, order in levels:
-            part, kind = context & mask, 3 * order + 3
-            if (row := answers.get(part)) is not None:
-                unit = left * MODEL_SHARES[order]
+        for mask, model_successors, counts, order in levels:
+            # First comes what the model itself expected after this context ...
+            if (row := model_successors.get(context & mask)) is not None:
+                kind, unit = 3 * order + 3, left * MODEL_SHARES[order]
                 left -= unit
-                if left <= NEGLIGIBLE and not found:
-                    # The common case: the model's own answer is nearly all there is.
-                    factor = trust[kind]
-                    return [
-                        (trusted, token, kind)
-                        for token, share in row.items()
-                        if (trusted := unit * share * factor) > floor
-                    ]
-                for token, share in row.items():
-                    found[token] = found.get(token, 0.0) + unit * share
+                if left <= NEGLIGIBLE and not found:  # the common case: this is nearly all
+                    return _exceeding(floor, row.items(), unit, calibration[kind], kind)
+                for token, probability in row.items():
+                    found[token] = found.get(token, 0.0) + unit * probability
                     kinds.setdefault(token, kind)
-            if (row := counts.get(part)) is not None:
+            # ... then what followed it; shorter contexts share the probability that is left.
+            if (row := counts.get(context & mask)) is not None:
                 total = sum(row.values())
                 unit = left / (total + DISCOUNTS[order])
                 left -= unit * total
-                for key, weight in row.items():
+                for key, count in row.items():
                     token = key & TOKEN
-                    found[token] = found.get(token, 0.0) + unit * weight
+                    found[token] = found.get(token, 0.0) + unit * count
                     kinds.setdefault(token, 3 * order + 1 + (key >> TOKEN_BITS))
             if left <= NEGLIGIBLE or left <= floor:
                 break
         ranked = [
-            (trusted, token, kind)
+            (calibrated, token, kind)
             for token, kind in kinds.items()
-            if (trusted := found[token] * trust[kind]) > floor
+            if (calibrated := found[token] * calibration[kind]) > floor
         ]
         ranked.sort(reverse=True)
         return ranked
 
-    def calibrate(self, tokens: Sequence[int], accepted: Sequence[int]) -> None:
-        """Compare what the last tree promised with what the text became, kind by kind.
+    def calibrate(
+        self, looked_up: Mapping[int, Ranked], tokens: Sequence[int], accepted: Sequence[int]
+    ) -> None:
+        """Compare what a tree's probabilities promised with what the text became, kind by kind.
 
         The successors of the root and of every accepted node are trials of their probabilities,
-        whether they became nodes or not: so a kind that promised too much is trusted less, and
-        wins trust back without being drafted.
+        whether they became nodes or not.  So a kind whose probabilities were too high is
+        corrected, and can recover without being drafted.
 
         Args:
+            looked_up: the successors that the tree was grown from; see `TreeSearch`.
             tokens: what the last step committed.
-            accepted: the accepted nodes of the last tree, in order.
+            accepted: the accepted nodes of the tree, in order.
         """
-        promised, hits, before = self.promised, self.hits, self._trust.copy()
+        expected, hits, before = self.expected_hits, self.hits, self._calibration.copy()
         for node, actual in zip((ROOT, *accepted), tokens, strict=False):
-            for share, token, kind in self._looked_up.get(node + 1, ()):
+            for probability, token, kind in looked_up.get(node + 1, ()):
                 if kind != REPEATED:
-                    promised[kind] = promised[kind] * CALIBRATION_DECAY + share / before[kind]
+                    raw = probability / before[kind]
+                    expected[kind] = expected[kind] * CALIBRATION_DECAY + raw
                     hits[kind] = hits[kind] * CALIBRATION_DECAY + (token == actual)
-                    record = (hits[kind] + CALIBRATION_PRIOR) / (promised[kind] + CALIBRATION_PRIOR)
-                    self._trust[kind] = min(record, MAX_TRUST)
+                    record = (hits[kind] + CALIBRATION_PRIOR) / (expected[kind] + CALIBRATION_PRIOR)
+                    self._calibration[kind] = min(record, MAX_CALIBRATION)
 
 
-def _loaded(found: Ranked, dice: Dice, position: int, floor: float) -> Ranked:
-    """Successors whose probabilities to be drawn at a position exceed `floor`, best first."""
-    chances = dice.chances([token for _, token, _ in found], [p for p, _, _ in found], position)
-    pairs = zip(chances, found, strict=True)
-    loaded = [(chance, token, kind) for chance, (_, token, kind) in pairs if chance > floor]
-    loaded.sort(reverse=True)
-    return loaded
+def _exceeding(
+    floor: float, row: Iterable[tuple[int, float]], unit: float, calibration: float, kind: int
+) -> Ranked:
+    """The tokens of a row whose calibrated parts of `unit` exceed `floor`, in its order."""
+    return [
+        (calibrated, token, kind)
+        for token, probability in row
+        if (calibrated := unit * probability * calibration) > floor
+    ]
 
 
 def _count(counts: Row, key: int, weight: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..config import STRATEGIES, LookaheadConfig
-from ..drafting.memory import DraftMemory
+from ..drafting.store import DraftStore
 from ..errors import ConfigError
 from ..strategy import Strategy
 from .baselines import Jacobi, PromptLookup
@@ -11,24 +11,22 @@ from .lookahead import Lookahead
 from .paper import PaperLookahead
 
 
-def make_strategy(
-    name: str, config: LookaheadConfig, memory: DraftMemory | None = None
-) -> Strategy:
+def make_strategy(name: str, config: LookaheadConfig, store: DraftStore | None = None) -> Strategy:
     """A fresh strategy for one generation.
 
     Args:
         name: one of `config.STRATEGIES`.
         config: settings of lookahead, some of which other strategies use.
-        memory: for lookahead, what earlier generations learned; None for nothing.
+        store: for lookahead, what earlier generations learned; None for nothing.
 
     Raises:
         ConfigError: there is no strategy of this name.
     """
     match name:
         case "lookahead" if config.sources == ("trajectory",):
-            return PaperLookahead(config, memory or DraftMemory())
+            return PaperLookahead(config, store or DraftStore())
         case "lookahead":
-            return Lookahead(config, memory or DraftMemory())
+            return Lookahead(config, store or DraftStore())
         case "autoregressive":
             return Strategy()
         case "jacobi":

@@ -10,23 +10,17 @@ from __future__ import annotations
 import random
 
 from ..config import LookaheadConfig
-from ..drafting.memory import DraftMemory
-from ..drafting.ngram_model import (
-    EXPLORATION,
-    MAX_CHILDREN,
-    MAX_SUCCESSORS,
-    SAMPLED_SUCCESSORS,
-)
-from ..drafting.sources import Source
-from ..noise import Dice
+from ..drafting.ngram_model import MAX_CHILDREN, MAX_SUCCESSORS, SAMPLED_SUCCESSORS, Ranked
+from ..drafting.sources.source import Observation
+from ..drafting.store import DraftStore
+from ..drafting.tree_search import EXPLORATION, TreeSearch
+from ..noise import GumbelNoise
 from ..step_cost import CostCurve, fitting
 from ..strategy import Draft, Room, State, StepResult, Strategy
 from ..window import WINDOW_START, LookaheadWindow, WindowBlock
 
 PLAIN_STEPS_PER_LOOK = 4
 """One of this many plain steps asks for successors: ranking logits costs time, too."""
-NO_ROOM = CostCurve((1.0,), (0.0,))
-"""The costs of a step without candidates."""
 
 
 class Lookahead(Strategy):
@@ -34,65 +28,58 @@ class Lookahead(Strategy):
 
     name = "lookahead"
 
-    def __init__(self, config: LookaheadConfig, memory: DraftMemory) -> None:
+    def __init__(self, config: LookaheadConfig, store: DraftStore) -> None:
         self._config = config
         self._limit = config.step_limit
-        self._memory = memory
-        # Accepted text is the newest evidence of a context, so it is learned last.
-        sources: dict[str, Source] = {
-            "recycled": memory.recycled,
-            "trajectory": memory.trajectory,
-            "context": memory.context,
-        }
-        self._sources = [source for name, source in sources.items() if name in config.sources]
+        self._store = store
+        self._sources = [store.sources[name] for name in store.sources if name in config.sources]
         self._successors = MAX_SUCCESSORS if "recycled" in config.sources else 0
-        self._dice: Dice | None = None
+        self._noise: GumbelNoise | None = None
         self._window: LookaheadWindow | None = None
-        self._curve = NO_ROOM
+        # Of the draft under way: what its step costs, and what its tree was grown from.
+        self._curve = CostCurve((1.0,), (0.0,))
+        self._looked_up: dict[int, Ranked] = {}
         self._plain_steps = 0
 
     def begin(self, state: State) -> None:
         """Start the window with tokens of the prompt, and learn the prompt."""
         config = self._config
         if not state.sampling.greedy:
-            self._dice = Dice(state.sampling)
+            self._noise = GumbelNoise(state.sampling)
             self._successors = SAMPLED_SUCCESSORS if self._successors else 0
         if "trajectory" in config.sources:
             start = state.tokens[-WINDOW_START:]
             self._window = LookaheadWindow(config.window, config.ngram, start, random.Random(0))
-        self._memory.broken = True
+        self._store.broken = True
         for source in self._sources:
             source.begin(state.tokens)
-        self._memory.broken = False
+        self._store.broken = False
 
     def propose(self, state: State, room: Room) -> Draft:
         """The window where it fits, and the most probable prefixes after the text."""
-        config, memory = self._config, self._memory
-        limit, widths = self._limit, config.widths
-        if room.width < limit:
-            limit = config.narrower(room.width)
-        # What each rank feeds in any case, and the places that are left.
+        config, store, widths = self._config, self._store, self._config.widths
+        limit = self._limit if room.width >= self._limit else config.narrower(room.width)
+        # Each rank feeds the tokens that it misses and the current one: what places are left?
         loads = [1 + count for count in room.missing]
         places = sum([limit - load for load in loads if load < limit])
         block = self._window_block(state.tokens[-1], room, places)
         cells = len(block.tokens) if block else 0
-        base, context = sum(loads) + cells, len(state.tokens)
-        curve = config.step_cost.curve(
-            context, base, places - cells, widths, len(loads), max(loads)
+        base = sum(loads) + cells
+        # The tree takes as many of the other places as pay.
+        self._curve = curve = config.step_cost.curve(
+            len(state.tokens), base, places - cells, widths, len(loads), max(loads)
         )
-        span = memory.context.repeated_span() if "context" in config.sources else None
+        span = store.context.repeated_span() if "context" in config.sources else None
+        search = TreeSearch(store.model, state.tokens, span, self._noise)
         # Without recycled successors the logits of a node teach nothing.
-        explores = self._successors and memory.budget.may_explore
-        tree = memory.model.build_tree(
-            state.tokens,
-            room.depth,
-            curve if memory.budget.may_draft else NO_ROOM,
-            span,
+        explores = self._successors and store.budget.may_explore
+        tree = search.grow(
+            room.depth if store.budget.may_draft else 0,
+            curve,
             EXPLORATION if explores else 1.0,
-            self._dice,
             MAX_CHILDREN if room.branches else 1,
         )
-        self._curve = curve
+        self._looked_up = search.looked_up
         successors = self._successors if limit > 1 else 0
         if block is None and not len(tree) and curve.cost[-1] > curve.cost[0]:
             # A plain step because candidates do not pay, and not because they cost nothing.
@@ -103,25 +90,26 @@ class Lookahead(Strategy):
 
     def observe(self, state: State, draft: Draft, result: StepResult) -> None:
         """Move the window on, and learn from the step."""
-        memory, new = self._memory, result.tokens
+        store, text, new = self._store, state.tokens, len(result.tokens)
         # Ranks that share a draft may have had no room for all of it.
         nodes = len(draft.tree)
-        memory.budget.update(len(new), self._curve.cost[nodes])
+        store.budget.update(new, self._curve.cost[nodes])
         ngrams: list[tuple[int, ...]] = []
         if self._window is not None and draft.window is not None:
-            ngrams = self._window.advance(state.tokens[-len(new) - 1], result.best[1 + nodes :])
-        memory.broken = True
-        memory.model.calibrate(state.tokens[-len(new) :], result.nodes)
+            ngrams = self._window.advance(text[-new - 1], result.best[1 + nodes :])
+        step = Observation(text, new, draft.tree, result.successors, ngrams)
+        store.broken = True
+        store.model.calibrate(self._looked_up, text[-new:], result.nodes)
         for source in self._sources:
-            source.learn(state.tokens, draft, result, ngrams)
-        memory.broken = False
+            source.learn(step)
+        store.broken = False
 
     def _window_block(self, current: int, room: Room, places: int) -> WindowBlock | None:
         """The window's cells, if there is one and they fit."""
         window = self._window
         if window is None or not room.branches or window.max_offset > room.reach:
             return None
-        if not self._memory.budget.may_run_window:
+        if not self._store.budget.may_run_window:
             return None
         block = window.block(current)
         # What a window finds is worth nothing where no candidate has room.

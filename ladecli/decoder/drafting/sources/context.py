@@ -1,9 +1,4 @@
-"""Draft sources: each turns what a step showed into evidence for the n-gram model.
-
-- `context`     the prompt and the accepted text, and the longest passage that they repeat
-- `trajectory`  the n-grams that the lookahead window closes
-- `recycled`    the model's own successors after the text and every candidate
-"""
+"""The source `context`: all texts, and the longest passage that the end of the text repeats."""
 
 from __future__ import annotations
 
@@ -11,41 +6,24 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
-from ..strategy import Draft, StepResult
-from .ngram_model import ORDER, WINDOW, NgramModel, RepeatedSpan
-from .suffix_automaton import SuffixAutomaton
+from ..ngram_model import ORDER, NgramModel, RepeatedSpan
+from ..suffix_automaton import SuffixAutomaton
+from .source import Observation, Source
 
-BOUNDARY = -1  # separates texts that do not continue one another
-OVERLAP = 32  # tokens before a fork that are repeated, so that passages across it are found
-MAX_CORPUS = 1 << 16  # tokens kept when a generation starts; of more, the older half goes
-WINDOW_WEIGHT = 0.25  # of a window n-gram, relative to accepted text
-# Repeated passages of at least these lengths are calibrated separately, and assumed to go on with
-# these probabilities before there is a record.
+BOUNDARY = -1
+"""Separates texts that do not continue one another."""
+OVERLAP = 32
+"""Tokens before a fork that are repeated, so that passages across it are found."""
+MAX_CORPUS = 1 << 16
+"""Tokens kept when a generation starts; of more, the older half goes."""
 LENGTHS = (ORDER + 1, 8, 16, 32)
+"""Repeated passages of at least these lengths are calibrated separately."""
 PRIORS = (0.55, 0.7, 0.85, 0.95)
-PRIOR_TRIALS = 8.0  # at which a record counts as much as the prior
-RECORD_DECAY = 0.98  # what a record keeps when it is tried again
-
-
-class Source:
-    """Feeds evidence to an n-gram model."""
-
-    def __init__(self, model: NgramModel) -> None:
-        self._model = model
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        """A generation starts."""
-
-    def learn(
-        self, text: Sequence[int], draft: Draft, result: StepResult, ngrams: Sequence[Sequence[int]]
-    ) -> None:
-        """A step is over.
-
-        Args:
-            text: prompt and committed tokens, those of this step included.
-            draft, result: see `Strategy.observe`.
-            ngrams: that the window closed.
-        """
+"""By class of length, the probability to go on before there is a record."""
+PRIOR_TRIALS = 8.0
+"""Trials at which a record counts as much as the prior."""
+RECORD_DECAY = 0.98
+"""What a record keeps when it is tried again."""
 
 
 class ContextSource(Source):
@@ -78,15 +56,13 @@ class ContextSource(Source):
             del self._text[common:]
         self._append(prompt)
 
-    def learn(
-        self, text: Sequence[int], draft: Draft, result: StepResult, ngrams: Sequence[Sequence[int]]
-    ) -> None:
+    def learn(self, step: Observation) -> None:
         """Learn the accepted tokens, and whether the text kept repeating itself."""
-        new = text[-len(result.tokens) :]
+        text, new = step.text, step.new
         if (span := self.repeated_span()) is not None:
             length, _ = self.corpus.longest_match()
-            expected = span.tokens[span.start : min(span.end, span.start + len(new))]
-            for token, repeated in zip(new, expected, strict=False):
+            expected = span.tokens[span.start : min(span.end, span.start + new)]
+            for token, repeated in zip(text[-new:], expected, strict=False):
                 group = _length_class(length)
                 self.hits[group] = self.hits[group] * RECORD_DECAY + (token == repeated)
                 self.trials[group] = self.trials[group] * RECORD_DECAY + 1.0
@@ -138,38 +114,11 @@ class ContextSource(Source):
         known = len(self._text)
         before = min(known, ORDER)
         # The first token of a text follows nothing.
-        self._model.learn([text[known - before :]], max(before, 1), 1.0)
+        self.model.learn([text[known - before :]], max(before, 1), 1.0)
         for token in text[known:]:
             self.corpus.extend(token)
             self._text.append(token)
 
 
-class TrajectorySource(Source):
-    """Counts the window's n-grams (Fu et al., 2024), each token under those before it."""
-
-    def learn(
-        self, text: Sequence[int], draft: Draft, result: StepResult, ngrams: Sequence[Sequence[int]]
-    ) -> None:
-        """Count the n-grams of this step."""
-        self._model.learn(ngrams, 1, WINDOW_WEIGHT, WINDOW)
-
-
-class RecycledSource(Source):
-    """Remembers the model's successors after the text and after every node of a step's tree.
-
-    Luo et al. (2024; see `ngram_model`) remember them by single token.  Under contexts of up to
-    four tokens they are nearly always still the model's own next time.
-    """
-
-    def learn(
-        self, text: Sequence[int], draft: Draft, result: StepResult, ngrams: Sequence[Sequence[int]]
-    ) -> None:
-        """Remember the successors under the contexts of the step's tokens."""
-        if result.successors:
-            before = len(text) - len(result.tokens)
-            last = text[max(before - ORDER, 0) : before]
-            self._model.recycle(last, draft.tree, result.successors)
-
-
 def _length_class(length: int) -> int:
-    return sum(length >= least for least in LENGTHS) - 1
+    return sum(length >= shortest for shortest in LENGTHS) - 1

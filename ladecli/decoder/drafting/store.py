@@ -1,4 +1,4 @@
-"""What drafters remember from one generation to the next, and its form on disk."""
+"""What drafts are made from, kept from one generation to the next, and its form on disk."""
 
 from __future__ import annotations
 
@@ -10,32 +10,38 @@ from ..tree import TokenTree
 from ..window import NgramPool
 from .budget import SpeculationBudget
 from .ngram_model import ORDER, SAMPLED_SUCCESSORS, NgramModel, pack
-from .sources import BOUNDARY, ContextSource, RecycledSource, TrajectorySource
+from .sources import SOURCES
+from .sources.context import BOUNDARY, ContextSource
 
-SAVED_TEXT = 1 << 14  # tokens of text that are saved, the newest ones
-SAVED_ROWS = 1 << 12  # tokens of it after which the model's successors are saved too
-SAVED_NGRAMS = 1 << 10  # n-grams of the paper's pool that are saved
+SAVED_TEXT = 1 << 14
+"""Tokens of text that are saved, the newest ones."""
+SAVED_ROWS = 1 << 12
+"""Tokens of it after which the model's successors are saved too."""
+SAVED_NGRAMS = 1 << 10
+"""N-grams of the paper's pool that are saved."""
 
 
-class DraftMemory:
-    """Everything that drafters remember; exactness does not depend on any of it.
+class DraftStore:
+    """Everything that drafts are made from; exactness does not depend on any of it.
 
-    What is known is used whatever source it came from; the `sources` of a generation decide what
-    it adds.
+    All evidence is used, whatever source it came from; the `sources` of a generation decide what
+    the generation adds.
 
     Attributes:
         model: the online n-gram model.
-        context, trajectory, recycled: the sources that feed it.
+        sources: all that can feed it, by name.
+        context: the one that keeps the texts.
         pool: the n-grams of the paper's algorithm, which uses nothing else.
         budget: what drafts may lose.
-        broken: an update is under way, or was interrupted, by Ctrl-C say: start a new memory.
+        broken: an update is under way, or was interrupted, by Ctrl-C say: start a new store.
     """
 
     def __init__(self) -> None:
         self.model = NgramModel()
-        self.context = ContextSource(self.model)
-        self.trajectory = TrajectorySource(self.model)
-        self.recycled = RecycledSource(self.model)
+        self.sources = {name: source(self.model) for name, source in SOURCES.items()}
+        context = self.sources["context"]
+        assert isinstance(context, ContextSource)
+        self.context = context
         self.pool = NgramPool()
         self.budget = SpeculationBudget()
         self.broken = False
@@ -57,15 +63,15 @@ class DraftMemory:
         rows = []
         for end in range(max(len(text) - SAVED_ROWS, ORDER), len(text) + 1):
             last = text[end - ORDER : end]
-            row = None if BOUNDARY in last else self.model.answers[ORDER].get(pack(last))
+            row = None if BOUNDARY in last else self.model.model_successors[ORDER].get(pack(last))
             if row is not None:
-                rows.append([end, [*row], [round(share, 4) for share in row.values()]])
+                rows.append([end, [*row], [round(value, 4) for value in row.values()]])
         ngrams = [list(ngram) for ngram in self.pool]
         return {"text": text, "rows": rows, "ngrams": ngrams[-SAVED_NGRAMS:]}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any], vocabulary: int) -> DraftMemory:
-        """A memory of what `to_dict` returned.
+    def from_dict(cls, data: Mapping[str, Any], vocabulary: int) -> DraftStore:
+        """A store of what `to_dict` returned.
 
         Args:
             data: as JSON gives it back.
@@ -74,12 +80,12 @@ class DraftMemory:
         Raises:
             DraftStateError: something is missing, of the wrong form, or out of range.
         """
-        memory = cls()
+        store = cls()
         try:
-            memory._load(data, vocabulary)
+            store._load(data, vocabulary)
         except (KeyError, TypeError, ValueError) as error:
             raise DraftStateError(f"these are no saved drafts: {error!r}") from error
-        return memory
+        return store
 
     def _load(self, data: Mapping[str, Any], vocabulary: int) -> None:
         text = _tokens(data["text"], BOUNDARY, vocabulary)
@@ -89,13 +95,16 @@ class DraftMemory:
             if token == BOUNDARY:
                 self.model.learn([text[start:index]], 1, 1.0)
                 start = index + 1
-        for end, tokens, shares in data["rows"]:
+        for end, tokens, probabilities in data["rows"]:
             last = text[end - ORDER : end]
             if not ORDER <= end <= len(text) or BOUNDARY in last:
                 raise ValueError(f"no text before index {end}")
-            if len(tokens) > SAMPLED_SUCCESSORS or not all(0.0 <= share <= 1.0 for share in shares):
-                raise ValueError(f"no probabilities of {SAMPLED_SUCCESSORS} tokens: {shares}")
-            row = dict(zip(_tokens(tokens, 0, vocabulary), map(float, shares), strict=True))
+            usable = all(0.0 <= probability <= 1.0 for probability in probabilities)
+            if len(tokens) > SAMPLED_SUCCESSORS or not usable:
+                raise ValueError(
+                    f"no probabilities of {SAMPLED_SUCCESSORS} tokens: {probabilities}"
+                )
+            row = dict(zip(_tokens(tokens, 0, vocabulary), map(float, probabilities), strict=True))
             self.model.recycle(last, TokenTree(), [row])
         for ngram in data["ngrams"]:
             if len(ngram) < 2:
@@ -103,9 +112,9 @@ class DraftMemory:
             self.pool.add(_tokens(ngram, 0, vocabulary), SAVED_NGRAMS)
 
 
-def _tokens(values: list[Any], least: int, below: int) -> list[int]:
+def _tokens(values: list[Any], first: int, below: int) -> list[int]:
     """Checked token ids."""
     for value in values:
-        if type(value) is not int or not least <= value < below:
-            raise ValueError(f"{value!r} is no token id from {least} to {below - 1}")
+        if type(value) is not int or not first <= value < below:
+            raise ValueError(f"{value!r} is no token id from {first} to {below - 1}")
     return values
