@@ -8,8 +8,8 @@ A map, in the order in which a step passes through it:
 - `strategy`    what a strategy is; what passes between it and the loop
 - `strategies`  what to try next: the paper's lookahead, lookahead with all sources, and baselines
 - `window`      the paper's 2-D window of Jacobi iterations, and the pool of its n-grams
-- `drafting`    the online n-gram model, the `sources` that feed it, the search for its most probable
-  tree, the speculation budget, and the store that outlives a generation
+- `drafting`    the online n-gram model, the `sources` that feed it, the search for its best tree,
+  the speculation budget, and the store that outlives a generation
 - `step_cost`   what a step costs by its width: how large a tree pays
 - `tree`        candidates, and the walk that accepts them
 - `layout`      token order, positions and the attention mask of a step

@@ -70,39 +70,37 @@ def captured_width(tokens: int, widths: tuple[int, ...] = CAPTURED_WIDTHS) -> in
 class LookaheadConfig:
     """Settings of lookahead decoding.
 
-    Attributes:
-        window: W, columns of the lookahead window.
-        ngram: N, length of the n-grams; the window has N - 1 rows.
-        guesses: G, n-grams kept per first token and verified in one step.
-        budget: the most draft tokens and the current one that a step may hold; None stands
-            for (W + G)(N - 1), which the paper's algorithm cannot exceed.
-        sources: where candidates come from: `trajectory` is the paper's window, `context`
-            the prompt and the accepted text, `recycled` the successors that the model found
-            probable for tokens that some step held.  `trajectory` alone is the paper.
-        step_cost: what a step costs by its width: the step is made as wide as promises the
-            most tokens for its cost, down to a plain step.  Without it all widths cost the
-            same, and the budget is filled.  The paper's algorithm does not look at it.
-        widths: the only widths that a step after the prompt may have, ascending, so that
-            each can be prepared once; narrower steps are padded.  () stands for any.  The
-            budget is rounded down to one of them.
-
     Raises:
         ConfigError: a value is out of range.
     """
 
     window: int = 7
+    """W, columns of the lookahead window."""
     ngram: int = 5
+    """N, length of the n-grams; the window has N - 1 rows."""
     guesses: int = 7
+    """G, n-grams kept per first token and verified in one step."""
     budget: int | None = None
+    """The most draft tokens and the current one that a step may hold; None stands for
+    (W + G)(N - 1), which the paper's algorithm cannot exceed."""
     sources: tuple[str, ...] = SOURCES
+    """Where candidates come from: `trajectory` is the paper's window, `context` the prompt and the
+    accepted text, `recycled` the successors that the model found probable for tokens that some step
+    held.  `trajectory` alone is the paper."""
     step_cost: StepCost = field(default_factory=StepCost)
+    """What a step costs by its width: the step is made as wide as promises the most tokens for its
+    cost, down to a plain step.  By default all widths cost the same, and the budget is filled.  The
+    paper's algorithm does not look at it."""
     widths: tuple[int, ...] = ()
+    """The only widths that a step after the prompt may have, ascending, so that each can be
+    prepared once; narrower steps are padded.  () stands for any.  The budget is rounded down to one
+    of them."""
 
     def __post_init__(self) -> None:
-        for name, least in (("window", 1), ("ngram", 2), ("guesses", 0), ("budget", 1)):
+        for name, minimum in (("window", 1), ("ngram", 2), ("guesses", 0), ("budget", 1)):
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"{name} must be at least {least}, not {value}")
+            if value is not None and value < minimum:
+                raise ConfigError(f"{name} must be at least {minimum}, not {value}")
         if self.widths and (self.widths[0] != 1 or any(a >= b for a, b in pairwise(self.widths))):
             raise ConfigError(f"widths must ascend from 1, the plain step, not {self.widths}")
         known = ", ".join(SOURCES)
@@ -150,7 +148,7 @@ class LookaheadConfig:
         return max((width for width in self.widths if width <= limit), default=limit)
 
     def narrower(self, widest: int) -> int:
-        """The same where memory suffices for fewer, `widest` tokens."""
+        """The step limit where memory suffices for fewer tokens than it, `widest`."""
         return max((width for width in self.widths if width <= widest), default=widest)
 
 
@@ -158,25 +156,23 @@ class LookaheadConfig:
 class SamplingConfig:
     """How logits become a token.
 
-    Attributes:
-        temperature: 0 chooses the most probable token; otherwise logits are divided by it.
-        top_k: keep the k most probable tokens; 0 keeps all.
-        top_p: keep the smallest set of tokens with this much probability; in (0, 1].
-        min_p: keep tokens at least this probable in relation to the best; in [0, 1].
-        repetition_penalty: divide positive and multiply negative logits of tokens that
-            the text already has (Keskar et al., 2019); 1 leaves them alone.
-        seed: the noise of a position depends on this and on the position only.
-
     Raises:
         ConfigError: a value is out of range.
     """
 
     temperature: float = 0.0
+    """0 chooses the most probable token; otherwise logits are divided by it."""
     top_k: int = 0
+    """Keep the k most probable tokens; 0 keeps all."""
     top_p: float = 1.0
+    """Keep the smallest set of tokens with this much probability; in (0, 1]."""
     min_p: float = 0.0
+    """Keep tokens at least this probable in relation to the best; in [0, 1]."""
     repetition_penalty: float = 1.0
+    """Divide positive and multiply negative logits of tokens that the text already has (Keskar et
+    al., 2019); 1 leaves them alone."""
     seed: int = 0
+    """The noise of a position depends on this and on the position only."""
 
     def __post_init__(self) -> None:
         # Written as `not (in range)` so that NaN is refused too.
@@ -206,19 +202,17 @@ class SamplingConfig:
 class Limits:
     """Where a generation ends, whatever the strategy.
 
-    Attributes:
-        max_new_tokens: the most tokens; None for as many as the context holds.
-        stop_ids: ids that end the text; the id itself is committed.
-        should_stop: called with every token at commit, in order; true ends the text with
-            that token, and tokens after it are dropped.
-
     Raises:
         ConfigError: `max_new_tokens` is negative.
     """
 
     max_new_tokens: int | None = None
+    """The most tokens; None for as many as the context holds."""
     stop_ids: frozenset[int] = frozenset()
+    """Ids that end the text; the id itself is committed."""
     should_stop: Callable[[int], bool] | None = None
+    """Called with every token at commit, in order; true ends the text with that token, and tokens
+    after it are dropped."""
 
     def __post_init__(self) -> None:
         if self.max_new_tokens is not None and self.max_new_tokens < 0:

@@ -1,9 +1,9 @@
 """The only author of a step's token order, positions and attention mask.
 
 A step feeds, in this order: the pending tokens, the candidate tree, the window, padding.
-Everything sees the committed text before the step; within the step, pending tokens see their
+Everything sees the committed text before the step.  Within the step, pending tokens see their
 predecessors, a tree node sees the pending tokens and its ancestors, a window cell sees the
-pending tokens and what the window says, and padding sees itself.  Nothing else is seen.
+pending tokens and the cells that `window` names, and padding sees itself.  Nothing else is seen.
 
 Masks within a step are rows of bits: bit j of row i means that token i sees token j.  A row is one
 Python integer, so that the union of two rows is one operation however wide the step.
@@ -28,22 +28,19 @@ _FORMATS = {1: "I", 2: "Q"}
 
 @dataclass(frozen=True, slots=True)
 class StepLayout:
-    """The inputs of one forward pass of T tokens.
-
-    Attributes:
-        tokens: ids, length T.
-        positions: their positions in the text, length T.
-        rows: the mask, length T.
-        outputs: the rows whose logits are wanted: the current token, then every tree node,
-            then the window's last row.
-        pending: how many of the tokens are committed already; they come first.
-    """
+    """The inputs of one forward pass of T tokens."""
 
     tokens: list[int]
+    """Ids, length T."""
     positions: list[int]
+    """Their positions in the text, length T."""
     rows: list[int]
+    """The mask, length T."""
     outputs: list[int]
+    """The rows whose logits are wanted: the current token, then every tree node, then the window's
+    last row."""
     pending: int
+    """How many of the tokens are committed already; they come first."""
 
     def paths(self) -> NDArray[np.int64]:
         """The tokens that each output sees, [outputs, T]: its own where it does not see one."""
@@ -52,7 +49,7 @@ class StepLayout:
 
 
 NOTHING = StepLayout([], [], [], [], 0)
-"""What is fed where memory does not even suffice to read the text."""
+"""The layout without tokens: memory does not even suffice to read the text."""
 
 
 def words_for(count: int) -> int:
@@ -82,8 +79,8 @@ def build_chunk(tokens: Sequence[int], position: int, anchor: int | None = None)
     Args:
         tokens: the chunk.
         position: the position of its first token.
-        anchor: where given, one more token stands at this position, seen by itself only: for
-            models that look at the largest position of a step.
+        anchor: the position of one more token, which only itself sees, for models that look at
+            the largest position of a step; None for no such token.
     """
     count = len(tokens)
     positions = list(range(position, position + count))

@@ -5,7 +5,6 @@ position depends on the seed and the position only.  So a text depends on model,
 and seed alone: every strategy gives, token for token, what plain sampling gives with that seed.
 Logits of steps of different widths differ by rounding; that matters only where the two best
 candidates are as close.
-
 """
 
 from __future__ import annotations
@@ -69,8 +68,8 @@ def restricted(logits: Tensor, config: SamplingConfig) -> Tensor:
     # No temperature is too small to divide by.
     scores /= max(config.temperature, torch.finfo(torch.float32).tiny)
     if 0 < config.top_k < scores.shape[-1]:
-        least = scores.topk(config.top_k).values[:, -1:]
-        scores = scores.masked_fill_(scores < least, float("-inf"))
+        lowest_kept = scores.topk(config.top_k).values[:, -1:]
+        scores = scores.masked_fill_(scores < lowest_kept, float("-inf"))
     if config.top_p < 1.0:
         probabilities = scores.softmax(dim=-1)
         cut = _nucleus_cut(probabilities, config.top_p)
@@ -86,8 +85,8 @@ def _nucleus_cut(probabilities: Tensor, top_p: float) -> Tensor:
     if len(probabilities) == 1 and probabilities.device.type == "cpu":
         # All tokens below this together have less than 1 - top-p, so the set is among the others,
         # which are few: a whole vocabulary takes milliseconds to sort.
-        least = (1.0 - top_p) / probabilities.shape[-1]
-        probabilities = probabilities[probabilities > least][None]
+        cut = (1.0 - top_p) / probabilities.shape[-1]
+        probabilities = probabilities[probabilities > cut][None]
     ordered = probabilities.sort(dim=-1, descending=True).values
     # A token stays while the more probable ones together have less than top-p.
     last = (ordered.cumsum(dim=-1) < top_p).sum(dim=-1, keepdim=True)
@@ -129,17 +128,14 @@ def processed(
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What is read out of a step's logits.
-
-    Attributes:
-        best: the most probable token after each output, the repetition penalty included.
-        successors: see `strategy.Successors`.
-        choose: the model's token at a node of the tree, given the path to it.
-    """
+    """What is read out of a step's logits."""
 
     best: list[int]
+    """The most probable token after each output, the repetition penalty included."""
     successors: Successors
+    """See `strategy.Successors`."""
     choose: Choose
+    """The model's token at a node of the tree, given the path to it."""
 
 
 class Sampler:
@@ -232,6 +228,6 @@ class Sampler:
 
 def _successors(logits: Tensor, values: Tensor, tokens: Tensor) -> Successors:
     """The best tokens after each output, with their probabilities."""
-    shares = (values.float() - logits.float().logsumexp(dim=-1, keepdim=True)).exp()
-    rows = zip(tokens.tolist(), shares.tolist(), strict=True)
+    probabilities = (values.float() - logits.float().logsumexp(dim=-1, keepdim=True)).exp()
+    rows = zip(tokens.tolist(), probabilities.tolist(), strict=True)
     return [dict(zip(*row, strict=True)) for row in rows]

@@ -25,18 +25,16 @@ class StepCost:
 
     Costs are interpolated between the measured points and extrapolated after the last two.
 
-    Attributes:
-        widths: tokens in a step, ascending from 1.
-        contexts: tokens of text before the step, ascending.
-        costs: for each of `contexts`, the cost at each of `widths`; 1 at width 1, never falling.
-
     Raises:
         ConfigError: the table is not of this form.
     """
 
     widths: tuple[int, ...] = (1,)
+    """Tokens in a step, ascending from 1."""
     contexts: tuple[int, ...] = (0,)
+    """Tokens of text before the step, ascending."""
     costs: tuple[tuple[float, ...], ...] = ((1.0,),)
+    """For each of `contexts`, the cost at each of `widths`; 1 at width 1, never falling."""
 
     def __post_init__(self) -> None:
         # TOML and JSON have lists; frozen fields are set by hand.
@@ -92,16 +90,13 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True)
 class CostCurve:
-    """Costs of a step by the number of tree nodes n, from 0 on.
-
-    Attributes:
-        cost: of a step with n nodes.
-        slope: the least that further nodes cost on average, however many are added to n.  A node
-            that is expected to yield fewer tokens than that is not worth adding.
-    """
+    """Costs of a step by the number of tree nodes n, from 0 on."""
 
     cost: tuple[float, ...]
+    """Of a step with n nodes."""
     slope: tuple[float, ...]
+    """The least that further nodes cost on average, however many are added to n.  A node that is
+    expected to yield fewer tokens than that is not worth adding."""
 
 
 def fitting(width: int, buckets: tuple[int, ...]) -> int:

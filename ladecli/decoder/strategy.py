@@ -54,25 +54,20 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What a strategy wants to try in one step.
-
-    Attributes:
-        tree: candidates after the current token.
-        window: cells of the lookahead window.
-        width: tokens that the step is padded to, if it has fewer.
-        successors: how many successors of every output the strategy wants to see; 0 for none.
-        limit: where several ranks share the draft, the most tokens that one of them feeds,
-            pending ones included.
-        widths: where several ranks share it, the only widths that their steps may have,
-            ascending; () for any.
-    """
+    """What a strategy wants to try in one step."""
 
     tree: TokenTree = field(default_factory=TokenTree)
+    """Candidates after the current token."""
     window: WindowBlock | None = None
+    """Cells of the lookahead window."""
     width: int = 1
+    """Tokens that the step is padded to, if it has fewer."""
     successors: int = 0
+    """How many successors of every output the strategy wants to see; 0 for none."""
     limit: int = sys.maxsize
+    """With several ranks, the most tokens that one of them feeds, pending ones included."""
     widths: tuple[int, ...] = ()
+    """With several ranks, the only widths that their steps may have, ascending; () for any."""
 
     @property
     def outputs(self) -> int:
@@ -82,20 +77,17 @@ class Draft:
 
 @dataclass(slots=True)
 class StepResult:
-    """What a step showed of a draft.
-
-    Attributes:
-        nodes: the accepted nodes, in the order of the text.
-        tokens: those that join the text: the accepted ones and the bonus token.
-        best: the most probable token after the current token and each tree node, then after each
-            cell of the window's last row.
-        successors: the most probable tokens after the same outputs.
-    """
+    """What a step showed of a draft."""
 
     nodes: list[int]
+    """The accepted nodes, in the order of the text."""
     tokens: list[Token]
+    """Those that join the text: the accepted ones and the bonus token."""
     best: Sequence[int]
+    """The most probable token after the current token and each tree node, then after each cell of
+    the window's last row."""
     successors: Successors = ()
+    """The most probable tokens after the same outputs."""
 
     def detail(self, current: int, draft: Draft) -> Detail:
         """The step after a current token as plain numbers, for display."""
@@ -129,8 +121,8 @@ class Strategy:
     def propose(self, state: State, room: Room) -> Draft:
         """What to try after the current token, within the room that there is.
 
-        If memory does not suffice for it, this is called again with less room, and the first draft
-        is never observed.
+        If memory does not suffice for the draft, this method is called again with less room, and
+        the first draft is never observed.
         """
         return Draft()
 
@@ -139,6 +131,6 @@ class Strategy:
 
         Args:
             state: the text.
-            draft: what was tried: what was proposed, or what ranks that share it had room for.
+            draft: that was tried: the proposed one, or as much of it as ranks had room for.
             result: of the model.
         """

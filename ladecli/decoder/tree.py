@@ -27,18 +27,16 @@ class TokenTree:
     """A tree of draft tokens below the current token.
 
     Nodes are numbered in the order in which they were added, parents before children.
-
-    Attributes:
-        tokens: by node.
-        parents: by node, another node or `ROOT`.
-        depths: by node, 1 just below the current token.
-        sources: by node, the draft source that proposed it first.
     """
 
     tokens: list[int] = field(default_factory=list)
+    """By node."""
     parents: list[int] = field(default_factory=list)
+    """By node, another node or `ROOT`."""
     depths: list[int] = field(default_factory=list)
+    """By node, 1 just below the current token."""
     sources: list[str] = field(default_factory=list)
+    """By node, the draft source that proposed it first."""
 
     def __len__(self) -> int:
         return len(self.tokens)

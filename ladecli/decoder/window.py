@@ -18,23 +18,20 @@ WINDOW_START = 512
 
 @dataclass(frozen=True, slots=True)
 class WindowBlock:
-    """The window's part of a step: every cell but (0, 0), row by row.
-
-    Attributes:
-        tokens: the cells' tokens, length n.
-        offsets: the cells' positions relative to the current token, length n.
-        seen: for each cell its row of the mask: bit j says that it sees cell j (see `layout`).
-            All cells see the current token and the text before it, which have no bits.
-        last_row: indices of the cells in the last row; -1 stands for the current token,
-            which is in the last row when there is only one.
-        filled: whether all rows are there, so that the outputs close n-grams.
-    """
+    """The window's part of a step: every cell but (0, 0), row by row; n cells."""
 
     tokens: list[int]
+    """The cells' tokens, length n."""
     offsets: Sequence[int]
+    """The cells' positions relative to the current token, length n."""
     seen: tuple[int, ...]
+    """For each cell its row of the mask: bit j says that it sees cell j (see `layout`).  All cells
+    see the current token and the text before it, which have no bits."""
     last_row: Sequence[int]
+    """Indices of the cells in the last row; -1 stands for the current token, which is in the last
+    row when there is only one."""
     filled: bool
+    """Whether all rows are there, so that the outputs close n-grams."""
 
     def rows(self, current: int) -> tuple[tuple[int, ...], ...]:
         """The cells as rows of the window, with the current token in cell (0, 0)."""
@@ -42,8 +39,8 @@ class WindowBlock:
         return tuple(tuple(cells[i : i + columns]) for i in range(0, len(cells), columns))
 
     def part(self, columns: range) -> WindowBlock:
-        """The cells of some neighbouring columns, at least one, and row 0 up to them: what one of
-        several ranks computes."""
+        """The cells that one of several ranks computes: those of some neighbouring columns, at
+        least one, and row 0 up to them."""
         whole = len(self.last_row)
         kept, offsets, seen, last_row = _shape((len(self.tokens) + 1) // whole, whole, columns)
         tokens = [self.tokens[cell] for cell in kept]
@@ -52,8 +49,8 @@ class WindowBlock:
 
 @lru_cache(maxsize=256)
 def _shape(rows: int, columns: int, part: range) -> tuple[tuple[int, ...], ...]:
-    """What depends on the size of a block alone, of the cells that some of its columns need: their
-    indices, offsets and mask, and the indices among them of the last row."""
+    """The cells that some columns of a block need: their indices, offsets and mask, and the indices
+    among them of the last row.  All that depends on the size of the block alone."""
     # Cell (0, 0) is the current token and has no place in the block.
     cells = [
         (r, j)

@@ -14,12 +14,12 @@ for each length.  A row holds the successors of one context: count or probabilit
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from operator import itemgetter
-from typing import TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from ..tree import ROOT, TokenTree
+if TYPE_CHECKING:
+    from ..tree import TokenTree
 
 Row: TypeAlias = "dict[int, float]"
 Table: TypeAlias = "dict[int, Row]"
@@ -80,8 +80,7 @@ MAX_CALIBRATION = 3.0
 """The most by which a record raises probabilities."""
 
 
-@dataclass(frozen=True, slots=True)
-class RepeatedSpan:
+class RepeatedSpan(NamedTuple):
     """An earlier passage that the end of the text repeats."""
 
     tokens: Sequence[int]
@@ -141,7 +140,14 @@ class NgramModel:
                 key = row[index] | flag
                 for order in range(1, min(index, ORDER) + 1):
                     counts = self.counts[order].setdefault(context & MASKS[order], {})
-                    _count(counts, key, weight)
+                    # Everything before counts a little less.
+                    for known in counts:
+                        counts[known] *= DECAY
+                    # The token may have been seen from the other source last.
+                    before = counts[key] if key in counts else counts.pop(key ^ WINDOW, 0.0)
+                    if not before and len(counts) >= MAX_SUCCESSORS:
+                        del counts[min(counts, key=counts.__getitem__)]
+                    counts[key] = before + weight
                 context = (context << TOKEN_BITS | row[index]) & MASKS[ORDER]
         _forget_oldest(self.counts)
 
@@ -244,8 +250,8 @@ class NgramModel:
             accepted: the accepted nodes of the tree, in order.
         """
         expected, hits, before = self.expected_hits, self.hits, self._calibration.copy()
-        for node, actual in zip((ROOT, *accepted), tokens, strict=False):
-            for probability, token, kind in looked_up.get(node + 1, ()):
+        for place, actual in zip((0, *[1 + node for node in accepted]), tokens, strict=False):
+            for probability, token, kind in looked_up.get(place, ()):
                 if kind != REPEATED:
                     raw = probability / before[kind]
                     expected[kind] = expected[kind] * CALIBRATION_DECAY + raw
@@ -263,17 +269,6 @@ def _exceeding(
         for token, probability in row
         if (calibrated := unit * probability * calibration) > floor
     ]
-
-
-def _count(counts: Row, key: int, weight: float) -> None:
-    """Count one more token of a context, and everything before a little less."""
-    for known in counts:
-        counts[known] *= DECAY
-    # It may have been seen from the other source last.
-    before = counts[key] if key in counts else counts.pop(key ^ WINDOW, 0.0)
-    if not before and len(counts) >= MAX_SUCCESSORS:
-        del counts[min(counts, key=counts.__getitem__)]
-    counts[key] = before + weight
 
 
 def _forget_oldest(tables: Sequence[Table]) -> None:

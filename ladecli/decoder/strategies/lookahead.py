@@ -62,8 +62,13 @@ class Lookahead(Strategy):
         # Each rank feeds the tokens that it misses and the current one: what places are left?
         loads = [1 + count for count in room.missing]
         places = sum([limit - load for load in loads if load < limit])
-        block = self._window_block(state.tokens[-1], room, places)
-        cells = len(block.tokens) if block else 0
+        # The window comes at its full width or not at all, and only beside candidates.
+        window: WindowBlock | None = None
+        if self._window is not None and room.branches and store.budget.may_run_window:
+            block = self._window.block(state.tokens[-1])
+            if self._window.max_offset <= room.reach and len(block.tokens) < places:
+                window = block
+        cells = len(window.tokens) if window else 0
         base = sum(loads) + cells
         # The tree takes as many of the other places as pay.
         self._curve = curve = config.step_cost.curve(
@@ -81,12 +86,12 @@ class Lookahead(Strategy):
         )
         self._looked_up = search.looked_up
         successors = self._successors if limit > 1 else 0
-        if block is None and not len(tree) and curve.cost[-1] > curve.cost[0]:
+        if window is None and not len(tree) and curve.cost[-1] > curve.cost[0]:
             # A plain step because candidates do not pay, and not because they cost nothing.
             self._plain_steps += 1
             if self._plain_steps % PLAIN_STEPS_PER_LOOK:
                 successors = 0
-        return Draft(tree, block, fitting(base + len(tree), widths), successors, limit, widths)
+        return Draft(tree, window, fitting(base + len(tree), widths), successors, limit, widths)
 
     def observe(self, state: State, draft: Draft, result: StepResult) -> None:
         """Move the window on, and learn from the step."""
@@ -103,14 +108,3 @@ class Lookahead(Strategy):
         for source in self._sources:
             source.learn(step)
         store.broken = False
-
-    def _window_block(self, current: int, room: Room, places: int) -> WindowBlock | None:
-        """The window's cells, if there is one and they fit."""
-        window = self._window
-        if window is None or not room.branches or window.max_offset > room.reach:
-            return None
-        if not self._store.budget.may_run_window:
-            return None
-        block = window.block(current)
-        # What a window finds is worth nothing where no candidate has room.
-        return block if len(block.tokens) < places else None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from ...tree import TokenTree
 from ..ngram_model import NgramModel, Row
+
+if TYPE_CHECKING:
+    from ...tree import TokenTree
 
 
 class Observation(NamedTuple):
