@@ -10,7 +10,6 @@ compared with plain decoding's.
 from __future__ import annotations
 
 import pickle
-import random
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -47,7 +46,7 @@ SETTINGS = {
 
 def widest(window: int, ngram: int, size: int) -> int:
     """Tokens of the widest rank in a full step of the paper's algorithm with G = W."""
-    rows = LookaheadWindow(window, ngram, [1], random.Random(0))
+    rows = LookaheadWindow(window, ngram, [1])
     while not rows.filled:
         rows.advance(1, [1] * len(rows.rows[0]))
     tree = TokenTree()

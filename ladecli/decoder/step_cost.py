@@ -72,7 +72,7 @@ class StepCost:
         nodes: int,
         buckets: tuple[int, ...],
         ranks: int = 1,
-        least: int = 1,
+        load: int = 1,
     ) -> CostCurve:
         """The cost of a step by the number of its tree nodes.
 
@@ -82,10 +82,10 @@ class StepCost:
             nodes: the most nodes.
             buckets: the widths that a step may have, ascending; () for any.
             ranks: over how many the tokens are divided evenly; the widest part sets the pace.
-            least: tokens of the widest part without any of the tree.
+            load: tokens of the widest part without any of the tree.
         """
         grain = (context + GRAIN // 2) // GRAIN
-        return _curve(self, grain, base, nodes, buckets, ranks, least)
+        return _curve(self, grain, base, nodes, buckets, ranks, load)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +113,9 @@ def _curve(
     nodes: int,
     buckets: tuple[int, ...],
     ranks: int,
-    least: int,
+    load: int,
 ) -> CostCurve:
-    fed = [max(-(-(base + n) // ranks), least) for n in range(max(nodes, 0) + 1)]
+    fed = [max(-(-(base + n) // ranks), load) for n in range(max(nodes, 0) + 1)]
     costs = {width: table.at(fitting(width, buckets), grain * GRAIN) for width in {*fed}}
     # Lines extrapolated over contexts may cross; costs do not fall all the same.
     cost = list(accumulate((costs[width] for width in fed), max))

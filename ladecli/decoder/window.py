@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 WINDOW_START = 512
-"""The window starts with tokens drawn from this much of the end of the text."""
+"""The window starts with tokens drawn from this many at the end of the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,20 +75,20 @@ def _shape(rows: int, columns: int, part: range) -> tuple[tuple[int, ...], ...]:
 class LookaheadWindow:
     """N - 1 rows of W tokens, advanced by one Jacobi iteration per step.
 
-    The window starts as a single row of `start` tokens that is N - 2 columns too wide.  Each
-    of the first N - 2 steps adds a row and takes a column away, so that every n-gram that
-    `advance` reports was closed by real iterations.
+    The window starts as a single row that is N - 2 columns too wide.  Each of the first N - 2 steps
+    adds a row and takes a column away, so that every n-gram that `advance` reports was closed by
+    real iterations.
 
     Args:
         window: W, columns of the full window.
         ngram: N, so that the full window has N - 1 rows.
-        start: tokens to draw the first row from, usually those of the prompt.
-        rng: draws them.
+        prompt: the first row is drawn from its end, always the same way.
     """
 
-    def __init__(self, window: int, ngram: int, start: Sequence[int], rng: random.Random) -> None:
+    def __init__(self, window: int, ngram: int, prompt: Sequence[int]) -> None:
         self._full_rows = ngram - 1
-        self.rows: list[list[int]] = [[rng.choice(start) for _ in range(window + ngram - 2)]]
+        draw, start = random.Random(0).choice, prompt[-WINDOW_START:]
+        self.rows: list[list[int]] = [[draw(start) for _ in range(window + ngram - 2)]]
 
     @property
     def filled(self) -> bool:
@@ -138,9 +138,6 @@ class NgramPool:
     def __init__(self) -> None:
         # A dict keeps the order of insertion: the first continuation is the oldest.
         self._continuations: dict[int, dict[tuple[int, ...], None]] = {}
-
-    def __len__(self) -> int:
-        return sum(map(len, self._continuations.values()))
 
     def __iter__(self) -> Iterator[tuple[int, ...]]:
         """All n-grams, under each first token the oldest first."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 import sys
 import types
 from typing import Any
@@ -168,7 +167,7 @@ def test_scores_far_apart_do_not_overflow(backend: str) -> None:
 @pytest.mark.parametrize("backend", OTHERS)
 @pytest.mark.parametrize("window", [None, 6])
 def test_lookahead_windows_and_prompt_chunks(backend: str, window: int | None) -> None:
-    ahead = LookaheadWindow(5, 4, [1, 2, 3], random.Random(0))
+    ahead = LookaheadWindow(5, 4, [1, 2, 3])
     for _ in range(4):
         ahead.advance(1, [7] * len(ahead.rows[0]))
     for layout in (

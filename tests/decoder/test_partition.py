@@ -22,7 +22,7 @@ def tree_of(parents: list[int]) -> TokenTree:
 
 
 def block_of(window: int, ngram: int, filled: bool = True) -> WindowBlock:
-    lookahead = LookaheadWindow(window, ngram, range(1000), random.Random(3))
+    lookahead = LookaheadWindow(window, ngram, range(1000))
     rng = random.Random(5)
     while filled and not lookahead.filled:
         lookahead.advance(1, [rng.randrange(1000) for _ in lookahead.rows[0]])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,7 +9,7 @@ from ladecli.decoder.window import LookaheadWindow, NgramPool, WindowBlock
 
 
 def window_of(window: int, ngram: int, start: list[int] | None = None) -> LookaheadWindow:
-    return LookaheadWindow(window, ngram, start or [1], random.Random(0))
+    return LookaheadWindow(window, ngram, start or [1])
 
 
 def sees(block: WindowBlock, query: int) -> list[int]:
@@ -72,4 +70,4 @@ def test_the_oldest_goes_and_a_repeated_one_is_renewed() -> None:
     for token in (2, 3, 2, 4):
         pool.add((1, token), 2)
     assert list(pool.candidates(1)) == [(4,), (2,)]
-    assert len(pool) == 2
+    assert [*pool] == [(1, 2), (1, 4)]

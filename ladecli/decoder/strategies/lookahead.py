@@ -7,8 +7,6 @@ iterations, where it is one of the sources, runs beside it at its full width.
 
 from __future__ import annotations
 
-import random
-
 from ..config import LookaheadConfig
 from ..drafting.ngram_model import MAX_CHILDREN, MAX_SUCCESSORS, SAMPLED_SUCCESSORS, Ranked
 from ..drafting.sources.source import Observation
@@ -17,7 +15,7 @@ from ..drafting.tree_search import EXPLORATION, TreeSearch
 from ..noise import GumbelNoise
 from ..step_cost import CostCurve, fitting
 from ..strategy import Draft, Room, State, StepResult, Strategy
-from ..window import WINDOW_START, LookaheadWindow, WindowBlock
+from ..window import LookaheadWindow, WindowBlock
 
 PLAIN_STEPS_PER_LOOK = 4
 """One of this many plain steps asks for successors: ranking logits costs time, too."""
@@ -48,8 +46,7 @@ class Lookahead(Strategy):
             self._noise = GumbelNoise(state.sampling)
             self._successors = SAMPLED_SUCCESSORS if self._successors else 0
         if "trajectory" in config.sources:
-            start = state.tokens[-WINDOW_START:]
-            self._window = LookaheadWindow(config.window, config.ngram, start, random.Random(0))
+            self._window = LookaheadWindow(config.window, config.ngram, state.tokens)
         self._store.broken = True
         for source in self._sources:
             source.begin(state.tokens)
