@@ -35,7 +35,7 @@ def learned() -> DraftStore:
     drafts = DraftStore()
     steps_with(drafts, LookaheadConfig(4, 4, 4, 40))
     steps_with(drafts, LookaheadConfig(4, 4, 4, sources=("trajectory",)))
-    assert len(drafts.pool)
+    assert [*drafts.pool]
     return drafts
 
 
@@ -57,7 +57,7 @@ def test_read_drafts_propose_what_the_written_ones_would(
 
 def test_a_file_that_is_not_there_yet_is_no_error(tmp_path: Path) -> None:
     pool_file.check(str(tmp_path / "pool"))
-    assert len(pool_file.load(tmp_path / "pool", TOKENIZER, VOCABULARY).pool) == 0
+    assert not [*pool_file.load(tmp_path / "pool", TOKENIZER, VOCABULARY).pool]
     with pytest.raises(UsageError, match="does not exist"):
         pool_file.check(str(tmp_path / "nowhere" / "pool"))
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-# In plain steps: what drafts may lose per token of text, what before they gained anything, and how
-# far the balance may fall below zero before they pause.
 LOSS_PER_TOKEN = 0.015
+"""What drafts may lose per token of text, in plain steps."""
 INITIAL_BALANCE = 1.5
+"""What drafts may lose before they gained anything, in plain steps."""
 MAX_DEFICIT = 2.0
+"""How far the balance may fall below zero before drafts pause, in plain steps."""
 
 
 class SpeculationBudget:
@@ -32,8 +33,8 @@ class SpeculationBudget:
     def may_run_window(self) -> bool:
         """Whether the next step may have a window.
 
-        A window pays later if at all, so it may use up half of the deficit only.  Where it could
-        use up all of it, and so stop all drafts, the demo made 1.14 tokens per step with all
+        A window pays later if at all, so it may use up half of the deficit only.  When a window
+        could use up all of it, and so stop all drafts, the demo made 1.14 tokens per step with all
         sources on a CPU instead of 1.34 to 1.41.
         """
         return self.balance >= -MAX_DEFICIT / 2.0

@@ -25,7 +25,6 @@ Row: TypeAlias = "dict[int, float]"
 Table: TypeAlias = "dict[int, Row]"
 Ranked: TypeAlias = "list[tuple[float, int, int]]"
 """Probability, token and kind of evidence of some successors, best first."""
-
 Repeated: TypeAlias = "tuple[int, float] | None"
 """The token with which a repeated span goes on, and its probability; None without a span."""
 
@@ -55,23 +54,22 @@ PRIOR_DECAY = 0.95
 DECAY = 0.7
 """What older counts of a context keep when it gets a new one."""
 NEGLIGIBLE = 0.2
-"""With this much probability left, shorter contexts are not looked up any more."""
+"""Shorter contexts are not looked up once no more than this much probability is left."""
 DISCOUNTS = (0.0, 8.0, 4.0, 2.0, 1.0)
 """By length of context: the total of counts that gets half of the probability left."""
 MODEL_SHARES = (0.0, 0.65, 0.7, 0.8, 0.95)
 """By length of context: what the model's own successors get of the probability left."""
 
 REPEATED = 0
-"""The kind of tokens along a repeated span, whose source calibrates itself."""
+"""The kind of a token that continues a repeated span: the span's source calibrates it."""
 EVIDENCE = ("context", "trajectory", "recycled")
-"""By length of context, tokens counted in text, those counted in n-grams of the window, and the
-model's successors: each is a kind of evidence, calibrated separately, whose number is
-1 + 3 * length + index."""
-KINDS = 1 + 3 * (ORDER + 1)
+"""Kinds of evidence after a context, calibrated separately for each length: tokens counted in text,
+tokens counted in n-grams of the window, the model's successors.  Kind 1 + 3 * length + index."""
 PRIOR = 3
-"""The kind of the prior: the model's successors, without a context."""
+"""The kind of the prior: the model's successors after a context of no token."""
+KINDS = 1 + 3 * (ORDER + 1)
 SOURCE_OF_KIND = ("context", *EVIDENCE * (ORDER + 1))
-"""What a draft token's source is called."""
+"""By kind, the source that a draft token is said to be of."""
 CALIBRATION_DECAY = 0.98
 """What a kind's record keeps when it is tried again."""
 CALIBRATION_PRIOR = 2.0
@@ -90,7 +88,7 @@ class RepeatedSpan(NamedTuple):
     end: int
     """Index after its last usable token."""
     probability: float
-    """Of the next token to be repeated too."""
+    """That the next token is repeated too."""
 
 
 def pack(tokens: Sequence[int]) -> int:
@@ -108,8 +106,8 @@ class NgramModel:
         counts: by length of context, decayed counts of the tokens that followed.
         model_successors: by length of context, the model's successors after a text or a candidate.
         prior: decayed mean of the model's successors after tokens that were new, best first.
-        expected_hits, hits: by kind of evidence, the sum of its probabilities where they could be
-            compared with the text, and how often the text agreed; both decayed.
+        expected_hits, hits: by kind of evidence, the sum of its probabilities that were compared
+            with the text, and how often the text agreed; both decayed.
     """
 
     def __init__(self) -> None:
@@ -118,7 +116,7 @@ class NgramModel:
         self.prior: Row = {}
         self._new_rows: list[Row] = []  # that the prior is still to learn
         self.expected_hits, self.hits = [0.0] * KINDS, [0.0] * KINDS
-        # What probabilities of each kind are multiplied with.
+        # By kind of evidence, the factor by which its probabilities are corrected.
         self._calibration = [1.0] * KINDS
         tables = zip(MASKS, self.model_successors, self.counts, range(ORDER + 1), strict=True)
         self._longest_first = list(tables)[:0:-1]
@@ -238,11 +236,11 @@ class NgramModel:
     def calibrate(
         self, looked_up: Mapping[int, Ranked], tokens: Sequence[int], accepted: Sequence[int]
     ) -> None:
-        """Compare what a tree's probabilities promised with what the text became, kind by kind.
+        """Compare a tree's probabilities with the tokens that the text got, kind by kind.
 
-        The successors of the root and of every accepted node are trials of their probabilities,
-        whether they became nodes or not.  So a kind whose probabilities were too high is
-        corrected, and can recover without being drafted.
+        The successors of the current token and of every accepted node are trials of their
+        probabilities, whether they became nodes or not.  So a kind whose probabilities were
+        corrected downwards can recover without being drafted.
 
         Args:
             looked_up: the successors that the tree was grown from; see `TreeSearch`.

@@ -33,7 +33,7 @@ class DraftStore:
         context: the one that keeps the texts.
         pool: the n-grams of the paper's algorithm, which uses nothing else.
         budget: what drafts may lose.
-        broken: an update is under way, or was interrupted, by Ctrl-C say: start a new store.
+        broken: an update is under way or was interrupted (by Ctrl-C): start a new store.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class DraftStore:
         self.broken = False
 
     def learn_text(self, tokens: Sequence[int]) -> None:
-        """Learn a text that answers may repeat, which the model has not read."""
+        """Learn a text that answers may repeat; the model need not have read it."""
         self.broken = True
         self.context.add(tokens)
         self.model.learn([tokens], 1, 1.0)

@@ -1,8 +1,8 @@
 """Lookahead with more sources of drafts than the paper's (see `paper`).
 
-All sources feed one online n-gram model, whose tree of the most probable continuations is
-verified, as large as the measured cost of a step says that it pays.  The window of Jacobi
-iterations, where it is one of the sources, runs beside it at its full width.
+All sources feed one online n-gram model.  The tree of its most probable continuations is verified,
+as large as pays by the measured cost of a step.  If `trajectory` is one of the sources, the window
+of Jacobi iterations runs beside the tree at its full width.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Lookahead(Strategy):
         """The window where it fits, and the most probable prefixes after the text."""
         config, store, widths = self._config, self._store, self._config.widths
         limit = self._limit if room.width >= self._limit else config.narrower(room.width)
-        # Each rank feeds the tokens that it misses and the current one: what places are left?
+        # Each rank feeds the tokens that it misses and the current one; the other places are free.
         loads = [1 + count for count in room.missing]
         places = sum([limit - load for load in loads if load < limit])
         # The window comes at its full width or not at all, and only beside candidates.

@@ -12,5 +12,5 @@ SOURCES: dict[str, type[Source]] = {
     "context": ContextSource,
     "recycled": RecycledSource,
 }
-"""In the order in which they learn from a step: accepted text comes after the window's n-grams,
-since it is the better evidence of the two and the newest outweighs."""
+"""In the order in which they learn from a step.  Newer counts outweigh older ones, so accepted text
+comes after the n-grams of the window, which are worse evidence."""

@@ -95,7 +95,7 @@ class ContextSource(Source):
         self.add(corpus)
 
     def add(self, text: Iterable[int]) -> None:
-        """Append texts that the next one, which is a new one, may repeat."""
+        """Append texts that later ones may repeat; the next text is a new one."""
         if self._text:
             self._extend(BOUNDARY)
         for token in text:
