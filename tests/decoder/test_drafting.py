@@ -73,7 +73,7 @@ def grown(
 
 
 def tried(model: NgramModel, text: list[int], curve: CostCurve, became: int) -> None:
-    """Draft after a text, of which one token more becomes known then."""
+    """Draft after a text, and calibrate by the token that it got."""
     search = TreeSearch(model, text)
     search.grow(9, curve)
     model.calibrate(search.looked_up, [became], [])

@@ -248,8 +248,8 @@ class NgramModel:
             accepted: the accepted nodes of the tree, in order.
         """
         expected, hits, before = self.expected_hits, self.hits, self._calibration.copy()
-        for place, actual in zip((0, *[1 + node for node in accepted]), tokens, strict=False):
-            for probability, token, kind in looked_up.get(place, ()):
+        for node, actual in zip((-1, *accepted), tokens, strict=False):  # -1: the current token
+            for probability, token, kind in looked_up.get(node + 1, ()):
                 if kind != REPEATED:
                     raw = probability / before[kind]
                     expected[kind] = expected[kind] * CALIBRATION_DECAY + raw

@@ -1,19 +1,20 @@
 """The draft: the tree of the most probable continuations of a text, grown best first.
 
-The probability of a node is the product of the probabilities along its path.  The search holds a
-frontier of what may come next, and takes its most probable entry each time:
+The probability of a node is the product of the probabilities along its path.  The search keeps a
+frontier of what may come next, and takes its most probable entry each time.  That is one of two:
 
-1. a node whose successors are unknown: they are looked up, and the best one joins the frontier;
-2. a successor that is not in the tree: it becomes a node.  The next of its siblings joins the
-   frontier, and so does the new node, with a guess at what its best successor is worth.
+1. A node of the tree.  Its successors are looked up, and the best one joins the frontier.
+2. A successor.  It becomes a node, and the next best successor of the same node joins the frontier.
+   So does the new node, with a guess at the probability of its best successor.
 
-The search ends where no further node pays, and the tree is cut to the size that pays most.
+The search ends when no further node pays, and the tree is cut to the size that pays most.
 """
 
 from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from ..noise import GumbelNoise
 from ..step_cost import CostCurve
@@ -31,6 +32,11 @@ from .ngram_model import (
     RepeatedSpan,
     pack,
 )
+
+Entry: TypeAlias = "tuple[float, int, int, int | None]"
+"""Probability, order, node, and the place of its best successor that is not in the tree: None
+before its successors are looked up.  Of equally probable entries the oldest has the highest order.
+"""
 
 OPTIMISM = 0.5
 """Assumed probability of the best child of a node that was not looked up yet.  At 1.0 trees took
@@ -50,8 +56,8 @@ class TreeSearch:
         noise: with which the next tokens are drawn; None for greedy.
 
     Attributes:
-        looked_up: by node + 1, so that 0 is the current token, the successors of those nodes whose
-            successors the search wanted to know.
+        looked_up: by node + 1, so that 0 is the current token, the successors of the nodes of which
+            the search looked them up.
     """
 
     def __init__(
@@ -100,9 +106,7 @@ class TreeSearch:
         tokens, parents, depths, kinds = self._tokens, self._parents, self._depths, self._kinds
         probabilities, contexts, looked_up = self._probabilities, self._contexts, self.looked_up
         cost, slope = curve.cost, curve.slope
-        # By probability, node and the place of its best successor outside of the tree, None before
-        # they are looked up.  Of equally probable entries the oldest has the highest order.
-        frontier: list[tuple[float, int, int, int | None]] = [(1.0, 0, 0, None)]
+        frontier: list[Entry] = [(1.0, 0, 0, None)]  # ascending
         newest = size = best_size = 0
         expected, best, room = 1.0, 1.0 / cost[0], len(cost) - 1
         while frontier and size < room:
@@ -126,7 +130,8 @@ class TreeSearch:
             siblings = looked_up[node]
             _, token, kind = siblings[place]
             if (place := place + 1) < children and place < len(siblings):
-                following = min(siblings[place][0], 1.0) * probabilities[node]
+                share = siblings[place][0]
+                following = probabilities[node] * (share if share < 1.0 else 1.0)
                 insort(frontier, (following, order, node, place))
             size += 1
             level = depths[node] + 1

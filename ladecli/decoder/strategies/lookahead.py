@@ -30,7 +30,8 @@ class Lookahead(Strategy):
         self._config = config
         self._limit = config.step_limit
         self._store = store
-        self._sources = [store.sources[name] for name in store.sources if name in config.sources]
+        named = store.sources.items()
+        self._sources = [source for name, source in named if name in config.sources]
         self._successors = MAX_SUCCESSORS if "recycled" in config.sources else 0
         self._noise: GumbelNoise | None = None
         self._window: LookaheadWindow | None = None
