@@ -150,6 +150,10 @@ def turns(report: Report, quick: bool, place: Path) -> None:
     )
 
 
+ENDS = (b"(stopped)", b"tokens per step")
+"""What the screen shows once a reply is over."""
+
+
 def interruptions(report: Report, quick: bool, place: Path) -> None:
     """Ctrl-C at random moments; the next reply is that of a fresh chat."""
     count, draw, file = 15 if quick else 200, random.Random(1), place / "reply.json"
@@ -188,8 +192,12 @@ def interruptions(report: Report, quick: bool, place: Path) -> None:
             chat.read(draw.choice((0.0, draw.random() * 0.1, draw.random() * 0.6)))
             before = len(chat.raw)
             chat.send("\x03")
-            chat.read(0.2)
+            # What is typed before a reply has stopped is discarded with it.
+            until = time.monotonic() + 3
+            while not any(end in chat.raw[before:] for end in ENDS) and time.monotonic() < until:
+                chat.read(0.05)
             stopped += b"(stopped)" in chat.raw[before:]
+            chat.send("\x15")  # Ctrl-C before Enter was read leaves the message in the input
             got = reply()
             report.holds(got == fresh, f"after Ctrl-C {number}: {got!r} in place of {fresh!r}")
         chat.enter("/exit")
