@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 import torch
 
+from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.load import load_decoder
 from ladecli.events import Ended
@@ -145,3 +146,15 @@ def test_stop_strings_that_never_come_change_nothing(loaded: LoadedModel) -> Non
         assert texts[-1] == session.text_of(ids, prompt, PLAIN).text
     assert texts[0]
     assert texts == [texts[0]] * 3
+
+
+def test_a_window_without_trees_is_told(loaded: LoadedModel) -> None:
+    session = Session(loaded)
+    session.decoder.runner.model.drafts = "chains"
+    text = answer(session, [5, 6, 7], replace(SHARED, lookahead=LookaheadConfig(4, 3, 4)))
+    assert session.new_notices() == []
+    window = replace(SHARED, lookahead=LookaheadConfig(4, 3, 4, sources=("trajectory",)))
+    for _ in range(2):
+        assert answer(session, [5, 6, 7], window) == text
+    (line,) = session.new_notices()
+    assert "leave out --sources trajectory" in line

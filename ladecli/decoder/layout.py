@@ -84,7 +84,7 @@ def build_chunk(tokens: Sequence[int], position: int, anchor: int | None = None)
     """
     count = len(tokens)
     positions = list(range(position, position + count))
-    rows = [(2 << place) - 1 for place in range(count)]
+    rows = [(2 << place) - 1 for place in range(count)]  # bits 0 to `place`
     if anchor is None:
         return StepLayout(list(tokens), positions, rows, [], count)
     return StepLayout([*tokens, tokens[-1]], [*positions, anchor], [*rows, 1 << count], [], count)

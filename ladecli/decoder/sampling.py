@@ -41,12 +41,22 @@ def choose(logits: Tensor, config: SamplingConfig, noise: Tensor | None) -> Tens
 
 
 def top_tokens(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Scores and ids of the best `count` tokens of each row, as `torch.topk` has them; of equally
-    good ones the first.
+    """Scores and ids of the best `count` tokens of each row, best first.
+
+    The best one is what `argmax` gives, whatever `count` is: in half precision tokens are often
+    equally good, and `topk` chooses among them as it likes.
     """
-    if scores.device.type != "cpu" or scores.dtype != torch.float32:
-        return scores.max(dim=-1, keepdim=True) if count == 1 else scores.topk(count)
+    if scores.device.type != "cpu":
+        best = scores.max(dim=-1, keepdim=True)
+        if count == 1:
+            return best
+        values, found = scores.topk(count)
+        # Of those as good as the best one, topk may have another in front.
+        found = torch.where(found == best.indices, found[:, :1], found)
+        found[:, :1] = best.indices
+        return values, found
     # NumPy's argmax is vectorised: a few of them take a fraction of torch's time for one.
+    scores = scores.float()
     left = scores.numpy() if count == 1 else scores.numpy().copy()
     rows, ids = np.arange(len(left)), np.empty((count, len(left)), dtype=np.int64)
     for place in range(count):
@@ -85,8 +95,8 @@ def _nucleus_cut(probabilities: Tensor, top_p: float) -> Tensor:
     if len(probabilities) == 1 and probabilities.device.type == "cpu":
         # All tokens below this together have less than 1 - top-p, so the set is among the others,
         # which are few: a whole vocabulary takes milliseconds to sort.
-        cut = (1.0 - top_p) / probabilities.shape[-1]
-        probabilities = probabilities[probabilities > cut][None]
+        cut = min((1.0 - top_p) / probabilities.shape[-1], float(probabilities.max()))
+        probabilities = probabilities[probabilities >= cut][None]
     ordered = probabilities.sort(dim=-1, descending=True).values
     # A token stays while the more probable ones together have less than top-p.
     last = (ordered.cumsum(dim=-1) < top_p).sum(dim=-1, keepdim=True)
@@ -131,7 +141,8 @@ class StepOutput:
     """What is read out of a step's logits."""
 
     best: list[int]
-    """The most probable token after each output, the repetition penalty included."""
+    """The most probable token after each output; a repetition penalty counts, logits processors
+    do not: drafts do without."""
     successors: Successors
     """See `strategy.Successors`."""
     choose: Choose
@@ -184,7 +195,9 @@ class Sampler:
             raise NaNLogitsError
         tokens: list[int] = ids[:, 0].tolist()
         found = _successors(logits, values, ids) if successors and usable else ()
-        if self._processors or not (self._greedy or logits.device.type != "cpu"):
+        # On a CPU, to draw for rows that the walk never reaches costs more than the calls.
+        sampled_here = not self._greedy and logits.device.type == "cpu"
+        if self._processors or sampled_here:
             return StepOutput(tokens, found, lambda row, path: self._choose(logits[row], path))
         chosen = tokens if self._greedy else self._choose_all(logits, layout, nodes)
         return StepOutput(tokens, found, lambda row, _path: chosen[row])
@@ -197,13 +210,13 @@ class Sampler:
 
     def _choose(self, scores: Tensor, path: Sequence[int]) -> int:
         """The token after one node, processors included."""
-        text, rows = [*self._text, *path], scores[None]
+        rows, position = scores[None], len(self._text) + len(path)
         if self._processors:
-            ids = torch.tensor([text], device=scores.device)
+            ids = torch.tensor([[*self._text, *path]], device=scores.device)
             rows = processed(rows, ids, self.config, self._processors)
             if bool(rows.isnan().any()):
                 raise NaNLogitsError
-        return int(choose(rows, self.config, self._noise_at([len(text)], scores)))
+        return int(choose(rows, self.config, self._noise_at([position], scores)))
 
     def _choose_all(self, logits: Tensor, layout: StepLayout, nodes: int) -> list[int]:
         """The tokens after the current token and every node, in one go: for GPUs."""

@@ -43,11 +43,11 @@ class Room:
     reach: int = 0
     """Positions after the current token that exist and are encoded as before."""
     width: int = sys.maxsize
-    """The most tokens of a step, padding included, that fit in memory; with several ranks, of a
-    single rank's step."""
+    """The most tokens of a step that fit in memory, padding included and pending ones other than
+    the current left out; with several ranks, of a single rank's step."""
     missing: Sequence[int] = (0,)
-    """By rank, how many committed tokens before the current one it must feed first because it lacks
-    their keys."""
+    """By rank, the committed tokens that count against the width because they are fed again.  Those
+    that end a prompt do not: they cost no draft its place."""
     branches: bool = True
     """Whether a tree may have more than one path."""
 

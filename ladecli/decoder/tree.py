@@ -3,9 +3,9 @@ accepts them.
 
 At every node the model's own token is chosen (the most probable, or a sample).  If a child
 holds it, the walk descends and the token is accepted; if not, the token is emitted and the
-walk ends.  With deterministic drafts this is exact rejection sampling: the emitted tokens
-have the model's own distribution, and a draft is accepted with the highest probability that
-any exact method can reach.
+walk ends.  That is exact whatever the drafts are: at every node the token is the one that plain
+decoding would choose there (`sampling`), and a draft decides only whether what follows it is
+computed already.
 """
 
 from __future__ import annotations

@@ -1,8 +1,17 @@
 """The paper's 2-D window of Jacobi iterations, and the pool of its n-grams (Fu et al., 2024).
 
-With the current token at position p, row r and column j stand at position p + r + j.  Row 0,
-column 0 is the current token itself.  A cell (r, j) sees row 0 up to column j and rows 1 to r
-of its own column: a diagonal of guesses from successive iterations, which reads as text.
+With the current token at position p, row r and column j stand at position p + r + j.  For W = 4
+columns and N = 4, rows by their offsets r + j, and in brackets what cell (2, 1) sees:
+
+    row 0    [0] [1]  2   3      the oldest guesses; (0, 0) is the current token
+    row 1     1  [2]  3   4      the model's answers to row 0, one step later
+    row 2     2  [3]  4   5      its answers to row 1
+    outputs   3   4   5   6      its answers to row 2
+
+A cell (r, j) sees row 0 up to column j and rows 1 to r of its own column.  Their positions follow
+one another without a gap, so that they read as a text of guesses, each of which answers the one
+before it.  So does a column with its output: that is an n-gram, of which the model has written
+all but the first token.
 """
 
 from __future__ import annotations
@@ -82,7 +91,8 @@ class LookaheadWindow:
     Args:
         window: W, columns of the full window.
         ngram: N, so that the full window has N - 1 rows.
-        prompt: the first row is drawn from its end, always the same way.
+        prompt: the first row is drawn from its end, as the paper does: any guess will do, and its
+            words are likelier than others.  Always the same way, for ranks must draw alike.
     """
 
     def __init__(self, window: int, ngram: int, prompt: Sequence[int]) -> None:
@@ -111,7 +121,8 @@ class LookaheadWindow:
     def advance(self, current: int, outputs: Sequence[int]) -> list[tuple[int, ...]]:
         """Move on by one Jacobi iteration and one column, however many tokens were accepted.
 
-        Advancing by the number of accepted tokens gave fewer tokens per step.
+        After k accepted tokens the guesses stand k positions late, which costs little: they are
+        there for their n-grams, not for their place.  Advancing by k gave fewer tokens per step.
 
         Args:
             current: the current token of the step.

@@ -54,6 +54,12 @@ class Followers(Protocol):
         """Called after drafts changed outside an answer."""
 
 
+_NO_WINDOW = (
+    "steps have no drafts: this model verifies one continuation of a text at a time, and a window"
+    " takes several; leave out --sources trajectory"
+)
+
+
 class Session:
     """A loaded model and its decoder.
 
@@ -378,8 +384,12 @@ class Session:
 
     def _prepared(self, settings: Settings) -> Settings:
         """Settings that know which widths steps are captured for; followers are told them."""
-        if self.decoder.runner.model.drafts == "none":
+        runner, sources = self.decoder.runner, settings.lookahead.sources
+        if runner.model.drafts == "none":
             settings = replace(settings, strategy="autoregressive")
+        windowed = settings.strategy == "lookahead" and sources == ("trajectory",)
+        if runner.model.drafts == "chains" and windowed and _NO_WINDOW not in runner.notices:
+            runner.notices.append(_NO_WINDOW)
         if self._follows or settings.lookahead.widths:
             return settings
         widths = tuple(self.decoder.runner.widths(settings.lookahead.step_limit))

@@ -1,5 +1,10 @@
 """Lookahead decoding as the paper has it (Fu et al., ICML 2024, arXiv 2402.02057).
 
+Jacobi iteration: guess W tokens at once, let the model answer each of them, and take the answers
+for the next guesses.  Most are wrong for this place in the text, but runs of them are text that
+the model likes.  So the last N - 1 iterations are kept, each run is read off them as an n-gram,
+and is verified when its first token comes up.
+
 A step has two branches, which one forward computes together:
 
 - The lookahead branch is a 2-D window of W columns and N - 1 rows, which is refined by one Jacobi
@@ -44,7 +49,8 @@ class PaperLookahead(Strategy):
         places = sum([limit - load for load in loads if load < limit])
         # The lookahead branch: all cells of the window but the first, which is the current token.
         window = self._window.block(current)
-        fits = len(window.tokens) <= places and self._window.max_offset <= room.reach
+        fits = room.branches and self._window.max_offset <= room.reach
+        fits = fits and len(window.tokens) <= places
         cells = len(window.tokens) if fits else 0
         # The verification branch: the newest G n-grams, of which N - 1 tokens are guesses.  Merged
         # into a tree, so that a common start is verified once.
