@@ -12,6 +12,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib import import_module, metadata
@@ -23,7 +24,7 @@ from ..decoder.errors import Error
 from ..errors import UsageError, describe_error
 from ..options.commands import DoctorRequest
 from ..options.declare import config_path
-from ..profiles import user
+from ..profiles import races, user
 from ..session import setup as decode_setup
 from ..specs import adapters, device, hub, model_files
 from ..specs.memory import format_bytes
@@ -188,6 +189,10 @@ def devices(_request: DoctorRequest) -> Iterator[Finding]:
     why = f" (OMP_NUM_THREADS={limit})" if limit else ""
     count = f"{counted(known.cores, 'core')}, torch uses {counted(cpu.threads, 'thread')}{why}"
     yield Finding("processor", f"{cpu.label}: {count}")
+    if raced := races.read(cpu):
+        won = Counter(forms[0] for forms in raced.values() if forms)
+        shown = ", ".join(f"{form} {number} times" for form, number in won.most_common())
+        yield Finding("products", f"the fastest forms of {counted(len(raced), 'product')}: {shown}")
 
 
 def unused_gpu(_request: DoctorRequest) -> Iterator[Finding]:

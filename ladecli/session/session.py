@@ -12,13 +12,14 @@ from ..decoder.config import Limits, LookaheadConfig, SamplingConfig
 from ..decoder.drafting.store import DraftStore
 from ..decoder.events import Event
 from ..decoder.load import load_decoder
+from ..decoder.model.cpu_formats import Races
 from ..decoder.run.executor import Executor
 from ..decoder.sampling import LogitsProcessor
 from ..decoder.strategies import make_strategy
 from ..errors import NoEmbeddingError
 from ..events import TextEvent
 from ..models import LoadedModel
-from ..profiles import Choice
+from ..profiles import Choice, races
 from .chat_template import ChatMessage, ChatTemplate, TemplateChoice
 from .conversation import Conversation
 from .reasoning import splitter
@@ -83,6 +84,7 @@ class Session:
     ) -> None:
         self.loaded = loaded
         self.setup = setup = setup or Setup()
+        raced = Races(races.read(loaded.device)) if loaded.device.kind == "cpu" else None
         self.decoder = load_decoder(
             loaded.model,
             attention=setup.attention.name,
@@ -90,7 +92,10 @@ class Session:
             cuda_graphs=setup.no_graphs_reason is None,
             kernels=setup.kernels,
             pack=setup.store_twice,
+            races=raced,
         )
+        if raced is not None and raced.run:
+            races.write(loaded.device, raced.known)
         self.drafts = DraftStore()  # what lookahead learned so far
         self._draft_texts: list[list[int]] = []
         # What runs the steps, where other ranks take part in them.

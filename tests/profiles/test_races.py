@@ -1,0 +1,53 @@
+"""What a load found out about a processor's products is there for the next one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ladecli.profiles import races
+from ladecli.specs.device import Device
+
+EPYC = Device("cpu", "cpu", "AMD EPYC", threads=1)
+RESULTS = {"float32 960x576 1": ["columns", "rows", "packed"]}
+
+
+def test_results_are_kept_by_device() -> None:
+    races.write(EPYC, RESULTS)
+    more = Device("cpu", "cpu", "AMD EPYC", threads=2)
+    assert races.read(more) == {}
+    races.write(more, {})
+    assert races.read(EPYC) == RESULTS
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"AMD EPYC": {"float32": 1}}', "\0"])
+def test_a_damaged_file_is_as_good_as_none(text: str) -> None:
+    races.write(EPYC, RESULTS)
+    races.path().write_text(text)
+    assert races.read(EPYC) == {}
+    races.write(EPYC, RESULTS)
+    assert races.read(EPYC) == RESULTS
+
+
+def test_where_nothing_can_be_written_nothing_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "file"))
+    races.write(EPYC, RESULTS)
+    assert races.read(EPYC) == {}
+
+
+@pytest.mark.slow
+def test_a_load_races_once_and_the_doctor_shows_it(lade: Any) -> None:
+    assert lade("generate", "-p", "def ", "-n", "4", "--device", "cpu").code == 0
+    written = races.path().read_text()
+    (results,) = json.loads(written).values()
+    assert any(name.startswith("float32 ") for name in results)
+    assert lade("generate", "-p", "def ", "-n", "4", "--device", "cpu").code == 0
+    assert races.path().read_text() == written
+    found = json.loads(lade("doctor", "--json").out)["checks"]
+    assert "products" in [each["name"] for each in found]
