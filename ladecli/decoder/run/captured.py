@@ -75,14 +75,7 @@ class GraphCapture:
         """
         with self._one, torch.cuda.device(self._device):
             current = torch.cuda.current_stream()
-            self._stream.wait_stream(current)
-            try:
-                with torch.cuda.stream(self._stream):
-                    for _ in range(WARM_UP):
-                        work()
-            finally:
-                # What was launched may write to the cache, even if a run broke off.
-                current.wait_stream(self._stream)
+            self._warm_up(work, current)
             # torch captures no more into a pool whose last graph is gone.
             if self._pool is None or not self._alive:
                 self._pool = torch.cuda.graph_pool_handle()
@@ -118,6 +111,16 @@ class GraphCapture:
                     gc.enable()
         self._alive.add(graph)
         return graph.replay
+
+    def _warm_up(self, work: Work, current: torch.cuda.Stream) -> None:
+        self._stream.wait_stream(current)
+        try:
+            with torch.cuda.stream(self._stream):
+                for _ in range(WARM_UP):
+                    work()
+        finally:
+            # What was launched may write to the cache, even if a run broke off.
+            current.wait_stream(self._stream)
 
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
         """Let the allocator and random numbers go on after a capture that could not be ended."""

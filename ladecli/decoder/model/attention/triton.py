@@ -83,75 +83,87 @@ def triton_attention(
     Raises:
         ConfigError: keys and values differ in size.
     """
-    scaling, window, softcap, sinks = rules
-    window = mask.active_window(window)
-    length, positions, words = mask.on_device(query.device)
     if value.shape[-1] != query.shape[-1]:
         raise ConfigError(
             f"attention 'triton' needs keys and values of one size, not {query.shape[-1]} and"
             f" {value.shape[-1]}; use --attention sdpa"
         )
+    query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
+    _, heads, count, size = query.shape
+    kv_heads, slots = key.shape[1:3]
+    gpu = gpu_of(query.device)
+    launch = plan(count, heads // kv_heads, kv_heads, size, slots, query.element_size(), gpu)
+    out = _empty_result(query)
+    # One split leaves the result itself; of several, each leaves a part and its log-sum-exp.
+    shape = heads, count, launch.splits
+    part = out[0].unsqueeze(2) if launch.splits == 1 else query.new_empty((*shape, size))
+    lse = query.new_empty(shape, dtype=torch.float32)
+    # Triton launches on the current device, which need not be that of this layer.
+    with torch.cuda.device(query.get_device()):
+        _attend(launch, query, key, value, mask, rules, part, lse)
+        if launch.splits > 1:
+            _join(launch, part, lse, out)
+    return out
+
+
+def _attend(
+    launch: Launch,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: StepMask,
+    rules: Rules,
+    part: Tensor,
+    lse: Tensor,
+) -> None:
+    """What each split makes of its keys: part [H, T, splits, D], and lse [H, T, splits]."""
     # Not before here: a CPU does without triton.
     from triton import language
 
     from . import triton_kernel as kernels
 
-    query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
     _, heads, count, size = query.shape
-    kv_heads, slots = key.shape[1:3]
-    groups, gpu = heads // kv_heads, gpu_of(query.device)
-    launch = plan(count, groups, kv_heads, size, slots, query.element_size(), gpu)
-    depth = max(16, power_of_two(size))
-    out = _empty_result(query)
-    # One split leaves the result itself.
-    shape = heads, count, launch.splits
-    part = out[0].unsqueeze(2) if launch.splits == 1 else query.new_empty((*shape, size))
-    lse = query.new_empty(shape, dtype=torch.float32)
+    groups = heads // key.shape[1]
+    scaling, window, softcap, sinks = rules
+    window = mask.active_window(window)
     # The interpreter cannot multiply bfloat16.
     widened = kernels.INTERPRETED and query.dtype == torch.bfloat16
     dot: Any = getattr(language, "float32" if widened else str(query.dtype).split(".")[1])
     strides = (stride for each in (query, key, value) for stride in each.stride()[1:3])
-    tensors = (
-        query,
-        key,
-        value,
-        lse if sinks is None else sinks,
-        part,
-        lse,
-        length,
-        positions,
-        words,
+    grid = -(-groups * count // launch.rows), key.shape[1], launch.splits
+    kernels.attend[grid](
+        *(query, key, value, lse if sinks is None else sinks, part, lse),
+        *mask.on_device(query.device),
+        *(*strides, *part.stride()[:3], count, window or 0, scaling, softcap or 1.0),
+        GROUPS=groups,
+        SIZE=size,
+        BLOCK_M=launch.rows,
+        BLOCK_N=launch.keys,
+        BLOCK_O=min(launch.keys, WORD),
+        BLOCK_D=max(16, power_of_two(size)),
+        DOT=dot,
+        WINDOWED=window is not None,
+        CAPPED=softcap is not None,
+        SINKS=sinks is not None,
+        num_warps=launch.warps,
+        num_stages=launch.stages,
+        enable_fp_fusion=True,
     )
-    grid = -(-groups * count // launch.rows), kv_heads, launch.splits
-    # Triton launches on the current device, which need not be that of this layer.
-    with torch.cuda.device(query.get_device()):
-        kernels.attend[grid](
-            *(*tensors, *strides, *part.stride()[:3], count, window or 0, scaling, softcap or 1.0),
-            GROUPS=groups,
-            SIZE=size,
-            BLOCK_M=launch.rows,
-            BLOCK_N=launch.keys,
-            BLOCK_O=min(launch.keys, WORD),
-            BLOCK_D=depth,
-            DOT=dot,
-            WINDOWED=window is not None,
-            CAPPED=softcap is not None,
-            SINKS=sinks is not None,
-            num_warps=launch.warps,
-            num_stages=launch.stages,
-            enable_fp_fusion=True,
-        )
-        if launch.splits > 1:
-            warps = 4 if launch.splits <= 32 else 8
-            kernels.join[heads * count,](
-                *(part, lse, out, *out.stride()[1:3], count, launch.splits),
-                SIZE=size,
-                BLOCK_D=depth,
-                BLOCK_S=power_of_two(launch.splits),
-                num_warps=warps,
-                enable_fp_fusion=True,
-            )
-    return out
+
+
+def _join(launch: Launch, part: Tensor, lse: Tensor, out: Tensor) -> None:
+    """Weigh the parts of all splits: out [1, H, T, D]."""
+    from . import triton_kernel as kernels
+
+    heads, count, size = out.shape[1:]
+    kernels.join[heads * count,](
+        *(part, lse, out, *out.stride()[1:3], count, launch.splits),
+        SIZE=size,
+        BLOCK_D=max(16, power_of_two(size)),
+        BLOCK_S=power_of_two(launch.splits),
+        num_warps=4 if launch.splits <= 32 else 8,
+        enable_fp_fusion=True,
+    )
 
 
 @cache
