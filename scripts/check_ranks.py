@@ -21,10 +21,9 @@ from pathlib import Path
 import torch
 
 from ladecli import models
-from ladecli.decoder.config import SOURCES, LookaheadConfig, SamplingConfig
+from ladecli.decoder.config import SOURCES, Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.events import Step
-from ladecli.decoder.config import Limits
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.run.executor import Executor
 from ladecli.decoder.run.ranks.executors import LookaheadParallel
