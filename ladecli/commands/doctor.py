@@ -190,7 +190,7 @@ def devices(_request: DoctorRequest) -> Iterator[Finding]:
     count = f"{counted(known.cores, 'core')}, torch uses {counted(cpu.threads, 'thread')}{why}"
     yield Finding("processor", f"{cpu.label}: {count}")
     if raced := races.read(cpu):
-        won = Counter(forms[0] for forms in raced.values() if forms)
+        won = Counter(min(times, key=times.__getitem__) for times in raced.values() if times)
         shown = ", ".join(f"{form} {number} times" for form, number in won.most_common())
         yield Finding("products", f"the fastest forms of {counted(len(raced), 'product')}: {shown}")
 

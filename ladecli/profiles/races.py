@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from ..specs.device import Device
 
-Results: TypeAlias = dict[str, list[str]]
-"""By kind of product, its forms, the fastest first."""
+Results: TypeAlias = dict[str, dict[str, float]]
+"""Microseconds by kind of product and form."""
 _FILE: TypeAdapter[dict[str, Results]] = TypeAdapter(dict[str, Results])
 
 

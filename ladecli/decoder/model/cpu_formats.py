@@ -28,6 +28,8 @@ RACE_SECONDS = 0.05
 RACE_BYTES = 1 << 23
 """Of the weights that a race reads once, so that they come from memory as in a step."""
 RACE_PASSES = 3
+MARGIN = 0.05
+"""Of a single row's time that one form for all rows may cost."""
 MKLDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 """Whether torch has oneDNN."""
 
@@ -91,10 +93,10 @@ FORMS: dict[str, type[Rows] | type[Packed]] = {"rows": Rows, "columns": Columns,
 
 
 class Races:
-    """The forms of products by shape, the fastest first.
+    """The forms of products by shape, and how fast they were.
 
     Args:
-        known: results of earlier races on this processor, by `key`.
+        known: microseconds of earlier races on this processor, by `key` and form.
         seconds: for all races together.
 
     Attributes:
@@ -103,33 +105,49 @@ class Races:
     """
 
     def __init__(
-        self, known: dict[str, list[str]] | None = None, seconds: float = RACE_SECONDS
+        self, known: dict[str, dict[str, float]] | None = None, seconds: float = RACE_SECONDS
     ) -> None:
         self.known = {} if known is None else known
         self.run = 0
         self._left = seconds
 
-    def ranking(self, dtype: torch.dtype, shape: Sequence[int], rows: int) -> list[str]:
-        """Names of forms for a weight [out, in] and a number of rows, the fastest first."""
+    def choose(self, dtype: torch.dtype, shape: Sequence[int]) -> tuple[str, str]:
+        """The forms of a weight [out, in] for a single row, and for more.
+
+        They are one where it is hardly slower for a single row: then the weight is held once, and
+        a row of the packed form is the same, bit for bit, however many there are.
+        """
+        one, more = self._times(dtype, shape, ONE), self._times(dtype, shape, MORE)
+        if not (one and more):
+            return usual(dtype, shape)
+        best = min(more, key=more.__getitem__)
+        if one[best] <= (1.0 + MARGIN) * min(one.values()):
+            return best, best
+        return min(one, key=one.__getitem__), best
+
+    def _times(self, dtype: torch.dtype, shape: Sequence[int], rows: int) -> dict[str, float]:
+        """Microseconds by form; empty where there was no time to find out."""
         name = key(dtype, shape, rows)
-        if sorted(self.known.get(name, ())) == sorted(_possible()):
-            return self.known[name]
-        if self._left <= 0.0:
-            return usual(dtype, shape, rows)
-        began = time.perf_counter()
-        for each in (ONE, MORE):
-            self.known[key(dtype, shape, each)] = []
-        copies = max(RACE_BYTES // (shape[0] * shape[1] * dtype.itemsize), 1)
-        seconds: dict[int, dict[str, float]] = {ONE: {}, MORE: {}}
+        if {*self.known.get(name, ())} != {*_possible()}:
+            if self._left <= 0.0:
+                return {}
+            self._race(dtype, shape)
+        return self.known[name]
+
+    def _race(self, dtype: torch.dtype, shape: Sequence[int]) -> None:
+        began, row = time.perf_counter(), shape[1] * dtype.itemsize
+        part = min(shape[0], max(RACE_BYTES // row, 1)), shape[1]  # of a head, as many rows as do
+        copies = max(RACE_BYTES // (part[0] * row), 1)
+        found: dict[int, dict[str, float]] = {ONE: {}, MORE: {}}
         for form in _possible():
-            weights = [FORMS[form](torch.ones(shape, dtype=dtype)) for _ in range(copies)]
-            for each, found in seconds.items():
-                found[form] = _pass_seconds(weights, torch.ones((each, shape[1]), dtype=dtype))
-        for each, found in seconds.items():
-            self.known[key(dtype, shape, each)] = sorted(found, key=found.__getitem__)
+            weights = [FORMS[form](torch.ones(part, dtype=dtype)) for _ in range(copies)]
+            for rows, times in found.items():
+                seconds = _pass_seconds(weights, torch.ones((rows, shape[1]), dtype=dtype))
+                times[form] = round(1e6 * seconds / copies * shape[0] / part[0], 1)
+        for rows, times in found.items():
+            self.known[key(dtype, shape, rows)] = times
         self.run += 1
         self._left -= time.perf_counter() - began
-        return self.known[name]
 
 
 def key(dtype: torch.dtype, shape: Sequence[int], rows: int) -> str:
@@ -137,16 +155,13 @@ def key(dtype: torch.dtype, shape: Sequence[int], rows: int) -> str:
     return f"{str(dtype).removeprefix('torch.')} {shape[0]}x{shape[1]} {rows}"
 
 
-def usual(dtype: torch.dtype, shape: Sequence[int], rows: int) -> list[str]:
-    """The forms for a product that was not raced, those that are usually fastest first."""
-    plain = ["columns", "rows"] if shape[0] > shape[1] else ["rows", "columns"]
-    if "packed" not in _possible():
-        return plain
-    if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return ["rows", "columns", "packed"]
-    if dtype == torch.float32 and rows == ONE:
-        return [*plain, "packed"]
-    return ["packed", *plain]
+def usual(dtype: torch.dtype, shape: Sequence[int]) -> tuple[str, str]:
+    """The forms that are usually fastest, for a single row and for more."""
+    plain = "columns" if shape[0] > shape[1] else "rows"
+    if dtype == torch.float32:
+        return plain, "packed" if MKLDNN else plain
+    packs = MKLDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return ("packed", "packed") if packs else ("rows", "rows")
 
 
 def _possible() -> list[str]:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .cpu_formats import FORMS, MORE, ONE, SMALL, Form, Races
+from .cpu_formats import FORMS, SMALL, Form, Races
 
 CPU_TYPES = (torch.float32, torch.bfloat16)
 """Of weights that have forms of their own on a CPU."""
@@ -106,7 +106,7 @@ class CpuLinear:
             weight = torch.cat([part.weight.detach() for part in parts])
         one = more = "rows"
         if weight.numel() >= SMALL and (pack or not shared):
-            one, more = (races.ranking(weight.dtype, weight.shape, each)[0] for each in (ONE, MORE))
+            one, more = races.choose(weight.dtype, weight.shape)
             if not pack:
                 one = more
         forms: dict[str, Form] = {name: FORMS[name](weight) for name in {one, more}}
