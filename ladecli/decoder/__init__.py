@@ -16,9 +16,10 @@ A map, in the order in which a step passes through it:
 - `run`         how a step is run: `executor`, which the loop asks; `prefill` of prompts; a
   `runner` of single operations, `captured` steps; several `ranks`
 - `model`       how logits are made: our own forward (`transformer`), by `families`, joined
-  `weights` and `rotary` tables; with fused `triton_kernels` on a GPU.  `stock`: every other
-  family, by transformers' forward; `own_cache`: those that verify one continuation at a time, or
-  none, with their own cache.  `attention`: backends, and the mask in the form that each reads
+  `weights` (in `cpu_formats` on a CPU) and `rotary` tables; with fused `triton_kernels` on a GPU.
+  `stock`: every other family, by transformers' forward; `own_cache`: those that verify one
+  continuation at a time, or none, with their own cache.  `attention`: backends, and the mask in
+  the form that each reads
 - `kv_cache`    keys and values by slot
 - `sampling`    logits to tokens, one way for all; `noise`: what they are drawn with
 - `rescoring`   logits of a text again: rounding, or a fault?
