@@ -147,9 +147,10 @@ class LookaheadConfig:
             limit = self.window_cells + self.guesses * (self.ngram - 1)
         return max((width for width in self.widths if width <= limit), default=limit)
 
-    def narrower(self, widest: int) -> int:
-        """The step limit where memory suffices for fewer tokens than it, `widest`."""
-        return max((width for width in self.widths if width <= widest), default=widest)
+    def limit_within(self, width: int) -> int:
+        """The most tokens that one step feeds where memory suffices for so many."""
+        most = min(width, self.step_limit)
+        return max((each for each in self.widths if each <= most), default=most)
 
 
 @dataclass(frozen=True, slots=True)

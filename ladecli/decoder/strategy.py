@@ -51,6 +51,15 @@ class Room:
     branches: bool = True
     """Whether a tree may have more than one path."""
 
+    @property
+    def loads(self) -> list[int]:
+        """By rank, the tokens that it feeds in any case: those again, and the current one."""
+        return [1 + count for count in self.missing]
+
+    def places(self, limit: int) -> int:
+        """The tokens of drafts that there is room for where no rank feeds more than a limit."""
+        return sum([limit - load for load in self.loads if load < limit])
+
 
 @dataclass(frozen=True, slots=True)
 class Draft:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from ..errors import DraftStateError
@@ -46,12 +47,18 @@ class DraftStore:
         self.budget = SpeculationBudget()
         self.broken = False
 
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """While it learns: where Ctrl-C lands in between, it stays broken."""
+        self.broken = True
+        yield
+        self.broken = False
+
     def learn_text(self, tokens: Sequence[int]) -> None:
         """Learn a text that answers may repeat; the model need not have read it."""
-        self.broken = True
-        self.context.add(tokens)
-        self.model.learn([tokens], 1, 1.0)
-        self.broken = False
+        with self.changing():
+            self.context.add(tokens)
+            self.model.learn([tokens], 1, 1.0)
 
     def to_dict(self) -> dict[str, Any]:
         """The newest part of it as lists of numbers, for JSON; at most about 60,000 of them.

@@ -28,7 +28,6 @@ class Lookahead(Strategy):
 
     def __init__(self, config: LookaheadConfig, store: DraftStore) -> None:
         self._config = config
-        self._limit = config.step_limit
         self._store = store
         named = store.sources.items()
         self._sources = [source for name, source in named if name in config.sources]
@@ -48,18 +47,15 @@ class Lookahead(Strategy):
             self._successors = SAMPLED_SUCCESSORS if self._successors else 0
         if "trajectory" in config.sources:
             self._window = LookaheadWindow(config.window, config.ngram, state.tokens)
-        self._store.broken = True
-        for source in self._sources:
-            source.begin(state.tokens)
-        self._store.broken = False
+        with self._store.changing():
+            for source in self._sources:
+                source.begin(state.tokens)
 
     def propose(self, state: State, room: Room) -> Draft:
         """The window where it fits, and the most probable prefixes after the text."""
         config, store, widths = self._config, self._store, self._config.widths
-        limit = self._limit if room.width >= self._limit else config.narrower(room.width)
-        # Each rank feeds the tokens that it misses and the current one; the other places are free.
-        loads = [1 + count for count in room.missing]
-        places = sum([limit - load for load in loads if load < limit])
+        limit = config.limit_within(room.width)
+        loads, places = room.loads, room.places(limit)
         # The window comes at its full width or not at all, and only beside candidates.
         window: WindowBlock | None = None
         if self._window is not None and room.branches and store.budget.may_run_window:
@@ -101,8 +97,7 @@ class Lookahead(Strategy):
         if self._window is not None and draft.window is not None:
             ngrams = self._window.advance(text[-new - 1], result.best[1 + nodes :])
         step = Observation(text, new, draft.tree, result.successors, ngrams)
-        store.broken = True
-        store.model.calibrate(self._looked_up, text[-new:], result.nodes)
-        for source in self._sources:
-            source.learn(step)
-        store.broken = False
+        with store.changing():
+            store.model.calibrate(self._looked_up, text[-new:], result.nodes)
+            for source in self._sources:
+                source.learn(step)

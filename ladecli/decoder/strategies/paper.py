@@ -31,7 +31,6 @@ class PaperLookahead(Strategy):
 
     def __init__(self, config: LookaheadConfig, store: DraftStore) -> None:
         self._config = config
-        self._limit = config.step_limit
         self._pool = store.pool
         self._store = store
         self._window: LookaheadWindow  # `begin` makes it
@@ -43,10 +42,8 @@ class PaperLookahead(Strategy):
     def propose(self, state: State, room: Room) -> Draft:
         """The lookahead branch if it fits, and the verification branch as far as it fits."""
         config, current = self._config, state.tokens[-1]
-        limit = self._limit if room.width >= self._limit else config.narrower(room.width)
-        # Each rank feeds the tokens that it misses and the current one; the other places are free.
-        loads = [1 + count for count in room.missing]
-        places = sum([limit - load for load in loads if load < limit])
+        limit = config.limit_within(room.width)
+        loads, places = room.loads, room.places(limit)
         # The lookahead branch: all cells of the window but the first, which is the current token.
         window = self._window.block(current)
         fits = room.branches and self._window.max_offset <= room.reach
@@ -68,7 +65,6 @@ class PaperLookahead(Strategy):
         # The step's current token, and the model's tokens after the cells of the last row.
         current = state.tokens[-len(result.tokens) - 1]
         outputs = result.best[1 + len(draft.tree) :]
-        self._store.broken = True
-        for ngram in self._window.advance(current, outputs):
-            self._pool.add(ngram, self._config.guesses)
-        self._store.broken = False
+        with self._store.changing():
+            for ngram in self._window.advance(current, outputs):
+                self._pool.add(ngram, self._config.guesses)
