@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -10,11 +12,23 @@ import pytest
 from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.errors import ConfigError
 from ladecli.errors import UsageError
+from ladecli.options import COMMANDS, request_of
 from ladecli.options.answer import ChatRequest, GenerateRequest
 from ladecli.options.commands import TuneRequest
 from ladecli.options.drafting import DraftOptions
 
 PROFILE = LookaheadConfig(7, 5, 7, budget=60, sources=("context",), widths=(1, 16, 64))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_nearest_declaration_of_an_option_holds(command: str) -> None:
+    """Of several bases that declare it, Python's order of classes decides, for fields too."""
+    kind = request_of(command)
+    for field in fields(kind):
+        declaring = [each for each in kind.__mro__ if field.name in inspect.get_annotations(each)]
+        nearest = declaring[0]
+        own = {each.name: each for each in fields(nearest)}[field.name]
+        assert field.metadata == own.metadata, (field.name, nearest)
 
 
 def test_the_profile_holds_where_nothing_was_given() -> None:

@@ -191,8 +191,8 @@ def devices(_request: DoctorRequest) -> Iterator[Finding]:
     yield Finding("processor", f"{cpu.label}: {count}")
     if raced := races.read(cpu):
         won = Counter(min(times, key=times.__getitem__) for times in raced.values() if times)
-        shown = ", ".join(f"{form} {number} times" for form, number in won.most_common())
-        yield Finding("products", f"the fastest forms of {counted(len(raced), 'product')}: {shown}")
+        shown = ", ".join(f"{form} ({number})" for form, number in won.most_common())
+        yield Finding("products", f"fastest forms of weights, as raced here: {shown}")
 
 
 def unused_gpu(_request: DoctorRequest) -> Iterator[Finding]:

@@ -32,6 +32,7 @@ from .model.own_cache import OwnCache, OwnCacheModel
 from .model.stock import StockModel, input_device
 from .model.transformer import TorchOps, Transformer, can_run
 from .model.trial import Trial
+from .model.weights import restore
 from .quiet import quiet
 from .run.captured import Capture, CudaGraphs
 from .run.runner import Runner, uses_triton
@@ -151,6 +152,7 @@ def find_way(model: Any, facts: ModelFacts, wanted: Wanted) -> Way:
         UnsupportedModelError: the model's own forward fails, or cannot continue a text.
         NaNLogitsError: the model's logits are NaN.
     """
+    restore(model)  # another decoder of it may have taken its weights
     why = facts.no_trees
     if why is None:
         try:
@@ -223,7 +225,7 @@ def _forwards(
                 with suppress(Exception):
                     compile_attention(ours, wanted.kernels, wanted.slots)
             yield ours, _triton_ops() if wanted.kernels else None
-            ours.restore()  # ours was wrong
+            restore(model)  # ours was wrong
     yield StockModel(model, trial.shapes, wanted.attention), None
 
 

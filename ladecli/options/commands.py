@@ -60,7 +60,7 @@ class MeasureRequest(AnswerOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchRequest(RankedOptions, MeasureRequest):
+class BenchRequest(MeasureRequest, RankedOptions):
     """The options of `lade bench`."""
 
     strategy: str = "lookahead"  # no option: each method has a strategy of its own

@@ -15,6 +15,8 @@ PREFIX = "LADE_"
 """Of every variable that sets an option."""
 ALIASES = {"temp": "temperature", "max-tokens": "max-new-tokens"}
 """Names that other programs have for our options."""
+GONE = {"compile": "steps are not compiled any more; leave it out"}
+"""Options that there were, and what is said where one is still set."""
 CONFIG_FILE = "config file"
 """The origin of what the config file says."""
 PANELS = (

@@ -27,7 +27,7 @@ from ..visualize import counted, legend, printable
 from .compare import compare_again
 from .reader import escape
 from .session import Chat
-from .settings import LIVE, TUNED, change, in_effect, known, suggestion, values_of
+from .settings import LIVE, TUNED, change, find_option, in_effect, known, suggestion, values_of
 
 Action = Callable[[Chat, str], None]
 _COMMAND = re.compile(r"/([a-z-]*|\?)(?:\s+(.*))?", re.DOTALL | re.IGNORECASE)
@@ -307,7 +307,7 @@ def set_option(chat: Chat, argument: str) -> None:
 @command("/show [NAME]")
 def show(chat: Chat, name: str) -> None:
     """Show options, and where their values come from."""
-    _show(chat, [known(name).name] if name else LIVE)
+    _show(chat, [find_option(name).name] if name else LIVE)
 
 
 @command("/profile [NAME]")

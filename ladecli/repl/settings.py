@@ -82,15 +82,22 @@ def known(name: str) -> Setting:
     Raises:
         UsageError: there is none.
     """
+    setting = find_option(name)
+    if setting.name not in LIVE:
+        raise UsageError(
+            f"{setting.name} can only be set at start: leave, and restart with lade chat"
+            f" --{setting.name}"
+        )
+    return setting
+
+
+def find_option(name: str) -> Setting:
+    """The option of this name; UsageError if there is none."""
     name = name.lstrip("-").replace("_", "-").lower()
     name = ALIASES.get(name, name)
-    found = {setting.name: setting for setting in settings_of(ChatRequest).values()}
-    if name in LIVE:
-        return found[name]
-    if name in found:
-        raise UsageError(
-            f"{name} can only be set at start: leave, and restart with lade chat --{name}"
-        )
+    for setting in settings_of(ChatRequest).values():
+        if setting.name == name:
+            return setting
     hint = suggestion(name, LIVE) or f"one of {', '.join(LIVE)}"
     raise UsageError(f"there is no option {name!r}; {hint}")
 
@@ -114,7 +121,7 @@ def suggestion(word: str, names: Iterable[str], mark: str = "") -> str:
 
 
 def in_effect(chat: Chat) -> dict[str, tuple[str, str]]:
-    """Value and origin of every option that a chat can change, by the names of their flags."""
+    """Value and origin of every option, by the names of their flags."""
     request, settings = chat.request, chat.settings()
     values = asdict(request) | asdict(settings.sampling) | asdict(settings.lookahead)
     values |= {
@@ -126,10 +133,11 @@ def in_effect(chat: Chat) -> dict[str, tuple[str, str]]:
         "chat_template": request.chat_template or "default",
         "template_arg": tuple(request.template_arg or ()),
         "stats": chat.shows_stats,
+        "dtype": chat.session.loaded.spec.compute,
     }
     base, found = chat.choice.base(request.wants_paper), {}
-    for name in LIVE:
-        key = name.replace("-", "_")
+    for key, setting in settings_of(ChatRequest).items():
+        name = setting.name
         origin = "the model's" if name in _MODELS else "default"
         if key in request.origins:
             origin = request.origins[key]
@@ -147,4 +155,6 @@ def _spelt(value: object) -> str:
     """A value as `/set` takes it."""
     if isinstance(value, bool):
         return "on" if value else "off"
-    return ",".join(value) or "none" if isinstance(value, tuple) else str(value)
+    if value is None or isinstance(value, tuple | list):
+        return ",".join(value or ()) or "none"
+    return str(value)

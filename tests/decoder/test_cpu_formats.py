@@ -57,7 +57,7 @@ def test_every_form_is_the_product(
             for rows in (1, 2, 5):
                 assert torch.equal(product(x[:rows]), whole[:rows]), "rows depend on one another"
     assert all((part.weight.numel() == 0) == (form == "packed") for part in parts)
-    product.restore()
+    weights.restore(nn.ModuleList(parts))
     for part, weight in zip(parts, given, strict=True):
         assert torch.equal(part.weight, weight)
     assert races.run == 0, "the result is known"
@@ -119,6 +119,15 @@ def test_a_model_that_holds_packed_weights_alone_gives_its_text(
     config = LookaheadConfig(4, 4, 4, 24)
     for strategy in ("autoregressive", "lookahead"):
         assert ids_of(run(decoder, prompt, strategy, config, limits=Limits(20))) == expected
+
+
+def test_a_model_may_have_several_decoders(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed_everywhere(monkeypatch)
+    model, prompt = copy.deepcopy(model_of("llama")), prompt_for("llama")
+    expected = transformers_ids(model, prompt, 20)
+    decoders = [load_decoder(model) for _ in range(2)]
+    for decoder in decoders:
+        assert ids_of(run(decoder, prompt, limits=Limits(20))) == expected
 
 
 def test_weights_come_back_where_our_forward_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from .cpu_formats import Races
 from .families import FAMILIES, Family, ModelFacts
 from .forward import Drafts, StepCache, StepInputs
 from .rotary import Rotary, RotaryTables, rotate
-from .weights import CPU_TYPES, CpuLinear, Projection, project
+from .weights import CPU_TYPES, Projection, project
 
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 """Activations of a gated MLP by transformers' name; a model with another one is not ours."""
@@ -190,15 +190,6 @@ class Transformer:
         self.attend: Backend = BACKENDS[self.attention]
         self.kernels = ops is not None
         self.ops = ops or TorchOps()
-
-    def restore(self) -> None:
-        """Let the model's modules have all of their weights again."""
-        for layer in self.layers:
-            for product in (layer.qkv, layer.out, layer.gate_up, layer.down):
-                if isinstance(product, CpuLinear):
-                    product.restore()
-        if isinstance(self._head, CpuLinear):
-            self._head.restore()
 
     @property
     def layer_shapes(self) -> list[LayerShape]:

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from .cpu_formats import FORMS, SMALL, Form, Races
 
+_HELD = "lade_held"
+"""Attribute of a weight that was taken: the form that holds it, and which of its rows it is."""
 CPU_TYPES = (torch.float32, torch.bfloat16)
 """Of weights that have forms of their own on a CPU."""
 Projection = Callable[[Tensor], Tensor]
@@ -87,7 +89,8 @@ class JoinedLinear:
 class CpuLinear:
     """On a CPU: one matrix in the forms that are fastest for single rows and for more.
 
-    Where neither is what the modules can use, the weight leaves them, so that it is held once.
+    Where neither is what the modules can use, the weight leaves them until `restore` is called, so
+    that it is held once.
 
     Args:
         parts: joined.
@@ -99,8 +102,6 @@ class CpuLinear:
     def __init__(
         self, parts: Sequence[nn.Linear], *, pack: bool, shared: bool, races: Races
     ) -> None:
-        self._parts = [] if shared else list(parts)
-        self._sizes = [part.out_features for part in parts]
         weight = parts[0].weight.detach()
         if len(parts) > 1:
             weight = torch.cat([part.weight.detach() for part in parts])
@@ -112,24 +113,35 @@ class CpuLinear:
         forms: dict[str, Form] = {name: FORMS[name](weight) for name in {one, more}}
         self._one, self._more = forms[one], forms[more]
         self._bias = _joined_bias(parts)
-        self._hand_back(forms.get("rows", forms.get("columns")))
+        usable = forms.get("rows", forms.get("columns"))
+        if shared:
+            return
+        if usable is not None:
+            _hand_back(parts, torch.split(usable.dense(), [part.out_features for part in parts]))
+        else:
+            _take(parts, self._one)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, in] -> [T, out]."""
         form = self._one if x.shape[0] == 1 else self._more
         return form(x, self._bias)
 
-    def restore(self) -> None:
-        """Let the modules have their weights again."""
-        self._hand_back(self._one)
 
-    def _hand_back(self, form: Form | None) -> None:
-        """Let modules use views of a form; without one they have no weights."""
-        if form is None:
-            for part in self._parts:
-                part.weight = nn.Parameter(part.weight.new_empty(0), requires_grad=False)
-        elif self._parts:
-            _hand_back(self._parts, torch.split(form.dense(), self._sizes))
+def _take(parts: Sequence[nn.Linear], form: Form) -> None:
+    """Take their weights from modules, which are rows of a form."""
+    start = 0
+    for part in parts:
+        rows = slice(start, start := start + part.out_features)
+        part.weight = nn.Parameter(part.weight.new_empty(0), requires_grad=False)
+        setattr(part.weight, _HELD, (form, rows))
+
+
+def restore(model: nn.Module) -> None:
+    """Let the modules of a model have the weights again that a `CpuLinear` took."""
+    for module in model.modules():
+        if held := getattr(getattr(module, "weight", None), _HELD, None):
+            form, rows = held
+            module.weight = nn.Parameter(form.dense()[rows], requires_grad=False)
 
 
 def _joined_bias(parts: Sequence[nn.Linear]) -> Tensor | None:
