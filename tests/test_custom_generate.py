@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import pytest
 import torch
@@ -32,21 +31,20 @@ pytestmark = pytest.mark.slow
 CONFIG = ladecli.LookaheadConfig(4, 4, 4)
 
 
+def own_model(family: str) -> Any:
+    """A model that no other test binds, nor has asked for anything."""
+    model = copy.deepcopy(model_of(family))
+    model.set_attn_implementation("sdpa")
+    return model
+
+
 def both(family: str, **options: Any) -> tuple[list[int], list[int]]:
     """Ids by transformers and by lookahead inside transformers."""
-    model, ids = model_of(family), torch.tensor([prompt_for(family)])
+    model, ids = own_model(family), torch.tensor([prompt_for(family)])
     settings = {"attention_mask": torch.ones_like(ids), "pad_token_id": 0, **options}
     own = model.generate(ids, **settings)[0].tolist()
     mine = model.generate(ids, custom_generate=ladecli.lookahead, lade_config=CONFIG, **settings)
     return own, mine[0].tolist()
-
-
-@pytest.fixture(autouse=True)
-def _own_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models are shared between tests, and others bind them."""
-    for family in ("llama", "mistral", "gpt2"):
-        monkeypatch.setattr(model_of(family).config, "_attn_implementation", "sdpa")
-    monkeypatch.setattr(custom_generate, "_MODELS", WeakKeyDictionary())
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gpt2"])
@@ -89,7 +87,7 @@ def test_every_end_token_counts(at: int) -> None:
 
 
 def test_sampling_depends_on_the_seed() -> None:
-    model, ids = model_of("llama"), torch.tensor([prompt_for("llama")])
+    model, ids = own_model("llama"), torch.tensor([prompt_for("llama")])
     settings = {"do_sample": True, "top_k": 10, "temperature": 0.9, "max_new_tokens": 30}
 
     def text(**options: Any) -> list[int]:
@@ -120,7 +118,7 @@ class Streamer:
 
 @pytest.mark.parametrize("name", ["streamer", "lade_streamer"])
 def test_the_streamer_gets_every_token_in_order(name: str) -> None:
-    model, ids = model_of("llama"), torch.tensor([prompt_for("llama")])
+    model, ids = own_model("llama"), torch.tensor([prompt_for("llama")])
     plain, streamer = Streamer(), Streamer()
     settings: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False}
     model.generate(ids, streamer=plain, **settings)
@@ -131,7 +129,7 @@ def test_the_streamer_gets_every_token_in_order(name: str) -> None:
 
 
 def test_a_partial_function_gets_the_streamer_too() -> None:
-    model, ids, streamer = model_of("llama"), torch.tensor([prompt_for("llama")]), Streamer()
+    model, ids, streamer = own_model("llama"), torch.tensor([prompt_for("llama")]), Streamer()
     seeded = functools.partial(ladecli.lookahead, lade_seed=3)
     settings = {"max_new_tokens": 9, "do_sample": True, "eos_token_id": None}
     out = model.generate(ids, custom_generate=seeded, streamer=streamer, **settings)
@@ -139,7 +137,7 @@ def test_a_partial_function_gets_the_streamer_too() -> None:
 
 
 def test_the_model_gets_its_attention_back() -> None:
-    model = model_of("llama")
+    model = own_model("llama")
     before = model.config._attn_implementation
     both("llama", do_sample=False, max_new_tokens=3)
     assert model.config._attn_implementation == before
@@ -155,12 +153,12 @@ def test_a_context_that_is_too_short_is_said() -> None:
 
 
 def short_answer(model: Any = None) -> None:
-    model, ids = model or model_of("llama"), torch.tensor([prompt_for("llama")])
+    model, ids = model or own_model("llama"), torch.tensor([prompt_for("llama")])
     model.generate(ids, custom_generate=ladecli.lookahead, max_new_tokens=3, do_sample=False)
 
 
 def test_the_weights_of_the_caller_count_as_they_are_now() -> None:
-    model, ids = copy.deepcopy(model_of("llama")), torch.tensor([prompt_for("llama")])
+    model, ids = own_model("llama"), torch.tensor([prompt_for("llama")])
     short_answer(model)
     with torch.no_grad():
         model.lm_head.weight.copy_(model.lm_head.weight.flip(0))
@@ -259,7 +257,7 @@ def same_text(model: Any) -> list[int]:
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_is_done_to_a_model_counts_from_the_next_call_on(change: str) -> None:
-    model = copy.deepcopy(model_of("llama"))
+    model = own_model("llama")
     before = same_text(model)
     hook = CHANGES[change](model.model.layers[0])
     warned = pytest.warns(UserWarning, match=SLOWER)
@@ -272,7 +270,7 @@ def test_what_is_done_to_a_model_counts_from_the_next_call_on(change: str) -> No
 
 
 def test_a_hook_may_do_another_thing_at_every_call() -> None:
-    model, strength = copy.deepcopy(model_of("llama")), 0.0
+    model, strength = own_model("llama"), 0.0
 
     def steer(module: Any, args: Any, out: Any) -> Any:
         out[:, -1] += strength
@@ -288,7 +286,7 @@ def test_a_hook_may_do_another_thing_at_every_call() -> None:
 
 def test_adapters_are_switched() -> None:
     peft = pytest.importorskip("peft")
-    model = copy.deepcopy(model_of("llama"))
+    model = own_model("llama")
     before = same_text(model)
     config = peft.LoraConfig(
         target_modules=["q_proj", "down_proj"], lora_alpha=32, init_lora_weights=False
@@ -312,7 +310,7 @@ def test_adapters_are_switched() -> None:
 def test_models_of_peft(kind: str) -> None:
     """Prompts that are learned are no tokens: they are made where inputs are prepared."""
     peft = pytest.importorskip("peft")
-    model = copy.deepcopy(model_of("llama"))
+    model = own_model("llama")
     before = same_text(model)
     prompt = {"task_type": "CAUSAL_LM", "num_virtual_tokens": 4}
     kinds = {
@@ -335,7 +333,7 @@ def test_models_of_peft(kind: str) -> None:
 
 def test_hooks_of_libraries_and_compiled_forwards_cost_nothing() -> None:
     """transformers leaves hooks that take hidden states down."""
-    model = copy.deepcopy(model_of("llama"))
+    model = own_model("llama")
     model(torch.tensor([[1, 2]]), output_hidden_states=True, output_attentions=True)
     model.forward = torch.compile(model.forward, backend="eager")
     with pytest.MonkeyPatch.context() as patching:
@@ -365,11 +363,12 @@ def test_looking_costs_under_a_hundredth_of_a_call() -> None:
 
 
 def test_what_there_is_to_say_of_the_settings_is_a_warning() -> None:
+    model = own_model("llama")
     user.folder().mkdir(parents=True)
     user.path_of("cpu").write_text("[", encoding="utf-8")
     with pytest.warns(UserWarning, match="profile cpu is no valid TOML.*; left out"):
-        short_answer()
-    short_answer()  # said once; the tests take a second warning for an error
+        short_answer(model)
+    short_answer(model)  # said once; the tests take a second warning for an error
 
 
 def test_a_gpu_that_no_profile_knows_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,7 +384,6 @@ def test_a_gpu_that_no_profile_knows_is_measured(monkeypatch: pytest.MonkeyPatch
     for arithmetic in (1e8, 1e14):
         rates = Rates(1e12, arithmetic, "measured here")
         monkeypatch.setattr("ladecli.specs.device.measure_rates", lambda *args, rates=rates: rates)
-        monkeypatch.setattr(custom_generate, "_MODELS", WeakKeyDictionary())
         with pytest.warns(UserWarning, match="9000: settings come from a quick measurement"):
             short_answer()
     slow, fast = (config.step_cost.at(16, 64) for config in configs)
@@ -404,11 +402,11 @@ def test_a_gpu_that_no_profile_knows_is_measured(monkeypatch: pytest.MonkeyPatch
         ({"penalty_alpha": 0.6}, "penalty_alpha=0.6; pass penalty_alpha=None"),
         ({"dola_layers": "high"}, "dola_layers='high'; pass dola_layers=None"),
         ({"synced_gpus": True}, "synced_gpus"),
-        ({"assistant_model": model_of("llama")}, "an assistant_model"),
+        ({"assistant_model": own_model("llama")}, "an assistant_model"),
     ],
 )
 def test_what_it_does_not_do_is_refused(options: dict[str, Any], message: str) -> None:
-    model, ids = model_of("llama"), torch.tensor([prompt_for("llama")])
+    model, ids = own_model("llama"), torch.tensor([prompt_for("llama")])
     with pytest.raises(ValueError, match=message):
         model.generate(ids, custom_generate=ladecli.lookahead, max_new_tokens=5, **options)
 
@@ -419,7 +417,7 @@ def test_inputs_beside_the_ids_are_refused() -> None:
     for name in ("pixel_values", "inputs_embeds", "token_type_ids"):
         with pytest.raises(ValueError, match=f"does not support {name}"):
             ladecli.lookahead(
-                model_of("llama"),
+                own_model("llama"),
                 torch.tensor([[1, 2]]),
                 generation_config=config,
                 **{name: torch.zeros(1)},
@@ -428,7 +426,7 @@ def test_inputs_beside_the_ids_are_refused() -> None:
 
 def test_a_mask_that_the_caller_did_not_pass_is_not_the_callers() -> None:
     """transformers makes one where the prompt holds the padding token."""
-    model, ids = model_of("llama"), torch.tensor([[5, 0, 7, 8]])
+    model, ids = own_model("llama"), torch.tensor([[5, 0, 7, 8]])
     with pytest.raises(ValueError, match="which transformers makes where none is passed"):
         model.generate(ids, custom_generate=ladecli.lookahead, max_new_tokens=5)
     options = {"custom_generate": ladecli.lookahead, "attention_mask": torch.ones_like(ids)}
@@ -443,4 +441,4 @@ def test_flags_of_the_result_that_change_no_text_are_taken() -> None:
 def test_batches_are_refused() -> None:
     ids = torch.tensor([prompt_for("llama")] * 2)
     with pytest.raises(ValueError, match="a batch of 2 prompts"):
-        model_of("llama").generate(ids, custom_generate=ladecli.lookahead, max_new_tokens=5)
+        own_model("llama").generate(ids, custom_generate=ladecli.lookahead, max_new_tokens=5)

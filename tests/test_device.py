@@ -32,12 +32,15 @@ GIB = 1 << 30
 @pytest.fixture
 def patch(tmp_path: Path) -> Iterator[pytest.MonkeyPatch]:
     """16 GiB of which 8 are available, 8 cores, and no cgroups; torch for CPUs."""
-    memory = SimpleNamespace(total=16 * GIB, available=8 * GIB)
+    memory, read = SimpleNamespace(total=16 * GIB, available=8 * GIB), Path.read_text
+
+    def there(path: Path, *given: Any, **options: Any) -> str:
+        return read(tmp_path / path.relative_to("/"), *given, **options)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(device.psutil, "virtual_memory", lambda: memory)
         patch.setattr(device.psutil, "cpu_count", lambda logical: 16 if logical else 8)
-        patch.setattr(device, "_PROCESS", tmp_path / "process")
-        patch.setattr(device, "_CGROUPS", tmp_path / "groups")
+        patch.setattr(Path, "read_text", there)
         patch.setattr(torch.version, "cuda", None)
         patch.setattr(torch.version, "hip", None)
         yield patch
@@ -142,8 +145,8 @@ def test_a_group_may_have_less_than_the_machine(
     free: int,
 ) -> None:
     for name, text in {
-        "process/cgroup": f"0::{own}",
-        **{f"groups/{k}": files[k] for k in files},
+        "proc/self/cgroup": f"0::{own}",
+        **{f"sys/fs/cgroup/{name}": text for name, text in files.items()},
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text + "\n")
