@@ -6,6 +6,7 @@ import gc
 import io
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ import torch
 import ladecli
 from ladecli.commands.cli import entry
 from ladecli.decoder.quiet import LOG
+from ladecli.session.conversation import from_json
 
 from .compiling import Compiler
 from .families import model_of
@@ -161,8 +163,63 @@ def lade(capsys: pytest.CaptureFixture[str]) -> Any:
         with pytest.MonkeyPatch.context() as patch:
             if typed is not None:
                 patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed.encode()), "utf-8"))
-            code = entry(list(arguments))
+            try:
+                code = entry(list(arguments))
+            except SystemExit as end:  # a signal's
+                code = int(end.code or 0)
         captured = capsys.readouterr()
         return Result(code, captured.out, captured.err)
+
+    return call
+
+
+class Typed(io.StringIO):
+    """What a user does at a terminal that cannot edit: lines, and functions in their place, as
+    Ctrl-C is one."""
+
+    def __init__(self, *lines: str | Callable[[], object]) -> None:
+        super().__init__()
+        self._lines = iter(lines)
+
+    def isatty(self) -> bool:
+        return True
+
+    def readline(self, *_: Any) -> str:
+        for line in self._lines:
+            if isinstance(line, str):
+                return f"{line}\n"
+            line()
+        return ""
+
+
+class Talk(Result):
+    """A chat that has ended; `file` has its conversation, if there was one."""
+
+    def __init__(self, done: Result, file: Path | None) -> None:
+        super().__init__(done.code, done.out, done.err)
+        self.file = file
+        text = '{"messages": []}' if file is None else file.read_text(encoding="utf-8")
+        self.conversation = from_json(text)
+        self.said = [message.content for message in self.conversation.messages]
+        self.told = re.findall(r"^(?:> )*lade: (.*)", self.err, re.M)
+
+
+@pytest.fixture
+def talk(lade: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Talk]:
+    """`lade chat` with what its user types, its options as one text, and a home of its own."""
+
+    def call(
+        *typed: str | Callable[[], object],
+        model: str = "demo",
+        options: str = "-n 3",
+        home: Path | None = None,
+    ) -> Talk:
+        home = home or tmp_path / f"home-{len([*tmp_path.glob('home-*')])}"
+        home.mkdir(exist_ok=True)
+        monkeypatch.setenv("XDG_STATE_HOME", str(home))
+        monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setattr(sys, "stdin", Typed(*typed))
+        done = lade("chat", model, *options.split())
+        return Talk(done, next(home.glob("lade/chats/*.jsonl"), None))
 
     return call

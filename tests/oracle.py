@@ -7,15 +7,17 @@ test can read the cache.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.kv_cache import LayerShape
-from ladecli.decoder.load import new_cache
+from ladecli.decoder.load import load_decoder, new_cache
 from ladecli.decoder.model.families import ModelFacts
 from ladecli.decoder.model.forward import Drafts, Forward, StepCache, StepInputs
 from ladecli.decoder.run.runner import Runner
@@ -150,6 +152,38 @@ def watch(decoder: Decoder, after: Callable[[StepInputs], object]) -> Decoder:
     """Let a decoder call a function at the end of every forward."""
     decoder.runner.model = Watched(decoder.runner.model, after)
     return decoder
+
+
+def run_out(decoder: Decoder, fails: Callable[[StepInputs], bool]) -> list[int]:
+    """Let forwards run out of memory where `fails` is true; returns the widths of the others."""
+    ran: list[int] = []
+
+    def after(step: StepInputs) -> None:
+        if fails(step):
+            raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2.00 GiB")
+        ran.append(len(step.tokens))
+
+    watch(decoder, after)
+    return ran
+
+
+def change_decoders(monkeypatch: pytest.MonkeyPatch, change: Callable[[Decoder], object]) -> None:
+    """Change the decoder of every session from now on, once its trial steps have passed."""
+
+    def load(*given: Any, **options: Any) -> Decoder:
+        decoder = load_decoder(*given, **options)
+        change(decoder)
+        return decoder
+
+    monkeypatch.setattr("ladecli.session.session.load_decoder", load)
+
+
+def during_forward(monkeypatch: pytest.MonkeyPatch, number: int, act: Callable[[], object]) -> None:
+    """Let something happen in that forward of the sessions from now on, counted from 1."""
+    count = itertools.count(1)
+    change_decoders(
+        monkeypatch, lambda each: watch(each, lambda _: next(count) == number and act())
+    )
 
 
 def spells(text: Sequence[int]) -> Rule:

@@ -3,135 +3,41 @@
 from __future__ import annotations
 
 import base64
-import contextlib
-import io
-import os
 import re
 import resource
+import shutil
 import signal
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ladecli import models
-from ladecli.chat import handle, keep_conversation, loop
-from ladecli.decoder.errors import DecoderError
-from ladecli.errors import LadeError, UsageError
-from ladecli.options.answer import ChatRequest
+from ladecli.decoder.decoder import Decoder
 from ladecli.repl.journal import Journal
-from ladecli.repl.reader import Reader
-from ladecli.repl.session import Chat
 from ladecli.session.conversation import Conversation, from_json
-from ladecli.session.session import Session
-from ladecli.session.setup import Setup
-from ladecli.specs import hub
-from ladecli.view.terminal import Terminal
+from ladecli.trace.format import read_trace
 
+from .oracle import change_decoders, during_forward
+
+DEMO = Path(__file__).parents[1] / "ladecli" / "demo"
 QUESTIONS = ("What is lookahead decoding?", "What is the pool?", "How do I read a file in Python?")
-END = 1  # the demo model's end of a turn
+KEPT = "the conversation was saved to"
+
+Lade = Callable[..., Any]
+ctrl_c = partial(signal.raise_signal, signal.SIGINT)
+terminate = partial(signal.raise_signal, signal.SIGTERM)
 
 
-@pytest.fixture(scope="module")
-def loaded() -> models.LoadedModel:
-    return models.load("demo")
+def figures(err: str) -> list[list[int]]:
+    """For each `/stats`: tokens, steps, cached tokens of prompts, tokens of prompts."""
+    form = r"(\d+) tokens in (\d+) steps? .*\nreplies: .* (\d+) of (\d+) prompt tokens"
+    return [[int(number) for number in found] for found in re.findall(form, err)]
 
 
-@pytest.fixture
-def session(loaded: models.LoadedModel) -> Session:
-    return Session(loaded)
-
-
-class Script(Reader):
-    """A reader for tests: a user who types what was planned.
-
-    Args:
-        lines: what is typed, and what is answered when asked; an exception is raised.
-        during: what happens in the middle of the first reply, by the number of its event.
-    """
-
-    def __init__(
-        self,
-        *lines: str | type[BaseException],
-        during: Mapping[int, Callable[[], object]] | None = None,
-    ) -> None:
-        self.interactive = True
-        self._lines = iter(lines)
-        self._during = dict(during or {})
-        self._events = 0
-        self.drafts: list[str] = []
-        self.flushed = 0
-
-    def read(self, draft: str = "") -> str:
-        self.drafts.append(draft)
-        line = next(self._lines, EOFError)
-        if isinstance(line, str):
-            return line
-        raise line
-
-    def flush(self) -> None:
-        self.flushed += 1
-
-    @contextlib.contextmanager
-    def watched(self) -> Iterator[Callable[[], None]]:
-        def look() -> None:
-            self._events += 1
-            self._during.pop(self._events, lambda: None)()
-
-        yield look
-
-
-Make = Callable[..., Chat]
-
-
-@pytest.fixture
-def make(session: Session) -> Make:
-    """A chat with the demo model whose user follows a script."""
-
-    def made(
-        *lines: str | type[BaseException],
-        on: Session = session,
-        reader: Reader | None = None,
-        during: Mapping[int, Callable[[], object]] | None = None,
-        **options: Any,
-    ) -> Chat:
-        reader = reader or Script(*lines, during=during)
-        request = ChatRequest(**{"max_new_tokens": 40, **options})
-        return Chat(on, request, Terminal("never"), lambda _: reader)
-
-    return made
-
-
-def said(chat: Chat) -> list[str]:
-    return [message.content for message in chat.conversation.messages]
-
-
-def drafts(chat: Chat) -> list[str]:
-    """What the inputs began with."""
-    assert isinstance(chat.reader, Script)
-    return chat.reader.drafts
-
-
-def fresh_reply(chat: Chat, loaded: models.LoadedModel, turn: int = -1) -> list[int]:
-    """What a session that knows nothing replies to the same conversation."""
-    reply = chat.replies[turn]
-    tokens: list[int] = []
-    for event in Session(loaded).stream(reply.prompt, reply.settings):
-        tokens += getattr(event, "token_ids", ())
-    return tokens
-
-
-def ctrl_c() -> None:
-    os.kill(os.getpid(), signal.SIGINT)
-
-
-def other_template(loaded: models.LoadedModel, change: Callable[[str], str | None]) -> Session:
-    """A session with the demo model and another chat template."""
-    tokenizer = type(loaded.tokenizer).from_pretrained(hub.resolve("demo"))
-    tokenizer.chat_template = change(tokenizer.chat_template)
-    return Session(replace(loaded, tokenizer=tokenizer))
+def prompt_of(trace: Path) -> str:
+    return read_trace(trace).header.prompt
 
 
 # Turns.
@@ -139,18 +45,26 @@ def other_template(loaded: models.LoadedModel, change: Callable[[str], str | Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["lookahead", "autoregressive"])
-def test_a_later_turn_reads_its_new_tokens_only(
-    make: Make, loaded: models.LoadedModel, strategy: str
+def test_turns_read_what_is_new_and_others_can_go_on_with_them(
+    talk: Lade, tmp_path: Path, strategy: str
 ) -> None:
-    chat = make(*QUESTIONS[:2], strategy=strategy, max_new_tokens=None)
-    loop(chat)
-    before, after = chat.replies
-    known = before.prompt + before.tally.token_ids
-    assert before.tally.token_ids[-1] == END
-    assert after.prompt[: len(known)] == known
+    path, page = tmp_path / "chat.json", tmp_path / "chat.md"
+    lines = ("/system Be brief.", QUESTIONS[0], "/stats", QUESTIONS[1], "/stats")
+    options = f"--strategy {strategy} --no-stats"
+    chat = talk(*lines, f"/save {path}", QUESTIONS[2], f"/save {page}", options=options)
+    assert "cut at" not in chat.err, "replies end by themselves"
+    assert chat.err.count("tokens per step") == 2, "--no-stats"
+    (tokens, steps, cached, prompt), after = figures(chat.err)
+    assert cached == 0
+    assert after[0] > tokens
+    assert after[1] > steps
+    assert after[3] > 2 * prompt
     # The token that ended the turn was never fed; all before it were.
-    assert after.tally.cached == len(known) - 1
-    assert after.tally.token_ids == fresh_reply(chat, loaded)
+    assert after[2] == prompt + tokens - 1
+    for text in ("Be brief.", *chat.said):
+        assert f"\n\n{text}\n" in page.read_text()
+    again = talk(f"/load {path}", QUESTIONS[2], options=options)
+    assert again.conversation == chat.conversation, "who knows nothing replies the same"
 
 
 # Ctrl-C and errors.
@@ -158,57 +72,50 @@ def test_a_later_turn_reads_its_new_tokens_only(
 
 @pytest.mark.slow
 def test_ctrl_c_keeps_the_partial_reply_and_a_valid_cache(
-    make: Make, loaded: models.LoadedModel
+    talk: Lade, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chat = make(*QUESTIONS[:2], during={9: ctrl_c}, max_new_tokens=24)
-    loop(chat)
-    assert [m.interrupted for m in chat.conversation.messages] == [False, True, False, False]
-    assert said(chat)[1].startswith("Lookahead decoding")
-    assert isinstance(chat.reader, Script)
-    assert chat.reader.flushed == 1, "what was typed until then is not sent by itself"
-    before, after = chat.replies
-    assert before.tally.steps <= 10, "it stops within one step"
-    known = before.prompt + before.tally.token_ids
-    assert after.tally.cached == len(known) - 1
-    assert after.prompt[: len(known)] == known
-    assert after.tally.token_ids == fresh_reply(chat, loaded)
+    with monkeypatch.context() as patch:
+        during_forward(patch, 9, ctrl_c)
+        chat = talk(QUESTIONS[0], "/stats", QUESTIONS[1], "/stats", options="-n 24")
+    messages = chat.conversation.messages
+    assert [message.interrupted for message in messages] == [False, True, False, False]
+    assert chat.said[1].startswith("Lookahead decoding")
+    (tokens, steps, _, prompt), after = figures(chat.err)
+    assert steps <= 10, "it stops within one step"
+    assert after[2] == prompt + tokens - 1
+    assert talk(f"/load {chat.file}", "/regenerate", options="-n 24").said == chat.said
 
 
-def test_ctrl_c_before_the_first_token_gives_the_message_back(make: Make) -> None:
-    chat = make("a question " * 400, EOFError, during={1: ctrl_c})
-    loop(chat)
-    assert said(chat) == []
-    assert drafts(chat)[-1] == "a question " * 400
+def test_ctrl_c_before_the_first_token_gives_the_message_back(
+    talk: Lade, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    during_forward(monkeypatch, 1, ctrl_c)
+    chat = talk("a question " * 400, f"/save {tmp_path / 'chat.json'}")
+    assert from_json((tmp_path / "chat.json").read_text()) == Conversation()
+    assert "a question " * 400 + "\n> " in chat.err
 
 
 def test_errors_cost_neither_the_conversation_nor_the_chat(
-    make: Make, capsys: pytest.CaptureFixture[str]
+    talk: Lade, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail() -> None:
-        raise RuntimeError("an illegal address")
+        raise RuntimeError("an illegal moment")
 
-    chat = make(
-        QUESTIONS[0], "/save x\0y", "caf\udce9", "more", during={8: fail}, max_new_tokens=20
-    )
-    loop(chat)
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("lade: ")]
-    assert len(lines) == 3
-    for line, named in zip(lines, ("an illegal address", "/save xy", "UTF-8"), strict=True):
+    during_forward(monkeypatch, 8, fail)
+    chat = talk(QUESTIONS[0], "/save x\0y", "caf\udce9", "more", options="-n 20")
+    for line, named in zip(chat.told, ("an illegal moment", "/save xy", "UTF-8"), strict=True):
         assert named in line
-    assert said(chat)[1].startswith("Lookahead")
-    assert said(chat)[0::2] == [QUESTIONS[0], "more"]
+    assert chat.said[1].startswith("Lookahead")
+    assert chat.said[0::2] == [QUESTIONS[0], "more"]
 
 
-def test_a_hostile_chat_cannot_drive_the_terminal(
-    make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_hostile_chat_cannot_drive_the_terminal(talk: Lade, tmp_path: Path) -> None:
     evil = "\x1b]52;c;eA==\x07\x9b31m\x1b[2J"
     path, page = tmp_path / "chat.json", tmp_path / "chat.md"
-    talk = Conversation(f"system{evil}").asked(f"asked{evil}").answered(f"said{evil}")
-    path.write_text(talk.as_json("demo"), encoding="utf-8")
+    saved = Conversation(f"system{evil}").asked(f"asked{evil}").answered(f"said{evil}")
+    path.write_text(saved.as_json("demo"), encoding="utf-8")
     lines = (f"/load {path}", f"/save {page}", "/system", "/undo", f"/load {evil}", f"/{evil}")
-    loop(make(*lines, f"/set stop {evil}", f"/show x{evil}"))
-    shown = capsys.readouterr()
+    shown = talk(*lines, f"/set stop {evil}", f"/show x{evil}")
     assert "asked" in shown.err
     for text in (shown.out, shown.err, page.read_text()):
         assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", text)
@@ -216,49 +123,43 @@ def test_a_hostile_chat_cannot_drive_the_terminal(
 
 @pytest.mark.slow
 def test_a_chat_is_kept_however_it_ends(
-    make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    talk: Lade, lade: Lade, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    file = tmp_path / "chats" / "1.jsonl"
-    journal = Journal(file)
-
-    def ended(chat: Chat, error: type[BaseException]) -> None:
-        with pytest.raises(error), keep_conversation(chat, journal):
-            loop(chat)
-
     # What a pipe sent wrongly it can send again, and an empty chat is none.
-    ended(make(reader=Reader(io.StringIO(f"{QUESTIONS[0]}\n/load nowhere"))), UsageError)
-    ended(make(SystemExit), SystemExit)
-    assert not file.exists()
-    chat = make(QUESTIONS[0], SystemExit, quiet=True)
-    ended(chat, SystemExit)
-    assert from_json(file.read_text()) == chat.conversation
-    assert file.stat().st_mode & 0o777 == 0o600
-    assert str(file) in capsys.readouterr().err
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    piped = lade("chat", "-n", "3", typed=f"{QUESTIONS[0]}\n/load nowhere")
+    assert (piped.code, [*tmp_path.rglob("*.jsonl")]) == (2, [])
+    assert talk(terminate).file is None
+    chat = talk(QUESTIONS[0], terminate, options="-n 3 -q")
+    assert chat.code == 128 + signal.SIGTERM
+    assert chat.said[0::2] == [QUESTIONS[0]]
+    assert chat.file.stat().st_mode & 0o777 == 0o600
+    assert f"{KEPT} {chat.file}" in chat.err, "--quiet hides no more than it should"
     # What a file of the user's has, or the user left, needs no word.
-    ended(make(QUESTIONS[1], f"/save {tmp_path / 'kept.json'}", SystemExit), SystemExit)
-    chat = make(QUESTIONS[2])
-    with keep_conversation(chat, journal):
-        loop(chat, QUESTIONS[0])
-    assert str(file) not in capsys.readouterr().err
-    assert said(chat)[::2] == [QUESTIONS[0], QUESTIONS[2]]
-    assert from_json(file.read_text()) == chat.conversation
+    assert KEPT not in talk(QUESTIONS[1], f"/save {tmp_path / 'kept.json'}", terminate).err
+    chat = talk(QUESTIONS[0], QUESTIONS[2])
+    assert KEPT not in chat.err
+    assert chat.said[0::2] == [QUESTIONS[0], QUESTIONS[2]]
     # Where nothing can be written, that is said once, and the chat goes on.
-    chat = make(QUESTIONS[0], QUESTIONS[1])
-    with keep_conversation(chat, Journal(file / "below")):
-        loop(chat)
-    assert len(said(chat)) == 4
-    assert capsys.readouterr().err.count("is not kept") == 1
+    (tmp_path / "lade").touch()
+    chat = talk(QUESTIONS[0], QUESTIONS[1], f"/save {tmp_path / 'all.json'}", home=tmp_path)
+    assert len(from_json((tmp_path / "all.json").read_text()).messages) == 4
+    assert chat.err.count("is not kept") == 1
 
 
-def test_every_change_is_kept_at_once(make: Make, tmp_path: Path) -> None:
-    file = tmp_path / "1.jsonl"
-    chat, seen = make(), list[Conversation]()
-    chat.journal = Journal(file)
-    for line in (QUESTIONS[0], QUESTIONS[1], "/undo", "/system Be brief.", "/regenerate", "/reset"):
-        handle(chat, line)
+def test_every_change_is_kept_at_once(talk: Lade, tmp_path: Path) -> None:
+    seen: list[Conversation] = []
+
+    def look() -> None:
+        (file,) = tmp_path.rglob("*.jsonl")
         seen.append(from_json(file.read_text()))
-        assert seen[-1] == chat.conversation, line
-    assert [len(each.messages) for each in seen] == [2, 4, 2, 2, 2, 0]
+
+    lines = ("/undo", "/system Be brief.", "/regenerate", "/reset", "/system none")
+    talk(*(part for line in (*QUESTIONS[:2], *lines) for part in (line, look)))
+    assert [len(each.messages) for each in seen] == [2, 4, 2, 2, 2, 0, 0]
+    assert [each.system for each in seen] == [*[None] * 3, *["Be brief."] * 3, None]
+    assert [each.messages[0].content for each in seen[:5]] == [QUESTIONS[0]] * 5
+    assert seen[1].messages[:2] == seen[2].messages == seen[0].messages
 
 
 def test_lines_that_were_cut_short_cost_no_others(tmp_path: Path) -> None:
@@ -284,343 +185,275 @@ def test_lines_that_were_cut_short_cost_no_others(tmp_path: Path) -> None:
         assert from_json(file.read_text()) == states[0]
 
 
-def test_a_reply_is_copied_to_a_file_or_the_terminals_clipboard(
-    make: Make, session: Session, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    chat = make("/copy", QUESTIONS[0], f"/copy {tmp_path / 'reply.txt'}", "/copy")
-    loop(chat)
-    assert (tmp_path / "reply.txt").read_text() == said(chat)[1] + "\n"
-    seen = capsys.readouterr().err
-    assert "there is no reply to copy" in seen
-    assert "name a file: /copy FILE" in seen
-    script = Script(QUESTIONS[0], "/copy")
-    chat = Chat(session, ChatRequest(max_new_tokens=9), Terminal("always"), lambda _: script)
-    loop(chat)
-    code = re.search(r"\x1b]52;c;([\w+/=]+)\x07", capsys.readouterr().err)
+def test_a_reply_is_copied_to_a_file_or_the_terminals_clipboard(talk: Lade, tmp_path: Path) -> None:
+    path = tmp_path / "reply.txt"
+    chat = talk("/copy", QUESTIONS[0], f"/copy {path}", "/copy")
+    assert path.read_text() == chat.said[1] + "\n"
+    assert "there is no reply to copy" in chat.told[0]
+    assert "name a file: /copy FILE" in chat.told[1]
+    chat = talk(QUESTIONS[0], "/copy", options="-n 9 --color always")
+    code = re.search(r"\x1b]52;c;([\w+/=]+)\x07", chat.err)
     assert code is not None
-    assert base64.b64decode(code[1]).decode() == said(chat)[1]
+    assert base64.b64decode(code[1]).decode() == chat.said[1]
 
 
 # A full context.
 
 
 @pytest.mark.slow
-def test_a_full_context_forgets_the_oldest_turns(
-    make: Make, loaded: models.LoadedModel, capsys: pytest.CaptureFixture[str]
-) -> None:
-    chat = make(*QUESTIONS, "x", on=Session(loaded, Setup(context=200)), system="Be brief.")
-    loop(chat)
-    assert "no longer sees the oldest 2 messages" in capsys.readouterr().err
+def test_a_full_context_forgets_the_oldest_turns(talk: Lade, tmp_path: Path) -> None:
+    options = f"-n 40 --max-context 200 --system Brief. --trace {tmp_path / 'trace'}"
+    chat = talk(*QUESTIONS, "x", options=options)
+    assert "no longer sees the oldest 2 messages" in chat.err
     assert chat.conversation.forgotten == 2
-    assert len(said(chat)) == 8, "what is forgotten can still be saved"
-    text = loaded.tokenizer.decode(chat.replies[-1].prompt)
-    assert "Be brief." in text
-    assert QUESTIONS[0] not in text
-    assert chat.replies[-1].tally.token_ids == fresh_reply(chat, loaded)
+    assert len(chat.said) == 8, "what is forgotten can still be saved"
+    prompt = prompt_of(tmp_path / "trace")
+    assert "Brief." in prompt
+    assert QUESTIONS[0] not in prompt
+    assert QUESTIONS[1] in prompt
+    assert talk(f"/load {chat.file}", "/regenerate", options=options).said == chat.said
 
 
-def test_a_message_that_does_not_fit_by_itself(
-    make: Make, loaded: models.LoadedModel, tmp_path: Path
-) -> None:
+def test_messages_and_replies_that_do_not_fit(talk: Lade, tmp_path: Path) -> None:
     path = tmp_path / "long file.txt"
     path.write_text("long " * 300)
-    chat = make(on=Session(loaded, Setup(context=150)), max_new_tokens=3)
-    with pytest.raises(UsageError, match=r"does not fit .* of 150 tokens .*; shorten it$"):
-        handle(chat, "long " * 300)
-    assert chat.draft == "long " * 300
-    handle(chat, f'/paste "{path}"')
-    with pytest.raises(UsageError, match="/paste none"):
-        handle(chat, "What is this?")
-    handle(chat, "/paste none")
-    handle(chat, "What is this?")
-    assert said(chat)[0] == "What is this?"
-
-
-def test_a_reply_that_fills_the_context_says_so(
-    make: Make, loaded: models.LoadedModel, capsys: pytest.CaptureFixture[str]
-) -> None:
-    chat = make(QUESTIONS[0], on=Session(loaded, Setup(context=60)), max_new_tokens=None)
-    loop(chat)
-    assert "the context of 60 tokens is full" in capsys.readouterr().err
-    assert chat.used >= 59
+    lines = ("long " * 300, f'/paste "{path}"', "What is this?", "/paste none", "What is this?")
+    chat = talk(*lines, "/stats", options="--max-context 150 -n 200 --ignore-eos")
+    alone, attached = chat.told
+    assert re.search(r"does not fit .* of 150 tokens .*; shorten it$", alone)
+    assert "long " * 300 + "\n> " in chat.err, "the message comes back"
+    assert "/paste none" in attached
+    assert chat.said[0::2] == ["What is this?"]
+    assert "the context of 150 tokens is full" in chat.err
+    ((tokens, _, _, prompt),) = figures(chat.err)
+    assert prompt + tokens >= 149
 
 
 # Commands.
 
 
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        ("/sytem x", "did you mean /system?"),
-        ("/xyzzy", "/help lists all"),
-        ("/undo", "no message yet"),
-        ("/undo 2", "/undo takes no arguments"),
-        ("/stats", "no figures yet"),
-        ("/compare", "no reply to compare"),
-        ("/save", "name a file: /save FILE"),
-        ("/save nowhere/chat.json", "nowhere does not exist"),
-        ("/load", "name a file: /load FILE"),
-        ("/load nowhere.json", "there is no file nowhere.json; check the path"),
-        ("/paste /bin/sh", "the file /bin/sh is binary"),
-        ("/draft nowhere.py", "there is no file nowhere.py"),
-        ("/help xyzzy", "no command /xyzzy"),
-        ("/set temprature 1", "did you mean temperature?"),
-        ("/set temperature hot", "temperature must be a number, not 'hot'"),
-        ("/set top-k 1.5", "top-k must be a whole number, not '1.5'"),
-        ("/set markdown maybe", "markdown must be on or off, not 'maybe'"),
-        ('/set stop ""', "stop needs a text"),
-        ("/set strategy magic", "unknown strategy 'magic'; use one of"),
-        ("/set dtype float16", "dtype can only be set at start"),
-        ("/set origins x", "no option 'origins'"),
-        ("/profile moon", "unknown profile 'moon'; known profiles: "),
-        ("/show nothing-like-it", "no option 'nothing-like-it'; one of strategy, "),
-    ],
+REFUSED = (
+    ("/sytem x", "did you mean /system?"),
+    ("/xyzzy", "/help lists all"),
+    ("/undo", "no message yet"),
+    ("/undo 2", "/undo takes no arguments"),
+    ("/stats", "no figures yet"),
+    ("/compare", "no reply to compare"),
+    ("/save", "name a file: /save FILE"),
+    ("/save nowhere/chat.json", "nowhere does not exist"),
+    ("/load", "name a file: /load FILE"),
+    ("/load nowhere.json", "there is no file nowhere.json; check the path"),
+    ("/paste /bin/sh", "the file /bin/sh is binary"),
+    ("/draft nowhere.py", "there is no file nowhere.py"),
+    ("/help xyzzy", "no command /xyzzy"),
+    ("/set temprature 1", "did you mean temperature?"),
+    ("/set temperature hot", "temperature must be a number, not 'hot'"),
+    ("/set top-k 1.5", "top-k must be a whole number, not '1.5'"),
+    ("/set markdown maybe", "markdown must be on or off, not 'maybe'"),
+    ('/set stop ""', "stop needs a text"),
+    ("/set strategy magic", "unknown strategy 'magic'; use one of"),
+    ("/set dtype float16", "dtype can only be set at start"),
+    ("/set origins x", "no option 'origins'"),
+    ("/profile moon", "unknown profile 'moon'; known profiles: "),
+    ("/show nothing-like-it", "no option 'nothing-like-it'; one of strategy, "),
 )
-def test_commands_that_cannot_be_done(make: Make, text: str, named: str) -> None:
-    chat = make()
-    before = chat.request
-    with pytest.raises((LadeError, DecoderError)) as refused:
-        handle(chat, text)
-    assert named in str(refused.value)
-    assert "\n" not in str(refused.value)
-    assert chat.request is before
-    assert said(chat) == []
 
 
-@pytest.mark.parametrize(
-    ("text", "name", "value"),
-    [
-        ("/set temperature 0.5", "temperature", 0.5),
-        ("/set temp 0.5", "temperature", 0.5),
-        ("/set --stop END OF IT", "stop", ["END OF IT"]),
-        ("/set markdown off", "markdown", False),
-        ("/set ignore-eos yes", "ignore_eos", True),
-        ("/set max-new-tokens none", "max_new_tokens", None),
-        ("/set stop off", "stop", None),
-        ('/set stop " a b "', "stop", [" a b "]),
-        ("/set top-k off", "top_k", 0),
-        ("/set stats default", "stats", None),
-        ("/SET strategy jacobi", "strategy", "jacobi"),
-        ("/profile a100", "profile", "a100"),
-    ],
+def test_commands_that_cannot_be_done(talk: Lade) -> None:
+    chat = talk("/show", *(text for text, _ in REFUSED), "/show")
+    for line, (text, named) in zip(chat.told, REFUSED, strict=True):
+        assert named in line, text
+    before, *told, after = chat.err.removesuffix("> ").split("\n> ")[1:]
+    assert all("\n" not in line for line in told)
+    assert after.rstrip() == before.rstrip(), "no option has changed"
+    assert chat.file is None
+
+
+SETTINGS = (
+    ("/set temperature 0.5", "temperature  0.5"),
+    ("/set temp 0.25", "temperature  0.25"),
+    ("/set --stop END OF IT", "stop  END OF IT"),
+    ("/set markdown off", "markdown  off"),
+    ("/set ignore-eos yes", "ignore-eos  on"),
+    ("/set max-new-tokens none", "max-new-tokens  until the context is full"),
+    ("/set stop off", "stop  none"),
+    ('/set stop " a b "', "stop   a b "),
+    ("/set top-k off", "top-k  0"),
+    ("/set stats default", "stats  on"),
+    ("/SET strategy jacobi", "strategy  jacobi"),
+    ("/profile a100", "profile  a100"),
 )
-def test_settings(make: Make, text: str, name: str, value: object) -> None:
-    chat = make()
-    handle(chat, text)
-    assert getattr(chat.request, name) == value
+TAKEN_BACK = ("max-new-tokens", "stop  none", "stats")
 
 
-def rows_of(shown: str) -> dict[str, str]:
-    """Lines by their first words."""
-    return {line.split()[0]: line.rstrip() for line in shown.splitlines() if line}
+def test_settings(talk: Lade) -> None:
+    chat = talk(*(text for text, _ in SETTINGS))
+    shown = chat.err.split("\n> ")[1:-1]
+    for answer, (text, row) in zip(shown, SETTINGS, strict=True):
+        end = "default" if row.startswith(TAKEN_BACK) else "set in this chat"
+        assert re.match(rf"{re.escape(row)} +{end}", answer), text
 
 
-def test_show_tells_where_values_come_from(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
-    given = {"top_k": "LADE_TOP_K", "stats": "flag --no-stats", "markdown": "config file"}
-    options: dict[str, Any] = {"top_k": 7, "stats": False, "origins": given, "profile": "cpu"}
-    chat = make("/set window 9", **options)
-    loop(chat)
+def test_show_tells_where_values_come_from(talk: Lade, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("TOP_K", "7"), ("TEMPERATURE", "0.5")):
+        monkeypatch.setenv(f"LADE_{name}", value)
+    lines = ("/set window 9", "/show", "/set window default", "/set temperature 0")
+    chat = talk(*lines, options="--no-stats --profile cpu")
+    changed, every, back, other = (
+        {row.split()[0]: row.rstrip() for row in answer.splitlines() if row}
+        for answer in chat.err.split("\n> ")[1:-1]
+    )
     # The profile's budget and sources were meant for the profile's window: that is shown too.
-    assert rows_of(capsys.readouterr().err).keys() == {"window", "budget", "sources"}
-    handle(chat, "/show")
-    rows = rows_of(capsys.readouterr().err)
-    assert re.fullmatch(r"window +9 +set in this chat", rows["window"])
+    assert changed.keys() == {"window", "budget", "sources"}
+    assert re.fullmatch(r"window +9 +set in this chat", every["window"])
     ends = {
         "ngram": "profile cpu",
-        **{"temperature": "the model's", "top-k": "LADE_TOP_K", "stats": "flag --no-stats"},
-        **{"markdown": "config file", "ignore-eos": "default"},
+        **{"top-p": "the model's", "top-k": "LADE_TOP_K", "stats": "flag --no-stats"},
+        **{"temperature": "LADE_TEMPERATURE", "ignore-eos": "default"},
         **{"budget": "follows from what you set", "sources": "follows from what you set"},
     }
-    assert {name: rows[name].endswith(end) for name, end in ends.items()} == dict.fromkeys(
+    assert {name: every[name].endswith(end) for name, end in ends.items()} == dict.fromkeys(
         ends, True
     )
-    loop(make("/set window 3", "/set window default", "/show window", on=chat.session))
-    assert "profile cpu" in rows_of(capsys.readouterr().err)["window"]
-    loop(make("/set temperature 0", "/show temperature", origins={"temperature": "LADE_X"}))
-    assert rows_of(capsys.readouterr().err)["temperature"].endswith("set in this chat")
+    assert back["window"].endswith("profile cpu")
+    assert other["temperature"].endswith("set in this chat")
 
 
-@pytest.mark.parametrize("text", [" /undo", "/etc/hosts is what?", "/def f():\n    pass"])
-def test_what_only_looks_like_a_command_is_a_message(make: Make, text: str) -> None:
-    chat = make(max_new_tokens=3)
-    handle(chat, text)
-    assert said(chat)[0] == text.removeprefix(" ")
+def test_what_only_looks_like_a_command_is_a_message(talk: Lade) -> None:
+    chat = talk(" /undo", "/etc/hosts is what?", "/def f():\n    pass")
+    assert chat.said[0::2] == ["/undo", "/etc/hosts is what?", "/def f():\n    pass"]
 
 
-@pytest.mark.parametrize(
-    ("lines", "messages", "draft"),
-    [
-        *(([word, "never said"], [], None) for word in ("exit", "quit", "/exit", "/bye")),
-        (["one", "/edit", "two"], ["two"], "one"),
-        (["one", "/edit two"], ["two"], None),
-        (["one", "/edit", "", "two"], ["one", "two"], "one"),
-        (["one", "/edit", KeyboardInterrupt, "two"], ["one", "two"], "one"),
-        (["one", "two", "/edit", "/undo", "new"], ["one", "new"], "two"),
-        (["one", "/edit", "/reset", "new"], ["new"], "one"),
-        ([" /undo", "/edit", " /undo !"], ["/undo !"], " /undo"),
-        ([" exit", "/edit", " exit"], ["exit"], " exit"),
-    ],
+@pytest.mark.parametrize("word", ["exit", "quit", "/exit", "/bye"])
+def test_words_that_leave(talk: Lade, word: str) -> None:
+    chat = talk(word, "never said")
+    assert (chat.code, chat.file) == (0, None)
+
+
+EDITS: tuple[tuple[list[Any], list[str], str | None], ...] = (
+    (["one", "/edit", "two"], ["two"], "one"),
+    (["one", "/edit two"], ["two"], None),
+    (["one", "/edit", "", "two"], ["one", "two"], "one"),
+    (["one", "/edit", ctrl_c, "two"], ["one", "two"], "one"),
+    (["one", "two", "/edit", "/undo", "new"], ["one", "new"], "two"),
+    (["one", "/edit", "/reset", "new"], ["new"], "one"),
+    ([" /undo", "/edit", " /undo !"], ["/undo !"], " /undo"),
+    ([" exit", "/edit", " exit"], ["exit"], " exit"),
 )
-def test_edit_and_words_that_leave(
-    make: Make, lines: list[str | type[BaseException]], messages: list[str], draft: str | None
-) -> None:
-    chat = make(*lines, max_new_tokens=3)
-    loop(chat)
-    assert said(chat)[0::2] == messages
-    assert draft is None or drafts(chat)[lines.index("/edit") + 1] == draft
 
 
-def test_a_pasted_file_goes_with_the_next_message(make: Make, tmp_path: Path) -> None:
-    path = tmp_path / "notes.md"
+def test_edit(talk: Lade, tmp_path: Path) -> None:
+    lines: list[Any] = []
+    for number, (typed, _, _) in enumerate(EDITS):
+        lines += [*typed, f"/save {tmp_path}/{number}.json", "/reset"]
+    chat = talk(*lines)
+    for number, (typed, messages, _) in enumerate(EDITS):
+        saved = from_json((tmp_path / f"{number}.json").read_text()).messages
+        assert [each.content for each in saved[0::2]] == messages, typed
+    drafts = re.findall(r"keeps the old one\n(.*)\n> ", chat.err)
+    assert drafts == [draft for _, _, draft in EDITS if draft]
+
+
+def test_files_that_go_with_a_message_and_texts_that_do_not(talk: Lade, tmp_path: Path) -> None:
+    path, known = tmp_path / "notes.md", tmp_path / "known.txt"
     path.write_bytes(b"one\r\n```py\nx\n```\n")
-    chat = make(f"/paste {path}", "What is this?", "and now?", max_new_tokens=5)
-    loop(chat)
-    assert said(chat)[0] == "notes.md:\n````\none\n```py\nx\n```\n````\n\nWhat is this?"
-    assert said(chat)[2] == "and now?"
-
-
-def test_a_text_handed_over_is_known_and_not_read(
-    make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    known = tmp_path / "known.txt"
     known.write_text("Nothing of it.")
-    chat = make(f"/draft {known}", QUESTIONS[0], max_new_tokens=3)
-    loop(chat)
-    assert re.search(r"drafts know known.txt \(\d+ tokens\)", capsys.readouterr().err)
-    assert said(chat)[0] == QUESTIONS[0]
+    chat = talk(f"/paste {path}", f"/draft {known}", "What is this?", "and now?")
+    assert chat.said[0] == "notes.md:\n````\none\n```py\nx\n```\n````\n\nWhat is this?"
+    assert chat.said[2] == "and now?"
+    assert re.search(r"drafts know known.txt \(\d+ tokens\)", chat.err)
 
 
-@pytest.mark.slow
-def test_save_and_load_go_on_where_one_left(
-    make: Make, loaded: models.LoadedModel, tmp_path: Path
-) -> None:
-    path, page = tmp_path / "chat.json", tmp_path / "chat.md"
-    short = {"max_new_tokens": 12}
-    chat = make("/system Be brief.", QUESTIONS[0], f"/save {path}", QUESTIONS[1], "/save", **short)
-    loop(chat)
-    handle(chat, f"/save {page}")
-    for text in ("Be brief.", *said(chat)):
-        assert f"\n\n{text}\n" in page.read_text()
-    again = make(f"/load {path}", QUESTIONS[2], on=Session(loaded), **short)
-    loop(again)
-    assert again.conversation.system == "Be brief."
-    assert said(again)[:4] == said(chat)
-    handle(chat, QUESTIONS[2])
-    assert said(again) == said(chat)
-
-
-def test_no_file_is_overwritten_but_the_chats_own(make: Make, tmp_path: Path) -> None:
+def test_no_file_is_overwritten_but_the_chats_own(talk: Lade, tmp_path: Path) -> None:
     one, other = tmp_path / "one.json", tmp_path / "other.json"
     other.write_text("mine")
-    loop(make(QUESTIONS[0], f"/save {one}", "/reset", "x", "/save", max_new_tokens=3))
+    lines = [QUESTIONS[0], f"/save {one}", "/reset", "x", "/save", f"/save {other}"]
+    chat = talk(*lines)
     assert from_json(one.read_text()).messages[0].content == QUESTIONS[0], "no name, no file yet"
-    chat = make(max_new_tokens=3)
-    with pytest.raises(UsageError, match="exists; name another file"):
-        handle(chat, f"/save {other}")
     assert other.read_text() == "mine"
+    assert "name a file" in chat.told[0]
+    assert "exists; name another file" in chat.told[1]
     other.unlink()
-    for line in (QUESTIONS[1], f"/save {other}", "y", "/save"):
-        handle(chat, line)
+    chat = talk(QUESTIONS[1], f"/save {other}", "y", "/save")
     assert from_json(other.read_text()) == chat.conversation
+    assert len(chat.said) == 4
 
 
-def test_loading_replaces_only_what_is_saved(make: Make, tmp_path: Path) -> None:
-    path = tmp_path / "chat.json"
+def test_loading_replaces_only_what_is_saved(talk: Lade, tmp_path: Path) -> None:
+    path, kept = tmp_path / "chat.json", tmp_path / "kept.json"
     path.write_text(Conversation("Be brief.").as_json("demo"), encoding="utf-8")
-    chat = make(max_new_tokens=3)
-    handle(chat, QUESTIONS[0])
-    with pytest.raises(UsageError, match="/save FILE or /reset first"):
-        handle(chat, f"/load {path}")
-    assert said(chat)[0] == QUESTIONS[0]
-    for line in (f"/save {tmp_path / 'kept.json'}", f"/load {path}"):
-        handle(chat, line)
+    chat = talk(QUESTIONS[0], f"/load {path}", f"/save {kept}", f"/load {path}")
+    assert "/save FILE or /reset first" in chat.told[0]
+    assert from_json(kept.read_text()).messages[0].content == QUESTIONS[0]
     assert chat.conversation == Conversation("Be brief.")
 
 
-def test_reset_keeps_the_system_message(make: Make) -> None:
-    chat = make("/system Be brief.", QUESTIONS[0], "/reset", max_new_tokens=5)
-    loop(chat)
-    assert chat.conversation == Conversation("Be brief.")
-    handle(chat, "/system none")
-    assert chat.conversation == Conversation()
-
-
-def test_a_template_may_refuse_a_system_message(
-    loaded: models.LoadedModel, make: Make, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_templates_that_refuse(talk: Lade, tmp_path: Path) -> None:
+    own, trace, plain = (tmp_path / name for name in ("own.jinja", "trace", "plain"))
     refusal = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
-    chat = make(on=other_template(loaded, lambda template: refusal + template))
-    handle(chat, "/system Be brief.")
-    assert "before your first message" in capsys.readouterr().err
-    expected = make().encode(Conversation().asked("Be brief.\n\nHello"))
-    assert chat.encode(chat.conversation.asked("Hello")) == expected
-    handle(chat, "/system Be kind.")
-    assert "before" not in capsys.readouterr().err, "it is told once"
-
-
-def test_a_template_may_refuse_everything(loaded: models.LoadedModel, make: Make) -> None:
-    chat = make(on=other_template(loaded, lambda _: "{{ raise_exception('not today') }}"))
-    with pytest.raises(UsageError, match="not today"):
-        handle(chat, "/system Be brief.")
-    assert chat.conversation.system is None
+    own.write_text(refusal + (DEMO / "chat_template.jinja").read_text())
+    lines = ("/system Be brief.", "Hello", "/system Be kind.")
+    chat = talk(*lines, options=f"-n 3 --chat-template {own} --trace {trace}")
+    assert chat.err.count("before your first message") == 1
+    talk("Be brief.\n\nHello", options=f"-n 3 --trace {plain}")
+    assert prompt_of(trace) == prompt_of(plain)
+    own.write_text("{{ raise_exception('not today') }}")
+    chat = talk("/system Be brief.", "/system", options=f"--chat-template {own}")
+    assert "not today" in chat.err + chat.out
+    assert "Be brief." not in chat.err
 
 
 @pytest.mark.slow
 def test_compare_decodes_the_same_text_again(
-    make: Make, capsys: pytest.CaptureFixture[str]
+    talk: Lade, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    chat = make(QUESTIONS[0], "/compare", temperature=1.0, seed=1)
-    loop(chat)
-    shown = capsys.readouterr().err
-    assert re.search(r"^lookahead .* for (\d+) tokens\s*\nplain .* \1 steps for \1", shown, re.M)
-    assert re.search(r"^same text · \d+\.\d\d× as fast .* in \d runs\)$", shown, re.M)
-    chat.replies[-1].tally.token_ids[3] += 1
-    handle(chat, "/compare")
-    assert "another text from token 4 on" in capsys.readouterr().err
+    trace = tmp_path / "trace"
+    loaded: list[Decoder] = []
+    measured: list[float | None] = []
+
+    def look() -> None:
+        measured.append(read_trace(trace).header.calibration)
+
+    def other_text() -> None:
+        model: Any = loaded[-1].runner.model
+        forward = model.forward
+        model.forward = lambda *given: -forward(*given)
+
+    change_decoders(monkeypatch, loaded.append)
     # Of other seeds some draft nothing after the first step, and then nothing is to be learned.
-    other = make(QUESTIONS[0], "/compare", QUESTIONS[1], temperature=1.0, seed=1)
-    loop(other)
-    before, after = (reply.tally.calibration for reply in other.replies)
-    assert before is None
-    assert after, "later replies know what the comparison measured"
-    capsys.readouterr()
-    handle(chat, "/undo")
-    with pytest.raises(UsageError, match="no reply to compare"):
-        handle(chat, "/compare")
-    loop(make(QUESTIONS[0], "/compare", max_new_tokens=1))
-    assert "too short to compare" in capsys.readouterr().err
-
-
-def test_stats_add_the_replies_up(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
-    chat = make(QUESTIONS[0], QUESTIONS[1], stats=False)
-    loop(chat)
-    assert "tokens per step" not in capsys.readouterr().err
-    handle(chat, "/stats")
-    tallies = [reply.tally for reply in chat.replies]
-    shown = capsys.readouterr().err
-    assert f"{sum(t.tokens for t in tallies)} tokens in {sum(t.steps for t in tallies)}" in shown
-    assert f"{sum(t.cached for t in tallies)} of {sum(t.prompt for t in tallies)} prompt" in shown
+    chat = talk(
+        *(QUESTIONS[0], look, "/compare", QUESTIONS[1], look, other_text, "/compare"),
+        *("/undo", "/undo", "/compare", "/set max-new-tokens 1", "x", "/compare"),
+        options=f"-n 40 --temperature 1 --seed 1 --trace {trace}",
+    )
+    rows = r"^(?:> )?lookahead .* for (\d+) tokens\s*\nplain .* \1 steps for \1"
+    assert re.search(rows, chat.err, re.M)
+    assert re.search(r"^same text · \d+\.\d\d× as fast .* in \d runs\)$", chat.err, re.M)
+    assert "another text from token 1 on" in chat.err
+    assert measured[0] is None
+    assert measured[1], "later replies know what the comparison measured"
+    assert "no reply to compare" in chat.told[0]
+    assert "too short to compare" in chat.err
 
 
 # Models and pipes.
 
 
-def test_a_model_without_a_template(loaded: models.LoadedModel, make: Make) -> None:
-    on = other_template(loaded, lambda _: None)
-    with pytest.raises(UsageError, match=r"^demo has no chat template.*--raw"):
-        make(on=on)
-    chat = make("def f(x):", "    y", on=on, raw=True, max_new_tokens=5)
-    loop(chat)
-    text = loaded.tokenizer.decode(chat.replies[1].prompt, skip_special_tokens=True)
-    assert text == f"def f(x):\n{said(chat)[1]}\n    y"  # as it is, the indent included
+def test_a_model_without_a_template(talk: Lade, tmp_path: Path) -> None:
+    model, trace = shutil.copytree(DEMO, tmp_path / "model"), tmp_path / "trace"
+    (model / "chat_template.jinja").unlink()
+    assert re.search(r"model has no chat template.*--raw", talk(model=str(model)).refused())
+    chat = talk("def f(x):", "    y", model=str(model), options=f"--raw -n 5 --trace {trace}")
+    # As it is, the indent included.
+    assert prompt_of(trace).endswith(f"def f(x):\n{chat.said[1]}\n    y")
 
 
-def test_replies_alone_go_to_stdout(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = io.StringIO(f"/show\n{QUESTIONS[0]}\n/stats\n{QUESTIONS[1]}\n")
-    chat = make(reader=Reader(lines))
-    loop(chat)
-    captured = capsys.readouterr()
-    assert captured.out == f"{said(chat)[1]}\n{said(chat)[3]}\n"
-    assert "tokens per step" in captured.err
-    loop(make(reader=Reader(io.StringIO(QUESTIONS[0])), quiet=True))
-    assert capsys.readouterr().err == ""
+def test_replies_alone_go_to_stdout(talk: Lade, lade: Lade) -> None:
+    replies = talk(*QUESTIONS[:2]).said[1::2]
+    lines = "/show", QUESTIONS[0], "/undo", QUESTIONS[0], "/stats", QUESTIONS[1]
+    piped = lade("chat", "-n", "3", typed="\n".join(lines))
+    assert piped.code == 0
+    assert piped.out == "".join(f"{reply}\n" for reply in (replies[0], *replies))
+    assert "tokens per step" in piped.err
+    assert "\x1b" not in piped.out + piped.err
+    assert lade("chat", "-n", "3", "-q", typed=QUESTIONS[0]).err == ""

@@ -901,22 +901,6 @@ run_and_exit()
 # Chats over a pipe, and files beside the answer.
 
 
-def test_a_chat_over_a_pipe(lade: Any) -> None:
-    result = lade(
-        "chat",
-        "demo",
-        "-n",
-        "12",
-        "--no-stats",
-        typed="What is the pool?\n/undo\nWhat is the pool?\n",
-    )
-    assert result.code == 0
-    first, second = result.out.splitlines()
-    assert first == second
-    assert first.startswith("The pool holds the n-grams")
-    assert "\x1b" not in result.out + result.err
-
-
 @pytest.fixture
 def beyond(tmp_path: Path) -> str:
     """A copy of the demo model whose tokenizer knows a token that the weights have no row for."""

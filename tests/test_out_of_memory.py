@@ -9,23 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from ladecli import models
-from ladecli.chat import loop
-from ladecli.commands.cli import entry
-from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.events import StepNarrowed
-from ladecli.decoder.layout import StepLayout
-from ladecli.decoder.load import load_decoder
+from ladecli.decoder.model.forward import StepInputs
 from ladecli.events import Ended
-from ladecli.options.answer import ChatRequest
-from ladecli.repl.session import Chat
-from ladecli.session.session import Session
 from ladecli.trace.format import read_trace
-from ladecli.view.terminal import Terminal
 
-from .test_chat import QUESTIONS, Script, said
+from .oracle import change_decoders, run_out
 
 pytestmark = pytest.mark.slow
 
@@ -34,163 +24,105 @@ SQUEEZED = r"out of memory: steps have at most [1-5] tokens? now; a smaller --bu
 OPTIONS = ("generate", "-p", "def ", "-n", "40", "--ignore-eos", "--budget", "16", "-W", "2")
 # The window is in every step, whatever that costs.
 OPTIONS += ("--sources", "trajectory")
-
-Lade = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture(scope="module")
-def loaded() -> models.LoadedModel:
-    return models.load("demo")
+QUESTIONS = ("What is lookahead decoding?", "What is the pool?")
 
 
-@pytest.fixture
-def lade(capsys: pytest.CaptureFixture[str]) -> Lade:
-    return lambda *arguments: (entry([*arguments]), *capsys.readouterr())
+def tighten(monkeypatch: pytest.MonkeyPatch, fails: Callable[[StepInputs], bool]) -> None:
+    """Let forwards run out of memory in sessions that are made from now on."""
+    change_decoders(monkeypatch, lambda decoder: run_out(decoder, fails))
 
 
-def starve(decoder: Decoder, fails: Callable[[StepLayout], bool]) -> Decoder:
-    """Let some forwards of a decoder run out of memory."""
-    run = decoder.runner.run
-
-    def short(layout: StepLayout) -> Any:
-        if fails(layout):
-            raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2.00 GiB")
-        return run(layout)
-
-    vars(decoder.runner)["run"] = short
-    return decoder
-
-
-def tighten(monkeypatch: pytest.MonkeyPatch, fails: Callable[[StepLayout], bool]) -> None:
-    """The same for sessions that are made from now on."""
-
-    def load(*args: Any, **options: Any) -> Decoder:
-        return starve(load_decoder(*args, **options), fails)
-
-    monkeypatch.setattr("ladecli.session.session.load_decoder", load)
-
-
-def after(forwards: int) -> Callable[[StepLayout], bool]:
+def after(forwards: int) -> Callable[[StepInputs], bool]:
     """From then on nothing runs any more."""
-    calls = iter(range(10**6))
-    return lambda _: next(calls) >= forwards
-
-
-# lade generate
+    left = [False] * forwards
+    return lambda _: not left or left.pop()
 
 
 def test_narrower_steps_are_reported_once_and_change_nothing(
-    lade: Lade, monkeypatch: pytest.MonkeyPatch
+    lade: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, expected, _ = lade(*OPTIONS)
-    tighten(monkeypatch, lambda layout: len(layout.tokens) > 5)
-    code, out, err = lade(*OPTIONS)
-    assert (code, out) == (0, expected)
-    assert re.match(rf"lade: {SQUEEZED}\n", err)
-    assert err.count("out of memory") == 1
-    assert lade(*OPTIONS, "--quiet")[2] == ""
+    expected = lade(*OPTIONS).out
+    tighten(monkeypatch, lambda step: len(step.tokens) > 5)
+    found = lade(*OPTIONS)
+    assert (found.code, found.out) == (0, expected)
+    assert re.match(rf"lade: {SQUEEZED}\n", found.err)
+    assert found.err.count("out of memory") == 1
+    assert lade(*OPTIONS, "--quiet").err == ""
 
 
 def test_an_answer_that_memory_cuts_short_is_kept(
-    lade: Lade, monkeypatch: pytest.MonkeyPatch
+    lade: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, expected, _ = lade(*OPTIONS)
+    expected = lade(*OPTIONS).out
     tighten(monkeypatch, after(9))
-    code, out, err = lade(*OPTIONS)
-    assert code == 1
-    assert len(out) > 9
-    assert expected.startswith(out.rstrip("\n"))
-    assert re.match(f"lade: {OUT} smaller model helps\n", err)
-    assert " steps" in err, "the statistics are shown all the same"
+    found = lade(*OPTIONS)
+    assert found.code == 1
+    assert len(found.out) > 9
+    assert expected.startswith(found.out.rstrip("\n"))
+    assert re.match(f"lade: {OUT} smaller model helps\n", found.err)
+    assert " steps" in found.err, "the statistics are shown all the same"
     tighten(monkeypatch, after(9))
-    answer = json.loads(lade(*OPTIONS, "--json")[1])
+    answer = json.loads(lade(*OPTIONS, "--json").out)
     assert answer["finish_reason"] == "memory"
     assert 0 < answer["usage"]["completion_tokens"] < 40
     assert expected.startswith(answer["text"])
     tighten(monkeypatch, after(0))
-    code, out, err = lade(*OPTIONS, "--quiet")
-    assert (code, out) == (1, "")
-    assert re.fullmatch(f"lade: {OUT} smaller model helps\n", err), "--quiet hides no error"
+    told = lade(*OPTIONS, "--quiet").refused(code=1)
+    assert re.fullmatch(f"{OUT} smaller model helps\n", told), "--quiet hides no error"
 
 
 def test_the_next_prompt_is_answered(
-    lade: Lade, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    lade: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name, text in (("long", "def read(path):\n" * 20), ("short", "def ")):
         (tmp_path / name).write_text(text)
-    tighten(monkeypatch, lambda layout: max(layout.positions) > 60)
+    tighten(monkeypatch, lambda step: int(step.positions.max()) > 60)
     files = [part for name in ("long", "short") for part in ("-f", str(tmp_path / name))]
-    code, out, err = lade("generate", *files, "-n", "20", "--ignore-eos", "--json")
-    assert code == 1
-    assert [json.loads(line)["finish_reason"] for line in out.splitlines()] == ["memory", "length"]
-    assert len(re.findall(OUT, err)) == 1
+    found = lade("generate", *files, "-n", "20", "--ignore-eos", "--json")
+    assert found.code == 1
+    reasons = [json.loads(line)["finish_reason"] for line in found.out.splitlines()]
+    assert reasons == ["memory", "length"]
+    assert len(re.findall(OUT, found.err)) == 1
 
 
 def test_a_trace_holds_what_happened(
-    lade: Lade, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    lade: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     narrow, full = 5, 12
-    tighten(monkeypatch, lambda x: len(x.tokens) > narrow or x.positions[0] > full)
+    tighten(monkeypatch, lambda x: len(x.tokens) > narrow or int(x.positions[0]) > full)
     files = {name: tmp_path / f"x.{name}" for name in ("trace", "svg", "html")}
-    code, out, _ = lade(*OPTIONS, *(part for n, f in files.items() for part in (f"--{n}", str(f))))
-    assert code == 1
+    found = lade(*OPTIONS, *(part for n, f in files.items() for part in (f"--{n}", str(f))))
+    assert found.code == 1
     events = read_trace(files["trace"]).events
     assert any(isinstance(event, StepNarrowed) for event in events)
     assert isinstance(events[-1], Ended)
     assert events[-1].reason == "memory"
-    assert lade("replay", str(files["trace"]), "--speed", "inf")[:2] == (0, out)
-    assert lade("replay", str(files["trace"]), "--step")[0] == 0
+    replayed = lade("replay", str(files["trace"]), "--speed", "inf")
+    assert (replayed.code, replayed.out) == (0, found.out)
+    assert lade("replay", str(files["trace"]), "--step").code == 0
     assert all(file.stat().st_size > 500 for file in files.values())
 
 
-# lade chat
-
-
-@pytest.fixture
-def chat_with(loaded: models.LoadedModel) -> Callable[..., Chat]:
-    def make(*lines: str) -> Chat:
-        reader: Any = Script(*lines)
-        request = ChatRequest(max_new_tokens=30, budget=16, window=2)
-        return Chat(Session(loaded), request, Terminal("never"), lambda _: reader)
-
-    return make
-
-
 def test_a_reply_that_memory_cuts_short_is_kept_and_the_chat_goes_on(
-    chat_with: Callable[..., Chat],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    talk: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    undisturbed = chat_with(QUESTIONS[0])
-    loop(undisturbed)
-    capsys.readouterr()
-    chat = chat_with(QUESTIONS[0], QUESTIONS[1])
-    room = len(chat.encode(chat.conversation.asked(QUESTIONS[0]))) + 8
-
-    def short(layout: StepLayout) -> bool:
-        return not said(chat) and max(layout.positions) > room
-
-    starve(chat.session.decoder, short)
-    loop(chat)
-    first = said(chat)[1]
-    assert first
-    assert said(undisturbed)[1].startswith(first)
-    assert [message.interrupted for message in chat.conversation.messages][:2] == [False, True]
-    assert re.search(f"lade: {OUT}", capsys.readouterr().err)
-    assert len(said(chat)) == 4, "the next question is answered"
+    whole = talk(QUESTIONS[0], options="-n 30").said[1]
+    left = [False] * 9
+    tighten(monkeypatch, lambda _: not left or left.pop())
+    chat = talk(QUESTIONS[0], lambda: left.extend([False] * 99), QUESTIONS[1], options="-n 30")
+    assert chat.said[1]
+    assert whole.startswith(chat.said[1])
+    messages = chat.conversation.messages
+    assert [message.interrupted for message in messages] == [False, True, False, False]
+    assert re.match(OUT, chat.told[0])
 
 
 def test_a_question_that_memory_leaves_unanswered_comes_back(
-    chat_with: Callable[..., Chat],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    talk: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chat = chat_with(QUESTIONS[0], "/stats")
-    starve(chat.session.decoder, after(0))
-    loop(chat)
-    assert said(chat) == []
-    reader: Any = chat.reader
-    assert QUESTIONS[0] in reader.drafts
-    err = capsys.readouterr().err
-    assert "the reply is empty" not in err
-    assert re.search(f"lade: {OUT}", err)
+    tighten(monkeypatch, after(0))
+    chat = talk(QUESTIONS[0], "/undo")
+    assert f"{QUESTIONS[0]}\n> " in chat.err
+    assert re.match(OUT, chat.told[0])
+    assert "no message yet" in chat.told[1]
+    assert "the reply is empty" not in chat.err

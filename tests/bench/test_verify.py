@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,11 @@ from torch import Tensor
 from ladecli.bench import chi_square
 from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.events import Token
-from ladecli.decoder.load import load_decoder
 from ladecli.decoder.model.forward import StepCache, StepInputs
-from ladecli.decoder.run.runner import Runner
 from ladecli.decoder.tree import ROOT, Choose, TokenTree
 from ladecli.session.session import Session
 
-from ..oracle import watch
+from ..oracle import change_decoders, during_forward, watch
 
 pytestmark = pytest.mark.slow
 
@@ -35,17 +34,6 @@ def prompt_file(path: Path, *turns: Sequence[str]) -> str:
     rows = [{"id": f"row-{n}", "turns": list(each)} for n, each in enumerate(turns, start=1)]
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     return str(path)
-
-
-def after_loading(patch: pytest.MonkeyPatch, change: Callable[[Decoder], object]) -> None:
-    """Change decoders once the trial steps at load have passed."""
-
-    def load(model: Any, **options: Any) -> Decoder:
-        decoder = load_decoder(model, **options)
-        change(decoder)
-        return decoder
-
-    patch.setattr("ladecli.session.session.load_decoder", load)
 
 
 class Faulty:
@@ -70,21 +58,7 @@ def plant_fault(patch: pytest.MonkeyPatch, by: float = 2.0) -> None:
     def change(decoder: Decoder) -> None:
         decoder.runner.model = Faulty(decoder.runner.model, by)  # type: ignore[assignment]
 
-    after_loading(patch, change)
-
-
-def interrupt_after(patch: pytest.MonkeyPatch, forwards: int) -> None:
-    """Press Ctrl-C in a forward pass."""
-    count, forward = 0, Runner.run
-
-    def pressed(*arguments: Any) -> Any:
-        nonlocal count
-        count += 1
-        if count == forwards:
-            signal.raise_signal(signal.SIGINT)
-        return forward(*arguments)
-
-    patch.setattr(Runner, "run", pressed)
+    change_decoders(patch, change)
 
 
 def test_equal_answers(lade: Lade) -> None:
@@ -210,14 +184,14 @@ def test_without_memory_it_fails(
     def full(_: StepInputs) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    after_loading(monkeypatch, lambda decoder: watch(decoder, full))
+    change_decoders(monkeypatch, lambda decoder: watch(decoder, full))
     found = lade(*QUICK, *mode)
     assert found.code == 1
     assert "out of memory" in found.out + found.err
 
 
 def test_ctrl_c_keeps_what_was_compared(lade: Lade, monkeypatch: pytest.MonkeyPatch) -> None:
-    interrupt_after(monkeypatch, 70)
+    during_forward(monkeypatch, 70, partial(signal.raise_signal, signal.SIGINT))
     found = lade(*QUICK, "--strategy", "autoregressive", "--ignore-eos")
     assert found.code == 130
     assert found.out.splitlines()[-1] == "equal: all 24 tokens of 1 answer"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import weakref
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ladecli.decoder.config import GROWTH, STRATEGIES, Limits, LookaheadConfig, SamplingConfig
-from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.events import Event, Step, StepNarrowed
 from ladecli.decoder.faults import attempt, is_out_of_memory
 from ladecli.decoder.load import load_decoder
@@ -26,7 +24,7 @@ from ladecli.decoder.strategies import make_strategy
 
 from ..decoding import decoder_of, ids_of, reason_of, run, steps_of
 from ..families import model_of, new_model, prompt_for
-from ..oracle import cached_ids, oracle, scrambled, watch
+from ..oracle import cached_ids, oracle, run_out, scrambled
 
 pytestmark = pytest.mark.slow
 
@@ -48,19 +46,6 @@ PROMPT = [(5 * i) % 12 for i in range(30)]
 EXPECTED = ids_of(run(scrambled(), PROMPT, limits=Limits(60)))
 
 
-def short(decoder: Decoder, fails: Callable[[StepInputs], bool]) -> list[int]:
-    """Let forwards run out of memory where `fails` is true; returns the widths of the others."""
-    ran: list[int] = []
-
-    def after(step: StepInputs) -> None:
-        if fails(step):
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        ran.append(len(step.tokens))
-
-    watch(decoder, after)
-    return ran
-
-
 def narrowed(events: list[Event]) -> list[int]:
     return [event.width for event in events if isinstance(event, StepNarrowed)]
 
@@ -72,7 +57,7 @@ def test_narrow_steps_yield_the_same(most: int, config: str) -> None:
     for sampling in SAMPLINGS[: 1 if config == "costly" else 3]:
         expected = ids_of(run(decoder_of("llama"), prompt, sampling=sampling))
         decoder = decoder_of("llama")
-        ran = short(decoder, lambda step: len(step.tokens) > most)
+        ran = run_out(decoder, lambda step: len(step.tokens) > most)
         events = run(decoder, prompt, "lookahead", CONFIGS[config], sampling)
         assert (ids_of(events), reason_of(events)) == (expected, "length")
         assert max(ran) <= most
@@ -92,21 +77,25 @@ def test_other_families_yield_the_same(family: str, most: int) -> None:
     prompt = prompt_for(family)
     expected = ids_of(run(decoder_of(family), prompt))
     decoder = decoder_of(family)
-    short(decoder, lambda step: len(step.tokens) > most)
+    run_out(decoder, lambda step: len(step.tokens) > most)
     assert ids_of(run(decoder, prompt, "lookahead", CONFIGS["all"])) == expected
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     bad=st.lists(st.booleans(), max_size=40),
+    forever=st.booleans(),
     strategy=st.sampled_from(STRATEGIES),
     config=st.sampled_from(["paper", "all", "costly"]),
     chunk=st.integers(1, 20),
 )
-def test_bad_moments_in_any_order(bad: list[bool], strategy: str, config: str, chunk: int) -> None:
-    """At every yield the cache holds the text; the text is that of plain decoding."""
-    decoder, moments = scrambled(chunk=chunk), iter(bad)
-    short(decoder, lambda _: next(moments, False))
+def test_bad_moments_in_any_order(
+    bad: list[bool], forever: bool, strategy: str, config: str, chunk: int
+) -> None:
+    """At every yield the cache holds the text; the text is that of plain decoding, or its start
+    where nothing runs any more."""
+    decoder, moments = scrambled(chunk=chunk), itertools.chain(bad, itertools.repeat(forever, 99))
+    run_out(decoder, lambda _: next(moments, False))
     text, events = list(PROMPT), list[Event]()
     chosen = make_strategy(strategy, CONFIGS[config])
     for event in decoder.generate(PROMPT, chosen, None, Limits(25)):
@@ -116,27 +105,12 @@ def test_bad_moments_in_any_order(bad: list[bool], strategy: str, config: str, c
         cached = cached_ids(decoder)
         assert cached == (text[:-1] if len(text) > len(PROMPT) else PROMPT[: len(cached)])
     found = text[len(PROMPT) :]
-    assert reason_of(events) in ("length", "memory")
-    assert found == EXPECTED[: 25 if reason_of(events) == "length" else len(found)]
-    list(moments)  # memory is back
-    again = run(decoder, PROMPT, strategy, CONFIGS[config], limits=Limits(25))
-    assert ids_of(again) == EXPECTED[:25]
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("after", [0, 1, 3, 9])
-def test_where_nothing_runs_the_text_ends_and_is_kept(strategy: str, after: int) -> None:
-    decoder, left = scrambled(chunk=8), [True] * after
-    short(decoder, lambda _: not left or not left.pop())
-    events = run(decoder, PROMPT, strategy, CONFIGS["all"])
-    assert reason_of(events) == "memory"
-    found = ids_of(events)
+    assert reason_of(events) == ("length" if len(found) == 25 else "memory")
     assert found == EXPECTED[: len(found)]
-    assert bool(found) == (after == 9)
-    assert cached_ids(decoder) == [*PROMPT, *found][: decoder.cache.length]
-    left += [True] * 1000
-    again = run(decoder, [*PROMPT, *found], strategy, CONFIGS["all"])
-    assert ids_of(again) == EXPECTED[len(found) : len(found) + 40]
+    list(moments)  # memory is back
+    for known in (0, len(found)):
+        more = run(decoder, text[: len(PROMPT) + known], strategy, CONFIGS[config])
+        assert ids_of(more)[:25] == EXPECTED[known : known + 25]
 
 
 # The cache, and what comes after the forward.
