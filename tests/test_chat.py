@@ -162,6 +162,26 @@ def test_every_change_is_kept_at_once(talk: Lade, tmp_path: Path) -> None:
     assert seen[1].messages[:2] == seen[2].messages == seen[0].messages
 
 
+def test_a_conversation_goes_on_with_another_model_and_another_day(
+    talk: Lade, lade: Lade, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = ("/model ./nowhere", "/model demo", QUESTIONS[1])
+    before = talk(*lines, options="-n 9 Hello", home=tmp_path)
+    assert "> Hello" in before.err, "a first message is shown as if it were typed"
+    assert "there is no model folder ./nowhere" in before.told[0]
+    assert "going on after 2 messages" in before.err
+    assert before.said[0::2] == ["Hello", QUESTIONS[1]]
+    day = before.file.rename(before.file.with_name("2020-01-01.jsonl"))
+    after = talk("/undo", options="--continue", home=tmp_path)
+    assert "going on after 4 messages" in after.err
+    assert f"taken back: {QUESTIONS[1]}" in after.err
+    assert from_json(day.read_text()) == before.conversation, "another day has another file"
+    newest = max(tmp_path.rglob("chats/*.jsonl"))
+    assert from_json(newest.read_text()).messages == before.conversation.messages[:2]
+    monkeypatch.setenv("XDG_STATE_HOME", "/nowhere")
+    assert "there is no conversation to continue" in lade("chat", "--continue").refused()
+
+
 def test_lines_that_were_cut_short_cost_no_others(tmp_path: Path) -> None:
     """By SIGKILL, or by a disk that was full for a time."""
     talk = Conversation("Be brief.")
@@ -324,7 +344,7 @@ def test_what_only_looks_like_a_command_is_a_message(talk: Lade) -> None:
     assert chat.said[0::2] == ["/undo", "/etc/hosts is what?", "/def f():\n    pass"]
 
 
-@pytest.mark.parametrize("word", ["exit", "quit", "/exit", "/bye"])
+@pytest.mark.parametrize("word", ["exit", "quit", "/bye"])
 def test_words_that_leave(talk: Lade, word: str) -> None:
     chat = talk(word, "never said")
     assert (chat.code, chat.file) == (0, None)

@@ -40,35 +40,6 @@ def flows(terminal: Terminal, text: str) -> str:
     return terminal.wait(lambda seen: text in re.sub(r"\s+", " ", seen), text)
 
 
-def test_a_conversation_goes_on_with_another_model_and_another_day(tmp_path: Path) -> None:
-    state = {"XDG_STATE_HOME": str(tmp_path)}
-    with Terminal("chat", "demo", QUESTION, "-n", "9", env=state) as terminal:
-        terminal.wait("9 tokens in")
-        assert f"> {QUESTION}" in terminal.text()
-        terminal.enter("/model ./nowhere")
-        terminal.wait("there is no model folder ./nowhere")
-        terminal.enter("/model demo")
-        terminal.wait("going on after 2 messages")
-        ready(terminal)
-        terminal.enter("What is the pool?")
-        terminal.wait(lambda text: text.count("9 tokens in") == 2)
-        terminal.enter("/exit")
-        assert terminal.close() == 0
-    with Terminal("chat", "demo", "--continue", env=state) as terminal:
-        terminal.wait("going on after 4 messages")
-        ready(terminal)
-        terminal.enter("/undo")
-        terminal.wait("taken back: What is the pool?")
-        terminal.enter("/exit")
-        terminal.close()
-    before, after = sorted(tmp_path.rglob("chats/*.jsonl"), key=lambda file: file.stat().st_mtime)
-    assert len(from_json(before.read_text()).messages) == 4
-    assert len(from_json(after.read_text()).messages) == 2
-    with Terminal("chat", "demo", "--continue", env={"XDG_STATE_HOME": "/nowhere"}) as terminal:
-        terminal.wait("there is no conversation to continue")
-        assert terminal.close() == 2
-
-
 def test_a_reasoning_model(tmp_path: Path) -> None:
     """Three turns, each with its reasoning above the answer, and then without it."""
     folder = CASES["qwen3"].folder.write(tmp_path)

@@ -14,7 +14,6 @@ import signal
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -808,22 +807,6 @@ def test_what_the_hub_does_not_give(hub: str) -> None:
     result = process("generate", "owner/name", "-p", "a", HF_ENDPOINT=NOWHERE)
     assert (result.returncode, result.stderr.count("\n")) == (1, 1)
     assert "owner/name is not on this machine, and the hub cannot" in result.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [("--json",), ("--no-stats",)])
-def test_a_closed_pipe_ends_quietly(model_folder: str, options: tuple[str, ...]) -> None:
-    arguments = ["generate", model_folder, "-p", "the", "-n", "200", "--ignore-eos", *options]
-    with tempfile.TemporaryFile() as told:
-        read, write = os.pipe()
-        child = forked.Forked(arguments, (0, write, told.fileno()), os.environ)
-        os.close(read)
-        os.close(write)
-        assert child.wait() == 0
-        told.seek(0)
-        err = told.read().decode()
-    assert "Traceback" not in err
-    assert "Broken" not in err
 
 
 def spawn(*arguments: str, width: int = 80) -> forked.Spawn:

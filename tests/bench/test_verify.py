@@ -22,7 +22,7 @@ from ladecli.decoder.model.forward import StepCache, StepInputs
 from ladecli.decoder.tree import ROOT, Choose, TokenTree
 from ladecli.session.session import Session
 
-from ..oracle import change_decoders, during_forward, watch
+from ..oracle import change_decoders, during_forward, run_out
 
 pytestmark = pytest.mark.slow
 
@@ -181,10 +181,7 @@ def test_without_a_prompt_that_fits_it_is_bad_input(
 def test_without_memory_it_fails(
     lade: Lade, monkeypatch: pytest.MonkeyPatch, mode: tuple[str, ...]
 ) -> None:
-    def full(_: StepInputs) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    change_decoders(monkeypatch, lambda decoder: watch(decoder, full))
+    change_decoders(monkeypatch, lambda decoder: run_out(decoder, lambda _: True))
     found = lade(*QUICK, *mode)
     assert found.code == 1
     assert "out of memory" in found.out + found.err

@@ -16,7 +16,7 @@ from ladecli.decoder.rescoring import LogitGap, Rescorer
 
 from ..decoding import decoder_of, ids_of, run, steps_of
 from ..families import prompt_for
-from ..oracle import watch
+from ..oracle import run_out
 
 pytestmark = pytest.mark.slow
 
@@ -122,11 +122,8 @@ def test_noise_that_no_arithmetic_makes_is_not_believed() -> None:
 
 def test_without_memory_there_is_no_answer() -> None:
     prompt = prompt_for("llama")
-
-    def fail(_: StepInputs) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    decoder = watch(decoder_of("llama"), fail)
+    decoder = decoder_of("llama")
+    run_out(decoder, lambda _: True)
     rescorer = Rescorer(decoder)
     assert rescorer.gap(prompt, len(prompt), (3, 4), 24, GREEDY) is None
     assert rescorer.probabilities(prompt, len(prompt), DRAWN) is None
