@@ -14,7 +14,7 @@ from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.load import load_decoder
 from ladecli.events import Ended
-from ladecli.models import LoadedModel, load
+from ladecli.models import load
 from ladecli.session.session import Session, Settings
 
 from .capturing import Again
@@ -45,11 +45,6 @@ class Crew:
             self.open -= 1
 
 
-@pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
-    return load("demo")
-
-
 SHARED = Settings(max_new_tokens=12, ignore_eos=True)
 PLAIN = Settings("autoregressive", max_new_tokens=12, ignore_eos=True)
 
@@ -59,18 +54,18 @@ def answer(session: Session, prompt: Sequence[int], settings: Settings) -> list[
     return [token for event in events for token in getattr(event, "token_ids", ())]
 
 
-def test_followers_are_told_of_what_takes_them(loaded: LoadedModel) -> None:
+def test_followers_are_told_of_what_takes_them() -> None:
     crew = Crew()
-    session = Session(loaded, followers=crew)
-    expected = answer(Session(loaded), [5, 6, 7], PLAIN)
+    session = Session(load("demo"), followers=crew)
+    expected = answer(Session(load("demo")), [5, 6, 7], PLAIN)
     assert answer(session, [5, 6, 7], PLAIN) == answer(session, [5, 6, 7], SHARED) == expected
     assert crew.tasks == [([5, 6, 7], SHARED)]
     assert crew.open == 0
 
 
-def test_an_answer_that_is_still_open_ends_when_another_is_asked_for(loaded: LoadedModel) -> None:
+def test_an_answer_that_is_still_open_ends_when_another_is_asked_for() -> None:
     """Followers would wait in it for ever."""
-    session = Session(loaded, followers=Crew())
+    session = Session(load("demo"), followers=Crew())
     first = session.stream([9, 9, 9], SHARED)
     next(first)
     # An answer of the leader's own changes nothing for them: they still wait.
@@ -79,17 +74,15 @@ def test_an_answer_that_is_still_open_ends_when_another_is_asked_for(loaded: Loa
     assert not [*first]
 
 
-def captured(loaded: LoadedModel, patch: pytest.MonkeyPatch, capture: Again) -> Session:
+def captured(patch: pytest.MonkeyPatch, capture: Again) -> Session:
     patch.setattr("ladecli.session.session.load_decoder", partial(load_decoder, capture=capture))
-    return Session(loaded, followers=Crew())
+    return Session(load("demo"), followers=Crew())
 
 
-def test_what_goes_wrong_with_captured_steps_is_told_once(
-    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = answer(Session(loaded), [5, 6, 7], PLAIN)
+def test_what_goes_wrong_with_captured_steps_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = answer(Session(load("demo")), [5, 6, 7], PLAIN)
     capture = Again()
-    session = captured(loaded, monkeypatch, capture)
+    session = captured(monkeypatch, capture)
     assert session.notices == ()
     assert answer(session, [5, 6, 7], SHARED) == expected
     assert session.decoder.runner.graphs_made
@@ -104,9 +97,9 @@ def test_what_goes_wrong_with_captured_steps_is_told_once(
 
 
 def test_a_model_that_cannot_be_captured_is_told_of_at_once(
-    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    session = captured(loaded, monkeypatch, Again(fails=True))
+    session = captured(monkeypatch, Again(fails=True))
     (line,) = session.notices
     assert "without CUDA graphs" in line
     assert "no way" in line
@@ -114,19 +107,19 @@ def test_a_model_that_cannot_be_captured_is_told_of_at_once(
 
 
 def test_followers_are_told_the_widths_that_their_leader_has(
-    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    crew, session = Crew(), captured(loaded, monkeypatch, Again())
-    answer(Session(loaded, followers=crew), [5, 6, 7], SHARED)
+    crew, session = Crew(), captured(monkeypatch, Again())
+    answer(Session(load("demo"), followers=crew), [5, 6, 7], SHARED)
     ((_, told),) = crew.tasks
     widths = session.decoder.runner.widths(SHARED.lookahead.step_limit)
     assert told.lookahead.widths == tuple(widths)
     assert widths[-1] == SHARED.lookahead.step_limit
 
 
-def test_transformers_gets_the_model_as_it_was_loaded(loaded: LoadedModel) -> None:
+def test_transformers_gets_the_model_as_it_was_loaded() -> None:
     """Our forward keeps weights in an order of its own, in which that of transformers is slower."""
-    session = Session(loaded)
+    session = Session(load("demo"))
     assert session.stock_model is session.stock_model
     own, prompt = session.stock_model, torch.tensor([[5, 6, 7]])
     assert all(each.is_contiguous() for each in own.parameters())
@@ -134,8 +127,8 @@ def test_transformers_gets_the_model_as_it_was_loaded(loaded: LoadedModel) -> No
     assert ids[0, 3:].tolist() == answer(session, [5, 6, 7], PLAIN)
 
 
-def test_stop_strings_that_never_come_change_nothing(loaded: LoadedModel) -> None:
-    session = Session(loaded)
+def test_stop_strings_that_never_come_change_nothing() -> None:
+    session = Session(load("demo"))
     prompt = session.encode("def ")
     texts = []
     for stop in ((), ("",), ("nowhere to be found",)):
@@ -148,8 +141,8 @@ def test_stop_strings_that_never_come_change_nothing(loaded: LoadedModel) -> Non
     assert texts == [texts[0]] * 3
 
 
-def test_a_window_without_trees_is_told(loaded: LoadedModel) -> None:
-    session = Session(loaded)
+def test_a_window_without_trees_is_told() -> None:
+    session = Session(load("demo"))
     session.decoder.runner.model.drafts = "chains"
     text = answer(session, [5, 6, 7], replace(SHARED, lookahead=LookaheadConfig(4, 3, 4)))
     assert session.new_notices() == []

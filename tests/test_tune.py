@@ -16,6 +16,7 @@ from ladecli.decoder.events import Event, Finished, Step, StepTimes, Token
 from ladecli.decoder.step_cost import StepCost
 from ladecli.decoder.strategies import Strategy
 from ladecli.decoder.strategies.lookahead import Lookahead
+from ladecli.decoder.strategy import Room, State
 from ladecli.files import toml
 from ladecli.profiles import user
 from ladecli.tune.measure import (
@@ -60,7 +61,8 @@ class FakeDecoder:
     def generate(
         self, prompt: Sequence[int], strategy: Strategy, sampling: Any = None, limits: Any = None
     ) -> Iterator[Event]:
-        width = strategy._config.step_limit if isinstance(strategy, Lookahead) else 1
+        draft = strategy.propose(State([*prompt], len(prompt)), Room())
+        width = draft.limit if isinstance(strategy, Lookahead) else 1
         left = limits.max_new_tokens if limits else self.max_context - len(prompt)
         length = len(prompt)
         self.lengths.add(length)
