@@ -77,8 +77,6 @@ def test_stop_strings_and_errors(demo: Model) -> None:
         ladecli.load("demo", budget=0)
     with pytest.raises(TypeError, match="temperature"):
         ladecli.load("demo", temperature=1.0)
-    with pytest.raises(TypeError, match=r"generate\(\) .* no option 'foo'"):
-        demo.generate("def ", foo=1)
     for prompt in (3, [1, 2]):
         with pytest.raises(TypeError, match="a prompt is a text, or a list of messages"):
             demo.generate(prompt)  # type: ignore[arg-type]
@@ -94,7 +92,7 @@ def test_stop_strings_and_errors(demo: Model) -> None:
         ("def ", {"stop": ["a", None]}, "stop must be a text"),
         ("def ", {"draft_text": 5}, "draft_text must be a text"),
         ("def ", {"temperature": "hot"}, "temperature must be a number, not 'hot'"),
-        ("def ", {"foo": 1}, "no option 'foo'"),
+        ("def ", {"foo": 1}, r"generate\(\) .* no option 'foo'"),
         ([{"role": "user"}], {}, "message 1 has no content"),
         ([{"role": "user", "content": "a"}, {"content": "a"}], {}, "message 2 has no role"),
         ([{"role": "user", "content": None}], {}, "the content of message 1 must be text, not No"),
