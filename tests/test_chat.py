@@ -339,6 +339,12 @@ def test_show_tells_where_values_come_from(talk: Lade, monkeypatch: pytest.Monke
     assert other["temperature"].endswith("set in this chat")
 
 
+def test_show_tells_what_can_only_be_set_at_start_too(talk: Lade) -> None:
+    dtype, seen = talk("/show dtype", "/show quantize").err.split("\n> ")[1:3]
+    assert re.fullmatch(r"dtype +float32 +default", dtype.strip())
+    assert re.fullmatch(r"quantize +none +default", seen.strip())
+
+
 def test_what_only_looks_like_a_command_is_a_message(talk: Lade) -> None:
     chat = talk(" /undo", "/etc/hosts is what?", "/def f():\n    pass")
     assert chat.said[0::2] == ["/undo", "/etc/hosts is what?", "/def f():\n    pass"]
