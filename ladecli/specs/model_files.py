@@ -308,9 +308,12 @@ def weights_damage(folder: Path) -> str | None:
         return None
     except LoadError as error:
         return str(error)
-    layers = [int(found[1]) for each in tensors if (found := _LAYER.search(each.name))]
-    held, stated = max(layers, default=-1) + 1, getattr(config.get_text_config(), SIZES[0], 0)
-    if not config.fault and 0 < held < stated:
+    found = [match for each in tensors if (match := _LAYER.search(each.name))]
+    held = max((int(match[1]) for match in found), default=-1) + 1
+    stated = getattr(config.get_text_config(), SIZES[0], 0)
+    # Several stacks of layers may be run more than once, and count as often (HRM).
+    one_stack = len({match.string[: match.start()] for match in found}) == 1
+    if not config.fault and one_stack and held < stated:
         return f"the weights have {held} layers, and config.json {stated}; copy both again"
     return config.fault
 
