@@ -44,12 +44,7 @@ SCHEMA = 2
 """Version of what --json prints."""
 OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
 """Levels: as it should be; worth knowing; worse than it could be; something cannot work."""
-_LOOKS = {
-    OK: ("+", ""),
-    NOTE: ("-", "dim"),
-    WARNING: ("!", "yellow"),
-    PROBLEM: ("x", "red"),
-}
+_LOOKS = {OK: ("+", ""), NOTE: ("-", "dim"), WARNING: ("!", "yellow"), PROBLEM: ("x", "red")}
 """The mark and the style of each level."""
 _SCARCE = 0.05
 """A smaller share of free memory is worth a warning."""

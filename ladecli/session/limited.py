@@ -11,8 +11,6 @@ import signal
 import threading
 from collections.abc import Iterator
 
-import psutil
-
 SECONDS = 5.0
 """Of the processor."""
 MEMORY = 1 << 30
@@ -75,6 +73,8 @@ def _in_memory() -> Iterator[None]:
     if resource is None or len(working) > 1:
         yield
         return
+    import psutil  # 20 ms, which help does without
+
     before, most = resource.getrlimit(resource.RLIMIT_AS)
     wanted = psutil.Process().memory_info().vms + MEMORY
     lower = before == resource.RLIM_INFINITY or wanted < before
