@@ -351,11 +351,13 @@ def test_looking_costs_under_a_hundredth_of_a_call() -> None:
     options = {"custom_generate": ladecli.lookahead, "max_new_tokens": 20, "eos_token_id": None}
 
     def seconds(call: Callable[[], Any]) -> float:
-        call()
-        began = time.process_time()
-        for _ in range(3):
+        """Of the fastest of several calls: the others were disturbed."""
+        found = []
+        for _ in range(6):
+            began = time.process_time()
             call()
-        return time.process_time() - began
+            found.append(time.process_time() - began)
+        return min(found)
 
     ids = torch.tensor([[1, 5, 7, 9]])
     whole = seconds(lambda: model.generate(ids, **options))
