@@ -54,6 +54,7 @@ class Backoff:
     Attributes:
         chunk: the most pending tokens, such as those of the prompt.
         width: the most tokens of a step, pending ones other than the current left out.
+        retries: as given.
     """
 
     def __init__(self, chunk: int, *, retries: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""What races of a CPU's products have shown, beside the user's profiles: see `decoder.model`.
+"""What races of a CPU's products have shown (`decoder.model.cpu_formats`), beside the profiles.
 
 A result holds for a processor, its number of threads and a version of torch.  A file that cannot be
 read, or written, costs some milliseconds of the next load and nothing else.
@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from .. import files
 from ..errors import LadeError
+from ..specs.model_files import version
 from . import user
 
 if TYPE_CHECKING:
@@ -52,4 +53,4 @@ def _read_all() -> dict[str, Results]:
 
 
 def _key_of(device: Device) -> str:
-    return f"{user.key_of(device)}, torch {user.versions_here()['torch']}"
+    return f"{user.key_of(device)}, torch {version('torch')}"

@@ -2,7 +2,7 @@
 
 The query, key and value projections of a layer read the same input, and so do gate and up: each
 group becomes one matrix.  The model's own modules keep working on views of it, so that nothing
-is held twice and transformers' `generate` runs on the same model.
+is held twice; where a CPU needs another form alone, they are without weights until `restore`.
 """
 
 from __future__ import annotations

@@ -33,11 +33,7 @@ from ..model.attention import READS_LENGTH, CapturedMask, DeviceMask
 from ..model.families import ModelFacts
 from ..model.forward import Forward, StepInputs
 from ..quiet import quiet
-from .runner import (
-    SDPA,
-    Logits,
-    Runner,
-)
+from .runner import SDPA, Logits, Runner
 
 WARM_UP = 2
 """Runs before a capture: libraries make their handles in the first ones."""
