@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -16,6 +15,7 @@ from ladecli.bench.result import SCHEMA, read
 from ladecli.bench.runners import OwnRunner
 
 from ..compiling import Compiler
+from ..oracle import press
 
 pytestmark = pytest.mark.slow
 
@@ -206,11 +206,11 @@ def test_ctrl_c_keeps_what_was_measured(
 ) -> None:
     asked = count(1)
 
-    def press(_: str) -> None:
+    def press_once(_: str) -> None:
         if next(asked) == 6:
-            signal.raise_signal(signal.SIGINT)
+            press()
 
-    before_answers(monkeypatch, press)
+    before_answers(monkeypatch, press_once)
     report = tmp_path / "half.json"
     flags = ("--strategies", "autoregressive,lookahead", "--report", str(report))
     done = lade("bench", model_folder, "--prompts", str(prompts), *QUICK, *flags)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ from ladecli.decoder.model.forward import StepCache, StepInputs
 from ladecli.decoder.tree import ROOT, Choose, TokenTree
 from ladecli.session.session import Session
 
-from ..oracle import change_decoders, during_forward, run_out
+from ..oracle import change_decoders, during_forward, press, run_out
 
 pytestmark = pytest.mark.slow
 
@@ -188,7 +186,7 @@ def test_without_memory_it_fails(
 
 
 def test_ctrl_c_keeps_what_was_compared(lade: Lade, monkeypatch: pytest.MonkeyPatch) -> None:
-    during_forward(monkeypatch, 70, partial(signal.raise_signal, signal.SIGINT))
+    during_forward(monkeypatch, 70, press)
     found = lade(*QUICK, "--strategy", "autoregressive", "--ignore-eos")
     assert found.code == 130
     assert found.out.splitlines()[-1] == "equal: all 24 tokens of 1 answer"
