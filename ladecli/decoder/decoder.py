@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator, Sequence
-from itertools import takewhile
 
 from .config import PREFILL_CHUNK, Limits, SamplingConfig
 from .engine import Generation
@@ -16,6 +15,7 @@ from .run.executor import Executor, Local, Stopped
 from .run.runner import Runner
 from .sampling import LogitsProcessor, Sampler
 from .strategy import State, Strategy
+from .tree import common_prefix
 
 
 class Decoder:
@@ -182,8 +182,7 @@ class Decoder:
     def _take_over(self, generation: Generation) -> int:
         """Give the cache to a generation, as far as it is of its text; the owner's number."""
         # One token at least is fed.
-        pairs = zip(generation.state.tokens[:-1], self._text, strict=False)
-        self.cache.truncate(sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        self.cache.truncate(common_prefix(generation.state.tokens[:-1], self._text))
         self._text = []
         self._owner += 1
         generation.begin()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from .events import Token
 
@@ -20,6 +21,12 @@ ROOT = -1
 
 Choose = Callable[[int, Sequence[int]], int]
 """Output row (0 is the current token, i + 1 is node i) and accepted path -> token id."""
+
+
+def common_prefix(one: Sequence[object], other: Sequence[object]) -> int:
+    """How many items two sequences, such as texts, have in common before they differ."""
+    pairs = zip(one, other, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 @dataclass(slots=True)

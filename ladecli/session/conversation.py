@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from itertools import takewhile
 from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, NonNegativeInt, ValidationError
 
+from ..decoder.tree import common_prefix
 from ..errors import flaw
 
 Role: TypeAlias = Literal["user", "assistant"]
@@ -129,8 +129,7 @@ class Conversation:
 
     def as_change(self, before: Conversation, model: str) -> str:
         """A line of JSON that makes this conversation of the one before it."""
-        pairs = zip(self.messages, before.messages, strict=False)
-        kept = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        kept = common_prefix(self.messages, before.messages)
         values = asdict(replace(self, messages=self.messages[kept:]))
         return _ChatFile(model=model, kept=kept, **values).model_dump_json() + "\n"
 

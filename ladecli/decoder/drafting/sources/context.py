@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from itertools import takewhile
 
+from ...tree import common_prefix
 from ..ngram_model import ORDER, NgramModel, RepeatedSpan
 from ..suffix_automaton import SuffixAutomaton
 from .source import Observation, Source
@@ -48,8 +48,7 @@ class ContextSource(Source):
         """Learn what the prompt adds to the last text."""
         if len(self.corpus) > MAX_CORPUS:
             self.load(self.corpus.tokens[-MAX_CORPUS // 2 :])
-        pairs = zip(prompt, self._text, strict=False)
-        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        common = common_prefix(prompt, self._text)
         if common < len(self._text):
             for token in (BOUNDARY, *prompt[max(common - OVERLAP, 0) : common]):
                 self._extend(token)
