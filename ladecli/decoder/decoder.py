@@ -25,12 +25,12 @@ class Decoder:
     still in it is prefilled from there on only.
 
     Args:
-        max_context: the most tokens of prompt and text together; None for what the model was
-            made for.
+        max_context: the most tokens of prompt and text together, not more than the model was made
+            for; None for as many.
         prefill_chunk: prompt tokens per forward.
 
     Attributes:
-        max_context: as above, and not more than the model was made for.
+        max_context: as above.
         cache: keys and values of the committed text.
         local: runs steps in this process.
     """
@@ -45,7 +45,7 @@ class Decoder:
     ) -> None:
         self.runner = runner
         self.facts = facts
-        self.max_context = min(max_context or facts.context, facts.context)
+        self.max_context = max_context or facts.context
         self.cache = runner.cache
         kind = Local if runner.model.drafts == "trees" else Chained
         self.local = kind(runner, facts, self.max_context, prefill_chunk)
