@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -60,10 +61,10 @@ def check_attention(name: str, device: str) -> None:
         raise ConfigError(NO_TRITON)
 
 
-def captured_width(tokens: int, widths: tuple[int, ...] = CAPTURED_WIDTHS) -> int:
+def captured_width(tokens: int) -> int:
     """The width of the captured step that holds a number of tokens."""
-    widest = widths[-1]
-    return fitting(tokens, widths) if tokens <= widest else -(-tokens // widest) * widest
+    widest = CAPTURED_WIDTHS[-1]
+    return fitting(tokens, CAPTURED_WIDTHS) if tokens <= widest else -(-tokens // widest) * widest
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,15 +143,15 @@ class LookaheadConfig:
     @property
     def step_limit(self) -> int:
         """The most tokens that one step feeds, pending ones other than the current left out."""
+        return self.limit_within(sys.maxsize)
+
+    def limit_within(self, room: int) -> int:
+        """The same where memory suffices for a number of tokens."""
         limit = self.budget
         if limit is None:
             limit = self.window_cells + self.guesses * (self.ngram - 1)
+        limit = min(limit, room)
         return max((width for width in self.widths if width <= limit), default=limit)
-
-    def limit_within(self, width: int) -> int:
-        """The most tokens that one step feeds where memory suffices for so many."""
-        most = min(width, self.step_limit)
-        return max((each for each in self.widths if each <= most), default=most)
 
 
 @dataclass(frozen=True, slots=True)

@@ -276,7 +276,7 @@ class CudaGraphs(Runner):
         A step that is captured already is launched; else it is captured when its result is asked
         for, since that takes a moment.
         """
-        width = captured_width(len(layout.tokens), CAPTURED_WIDTHS)
+        width = captured_width(len(layout.tokens))
         if not self.captures or layout.pending > MOST_PENDING or width > PREFILL_CHUNK:
             return super().start(layout)
         kind = self._kind(layout, width)
