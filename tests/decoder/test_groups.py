@@ -220,7 +220,7 @@ class Found:
         self.found, self.kept = found, list[int]()
         self.draft = Draft()
 
-    def begin(self, state: State, request: object) -> None:
+    def begin(self, state: State, request: object, *, retries: bool) -> None:
         pass
 
     def room(self, state: State) -> Room:

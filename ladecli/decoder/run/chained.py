@@ -27,9 +27,9 @@ class Chained(Local):
         # Such a model handles a change of rotary frequencies itself.
         super().__init__(runner, replace(facts, rope_boundary=None), max_context, chunk)
 
-    def begin(self, state: State, fingerprint: Sequence[object]) -> None:
-        """See `Executor`."""
-        super().begin(state, fingerprint)
+    def begin(self, state: State, fingerprint: Sequence[object], *, retries: bool = True) -> None:
+        """See `Local`."""
+        super().begin(state, fingerprint, retries=retries)
         if self.runner.model.drafts == "none":
             self._backoff.width = 1
 

@@ -116,15 +116,11 @@ class Local:
         facts: about the model.
         max_context: the most tokens of prompt and text together.
         chunk: prompt tokens per forward.
-
-    Attributes:
-        retries: whether a forward that memory does not suffice for may be tried again smaller.
     """
 
     def __init__(self, runner: Runner, facts: ModelFacts, max_context: int, chunk: int) -> None:
         self.runner, self.cache = runner, runner.cache
         self.facts = facts
-        self.retries = True
         self._last_position = max_context - 1
         self._chunk = chunk
         self._prefiller = Prefiller(runner, facts.rope_boundary, chunk)
@@ -137,9 +133,12 @@ class Local:
         """See `Executor`."""
         return self.runner.captures
 
-    def begin(self, state: State, fingerprint: Sequence[object]) -> None:
-        """See `Executor`; here no other process takes part."""
-        self._backoff = Backoff(self._chunk, retries=self.retries)
+    def begin(self, state: State, fingerprint: Sequence[object], *, retries: bool = True) -> None:
+        """See `Executor`; here no other process takes part.
+
+        With `retries`, a forward that memory does not suffice for is tried again smaller.
+        """
+        self._backoff = Backoff(self._chunk, retries=retries)
         self._prefiller.invalidate_on_rope_change(len(state.tokens))
 
     def prefill(self, state: State, before: Callable[[], None] = _go_on) -> Generator[Prefill]:
@@ -182,7 +181,7 @@ class Local:
         step, found = self._step.layout, None
         if self._step.logits is not None:
             found = attempt(self._walk, self._step.logits, self._step, sampler)
-        if found is None and not self.retries:
+        if found is None and not self._backoff.retries:
             raise NoMemoryError
         return found or OutOfMemory(step.pending, len(step.tokens) - step.pending + 1)
 

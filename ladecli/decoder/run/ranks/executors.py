@@ -48,6 +48,8 @@ class Ranks:
         ConfigError: the model verifies one continuation at a time.
     """
 
+    retries = True  # whether a forward that memory does not suffice for is tried again smaller
+
     def __init__(self, local: Local, transport: DistributedTransport) -> None:
         if local.runner.model.drafts != "trees":
             raise ConfigError(
@@ -68,7 +70,7 @@ class Ranks:
 
     def begin(self, state: State, fingerprint: Sequence[object]) -> None:
         """See `Executor`; the text and the fingerprint must be equal on all ranks."""
-        self._local.begin(state, fingerprint)
+        self._local.begin(state, fingerprint, retries=self.retries)
         self._awaited = True
         self.begun += 1
         problem = "was given another prompt or other settings than rank 0"
@@ -220,11 +222,12 @@ class TensorParallel(Ranks):
         ConfigError: steps are captured.
     """
 
+    retries = False
+
     def __init__(self, local: Local, transport: DistributedTransport) -> None:
         if local.overlaps:
             raise ConfigError("tensor parallelism needs a decoder without CUDA graphs")
         super().__init__(local, transport)
-        local.retries = False
         self._in_forward = False
 
     def start(self, state: State, draft: Draft) -> Fed:
