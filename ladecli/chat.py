@@ -14,7 +14,7 @@ from rich.text import Text
 
 from . import files
 from .decoder.errors import DeviceLostError, RankError
-from .errors import NoEmbeddingError, UsageError
+from .errors import NoEmbeddingError, UsageError, counted, printable
 from .options.answer import ChatRequest
 from .repl import commands
 from .repl.journal import Journal, new_journal, newest
@@ -32,7 +32,6 @@ from .session import opening, pool_file
 from .session.conversation import Conversation
 from .trace import export
 from .view.terminal import Terminal
-from .visualize import counted, printable
 
 SMALL_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 

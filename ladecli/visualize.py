@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, Protocol, TextIO
 
@@ -11,6 +10,7 @@ from rich.color import ColorSystem
 from rich.style import Style
 from rich.text import Text
 
+from .errors import counted, printable
 from .events import Piece, TextEvent, pieces_of
 from .metrics import RECENT, Tally
 
@@ -30,31 +30,6 @@ REASONING, ANSWER = "Reasoning:", "Answer:"
 BARS = "▁▂▃▄▅▆▇█"
 LOOP = 120
 """Characters of the longest phrase whose repetition is noticed."""
-
-# C0 but tab and newline, DEL and C1 could drive a terminal; the others turn the reading direction,
-# of single words at least.  Files and pipes get them all.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-LONGEST_ERROR = 1000
-"""Characters of an error; names, and what templates raise, may be of any length."""
-
-
-# Text.
-
-
-def printable(text: str) -> str:
-    """`text` without control characters, so that no output can drive the terminal."""
-    return _CONTROL.sub("", text)
-
-
-def one_line(text: str) -> str:
-    """`text` as an error shows it: printable, in one line of at most `LONGEST_ERROR`."""
-    line = " ".join(printable(text[: 2 * LONGEST_ERROR]).split("\n"))
-    return line if len(line) <= LONGEST_ERROR else f"{line[:LONGEST_ERROR]}…"
-
-
-def counted(count: int, noun: str) -> str:
-    """A count with its noun: "1 line", "2 lines"."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def style_of(source: str | None) -> str:

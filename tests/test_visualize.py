@@ -12,18 +12,10 @@ import pytest
 from rich.color import Color, ColorSystem
 
 from ladecli.decoder.events import Started
-from ladecli.errors import LadeError
+from ladecli.errors import LadeError, printable
 from ladecli.events import Ended, Piece, PromptRead, TextEvent, TextStep
 from ladecli.metrics import Tally
-from ladecli.visualize import (
-    SOURCE_STYLES,
-    Together,
-    Writer,
-    printable,
-    repeats,
-    statistics_line,
-    status_line,
-)
+from ladecli.visualize import SOURCE_STYLES, Together, Writer, repeats, statistics_line, status_line
 
 
 def step(*pieces: tuple[str, str | None], width: int = 9, seconds: float = 0.5) -> TextStep:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ..visualize import counted
+from ..errors import counted
 from .result import Skipped
 
 LEVEL = 0.01

@@ -21,13 +21,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ..errors import UsageError
+from ..errors import UsageError, printable
 from ..metrics import ratio
 from ..options.commands import CompareRequest
 from ..specs.memory import format_bytes
 from ..view.screen import NONE, Column, Table
 from ..view.terminal import Terminal
-from ..visualize import printable
 from . import render
 from .render import Document
 from .result import PLAIN, STOCK, STOCK_COMPILED, STOCK_LOOKUP, Result, Run, read

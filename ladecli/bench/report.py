@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import files
-from ..errors import UsageError
+from ..errors import UsageError, counted, printable
 from ..metrics import ratio
 from ..specs.memory import format_bytes
 from ..view.screen import NONE, Column, Table
-from ..visualize import counted, printable
 from . import render
 from .render import Document
 from .result import PLAIN, STOCK, STOCK_COMPILED, STOCK_LOOKUP, Result, to_json

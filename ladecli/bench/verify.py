@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import suites
-from ..errors import INTERRUPTED, LadeError, UsageError
+from ..errors import INTERRUPTED, LadeError, UsageError, counted, printable
 from ..events import Reason
 from ..session import opening
 from ..session.text import Part
@@ -25,7 +25,6 @@ from ..specs.memory import FULL
 from ..trace.format import speller
 from ..view import screen
 from ..view.terminal import Terminal, ctrl_c
-from ..visualize import counted, printable
 from .chi_square import Ids, Sampled
 from .result import (
     PLAIN,

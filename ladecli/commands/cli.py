@@ -343,7 +343,7 @@ def _failed(message: str, code: int) -> int:
     # A call without arguments has shown the help, and has no message; one rank reports for all.
     place = read_torchrun()
     if message and (place is None or place.rank == 0):
-        from ..visualize import one_line
+        from ..errors import one_line
 
         # File names and templates occur in messages, and must not drive the terminal.
         print(f"lade: {one_line(message)}", file=sys.stderr)

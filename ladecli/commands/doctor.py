@@ -9,8 +9,6 @@ from __future__ import annotations
 import json as jsons
 import os
 import platform
-import shutil
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__, profiles
 from ..decoder.errors import Error
-from ..errors import UsageError, describe_error
+from ..errors import UsageError, counted, describe_error
 from ..options.commands import DoctorRequest
 from ..options.declare import config_path
 from ..profiles import races, user
@@ -31,7 +29,6 @@ from ..specs.memory import format_bytes
 from ..specs.model_files import version
 from ..view import screen
 from ..view.terminal import Terminal
-from ..visualize import counted
 from . import config
 
 if TYPE_CHECKING:
@@ -116,11 +113,10 @@ def run(request: DoctorRequest) -> int:
                 screen.line(console, title, "bold")
             _print(finding, console)
             shown = title
-        counts = [(levels.count(level), level) for level in (PROBLEM, WARNING)]
-        summary = " and ".join(counted(number, level) for number, level in counts if number)
-        worst = next((level for number, level in counts if number), OK)
-        text = f"{summary}." if summary else "Nothing is wrong."
-        screen.line(console, text, f"bold {_LOOKS[worst][1]}")
+        bad = [level for level in (PROBLEM, WARNING) if level in levels]
+        summary = " and ".join(counted(levels.count(level), level) for level in bad)
+        _, style = _LOOKS[bad[0] if bad else OK]
+        screen.line(console, f"{summary or 'Nothing is wrong'}.", f"bold {style}")
     return int(PROBLEM in levels)
 
 
@@ -192,11 +188,8 @@ def devices(_request: DoctorRequest) -> Iterator[Finding]:
 
 def unused_gpu(_request: DoctorRequest) -> Iterator[Finding]:
     """A GPU of the machine that torch cannot use."""
-    tool = shutil.which("nvidia-smi")
-    if device.detect().kind != "cpu" or tool is None:
-        return
-    listed = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=5)
-    if listed.returncode or "GPU" not in listed.stdout:  # the tool is in images without a GPU, too
+    # The tool is in images without a GPU, too.
+    if device.detect().kind != "cpu" or "GPU" not in device.output("nvidia-smi", "-L"):
         return
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         value = "CUDA_VISIBLE_DEVICES hides it"
@@ -253,11 +246,11 @@ def config_file(_request: DoctorRequest) -> Iterator[Finding]:
         config.read()
     except UsageError as error:
         yield Finding(name, str(error), PROBLEM, f"correct {path}")
+        return
+    if path.exists():
+        yield Finding(name, str(path))
     else:
-        if path.exists():
-            yield Finding(name, str(path))
-        else:
-            yield Finding(name, f"none at {path}", NOTE, "lade config init writes one")
+        yield Finding(name, f"none at {path}", NOTE, "lade config init writes one")
 
 
 def options(request: DoctorRequest) -> Iterator[Finding]:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from .. import suites
 from ..decoder.errors import PromptError, RankError
-from ..errors import INTERRUPTED, LadeError, NoEmbeddingError, UsageError
+from ..errors import INTERRUPTED, LadeError, NoEmbeddingError, UsageError, counted
 from ..metrics import Tally
 from ..options.answer import GenerateRequest
 from ..session import opening, pool_file
 from ..suites import STDIN, Row, display_name, name_of, read_rows, read_text
 from ..trace import export
 from ..view.terminal import Terminal, ctrl_c
-from ..visualize import Together, counted, memory_line
+from ..visualize import Together, memory_line
 
 if TYPE_CHECKING:
     from ..session.session import Session, Settings

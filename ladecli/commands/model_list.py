@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..decoder.model import families
-from ..errors import LoadError
+from ..errors import LoadError, counted, printable
 from ..options.commands import ModelsRequest
 from ..profiles.user import short
 from ..specs import adapters, hub, memory, model_files
@@ -22,7 +22,6 @@ from ..specs.memory import ModelSpec
 from ..specs.model_files import SIZES, Config, Tensor
 from ..view import screen
 from ..view.terminal import Terminal
-from ..visualize import counted, printable
 
 if TYPE_CHECKING:
     from ..specs.device import Device

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from .. import profiles
 from ..decoder.config import MESSAGE_BYTES
-from ..errors import UsageError
+from ..errors import UsageError, counted
 from ..options.commands import PlanRequest
 from ..options.model import PlacementOptions
 from ..profiles import Profile, Rates, user
@@ -29,7 +29,6 @@ from ..specs import catalogue, memory
 from ..specs.memory import FULL, ModelSpec
 from ..view import screen
 from ..view.terminal import Terminal
-from ..visualize import counted
 
 SCHEMA = "lade-plan/1"
 LOOKAHEAD, TENSOR, PLAIN = "lookahead", "tensor", "tensor-plain"

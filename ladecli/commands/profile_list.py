@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import profiles
 from ..decoder.config import LookaheadConfig
+from ..errors import printable
 from ..profiles import Choice, Profile, user
 from ..profiles.schema import VALUES
 from ..session import setup as decode_setup
@@ -19,7 +20,6 @@ from ..specs.memory import format_bytes
 from ..view import screen
 from ..view.screen import Column, Table
 from ..view.terminal import Terminal
-from ..visualize import printable
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -19,11 +19,11 @@ from rich.text import Text
 
 from .. import files
 from ..decoder.config import SOURCES
-from ..errors import UsageError
+from ..errors import UsageError, counted, printable
 from ..metrics import total
 from ..session.conversation import Conversation, from_json
 from ..specs import adapters
-from ..visualize import counted, legend, printable
+from ..visualize import legend
 from .compare import compare_again
 from .reader import escape
 from .session import Chat

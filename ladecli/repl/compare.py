@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from rich.table import Column, Table
 
+from ..errors import counted
 from ..events import TextStep
 from ..metrics import Tally, ratio, total
 from ..view.terminal import ctrl_c
-from ..visualize import counted
 
 if TYPE_CHECKING:
     from ..session.session import Settings

@@ -25,9 +25,9 @@ from prompt_toolkit.output import Output, create_output
 from prompt_toolkit.styles import Style
 from rich.cells import cell_len
 
-from ..errors import UsageError
+from ..errors import UsageError, printable
 from ..view.terminal import is_dumb
-from ..visualize import SEPARATOR, printable
+from ..visualize import SEPARATOR
 
 QUOTES = '"""'
 LEAVE = ("exit", "quit")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import LadeError, UsageError, describe_error
+from ..errors import LadeError, UsageError, counted, describe_error, one_line, printable
 from ..metrics import Tally
 from ..options.answer import ChatRequest
 from ..session import opening
@@ -20,7 +20,7 @@ from ..trace import export
 from ..view.live import reply_view
 from ..view.markdown import MarkdownRenderer
 from ..view.terminal import Terminal, ctrl_c
-from ..visualize import SEPARATOR, Together, counted, memory_line, one_line, printable, repeats
+from ..visualize import SEPARATOR, Together, memory_line, repeats
 from .journal import Journal, Running
 from .reader import Reader, escape
 

@@ -8,9 +8,8 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from ..decoder.events import Event, Finished, Prefill, Started, Step, StepNarrowed
-from ..errors import UsageError
+from ..errors import UsageError, one_line
 from ..events import Ended, Piece, PromptRead, Reason, TextEvent, TextStep
-from ..visualize import one_line
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 HIDDEN = "\ufdd0"

@@ -174,7 +174,7 @@ def details(device: Device) -> Details:
         driver = _read(Path("/sys/module/amdgpu/version"))
         return Details(driver or None, properties.gcnArchName.partition(":")[0], cores)
     # One line for each GPU, all the same.
-    driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    driver = output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     capability = f"{properties.major}.{properties.minor}"
     return Details(driver.partition("\n")[0] or None, capability, cores)
 
@@ -246,7 +246,7 @@ def _processor() -> Device:
 def _processor_name() -> str:
     """The processor's own name, "Apple M2 Max" for example."""
     if platform.system() == "Darwin":
-        name = _output("sysctl", "-n", "machdep.cpu.brand_string")
+        name = output("sysctl", "-n", "machdep.cpu.brand_string")
     else:
         # An ARM kernel gives no name.
         found = re.search(r"^model name\s*:(.*)$", _read(Path("/proc/cpuinfo")), re.MULTILINE)
@@ -280,7 +280,7 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _output(*command: str) -> str:
+def output(*command: str) -> str:
     """What a program of the system's prints, or nothing where it does not work."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5)

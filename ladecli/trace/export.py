@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.text import Text
 
 from .. import files
-from ..errors import UsageError
+from ..errors import UsageError, printable
 from ..events import TextEvent, pieces_of
 from ..metrics import Tally
 from ..view.recorded import as_html, as_svg, recording_console
-from ..visualize import Sections, View, printable, statistics_line
+from ..visualize import Sections, View, statistics_line
 
 if TYPE_CHECKING:
     from ..options.answer import FileOptions

@@ -17,9 +17,10 @@ from rich.text import Text
 from rich.tree import Tree
 
 from ..decoder.events import Detail
+from ..errors import counted, printable
 from ..events import Piece, TextStep
 from ..metrics import Tally
-from ..visualize import counted, printable, speed_up, style_of
+from ..visualize import speed_up, style_of
 from .format import Trace
 
 ROOT = -1

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from .. import suites
 from ..bench.tasks import Dialogue, split_usable
-from ..errors import LadeError, UsageError
+from ..errors import LadeError, UsageError, counted
 from ..profiles import Profile, Setting, Tuned, summarise, user
 from ..session import opening
 from ..view import screen
 from ..view.terminal import Terminal
-from ..visualize import counted
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -18,8 +18,9 @@ from rich.cells import chop_cells
 from rich.console import Console
 from rich.text import Text
 
+from ..errors import printable
 from ..events import Piece
-from ..visualize import Sections, printable, style_of
+from ..visualize import Sections, style_of
 
 if TYPE_CHECKING:
     from pygments.lexer import Lexer

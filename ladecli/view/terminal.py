@@ -16,8 +16,9 @@ from rich.console import COLOR_SYSTEMS, Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
+from ..errors import one_line, printable
 from ..metrics import Tally
-from ..visualize import Thinking, Writer, one_line, printable, statistics_line
+from ..visualize import Thinking, Writer, statistics_line
 
 DRAWN_EVERY = 0.1
 """Seconds from one drawing of a bar to the next, at least."""
