@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import io
+import json
 import logging
 import os
 import re
@@ -147,6 +148,16 @@ class Result:
     def __init__(self, code: int, out: str, err: str) -> None:
         self.code, self.out, self.err = code, out, err
 
+    def json(self, code: int = 0) -> Any:
+        """The object that a command printed, which ended with this exit code."""
+        (found,) = self.rows(code)
+        return found
+
+    def rows(self, code: int = 0) -> list[Any]:
+        """The objects that a command printed, one a line; the same."""
+        assert self.code == code, self.err
+        return [json.loads(line) for line in self.out.splitlines()]
+
     def refused(self, code: int = 2) -> str:
         """The one line that a command says in place of an answer, after the program's name."""
         assert (self.code, self.out) == (code, ""), self.err
@@ -171,6 +182,19 @@ def lade(capsys: pytest.CaptureFixture[str]) -> Any:
         return Result(code, captured.out, captured.err)
 
     return call
+
+
+@pytest.fixture
+def rows_file(tmp_path: Path) -> Callable[..., str]:
+    """Writes rows of prompts to a file, and gives its path."""
+
+    def write(*rows: object) -> str:
+        path = tmp_path / "rows.jsonl"
+        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        path.write_text("".join(lines), encoding="utf-8")
+        return str(path)
+
+    return write
 
 
 class Typed(io.StringIO):

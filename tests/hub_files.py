@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,24 @@ SMALL: dict[str, Any] = {
     "num_attention_heads": 4,
     "vocab_size": 1000,
 }
+
+
+def stating(file: str, **values: Any) -> Callable[[Path], object]:
+    """What gives keys of a JSON file in a folder other values."""
+
+    def change(folder: Path) -> None:
+        path = folder / file
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    return change
+
+
+def copied(folder: str | Path, copy: Path, *changes: Callable[[Path], object]) -> str:
+    """A copy of a model's folder with some changes."""
+    shutil.copytree(folder, copy)
+    for change in changes:
+        change(copy)
+    return str(copy)
 
 
 def weights(*tensors: tuple[str, tuple[int, ...]], missing: int = 0) -> tuple[bytes, int]:

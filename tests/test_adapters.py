@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from ladecli.specs import adapters
 from ladecli.specs.hub import ADAPTER
 
 from .adapters_here import make
-from .hub_files import add_model, use_cache
+from .hub_files import add_model, copied, stating, use_cache
 
 PROMPT = "the cat sat on"
 FORMS: dict[str, dict[str, Any]] = {
@@ -53,8 +51,7 @@ def answer(lade: Any, *arguments: str) -> tuple[list[int], str]:
     """The token ids of an answer, and what was said beside it."""
     options = ("-p", PROMPT, "-n", "24", "--ignore-eos", "--json", "--no-stats")
     result = lade("generate", *arguments, *options)
-    assert result.code == 0, result.err
-    return json.loads(result.out)["token_ids"], result.err
+    return result.json()["token_ids"], result.err
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -78,9 +75,9 @@ def test_adapters_on_top_of_a_model(
     lade: Any, model_folder: str, adapter: Path, tmp_path: Path
 ) -> None:
     second = make(model_folder, tmp_path / "second", seed=1)
-    copy = shutil.copytree(model_folder, tmp_path / "copy")
+    copy = copied(model_folder, tmp_path / "copy")
     wanted = expected(model_folder, adapter, second)
-    found, said = answer(lade, str(copy), "--adapter", str(adapter), "--adapter", str(second))
+    found, said = answer(lade, copy, "--adapter", str(adapter), "--adapter", str(second))
     assert found == wanted
     assert said.count(f"is merged into {copy}, which takes ") == 2
     assert said.count(f"; it was made for {model_folder}\n") == 2
@@ -100,13 +97,13 @@ def test_a_tokenizer_beside_the_adapter_counts(
     lade: Any, model_folder: str, adapter: Path, tmp_path: Path
 ) -> None:
     """Chats are tuned with a template of their own."""
-    copy = shutil.copytree(adapter, tmp_path / "chat")
+    copy = copied(adapter, tmp_path / "chat")
     tokenizer = transformers.AutoTokenizer.from_pretrained(model_folder)
     tokenizer.chat_template = "{{ messages[-1].content }}: "
     tokenizer.save_pretrained(copy)
     asked = ("-p", PROMPT, "-n", "9", "--json", "--ignore-eos", "-q")
-    templated = json.loads(lade("generate", str(copy), *asked).out)
-    plain = json.loads(lade("generate", str(adapter), *asked[2:], "-p", f"{PROMPT}: ").out)
+    templated = lade("generate", copy, *asked).json()
+    plain = lade("generate", str(adapter), *asked[2:], "-p", f"{PROMPT}: ").json()
     assert templated["token_ids"] == plain["token_ids"]
     assert templated["usage"] == plain["usage"]
 
@@ -114,25 +111,13 @@ def test_a_tokenizer_beside_the_adapter_counts(
 def test_the_generation_config_of_the_base_holds(
     lade: Any, model_folder: str, tmp_path: Path
 ) -> None:
-    base = shutil.copytree(model_folder, tmp_path / "base")
-    path = base / "generation_config.json"
     asks = {"no_repeat_ngram_size": 2, "suppress_tokens": [expected(model_folder)[0]]}
-    path.write_text(json.dumps(json.loads(path.read_text()) | asks))
-    folder = make(str(base), tmp_path / "adapter")
-    wanted = expected(str(base), folder)
+    base = copied(model_folder, tmp_path / "base", stating("generation_config.json", **asks))
+    folder = make(base, tmp_path / "adapter")
+    wanted = expected(base, folder)
     assert wanted != expected(model_folder, folder)
     for strategy in ("lookahead", "autoregressive"):
         assert answer(lade, str(folder), "--strategy", strategy)[0] == wanted
-
-
-def stating(**changes: Any) -> Callable[[Path], object]:
-    """What changes keys of an adapter's configuration."""
-
-    def change(folder: Path) -> None:
-        path = folder / ADAPTER
-        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-    return change
 
 
 def writing(name: str, text: str) -> Callable[[Path], object]:
@@ -165,7 +150,7 @@ def one_layer(name: str) -> Iterator[str]:
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "prompt tuning": (
-        stating(peft_type="PROMPT_TUNING", num_virtual_tokens=8, r=None),
+        stating(ADAPTER, peft_type="PROMPT_TUNING", num_virtual_tokens=8, r=None),
         "is an adapter of the kind PROMPT_TUNING, which cannot be merged",
     ),
     "no weights": (
@@ -175,11 +160,14 @@ REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
     "pointer": (writing("adapter_model.safetensors", POINTER), "run git lfs pull"),
     "cut": (writing("adapter_model.safetensors", "cut"), "its weights are damaged"),
     "broken": (writing(ADAPTER, "{"), "adapter_config.json is damaged"),
-    "another machine": (stating(base_model_name_or_path="/no/such"), "is not on this machine"),
-    "no base": (stating(base_model_name_or_path=None), "names no base model"),
+    "another machine": (
+        stating(ADAPTER, base_model_name_or_path="/no/such"),
+        "not on this machine",
+    ),
+    "no base": (stating(ADAPTER, base_model_name_or_path=None), "names no base model"),
     "both": (writing("config.json", "{}"), "holds a whole model beside an adapter"),
-    "other modules": (stating(target_modules=["wide"]), "cannot be merged into"),
-    "other rank": (stating(r=5), "size mismatch for "),
+    "other modules": (stating(ADAPTER, target_modules=["wide"]), "cannot be merged into"),
+    "other rank": (stating(ADAPTER, r=5), "size mismatch for "),
     "more layers": (with_weights(one_more_layer), "weights have no counterpart"),
     "fewer layers": (with_weights(one_layer), "weights have no counterpart"),
 }
@@ -190,17 +178,16 @@ def test_adapters_that_cannot_be_merged(
     case: str, lade: Any, adapter: Path, tmp_path: Path
 ) -> None:
     change, message = REFUSED[case]
-    copy = shutil.copytree(adapter, tmp_path / "copy")
-    change(copy)
-    told = lade("generate", str(copy), "-p", "a").refused(1)
-    assert str(copy) in told
+    copy = copied(adapter, tmp_path / "copy", change)
+    told = lade("generate", copy, "-p", "a").refused(1)
+    assert copy in told
     assert message in told
 
 
 def test_an_adapter_of_an_adapter(lade: Any, adapter: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(adapter, tmp_path / "copy")
-    stating(base_model_name_or_path=str(adapter))(copy)
-    assert "which is an adapter itself" in lade("generate", str(copy), "-p", "a").refused(1)
+    change = stating(ADAPTER, base_model_name_or_path=str(adapter))
+    copy = copied(adapter, tmp_path / "copy", change)
+    assert "which is an adapter itself" in lade("generate", copy, "-p", "a").refused(1)
 
 
 def test_what_an_adapter_does_not_go_with(
@@ -212,11 +199,10 @@ def test_what_an_adapter_does_not_go_with(
     assert f"--adapter {model_folder} holds no adapter_config.json" in told
     told = lade("generate", model_folder, "--adapter", "no/such", "-p", "a").refused(1)
     assert "--adapter no/such: " in told
-    packed = shutil.copytree(model_folder, tmp_path / "packed")
-    config = json.loads((packed / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
-    (packed / "config.json").write_text(json.dumps(config))
-    told = lade("generate", str(packed), "--adapter", str(adapter), "-p", "a").refused()
+    packing = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    change = stating("config.json", quantization_config=packing)
+    packed = copied(model_folder, tmp_path / "packed", change)
+    told = lade("generate", packed, "--adapter", str(adapter), "-p", "a").refused()
     assert f"cannot be merged into {packed}, which is quantised (bitsandbytes)" in told
 
 
@@ -232,14 +218,12 @@ def test_without_peft_a_line_says_what_to_install(
 def test_doctor_and_the_list_of_models_know_adapters(
     lade: Any, model_folder: str, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = lade("doctor", str(adapter), "--json")
-    checks = json.loads(found.out)["checks"]
-    assert found.code == 0
+    checks = lade("doctor", str(adapter), "--json").json()["checks"]
     assert [c for c in checks if f"is merged into {model_folder}" in c["value"]]
     use_cache(monkeypatch, tmp_path, offline=False)
     files = {path.name: path.read_bytes() for path in adapter.iterdir()}
     add_model(tmp_path, "owner/lora", None, files, tokenizer=False)
-    listed = {m["name"]: m for m in json.loads(lade("models", "--json").out)["models"]}
+    listed = {m["name"]: m for m in lade("models", "--json").json()["models"]}
     row = listed["owner/lora"]
     assert row["dtype"] == "lora"
     assert row["notes"] == [f"LoRA of rank 4, an adapter for {model_folder}"]

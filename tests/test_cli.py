@@ -9,7 +9,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import struct
 import subprocess
@@ -31,6 +30,7 @@ from ladecli.trace.format import read_trace
 
 from . import forked
 from .adapters_here import make as make_adapter
+from .hub_files import copied, stating
 
 LADE = [sys.executable, "-m", "ladecli"]
 DEMO = Path(ladecli.__file__).with_name("demo")
@@ -89,26 +89,23 @@ def test_text_files_of_other_systems_are_the_same_prompt(
     text = "the cat\nsat: Grüße\n"
     path.write_bytes(text.replace("\n", ends).encode(encoding))
     file, flag = (
-        json.loads(lade("generate", model_folder, *prompt, *options).out)
+        lade("generate", model_folder, *prompt, *options).json()
         for prompt in (("-f", str(path)), ("-p", text.removesuffix("\n")))
     )
     assert (file["usage"], file["token_ids"]) == (flag["usage"], flag["token_ids"])
 
 
-def test_several_prompts(lade: Any, model_folder: str, tmp_path: Path) -> None:
-    rows = [{"id": 7, "prompt": "the cat"}, {"turns": ["the\u2028mat"]}]
-    path = tmp_path / "x.jsonl"
-    path.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n\n")
+def test_several_prompts(lade: Any, model_folder: str, tmp_path: Path, rows_file: Any) -> None:
+    path = rows_file({"id": 7, "prompt": "the cat"}, {"turns": ["the\u2028mat"]})
     (tmp_path / "y.txt").write_text("def f")
-    files = ("-f", str(path), "-f", str(tmp_path / "y.txt"))
-    result = lade("generate", model_folder, *files, "-n", "4", "--budget", "10", "--json")
-    answers = [json.loads(line) for line in result.out.splitlines()]
+    files = ("-f", path, "-f", str(tmp_path / "y.txt"))
+    answers = lade("generate", model_folder, *files, "-n", "4", "--budget", "10", "--json").rows()
     assert [answer["id"] for answer in answers] == ["7", "2", "3"], "rows can be joined by them"
     for answer, prompt in zip(answers, ("the cat", "the\u2028mat", "def f"), strict=True):
         alone = lade("generate", model_folder, "-p", prompt, "-n", "4", "--json")
-        assert json.loads(alone.out)["token_ids"] == answer["token_ids"]
-    path.write_text("\n".join(json.dumps({"prompt": p}) for p in ("a", "xyz " * 200, "b")))
-    told = lade("generate", model_folder, "-f", str(path), "-q").refused()
+        assert alone.json()["token_ids"] == answer["token_ids"]
+    path = rows_file(*({"prompt": text} for text in ("a", "xyz " * 200, "b")))
+    told = lade("generate", model_folder, "-f", path, "-q").refused()
     assert told.startswith("prompt 2 of 3: the prompt has ")
 
 
@@ -128,11 +125,9 @@ TALKS: list[tuple[dict[str, Any], list[dict[str, Any]]]] = [
 
 @pytest.mark.parametrize(("row", "messages"), TALKS)
 def test_rows_with_messages_are_conversations(
-    row: dict[str, Any], messages: list[dict[str, Any]], lade: Any, tmp_path: Path
+    row: dict[str, Any], messages: list[dict[str, Any]], lade: Any, rows_file: Any
 ) -> None:
-    path = tmp_path / "x.jsonl"
-    path.write_text(json.dumps(row))
-    answer = json.loads(lade("generate", "-f", str(path), "-n", "4", "--json", "-q").out)
+    answer = lade("generate", "-f", rows_file(row), "-n", "4", "--json", "-q").json()
     whole = [{"content": BRIEF} | message for message in messages]
     tokenizer = transformers.AutoTokenizer.from_pretrained(DEMO)
     ids = tokenizer.apply_chat_template(whole, add_generation_prompt=True, return_dict=True)
@@ -142,65 +137,49 @@ def test_rows_with_messages_are_conversations(
     assert answer["token_ids"] == expected[0, len(ids["input_ids"]) :].tolist()
 
 
-def test_turns_are_answered_one_after_the_other(lade: Any, tmp_path: Path) -> None:
-    path = tmp_path / "x.jsonl"
+def test_turns_are_answered_one_after_the_other(lade: Any, tmp_path: Path, rows_file: Any) -> None:
     row = {"id": "a", "turns": ["What is the pool?", "And the window?"]}
-    path.write_text(f'{json.dumps(row)}\n{{"prompt": "And now?"}}')
-    asked = ("generate", "-f", str(path), "-s", BRIEF, "-n", "6", "--json", "-q")
-    found = lade(*asked, "--svg", str(tmp_path / "x.svg"))
-    first, second, third = answers = [json.loads(line) for line in found.out.splitlines()]
+    path = rows_file(row, {"prompt": "And now?"})
+    asked = ("generate", "-f", path, "-s", BRIEF, "-n", "6", "--json", "-q")
+    first, second, third = answers = lade(*asked, "--svg", str(tmp_path / "x.svg")).rows()
     assert [(answer["id"], answer["turn"]) for answer in answers] == [("a", 1), ("a", 2), ("2", 1)]
     assert {each.name for each in tmp_path.glob("*.svg")} == {"x.svg", "x-2.svg", "x-3.svg"}
     said = [BRIEF, row["turns"][0], first["text"], row["turns"][1]]
     roles = ("system", "user", "assistant", "user")
     messages = [{"role": r, "content": c} for r, c in zip(roles, said, strict=True)]
-    path.write_text(json.dumps({"messages": messages}))
-    alone = json.loads(lade("generate", "-f", str(path), "-n", "6", "--json", "-q").out)
+    rows_file({"messages": messages})
+    alone = lade("generate", "-f", path, "-n", "6", "--json", "-q").json()
     assert (alone["usage"], alone["token_ids"]) == (second["usage"], second["token_ids"])
-    path.write_text(json.dumps({"prompt": "And now?"}))
-    assert json.loads(lade(*asked).out)["usage"] == third["usage"]
+    rows_file({"prompt": "And now?"})
+    assert lade(*asked).json()["usage"] == third["usage"]
 
 
-def test_a_rows_own_system_message_holds(lade: Any, tmp_path: Path) -> None:
-    path = tmp_path / "x.jsonl"
-    path.write_text('{"system": "Be brief.", "prompt": "Hi"}\n{"prompt": "Hi"}')
-    own = lade("generate", "-f", str(path), "-n", "2", "--json")
+def test_a_rows_own_system_message_holds(lade: Any, rows_file: Any) -> None:
+    path = rows_file({"system": BRIEF, "prompt": "Hi"}, {"prompt": "Hi"})
+    own = lade("generate", "-f", path, "-n", "2", "--json")
     assert "--system" not in own.err
-    both = lade("generate", "-f", str(path), "-n", "2", "--json", "-s", "Be very very kind.")
+    both = lade("generate", "-f", path, "-n", "2", "--json", "-s", "Be very very kind.")
     assert "--system is not for 1 of 2 rows" in both.err
-    mine, other = (
-        [json.loads(line)["usage"]["prompt_tokens"] for line in found.out.splitlines()]
-        for found in (own, both)
-    )
+    mine, other = ([row["usage"]["prompt_tokens"] for row in found.rows()] for found in (own, both))
     assert (mine[0] == other[0], mine[1] < other[1]) == (True, True)
 
 
-def test_a_turn_that_does_not_fit_costs_no_other_answer(lade: Any, tmp_path: Path) -> None:
-    path = tmp_path / "x.jsonl"
-    path.write_text(
-        '{"id": "a", "turns": ["Hi", "the pool"]}\n{"prompt": "Hi"}'.replace(
-            "the pool", "the pool " * 90
-        )
-    )
-    found = lade("generate", "-f", str(path), "-n", "4", "--json", "-q", "--max-context", "90")
-    assert [json.loads(line)["id"] for line in found.out.splitlines()] == ["a", "2"]
-    assert found.code == 2
+def test_a_turn_that_does_not_fit_costs_no_other_answer(lade: Any, rows_file: Any) -> None:
+    path = rows_file({"id": "a", "turns": ["Hi", "the pool " * 90]}, {"prompt": "Hi"})
+    found = lade("generate", "-f", path, "-n", "4", "--json", "-q", "--max-context", "90")
+    assert [row["id"] for row in found.rows(2)] == ["a", "2"]
     assert found.err.startswith("lade: prompt a, turn 2: the prompt has ")
 
 
 def test_conversations_for_a_model_without_a_template(
-    lade: Any, model_folder: str, tmp_path: Path
+    lade: Any, model_folder: str, rows_file: Any
 ) -> None:
-    path = tmp_path / "x.jsonl"
-    path.write_text(json.dumps({"messages": [{"role": "system", "content": BRIEF}, HI]}))
+    path = rows_file({"messages": [{"role": "system", "content": BRIEF}, HI]})
     asked = ("generate", model_folder, "-n", "4", "--json", "-q")
-    told = lade(*asked, "-f", str(path)).refused()
-    assert "no chat template; use --raw" in told
-    lines = json.loads(lade(*asked, "-f", str(path), "--raw").out)
-    assert (
-        lines["token_ids"]
-        == json.loads(lade(*asked, "-p", f"{BRIEF}\n{HI['content']}").out)["token_ids"]
-    )
+    for options in (("-f", path), ("-p", "hi", "--system", BRIEF)):
+        assert "no chat template; use --raw" in lade(*asked, *options).refused()
+    lines = lade(*asked, "-f", path, "--raw").json()
+    assert lines["token_ids"] == lade(*asked, "-p", f"{BRIEF}\n{HI['content']}").json()["token_ids"]
 
 
 def test_the_figures_of_an_answer_agree(lade: Any, model_folder: str) -> None:
@@ -209,7 +188,7 @@ def test_the_figures_of_an_answer_agree(lade: Any, model_folder: str) -> None:
         "-W", "4", "-N", "3", "-G", "2", "--sources", "trajectory", "--profile", "a100",
     )  # fmt: skip
     assert "profile a100 is for NVIDIA A100" in result.err
-    answer = json.loads(result.out)
+    answer = result.json()
     assert (answer["model"], answer["finish_reason"]) == (model_folder, "length")
     assert answer["usage"]["completion_tokens"] == len(answer["token_ids"]) == 30
     decode = answer["decode"]
@@ -228,25 +207,17 @@ def test_the_figures_of_an_answer_agree(lade: Any, model_folder: str) -> None:
 def test_sampling_tells_its_seed(lade: Any, model_folder: str) -> None:
     options = ("-p", "the", "-n", "20", "-t", "1.5", "--json", "--ignore-eos")
     sample = ("generate", model_folder, *options)
-    first = json.loads(lade(*sample).out)
-    again = json.loads(lade(*sample, "--seed", str(first["seed"]), "--strategy", "jacobi").out)
+    first = lade(*sample).json()
+    again = lade(*sample, "--seed", str(first["seed"]), "--strategy", "jacobi").json()
     assert again["token_ids"] == first["token_ids"]
-    assert json.loads(lade(*sample).out)["token_ids"] != first["token_ids"]
-
-
-def generating(copy: Path, model_folder: str, **changes: object) -> str:
-    """A copy of the model with another generation config."""
-    shutil.copytree(model_folder, copy)
-    config = json.loads((copy / "generation_config.json").read_text())
-    (copy / "generation_config.json").write_text(json.dumps(config | changes))
-    return str(copy)
+    assert lade(*sample).json()["token_ids"] != first["token_ids"]
 
 
 def test_what_a_generation_config_asks_for(lade: Any, model_folder: str, tmp_path: Path) -> None:
     changes = {"repetition_penalty": 1.2, "no_repeat_ngram_size": 2, "num_beams": 4}
-    copy = generating(tmp_path / "copy", model_folder, **changes)
+    copy = copied(model_folder, tmp_path / "copy", stating("generation_config.json", **changes))
     result = lade("generate", copy, "-p", "the", "-n", "3", "--json")
-    assert json.loads(result.out)["sampling"]["repetition_penalty"] == 1.2
+    assert result.json()["sampling"]["repetition_penalty"] == 1.2
     (line,) = [line for line in result.err.splitlines() if "not applied" in line]
     assert "num_beams" in line
     assert "no_repeat_ngram_size" not in line
@@ -264,9 +235,9 @@ def test_streams_that_cannot_show_everything(model_folder: str) -> None:
 
 def test_stop_strings_end_the_text(lade: Any, model_folder: str) -> None:
     options = ("generate", model_folder, "-p", "the cat", "-n", "40", "--ignore-eos", "--json")
-    whole = json.loads(lade(*options).out)["text"]
+    whole = lade(*options).json()["text"]
     stop = whole[len(whole) // 2 :][:3]
-    answer = json.loads(lade(*options, "--stop", "@@@", "--stop", stop).out)
+    answer = lade(*options, "--stop", "@@@", "--stop", stop).json()
     assert answer["finish_reason"] == "stop"
     assert answer["text"] == whole[: whole.find(stop)]
 
@@ -414,7 +385,7 @@ def test_optional_parts_that_are_missing(
 def test_sources_and_windows_go_together(lade: Any, model_folder: str) -> None:
     def decode(*options: str) -> dict[str, Any]:
         asked = ("generate", model_folder, "-p", "the", "-n", "5", "--json", *options)
-        found: dict[str, Any] = json.loads(lade(*asked).out)["decode"]
+        found: dict[str, Any] = lade(*asked).json()["decode"]
         return found
 
     assert decode()["sources"] == ["context", "recycled"]
@@ -433,7 +404,7 @@ def test_a_pool_file_makes_the_next_answer_faster(
     pool = tmp_path / "drafts.pool"
     command = ["generate", model_folder, "-p", "the cat", "-n", "60", "--ignore-eos", "--json"]
     command += ["--pool-file", str(pool), "--quiet"]
-    first, second = (json.loads(lade(*command).out) for _ in range(2))
+    first, second = (lade(*command).json() for _ in range(2))
     assert first["token_ids"] == second["token_ids"]
     assert second["decode"]["steps"] < first["decode"]["steps"]
 
@@ -441,25 +412,19 @@ def test_a_pool_file_makes_the_next_answer_faster(
 def test_a_text_handed_over_makes_an_answer_faster(lade: Any, tmp_path: Path) -> None:
     known = tmp_path / "known.txt"
     command = ["generate", "-p", "What is the pool?", "-n", "40", "--json"]
-    without = json.loads(lade(*command).out)
+    without = lade(*command).json()
     known.write_text(without["text"])
-    answer = json.loads(lade(*command, "--draft-text", str(known)).out)
+    answer = lade(*command, "--draft-text", str(known)).json()
     assert answer["token_ids"] == without["token_ids"]
     assert answer["decode"]["steps"] < without["decode"]["steps"] / 2
     told = lade(*command, "--draft-text", f"{known}x").refused()
     assert f"there is no draft text {known}x; check the path" in told
 
 
-def test_a_template_that_is_not_there(lade: Any, model_folder: str) -> None:
-    told = lade("generate", model_folder, "-p", "hi", "--system", "be brief").refused()
-    assert "this model has no chat template; use --raw" in told
-
-
 def test_prompts_go_through_the_template_where_there_is_one(lade: Any, model_folder: str) -> None:
     def ids(*arguments: str) -> list[int]:
         result = lade("generate", *arguments, "-p", "What is the pool?", "-n", "12", "--json")
-        assert result.code == 0
-        found: list[int] = json.loads(result.out)["token_ids"]
+        found: list[int] = result.json()["token_ids"]
         return found
 
     assert ids() == ids("--chat-template", "default") != ids("--raw")
@@ -469,8 +434,7 @@ def test_prompts_go_through_the_template_where_there_is_one(lade: Any, model_fol
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")
 def test_a_trace_that_cannot_be_written_to_its_end_costs_no_answer(lade: Any) -> None:
     result = lade("generate", "-p", "a", "-n", "3", "--trace", "/dev/full", "--json")
-    assert len(json.loads(result.out)["token_ids"]) == 3
-    assert result.code == 1
+    assert len(result.json(1)["token_ids"]) == 3
     assert result.err.splitlines()[-1].startswith("lade: --trace /dev/full cannot be written: ")
     assert result.err.count("--trace") == 1
 
@@ -487,20 +451,10 @@ def test_a_system_message_of_every_call_gives_way_to_raw(
     lade: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = ("generate", "-p", "hi", "-n", "2", "--json", "--raw")
-    alone = json.loads(lade(*asked).out)["usage"]
+    alone = lade(*asked).json()["usage"]
     monkeypatch.setenv("LADE_SYSTEM", "be brief")
-    assert json.loads(lade(*asked).out)["usage"] == alone
-    assert json.loads(lade(*asked[:-1]).out)["usage"]["prompt_tokens"] > alone["prompt_tokens"]
-
-
-def reconfigured(**changes: Any) -> Callable[[Path], object]:
-    """What changes keys of a model's configuration."""
-
-    def change(folder: Path) -> None:
-        path = folder / "config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-    return change
+    assert lade(*asked).json()["usage"] == alone
+    assert lade(*asked[:-1]).json()["usage"]["prompt_tokens"] > alone["prompt_tokens"]
 
 
 def without(*names: str) -> Callable[[Path], object]:
@@ -572,13 +526,16 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "half of the weights": (half_of_the_weights, "model.safetensors is damaged or cut off"),
     "no weights": (without("model.safetensors"), "holds no weights"),
     "no tokenizer": (without("tokenizer.json", "tokenizer_config.json"), "holds no tokenizer"),
-    "other shape": (reconfigured(intermediate_size=52), "the weights"),
+    "other shape": (stating("config.json", intermediate_size=52), "the weights"),
     "missing layer": (a_layer_less, "(model.layers.1.mlp.down_proj.weight and 2"),
     "prefix": (prefixed("module."), "the names of its weights begin with 'module.'"),
     "broken config": (holding("config.json", b"{"), "config.json is damaged"),
-    "uneven heads": (reconfigured(num_attention_heads=7), "(its sizes do not fit together)"),
-    "a wrong kind": (reconfigured(rms_norm_eps="no"), "(rms_norm_eps has a wrong value)"),
-    "words for numbers": (reconfigured(num_hidden_layers="two"), "num_"),
+    "uneven heads": (
+        stating("config.json", num_attention_heads=7),
+        "its sizes do not fit together",
+    ),
+    "a wrong kind": (stating("config.json", rms_norm_eps="no"), "(rms_norm_eps has a wrong value)"),
+    "words for numbers": (stating("config.json", num_hidden_layers="two"), "num_"),
     "cut": (holding("generation_config.json", b'{"a": 1'), "generation_config.json is damaged"),
     "a list": (holding("generation_config.json", b"[]"), "generation_config.json is damaged"),
     "binary tokenizer": (holding("tokenizer.json", b"\xff\xfe\0"), "tokenizer.json is damaged"),
@@ -602,8 +559,7 @@ def test_folders_that_cannot_be_loaded(
     case: str, lade: Any, model_folder: str, tmp_path: Path
 ) -> None:
     change, message = DAMAGED[case]
-    copy = str(tmp_path / "copy")
-    change(Path(shutil.copytree(model_folder, copy)))
+    copy = copied(model_folder, tmp_path / "copy", change)
     assert message in lade("generate", copy, "-p", "a").refused(1)
     assert lade("doctor", copy).code == int(case not in LATER)
 
@@ -630,10 +586,9 @@ FORMS = {"prefix that is known": prefixed("model."), "shards": in_shards, "pickl
 def test_other_forms_of_weights_are_read(
     form: str, lade: Any, model_folder: str, tmp_path: Path
 ) -> None:
-    copy = tmp_path / "copy"
-    FORMS[form](Path(shutil.copytree(model_folder, copy)))
+    copy = copied(model_folder, tmp_path / "copy", FORMS[form])
     asked = ("-p", "the cat", "-n", "9", "-q")
-    assert lade("generate", str(copy), *asked).out == lade("generate", model_folder, *asked).out
+    assert lade("generate", copy, *asked).out == lade("generate", model_folder, *asked).out
 
 
 SENTENCEPIECE = all(map(version, ("sentencepiece", "protobuf")))
@@ -642,18 +597,15 @@ SENTENCEPIECE = all(map(version, ("sentencepiece", "protobuf")))
 
 def test_a_tokenizer_of_sentencepieces(lade: Any, model_folder: str, tmp_path: Path) -> None:
     """Works with the packages that read it; without them a line says what to install."""
-    copy = tmp_path / "copy"
-    tokenizer_is("tokenizer.model", pieces("the", "▁the", "▁c", "at"))(
-        Path(shutil.copytree(model_folder, copy))
-    )
-    (copy / "tokenizer_config.json").unlink()
-    asked = ("generate", str(copy), "-p", "the cat", "-n", "3", "--ignore-eos", "--json", "-q")
+    other = tokenizer_is("tokenizer.model", pieces("the", "▁the", "▁c", "at"))
+    copy = copied(model_folder, tmp_path / "copy", other, without("tokenizer_config.json"))
+    asked = ("generate", copy, "-p", "the cat", "-n", "3", "--ignore-eos", "--json", "-q")
     if not SENTENCEPIECE:
         told = lade(*asked).refused(1)
         assert "tokenizer.model, which needs " in told
         assert re.search(r": pip install (sentencepiece )?(protobuf)?$", told.strip())
         return
-    answer = json.loads(lade(*asked).out)
+    answer = lade(*asked).json()
     expected = transformers.AutoTokenizer.from_pretrained(copy)("the cat").input_ids
     assert answer["usage"]["prompt_tokens"] == len(expected)
 
@@ -778,9 +730,7 @@ def test_an_adapter_and_its_base_are_downloaded_once(
     options = ("-p", "the cat", "-n", "9")
     expected = lade("generate", str(folder), *options, "-q").out
     assert expected != lade("generate", model_folder, *options, "-q").out
-    config = json.loads((folder / "adapter_config.json").read_text())
-    config["base_model_name_or_path"] = "owner/tiny"
-    (folder / "adapter_config.json").write_text(json.dumps(config))
+    stating("adapter_config.json", base_model_name_or_path="owner/tiny")(folder)
     Hub.folders["owner/lora"] = folder
     on_top = ("owner/tiny", "--adapter", "owner/lora")
     for asked, where in ((("owner/lora",), hub), (on_top, NOWHERE)):
@@ -828,11 +778,9 @@ def test_a_terminal_gets_colours_and_no_controls_of_the_models(model_folder: str
 
 
 def test_ctrl_c_keeps_the_text_and_exits_with_130(tmp_path: Path, model_folder: str) -> None:
-    slow = tmp_path / "slow"
-    shutil.copytree(model_folder, slow)
-    config = json.loads((slow / "config.json").read_text())
-    (slow / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 10**6}))
-    child = spawn("generate", str(slow), "-p", "the cat", "--ignore-eos", "--color", "never")
+    change = stating("config.json", max_position_embeddings=10**6)
+    slow = copied(model_folder, tmp_path / "slow", change)
+    child = spawn("generate", slow, "-p", "the cat", "--ignore-eos", "--color", "never")
     child.expect(r"\w+.*\w+")
     child.kill(signal.SIGINT)
     child.expect("tokens in .* steps")
@@ -887,12 +835,11 @@ run_and_exit()
 @pytest.fixture
 def beyond(tmp_path: Path) -> str:
     """A copy of the demo model whose tokenizer knows a token that the weights have no row for."""
-    copy = tmp_path / "beyond"
-    shutil.copytree(DEMO, copy)
+    copy = copied(DEMO, tmp_path / "beyond")
     tokenizer = transformers.AutoTokenizer.from_pretrained(DEMO)
     tokenizer.add_tokens(["<tool>"], special_tokens=True)
     tokenizer.save_pretrained(copy)
-    return str(copy)
+    return copy
 
 
 def test_a_token_without_an_embedding_is_named(lade: Any, beyond: str, tmp_path: Path) -> None:
@@ -934,18 +881,19 @@ def test_mistakes_in_a_piped_chat(lade: Any, text: str, code: int, message: str)
     assert result.err.count("\n") == (1 if message else 0)
 
 
-def test_files_beside_the_answer(lade: Any, model_folder: str, tmp_path: Path) -> None:
-    rows = tmp_path / "x.jsonl"
-    rows.write_text('{"prompt": "the cat"}\n{"prompt": "the mat"}\n')
+def test_files_beside_the_answer(
+    lade: Any, model_folder: str, tmp_path: Path, rows_file: Any
+) -> None:
+    rows = rows_file({"prompt": "the cat"}, {"prompt": "the mat"})
     files = [
         word for kind in ("trace", "svg", "html") for word in (f"--{kind}", f"{tmp_path}/a.{kind}")
     ]
-    options = ("-f", str(rows), "-n", "20", "--ignore-eos", "--json")
+    options = ("-f", rows, "-n", "20", "--ignore-eos", "--json")
     answers = lade("generate", model_folder, *options, *files)
     plain = lade("generate", model_folder, *options)
-    texts = [json.loads(line)["token_ids"] for line in answers.out.splitlines()]
-    assert texts == [json.loads(line)["token_ids"] for line in plain.out.splitlines()]
-    made = {path.name for path in tmp_path.iterdir()} - {"x.jsonl"}
+    texts = [row["token_ids"] for row in answers.rows()]
+    assert texts == [row["token_ids"] for row in plain.rows()]
+    made = {path.name for path in tmp_path.iterdir()} - {"rows.jsonl"}
     assert made == {f"a{n}.{kind}" for n in ("", "-2") for kind in ("trace", "svg", "html")}
     trace = read_trace(tmp_path / "a-2.trace")
     assert [i for step in trace.steps for i in step.token_ids] == texts[1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -40,7 +39,7 @@ def checked(lade: Any) -> Callable[..., dict[str, list[dict[str, Any]]]]:
 
     def call(*arguments: str) -> dict[str, list[dict[str, Any]]]:
         done = lade("doctor", "--json", *arguments)
-        report = json.loads(done.out)
+        report = done.json(done.code)
         assert (report.keys(), report["schema"]) == ({"schema", "lade", "ok", "checks"}, 2)
         assert report["checks"][0].keys() == {"section", "name", "value", "level", "fix"}
         levels = [check["level"] for check in report["checks"]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +26,7 @@ def runaway(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def answered(lade: Any, folder: str, *arguments: str) -> dict[str, Any]:
     done = lade("generate", folder, "-p", "Where?", "-n", "7", "--json", *arguments)
-    assert done.code == 0, done.err
-    found: dict[str, Any] = json.loads(done.out)
+    found: dict[str, Any] = done.json()
     return found
 
 
@@ -39,7 +37,7 @@ def test_the_token_that_the_template_puts_after_an_answer_ends_it(lade: Any, run
     for strategy in ("autoregressive", "jacobi"):
         assert answered(lade, runaway, "--strategy", strategy)["token_ids"] == found["token_ids"]
     done = lade("doctor", runaway, "--json")
-    (line,) = [c["value"] for c in json.loads(done.out)["checks"] if c["name"] == "end tokens"]
+    (line,) = [c["value"] for c in done.json()["checks"] if c["name"] == "end tokens"]
     assert line.index("<|end|>") < line.index("<|im_end|>")
 
 
@@ -48,7 +46,7 @@ def test_nothing_else_ends_an_answer(lade: Any, runaway: str, option: str) -> No
     """A raw text is no conversation; it has the cue of one here."""
     prompt = ("-p", "assistant\n") if option == "--raw" else ()
     done = lade("generate", runaway, *(prompt or ("-p", "Where?")), "-n", "7", "--json", option)
-    assert json.loads(done.out)["text"] == "Paris.system userQ"
+    assert done.json()["text"] == "Paris.system userQ"
 
 
 @pytest.mark.parametrize(

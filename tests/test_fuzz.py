@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 from ladecli.session import limited
 
 from . import fuzzing
+from .hub_files import copied, stating
 
 pytest.importorskip("gguf")
 CASES = 500
@@ -90,7 +90,7 @@ def test_an_adapter_of_no_model(
     (files,) = kinds["adapter"].seeds
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
-    setting("adapter_config.json", base_model_name_or_path=["x"])(tmp_path)
+    stating("adapter_config.json", base_model_name_or_path=["x"])(tmp_path)
     told = lade("generate", str(tmp_path), "-p", "hi").refused(1)
     assert "base_model_name_or_path is no text" in told
 
@@ -175,16 +175,6 @@ def endless(folder: Path) -> None:
     (folder / "tokenizer.json").symlink_to("/dev/zero")
 
 
-def setting(file: str, **values: Any) -> Callable[[Path], object]:
-    """Let a file say something else."""
-
-    def change(folder: Path) -> None:
-        path = folder / file
-        path.write_text(json.dumps(json.loads(path.read_text()) | values))
-
-    return change
-
-
 FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "outside": (index(a="x.safetensors", b="../x.safetensors"), "files outside of its folder"),
     "absolute": (index(a="/etc/passwd"), "files outside of its folder"),
@@ -193,9 +183,9 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "pipe": (pipe("tokenizer.json"), "tokenizer.json, which is no regular file"),
     "pipe of weights": (pipe("model.safetensors"), "model.safetensors, which is no regular file"),
     "endless": (endless, "tokenizer.json, which is no regular file"),
-    "layers": (setting("config.json", num_hidden_layers=10**9), "num_hidden_layers is 1000000000"),
-    "length": (setting("tokenizer_config.json", model_max_length="x"), "tokenizer cannot encode"),
-    "unknown": (setting("tokenizer_config.json", unk_token=5), "tokenizer"),
+    "layers": (stating("config.json", num_hidden_layers=10**9), "num_hidden_layers is 1000000000"),
+    "length": (stating("tokenizer_config.json", model_max_length="x"), "tokenizer cannot encode"),
+    "unknown": (stating("tokenizer_config.json", unk_token=5), "tokenizer"),
 }
 
 
@@ -204,10 +194,8 @@ def test_a_folder_that_is_no_sound_model(
     case: str, lade: Any, model_folder: str, tmp_path: Path
 ) -> None:
     change, message = FOLDERS[case]
-    folder = tmp_path / "model"
-    shutil.copytree(model_folder, folder)
-    change(folder)
-    told = lade("generate", str(folder), "-p", "hi", "--raw", "-n", "1", "--offline")
+    folder = copied(model_folder, tmp_path / "model", change)
+    told = lade("generate", folder, "-p", "hi", "--raw", "-n", "1", "--offline")
     assert told.code in (1, 2)
     assert told.err.count("\n") == 1
     assert message in told.err

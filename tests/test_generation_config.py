@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +20,8 @@ from ladecli.events import Ended, TextEvent
 from ladecli.generation_config import FIELDS, Means, named
 from ladecli.models import LoadedModel
 from ladecli.session.session import Session, Settings
+
+from .hub_files import copied, stating
 
 CONFIG = LookaheadConfig(4, 4, 4)
 TEXT = "the cat sat on the"
@@ -307,36 +307,26 @@ def test_values_that_make_no_sense_are_named(session: Session, generating: Any) 
 # At the door.
 
 
-def folder_with(folder: str, copy: Path, **changes: Any) -> str:
-    shutil.copytree(folder, copy)
-    path = copy / "generation_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    return str(copy)
-
-
 @pytest.mark.slow
 def test_a_folder_is_decoded_as_generate_decodes_it(
-    lade: Any, model_folder: str, tmp_path: Path
+    lade: Any, model_folder: str, tmp_path: Path, rows_file: Any
 ) -> None:
-    changes = {"max_new_tokens": 20, "no_repeat_ngram_size": 2, "suppress_tokens": [216]}
-    folder = folder_with(model_folder, tmp_path / "copy", **changes, watermarking_config={})
+    changes: dict[str, Any] = {"max_new_tokens": 20, "no_repeat_ngram_size": 2}
+    changes |= {"suppress_tokens": [216], "watermarking_config": {}}
+    change = stating("generation_config.json", **changes)
+    folder = copied(model_folder, tmp_path / "copy", change)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     ids = tokenizer("the", return_tensors="pt")
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     theirs = model.generate(**ids, pad_token_id=0)[0, ids["input_ids"].shape[1] :].tolist()
     for strategy in ("lookahead", "autoregressive"):
         result = lade("generate", folder, "-p", "the", "--json", "--strategy", strategy)
-        answer = json.loads(result.out)
+        answer = result.json()
         assert (answer["token_ids"], answer["finish_reason"]) == (theirs, "length")
         assert "stopped at 20 tokens" in result.err
-    verified = lade("verify", folder, "--prompts", prompts(tmp_path), "-n", "20")
+    prompts = rows_file({"prompt": "the cat"}, {"prompt": "def f"})
+    verified = lade("verify", folder, "--prompts", prompts, "-n", "20")
     assert verified.code == 0, verified.err
-
-
-def prompts(folder: Path) -> str:
-    path = folder / "prompts.jsonl"
-    path.write_text('{"prompt": "the cat"}\n{"prompt": "def f"}\n')
-    return str(path)
 
 
 def test_sampling_alone_keeps_the_50_most_probable_tokens(loaded: LoadedModel) -> None:
@@ -357,4 +347,5 @@ def test_sampling_that_is_not_switched_on(session: Session, generating: Any) -> 
 
 @pytest.fixture
 def loaded(model_folder: str, tmp_path: Path) -> LoadedModel:
-    return models.load(folder_with(model_folder, tmp_path / "copy", do_sample=True))
+    change = stating("generation_config.json", do_sample=True)
+    return models.load(copied(model_folder, tmp_path / "copy", change))

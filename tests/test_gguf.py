@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -40,7 +39,7 @@ def test_the_text_is_that_of_transformers(
     asked = ("-p", "the cat sat on", "--raw", "-n", "30", "--ignore-eos", "--json")
     for name in (folder / "small.gguf", folder):
         done = lade("generate", str(name), *asked)
-        answer = json.loads(done.out)
+        answer = done.json()
         assert answer["token_ids"] == text.tolist()
         assert answer["decode"]["strategy"] == "lookahead", "its drafts are verified"
         assert "small.gguf is unpacked to float32, which takes " in done.err
@@ -65,7 +64,7 @@ def test_one_in_the_cache_is_found_by_the_name_of_its_model(
     use_cache(monkeypatch, tmp_path, offline=False)
     contents = (folder / "small.gguf").read_bytes()
     add_model(tmp_path, "a/b-GGUF", None, {"b.gguf": contents}, tokenizer=False)
-    (row,) = (m for m in json.loads(lade("models", "--json").out)["models"] if m["name"] != "demo")
+    (row,) = (m for m in lade("models", "--json").json()["models"] if m["name"] != "demo")
     assert (row["name"], row["dtype"]) == ("a/b-GGUF", "gguf")
     assert "b.gguf" in row["notes"][0]
 

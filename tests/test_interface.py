@@ -5,7 +5,6 @@ What each of them does is tested elsewhere; here nothing may go missing.
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -94,10 +93,8 @@ def test_every_slash_command_is_there(lade: Lade) -> None:
 
 
 def test_generate_prints_every_key(lade: Lade) -> None:
-    done = lade("generate", "-p", "def ", "-n", "8", "--json")
-    answer = json.loads(done.out)
+    answer = lade("generate", "-p", "def ", "-n", "8", "--json").json()
     assert answer["id"] == "1"
-    assert done.code == 0
     for part, keys in GENERATE.items():
         assert {*keys.split()} <= (answer[part] if part else answer).keys()
     assert answer["usage"]["completion_tokens"] == len(answer["token_ids"])
@@ -108,10 +105,9 @@ def test_generate_prints_every_key(lade: Lade) -> None:
 @pytest.mark.parametrize("arguments", SCHEMAS, ids=lambda arguments: arguments[0])
 def test_results_name_their_schema(lade: Lade, arguments: tuple[str, ...], tmp_path: Path) -> None:
     done = lade(*arguments, "--json")
-    assert done.code == 0
-    assert json.loads(done.out)["schema"] == SCHEMAS[arguments]
+    assert done.json()["schema"] == SCHEMAS[arguments]
     if arguments[0] == "bench":
         result = tmp_path / "result.json"
         result.write_text(done.out)
         done = lade("bench", "compare", str(result), str(result), "--json")
-        assert (done.code, json.loads(done.out)["schema"]) == (0, "lade-compare/1")
+        assert (done.code, done.json()["schema"]) == (0, "lade-compare/1")

@@ -36,15 +36,14 @@ def listed(lade: Any) -> Any:
     def call() -> dict[str, dict[str, Any]]:
         done = lade("models", "--json")
         assert (done.code, done.err) == (0, "")
-        return {model["name"]: model for model in json.loads(done.out)["models"]}
+        return {model["name"]: model for model in done.json()["models"]}
 
     return call
 
 
 def test_json(cache: Path, lade: Any) -> None:
     add_model(cache, "z/last", {**SMALL, "model_type": "mamba"}, ONE)
-    done = lade("models", "--json")
-    found = json.loads(done.out)
+    found = lade("models", "--json").json()
     assert found.keys() == {"schema", "cache", "device", "context", "models"}
     assert (found["schema"], found["cache"], found["context"]) == (1, str(cache), 4096)
     assert found["device"] == {"name": "cpu", "label": "Some Processor", "free_bytes": int(16e9)}

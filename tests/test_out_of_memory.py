@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -62,7 +61,7 @@ def test_an_answer_that_memory_cuts_short_is_kept(
     assert re.match(f"lade: {OUT} smaller model helps\n", found.err)
     assert " steps" in found.err, "the statistics are shown all the same"
     tighten(monkeypatch, after(9))
-    answer = json.loads(lade(*OPTIONS, "--json").out)
+    answer = lade(*OPTIONS, "--json").json(1)
     assert answer["finish_reason"] == "memory"
     assert 0 < answer["usage"]["completion_tokens"] < 40
     assert expected.startswith(answer["text"])
@@ -79,8 +78,7 @@ def test_the_next_prompt_is_answered(
     tighten(monkeypatch, lambda step: int(step.positions.max()) > 60)
     files = [part for name in ("long", "short") for part in ("-f", str(tmp_path / name))]
     found = lade("generate", *files, "-n", "20", "--ignore-eos", "--json")
-    assert found.code == 1
-    reasons = [json.loads(line)["finish_reason"] for line in found.out.splitlines()]
+    reasons = [row["finish_reason"] for row in found.rows(1)]
     assert reasons == ["memory", "length"]
     assert len(re.findall(OUT, found.err)) == 1
 

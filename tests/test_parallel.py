@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -70,11 +71,8 @@ class Program:
 
 
 @pytest.fixture
-def prompts(tmp_path: Path) -> str:
-    file = tmp_path / "prompts.jsonl"
-    texts = ("def largest(items):", "class Stack:")
-    file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
-    return str(file)
+def prompts(rows_file: Callable[..., str]) -> str:
+    return rows_file({"prompt": "def largest(items):"}, {"prompt": "class Stack:"})
 
 
 @pytest.mark.parametrize(

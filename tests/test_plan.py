@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ def planned(lade: Any, *arguments: str) -> dict[str, Any]:
     """What --json prints."""
     result = lade("plan", *arguments, "--json")
     assert (result.code, result.err) == (0, "")
-    found: dict[str, Any] = json.loads(result.out)
+    found: dict[str, Any] = result.json()
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from ladecli.session.session import Session
 
 from .decoding import ids_of, run, transformers_ids
 from .families import new_model
+from .hub_files import copied, stating
 from .tokenizers_here import byte_level
 
 ON_CPU = PlacementOptions(device="cpu")
@@ -114,13 +114,11 @@ def test_what_is_missing_is_named(missing: str, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_checkpoint_is_not_quantised_twice(tmp_path: Path) -> None:
-    demo = Path(models.__file__).with_name("demo")
-    config = json.loads((demo / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    change = stating("config.json", quantization_config={"quant_method": "gptq", "bits": 4})
+    packed = copied(Path(models.__file__).with_name("demo"), tmp_path / "packed", change)
     line = r"is quantised already \(gptq\); leave --quantize out"
     with pytest.raises(UsageError, match=line):
-        models.load(str(tmp_path), ModelOptions(quantize="4bit"), ON_CPU)
+        models.load(packed, ModelOptions(quantize="4bit"), ON_CPU)
 
 
 def test_a_quantised_checkpoint_loads_as_it_is(loaded: LoadedModel, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from ladecli.decoder.load import load_decoder
 
 from .decoding import ids_of, run, transformers_ids
 from .families import new_model, prompt_for
+from .hub_files import copied, stating
 
 pytestmark = pytest.mark.slow
 
@@ -53,14 +53,10 @@ print(model.generate(ids, custom_generate=ladecli.lookahead, max_new_tokens=9, d
 @pytest.fixture(scope="module")
 def warning_folder(model_folder: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a model whose forward warns, each time of something else."""
+    own = {"AutoModelForCausalLM": "modeling_warns.WarningForCausalLM"}
     folder = tmp_path_factory.mktemp("models") / "warns"
-    folder.mkdir()
-    for path in Path(model_folder).iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
+    copied(model_folder, folder, stating("config.json", auto_map=own))
     (folder / "modeling_warns.py").write_text(MODEL)
-    config = json.loads((folder / "config.json").read_text())
-    config["auto_map"] = {"AutoModelForCausalLM": "modeling_warns.WarningForCausalLM"}
-    (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 

@@ -285,8 +285,7 @@ def test_prompts_and_answers_of_two_turns(lade: Any, case: Case, tmp_path: Path)
     tokenizer = AutoTokenizer.from_pretrained(folder)
 
     done = lade("generate", *common, "-p", FIRST, "--json")
-    assert done.code == 0, done.err
-    found = json.loads(done.out)
+    found = done.json()
     assert (found["text"], found["reasoning"]) == (case.answer, case.thinks)
     assert found["finish_reason"] == "eos"
     ids = expected(case, folder, FIRST)
@@ -349,7 +348,7 @@ def test_reasoning_on_stdout(lade: Any, thinker: str) -> None:
     cut = say(lade, thinker, "-n", "2")
     assert cut.out.strip() == ""
     assert "inside its reasoning" in cut.err
-    found = json.loads(say(lade, thinker, "-n", "2", "--json").out)
+    found = say(lade, thinker, "-n", "2", "--json").json()
     assert (found["text"], found["reasoning"], found["finish_reason"]) == ("", "Hm", "length")
     assert found["usage"]["completion_tokens"] == 2
 
@@ -410,17 +409,16 @@ def muser(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.slow
-def test_what_is_measured_is_asked_as_in_a_chat(lade: Any, muser: str, tmp_path: Path) -> None:
+def test_what_is_measured_is_asked_as_in_a_chat(lade: Any, muser: str, rows_file: Any) -> None:
     """Later turns carry the reasoning, with every method, and notices are told."""
-    case, path = CASES["schema"], tmp_path / "turns.jsonl"
-    path.write_text(json.dumps({"system": SYSTEM, "turns": [FIRST, SECOND]}))
+    case, path = CASES["schema"], rows_file({"system": SYSTEM, "turns": [FIRST, SECOND]})
     turns = ((FIRST,), (FIRST, case.answer, SECOND))
     wanted = [len(expected(case, muser, *said)) for said in turns]
-    asked = (muser, "--prompts", str(path), "--template-arg", "nothing=1", "-n", "20", "--json")
+    asked = (muser, "--prompts", path, "--template-arg", "nothing=1", "-n", "20", "--json")
     verified = lade("verify", *asked)
-    assert [each["prompt_tokens"] for each in json.loads(verified.out)["answers"]] == wanted
+    assert [each["prompt_tokens"] for each in verified.json()["answers"]] == wanted
     measured = lade("bench", *asked, "--strategies", "lookahead,hf", "--repeat", "1")
-    runs = json.loads(measured.out)["runs"]
+    runs = measured.json()["runs"]
     for name in ("lookahead", "hf"):
         assert [run["prompt_tokens"] for run in runs if run["contender"] == name] == wanted
     tuned = lade("tune", *asked[:5], "--seconds", "0.001", "--dry-run")
@@ -443,7 +441,7 @@ def test_contents_in_the_other_form(tmp_path: Path) -> None:
     assert model.generate([plain("user", FIRST), call, plain("user", FIRST)]) == "Paris"
 
 
-def test_reasoning_under_another_name_reaches_the_template(muser: str, tmp_path: Path) -> None:
+def test_reasoning_under_another_name_reaches_the_template(muser: str, rows_file: Any) -> None:
     session = ladecli.load(muser).session
     said = [
         plain("user", FIRST),
@@ -451,9 +449,7 @@ def test_reasoning_under_another_name_reaches_the_template(muser: str, tmp_path:
         plain("user", "b"),
     ]
     assert "Hma" in session.loaded.tokenizer.decode(session.encode_chat(said))
-    path = tmp_path / "rows.jsonl"
-    path.write_text(json.dumps({"messages": said}))
-    (row,) = suites.load(str(path))
+    (row,) = suites.load(rows_file({"messages": said}))
     assert row.start.messages[-1].reasoning == "Hm"
 
 
@@ -464,5 +460,5 @@ def test_a_variable_needs_a_template(lade: Any, model_folder: str) -> None:
 
 def test_doctor_names_variables_that_do_nothing(lade: Any, thinker: str) -> None:
     found = lade("doctor", thinker, "--json", "--template-arg", "nothing=1")
-    (line,) = [c for c in json.loads(found.out)["checks"] if c["name"] == "chat template"]
+    (line,) = [c for c in found.json()["checks"] if c["name"] == "chat template"]
     assert "no variable 'nothing'" in line["value"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -201,14 +200,13 @@ def test_it_ends_in_time(seconds: float, plain: float) -> None:
 @pytest.mark.slow
 def test_what_it_writes_is_used_from_then_on(lade: Any) -> None:
     result = lade(*QUICK, "--json")
-    assert result.code == 0
-    found = json.loads(result.out)
+    found = result.json()
     path = Path(found["profile"])
     assert str(path) in result.err
     written = toml.loads(path.read_text(encoding="utf-8"))
     assert written["tuned"]["parameters"] == found["parameters"] == 3148224
     assert written["setting"][0]["origin"].startswith("measured: ")
-    decode = json.loads(lade("generate", "demo", "-p", "def ", "-n", "5", "--json").out)["decode"]
+    decode = lade("generate", "demo", "-p", "def ", "-n", "5", "--json").json()["decode"]
     assert decode["profile"] == path.stem
     for name in ("budget", "sources"):
         assert decode[name] == found["setting"][name]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -23,15 +22,14 @@ QUICK = ("-n", "12", "--repeat", "1", "--raw", "--ignore-eos")
 
 
 @pytest.fixture
-def prompts(tmp_path: Path) -> Path:
-    path = tmp_path / "few.jsonl"
-    rows = [
-        {"id": "one", "category": "prose", "prompt": "Once upon a time there was"},
-        {"id": "two", "category": "code", "prompt": "def f(x):\n    return f(x)\ndef f(x):"},
-        {"id": "talk", "category": "prose", "turns": ["Say it.", "Say it again."]},
-    ]
-    path.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
-    return path
+def prompts(rows_file: Any) -> Path:
+    return Path(
+        rows_file(
+            {"id": "one", "category": "prose", "prompt": "Once upon a time there was"},
+            {"id": "two", "category": "code", "prompt": "def f(x):\n    return f(x)\ndef f(x):"},
+            {"id": "talk", "category": "prose", "turns": ["Say it.", "Say it again."]},
+        )
+    )
 
 
 def before_answers(patch: pytest.MonkeyPatch, do: Callable[[str], None]) -> None:
@@ -48,13 +46,13 @@ def before_answers(patch: pytest.MonkeyPatch, do: Callable[[str], None]) -> None
 def test_all_strategies_side_by_side(lade: Any, model_folder: str, prompts: Path) -> None:
     done = lade("bench", model_folder, "--prompts", str(prompts), *QUICK, "--json", "-q")
     assert (done.code, done.err) == (0, "")
-    found = json.loads(done.out)
+    found = done.json()
     assert found["schema"] == SCHEMA
     assert [c["name"] for c in found["contenders"]] == list(DEFAULT)
     assert found["compile_seconds"] == 0.0
     assert found["reference"] == "autoregressive"
     assert found["model"]["name"] == "tiny-llama"
-    assert found["conditions"]["prompts"] == "few.jsonl"
+    assert found["conditions"]["prompts"] == "rows.jsonl"
     assert str(prompts.parent) not in done.out
     # Every method on every turn, and in float32 they all say the same.
     digests: dict[tuple[str, int], set[str]] = {}
@@ -123,16 +121,16 @@ def test_a_table_and_reports(lade: Any, model_folder: str, prompts: Path, tmp_pa
 
 
 def test_prompts_that_are_too_long_are_left_out(
-    lade: Any, model_folder: str, tmp_path: Path
+    lade: Any, model_folder: str, rows_file: Any
 ) -> None:
-    path = tmp_path / "mixed.jsonl"
     long = "word " * 300
-    rows = [{"id": "short", "prompt": "Once"}, {"id": "long", "prompt": long},
-            {"id": "later", "turns": ["Once", long]}]  # fmt: skip
-    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    path = rows_file(
+        {"id": "short", "prompt": "Once"},
+        {"id": "long", "prompt": long},
+        {"id": "later", "turns": ["Once", long]},
+    )
     flags = ("--strategies", "autoregressive,lookahead")
-    done = lade("bench", model_folder, "--prompts", str(path), *QUICK, *flags, "--json")
-    found = json.loads(done.out)
+    found = lade("bench", model_folder, "--prompts", path, *QUICK, *flags, "--json").json()
     assert {run["row"] for run in found["runs"]} == {"short", "later"}
     reasons = {each["row"]: each["reason"] for each in found["skipped"]}
     assert reasons["long"].endswith(
@@ -150,9 +148,7 @@ def test_a_method_that_fails_does_not_cost_the_others(
 
     before_answers(monkeypatch, fail)
     flags = ("--strategies", "autoregressive,jacobi,lookahead")
-    done = lade("bench", model_folder, "--prompts", str(prompts), *QUICK, *flags, "--json")
-    assert done.code == 1
-    found = json.loads(done.out)
+    found = lade("bench", model_folder, "--prompts", str(prompts), *QUICK, *flags, "--json").json(1)
     assert {run["contender"] for run in found["runs"]} == {"autoregressive", "lookahead"}
     assert found["failures"][0]["contender"] == "jacobi"
     assert found["failures"][0]["error"] == "RuntimeError: shape mismatch"
@@ -160,8 +156,7 @@ def test_a_method_that_fails_does_not_cost_the_others(
 
 def test_a_grid_of_settings(lade: Any, model_folder: str, prompts: Path) -> None:
     sweep = ("--sweep", "W=3,5 N=3,4 G=W", "--sources", "trajectory")
-    done = lade("bench", model_folder, "--prompts", str(prompts), *QUICK, *sweep, "--json")
-    found = json.loads(done.out)
+    found = lade("bench", model_folder, "--prompts", str(prompts), *QUICK, *sweep, "--json").json()
     assert [c["name"] for c in found["contenders"]] == [
         "autoregressive",
         *(f"lookahead W={w} N={n} G={w}" for w in (3, 5) for n in (3, 4)),
@@ -176,9 +171,8 @@ def test_a_grid_of_settings(lade: Any, model_folder: str, prompts: Path) -> None
 def test_lengths_can_be_swept_also_beyond_the_models_own(lade: Any, model_folder: str) -> None:
     sweep = ("--sweep", "context=100,1k", "--limit", "1")
     done = lade("bench", model_folder, *QUICK, *sweep, "--json")
-    assert done.code == 0
     assert "was made for 256 tokens: after them" in done.err
-    found = json.loads(done.out)
+    found = done.json()
     assert [c["name"] for c in found["contenders"]] == ["autoregressive", "paper", "lookahead"]
     assert {(run["category"], run["prompt_tokens"]) for run in found["runs"]} == {
         ("100", 100), ("1024", 1024),

@@ -65,7 +65,7 @@ def compared(command: Callable[..., Any]) -> Callable[..., Data]:
     def call(a: Data, b: Data) -> Data:
         ran = command(a, b, "--json")
         assert (ran.code, ran.err) == (0, "")
-        found: Data = json.loads(ran.out)
+        found: Data = ran.json()
         return {**found, "by": {each["contender"]: each for each in found["contenders"]}}
 
     return call
@@ -163,7 +163,7 @@ def test_other_work_is_neither_slower_nor_faster(
     after = slowed(made(), lookahead=2.0)
     after[group].update(change)
     ran = command(made(), after, "--json")
-    found = json.loads(ran.out)
+    found = ran.json()
     assert (ran.code, found["verdict"], found["other_work"]) == (0, "unrelated", [why])
     assert {each["exact"] for each in found["contenders"]} == {None}
     refused = command(made(), after, "--json", "--fail-on-slower")
@@ -204,7 +204,7 @@ def test_the_guard(command: Callable[..., Any]) -> None:
     assert (code(1.2, "--fail-on-slower"), code(1.2), code(0.8, "--fail-on-slower")) == (1, 0, 0)
     fewer = made({name: METHODS[name] for name in ("autoregressive", "lookahead", "hf")})
     assert command(made(), fewer, "--fail-on-slower").code == 1
-    assert json.loads(command(made(), fewer, "--json").out)["missing"] == ["paper"]
+    assert command(made(), fewer, "--json").json()["missing"] == ["paper"]
     assert command(fewer, made(), "--fail-on-slower").code == 0
 
 
@@ -253,4 +253,4 @@ RESULTS = sorted((Path(__file__).parents[2] / "benchmarks/results").glob("bench-
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
 def test_older_results_are_read(lade: Callable[..., Any], path: Path) -> None:
     ran = lade("bench", "compare", str(path), str(path), "--json")
-    assert (ran.code, json.loads(ran.out)["same_run"]) == (0, True)
+    assert (ran.code, ran.json()["same_run"]) == (0, True)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,10 +26,8 @@ Lade = Any
 QUICK = ("verify", "-q", "--limit", "2", "-n", "24")
 
 
-def prompt_file(path: Path, *turns: Sequence[str]) -> str:
-    rows = [{"id": f"row-{n}", "turns": list(each)} for n, each in enumerate(turns, start=1)]
-    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    return str(path)
+def talks(*turns: Sequence[str]) -> list[dict[str, object]]:
+    return [{"id": f"row-{n}", "turns": list(each)} for n, each in enumerate(turns, start=1)]
 
 
 class Faulty:
@@ -71,9 +67,7 @@ def test_equal_answers(lade: Lade) -> None:
 @pytest.mark.parametrize("strategy", ["jacobi", "prompt-lookup", "lookahead"])
 def test_sampled_answers_are_equal(lade: Lade, strategy: str) -> None:
     sampling = ("-t", "0.8", "--top-p", "0.95", "--repetition-penalty", "1.2", "--seed", "7")
-    found = lade(*QUICK, "--strategy", strategy, *sampling, "--json")
-    read = json.loads(found.out)
-    assert found.code == 0
+    read = lade(*QUICK, "--strategy", strategy, *sampling, "--json").json()
     assert read["settings"]["strategy"] == strategy
     assert read["sampling"]["seed"] == 7
     assert (read["tokens"], read["divergences"]) == (48, 0)
@@ -82,9 +76,7 @@ def test_sampled_answers_are_equal(lade: Lade, strategy: str) -> None:
 def test_a_fault_of_wide_steps_is_reported(lade: Lade, monkeypatch: pytest.MonkeyPatch) -> None:
     plant_fault(monkeypatch)
     options = ("-n", "48", "--sources", "context,recycled", "--budget", "16")
-    found = lade("verify", "-q", "--limit", "4", *options, "--json")
-    read = json.loads(found.out)
-    assert found.code == 1
+    read = lade("verify", "-q", "--limit", "4", *options, "--json").json(1)
     assert read["passed"] is False
     faults = [a["divergence"] for a in read["answers"] if a["divergence"] is not None]
     assert len(faults) == read["divergences"] >= read["unexplained"] > 0
@@ -104,7 +96,7 @@ def test_a_fault_of_wide_steps_is_reported(lade: Lade, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("shorter", ["lookahead", "autoregressive"])
 def test_an_answer_that_ends_early_is_a_fault(
-    lade: Lade, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shorter: str
+    lade: Lade, monkeypatch: pytest.MonkeyPatch, rows_file: Any, shorter: str
 ) -> None:
     stream = Session.stream
 
@@ -114,20 +106,19 @@ def test_an_answer_that_ends_early_is_a_fault(
         return stream(session, prompt, settings, *others)
 
     monkeypatch.setattr(Session, "stream", ends_early)
-    prompts = prompt_file(tmp_path / "rows.jsonl", ("def ", "more"))
+    prompts = rows_file(*talks(("def ", "more")))
     found = lade(*QUICK, "--raw", "--ignore-eos", "--prompts", prompts, "--json")
-    (answer,) = json.loads(found.out)["answers"]  # the prompt of turn 2 would differ
+    (answer,) = found.json(1)["answers"]  # the prompt of turn 2 would differ
     fault = answer["divergence"]
-    assert found.code == 1
     assert (fault["position"], fault["gap"], fault["explained"]) == (6, None, False)
     assert (fault["other"] is None) is (shorter == "lookahead")
     assert (fault["plain"] is None) is (shorter == "autoregressive")
 
 
-def test_json_has_its_keys(lade: Lade, tmp_path: Path) -> None:
-    prompts = prompt_file(tmp_path / "rows.jsonl", ("def ", "and now?"))
+def test_json_has_its_keys(lade: Lade, rows_file: Any) -> None:
+    prompts = rows_file(*talks(("def ", "and now?")))
     options = ("--raw", "--sources", "context,recycled", "--budget", "16")
-    read = json.loads(lade(*QUICK, *options, "--prompts", prompts, "--json").out)
+    read = lade(*QUICK, *options, "--prompts", prompts, "--json").json()
     assert read["schema"] == "lade-verify/1"
     assert set(read) == {
         *("schema", "created", "seconds", "interrupted", "command", "machine", "model", "prompts"),
@@ -153,14 +144,10 @@ def test_json_has_its_keys(lade: Lade, tmp_path: Path) -> None:
 SAMPLING = ("--chi-square", "100", "-t", "1")
 
 
-def test_prompts_that_are_too_long_are_skipped(lade: Lade, tmp_path: Path) -> None:
-    prompts = prompt_file(
-        tmp_path / "rows.jsonl", ("word " * 500,), ("a word",), ("a", "word " * 500)
-    )
+def test_prompts_that_are_too_long_are_skipped(lade: Lade, rows_file: Any) -> None:
+    prompts = rows_file(*talks(("word " * 500,), ("a word",), ("a", "word " * 500)))
     options = ("-q", "--raw", "-n", "16", "--max-context", "100", "--prompts", prompts)
-    found = lade("verify", *options, "--json")
-    read = json.loads(found.out)
-    assert found.code == 0
+    read = lade("verify", *options, "--json").json()
     assert [each["row"] for each in read["skipped"]] == ["row-1", "row-3"]
     assert [each["row"] for each in read["answers"]] == ["row-2", "row-3"]
     assert "skipped row-1: " in lade("verify", *options).out
@@ -168,9 +155,9 @@ def test_prompts_that_are_too_long_are_skipped(lade: Lade, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("mode", [(), SAMPLING], ids=["compared", "sampled"])
 def test_without_a_prompt_that_fits_it_is_bad_input(
-    lade: Lade, tmp_path: Path, mode: tuple[str, ...]
+    lade: Lade, rows_file: Any, mode: tuple[str, ...]
 ) -> None:
-    prompts = prompt_file(tmp_path / "rows.jsonl", ("word " * 500,))
+    prompts = rows_file(*talks(("word " * 500,)))
     found = lade("verify", "-q", "--raw", "--max-context", "100", "--prompts", prompts, *mode)
     assert "row-1" in found.refused()
 
@@ -214,9 +201,8 @@ def test_the_distribution(lade: Lade, monkeypatch: pytest.MonkeyPatch, faulty: b
         monkeypatch.setattr(TokenTree, "walk", too_willing)
     sources = ("--sources", "context,recycled", "--budget", "16")
     found = lade(*DRAWN, "--limit", "1", "-n", "3", *sources, "--json")
-    read = json.loads(found.out)
+    read = found.json(int(faulty))
     sampled = read["chi_square"]
-    assert found.code == int(faulty)
     assert read["passed"] is not faulty
     assert (sampled["drawn"], sampled["level"]) == (250, 0.01)
     assert sampled["sampling"] == {"temperature": 0.8, "top_k": 20, "seed": 11}

@@ -49,5 +49,5 @@ def test_a_load_races_once_and_the_doctor_shows_it(lade: Any) -> None:
     assert lade("generate", "-p", "def ", "-n", "4", "--device", "cpu").code == 0
     (later,) = json.loads(races.path().read_text()).values()
     assert {name: later[name] for name in results} == results
-    found = json.loads(lade("doctor", "--json").out)["checks"]
+    found = lade("doctor", "--json").json()["checks"]
     assert "products" in [each["name"] for each in found]

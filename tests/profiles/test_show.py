@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -51,7 +50,7 @@ def test_the_users_profiles_are_listed(lade: Any) -> None:
     assert "\x1b" not in result.out
     assert result.err.startswith("lade: profile broken is no valid TOML")
     assert result.err.count("\n") == 1
-    found = json.loads(lade("profiles", "--json").out)
+    found = lade("profiles", "--json").json()
     assert (found["schema"], found["profile"]) == (3, "cpu")
     assert found["device"] == {"kind": "cpu", "label": "AMD EPYC", "memory_bytes": 8 << 30}
     rows = {row["name"]: row for row in found["profiles"]}
@@ -103,7 +102,7 @@ def test_the_settings_for_a_model(lade: Any) -> None:
 
 
 def test_a_profile_for_programs(lade: Any) -> None:
-    found = json.loads(lade("profiles", "show", "a100", "--json").out)
+    found = lade("profiles", "show", "a100", "--json").json()
     assert (found["schema"], found["name"], found["from"]) == (3, "a100", "shipped")
     assert [paper["window"] for paper in found["paper"]] == [15, 10, 7]
     assert found["hardware"]["bandwidth"] == 1555e9
@@ -113,7 +112,7 @@ def test_a_profile_for_programs(lade: Any) -> None:
     mine = tuned(attention="reference", device=user.key_of(devices.detect("cpu")))
     user.write(mine)
     arguments = ("--model", "demo", "--device", "cpu", "--attention", "reference", "--json")
-    found = json.loads(lade("profiles", "show", *arguments).out)
+    found = lade("profiles", "show", *arguments).json()
     assert (found["name"], found["from"]) == (mine.name, "tuned")
     assert [(row["model"], row["budget"]) for row in found["settings"]] == [("demo", 16)]
     assert found["settings"][0]["origins"]["budget"] == "measured: AMD EPYC, 2026-11-21"
