@@ -44,13 +44,13 @@ def pseudo_terminal() -> Iterator[TextIO]:
             yield stream
 
 
-def watched(events: Iterator[TextEvent], stream: TextIO, plain_step: float) -> float:
+def watched(events: Iterator[TextEvent], stream: TextIO) -> float:
     """Seconds of a reply with the view."""
     console = Console(
         file=stream, force_terminal=True, color_system="256", width=100, height=40, highlight=False
     )
     renderer = MarkdownRenderer(markdown=True, colours=True)
-    tally, began = Tally(plain_before=plain_step), 0.0
+    tally, began = Tally(), 0.0
     view = Together(tally, LiveView(console, tally, renderer, max_context=2048))
     for event in events:
         if not began and isinstance(event, TextStep):
@@ -95,7 +95,7 @@ def main() -> None:
     ratios: list[list[float]] = [[] for _ in prompts]
     with pseudo_terminal() as stream, open(os.devnull, "w", encoding="utf-8") as nowhere:
         arms: dict[bool, Callable[[Iterator[TextEvent]], float]] = {
-            True: lambda events: watched(events, stream, plain_step),
+            True: lambda events: watched(events, stream),
             False: lambda events: unwatched(events, nowhere),
         }
         # The first round warms up.
