@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from ladecli.decoder.load import load_decoder
 from ladecli.decoder.strategies import make_strategy
 from ladecli.decoder.strategy import Draft
 from ladecli.decoder.tree import ROOT, TokenTree
+from ladecli.events import TextEvent
 
 from .families import model_of, prompt_for
 
@@ -56,6 +57,11 @@ def tokens_of(events: Sequence[Event]) -> list[Token]:
 def ids_of(events: Sequence[Event]) -> list[int]:
     """All token ids of all steps."""
     return [token.id for token in tokens_of(events)]
+
+
+def text_ids(events: Iterable[TextEvent]) -> list[int]:
+    """All token ids of an answer of a session."""
+    return [token for event in events for token in getattr(event, "token_ids", ())]
 
 
 def reason_of(events: Sequence[Event]) -> FinishReason:

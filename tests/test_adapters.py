@@ -18,6 +18,7 @@ from ladecli.specs import adapters
 from ladecli.specs.hub import ADAPTER
 
 from .adapters_here import make
+from .decoding import text_ids
 from .hub_files import add_model, copied, stating, use_cache
 
 PROMPT = "the cat sat on"
@@ -89,7 +90,7 @@ def test_in_python(model_folder: str, adapter: Path) -> None:
     with pytest.warns(UserWarning, match="is merged into"):
         model = ladecli.load(model_folder, adapter=str(adapter))
     events = model.stream(PROMPT, max_new_tokens=24, ignore_eos=True)
-    assert [i for e in events if isinstance(e, ladecli.TextStep) for i in e.token_ids] == wanted
+    assert text_ids(events) == wanted
     assert model.session.stock_model.num_parameters() == model.session.loaded.spec.parameters
 
 

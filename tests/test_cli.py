@@ -329,7 +329,10 @@ MISTAKES = {
     "verify -W 0": "window",
     "verify --prompts no-such-suite": "no-such-suite",
     "verify --sweep W=1,2": "--sweep",
-    "tune --seconds 0": "seconds must be finite and above 0, not 0",
+    **{
+        f"tune --seconds {seconds}": "seconds must be finite and above 0, not "
+        for seconds in ("0", "-1", "inf", "nan")
+    },
     "tune --prompts nowhere.jsonl": "there is no prompt file nowhere.jsonl; check the path",
     "tune --profile x": "No such option: --profile",
     f"{PLAN} --gpus 0": "gpus must be from 1 to 1024, not 0",

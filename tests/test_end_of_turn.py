@@ -7,13 +7,8 @@ from typing import Any
 
 import pytest
 
-from .scripted import Scripted
+from .scripted import CHATML, Scripted
 
-CHATML = """\
-{% for m in messages %}<|im_start|>{{ m.role }}
-{{ m.content }}<|im_end|>
-{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
 RUNAWAY = ("Paris", ".", "<|im_end|>", "system", "<|im_start|>", " user", "Q")
 SPECIAL = ("<|im_start|>", "<|im_end|>")
 

@@ -21,6 +21,7 @@ from ladecli.generation_config import FIELDS, Means, named
 from ladecli.models import LoadedModel
 from ladecli.session.session import Session, Settings
 
+from .decoding import text_ids
 from .hub_files import copied, stating
 
 CONFIG = LookaheadConfig(4, 4, 4)
@@ -93,10 +94,6 @@ def stream(
     sampling = options.pop("sampling", session.loaded.defaults.greedy)
     settings = Settings(strategy, CONFIG, sampling, new, **options)
     return list(session.stream(session.encode(TEXT), settings))
-
-
-def ids_of(events: Sequence[TextEvent]) -> list[int]:
-    return [token for event in events for token in getattr(event, "token_ids", ())]
 
 
 def reason_of(events: Sequence[TextEvent]) -> str:
@@ -179,7 +176,7 @@ def test_fields_that_change_no_text(name: str, session: Session, generating: Any
     plain = new_ids(session)
     generating(**{name: SAME[name]})
     assert new_ids(session) == plain
-    assert ids_of(stream(session)) == plain
+    assert text_ids(stream(session)) == plain
     options = {"custom_generate": ladecli.lookahead, "lade_config": CONFIG}
     assert new_ids(session, **options) == plain
 
@@ -210,7 +207,7 @@ def test_what_ends_a_text(name: str, session: Session, generating: Any) -> None:
     if name.startswith("max_"):
         options["max_new_tokens"] = ENDS[name] if name == "max_new_tokens" else None
     theirs = new_ids(session, **options)
-    assert ids_of(events) == theirs
+    assert text_ids(events) == theirs
     assert len(theirs) < NEW
     known = {"eos_token_id": "eos", "max_length": "length", "max_new_tokens": "length"}
     assert reason_of(events) == known.get(name, "stop")
@@ -220,9 +217,9 @@ def test_what_ends_a_text(name: str, session: Session, generating: Any) -> None:
 
 def test_limits_of_the_user_come_first(session: Session, generating: Any) -> None:
     generating(max_new_tokens=5)
-    assert len(ids_of(stream(session, new=9))) == 9
+    assert len(text_ids(stream(session, new=9))) == 9
     generating(max_length=3)  # the prompt is longer: `generate` refuses it
-    assert len(ids_of(stream(session, new=9))) == 9
+    assert len(text_ids(stream(session, new=9))) == 9
 
 
 # The same text as `generate`.
@@ -235,7 +232,7 @@ def test_greedy_text_is_that_of_generate(
     generating(**given)
     theirs = new_ids(session, do_sample=False)
     for strategy in ("lookahead", "autoregressive"):
-        assert ids_of(stream(session, strategy)) == theirs, strategy
+        assert text_ids(stream(session, strategy)) == theirs, strategy
     options = {"custom_generate": ladecli.lookahead, "lade_config": CONFIG}
     assert new_ids(session, do_sample=False, **options) == theirs
 
@@ -259,7 +256,9 @@ def test_tokens_are_drawn_from_what_generate_draws_from(
         shares = rescorer.probabilities(text[: len(prompt) + place], len(prompt), *chosen)
         theirs = scores[0].double().softmax(-1)
         assert torch.allclose(torch.tensor(shares, dtype=torch.double), theirs, atol=1e-4), place
-    texts = [ids_of(stream(session, s, sampling=sampling)) for s in ("lookahead", "autoregressive")]
+    texts = [
+        text_ids(stream(session, s, sampling=sampling)) for s in ("lookahead", "autoregressive")
+    ]
     options = {"custom_generate": ladecli.lookahead, "lade_config": CONFIG, "lade_seed": 5}
     assert texts[0] == texts[1] == new_ids(session, **options)
 
@@ -273,9 +272,9 @@ def test_flags_come_before_the_config(session: Session, generating: Any) -> None
         ({"top_k": 1, "seed": 3}, {"top_k": 1}),
     ):
         events = stream(session, sampling=replace(config, **changes))
-        assert ids_of(events) == new_ids(session, **options)
+        assert text_ids(events) == new_ids(session, **options)
     wide = [stream(session, sampling=replace(config, top_k=0, seed=seed)) for seed in (1, 2)]
-    assert ids_of(wide[0]) != ids_of(wide[1])
+    assert text_ids(wide[0]) != text_ids(wide[1])
 
 
 @pytest.mark.parametrize("ignore_eos", [False, True])
@@ -286,22 +285,22 @@ def test_without_end_tokens_nothing_is_said_of_them(
     ends = None if ignore_eos else [0, 278]
     options = {"exponential_decay_length_penalty": None} if ignore_eos else {}
     theirs = new_ids(session, do_sample=False, eos_token_id=ends, **options)
-    assert ids_of(stream(session, ignore_eos=ignore_eos)) == theirs
+    assert text_ids(stream(session, ignore_eos=ignore_eos)) == theirs
     assert (len(theirs) == NEW) == ignore_eos
 
 
 def test_values_that_make_no_sense_are_named(session: Session, generating: Any) -> None:
     """Of files that are edited by hand; `generate` fails with them."""
     config = generating()
-    plain = ids_of(stream(session))
+    plain = text_ids(stream(session))
     wrong = {"no_repeat_ngram_size": "two", "bad_words_ids": [[10**6]], "typical_p": -1.0}
     wrong |= {"max_new_tokens": "many", "max_length": 2.5, "max_time": "short", "stop_strings": [5]}
     for name, value in wrong.items():
         setattr(config, name, value)
     (line,) = [line for line in session.notices if "not applied" in line]
     assert all(f"{name} {value!r}" in line for name, value in wrong.items())
-    assert ids_of(stream(session)) == plain
-    assert len(ids_of(stream(session, new=None))) >= len(plain)
+    assert text_ids(stream(session)) == plain
+    assert len(text_ids(stream(session, new=None))) >= len(plain)
 
 
 # At the door.

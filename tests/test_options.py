@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from dataclasses import fields
 from typing import Any
 
@@ -11,10 +10,8 @@ import pytest
 
 from ladecli.decoder.config import LookaheadConfig
 from ladecli.decoder.errors import ConfigError
-from ladecli.errors import UsageError
 from ladecli.options import COMMANDS, request_of
 from ladecli.options.answer import ChatRequest, GenerateRequest
-from ladecli.options.commands import TuneRequest
 from ladecli.options.drafting import DraftOptions
 
 PROFILE = LookaheadConfig(7, 5, 7, budget=60, sources=("context",), widths=(1, 16, 64))
@@ -33,12 +30,6 @@ def test_the_nearest_declaration_of_an_option_holds(command: str) -> None:
 
 def test_the_profile_holds_where_nothing_was_given() -> None:
     assert GenerateRequest().lookahead(PROFILE) == PROFILE
-
-
-@pytest.mark.parametrize("seconds", [0, -1, math.inf, math.nan])
-def test_tuning_takes_time_and_ends(seconds: float) -> None:
-    with pytest.raises(UsageError, match=r"^seconds must be finite and above 0, not "):
-        TuneRequest(seconds=seconds).check()
 
 
 def test_a_mistake_names_those_variables_that_it_is_due_to() -> None:

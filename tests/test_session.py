@@ -18,6 +18,7 @@ from ladecli.models import load
 from ladecli.session.session import Session, Settings
 
 from .capturing import Again
+from .decoding import text_ids
 
 pytestmark = pytest.mark.slow
 
@@ -50,8 +51,7 @@ PLAIN = Settings("autoregressive", max_new_tokens=12, ignore_eos=True)
 
 
 def answer(session: Session, prompt: Sequence[int], settings: Settings) -> list[int]:
-    events = session.stream(prompt, settings)
-    return [token for event in events for token in getattr(event, "token_ids", ())]
+    return text_ids(session.stream(prompt, settings))
 
 
 def test_followers_are_told_of_what_takes_them() -> None:
@@ -135,8 +135,7 @@ def test_stop_strings_that_never_come_change_nothing() -> None:
         events = [*session.stream(prompt, replace(PLAIN, stop=stop))]
         pieces = [piece.text for event in events for piece in getattr(event, "pieces", ())]
         texts.append("".join([*pieces, *(e.rest for e in events if isinstance(e, Ended))]))
-        ids = [token for event in events for token in getattr(event, "token_ids", ())]
-        assert texts[-1] == session.text_of(ids, prompt, PLAIN).text
+        assert texts[-1] == session.text_of(text_ids(events), prompt, PLAIN).text
     assert texts[0]
     assert texts == [texts[0]] * 3
 

@@ -19,15 +19,10 @@ import ladecli
 from ladecli import suites
 from ladecli.trace.format import read_trace
 
-from .scripted import Scripted
+from .scripted import CHATML, Scripted
 
 SYSTEM, FIRST, SECOND = "Be brief.", "Where is the Louvre?", "And the Prado?"
 
-CHATML = """\
-{% for m in messages %}<|im_start|>{{ m.role }}
-{{ m.content }}<|im_end|>
-{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
 LLAMA3 = """\
 {{ bos_token }}{% if messages[0].role == 'system' %}{% set told = messages[0].content %}\
 {% set rest = messages[1:] %}{% else %}{% set told = '' %}{% set rest = messages %}{% endif %}\

@@ -18,6 +18,7 @@ from ladecli.decoder.config import SamplingConfig
 from ladecli.session.session import Session, Settings
 
 from ..compiling import Compiler
+from ..decoding import text_ids
 
 pytestmark = pytest.mark.slow
 
@@ -32,8 +33,7 @@ def session(model_folder: str) -> Session:
 
 
 def own(session: Session, prompt: list[int], settings: Settings) -> list[int]:
-    events = session.stream(prompt, settings)
-    return [token for event in events for token in getattr(event, "token_ids", ())]
+    return text_ids(session.stream(prompt, settings))
 
 
 def runner(
