@@ -111,20 +111,21 @@ class LookaheadConfig:
             raise ConfigError(f"unknown source {unknown[0]!r}; known sources: {known}")
         if len(set(self.sources)) < len(self.sources):
             raise ConfigError(f"a source is named twice: {', '.join(self.sources)}")
-        if self.budget is not None and self.budget < self.window_cells:
+        cells, limit, shape = self.window_cells, self.step_limit, f"W={self.window}, N={self.ngram}"
+        if self.budget is not None and self.budget < cells:
             raise ConfigError(
-                f"budget {self.budget} is smaller than the {self.window_cells} tokens of a window"
-                f" with W={self.window}, N={self.ngram}; raise the budget or lower W or N"
+                f"budget {self.budget} is smaller than the {cells} tokens of a window"
+                f" with {shape}; raise the budget or lower W or N"
             )
-        if self.step_limit > MAX_WIDTH:
+        if limit > MAX_WIDTH:
             raise ConfigError(
-                f"a step of {self.step_limit:,} tokens is too wide (at"
-                f" most {MAX_WIDTH:,}); lower W, N, G or the budget"
+                f"a step of {limit:,} tokens is too wide (at most {MAX_WIDTH:,}); lower W, N, G or"
+                " the budget"
             )
-        if self.step_limit < self.window_cells:
+        if limit < cells:
             raise ConfigError(
-                f"the widest step that widths allow has {self.step_limit} tokens, and a window with"
-                f" W={self.window}, N={self.ngram} has {self.window_cells}; lower W or N"
+                f"the widest step that widths allow has {limit} tokens, and a window with"
+                f" {shape} has {cells}; lower W or N"
             )
 
     @property
