@@ -296,6 +296,7 @@ MISTAKES = {
     f"{A} --color x": "unknown color 'x'",
     f"{A} --device cuda:1": "no CUDA device",
     f"{A} --device tpu": "unknown device 'tpu'",
+    f"{A} --device-map banana": "unknown device-map 'banana'; use one of auto, balanced,",
     f"{A} -n 0": "max-new-tokens must be at least 1, not 0",
     f"{A} --max-context 2": "max-context must be at least 16, not 2",
     f"{A} --raw --system x": "system needs the chat template; leave raw or system out",

@@ -70,9 +70,8 @@ def test_a_trace_without_an_end_is_said(lade: Any, small: str) -> None:
 
 @pytest.mark.parametrize("speed", ["0", "-2", "nan"])
 def test_a_speed_is_above_0(lade: Any, small: str, speed: str) -> None:
-    result = lade("replay", small, "--speed", speed)
-    assert (result.code, result.out) == (2, "")
-    assert result.err == f"lade: speed must be above 0, not {speed}\n"
+    told = lade("replay", small, "--speed", speed).refused()
+    assert told == f"speed must be above 0, not {speed}\n"
 
 
 # On a terminal.
