@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,6 +31,8 @@ from .families import model_of
 from .tokenizers_here import byte_level
 
 torch.set_num_threads(1)
+# A shell starts what it runs in the background deaf to Ctrl-C, which some tests press.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 WITH_GPU = os.environ["TRITON_INTERPRET"] == "0"
 """Whether tests see the GPU."""
 

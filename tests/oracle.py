@@ -8,8 +8,6 @@ test can read the cache.
 from __future__ import annotations
 
 import itertools
-import signal
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -178,14 +176,6 @@ def change_decoders(monkeypatch: pytest.MonkeyPatch, change: Callable[[Decoder],
         return decoder
 
     monkeypatch.setattr("ladecli.session.session.load_decoder", load)
-
-
-def press(number: signal.Signals = signal.SIGINT) -> None:
-    """Send the program a signal, as Ctrl-C does; its handler has run when this returns.
-
-    `signal.raise_signal` of Python 3.11 leaves that to a later line, rarely to one much later.
-    """
-    signal.pthread_kill(threading.main_thread().ident or 0, number)
 
 
 def during_forward(monkeypatch: pytest.MonkeyPatch, number: int, act: Callable[[], object]) -> None:

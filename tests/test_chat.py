@@ -19,14 +19,15 @@ from ladecli.repl.journal import Journal
 from ladecli.session.conversation import Conversation, from_json
 from ladecli.trace.format import read_trace
 
-from .oracle import change_decoders, during_forward, press
+from .oracle import change_decoders, during_forward
 
 DEMO = Path(__file__).parents[1] / "ladecli" / "demo"
 QUESTIONS = ("What is lookahead decoding?", "What is the pool?", "How do I read a file in Python?")
 KEPT = "the conversation was saved to"
 
 Lade = Callable[..., Any]
-terminate = partial(press, signal.SIGTERM)
+ctrl_c = partial(signal.raise_signal, signal.SIGINT)
+terminate = partial(signal.raise_signal, signal.SIGTERM)
 
 
 def figures(err: str) -> list[list[int]]:
@@ -74,7 +75,7 @@ def test_ctrl_c_keeps_the_partial_reply_and_a_valid_cache(
     talk: Lade, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        during_forward(patch, 9, press)
+        during_forward(patch, 9, ctrl_c)
         chat = talk(QUESTIONS[0], "/stats", QUESTIONS[1], "/stats", options="-n 24")
     messages = chat.conversation.messages
     assert [message.interrupted for message in messages] == [False, True, False, False]
@@ -88,7 +89,7 @@ def test_ctrl_c_keeps_the_partial_reply_and_a_valid_cache(
 def test_ctrl_c_before_the_first_token_gives_the_message_back(
     talk: Lade, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    during_forward(monkeypatch, 1, press)
+    during_forward(monkeypatch, 1, ctrl_c)
     chat = talk("a question " * 400, f"/save {tmp_path / 'chat.json'}")
     assert from_json((tmp_path / "chat.json").read_text()) == Conversation()
     assert "a question " * 400 + "\n> " in chat.err
@@ -359,7 +360,7 @@ EDITS: tuple[tuple[list[Any], list[str], str | None], ...] = (
     (["one", "/edit", "two"], ["two"], "one"),
     (["one", "/edit two"], ["two"], None),
     (["one", "/edit", "", "two"], ["one", "two"], "one"),
-    (["one", "/edit", press, "two"], ["one", "two"], "one"),
+    (["one", "/edit", ctrl_c, "two"], ["one", "two"], "one"),
     (["one", "two", "/edit", "/undo", "new"], ["one", "new"], "two"),
     (["one", "/edit", "/reset", "new"], ["new"], "one"),
     ([" /undo", "/edit", " /undo !"], ["/undo !"], " /undo"),

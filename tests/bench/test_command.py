@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -14,7 +15,6 @@ from ladecli.bench.result import SCHEMA, read
 from ladecli.bench.runners import OwnRunner
 
 from ..compiling import Compiler
-from ..oracle import press
 
 pytestmark = pytest.mark.slow
 
@@ -200,11 +200,11 @@ def test_ctrl_c_keeps_what_was_measured(
 ) -> None:
     asked = count(1)
 
-    def press_once(_: str) -> None:
+    def press(_: str) -> None:
         if next(asked) == 6:
-            press()
+            signal.raise_signal(signal.SIGINT)
 
-    before_answers(monkeypatch, press_once)
+    before_answers(monkeypatch, press)
     report = tmp_path / "half.json"
     flags = ("--strategies", "autoregressive,lookahead", "--report", str(report))
     done = lade("bench", model_folder, "--prompts", str(prompts), *QUICK, *flags)

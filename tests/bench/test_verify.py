@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from ladecli.decoder.model.forward import StepCache, StepInputs
 from ladecli.decoder.tree import ROOT, Choose, TokenTree
 from ladecli.session.session import Session
 
-from ..oracle import change_decoders, during_forward, press, run_out
+from ..oracle import change_decoders, during_forward, run_out
 
 pytestmark = pytest.mark.slow
 
@@ -173,7 +175,7 @@ def test_without_memory_it_fails(
 
 
 def test_ctrl_c_keeps_what_was_compared(lade: Lade, monkeypatch: pytest.MonkeyPatch) -> None:
-    during_forward(monkeypatch, 70, press)
+    during_forward(monkeypatch, 70, partial(signal.raise_signal, signal.SIGINT))
     found = lade(*QUICK, "--strategy", "autoregressive", "--ignore-eos")
     assert found.code == 130
     assert found.out.splitlines()[-1] == "equal: all 24 tokens of 1 answer"
