@@ -37,7 +37,7 @@ OTHER: dict[str, Any] = {
         "trust_remote_code": True,
     },
     **{"parallel": 2, "parallel_mode": "tensor", "cuda_graphs": False},
-    **{"kernels": False},
+    **{"kernels": False, "batch_invariant": True},
     **{
         "reasoning": False,
         "markdown": False,

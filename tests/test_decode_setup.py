@@ -50,6 +50,7 @@ def test_what_cannot_be_on_a_device_is_refused() -> None:
         ({"device": "cpu"}, "cuda-graphs need a CUDA GPU, and device is cpu"),
         ({"parallel_mode": "tensor"}, "cuda-graphs do not go together with parallel-mode tensor"),
         ({"attention": "triton", "kernels": False}, "attention triton is a Triton kernel; leave"),
+        ({"attention": "sdpa", "batch_invariant": True}, "batch-invariant steps have an attention"),
     ],
 )
 def test_what_is_refused_before_a_device_is_looked_for(options: dict[str, Any], line: str) -> None:
@@ -65,6 +66,7 @@ def test_what_is_refused_before_a_device_is_looked_for(options: dict[str, Any], 
         ({}, GPU, "bfloat16", False, "sdpa"),
         ({"kernels": False}, GPU, "bfloat16", True, "sdpa"),
         ({}, CPU, "bfloat16", True, "sdpa"),
+        ({"batch_invariant": True}, CPU, "bfloat16", True, "invariant"),
         ({}, MPS, "float16", True, "sdpa"),
         ({"attention": "flash"}, GPU, "float32", True, "flash"),
     ],

@@ -17,7 +17,7 @@ DECODING = "strategy profile window ngram guesses budget sources"
 SAMPLING = "temperature top-k top-p min-p repetition-penalty seed"
 LENGTH = "max-new-tokens stop ignore-eos max-context"
 MODEL = (
-    "dtype device quantize adapter attention cuda-graphs no-cuda-graphs "
+    "dtype device quantize adapter attention cuda-graphs no-cuda-graphs batch-invariant"
     " no-kernels device-map revision offline trust-remote-code"
 )
 PROMPT = "system raw chat-template template-arg"

@@ -52,6 +52,11 @@ def check_attention(name: str, device: str) -> None:
     Raises:
         ConfigError: it needs a package, or another kind of device.
     """
+    if name == "invariant" and device != "cpu":
+        raise ConfigError(
+            "batch-invariant steps are for a model on a CPU; add --device cpu, or leave"
+            " --batch-invariant out"
+        )
     if name == "flash" and (device != "cuda" or find_spec("flash_attn") is None):
         raise ConfigError(
             "attention 'flash' needs the package flash-attn and a CUDA GPU; use --attention auto"

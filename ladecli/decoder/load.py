@@ -176,14 +176,23 @@ def _first_right(model: Any, facts: ModelFacts, wanted: Wanted, trial: Trial) ->
             best = parts
         why = _failure(way, trial)
         if why is None:
-            how = []
+            how, notices = [], []
             if isinstance(way.forward, StockModel) and can_run(model):
                 how = [f"through transformers' forward instead of ours of {facts.family!r}"]
             how += [f"without {part}" for part in best if part not in parts]
-            line = f"steps run {' and '.join(how)}, and slower: {reasons[-1]}" if how else None
-            return way._replace(notices=(line,) if line else ())
+            if how:
+                notices.append(f"steps run {' and '.join(how)}, and slower: {reasons[-1]}")
+            if wanted.attention == "invariant" and not _is_invariant(way, trial):
+                notices.append(
+                    "steps are not batch-invariant: this model's products round by their rows here"
+                )
+            return way._replace(notices=tuple(notices))
         reasons.append(why)
     raise UnsupportedModelError(reasons[-1])
+
+
+def _is_invariant(way: Way, trial: Trial) -> bool:
+    return trial.is_batch_invariant(way.make_runner(way.forward, trial.new_cache(way.forward)))
 
 
 def _ways(

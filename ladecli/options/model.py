@@ -89,6 +89,10 @@ class StepOptions(DeviceOptions):
     cuda_graphs: bool | None = model_option(
         "Capture steps as CUDA graphs, or launch kernels one by one; on with a CUDA GPU.", pair=True
     )
+    batch_invariant: bool = model_option(
+        "On a CPU: compute a token's logits alike, bit for bit, whatever its step holds beside it.",
+        default=False,
+    )
     kernels: bool = model_option(
         "Use lade's Triton kernels on a CUDA GPU, or torch's own operations.",
         default=True,
@@ -99,6 +103,11 @@ class StepOptions(DeviceOptions):
         super()._check()
         if self.cuda_graphs and re.match(r"cpu|mps", self.device):
             raise UsageError(f"cuda-graphs need a CUDA GPU, and device is {self.device}")
+        if self.batch_invariant and self.attention != "auto":
+            raise UsageError(
+                f"batch-invariant steps have an attention of their own, and attention is"
+                f" {self.attention}; leave one of them out"
+            )
         if self.attention == "triton" and not self.kernels:
             raise UsageError("attention triton is a Triton kernel; leave it or no-kernels out")
 

@@ -129,6 +129,8 @@ def _find_room(
 
 def choose_attention(options: StepOptions, device: Device, shape: ModelSpec) -> Attention:
     """Choose the attention backend for a model on a device."""
+    if options.batch_invariant:
+        return Attention("invariant", "the same for a token in every step, as asked for")
     if options.attention != "auto":
         return Attention(options.attention, "as asked for")
     if shape.latent is not None:
@@ -167,7 +169,7 @@ def check_options(options: StepOptions, device: Device, split: bool = False) -> 
         if origin == CONFIG_FILE:
             origin = f"cuda-graphs in {config_path()}"
         raise UsageError(f"no CUDA graphs: {why}; leave {origin} out")
-    check_attention(options.attention, device.kind)
+    check_attention("invariant" if options.batch_invariant else options.attention, device.kind)
 
 
 def check_device(options: StepOptions, device: Device, shape: ModelSpec, split: bool) -> None:

@@ -129,15 +129,18 @@ def estimate(
     # key head; the reference holds scores and probabilities of all heads in float32.
     groups = spec.heads // spec.kv_heads
     score = 1 + groups * spec.value_bytes
+    cached: float = spec.cache_bytes
     if attention == "reference":
         score = 1 + 4 * groups + 8 * spec.heads
+    if attention == "invariant":  # scores, keys and values in float32
+        score, cached = 4 * groups + 4 * spec.heads, cached * 4 / spec.value_bytes
     row = (6 * spec.hidden + 3 * spec.inner) * spec.value_bytes + context * score
     # Every token of a step has logits, in float32 as well; of the prompt only the last one.
     logits = spec.vocabulary * (spec.value_bytes + (4 if spec.value_bytes < 4 else 0))
     prefill, step = min(PREFILL_CHUNK, context) * row + logits, width * (row + logits)
-    others = max(prefill, copied * spec.cache_bytes)
+    others = max(prefill, copied * cached)
     held = others + step if captured else max(others, step)
-    return Need(spec.weight_bytes, slots * spec.cache_bytes, held)
+    return Need(spec.weight_bytes, slots * cached, held)
 
 
 def usable(free: float) -> float:

@@ -17,8 +17,9 @@ from torch import Tensor
 
 SMALL = 1 << 16
 """Numbers in a matrix below which the call itself costs more than a form can save."""
-PADDED_ROWS = 4
-"""Fewer rows of float32 are padded: with 2 or 3 oneDNN takes half as long again."""
+PADDED_ROWS = {torch.float32: 4, torch.bfloat16: 2}
+"""Fewer rows are padded: with 2 or 3 of float32 oneDNN takes half as long again, and a single one
+of bfloat16 it adds up in another order."""
 PACKING_HINT = 8
 """Rows of the steps that oneDNN packs a weight for; it works for any."""
 ONE, MORE = 1, 8
@@ -74,7 +75,7 @@ class Packed:
 
     def __init__(self, weight: Tensor) -> None:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACKING_HINT)
-        self._least = PADDED_ROWS if weight.dtype == torch.float32 else 1
+        self._least = PADDED_ROWS[weight.dtype]
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """See `Form`."""

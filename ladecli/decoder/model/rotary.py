@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .attention.invariant import one_thread
 from .families import Family, ModelFacts
 
 
@@ -79,7 +80,9 @@ class RotaryTables:
         """
         scale = None
         if self._beta:
-            growth = torch.log1p(torch.floor(positions / self._original)) * self._beta + 1
+            # In float64, so that a position's is the same in every step.
+            stretches = torch.floor(positions / self._original).double()
+            growth = torch.log1p(stretches) * self._beta + 1
             scale = growth.to(self._like.dtype)[:, None, None]
         boundary = self._facts.rope_boundary
         is_long = boundary is not None and last_position >= boundary
@@ -102,7 +105,8 @@ class RotaryTables:
             most = boundary
         count = min(max(1 << last_position.bit_length(), 256), most)
         positions = torch.arange(count, device=self._like.device)[None]
-        cos, sin = self._module(self._like, positions, *([kind] if kind else []))
+        with one_thread():  # what several compute depends on the length of the table
+            cos, sin = self._module(self._like, positions, *([kind] if kind else []))
         half = cos.shape[-1] // 2
         cos, sin = cos[0, :, :half], sin[0, :, :half]
         if self._interleaved:

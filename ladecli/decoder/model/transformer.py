@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ..kv_cache import LayerShape
 from .attention import BACKENDS, Backend, Rules, choose_backend
+from .attention.invariant import one_thread
 from .cpu_formats import Races
 from .families import FAMILIES, Family, ModelFacts
 from .forward import Drafts, StepCache, StepInputs
@@ -129,6 +130,28 @@ class TorchOps:
             return F.silu(gate).mul_(up)
         return F.gelu(gate, approximate="tanh").mul_(up)
 
+    def softcap(self, logits: Tensor, cap: float) -> Tensor:
+        """[T, n] -> [T, n] between -cap and cap."""
+        return torch.tanh(logits / cap) * cap
+
+
+class InvariantOps(TorchOps):
+    """Operations on a CPU whose rows do not depend on each other; see `attention.invariant`."""
+
+    def gate(self, gate_up: Tensor, activation: str) -> Tensor:
+        """See `TorchOps`."""
+        # Several threads would share numbers out at any place of a row.
+        with one_thread():
+            return super().gate(gate_up, activation)
+
+    def softcap(self, logits: Tensor, cap: float) -> Tensor:
+        """See `TorchOps`."""
+        capped = torch.empty_like(logits)
+        with one_thread():
+            for row, out in zip(logits, capped, strict=True):
+                torch.tanh(row / cap, out=out)
+        return capped.mul_(cap)
+
 
 class Transformer:
     """Runs steps of a loaded model; a `forward.Forward`.
@@ -171,7 +194,10 @@ class Transformer:
         self._residual_scale = float(getattr(text, "residual_multiplier", 1.0))
         self._logit_scale = 1.0 / float(getattr(text, "logits_scaling", 1.0))
         self._logit_softcap: float | None = getattr(text, "final_logit_softcapping", None)
-        projection = partial(project, join=join, pack=pack, races=races or Races())
+        self.invariant = attention == "invariant"
+        projection = partial(
+            project, join=join, pack=pack, races=races or Races(), invariant=self.invariant
+        )
         self.rotary = RotaryTables(body.rotary_emb, text, family, facts, body.norm.weight)
         self.layers = [
             _layer(index, layer, text, family, self.rotary.kinds[index], projection)
@@ -189,13 +215,15 @@ class Transformer:
         self.attention = choose_backend(attention, self.device, self.dtype)
         self.attend: Backend = BACKENDS[self.attention]
         self.kernels = ops is not None
-        self.ops = ops or TorchOps()
+        self.ops = ops or (InvariantOps() if attention == "invariant" else TorchOps())
 
     @property
     def layer_shapes(self) -> list[LayerShape]:
         """What each layer writes to the cache."""
+        # What it reads in every step is in the type that it computes in.
+        dtype = torch.float32 if self.attention == "invariant" else self.dtype
         return [
-            LayerShape(each.kv_heads, each.head_size, each.head_size, self.dtype, self.device)
+            LayerShape(each.kv_heads, each.head_size, each.head_size, dtype, self.device)
             for each in self.layers
         ]
 
@@ -227,7 +255,7 @@ class Transformer:
         if self._logit_scale != 1.0:
             logits = logits * self._logit_scale
         if self._logit_softcap is not None:
-            logits = torch.tanh(logits / self._logit_softcap) * self._logit_softcap
+            logits = ops.softcap(logits, self._logit_softcap)
         return logits
 
     def _add(

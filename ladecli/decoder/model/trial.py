@@ -17,7 +17,7 @@ from ..faults import check_device, is_out_of_memory, reason_of
 from ..kv_cache import KVCache, LayerShape
 from ..run.runner import Runner
 from ..strategy import Draft
-from ..tree import TokenTree
+from ..tree import ROOT, TokenTree
 from .families import ModelFacts
 from .forward import Forward
 from .stock import ModelCache, input_device
@@ -91,6 +91,26 @@ class Trial:
         if off > TOLERANCE[self.dtype]:
             return f"was off by {off:.1g} of the logits' spread"
         return None
+
+    @torch.inference_mode()
+    def is_batch_invariant(self, runner: Runner) -> bool:
+        """Whether tokens alone and side by side have the same logits, bit for bit.
+
+        Args:
+            runner: with an empty cache of its own.
+        """
+        text, cache = self.text, runner.cache
+        alone = []
+        for position, token in enumerate(text):
+            alone.append(runner.run(layout.build([token], position, Draft())).clone())
+            cache.keep([0])
+        cache.truncate(0)
+        tree, node = TokenTree(), ROOT
+        for token in text[1:]:
+            tree.grow(node, (token + 1) % self.facts.vocabulary, "trial")  # a rival beside it
+            node = tree.grow(node, token, "trial")
+        together = runner.run(layout.build(text[:1], 0, Draft(tree)))
+        return torch.equal(together[::2], torch.cat(alone))
 
     @torch.inference_mode()
     def _difference(self, runner: Runner) -> float:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .cpu_formats import FORMS, SMALL, Form, Races
+from .cpu_formats import FORMS, MKLDNN, SMALL, Form, Races
 
 _HELD = "lade_held"
 """Attribute of a weight that was taken: the form that holds it, and which of its rows it is."""
@@ -24,7 +24,13 @@ Projection = Callable[[Tensor], Tensor]
 
 
 def project(
-    parts: Sequence[nn.Module], *, join: bool, pack: bool, races: Races, shared: bool = False
+    parts: Sequence[nn.Module],
+    *,
+    join: bool,
+    pack: bool,
+    races: Races,
+    invariant: bool = False,
+    shared: bool = False,
 ) -> Projection:
     """One projection of linear modules that read the same input.
 
@@ -34,6 +40,7 @@ def project(
             quantised and other modules are always called as they are.
         pack: whether weights on a CPU may be held twice; see `CpuLinear`.
         races: which form is fastest on a CPU.
+        invariant: whether a row of the product must not depend on the others, on a CPU.
         shared: whether the weight is that of the embedding, too.
     """
     if not join or not all(is_plain(part) for part in parts):
@@ -41,7 +48,7 @@ def project(
     linear = [part for part in parts if isinstance(part, nn.Linear)]
     weight = linear[0].weight
     if weight.device.type == "cpu" and weight.dtype in CPU_TYPES:
-        return CpuLinear(linear, pack=pack, shared=shared, races=races)
+        return CpuLinear(linear, pack=pack, shared=shared, races=races, invariant=invariant)
     return JoinedLinear(linear)
 
 
@@ -97,16 +104,25 @@ class CpuLinear:
         pack: whether there is room to hold weights twice.
         shared: whether the weight is that of the embedding, too, which stays as it is.
         races: which form is fastest.
+        invariant: whether the form must be one whose rows do not depend on each other.
     """
 
     def __init__(
-        self, parts: Sequence[nn.Linear], *, pack: bool, shared: bool, races: Races
+        self,
+        parts: Sequence[nn.Linear],
+        *,
+        pack: bool,
+        shared: bool,
+        races: Races,
+        invariant: bool = False,
     ) -> None:
         weight = parts[0].weight.detach()
         if len(parts) > 1:
             weight = torch.cat([part.weight.detach() for part in parts])
         one = more = "rows"
-        if weight.numel() >= SMALL and (pack or not shared):
+        if invariant and MKLDNN:
+            one = more = "packed"
+        elif weight.numel() >= SMALL and (pack or not shared):
             one, more = races.choose(weight.dtype, weight.shape)
             if not pack:
                 one = more

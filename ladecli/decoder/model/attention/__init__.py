@@ -14,6 +14,7 @@ from ...config import NO_TRITON, check_attention
 from ...errors import ConfigError
 from .dense import reference_attention, sdpa_attention
 from .flash import flash_attention
+from .invariant import invariant_attention
 from .mask import CapturedMask, DeviceMask, Rules, StepMask
 from .triton import triton_attention, triton_available
 
@@ -37,6 +38,7 @@ BACKENDS: dict[str, Backend] = {
     "reference": reference_attention,
     "sdpa": sdpa_attention,
     "flash": flash_attention,
+    "invariant": invariant_attention,
     "triton": triton_attention,
 }
 READS_LENGTH = frozenset({"triton"})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +24,15 @@ class Rules(NamedTuple):
     sinks: Tensor | None = None
     """[H], the score of a key that every query of a head sees and whose value is zero (gpt-oss);
     None for none."""
+
+
+class KeyBlock(NamedTuple):
+    """Slots of keys whose positions are side by side, counted from a step's `first_slot`."""
+
+    start: int
+    end: int
+    inside: Tensor | None = None
+    """Float32 [end - start], 1 for those that belong to the block, else 0; None where all do."""
 
 
 class DeviceMask(NamedTuple):
@@ -59,6 +68,7 @@ class StepMask:
         self._on_device: dict[torch.device, DeviceMask] = {}
         self._visible: dict[torch.device, Tensor] = {}
         self._additive: dict[tuple[int | None, int, torch.dtype, torch.device], Tensor] = {}
+        self._blocks: dict[int, list[KeyBlock]] = {}
 
     def active_window(self, sliding_window: int | None) -> int | None:
         """`sliding_window`; None where the text is too short for it to hide anything."""
@@ -109,9 +119,38 @@ class StepMask:
             found = self._additive[key] = self._make_additive(*key)
         return found
 
+    def blocks(self, sliding_window: int | None, size: int) -> list[KeyBlock]:
+        """All keys by blocks of `size` positions, the first of which begins with the text."""
+        first = self.first_slot(sliding_window)
+        if (found := self._blocks.get(first)) is None:
+            found = self._blocks[first] = [*self._make_blocks(first, size)]
+        return found
+
     def own(self, keys: Tensor) -> Tensor:
         """The step's own keys, [1, K, T, D], of those in the cache, [1, K, S, D]; or values."""
         return keys[:, :, self.prefix :]
+
+    def _make_blocks(self, first: int, size: int) -> Iterator[KeyBlock]:
+        assert self.prefix is not None
+        prefix, slots = self.prefix, self.prefix + len(self._positions)
+        edge = first // size * size
+        while edge + size <= prefix:
+            yield KeyBlock(max(edge - first, 0), edge + size - first)
+            edge += size
+        if self._last_position < edge + size:
+            yield KeyBlock(max(edge - first, 0), slots - first)
+            return
+        # The step's own keys are of several blocks, and stand in any order.
+        positions = np.array([*range(edge, prefix), *self._positions])
+        for start in range(edge, self._last_position + 1, size):
+            inside = (positions >= start) & (positions < start + size)
+            if len(places := np.flatnonzero(inside)):
+                part = inside[places[0] : places[-1] + 1]
+                kept = None if part.all() else torch.from_numpy(part.astype(np.float32))
+                begin, end = (edge - first + int(place) for place in (places[0], places[-1] + 1))
+                # A window may begin within the block.
+                cut = max(-begin, 0)
+                yield KeyBlock(begin + cut, end, kept if kept is None else kept[cut:])
 
     def _make_visible(self, device: torch.device) -> Tensor:
         return torch.from_numpy(dense(self._rows)).to(device)

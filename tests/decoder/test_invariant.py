@@ -1,0 +1,145 @@
+"""Batch-invariant steps: a token's logits are the same, bit for bit, alone and among others."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
+from ladecli.decoder.decoder import Decoder
+from ladecli.decoder.layout import build
+from ladecli.decoder.load import load_decoder
+from ladecli.decoder.model.attention import BACKENDS, Rules, StepMask
+from ladecli.decoder.strategy import Draft
+from ladecli.decoder.tree import ROOT, TokenTree
+
+from ..decoding import ids_of, run
+from ..families import OWN, VOCABULARY, model_of, prompt_for
+
+pytestmark = pytest.mark.slow
+
+DTYPES = (torch.float32, torch.bfloat16)
+EDGES = (15, 16, 95, 96, 97, 191, 192, 287)
+"""Lengths of texts around which something in a step changes."""
+HEADS = ((3, 3, 64), (8, 4, 128), (4, 1, 64), (1, 8, 80), (2, 7, 96), (2, 2, 16), (1, 1, 8))
+"""Key heads, query heads of each, and numbers in one."""
+
+
+@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"], autouse=True)
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(1)
+
+
+def random_tree(draw: random.Random, nodes: int) -> TokenTree:
+    tree = TokenTree()
+    for node in range(nodes):
+        tree.grow(draw.randint(max(ROOT, node - 9), node - 1), draw.randrange(VOCABULARY), "test")
+    return tree
+
+
+def path_to(tree: TokenTree, node: int) -> list[int]:
+    path: list[int] = []
+    while node != ROOT:
+        path.insert(0, node)
+        node = tree.parents[node]
+    return path
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_attention_of_a_token_is_the_same_among_others(seed: int) -> None:
+    draw, attend = random.Random(seed), BACKENDS["invariant"]
+    torch.manual_seed(seed)
+    kv_heads, groups, size = draw.choice(HEADS)
+    prefix = draw.choice([*EDGES, draw.randint(0, 20), draw.randint(20, 700)])
+    tree = random_tree(draw, draw.randint(1, 95))
+    step = build([0], prefix, Draft(tree))
+    count = len(step.tokens)
+    rules = Rules(
+        size**-0.5,
+        draw.choice([None, None, 7, 50, 130]),
+        draw.choice([None, None, 30.0]),
+        draw.choice([None, None, torch.randn(kv_heads * groups)]),
+    )
+    query = 2 * torch.randn(1, kv_heads * groups, count, size)
+    key, value = torch.randn(2, 1, kv_heads, prefix + count, size).unbind()
+    mask = StepMask(step.rows, step.positions, prefix)
+    together = attend(query, key, value, mask, rules)
+    written_out = BACKENDS["reference"](query, key, value, mask, rules)
+    torch.testing.assert_close(together, written_out, atol=1e-4, rtol=1e-4)
+    for node in draw.sample(range(len(tree)), min(len(tree), 5)):
+        path = path_to(tree, node)
+        # Alone it stands after its own past, whose keys are in the order of the text.
+        seen = [*range(prefix + 1), *[prefix + 1 + each for each in path]]
+        length = len(seen) - 1
+        alone = attend(
+            query[:, :, node + 1 : node + 2],
+            key[:, :, seen],
+            value[:, :, seen],
+            StepMask([1], [length], length),
+            rules,
+        )
+        assert torch.equal(alone[:, :, 0], together[:, :, node + 1])
+
+
+def invariant_decoder(family: str, dtype: torch.dtype) -> Decoder:
+    decoder = load_decoder(copy.deepcopy(model_of(family)).to(dtype), attention="invariant")
+    assert not decoder.runner.notices
+    return decoder
+
+
+def one_by_one(decoder: Decoder, tokens: list[int]) -> Tensor:
+    """The logits after the last of them, fed one at a time."""
+    logits = torch.empty(0)
+    for token in tokens:
+        logits = decoder.runner.run(build([token], decoder.cache.length, Draft()))
+        decoder.cache.keep([0])
+    return logits[0].clone()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("family", OWN)
+def test_logits_of_a_token_are_the_same_among_others(family: str, dtype: torch.dtype) -> None:
+    decoder, draw = invariant_decoder(family, dtype), random.Random(7)
+    context = decoder.facts.context
+    text = [draw.randrange(VOCABULARY) for _ in range(context)]
+    for length, width in ((3, 2), (14, 9), (context // 3, 30), (context // 2, 60)):
+        boundary = decoder.facts.rope_boundary
+        width = min(width, context - length, 96)
+        decoder.cache.truncate(0)
+        one_by_one(decoder, text[:length])
+        tree = random_tree(draw, width - 1)
+        deepest = length + max(tree.depths)
+        if boundary is not None and length <= boundary <= deepest:
+            continue  # no draft reaches to where frequencies change
+        layout = build(text[length : length + 1], length, Draft(tree))
+        together = decoder.runner.run(layout).clone()
+        for node in draw.sample(range(len(tree)), min(len(tree), 3)):
+            decoder.cache.truncate(length)
+            path = [tree.tokens[each] for each in path_to(tree, node)]
+            alone = one_by_one(decoder, [text[length], *path])
+            assert torch.equal(alone, together[node + 1])
+
+
+@pytest.mark.parametrize("sampling", [SamplingConfig(), SamplingConfig(0.8, seed=5)], ids=["", "s"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "phi3"])
+def test_texts_are_those_of_plain_decoding_in_bfloat16(
+    family: str, sampling: SamplingConfig
+) -> None:
+    texts = []
+    for strategy in ("autoregressive", "lookahead"):
+        decoder = invariant_decoder(family, torch.bfloat16)
+        config, limits = LookaheadConfig(5, 4, 5), Limits(150)
+        texts.append(ids_of(run(decoder, prompt_for(family), strategy, config, sampling, limits)))
+    assert texts[0] == texts[1]
+
+
+def test_a_model_whose_steps_are_not_says_so() -> None:
+    decoder = load_decoder(copy.deepcopy(model_of("gpt2")), attention="invariant")
+    assert "not batch-invariant" in " ".join(decoder.runner.notices)
