@@ -127,6 +127,21 @@ def test_logits_of_a_token_are_the_same_among_others(family: str, dtype: torch.d
             assert torch.equal(alone, together[node + 1])
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_sliding"])
+def test_prompts_are_read_alike_in_steps_of_any_width(family: str, dtype: torch.dtype) -> None:
+    decoder, draw = invariant_decoder(family, dtype), random.Random(3)
+    text = [draw.randrange(VOCABULARY) for _ in range(230)]
+    alone = one_by_one(decoder, text)
+    for chunks in ((230,), (150, 80), (96, 134), (1, 200, 29)):
+        decoder.cache.truncate(0)
+        for width in chunks:
+            start = decoder.cache.length
+            logits = decoder.runner.run(build(text[start : start + width], start, Draft()))
+            decoder.cache.keep(range(width))
+        assert torch.equal(logits[0], alone)
+
+
 @pytest.mark.parametrize("sampling", [SamplingConfig(), SamplingConfig(0.8, seed=5)], ids=["", "s"])
 @pytest.mark.parametrize("family", ["llama", "gemma2", "phi3"])
 def test_texts_are_those_of_plain_decoding_in_bfloat16(

@@ -34,7 +34,8 @@ BLOCK = 96
 """Positions whose keys are one sum.  With the rivals of a step that is at most `2 * BLOCK`: of more
 keys than 192 libraries make several sums."""
 WIDEST = BLOCK
-"""Tokens of the widest step that is invariant; wider ones are mostly chunks of a prompt."""
+"""Tokens of the widest step that is computed at once.  What wider ones read of the text is computed
+in parts; if drafts are still more, these are not invariant."""
 LEAST_ROWS, LEAST_KEYS = 4, 16
 """Of a product: for fewer libraries have ways of their own."""
 SUM_COLUMNS = 16
@@ -48,10 +49,15 @@ def invariant_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: StepMask, rules: Rules
 ) -> Tensor:
     """Attention in float32; arguments as in `reference_attention`, keys and values float32."""
-    if query.shape[2] > WIDEST:
-        return sdpa_attention(query.to(key.dtype), key, value, mask, rules).to(query.dtype)
-    with one_thread():
-        return _attention(query, key, value, mask, rules)
+    found = []
+    for rows, part in mask.parts(WIDEST):
+        attend = _attention if len(rows) <= WIDEST else sdpa_attention
+        slots = key.shape[2] - query.shape[2] + rows.stop
+        own = query[:, :, rows.start : rows.stop].to(key.dtype)
+        with one_thread():
+            found.append(attend(own, key[:, :, :slots], value[:, :, :slots], part, rules))
+    attended = found[0] if len(found) == 1 else torch.cat(found, dim=2)
+    return attended.to(query.dtype)
 
 
 @contextmanager
@@ -82,8 +88,7 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, mask: StepMask, rules:
     # Query heads that share a key head are rows of one product, as in the reference.
     folded = query.new_zeros((kv_heads, max(rows, LEAST_ROWS), size), dtype=torch.float32)
     scale = rules.scaling if rules.softcap is not None else rules.scaling * LOG2_E
-    folded[:, :rows] = query.reshape(kv_heads, rows, size)
-    folded *= scale
+    torch.mul(query.reshape(kv_heads, rows, size), scale, out=folded[:, :rows])
     sinks = None if rules.sinks is None else per_row(rules.sinks, groups, count)[0]
     weights = _weights(folded, key, added, rules.softcap, sinks)
     # Sums of values, and of weights, block by block.
@@ -96,7 +101,7 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, mask: StepMask, rules:
     if sinks is not None:
         denominator += weights[:, :, -1:]
     attended = total.div_(denominator[:, :, :1])[:, :rows]
-    return attended.to(query.dtype).reshape(1, heads, count, -1)
+    return attended.reshape(1, heads, count, -1)
 
 
 def _weights(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -69,6 +70,7 @@ class StepMask:
         self._visible: dict[torch.device, Tensor] = {}
         self._additive: dict[tuple[int | None, int, torch.dtype, torch.device], Tensor] = {}
         self._blocks: dict[int, list[KeyBlock]] = {}
+        self._parts: list[tuple[range, StepMask]] = []
 
     def active_window(self, sliding_window: int | None) -> int | None:
         """`sliding_window`; None where the text is too short for it to hide anything."""
@@ -119,6 +121,13 @@ class StepMask:
             found = self._additive[key] = self._make_additive(*key)
         return found
 
+    def parts(self, most: int) -> list[tuple[range, StepMask]]:
+        """The step as several that follow one another, of at most `most` tokens each: as if what
+        it reads of the text had been fed in shorter chunks.  The last one may be wider."""
+        if not self._parts:
+            self._parts = [*self._make_parts(most)]
+        return self._parts
+
     def blocks(self, sliding_window: int | None, size: int) -> list[KeyBlock]:
         """All keys by blocks of `size` positions, the first of which begins with the text."""
         first = self.first_slot(sliding_window)
@@ -129,6 +138,22 @@ class StepMask:
     def own(self, keys: Tensor) -> Tensor:
         """The step's own keys, [1, K, T, D], of those in the cache, [1, K, S, D]; or values."""
         return keys[:, :, self.prefix :]
+
+    def _make_parts(self, most: int) -> Iterator[tuple[range, StepMask]]:
+        assert self.prefix is not None
+        rows, start = self._rows, 0
+        in_order = (row == (2 << place) - 1 for place, row in enumerate(rows))
+        text = sum(1 for _ in takewhile(bool, in_order))
+        while len(rows) - start > most and start + most <= text:
+            yield self._part(start, start + most)
+            start += most
+        yield self._part(start, len(rows)) if start else (range(len(rows)), self)
+
+    def _part(self, start: int, end: int) -> tuple[range, StepMask]:
+        assert self.prefix is not None
+        rows = [row >> start for row in self._rows[start:end]]
+        mask = StepMask(rows, self._positions[start:end], self.prefix + start)
+        return range(start, end), mask
 
     def _make_blocks(self, first: int, size: int) -> Iterator[KeyBlock]:
         assert self.prefix is not None
