@@ -23,6 +23,7 @@ from . import placement
 from .decoder.compat import needs_eager
 from .decoder.errors import Error
 from .decoder.faults import is_out_of_memory
+from .decoder.model import int8
 from .decoder.model.families import ModelFacts, model_facts
 from .decoder.model.stock import input_device
 from .decoder.quiet import quiet
@@ -129,7 +130,7 @@ def plan(
         folder = _folder(name, options)
         free = free_memory(device)
         dtype, cast = choose_dtype(empty, wanted, options.quantize, device, free, folder)
-        spec = spec_of(empty, dtype, options.quantize)
+        spec = spec_of(empty, dtype, options.quantize, everything=where.own_int8)
         part = placement.rank_spec(name, empty, spec, split)
     size = memory.format_bytes(spec.weight_bytes)
     unpacked = f"{gguf} is unpacked to {spec.weights}, which takes {size} of memory" if gguf else ""
@@ -326,7 +327,8 @@ def _read_model(planned: PlannedModel, working_memory: memory.Need | None, progr
         model, found = transformers.AutoModelForCausalLM.from_pretrained(
             planned.source,
             config=planned.config,
-            dtype=planned.dtype,
+            # What is quantised here is read as it is stored.
+            dtype="auto" if planned.placement.own_int8 else planned.dtype,
             output_loading_info=True,
             attn_implementation="eager" if needs_eager(planned.config) else None,
             # Where peft is installed, transformers looks for adapters too.
@@ -354,6 +356,9 @@ def _read_model(planned: PlannedModel, working_memory: memory.Need | None, progr
             model.to(device.torch_name)
         for adapter in planned.adapters:
             model = _merged(model, adapter, name)
+        if planned.placement.own_int8:
+            int8.quantise(model)
+            model.to(planned.dtype)
         return model.eval()
 
 

@@ -35,6 +35,15 @@ class Placement:
     split: int = 1  # ranks that each take a part of them
     quantize: str = "none"
 
+    @property
+    def own_int8(self) -> bool:
+        """Whether weights of 8 bits are ours (`decoder.model.int8`), and not bitsandbytes'."""
+        if self.quantize != "8bit" or self.device.kind != "cpu":
+            return False
+        from .decoder.model import int8
+
+        return self.device_map is None and self.split == 1 and int8.available()
+
 
 _OFFLOADED: list[tempfile.TemporaryDirectory[str]] = []
 _CUT = ("colwise", "rowwise", "embedding_", "packed_")
@@ -71,6 +80,8 @@ def check(name: str, place: Placement, config: Any, adapters: Sequence[Adapter] 
             f"{name} is quantised already ({given.get('quant_method', 'unknown method')}); leave"
             " --quantize out"
         )
+    if place.own_int8:
+        return
     _require(f"--quantize {quantize}", "pip install 'ladecli[quant]'", "bitsandbytes", "accelerate")
 
 
@@ -175,7 +186,8 @@ def keywords(
 
     found: dict[str, Any] = {}
     stored = getattr(config, "quantization_config", None)
-    quantised = place.quantize != "none" or stored is not None
+    packed = place.quantize != "none" and not place.own_int8
+    quantised = packed or stored is not None
     if place.split > 1:
         found["distributed_config"] = _split(place)
     elif place.device_map is not None:
@@ -189,7 +201,7 @@ def keywords(
     elif importlib.util.find_spec("accelerate") and (place.device.kind != "cpu" or quantised):
         # Straight to the device; quantised weights would go to any GPU that is there.
         found["device_map"] = place.device.torch_name
-    if place.quantize != "none":
+    if packed:
         found["quantization_config"] = transformers.BitsAndBytesConfig(
             load_in_4bit=place.quantize == "4bit",
             load_in_8bit=place.quantize == "8bit",

@@ -46,10 +46,13 @@ def empty_model(config: Any, hub: Mapping[str, Any]) -> Any:
         return transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 
 
-def spec_of(model: Any, dtype: torch.dtype, quantize: str = "none") -> ModelSpec:
+def spec_of(
+    model: Any, dtype: torch.dtype, quantize: str = "none", *, everything: bool = False
+) -> ModelSpec:
     """What memory and speed depend on, of a model without weights; `dtype` is of activations.
 
-    A checkpoint that is quantized already stays as it is, whatever `quantize` says.
+    A checkpoint that is quantized already stays as it is, whatever `quantize` says.  With
+    `everything` the embedding and the last layer are quantised, too, each for itself.
     """
     config, text = model.config, model.config.get_text_config(decoder=True)
     compute = str(dtype).removeprefix("torch.")
@@ -62,12 +65,19 @@ def spec_of(model: Any, dtype: torch.dtype, quantize: str = "none") -> ModelSpec
     total = sum(sizes.values())
     experts = sum(size for name, size in sizes.items() if ".experts." in name)
     linear = packed = _linear(model)
+    twice = 0  # weights that are held in two forms
     if weights == "fp8":
         packed += sum(
             each.numel()
             for name, each in model.named_parameters()
             if ".experts." in name and each.ndim == 3
         )
+    if everything:
+        head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+        numbers = 0 if head is None else head.weight.numel()
+        shared = head is not None and head.weight is embedding.weight
+        packed += embedding.weight.numel() + (0 if shared else numbers)
+        twice = numbers if shared else 0
     # A recurrent model has no heads of attention.
     heads = getattr(text, "num_attention_heads", None) or 1
     rank = getattr(text, "kv_lora_rank", None)
@@ -79,7 +89,7 @@ def spec_of(model: Any, dtype: torch.dtype, quantize: str = "none") -> ModelSpec
         parameters=float(total),
         active=float(total - experts * (1.0 - _chosen(text))),
         weights=weights,
-        weight_bytes=total * dtype.itemsize - packed * (dtype.itemsize - bytes_each),
+        weight_bytes=(total - packed) * dtype.itemsize + (packed + twice) * bytes_each,
         compute=compute,
         layers=text.num_hidden_layers,
         hidden=text.hidden_size,

@@ -23,6 +23,7 @@ from .attention.invariant import one_thread
 from .cpu_formats import Races
 from .families import FAMILIES, Family, ModelFacts
 from .forward import Drafts, StepCache, StepInputs
+from .int8 import Int8Linear
 from .rotary import Rotary, RotaryTables, rotate
 from .weights import CPU_TYPES, Projection, project
 
@@ -234,7 +235,7 @@ class Transformer:
             Logits of `step.outputs`, [outputs, vocabulary].
         """
         ops, rotary = self.ops, self.rotary.at(step.positions, step.last_position)
-        residual: Tensor = self._embed(step.tokens)
+        residual: Tensor = self._embed(step.tokens).to(self.dtype)
         if self._embedding_scale != 1.0:
             residual = residual * self._embedding_scale
         hidden = ops.rms_norm(residual, self.layers[0].before_attention)
@@ -280,7 +281,8 @@ def can_run(model: Any) -> bool:
     if family is None or body is None or (getattr(model, "tp_size", None) or 1) > 1:
         return False
     parts = ("embed_tokens", "layers", "norm", "rotary_emb")
-    if not all(hasattr(body, part) for part in parts) or not isinstance(model.lm_head, nn.Linear):
+    linear = nn.Linear | Int8Linear
+    if not all(hasattr(body, part) for part in parts) or not isinstance(model.lm_head, linear):
         return False
     devices = {parameter.device for parameter in model.parameters()}
     hooked = any(hasattr(module, "_hf_hook") for module in model.modules())

@@ -20,11 +20,13 @@ from ..strategy import Draft
 from ..tree import ROOT, TokenTree
 from .families import ModelFacts
 from .forward import Forward
+from .int8 import holds_int8
 from .stock import ModelCache, input_device
 
-TOLERANCE = defaultdict(lambda: 1e-1, {torch.float32: 1e-4, torch.float16: 3e-2})
+TOLERANCE = defaultdict(lambda: 1e-1, {torch.float32: 1e-4, torch.float16: 3e-2, torch.int8: 3e-1})
 """Difference of logits that counts as rounding, relative to their spread: the largest one in
-float32, else the largest root mean square of a row."""
+float32, else the largest root mean square of a row.  Where inputs are rounded to 8 bits, the least
+difference may grow to one of these."""
 LENGTH = 12
 """Tokens of the trial text."""
 GPU_LENGTH, GPU_WIDTH = 80, 24
@@ -151,6 +153,8 @@ def difference(found: Tensor, expected: Tensor, dtype: torch.dtype) -> float:
 
 def rounding_type(model: Any) -> torch.dtype:
     """The type whose rounding a model's logits have."""
+    if holds_int8(model):
+        return torch.int8
     # Kernels of packed weights round by the number of rows.
     packed = getattr(model, "quantization_method", None) is not None
     return torch.bfloat16 if packed else model.dtype

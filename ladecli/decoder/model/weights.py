@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .cpu_formats import FORMS, MKLDNN, SMALL, Form, Races
+from .int8 import Int8Linear, Int8Product
 
 _HELD = "lade_held"
 """Attribute of a weight that was taken: the form that holds it, and which of its rows it is."""
@@ -43,6 +44,8 @@ def project(
         invariant: whether a row of the product must not depend on the others, on a CPU.
         shared: whether the weight is that of the embedding, too.
     """
+    if join and all(isinstance(part, Int8Linear) for part in parts):
+        return join_int8([part for part in parts if isinstance(part, Int8Linear)], shared)
     if not join or not all(is_plain(part) for part in parts):
         return ModuleCalls(parts)
     linear = [part for part in parts if isinstance(part, nn.Linear)]
@@ -50,6 +53,19 @@ def project(
     if weight.device.type == "cpu" and weight.dtype in CPU_TYPES:
         return CpuLinear(linear, pack=pack, shared=shared, races=races, invariant=invariant)
     return JoinedLinear(linear)
+
+
+def join_int8(parts: Sequence[Int8Linear], shared: bool) -> Int8Product:
+    """One product of integers; the modules are without weights until `restore`."""
+    product = Int8Product(parts)
+    start = 0
+    for part in parts:
+        part.forget()
+        rows = slice(start, start := start + part.out_features)
+        if not shared:
+            part.weight = part.weight.new_empty(0)
+            setattr(part.weight, _HELD, (product, rows))
+    return product
 
 
 def is_plain(module: nn.Module) -> bool:
@@ -157,7 +173,10 @@ def restore(model: nn.Module) -> None:
     for module in model.modules():
         if held := getattr(getattr(module, "weight", None), _HELD, None):
             form, rows = held
-            module.weight = nn.Parameter(form.dense()[rows], requires_grad=False)
+            weight = form.dense()[rows]
+            # A buffer, where it is one of integers.
+            own = isinstance(module.weight, nn.Parameter)
+            module.weight = nn.Parameter(weight, requires_grad=False) if own else weight
 
 
 def _joined_bias(parts: Sequence[nn.Linear]) -> Tensor | None:

@@ -1,0 +1,184 @@
+"""Weights of 8 bits on a CPU: products of integers, whose sums do not depend on their order.
+
+A weight has one scale for each output; a row of the input one of its own, so that no row depends
+on its neighbours (Yao et al., "ZeroQuant", 2022).  A row is measured from its middle, which uses
+all 8 bits.  Inputs of down projections and of the head have outliers that this is too coarse for:
+they are multiplied twice, by what 8 bits hold of them and by what that leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..quiet import quiet
+
+LIMIT = 127.0
+"""The largest integer of a weight or an input."""
+REST = 1.0 / (2.0 * LIMIT)
+"""The unit of what is left of an input, of which no more than half an integer is."""
+LEAST = 1e-30
+"""Added to scales: a row of zeros has one, too."""
+_ENGINE = "fbgemm"
+"""Of torch's for quantised products: the fastest for few rows."""
+_ZERO_POINT = 128
+"""Of inputs as the product takes them, from 0 to 255."""
+
+
+def available() -> bool:
+    """Whether this processor multiplies integers of 8 bits without losing any of them."""
+    known = hasattr(torch, "_make_per_channel_quantized_tensor")
+    engines = torch.backends.quantized.supported_engines
+    return known and _ENGINE in engines and bool(torch.cpu._is_vnni_supported())
+
+
+@torch.no_grad()
+def quantise(model: Any) -> None:
+    """Let the linear layers and the embedding of a model hold 8 bits, one after the other.
+
+    What else there is keeps its type.
+    """
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    tied = head is not None and head.weight is embedding.weight
+    for parent in [*model.modules()]:
+        for name, module in [*parent.named_children()]:
+            if type(module) is nn.Linear:
+                fine = module is head or module.in_features > module.out_features
+                setattr(parent, name, Int8Linear(module, fine=fine))
+            elif type(module) is nn.Embedding and module is embedding:
+                setattr(parent, name, Int8Embedding(module))
+    if tied:
+        # One and the same numbers.
+        model.get_output_embeddings().weight = model.get_input_embeddings().weight
+
+
+def holds_int8(model: nn.Module) -> bool:
+    """Whether a model was quantised here."""
+    return any(isinstance(module, Int8Linear) for module in model.modules())
+
+
+def integers(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A weight [out, in] as int8, and the scales of its rows, float32 [out]."""
+    scales = weight.abs().amax(dim=1).float() / LIMIT + LEAST
+    return (weight / scales[:, None]).round_().to(torch.int8), scales
+
+
+class Int8Linear(nn.Module):
+    """A linear layer.
+
+    Args:
+        linear: what it is made of.
+        fine: whether its input has outliers.
+
+    Attributes:
+        weight: int8 [out, in]; empty where a joined product has taken it.
+        scales: float32 [out].
+    """
+
+    def __init__(self, linear: nn.Linear, *, fine: bool) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.fine, self.bias = fine, linear.bias
+        self.weight: Tensor
+        self.scales: Tensor
+        values, scales = integers(linear.weight)
+        self.register_buffer("weight", values)
+        self.register_buffer("scales", scales)
+        self._product: Int8Product | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out]."""
+        if self._product is None:
+            self._product = Int8Product([self])
+        return self._product(x.flatten(0, -2)).view(*x.shape[:-1], self.out_features)
+
+    def forget(self) -> None:
+        """Do without the form for products, which is made anew if it is needed."""
+        self._product = None
+
+
+class Int8Embedding(nn.Module):
+    """An embedding whose rows are made plain as they are looked up."""
+
+    def __init__(self, embedding: nn.Embedding) -> None:
+        super().__init__()
+        self.weight: Tensor
+        self.scales: Tensor
+        values, scales = integers(embedding.weight)
+        self.register_buffer("weight", values)
+        self.register_buffer("scales", scales)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """[...] -> [..., n]."""
+        return self.weight[ids] * self.scales[ids][..., None]
+
+
+class Int8Product:
+    """The product with joined layers that read the same input."""
+
+    def __init__(self, parts: Sequence[Int8Linear]) -> None:
+        values = torch.cat([part.weight for part in parts])
+        scales = torch.cat([part.scales for part in parts])
+        self._fine = any(part.fine for part in parts)
+        # What the middle of an input adds.
+        self._sums = scales * values.sum(dim=1)
+        zeros = torch.zeros(len(values), dtype=torch.int64)
+        with quiet(), _engine():  # torch's own types of quantised tensors are on their way out
+            quantised = torch._make_per_channel_quantized_tensor(values, scales.double(), zeros, 0)
+            self._packed = torch.ops.quantized.linear_prepack(quantised, None)
+        self._bias = None
+        if any(part.bias is not None for part in parts):
+            biases = [
+                part.scales.new_zeros(part.out_features) if part.bias is None else part.bias.float()
+                for part in parts
+            ]
+            self._bias = torch.cat(biases)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, in] -> [T, out] in the type of the input."""
+        rows = x.float()
+        product = self._of_two(rows) if self._fine else self._of_one(rows)
+        if self._bias is not None:
+            product += self._bias
+        return product.to(x.dtype)
+
+    def dense(self) -> Tensor:
+        """The integers of all parts, int8 [out, in]."""
+        weight, _ = torch.ops.quantized.linear_unpack(self._packed)
+        integers: Tensor = weight.int_repr()
+        return integers
+
+    def _of_one(self, x: Tensor) -> Tensor:
+        high, low = x.amax(dim=-1, keepdim=True), x.amin(dim=-1, keepdim=True)
+        middle, scale = (high + low).mul_(0.5), (high - low).mul_(0.5 / LIMIT).add_(LEAST)
+        product = self._multiply((x - middle).div_(scale))
+        return product.mul_(scale).addcmul_(middle, self._sums)
+
+    def _of_two(self, x: Tensor) -> Tensor:
+        count = x.shape[0]
+        scale = x.abs().amax(dim=-1, keepdim=True).mul_(1.0 / LIMIT).add_(LEAST)
+        scaled = x / scale
+        whole = scaled.round()
+        product = self._multiply(torch.cat((whole, scaled.sub_(whole).div_(REST))))
+        return product[count:].mul_(REST).add_(product[:count]).mul_(scale)
+
+    def _multiply(self, x: Tensor) -> Tensor:
+        """The sums of the integers nearest to an input, with weights, times the weights' scales."""
+        product: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
+            x, 1.0, _ZERO_POINT, self._packed
+        )
+        return product
+
+
+@contextmanager
+def _engine() -> Iterator[None]:
+    before = torch.backends.quantized.engine
+    torch.backends.quantized.engine = _ENGINE
+    try:
+        yield
+    finally:
+        torch.backends.quantized.engine = before
