@@ -10,6 +10,7 @@ import pytest
 
 from ladecli import models
 from ladecli.decoder.config import Limits, LookaheadConfig
+from ladecli.decoder.model import int8
 from ladecli.decoder.model.transformer import Transformer
 from ladecli.errors import LoadError, UsageError
 from ladecli.models import LoadedModel
@@ -35,7 +36,10 @@ LIMITS = Limits(40)
 
 @pytest.fixture(scope="module", params=["4bit", "8bit"])
 def loaded(request: pytest.FixtureRequest) -> LoadedModel:
-    return models.load("demo", ModelOptions(quantize=request.param), ON_CPU)
+    with pytest.MonkeyPatch.context() as patch:
+        # Else 8 bits on a CPU are ours (`test_int8`).
+        patch.setattr(int8, "available", lambda: False)
+        return models.load("demo", ModelOptions(quantize=request.param), ON_CPU)
 
 
 def answer(

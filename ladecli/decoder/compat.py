@@ -1,4 +1,4 @@
-"""What differs between the versions of transformers that are supported.
+"""What differs between the versions of torch and transformers that are supported.
 
 Each entry says from which version on it holds, so that it can be deleted when the oldest supported
 version (pyproject.toml) has passed that one.
@@ -7,11 +7,14 @@ version (pyproject.toml) has passed that one.
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import transformers
 from packaging.version import Version
+from torch import Tensor
 
 _HERE = Version(transformers.__version__)
 CACHE_NAMES = (
@@ -23,6 +26,19 @@ CACHE_NAMES = (
 """Names under which forwards take and return a cache, the newest first."""
 GENERATE_CACHE = CACHE_NAMES[Version("5.24.dev0") > _HERE]
 """The name under which `generate` takes a cache, and hands it to `custom_generate`."""
+
+
+MAKES_QUANTISED = hasattr(torch, "_make_per_channel_quantized_tensor")
+"""Whether torch has tensors of a quantised type: 2.13 warns that a later version will not."""
+
+
+def quantised_tensor(values: Tensor, scales: Tensor) -> Tensor:
+    """Integers with a scale for each row as one of torch's quantised tensors."""
+    zeros = torch.zeros(len(values), dtype=torch.int64)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*quantized tensor creation")
+        made: Tensor = torch._make_per_channel_quantized_tensor(values, scales.double(), zeros, 0)
+    return made
 
 
 def needs_eager(config: Any) -> bool:

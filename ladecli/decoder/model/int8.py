@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..quiet import quiet
+from ..compat import MAKES_QUANTISED, quantised_tensor
 
 LIMIT = 127.0
 """The largest integer of a weight or an input."""
 REST = 1.0 / (2.0 * LIMIT)
 """The unit of what is left of an input, of which no more than half an integer is."""
 LEAST = 1e-30
-"""Added to scales: a row of zeros has one, too."""
+"""Of scales: a row of zeros has one, too."""
 _ENGINE = "fbgemm"
 """Of torch's for quantised products: the fastest for few rows."""
 _ZERO_POINT = 128
@@ -31,9 +31,8 @@ _ZERO_POINT = 128
 
 def available() -> bool:
     """Whether this processor multiplies integers of 8 bits without losing any of them."""
-    known = hasattr(torch, "_make_per_channel_quantized_tensor")
-    engines = torch.backends.quantized.supported_engines
-    return known and _ENGINE in engines and bool(torch.cpu._is_vnni_supported())
+    known = MAKES_QUANTISED and _ENGINE in torch.backends.quantized.supported_engines
+    return known and bool(torch.cpu._is_vnni_supported())
 
 
 @torch.no_grad()
@@ -63,7 +62,7 @@ def holds_int8(model: nn.Module) -> bool:
 
 def integers(weight: Tensor) -> tuple[Tensor, Tensor]:
     """A weight [out, in] as int8, and the scales of its rows, float32 [out]."""
-    scales = weight.abs().amax(dim=1).float() / LIMIT + LEAST
+    scales = (weight.abs().amax(dim=1).float() / LIMIT).clamp_min_(LEAST)
     return (weight / scales[:, None]).round_().to(torch.int8), scales
 
 
@@ -124,12 +123,11 @@ class Int8Product:
         values = torch.cat([part.weight for part in parts])
         scales = torch.cat([part.scales for part in parts])
         self._fine = any(part.fine for part in parts)
-        # What the middle of an input adds.
-        self._sums = scales * values.sum(dim=1)
-        zeros = torch.zeros(len(values), dtype=torch.int64)
-        with quiet(), _engine():  # torch's own types of quantised tensors are on their way out
-            quantised = torch._make_per_channel_quantized_tensor(values, scales.double(), zeros, 0)
-            self._packed = torch.ops.quantized.linear_prepack(quantised, None)
+        # What the middle of an input adds, for twice that middle.
+        self._half_sums = 0.5 * scales * values.sum(dim=1)
+        with _engine():
+            weight = quantised_tensor(values, scales)
+            self._packed = torch.ops.quantized.linear_prepack(weight, None)
         self._bias = None
         if any(part.bias is not None for part in parts):
             biases = [
@@ -140,11 +138,11 @@ class Int8Product:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, in] -> [T, out] in the type of the input."""
-        rows = x.float()
+        rows = x if x.dtype == torch.float32 else x.float()
         product = self._of_two(rows) if self._fine else self._of_one(rows)
         if self._bias is not None:
             product += self._bias
-        return product.to(x.dtype)
+        return product if x.dtype == torch.float32 else product.to(x.dtype)
 
     def dense(self) -> Tensor:
         """The integers of all parts, int8 [out, in]."""
@@ -154,22 +152,23 @@ class Int8Product:
 
     def _of_one(self, x: Tensor) -> Tensor:
         high, low = x.amax(dim=-1, keepdim=True), x.amin(dim=-1, keepdim=True)
-        middle, scale = (high + low).mul_(0.5), (high - low).mul_(0.5 / LIMIT).add_(LEAST)
-        product = self._multiply((x - middle).div_(scale))
-        return product.mul_(scale).addcmul_(middle, self._sums)
+        span, middle = (high - low).clamp_min_(LEAST), high.add_(low)  # twice the middle
+        scaled = torch.sub(x, middle, alpha=0.5).div_(span)  # from -1/2 to 1/2
+        product = self._multiply(scaled, 0.5 / LIMIT)
+        return product.mul_(span).addcmul_(middle, self._half_sums)
 
     def _of_two(self, x: Tensor) -> Tensor:
         count = x.shape[0]
-        scale = x.abs().amax(dim=-1, keepdim=True).mul_(1.0 / LIMIT).add_(LEAST)
+        scale = x.abs().amax(dim=-1, keepdim=True).mul_(1.0 / LIMIT).clamp_min_(LEAST)
         scaled = x / scale
         whole = scaled.round()
-        product = self._multiply(torch.cat((whole, scaled.sub_(whole).div_(REST))))
+        product = self._multiply(torch.cat((whole, scaled.sub_(whole).mul_(1.0 / REST))), 1.0)
         return product[count:].mul_(REST).add_(product[:count]).mul_(scale)
 
-    def _multiply(self, x: Tensor) -> Tensor:
-        """The sums of the integers nearest to an input, with weights, times the weights' scales."""
+    def _multiply(self, x: Tensor, unit: float) -> Tensor:
+        """The product with an input rounded to whole numbers of a unit, from -128 to 127."""
         product: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
-            x, 1.0, _ZERO_POINT, self._packed
+            x, unit, _ZERO_POINT, self._packed
         )
         return product
 

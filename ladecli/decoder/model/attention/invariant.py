@@ -27,15 +27,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .dense import per_row, sdpa_attention
+from .dense import per_row
 from .mask import KeyBlock, Rules, StepMask
 
 BLOCK = 96
 """Positions whose keys are one sum.  With the rivals of a step that is at most `2 * BLOCK`: of more
 keys than 192 libraries make several sums."""
 WIDEST = BLOCK
-"""Tokens of the widest step that is computed at once.  What wider ones read of the text is computed
-in parts; if drafts are still more, these are not invariant."""
+"""Tokens that are computed at once; wider steps are cut."""
 LEAST_ROWS, LEAST_KEYS = 4, 16
 """Of a product: for fewer libraries have ways of their own."""
 SUM_COLUMNS = 16
@@ -49,15 +48,20 @@ def invariant_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: StepMask, rules: Rules
 ) -> Tensor:
     """Attention in float32; arguments as in `reference_attention`, keys and values float32."""
-    found = []
-    for rows, part in mask.parts(WIDEST):
-        attend = _attention if len(rows) <= WIDEST else sdpa_attention
-        slots = key.shape[2] - query.shape[2] + rows.stop
-        own = query[:, :, rows.start : rows.stop].to(key.dtype)
+    if query.shape[2] <= WIDEST:
         with one_thread():
-            found.append(attend(own, key[:, :, :slots], value[:, :, :slots], part, rules))
-    attended = found[0] if len(found) == 1 else torch.cat(found, dim=2)
-    return attended.to(query.dtype)
+            return _attention(query, key, value, mask, rules).to(query.dtype)
+    found = []
+    for part in mask.parts(WIDEST):
+        places = torch.tensor(part.places)
+        cached = torch.arange(part.mask.prefix or 0)
+        slots = torch.cat((cached, places + key.shape[2] - query.shape[2]))
+        own = query[:, :, places], key[:, :, slots], value[:, :, slots]
+        with one_thread():
+            attended = _attention(*own, part.mask, rules)
+        kept = torch.searchsorted(places, torch.tensor(part.results))
+        found.append(attended[:, :, kept])
+    return torch.cat(found, dim=2).to(query.dtype)
 
 
 @contextmanager

@@ -36,6 +36,14 @@ class KeyBlock(NamedTuple):
     """Float32 [end - start], 1 for those that belong to the block, else 0; None where all do."""
 
 
+class StepPart(NamedTuple):
+    """A part of a step, as a step of its own."""
+
+    results: range  # the tokens that it is for
+    places: Sequence[int]  # all tokens that take part, ascending: those that they see, too
+    mask: StepMask  # of these; what stands before the first one counts as cached
+
+
 class DeviceMask(NamedTuple):
     """A mask as kernels read it, int32 on one device."""
 
@@ -70,7 +78,7 @@ class StepMask:
         self._visible: dict[torch.device, Tensor] = {}
         self._additive: dict[tuple[int | None, int, torch.dtype, torch.device], Tensor] = {}
         self._blocks: dict[int, list[KeyBlock]] = {}
-        self._parts: list[tuple[range, StepMask]] = []
+        self._parts: list[StepPart] = []
 
     def active_window(self, sliding_window: int | None) -> int | None:
         """`sliding_window`; None where the text is too short for it to hide anything."""
@@ -121,9 +129,8 @@ class StepMask:
             found = self._additive[key] = self._make_additive(*key)
         return found
 
-    def parts(self, most: int) -> list[tuple[range, StepMask]]:
-        """The step as several that follow one another, of at most `most` tokens each: as if what
-        it reads of the text had been fed in shorter chunks.  The last one may be wider."""
+    def parts(self, most: int) -> list[StepPart]:
+        """The step as several of at most `most` tokens each, as long as no token sees more."""
         if not self._parts:
             self._parts = [*self._make_parts(most)]
         return self._parts
@@ -139,21 +146,36 @@ class StepMask:
         """The step's own keys, [1, K, T, D], of those in the cache, [1, K, S, D]; or values."""
         return keys[:, :, self.prefix :]
 
-    def _make_parts(self, most: int) -> Iterator[tuple[range, StepMask]]:
+    def _make_parts(self, most: int) -> Iterator[StepPart]:
         assert self.prefix is not None
         rows, start = self._rows, 0
+        if len(rows) <= most:
+            yield StepPart(range(len(rows)), range(len(rows)), self)
+            return
         in_order = (row == (2 << place) - 1 for place, row in enumerate(rows))
         text = sum(1 for _ in takewhile(bool, in_order))
         while len(rows) - start > most and start + most <= text:
-            yield self._part(start, start + most)
-            start += most
-        yield self._part(start, len(rows)) if start else (range(len(rows)), self)
+            end = start + most
+            yield self._part(range(start, end), range(start, end), start)
+            start = end
+        first = start
+        while first < len(rows):
+            # Drafts see few of the others: as many of them at once as see no more than fit.
+            seen, end = rows[first] >> start, first + 1
+            while end < len(rows) and (more := seen | rows[end] >> start).bit_count() <= most:
+                seen, end = more, end + 1
+            places = [start + each for each in range(seen.bit_length()) if seen >> each & 1]
+            yield self._part(range(first, end), places, start)
+            first = end
 
-    def _part(self, start: int, end: int) -> tuple[range, StepMask]:
+    def _part(self, results: range, places: Sequence[int], start: int) -> StepPart:
+        """Of the tokens at some places, where those before `start` are of the text."""
         assert self.prefix is not None
-        rows = [row >> start for row in self._rows[start:end]]
-        mask = StepMask(rows, self._positions[start:end], self.prefix + start)
-        return range(start, end), mask
+        shown = dense(self._rows)[np.ix_(places, places)]
+        words = np.packbits(shown, axis=1, bitorder="little")
+        rows = [int.from_bytes(row.tobytes(), "little") for row in words]
+        positions = [self._positions[place] for place in places]
+        return StepPart(results, places, StepMask(rows, positions, self.prefix + start))
 
     def _make_blocks(self, first: int, size: int) -> Iterator[KeyBlock]:
         assert self.prefix is not None

@@ -1,0 +1,110 @@
+"""Weights of 8 bits on a CPU, as integers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ladecli import models
+from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
+from ladecli.decoder.layout import build_chunk
+from ladecli.decoder.model import int8
+from ladecli.decoder.model.transformer import Transformer
+from ladecli.decoder.model.weights import restore
+from ladecli.models import LoadedModel
+from ladecli.options.model import ModelOptions, PlacementOptions
+from ladecli.session.session import Session
+from ladecli.session.setup import Attention, Setup
+
+from .decoding import ids_of, run
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not int8.available(), reason="this processor has no VNNI"),
+]
+
+PROMPTS = ("def largest(items):\n", "What is lookahead decoding?")
+INVARIANT = Setup(Attention("invariant", "asked for"))
+
+
+def load(quantize: str = "8bit") -> LoadedModel:
+    return models.load("demo", ModelOptions(quantize=quantize), PlacementOptions(device="cpu"))
+
+
+@pytest.mark.parametrize("fine", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_product_is_that_of_the_weight(fine: bool, bias: bool) -> None:
+    torch.manual_seed(1)
+    linear = torch.nn.Linear(96, 70, bias=bias)
+    x = torch.randn(9, 96) * torch.logspace(-2, 2, 9)[:, None]
+    x[4] = 0.0
+    x[5] = 3.0  # a row of one number
+    with torch.no_grad():
+        found, wanted = int8.Int8Linear(linear, fine=fine)(x), linear(x)
+    off = (found - wanted).norm(dim=1) / wanted.norm(dim=1).clamp(min=1e-3)
+    assert float(off.max()) < 0.03
+
+
+@pytest.mark.parametrize("fine", [False, True])
+def test_a_row_does_not_depend_on_others(fine: bool) -> None:
+    torch.manual_seed(1)
+    for size in ((96, 70), (576, 1536), (33, 97)):
+        linear = int8.Int8Linear(torch.nn.Linear(*size), fine=fine)
+        x = torch.randn(40, size[0])
+        together = linear(x)
+        for count in (1, 2, 3, 7, 8, 16, 33):
+            assert torch.equal(linear(x[:count]), together[:count])
+
+
+def test_a_damaged_input_is_not_made_a_number() -> None:
+    linear = int8.Int8Linear(torch.nn.Linear(8, 4), fine=False)
+    assert bool(linear(torch.tensor([[float("nan")] + 7 * [1.0]])).isnan().all())
+
+
+def test_logits_are_near_those_of_float32() -> None:
+    plain, packed = Session(load("none")), Session(load())
+    assert isinstance(packed.decoder.runner.model, Transformer)
+    for prompt in PROMPTS:
+        ids = plain.encode(prompt)
+        logits = []
+        for session in (plain, packed):
+            session.decoder.cache.truncate(0)
+            layout = build_chunk(ids, 0)
+            layout.outputs.extend(range(len(ids)))
+            logits.append(session.decoder.runner.run(layout).clone())
+        off = (logits[1] - logits[0]).square().mean().sqrt() / logits[0].std()
+        assert 1e-4 < float(off) < 0.1
+
+
+@pytest.mark.parametrize("sampling", [SamplingConfig(), SamplingConfig(0.8, seed=5)], ids=["", "s"])
+def test_texts_are_those_of_plain_decoding_bit_for_bit(sampling: SamplingConfig) -> None:
+    session = Session(load(), INVARIANT)
+    assert not session.new_notices()
+    config, limits = LookaheadConfig(15, 5, 15), Limits(100)
+    for prompt in PROMPTS:
+        ids, texts = session.encode(prompt), []
+        for strategy in ("autoregressive", "lookahead", "jacobi"):
+            events = run(session.decoder, ids, strategy, config, sampling, limits)
+            texts.append(ids_of(events))
+        assert texts[0] == texts[1] == texts[2]
+
+
+def test_weights_are_held_once_and_given_back() -> None:
+    loaded = load()
+    ids = torch.tensor([loaded.tokenizer.encode(PROMPTS[0])])
+
+    def theirs() -> Any:
+        return loaded.model(input_ids=ids, use_cache=False).logits
+
+    with torch.inference_mode():
+        before, size = theirs(), loaded.model.get_memory_footprint()
+        # The head is the embedding; it will be held in a form of its own, too.
+        head = loaded.model.get_output_embeddings().weight.numel()
+        assert size + head == pytest.approx(loaded.spec.weight_bytes, rel=0.05)
+        session = Session(loaded)
+        assert isinstance(session.decoder.runner.model, Transformer)
+        assert loaded.model.get_memory_footprint() < 0.5 * size
+        restore(loaded.model)
+        assert torch.equal(theirs(), before)
