@@ -28,7 +28,9 @@ class ModelOptions(Options):
         choices=("auto", "float32", "float16", "bfloat16"),
     )
     quantize: str = model_option(
-        "none, 4bit or 8bit (bitsandbytes).", default="none", choices=("none", "4bit", "8bit")
+        "none, 4bit or 8bit (by bitsandbytes; 8bit on a CPU is lade's own).",
+        default="none",
+        choices=("none", "4bit", "8bit"),
     )
     adapter: list[str] | None = model_option(
         "LoRA adapter to merge into MODEL, a folder or a hub id; can be repeated.",
