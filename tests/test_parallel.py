@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -16,6 +18,7 @@ import pytest
 from ladecli.commands.cli import entry
 from ladecli.errors import UsageError
 from ladecli.options.answer import RankedOptions
+from ladecli.profiles import races
 from ladecli.session.place import (
     Place,
     assign_device,
@@ -115,6 +118,30 @@ def test_torchruns_ranks_that_differ() -> None:
     code, out, errors = Program(*TORCHRUN, "--no-python", "sh", "-c", shell).ended()
     assert (code, out) == (1, "")
     assert any("rank 1 has seed 1 and rank 0 has 0" in error for error in errors)
+
+
+def test_ranks_that_know_other_forms_to_be_fast_yield_the_text_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["-p", "def largest(items):", "-n", "40", "--ignore-eos", "--json"]
+    assert entry(["generate", *given]) == 0
+    expected = json.loads(capsys.readouterr().out)["token_ids"]
+    cpu = device.detect("cpu")
+    raced = races.read(cpu)
+    assert raced
+    for rank, fast in enumerate(("columns", "rows")):
+        results = {
+            name: {form: 1.0 if form == fast else 9.0 for form in times}
+            for name, times in raced.items()
+        }
+        for name in ("HOME", "XDG_CONFIG_HOME"):
+            monkeypatch.setenv(name, str(tmp_path / str(rank)))
+        races.write(replace(cpu, threads=1), results)
+    home = f"HOME={tmp_path}/$RANK XDG_CONFIG_HOME={tmp_path}/$RANK OMP_NUM_THREADS=1"
+    shell = f"{home} exec {sys.executable} {' '.join(LADE)} {shlex.join(given)}"
+    code, out, errors = Program(*TORCHRUN, "--no-python", "sh", "-c", shell).ended()
+    assert (code, errors[:-1]) == (0, [])
+    assert json.loads(out)["token_ids"] == expected
 
 
 def torchrun(rank: int, size: int, local_rank: int, local_size: int) -> dict[str, str]:

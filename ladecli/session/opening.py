@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from ..errors import UsageError
 from ..options.drafting import DraftOptions
@@ -112,9 +112,7 @@ def plan_rank(
         from . import parallel
 
         context = ranks.broadcast(min_context)  # the leader's holds
-        session = _load(
-            planned, request, request, terminal, bars, context, ranks=ranks, sharing=local_size
-        )
+        session = _load(planned, request, request, terminal, bars, context, ranks, local_size)
         parallel.join(session, ranks, split=request.split > 1)
         return session
 
@@ -163,17 +161,22 @@ def _load(
     terminal: Terminal,
     bars: bool,
     min_context: int,
-    **ranks: Any,
+    ranks: DistributedTransport | None = None,
+    sharing: int = 1,
 ) -> Session:
-    """Load a planned model; of several `ranks`, each calls this."""
+    """Load a planned model; of several `ranks`, each calls this, `sharing` as for `decide`."""
     from .. import models
     from .session import Session
 
     if min_context:
         planned = models.extend_context(planned, min_context)
     with _loading(terminal, planned.held):
-        setup = decide(options, drafts, planned, **ranks)
+        setup = decide(options, drafts, planned, ranks, sharing)
         loaded = models.load(planned, working_memory=setup.working_memory, progress=bars)
+        if ranks is not None:
+            from . import parallel
+
+            parallel.compare_loaded(loaded, ranks)
         session = Session(loaded, setup)
     terminal.say(*session.notices)
     return session

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ..decoder.drafting.store import DraftStore
     from ..decoder.run.ranks.executors import Ranks
     from ..decoder.run.ranks.transport import DistributedTransport
+    from ..models import LoadedModel
     from .session import Session, Settings
 
 Opener = Callable[[RankedOptions, int], Callable[["DistributedTransport"], "Session"]]
@@ -356,19 +357,19 @@ def connect(ranks: DistributedTransport, request: RankedOptions) -> None:
     _compare(ranks, mine)
 
 
-def join(session: Session, ranks: DistributedTransport, *, split: bool) -> None:
-    """Let a session decode with other ranks, which have loaded the same; each of them calls this.
+def compare_loaded(loaded: LoadedModel, ranks: DistributedTransport) -> None:
+    """Compare a model with those of the other ranks; each of them calls this.
 
-    With `split`, each rank holds another part of the weights.
+    It comes before a decoder has the model, which keeps weights in the forms that are fastest on
+    its processor.
 
     Raises:
         RankError: they have not loaded the same.
     """
-    from ..decoder.run.ranks.executors import LookaheadParallel, TensorParallel
     from ..decoder.run.ranks.transport import weights_digest
     from . import pool_file
 
-    loaded = session.loaded
+    split = loaded.placement.split > 1  # each rank holds another part of the weights
     config = loaded.model.config.to_dict()
     for name in ("_name_or_path", "transformers_version"):  # the same model in another folder
         config.pop(name, None)
@@ -378,13 +379,25 @@ def join(session: Session, ranks: DistributedTransport, *, split: bool) -> None:
         "a model configuration": hashlib.sha256(text.encode()).hexdigest()[:8],
         "a tokenizer": pool_file.fingerprint(loaded.tokenizer)[:8],
         "weights": "" if split else weights_digest(loaded.model)[:8],
-        "max-context": session.decoder.max_context,
     }
+    _compare(ranks, mine)
+
+
+def join(session: Session, ranks: DistributedTransport, *, split: bool) -> None:
+    """Let a session decode with other ranks, which have loaded the same; each of them calls this.
+
+    With `split`, each rank holds another part of the weights.
+
+    Raises:
+        RankError: a rank failed, or differs.
+    """
+    from ..decoder.run.ranks.executors import LookaheadParallel, TensorParallel
+
     kind = TensorParallel if split else LookaheadParallel
     session.executor = executor = kind(session.decoder.local, ranks)
     session.ranks = ranks.size
     session.followers = Followers(ranks, executor, split=split) if ranks.rank == 0 else None
-    _compare(ranks, mine)
+    _compare(ranks, {"max-context": session.decoder.max_context})
 
 
 def _compare(ranks: DistributedTransport, mine: Mapping[str, object]) -> None:

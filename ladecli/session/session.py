@@ -84,7 +84,11 @@ class Session:
     ) -> None:
         self.loaded = loaded
         self.setup = setup = setup or Setup()
-        raced = Races(races.read(loaded.device)) if loaded.device.kind == "cpu" else None
+        raced = None
+        if setup.raced is not None:  # other forms would round otherwise
+            raced = Races(setup.raced, seconds=0.0)
+        elif loaded.device.kind == "cpu":
+            raced = Races(races.read(loaded.device))
         self.decoder = load_decoder(
             loaded.model,
             attention=setup.attention.name,

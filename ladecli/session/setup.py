@@ -11,6 +11,7 @@ from .. import placement, profiles
 from ..decoder.config import check_attention
 from ..errors import UsageError
 from ..options.declare import CONFIG_FILE, config_path
+from ..profiles import races
 from ..specs import device as machine
 from ..specs import memory
 
@@ -41,6 +42,7 @@ class Setup:
     context: int | None = None  # the most tokens of a text; None for what the model was made for
     working_memory: memory.Need | None = None  # what decoding takes, the weights included
     store_twice: bool = True  # whether weights on a CPU may be stored twice, for speed
+    raced: races.Results | None = None  # where ranks share what their leader knows of a CPU's forms
     kernels: bool = True  # whether Triton kernels may be used
     memory_notice: str | None = None  # where memory has no room for all of the context
     effects: tuple[str, ...] = ()  # lines about options that do nothing, or more than they say
@@ -68,9 +70,9 @@ def decide(
         UsageError: a context or steps that were asked for do not; the message says what does.
     """
     device, shape, split = planned.device, planned.part, planned.placement.split > 1
-    attention = choose_attention(options, device, shape)
+    attention, raced = choose_attention(options, device, shape), None
     if ranks is not None:  # each may have found another one a little faster
-        attention = ranks.broadcast(attention)
+        attention, raced = ranks.broadcast((attention, races.read(device)))
     no_graphs = why_no_graphs(options, device, split)
     choice = choose_profile(drafts.profile, options, device, shape, split)
     base = choice.base(drafts.wants_paper)
@@ -83,19 +85,21 @@ def decide(
     )
     free, context, notice = _find_room(planned, asked, sharing)
     need = asked.need(shape, context)
+    # Transposed weights for steps of one token, and packed ones for wider steps.
+    twice = 2 * need.weights + need.cache + need.step <= memory.usable(free)
     if ranks is not None:
-        least = min(ranks.gather(context or sys.maxsize))
+        rooms = ranks.gather((context or sys.maxsize, twice))
+        least, twice = min(room for room, _ in rooms), all(both for _, both in rooms)
         if least < (context or least):
             context, notice = least, f"texts end at {least:,} tokens: another rank has less room"
-    # Transposed weights for steps of one token, and packed ones for wider steps.
-    twice = 2 * need.weights + need.cache + need.step
     return Setup(
         attention=attention,
         no_graphs_reason=no_graphs,
         choice=choice,
         context=context,
         working_memory=need,
-        store_twice=twice <= memory.usable(free),
+        store_twice=twice,
+        raced=raced,
         kernels=options.kernels,
         memory_notice=notice,
         effects=(*drafts.side_effects(base), *_limit_notice(options, planned)),
