@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ladecli.decoder.errors import ConfigError
 from ladecli.errors import UsageError
 from ladecli.options.model import RankOptions, StepOptions
 from ladecli.session import setup as decode_setup
@@ -42,6 +43,10 @@ def test_what_cannot_be_on_a_device_is_refused() -> None:
     decode_setup.check_device(asked, GPU, shape(), split=False)
     with pytest.raises(UsageError, match=f"^no CUDA graphs: {NEEDS} AMD EPYC; leave --cuda-graphs"):
         decode_setup.check_device(asked, CPU, shape(), split=False)
+    asked = StepOptions(batch_invariant=True)
+    decode_setup.check_device(asked, CPU, shape(), split=False)
+    with pytest.raises(ConfigError, match="a model on a CPU; add --device cpu, or leave"):
+        decode_setup.check_device(asked, GPU, shape(), split=False)
 
 
 @pytest.mark.parametrize(

@@ -327,7 +327,7 @@ def model(request: DoctorRequest) -> Iterator[Finding]:
         if wrong := models.damage(planned):
             yield Finding("files", wrong, PROBLEM)
             return
-        yield from _facts(planned)
+        yield from _facts(request, planned)
         name = "end tokens"
         yield from _ends(request, planned)
         name = "settings"
@@ -340,7 +340,7 @@ def model(request: DoctorRequest) -> Iterator[Finding]:
     yield from _setup(request, setup)
 
 
-def _facts(planned: PlannedModel) -> Iterator[Finding]:
+def _facts(request: DoctorRequest, planned: PlannedModel) -> Iterator[Finding]:
     """What a model is, and whether what it needs is installed."""
     facts, spec = planned.facts, planned.spec
     tested = "tested" if facts.tested else "not tested here: tried before the first answer"
@@ -349,13 +349,29 @@ def _facts(planned: PlannedModel) -> Iterator[Finding]:
     yield Finding("family", f"{facts.family}, {tested}")
     parameters = f"{user.short(spec.parameters)} parameters"
     yield Finding("weights", f"{parameters}, {format_bytes(spec.weight_bytes)} as {spec.weights}")
-    yield Finding("exactness", spec.exactness)
+    yield from _exactness(request, planned)
     for notice in planned.notices:
         yield Finding("notice", notice, NOTE)
     if lacking := model_files.missing_packages(spec.weights):
         value = f"{spec.weights} needs {' and '.join(lacking)}"
         yield Finding("weights", value, PROBLEM, f"pip install {' '.join(lacking)}")
     yield Finding("context", f"{facts.context} tokens")
+
+
+def _exactness(request: DoctorRequest, planned: PlannedModel) -> Iterator[Finding]:
+    """What can be claimed of a model's texts, and what --batch-invariant does about it."""
+    spec, why = planned.spec, decode_setup.why_not_invariant(planned)
+    usual = spec.exactness()
+    if request.batch_invariant and why is None:
+        yield Finding("exactness", spec.exactness(invariant=True))
+        yield Finding("batch-invariant", f"on; without it: {usual}")
+    elif request.batch_invariant:
+        yield Finding("exactness", usual)
+        yield Finding("batch-invariant", f"no: {why}", WARNING, "leave --batch-invariant out")
+    else:
+        helps = why is None and spec.weights != "float32"
+        with_it = f"--batch-invariant, a little slower: {spec.exactness(invariant=True)}"
+        yield Finding("exactness", usual, fix=with_it if helps else None)
 
 
 def _ends(request: DoctorRequest, planned: PlannedModel) -> Iterator[Finding]:

@@ -28,9 +28,11 @@ class Decoder:
         max_context: the most tokens of prompt and text together, not more than the model was made
             for; None for as many.
         prefill_chunk: prompt tokens per forward.
+        batch_invariant: whether a token's logits are the same in every step; see
+            `model.attention.invariant`.
 
     Attributes:
-        max_context: as above.
+        max_context, batch_invariant: as above.
         cache: keys and values of the committed text.
         local: runs steps in this process.
     """
@@ -42,8 +44,10 @@ class Decoder:
         *,
         max_context: int | None = None,
         prefill_chunk: int = PREFILL_CHUNK,
+        batch_invariant: bool = False,
     ) -> None:
         self.runner = runner
+        self.batch_invariant = batch_invariant
         self.facts = facts
         self.max_context = max_context or facts.context
         self.cache = runner.cache

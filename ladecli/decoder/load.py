@@ -25,18 +25,22 @@ from .kv_cache import KVCache
 from .layout import words_for
 from .model.attention import CapturedMask, DeviceMask, triton_available
 from .model.attention.triton import gpu_of, plan, power_of_two, triton_attention
-from .model.cpu_formats import Races
+from .model.cpu_formats import MKLDNN, Races
 from .model.families import ModelFacts, model_facts
 from .model.forward import Forward
 from .model.own_cache import OwnCache, OwnCacheModel
 from .model.stock import StockModel, input_device
 from .model.transformer import TorchOps, Transformer, can_run
 from .model.trial import Trial
-from .model.weights import restore
+from .model.weights import CPU_TYPES, restore
 from .quiet import quiet
 from .run.captured import Capture, CudaGraphs
 from .run.runner import Runner, uses_triton
 
+NOT_INVARIANT = (
+    "steps are not batch-invariant: this model's products round differently for several tokens than"
+    " for one"
+)
 CACHE_SHARE = 0.5
 """Of a GPU's free memory, what the cache may take at once."""
 
@@ -72,6 +76,8 @@ class Way(NamedTuple):
     make_runner: MakeRunner = Runner
     notices: tuple[str, ...] = ()
     """What it does without, and why."""
+    invariant: bool = False
+    """Whether steps are batch-invariant."""
 
 
 def load_decoder(
@@ -122,7 +128,14 @@ def load_decoder(
     way = find_way(model, facts, wanted)
     runner = way.make_runner(way.forward, new_cache(way.forward, limit))
     runner.notices += way.notices
-    return Decoder(runner, facts, max_context=limit, prefill_chunk=prefill_chunk)
+    if attention == "invariant" and not way.invariant and way.forward.drafts != "none":
+        runner.notices.append(NOT_INVARIANT)
+    return Decoder(
+        *(runner, facts),
+        max_context=limit,
+        prefill_chunk=prefill_chunk,
+        batch_invariant=way.invariant,
+    )
 
 
 def new_cache(forward: Forward, max_context: int) -> KVCache:
@@ -176,22 +189,21 @@ def _first_right(model: Any, facts: ModelFacts, wanted: Wanted, trial: Trial) ->
             best = parts
         why = _failure(way, trial)
         if why is None:
-            how, notices = [], []
+            how = []
             if isinstance(way.forward, StockModel) and can_run(model):
                 how = [f"through transformers' forward instead of ours of {facts.family!r}"]
             how += [f"without {part}" for part in best if part not in parts]
-            if how:
-                notices.append(f"steps run {' and '.join(how)}, and slower: {reasons[-1]}")
-            if wanted.attention == "invariant" and not _is_invariant(way, trial):
-                notices.append(
-                    "steps are not batch-invariant: this model's products round by their rows here"
-                )
-            return way._replace(notices=tuple(notices))
+            line = f"steps run {' and '.join(how)}, and slower: {reasons[-1]}" if how else None
+            invariant = wanted.attention == "invariant" and _is_invariant(way, trial)
+            return way._replace(notices=(line,) if line else (), invariant=invariant)
         reasons.append(why)
     raise UnsupportedModelError(reasons[-1])
 
 
 def _is_invariant(way: Way, trial: Trial) -> bool:
+    # Other products than oneDNN's packed ones may depend on rows that a trial does not have.
+    if way.forward.foreign or not MKLDNN or way.forward.dtype not in CPU_TYPES:
+        return False
     return trial.is_batch_invariant(way.make_runner(way.forward, trial.new_cache(way.forward)))
 
 

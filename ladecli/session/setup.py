@@ -150,6 +150,26 @@ def choose_attention(options: StepOptions, device: Device, shape: ModelSpec) -> 
     return Attention(name, why)
 
 
+def why_not_invariant(planned: PlannedModel) -> str | None:
+    """Say why steps of a model are not batch-invariant, as far as its configuration tells; None
+    where they can be."""
+    from ..decoder.model.cpu_formats import MKLDNN
+    from ..decoder.model.families import FAMILIES
+    from ..decoder.model.weights import CPU_TYPES
+
+    facts, place, weights = planned.facts, planned.placement, planned.spec.weights
+    if planned.device.kind != "cpu":
+        return f"it is for a CPU, and the model runs on {planned.device.label}"
+    if not MKLDNN:
+        return "this torch has no oneDNN"
+    types = [str(dtype).removeprefix("torch.") for dtype in CPU_TYPES]
+    if weights not in types:
+        return f"it is for weights in {' and '.join(types)}, and these are {weights}"
+    if facts.no_trees or facts.family not in FAMILIES or place.device_map or place.split > 1:
+        return "the model runs through transformers' forward, not through ours"
+    return None
+
+
 def why_no_graphs(options: StepOptions, device: Device, split: bool = False) -> str | None:
     """Say why steps are not captured as CUDA graphs, as far as a device tells; None where they are.
 

@@ -53,9 +53,11 @@ class ModelSpec:
         numbers = self.latent or 2 * self.kv_heads * self.head_size
         return self.layers * numbers * self.value_bytes
 
-    @property
-    def exactness(self) -> str:
-        """What can be claimed of a text under any strategy, in words."""
+    def exactness(self, *, invariant: bool = False) -> str:
+        """What can be claimed of a text under any strategy, in words; `invariant` is whether steps
+        are batch-invariant."""
+        if invariant:
+            return "bit for bit the logits of plain decoding, and so its text"
         if self.weights == "float32":
             return "token for token the text of plain decoding"
         if self.weights in FULL:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from ladecli.decoder.strategy import Draft
 from ladecli.decoder.tree import ROOT, TokenTree
 
 from ..decoding import ids_of, run
-from ..families import OWN, VOCABULARY, model_of, prompt_for
+from ..families import OWN, VOCABULARY, model_of, new_model, prompt_for
 
 pytestmark = pytest.mark.slow
 
@@ -90,6 +91,7 @@ def test_attention_of_a_token_is_the_same_among_others(seed: int) -> None:
 
 def invariant_decoder(family: str, dtype: torch.dtype) -> Decoder:
     decoder = load_decoder(copy.deepcopy(model_of(family)).to(dtype), attention="invariant")
+    assert decoder.batch_invariant
     assert not decoder.runner.notices
     return decoder
 
@@ -155,6 +157,23 @@ def test_texts_are_those_of_plain_decoding_in_bfloat16(
     assert texts[0] == texts[1]
 
 
-def test_a_model_whose_steps_are_not_says_so() -> None:
-    decoder = load_decoder(copy.deepcopy(model_of("gpt2")), attention="invariant")
+@pytest.mark.parametrize(
+    ("family", "settings", "dtype"),
+    [
+        ("gpt2", {}, torch.float32),  # transformers' forward
+        ("llama", {}, torch.float16),  # products of another kind
+        ("lfm2", {"layer_types": ["conv", "full_attention"]}, torch.float32),  # chains of drafts
+    ],
+)
+def test_a_model_whose_steps_are_not_says_so(
+    family: str, settings: dict[str, Any], dtype: torch.dtype
+) -> None:
+    model = new_model(family, **settings).to(dtype)
+    decoder = load_decoder(model, attention="invariant")
+    assert not decoder.batch_invariant
     assert "not batch-invariant" in " ".join(decoder.runner.notices)
+
+
+def test_nothing_is_said_where_no_drafts_are_verified() -> None:
+    decoder = load_decoder(new_model("mamba", state_size=8), attention="invariant")
+    assert "batch-invariant" not in " ".join(decoder.runner.notices)
