@@ -110,6 +110,8 @@ def _show(result: Comparison | Sampled, what: str, session: Session, terminal: T
     """Print single findings and, last, the verdict."""
     console, model = terminal.console(sys.stdout), MeasuredModel.of(session)
     title = f"{what}: {model.name}, {model.weights} on {session.loaded.device.label}"
+    if session.decoder.batch_invariant:
+        title += ", in batch-invariant steps"
     findings = [*result.details, *(f"skipped {row.row}: {row.reason}" for row in result.skipped)]
     for line in (title, *findings[:SHOWN]):
         screen.line(console, line)

@@ -96,6 +96,21 @@ def test_a_fault_of_wide_steps_is_reported(lade: Lade, monkeypatch: pytest.Monke
     assert answer["tokens"] == fault["position"]
 
 
+def test_rounding_explains_nothing_where_steps_are_batch_invariant(
+    lade: Lade, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("--dtype", "bfloat16", "--batch-invariant", "-t", "1", "--seed", "1")
+    first, *_, last = lade(*QUICK, *options).out.splitlines()
+    assert first.endswith("in batch-invariant steps")
+    assert last == "equal: all 48 tokens of 2 answers"
+    plant_fault(monkeypatch, 0.1)
+    options += ("--limit", "4", "-n", "32", "--sources", "trajectory", "--json")
+    read = lade(*QUICK, *options).json(1)
+    assert read["unexplained"] == read["divergences"] > 0
+    faults = [answer["divergence"] for answer in read["answers"]]
+    assert {fault["allowed"] for fault in faults if fault is not None} == {0.0}
+
+
 @pytest.mark.parametrize("shorter", ["lookahead", "autoregressive"])
 def test_an_answer_that_ends_early_is_a_fault(
     lade: Lade, monkeypatch: pytest.MonkeyPatch, rows_file: Any, shorter: str
