@@ -21,6 +21,7 @@ from ladecli.decoder.events import Step
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.strategies import make_strategy
 from ladecli.models import extend_context
+from ladecli.options.model import ModelOptions
 
 WIDTHS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 64)
 NEAR = 96
@@ -32,10 +33,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--sources", default="context,recycled")
     parser.add_argument("--contexts", default="128,1024", help="may be beyond the model's own")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--quantize", default="none")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     contexts = [int(context) for context in args.contexts.split(",")]
-    planned = extend_context(models.plan(args.model), max(contexts) + 2 * NEAR)
+    options = ModelOptions(dtype=args.dtype, quantize=args.quantize)
+    planned = extend_context(models.plan(args.model, options), max(contexts) + 2 * NEAR)
     loaded = models.load(planned)
     decoder = load_decoder(loaded.model)
     prompts = prompts_of(args.prompts, loaded.tokenizer, args.limit)

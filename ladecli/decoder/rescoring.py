@@ -18,7 +18,6 @@ from . import layout
 from .config import PREFILL_CHUNK, SamplingConfig
 from .decoder import Decoder
 from .faults import attempt
-from .model.attention.invariant import WIDEST
 from .model.trial import TOLERANCE
 from .noise import gumbel_noise
 from .run.runner import Runner
@@ -103,12 +102,9 @@ class Rescorer:
             # Plain decoding itself may have chosen what its own forward does not.
             distance=max(_distance(start, token, sampling, drawn, last) for token in tokens),
             noise=noise,
-            allowed=0.0 if self._is_exact(width) else self._allowed(rows[0], noise),
+            # Where every step has plain decoding's bits, rounding explains nothing.
+            allowed=0.0 if self._decoder.batch_invariant else self._allowed(rows[0], noise),
         )
-
-    def _is_exact(self, width: int) -> bool:
-        """Whether a step of some width has plain decoding's logits, bit for bit."""
-        return self._decoder.batch_invariant and width <= WIDEST
 
     def _allowed(self, logits: Tensor, noise: float) -> float:
         """The most that rounding may move these logits if forwards differ by `noise`."""
