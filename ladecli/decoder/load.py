@@ -201,7 +201,8 @@ def _first_right(model: Any, facts: ModelFacts, wanted: Wanted, trial: Trial) ->
 
 
 def _is_invariant(way: Way, trial: Trial) -> bool:
-    # Other products than oneDNN's packed ones may depend on rows that a trial does not have.
+    # Other products than oneDNN's packed ones, and those of integers, may depend on rows that a
+    # trial does not have.
     if way.forward.foreign or not MKLDNN or way.forward.dtype not in CPU_TYPES:
         return False
     return trial.is_batch_invariant(way.make_runner(way.forward, trial.new_cache(way.forward)))

@@ -157,14 +157,15 @@ def why_not_invariant(planned: PlannedModel) -> str | None:
     from ..decoder.model.families import FAMILIES
     from ..decoder.model.weights import CPU_TYPES
 
-    facts, place, weights = planned.facts, planned.placement, planned.spec.weights
+    facts, place, spec = planned.facts, planned.placement, planned.spec
     if planned.device.kind != "cpu":
         return f"it is for a CPU, and the model runs on {planned.device.label}"
     if not MKLDNN:
         return "this torch has no oneDNN"
     types = [str(dtype).removeprefix("torch.") for dtype in CPU_TYPES]
-    if weights not in types:
-        return f"it is for weights in {' and '.join(types)}, and these are {weights}"
+    if spec.compute not in types or not (spec.weights in types or place.own_int8):
+        known = ", ".join(types)
+        return f"it is for weights in {known} or 8 bits of our own, and these are {spec.weights}"
     if facts.no_trees or facts.family not in FAMILIES or place.device_map or place.split > 1:
         return "the model runs through transformers' forward, not through ours"
     return None
