@@ -259,7 +259,8 @@ def load(
         tokenizer = _tokenizer(planned)
     read = partial(_read_model, planned, working_memory, progress)
     model = read()
-    if planned.spec.weights not in FULL or planned.placement.split > 1:
+    where = planned.placement
+    if (planned.spec.weights not in FULL and not where.own_int8) or where.split > 1:
         check_forward(planned, model)
     known = {each.name: getattr(planned, each.name) for each in fields(PlannedModel)}
     seconds = time.perf_counter() - began

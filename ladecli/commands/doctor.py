@@ -50,7 +50,7 @@ _SETTLED = ("strategy", "window", "ngram", "guesses", "budget", "sources")
 PARTS = (
     ("flash-attn", "the kernels for --attention flash", "'ladecli[flash]'"),
     ("triton", "fused kernels for the steps of a GPU (--attention triton)", "triton"),
-    ("bitsandbytes", "--quantize 4bit and 8bit", "'ladecli[quant]'"),
+    ("bitsandbytes", "--quantize 4bit, and 8bit on a GPU", "'ladecli[quant]'"),
     ("accelerate", "--quantize, --device-map, loading straight to a GPU", "'ladecli[quant]'"),
     ("gguf", "models in GGUF files", "'ladecli[gguf]'"),
     ("peft", "LoRA adapters (--adapter)", "'ladecli[lora]'"),

@@ -23,6 +23,8 @@ REST = 1.0 / (2.0 * LIMIT)
 """The unit of what is left of an input, of which no more than half an integer is."""
 LEAST = 1e-30
 """Of scales: a row of zeros has one, too."""
+ROWS_AT_ONCE = 1024
+"""Of a weight that is quantised: an embedding in float32 would be the largest thing in memory."""
 _ENGINE = "fbgemm"
 """Of torch's for quantised products: the fastest for few rows."""
 _ZERO_POINT = 128
@@ -62,8 +64,14 @@ def holds_int8(model: nn.Module) -> bool:
 
 def integers(weight: Tensor) -> tuple[Tensor, Tensor]:
     """A weight [out, in] as int8, and the scales of its rows, float32 [out]."""
-    scales = (weight.abs().amax(dim=1).float() / LIMIT).clamp_min_(LEAST)
-    return (weight / scales[:, None]).round_().to(torch.int8), scales
+    values = torch.empty(weight.shape, dtype=torch.int8)
+    scales = torch.empty(len(weight))
+    rows = range(0, len(weight), ROWS_AT_ONCE)
+    for some in (slice(start, start + ROWS_AT_ONCE) for start in rows):
+        part = weight[some].float()
+        scales[some] = (part.abs().amax(dim=1) / LIMIT).clamp_min_(LEAST)
+        values[some] = part.div_(scales[some, None]).round_()
+    return values, scales
 
 
 class Int8Linear(nn.Module):
