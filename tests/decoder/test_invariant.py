@@ -31,7 +31,7 @@ HEADS = ((3, 3, 64), (8, 4, 128), (4, 1, 64), (1, 8, 80), (2, 7, 96), (2, 2, 16)
 """Key heads, query heads of each, and numbers in one."""
 
 
-@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"], autouse=True)
+@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
 def threads(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.set_num_threads(request.param)
     yield
@@ -53,7 +53,8 @@ def path_to(tree: TokenTree, node: int) -> list[int]:
     return path
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("seed", range(40))
 def test_attention_of_a_token_is_the_same_among_others(seed: int) -> None:
     draw, attend = random.Random(seed), BACKENDS["invariant"]
     torch.manual_seed(seed)
@@ -129,8 +130,9 @@ def test_logits_of_a_token_are_the_same_among_others(family: str, dtype: torch.d
             assert torch.equal(alone, together[node + 1])
 
 
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_sliding"])
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_prompts_are_read_alike_in_steps_of_any_width(family: str, dtype: torch.dtype) -> None:
     decoder, draw = invariant_decoder(family, dtype), random.Random(3)
     text = [draw.randrange(VOCABULARY) for _ in range(230)]

@@ -17,9 +17,8 @@ from torch import Tensor
 
 SMALL = 1 << 16
 """Numbers in a matrix below which the call itself costs more than a form can save."""
-PADDED_ROWS = {torch.float32: 4, torch.bfloat16: 2}
-"""Fewer rows are padded: with 2 or 3 of float32 oneDNN takes half as long again, and a single one
-of bfloat16 it adds up in another order."""
+PADDED_ROWS = 4
+"""Fewer rows of float32 are padded: with 2 or 3 oneDNN takes half as long again."""
 PACKING_HINT = 8
 """Rows of the steps that oneDNN packs a weight for; it works for any."""
 ONE, MORE = 1, 8
@@ -70,12 +69,13 @@ class Columns(Rows):
 class Packed:
     """In oneDNN's blocks: a step of 4 rows costs what one of a single row does.
 
-    A row of the result does not depend on the other rows, bit for bit.
+    A row of the result does not depend on the other rows, bit for bit, but for a single row of
+    bfloat16, which is added up in another order.
     """
 
     def __init__(self, weight: Tensor) -> None:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACKING_HINT)
-        self._least = PADDED_ROWS[weight.dtype]
+        self._least = PADDED_ROWS if weight.dtype == torch.float32 else 1
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """See `Form`."""

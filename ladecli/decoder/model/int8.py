@@ -68,9 +68,9 @@ def integers(weight: Tensor) -> tuple[Tensor, Tensor]:
     scales = torch.empty(len(weight))
     rows = range(0, len(weight), ROWS_AT_ONCE)
     for some in (slice(start, start + ROWS_AT_ONCE) for start in rows):
-        part = weight[some].float()
+        part = weight.detach()[some].float()
         scales[some] = (part.abs().amax(dim=1) / LIMIT).clamp_min_(LEAST)
-        values[some] = part.div_(scales[some, None]).round_()
+        values[some] = (part / scales[some, None]).round_()
     return values, scales
 
 

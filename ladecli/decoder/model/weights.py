@@ -132,6 +132,7 @@ class CpuLinear:
         races: Races,
         invariant: bool = False,
     ) -> None:
+        self._invariant = invariant
         weight = parts[0].weight.detach()
         if len(parts) > 1:
             weight = torch.cat([part.weight.detach() for part in parts])
@@ -155,8 +156,11 @@ class CpuLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, in] -> [T, out]."""
-        form = self._one if x.shape[0] == 1 else self._more
-        return form(x, self._bias)
+        if x.shape[0] > 1:
+            return self._more(x, self._bias)
+        if self._invariant:  # a single row would be added up in another order
+            return self._more(x.repeat(2, 1), self._bias)[:1]
+        return self._one(x, self._bias)
 
 
 def _take(parts: Sequence[nn.Linear], form: Form) -> None:
