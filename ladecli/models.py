@@ -135,7 +135,7 @@ def plan(
     size = memory.format_bytes(spec.weight_bytes)
     unpacked = f"{gguf} is unpacked to {spec.weights}, which takes {size} of memory" if gguf else ""
     if gguf and replace(where, quantize="8bit").own_int8 and spec.weights == "float32":
-        unpacked += "; --quantize 8bit takes a quarter of that, and half the time"
+        unpacked += "; --quantize 8bit takes less than half of that, and about half the time"
     idle = revision and Path(hub.resolve(asked)).exists()
     unused = f"--revision {revision} says nothing about a folder" if idle else ""
     others = filter(None, (plain, cast, unpacked, unused))

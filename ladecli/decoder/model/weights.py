@@ -8,6 +8,7 @@ is held twice; where a CPU needs another form alone, they are without weights un
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -58,13 +59,10 @@ def project(
 def join_int8(parts: Sequence[Int8Linear], shared: bool) -> Int8Product:
     """One product of integers; the modules are without weights until `restore`."""
     product = Int8Product(parts)
-    start = 0
     for part in parts:
         part.forget()
-        rows = slice(start, start := start + part.out_features)
-        if not shared:
-            part.weight = part.weight.new_empty(0)
-            setattr(part.weight, _HELD, (product, rows))
+    if not shared:
+        _take(parts, product)
     return product
 
 
@@ -163,24 +161,27 @@ class CpuLinear:
         return self._one(x, self._bias)
 
 
-def _take(parts: Sequence[nn.Linear], form: Form) -> None:
+def _take(parts: Sequence[nn.Linear | Int8Linear], form: Form | Int8Product) -> None:
     """Take their weights from modules, which are rows of a form."""
     start = 0
     for part in parts:
         rows = slice(start, start := start + part.out_features)
-        part.weight = nn.Parameter(part.weight.new_empty(0), requires_grad=False)
+        _give(part, part.weight.new_empty(0))
         setattr(part.weight, _HELD, (form, rows))
 
 
+def _give(module: Any, weight: Tensor) -> None:
+    """Let a module have a weight: a buffer, where it is one of integers."""
+    plain = weight.is_floating_point()
+    module.weight = nn.Parameter(weight, requires_grad=False) if plain else weight
+
+
 def restore(model: nn.Module) -> None:
-    """Let the modules of a model have the weights again that a `CpuLinear` took."""
+    """Let the modules of a model have the weights again that were taken."""
     for module in model.modules():
         if held := getattr(getattr(module, "weight", None), _HELD, None):
             form, rows = held
-            weight = form.dense()[rows]
-            # A buffer, where it is one of integers.
-            own = isinstance(module.weight, nn.Parameter)
-            module.weight = nn.Parameter(weight, requires_grad=False) if own else weight
+            _give(module, form.dense()[rows])
 
 
 def _joined_bias(parts: Sequence[nn.Linear]) -> Tensor | None:

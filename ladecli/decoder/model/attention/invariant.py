@@ -53,14 +53,9 @@ def invariant_attention(
             return _attention(query, key, value, mask, rules).to(query.dtype)
     found = []
     for part in mask.parts(WIDEST):
-        places = torch.tensor(part.places)
-        cached = torch.arange(part.mask.prefix or 0)
-        slots = torch.cat((cached, places + key.shape[2] - query.shape[2]))
-        own = query[:, :, places], key[:, :, slots], value[:, :, slots]
+        own = query[:, :, part.places], key[:, :, part.slots], value[:, :, part.slots]
         with one_thread():
-            attended = _attention(*own, part.mask, rules)
-        kept = torch.searchsorted(places, torch.tensor(part.results))
-        found.append(attended[:, :, kept])
+            found.append(_attention(*own, part.mask, rules)[:, :, part.results])
     return torch.cat(found, dim=2).to(query.dtype)
 
 
@@ -92,7 +87,7 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, mask: StepMask, rules:
     # Query heads that share a key head are rows of one product, as in the reference.
     folded = query.new_zeros((kv_heads, max(rows, LEAST_ROWS), size), dtype=torch.float32)
     scale = rules.scaling if rules.softcap is not None else rules.scaling * LOG2_E
-    torch.mul(query.reshape(kv_heads, rows, size), scale, out=folded[:, :rows])
+    torch.mul(query.reshape(kv_heads, rows, size).float(), scale, out=folded[:, :rows])
     sinks = None if rules.sinks is None else per_row(rules.sinks, groups, count)[0]
     weights = _weights(folded, key, added, rules.softcap, sinks)
     # Sums of values, and of weights, block by block.

@@ -39,9 +39,10 @@ class KeyBlock(NamedTuple):
 class StepPart(NamedTuple):
     """A part of a step, as a step of its own."""
 
-    results: range  # the tokens that it is for
-    places: Sequence[int]  # all tokens that take part, ascending: those that they see, too
-    mask: StepMask  # of these; what stands before the first one counts as cached
+    places: Tensor  # the tokens that take part: those that it is for, and those that they see
+    slots: Tensor  # of the keys that these see
+    results: Tensor  # which of them it is for
+    mask: StepMask
 
 
 class DeviceMask(NamedTuple):
@@ -149,9 +150,6 @@ class StepMask:
     def _make_parts(self, most: int) -> Iterator[StepPart]:
         assert self.prefix is not None
         rows, start = self._rows, 0
-        if len(rows) <= most:
-            yield StepPart(range(len(rows)), range(len(rows)), self)
-            return
         in_order = (row == (2 << place) - 1 for place, row in enumerate(rows))
         text = sum(1 for _ in takewhile(bool, in_order))
         while len(rows) - start > most and start + most <= text:
@@ -175,7 +173,13 @@ class StepMask:
         words = np.packbits(shown, axis=1, bitorder="little")
         rows = [int.from_bytes(row.tobytes(), "little") for row in words]
         positions = [self._positions[place] for place in places]
-        return StepPart(results, places, StepMask(rows, positions, self.prefix + start))
+        cached, own = self.prefix + start, torch.tensor(places)
+        return StepPart(
+            places=own,
+            slots=torch.cat((torch.arange(cached), self.prefix + own)),
+            results=torch.searchsorted(own, torch.tensor([*results])),
+            mask=StepMask(rows, positions, cached),
+        )
 
     def _make_blocks(self, first: int, size: int) -> Iterator[KeyBlock]:
         assert self.prefix is not None
