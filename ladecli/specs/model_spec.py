@@ -67,17 +67,10 @@ def spec_of(
     linear = packed = _linear(model)
     twice = 0  # weights that are held in two forms
     if weights == "fp8":
-        packed += sum(
-            each.numel()
-            for name, each in model.named_parameters()
-            if ".experts." in name and each.ndim == 3
-        )
+        packed += _joined_experts(model)
     if everything:
-        head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-        numbers = 0 if head is None else head.weight.numel()
-        shared = head is not None and head.weight is embedding.weight
-        packed += embedding.weight.numel() + (0 if shared else numbers)
-        twice = numbers if shared else 0
+        ends, twice = _ends(model)
+        packed += ends
     # A recurrent model has no heads of attention.
     heads = getattr(text, "num_attention_heads", None) or 1
     rank = getattr(text, "kv_lora_rank", None)
@@ -166,6 +159,22 @@ def _linear(model: Any) -> int:
         for module in model.modules()
         if isinstance(module, (nn.Linear, Conv1D)) and module is not head
     )
+
+
+def _joined_experts(model: Any) -> int:
+    """The weights of experts that are one tensor, [experts, out, in]."""
+    named = model.named_parameters()
+    return sum(each.numel() for name, each in named if ".experts." in name and each.ndim == 3)
+
+
+def _ends(model: Any) -> tuple[int, int]:
+    """The weights of embedding and last layer, and how many of them are held in two forms."""
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings().weight
+    if head is None:
+        return embedding.numel(), 0
+    if head.weight is embedding:
+        return embedding.numel(), embedding.numel()
+    return embedding.numel() + head.weight.numel(), 0
 
 
 def _chosen(text: Any) -> float:
