@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import pytest
 import torch
 
 from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
@@ -14,6 +15,7 @@ from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.events import Event, Finished, FinishReason, Step, Token
 from ladecli.decoder.layout import StepLayout, build
 from ladecli.decoder.load import load_decoder
+from ladecli.decoder.model.cpu_formats import packs
 from ladecli.decoder.strategies import make_strategy
 from ladecli.decoder.strategy import Draft
 from ladecli.decoder.tree import ROOT, TokenTree
@@ -21,6 +23,9 @@ from ladecli.events import TextEvent
 
 from .families import model_of, prompt_for
 
+PACKS_BFLOAT16 = pytest.mark.skipif(
+    not packs(torch.bfloat16), reason="oneDNN packs no weights in bfloat16 on this processor"
+)
 PAPER = LookaheadConfig(window=4, ngram=4, guesses=4, sources=("trajectory",))
 
 

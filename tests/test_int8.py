@@ -22,7 +22,7 @@ from .decoding import ids_of, run
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not int8.available(), reason="this processor has no VNNI"),
+    pytest.mark.skipif(not int8.available(), reason="this processor has no products of integers"),
 ]
 
 PROMPTS = ("def largest(items):\n", "What is lookahead decoding?")
@@ -33,6 +33,14 @@ def load(quantize: str = "8bit") -> LoadedModel:
     return models.load("demo", ModelOptions(quantize=quantize), PlacementOptions(device="cpu"))
 
 
+@pytest.fixture(params=["own", "none"])
+def vnni(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With this processor's instructions, and without what not every one has."""
+    if request.param == "none":
+        monkeypatch.setattr(int8, "has_vnni", lambda: False)
+
+
+@pytest.mark.usefixtures("vnni")
 @pytest.mark.parametrize("fine", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_product_is_that_of_the_weight(fine: bool, bias: bool) -> None:
@@ -47,6 +55,17 @@ def test_a_product_is_that_of_the_weight(fine: bool, bias: bool) -> None:
     assert float(off.max()) < 0.03
 
 
+@pytest.mark.usefixtures("vnni")
+@pytest.mark.parametrize("fine", [False, True])
+def test_large_sums_do_not_overflow(fine: bool) -> None:
+    linear = torch.nn.Linear(64, 8, bias=False)
+    torch.nn.init.ones_(linear.weight)
+    x = torch.ones(5, 64)
+    x[:, -1] = -1.0  # so that a row is measured from 0
+    assert int8.Int8Linear(linear, fine=fine)(x).allclose(torch.tensor(62.0))
+
+
+@pytest.mark.usefixtures("vnni")
 @pytest.mark.parametrize("fine", [False, True])
 def test_a_row_does_not_depend_on_others(fine: bool) -> None:
     torch.manual_seed(1)

@@ -25,14 +25,14 @@ from .kv_cache import KVCache
 from .layout import words_for
 from .model.attention import CapturedMask, DeviceMask, triton_available
 from .model.attention.triton import gpu_of, plan, power_of_two, triton_attention
-from .model.cpu_formats import MKLDNN, Races
+from .model.cpu_formats import Races, packs
 from .model.families import ModelFacts, model_facts
 from .model.forward import Forward
 from .model.own_cache import OwnCache, OwnCacheModel
 from .model.stock import StockModel, input_device
 from .model.transformer import TorchOps, Transformer, can_run
 from .model.trial import Trial
-from .model.weights import CPU_TYPES, restore
+from .model.weights import restore
 from .quiet import quiet
 from .run.captured import Capture, CudaGraphs
 from .run.runner import Runner, uses_triton
@@ -203,7 +203,7 @@ def _first_right(model: Any, facts: ModelFacts, wanted: Wanted, trial: Trial) ->
 def _is_invariant(way: Way, trial: Trial) -> bool:
     # Other products than oneDNN's packed ones, and those of integers, may depend on rows that a
     # trial does not have.
-    if way.forward.foreign or not MKLDNN or way.forward.dtype not in CPU_TYPES:
+    if way.forward.foreign or not packs(way.forward.dtype):
         return False
     return trial.is_batch_invariant(way.make_runner(way.forward, trial.new_cache(way.forward)))
 

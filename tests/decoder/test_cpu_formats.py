@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -11,12 +12,12 @@ from torch import Tensor, nn
 from ladecli.decoder.config import Limits, LookaheadConfig
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.model import cpu_formats, families, weights
-from ladecli.decoder.model.cpu_formats import FORMS, MORE, ONE, Races, key
+from ladecli.decoder.model.cpu_formats import FORMS, MORE, ONE, Races, key, packs
 from ladecli.decoder.model.families import Family
 from ladecli.decoder.model.stock import StockModel
 from ladecli.decoder.model.weights import CpuLinear
 
-from ..decoding import ids_of, run, transformers_ids
+from ..decoding import PACKS_BFLOAT16, ids_of, run, transformers_ids
 from ..families import model_of, prompt_for
 
 pytestmark = pytest.mark.slow
@@ -31,12 +32,19 @@ def times(**slower: float) -> dict[str, float]:
 
 def won(form: str, dtype: torch.dtype, shape: tuple[int, int]) -> Races:
     """Races of one shape that a form has won."""
-    slower = times(**{each: 2.0 for each in FORMS if each != form})
-    return Races({key(dtype, shape, rows): slower for rows in (ONE, MORE)})
+    found = {each: 1.0 if each == form else 2.0 for each in FORMS}
+    if not packs(dtype):
+        del found["packed"]
+    return Races({key(dtype, shape, rows): found for rows in (ONE, MORE)})
 
 
-@TYPES
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("form", "dtype"),
+    [
+        pytest.param(form, dtype, marks=PACKS_BFLOAT16 if form == "packed" else ())
+        for form, dtype in itertools.product(FORMS, (torch.float32, torch.bfloat16))
+    ],
+)
 @pytest.mark.parametrize("bias", [False, True])
 def test_every_form_is_the_product(
     form: str, bias: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -98,6 +106,13 @@ def test_results_of_another_version_are_raced_anew() -> None:
     races = Races({name: {"rows": 1.0, "a form that is gone": 0.1}})
     assert {*races.choose(torch.float32, (96, 64))} <= {*FORMS}
     assert races.run == 1
+
+
+def test_bfloat16_has_other_forms_where_it_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_formats, "packs", lambda dtype: dtype == torch.float32)
+    for races in (Races(), Races(seconds=0.0)):
+        assert {*races.choose(torch.bfloat16, (96, 64))} <= {"rows", "columns"}
+    assert {*Races().choose(torch.float32, (96, 64))} <= {*FORMS}
 
 
 def packed_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ RACE_PASSES = 3
 MARGIN = 0.05
 """Of a single row's time that one form for all rows may cost."""
 MKLDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-"""Whether torch has oneDNN."""
+"""Whether torch has oneDNN; see `packs`."""
 
 
 class Form(Protocol):
@@ -129,7 +129,7 @@ class Races:
     def _times(self, dtype: torch.dtype, shape: Sequence[int], rows: int) -> dict[str, float]:
         """Microseconds by form; empty where there was no time to find out."""
         name = key(dtype, shape, rows)
-        if {*self.known.get(name, ())} != {*_possible()}:
+        if {*self.known.get(name, ())} != {*_possible(dtype)}:
             if self._left <= 0.0:
                 return {}
             self._race(dtype, shape)
@@ -140,7 +140,7 @@ class Races:
         part = min(shape[0], max(RACE_BYTES // row, 1)), shape[1]  # of a head, as many rows as do
         copies = max(RACE_BYTES // (part[0] * row), 1)
         found: dict[int, dict[str, float]] = {ONE: {}, MORE: {}}
-        for form in _possible():
+        for form in _possible(dtype):
             weights = [FORMS[form](torch.ones(part, dtype=dtype)) for _ in range(copies)]
             for rows, times in found.items():
                 seconds = _pass_seconds(weights, torch.ones((rows, shape[1]), dtype=dtype))
@@ -160,13 +160,20 @@ def usual(dtype: torch.dtype, shape: Sequence[int]) -> tuple[str, str]:
     """The forms that are usually fastest, for a single row and for more."""
     plain = "columns" if shape[0] > shape[1] else "rows"
     if dtype == torch.float32:
-        return plain, "packed" if MKLDNN else plain
-    packs = MKLDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return ("packed", "packed") if packs else ("rows", "rows")
+        return plain, "packed" if packs(dtype) else plain
+    return ("packed", "packed") if packs(dtype) else ("rows", "rows")
 
 
-def _possible() -> list[str]:
-    return [name for name in FORMS if MKLDNN or name != "packed"]
+def packs(dtype: torch.dtype) -> bool:
+    """Whether oneDNN packs weights of a type here: for bfloat16 it needs instructions that not
+    every processor has."""
+    if dtype == torch.bfloat16:
+        return MKLDNN and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return MKLDNN and dtype == torch.float32
+
+
+def _possible(dtype: torch.dtype) -> list[str]:
+    return [name for name in FORMS if name != "packed" or packs(dtype)]
 
 
 def _pass_seconds(weights: Sequence[Form], x: Tensor) -> float:

@@ -3,7 +3,9 @@
 A weight has one scale for each output; a row of the input one of its own, so that no row depends
 on its neighbours (Yao et al., "ZeroQuant", 2022).  A row is measured from its middle, which uses
 all 8 bits.  Inputs of down projections and of the head have outliers that this is too coarse for:
-they are multiplied twice, by what 8 bits hold of them and by what that leaves.
+they are multiplied twice, by what 8 bits hold of them and by what that leaves.  Without the
+instructions for it (VNNI) a processor adds two products in 16 bits, which those of 7 bits cannot
+overflow: then inputs have 7, and are all multiplied twice.
 """
 
 from __future__ import annotations
@@ -17,24 +19,26 @@ from torch import Tensor, nn
 
 from ..compat import MAKES_QUANTISED, quantised_tensor
 
-LIMIT = 127.0
-"""The largest integer of a weight or an input."""
-REST = 1.0 / (2.0 * LIMIT)
-"""The unit of what is left of an input, of which no more than half an integer is."""
+LIMIT = 127
+"""The largest integer of a weight, and of an input of 8 bits."""
+LIMIT_OF_7 = 63
+"""The largest integer of an input of 7 bits."""
 LEAST = 1e-30
 """Of scales: a row of zeros has one, too."""
 ROWS_AT_ONCE = 1024
 """Of a weight that is quantised: an embedding in float32 would be the largest thing in memory."""
 _ENGINE = "fbgemm"
 """Of torch's for quantised products: the fastest for few rows."""
-_ZERO_POINT = 128
-"""Of inputs as the product takes them, from 0 to 255."""
 
 
 def available() -> bool:
+    """Whether this processor and this torch have products of integers."""
+    return MAKES_QUANTISED and _ENGINE in torch.backends.quantized.supported_engines
+
+
+def has_vnni() -> bool:
     """Whether this processor multiplies integers of 8 bits without losing any of them."""
-    known = MAKES_QUANTISED and _ENGINE in torch.backends.quantized.supported_engines
-    return known and bool(torch.cpu._is_vnni_supported())
+    return bool(torch.cpu._is_vnni_supported())
 
 
 @torch.no_grad()
@@ -44,12 +48,13 @@ def quantise(model: Any) -> None:
     What else there is keeps its type.
     """
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    all_fine = not has_vnni()
     tied = head is not None and head.weight is embedding.weight
     for parent in [*model.modules()]:
         for name, module in [*parent.named_children()]:
             if type(module) is nn.Linear:
                 fine = module is head or module.in_features > module.out_features
-                setattr(parent, name, Int8Linear(module, fine=fine))
+                setattr(parent, name, Int8Linear(module, fine=fine or all_fine))
             elif type(module) is nn.Embedding and module is embedding:
                 setattr(parent, name, Int8Embedding(module))
     if tied:
@@ -131,6 +136,7 @@ class Int8Product:
         values = torch.cat([part.weight for part in parts])
         scales = torch.cat([part.scales for part in parts])
         self._fine = any(part.fine for part in parts)
+        self._limit = LIMIT if has_vnni() else LIMIT_OF_7
         # What the middle of an input adds, for twice that middle.
         self._half_sums = 0.5 * scales * values.sum(dim=1)
         with _engine():
@@ -162,21 +168,22 @@ class Int8Product:
         high, low = x.amax(dim=-1, keepdim=True), x.amin(dim=-1, keepdim=True)
         span, middle = (high - low).clamp_min_(LEAST), high.add_(low)  # twice the middle
         scaled = torch.sub(x, middle, alpha=0.5).div_(span)  # from -1/2 to 1/2
-        product = self._multiply(scaled, 0.5 / LIMIT)
+        product = self._multiply(scaled, 0.5 / self._limit)
         return product.mul_(span).addcmul_(middle, self._half_sums)
 
     def _of_two(self, x: Tensor) -> Tensor:
-        count = x.shape[0]
-        scale = x.abs().amax(dim=-1, keepdim=True).mul_(1.0 / LIMIT).clamp_min_(LEAST)
+        count, finer = x.shape[0], 2 * self._limit  # what is left is half an integer at most
+        scale = x.abs().amax(dim=-1, keepdim=True).mul_(1.0 / self._limit).clamp_min_(LEAST)
         scaled = x / scale
         whole = scaled.round()
-        product = self._multiply(torch.cat((whole, scaled.sub_(whole).mul_(1.0 / REST))), 1.0)
-        return product[count:].mul_(REST).add_(product[:count]).mul_(scale)
+        product = self._multiply(torch.cat((whole, scaled.sub_(whole).mul_(finer))), 1.0)
+        return product[count:].mul_(1.0 / finer).add_(product[:count]).mul_(scale)
 
     def _multiply(self, x: Tensor, unit: float) -> Tensor:
-        """The product with an input rounded to whole numbers of a unit, from -128 to 127."""
+        """The product with an input rounded to whole numbers of a unit, no larger than the
+        limit."""
         product: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
-            x, unit, _ZERO_POINT, self._packed
+            x, unit, self._limit + 1, self._packed
         )
         return product
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .cpu_formats import FORMS, MKLDNN, SMALL, Form, Races
+from .cpu_formats import FORMS, SMALL, Form, Races, packs
 from .int8 import Int8Linear, Int8Product
 
 _HELD = "lade_held"
@@ -135,7 +135,7 @@ class CpuLinear:
         if len(parts) > 1:
             weight = torch.cat([part.weight.detach() for part in parts])
         one = more = "rows"
-        if invariant and MKLDNN:
+        if invariant and packs(weight.dtype):
             one = more = "packed"
         elif weight.numel() >= SMALL and (pack or not shared):
             one, more = races.choose(weight.dtype, weight.shape)
