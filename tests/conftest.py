@@ -23,6 +23,7 @@ import torch
 
 import ladecli
 from ladecli.commands.cli import entry
+from ladecli.decoder.model import cpu_formats
 from ladecli.decoder.quiet import LOG
 from ladecli.session.conversation import from_json
 
@@ -66,12 +67,26 @@ def _no_gpu() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _no_races() -> Iterator[None]:
+    """What races show differs from load to load, and with it the steps that tests count."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu_formats, "RACE_SECONDS", 0.0)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _away_from_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Fixtures of whole modules do not read the user's settings either; see `_isolated`."""
+    with pytest.MonkeyPatch.context() as patch:
+        _move(patch, tmp_path_factory.mktemp("home"))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _isolated(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads the user's settings or cache, and none asks the hub."""
-    home: Path = tmp_path_factory.mktemp("home")
-    for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "HF_HOME", "HOME"):
-        monkeypatch.setenv(name, str(home))
+    _move(monkeypatch, tmp_path_factory.mktemp("home"))
     strays = [name for name in os.environ if name.startswith("LADE_")]
     # A runner of tests may say how large its own screen is; terminals of tests say it themselves.
     for name in (*strays, "NO_COLOR", "FORCE_COLOR", "HF_TOKEN", "COLUMNS", "LINES"):
@@ -79,6 +94,11 @@ def _isolated(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     # Programs that tests start must not fight for the cores.
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def _move(patch: pytest.MonkeyPatch, home: Path) -> None:
+    for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "HF_HOME", "HOME"):
+        patch.setenv(name, str(home))
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from ..errors import UsageError
 from ..specs.device import Rates
 from ..specs.memory import ModelSpec
 from . import user
-from .derive import derive, for_experts
+from .derive import derive, for_experts, for_products
 from .recognise import recognise
 from .schema import VALUES, Hardware, Profile, Setting, Tuned, dump, parse
 
@@ -50,6 +50,15 @@ class Choice:
     paper: LookaheadConfig  # for the paper's algorithm; the trajectory is its only source
     paper_origin: str
     notices: tuple[str, ...] = ()
+    tuned: bool = False  # whether the costs of steps were measured on this machine
+
+    def on_products(self, rows: int, spread: float | None) -> Choice:
+        """The same where products of `rows` rows were seen to take `spread` times as long as those
+        of one; None where nothing was seen."""
+        if self.tuned or spread is None:
+            return self
+        cost = for_products(self.lookahead.step_cost, rows, spread)
+        return replace(self, lookahead=replace(self.lookahead, step_cost=cost))
 
     def base(self, paper: bool) -> LookaheadConfig:
         """The settings to start from: the paper's own where its algorithm is asked for."""
@@ -205,7 +214,15 @@ def choose(
         ]
     paper = profile.paper(spec) or (known.paper(spec) if known else None) or _PAPER
     trajectory = LookaheadConfig(paper.window, paper.ngram, paper.guesses, sources=("trajectory",))
-    return Choice(profile.name, lookahead, origins, trajectory, paper.origin, tuple(notices))
+    return Choice(
+        profile=profile.name,
+        lookahead=lookahead,
+        origins=origins,
+        paper=trajectory,
+        paper_origin=paper.origin,
+        notices=tuple(notices),
+        tuned=profile.tuned is not None,
+    )
 
 
 def summarise(lookahead: LookaheadConfig) -> str:

@@ -108,6 +108,14 @@ def for_experts(cost: StepCost, shape: ModelSpec) -> StepCost:
     return replace(cost, costs=tuple(rows))
 
 
+def for_products(cost: StepCost, rows: int, spread: float) -> StepCost:
+    """A curve of another processor, for one whose products of `rows` rows take `spread` times as
+    long as those of one.  Costs are only raised: a step is more than its products."""
+    dearer = (max(spread / cost.at(rows, context), 1.0) for context in cost.contexts)
+    costs = ((1.0, *(c * d for c in row[1:])) for row, d in zip(cost.costs, dearer, strict=True))
+    return replace(cost, costs=tuple(costs))
+
+
 def _weight_bytes(shape: ModelSpec, width: int) -> float:
     """Bytes of weights that a step of `width` tokens moves."""
     met = _met(shape, width)

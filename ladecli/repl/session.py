@@ -285,7 +285,8 @@ class Chat:
         """What the profile of a request says for this model."""
         loaded = self.session.loaded
         split = loaded.placement.split > 1
-        return choose_profile(request.profile, request, loaded.device, loaded.part, split)
+        choice = choose_profile(request.profile, request, loaded.device, loaded.part, split)
+        return self.session.on_this_machine(choice)
 
     def toggle_colors(self) -> None:
         """Switch the colors of tokens on or off; also in the middle of a reply."""

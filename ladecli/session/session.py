@@ -12,7 +12,7 @@ from ..decoder.config import Limits, LookaheadConfig, SamplingConfig
 from ..decoder.drafting.store import DraftStore
 from ..decoder.events import Event
 from ..decoder.load import load_decoder
-from ..decoder.model.cpu_formats import Races
+from ..decoder.model.cpu_formats import MORE, Races
 from ..decoder.run.executor import Executor
 from ..decoder.sampling import LogitsProcessor
 from ..decoder.strategies import make_strategy
@@ -100,6 +100,7 @@ class Session:
         )
         if raced is not None and raced.run:
             races.write(loaded.device, raced.known)
+        self._spread = raced.spread if raced is not None else None
         self.drafts = DraftStore()  # what lookahead learned so far
         self._draft_texts: list[list[int]] = []
         # What runs the steps, where other ranks take part in them.
@@ -114,7 +115,11 @@ class Session:
     def choice(self) -> Choice:
         """What the profile says, where the session was opened with one."""
         assert self.setup.choice is not None
-        return self.setup.choice
+        return self.on_this_machine(self.setup.choice)
+
+    def on_this_machine(self, choice: Choice) -> Choice:
+        """What a profile says, with costs of steps as products of this model show them here."""
+        return choice.on_products(MORE, self._spread)
 
     @property
     def attention(self) -> str:

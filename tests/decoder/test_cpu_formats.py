@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from ladecli.decoder.config import Limits, LookaheadConfig
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.model import cpu_formats, families, weights
-from ladecli.decoder.model.cpu_formats import FORMS, MORE, ONE, Races, key, packs
+from ladecli.decoder.model.cpu_formats import FORMS, MORE, ONE, Races, key
 from ladecli.decoder.model.families import Family
 from ladecli.decoder.model.stock import StockModel
 from ladecli.decoder.model.weights import CpuLinear
@@ -26,23 +25,25 @@ TYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 
 
 def times(**slower: float) -> dict[str, float]:
-    """Microseconds of a race: 1 but where another figure is given."""
-    return dict.fromkeys(FORMS, 1.0) | slower
+    """Microseconds of a race in float32: 1 but where another figure is given."""
+    return dict.fromkeys(("rows", "columns", "packed"), 1.0) | slower
 
 
 def won(form: str, dtype: torch.dtype, shape: tuple[int, int]) -> Races:
     """Races of one shape that a form has won."""
-    found = {each: 1.0 if each == form else 2.0 for each in FORMS}
-    if not packs(dtype):
-        del found["packed"]
-    return Races({key(dtype, shape, rows): found for rows in (ONE, MORE)})
+    races = Races(seconds=1.0)
+    races.choose(dtype, shape)
+    for found in races.known.values():
+        found.update({each: 1.0 if each == form else 2.0 for each in found})
+    return Races(races.known)
 
 
 @pytest.mark.parametrize(
     ("form", "dtype"),
     [
-        pytest.param(form, dtype, marks=PACKS_BFLOAT16 if form == "packed" else ())
-        for form, dtype in itertools.product(FORMS, (torch.float32, torch.bfloat16))
+        *[(form, torch.float32) for form in times()],
+        *[(form, torch.bfloat16) for form in FORMS if form != "packed"],
+        pytest.param("packed", torch.bfloat16, marks=PACKS_BFLOAT16),
     ],
 )
 @pytest.mark.parametrize("bias", [False, True])
@@ -50,6 +51,8 @@ def test_every_form_is_the_product(
     form: str, bias: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weights, "SMALL", 1)
+    if form == "widened":
+        monkeypatch.setattr(cpu_formats, "packs", lambda _: False)
     torch.manual_seed(0)
     parts = [nn.Linear(64, size, bias=bias, dtype=dtype) for size in (96, 32)]
     x, given = torch.randn(9, 64, dtype=dtype), [part.weight.detach().clone() for part in parts]
@@ -73,7 +76,7 @@ def test_every_form_is_the_product(
 
 @TYPES
 def test_a_race_is_run_once_for_a_shape_and_within_its_time(dtype: torch.dtype) -> None:
-    races = Races()
+    races = Races(seconds=1.0)
     first = races.choose(dtype, (96, 64))
     assert {*first} <= {*FORMS}
     assert races.choose(dtype, (96, 64)) == first
@@ -103,16 +106,29 @@ def test_one_form_is_taken_where_it_is_hardly_slower(
 
 def test_results_of_another_version_are_raced_anew() -> None:
     name = key(torch.float32, (96, 64), ONE)
-    races = Races({name: {"rows": 1.0, "a form that is gone": 0.1}})
+    races = Races({name: {"rows": 1.0, "a form that is gone": 0.1}}, seconds=1.0)
     assert {*races.choose(torch.float32, (96, 64))} <= {*FORMS}
     assert races.run == 1
 
 
 def test_bfloat16_has_other_forms_where_it_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_formats, "packs", lambda dtype: dtype == torch.float32)
-    for races in (Races(), Races(seconds=0.0)):
-        assert {*races.choose(torch.bfloat16, (96, 64))} <= {"rows", "columns"}
-    assert {*Races().choose(torch.float32, (96, 64))} <= {*FORMS}
+    for seconds in (0.0, 1.0):
+        races = Races(seconds=seconds)
+        assert "packed" not in races.choose(torch.bfloat16, (96, 64))
+        assert "widened" not in races.choose(torch.float32, (96, 64))
+
+
+def test_what_more_rows_cost_is_summed_over_weights() -> None:
+    assert Races().spread is None
+    shapes, known = ((96, 64), (64, 96)), {}
+    for shape, more in zip(shapes, (3.0, 6.0), strict=True):
+        known |= {key(torch.float32, shape, ONE): times(), key(torch.float32, shape, MORE): times()}
+        known[key(torch.float32, shape, MORE)] = dict.fromkeys(times(), more)
+    races = Races(known)
+    for shape in (*shapes, shapes[0]):
+        races.choose(torch.float32, shape)
+    assert races.spread == (3.0 + 6.0 + 3.0) / 3
 
 
 def packed_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 
-from ladecli.profiles import races
-from ladecli.specs.device import Device
+import ladecli
+from ladecli.decoder.model import cpu_formats
+from ladecli.profiles import races, user
+from ladecli.specs.device import Device, detect
+
+from .makers import tuned
 
 EPYC = Device("cpu", "cpu", "AMD EPYC", threads=1)
 RESULTS = {"float32 960x576 1": {"columns": 80.5, "rows": 99.0, "packed": 85.1}}
@@ -42,7 +46,10 @@ def test_where_nothing_can_be_written_nothing_is(
 
 
 @pytest.mark.slow
-def test_a_load_races_once_and_the_doctor_shows_it(lade: Any) -> None:
+def test_a_load_races_once_and_the_doctor_shows_it(
+    lade: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_formats, "RACE_SECONDS", 1.0)
     assert lade("generate", "-p", "def ", "-n", "4", "--device", "cpu").code == 0
     (results,) = json.loads(races.path().read_text()).values()
     assert any(name.startswith("float32 ") for name in results)
@@ -51,3 +58,23 @@ def test_a_load_races_once_and_the_doctor_shows_it(lade: Any) -> None:
     assert {name: later[name] for name in results} == results
     found = lade("doctor", "--json").json()["checks"]
     assert "products" in [each["name"] for each in found]
+
+
+@pytest.mark.slow
+def test_steps_cost_what_products_do_here_but_for_a_tuned_profile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cpu_formats, "RACE_SECONDS", 1.0)
+    ladecli.load("demo")
+    here = detect("cpu")
+    slow = {
+        name: dict.fromkeys(times, 1.0 if name.endswith(f" {cpu_formats.ONE}") else 40.0)
+        for name, times in races.read(here).items()
+    }
+    races.write(here, slow)
+    cost = ladecli.load("demo").lookahead.step_cost
+    assert cost.at(1, 128) == 1.0
+    assert cost.at(cpu_formats.MORE, 128) == cost.at(cpu_formats.MORE, 8192) == 40.0
+    assert cost.at(cpu_formats.MORE + 1, 128) > 40.0
+    user.write(tuned(device=user.key_of(here), versions=user.versions_here()))
+    assert ladecli.load("demo").lookahead.step_cost.at(cpu_formats.MORE, 128) < 40.0

@@ -30,6 +30,8 @@ RACE_BYTES = 1 << 23
 RACE_PASSES = 3
 MARGIN = 0.05
 """Of a single row's time that one form for all rows may cost."""
+WIDENED_ROWS = 256
+"""Of a weight that are brought to float32 at once, and stay in a processor's cache."""
 MKLDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 """Whether torch has oneDNN; see `packs`."""
 
@@ -66,6 +68,20 @@ class Columns(Rows):
         super().__init__(weight.t().contiguous().t())
 
 
+class Widened(Rows):
+    """As `Rows`, multiplied in float32, which a processor without products of bfloat16 does several
+    times as fast for more than a few rows."""
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """See `Form`."""
+        wide = x.float()
+        parts = [F.linear(wide, part.float()) for part in torch.split(self._weight, WIDENED_ROWS)]
+        product = torch.cat(parts, dim=-1)
+        if bias is not None:
+            product += bias
+        return product.to(x.dtype)
+
+
 class Packed:
     """In oneDNN's blocks: a step of 4 rows costs what one of a single row does.
 
@@ -90,7 +106,12 @@ class Packed:
         return self._weight.to_dense()  # type: ignore[no-any-return]
 
 
-FORMS: dict[str, type[Rows] | type[Packed]] = {"rows": Rows, "columns": Columns, "packed": Packed}
+FORMS: dict[str, type[Rows] | type[Packed]] = {
+    "rows": Rows,
+    "columns": Columns,
+    "widened": Widened,
+    "packed": Packed,
+}
 
 
 class Races:
@@ -98,7 +119,7 @@ class Races:
 
     Args:
         known: microseconds of earlier races on this processor, by `key` and form.
-        seconds: for all races together.
+        seconds: for all races together; None for `RACE_SECONDS`.
 
     Attributes:
         known: as given, and those since.
@@ -106,25 +127,39 @@ class Races:
     """
 
     def __init__(
-        self, known: dict[str, dict[str, float]] | None = None, seconds: float = RACE_SECONDS
+        self, known: dict[str, dict[str, float]] | None = None, seconds: float | None = None
     ) -> None:
         self.known = {} if known is None else known
         self.run = 0
-        self._left = seconds
+        self._left = RACE_SECONDS if seconds is None else seconds
+        self._taken: list[tuple[float, float]] = []  # microseconds for one row and for more
 
-    def choose(self, dtype: torch.dtype, shape: Sequence[int]) -> tuple[str, str]:
-        """The forms of a weight [out, in] for a single row, and for more.
+    def choose(
+        self, dtype: torch.dtype, shape: Sequence[int], only: str | None = None
+    ) -> tuple[str, str]:
+        """The forms of a weight [out, in] for a single row, and for more; `only` leaves no choice.
 
         They are one where it is hardly slower for a single row: then the weight is held once, and
         a row of the packed form is the same, bit for bit, however many there are.
         """
         one, more = self._times(dtype, shape, ONE), self._times(dtype, shape, MORE)
         if not (one and more):
-            return usual(dtype, shape)
-        best = min(more, key=more.__getitem__)
-        if one[best] <= (1.0 + MARGIN) * min(one.values()):
-            return best, best
-        return min(one, key=one.__getitem__), best
+            return (only, only) if only else usual(dtype, shape)
+        best = only or min(more, key=more.__getitem__)
+        first = best
+        if only is None and one[best] > (1.0 + MARGIN) * min(one.values()):
+            first = min(one, key=one.__getitem__)
+        self._taken.append((one[first], more[best]))
+        return first, best
+
+    @property
+    def spread(self) -> float | None:
+        """How much longer products of `MORE` rows take than those of one, over all weights; None
+        if no race has shown."""
+        if not self._taken:
+            return None
+        one, more = map(sum, zip(*self._taken, strict=True))
+        return more / one
 
     def _times(self, dtype: torch.dtype, shape: Sequence[int], rows: int) -> dict[str, float]:
         """Microseconds by form; empty where there was no time to find out."""
@@ -161,7 +196,7 @@ def usual(dtype: torch.dtype, shape: Sequence[int]) -> tuple[str, str]:
     plain = "columns" if shape[0] > shape[1] else "rows"
     if dtype == torch.float32:
         return plain, "packed" if packs(dtype) else plain
-    return ("packed", "packed") if packs(dtype) else ("rows", "rows")
+    return ("packed", "packed") if packs(dtype) else ("rows", "widened")
 
 
 def packs(dtype: torch.dtype) -> bool:
@@ -173,7 +208,10 @@ def packs(dtype: torch.dtype) -> bool:
 
 
 def _possible(dtype: torch.dtype) -> list[str]:
-    return [name for name in FORMS if name != "packed" or packs(dtype)]
+    """The forms to race; bfloat16 is widened where it is not packed."""
+    if packs(dtype):
+        return ["rows", "columns", "packed"]
+    return ["rows", "columns", "widened"] if dtype == torch.bfloat16 else ["rows", "columns"]
 
 
 def _pass_seconds(weights: Sequence[Form], x: Tensor) -> float:

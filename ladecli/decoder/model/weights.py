@@ -134,17 +134,16 @@ class CpuLinear:
         weight = parts[0].weight.detach()
         if len(parts) > 1:
             weight = torch.cat([part.weight.detach() for part in parts])
-        one = more = "rows"
-        if invariant and packs(weight.dtype):
-            one = more = "packed"
-        elif weight.numel() >= SMALL and (pack or not shared):
-            one, more = races.choose(weight.dtype, weight.shape)
-            if not pack:
+        only = "packed" if invariant and packs(weight.dtype) else None
+        one = more = only or "rows"
+        if weight.numel() >= SMALL and (pack or not shared):
+            one, more = races.choose(weight.dtype, weight.shape, only)
+            if not pack and more != "widened":  # which is held as rows are
                 one = more
         forms: dict[str, Form] = {name: FORMS[name](weight) for name in {one, more}}
         self._one, self._more = forms[one], forms[more]
         self._bias = _joined_bias(parts)
-        usable = forms.get("rows", forms.get("columns"))
+        usable = forms.get("rows") or forms.get("widened") or forms.get("columns")
         if shared:
             return
         if usable is not None:
