@@ -137,6 +137,8 @@ class Int8Product:
         scales = torch.cat([part.scales for part in parts])
         self._fine = any(part.fine for part in parts)
         self._limit = LIMIT if has_vnni() else LIMIT_OF_7
+        # Torch makes a tensor of a number in every call, which takes longer than the product.
+        self._least, self._finer = torch.tensor(LEAST), torch.tensor(2.0 * self._limit)
         # What the middle of an input adds, for twice that middle.
         self._half_sums = 0.5 * scales * values.sum(dim=1)
         with _engine():
@@ -172,12 +174,14 @@ class Int8Product:
         return product.mul_(span).addcmul_(middle, self._half_sums)
 
     def _of_two(self, x: Tensor) -> Tensor:
-        count, finer = x.shape[0], 2 * self._limit  # what is left is half an integer at most
-        scale = x.abs().amax(dim=-1, keepdim=True).mul_(1.0 / self._limit).clamp_min_(LEAST)
+        largest = x.abs().amax(dim=-1, keepdim=True)
+        scale = torch.add(self._least, largest, alpha=1.0 / self._limit)
         scaled = x / scale
         whole = scaled.round()
-        product = self._multiply(torch.cat((whole, scaled.sub_(whole).mul_(finer))), 1.0)
-        return product[count:].mul_(1.0 / finer).add_(product[:count]).mul_(scale)
+        # What is left is half an integer at most.
+        product = self._multiply(torch.cat((whole, scaled.sub_(whole).mul_(self._finer))), 1.0)
+        coarse, fine = product.view(2, len(x), product.shape[-1]).unbind()
+        return torch.add(coarse, fine, alpha=0.5 / self._limit).mul_(scale)
 
     def _multiply(self, x: Tensor, unit: float) -> Tensor:
         """The product with an input rounded to whole numbers of a unit, no larger than the
