@@ -23,6 +23,8 @@ _LIMITS = {
     "ge": "at least {}",
     "lt": "less than {}",
     "le": "at most {}",
+    "min_length": "at least {} long",
+    "max_length": "at most {} long",
 }
 """What a value must be, by what pydantic says of its fault."""
 _KINDS = {

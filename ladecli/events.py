@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from .decoder.events import Detail, Started, StepNarrowed, StepTimes
+from .decoder.events import Detail, Logprobs, Started, StepNarrowed, StepTimes
 
 Reason: TypeAlias = Literal["eos", "stop", "length", "context", "memory", "interrupted"]
 
@@ -42,6 +42,7 @@ class TextStep:
     times: StepTimes | None = None  # where the seconds went; None in a replayed trace
     # plain steps that take as long, by the profile's curve; None where that knows no width
     cost: float | None = None
+    logprobs: tuple[Logprobs, ...] = ()  # one for each of `token_ids`, where they were asked for
 
     @property
     def text(self) -> str:

@@ -41,6 +41,7 @@ LIGHT = (
     ),
     *("session.opening", "session.setup", "session.parallel", "session.place"),
     *("bench.command", "bench.report", "bench.compare", "bench.verify"),
+    *("serve.command", "serve.app"),
 )
 
 

@@ -797,12 +797,13 @@ def test_ctrl_c_keeps_the_text_and_exits_with_130(tmp_path: Path, model_folder: 
 @pytest.mark.slow
 def test_what_needs_no_model_does_not_import_torch() -> None:
     commands = (
-        *("generate", "chat", "replay", "bench", "verify", "tune", "plan"),
+        *("generate", "chat", "serve", "replay", "bench", "verify", "tune", "plan"),
         *("profiles", "models", "doctor", "config"),
     )
     asked = [["--help"], ["--version"], [], ["config", "show"]]
     asked += [[command, "--help"] for command in commands]
     asked += [["generate", "./nowhere", "-p", "x"], ["chat", "./nowhere"], ["doctor", "./nowhere"]]
+    asked += [["serve", "./nowhere"]]
     code = f"""
 import sys
 from ladecli.commands.cli import entry

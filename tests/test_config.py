@@ -17,7 +17,7 @@ from ladecli.commands.config import (
     read,
     template,
 )
-from ladecli.options.answer import ChatRequest, GenerateRequest
+from ladecli.options.answer import ChatRequest, GenerateRequest, ServeRequest
 from ladecli.options.commands import DoctorRequest, TuneRequest
 from ladecli.options.declare import Setting, config_path
 
@@ -46,12 +46,14 @@ OTHER: dict[str, Any] = {
         "color": "never",
     },
     **{"stats": False, "json": True, "quiet": True, "speed": 2.0, "seconds": 5.0},
+    **{"host": "::1", "port": 80, "api_key": "a", "cors": ["http://a"], "queue": 3},
 }
 """A legal value that is not the default, for every setting."""
 KINDS = {
     "generate": GenerateRequest,
     "chat": ChatRequest,
     "tune": TuneRequest,
+    "serve": ServeRequest,
     "doctor": DoctorRequest,
 }
 SETTINGS = [
@@ -70,7 +72,7 @@ def called(pair: tuple[str, Setting] | object) -> str | None:
 def requested(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The request that a command line comes to; nothing is loaded."""
     found: list[Any] = []
-    for name in ("chat", "commands.generate", "commands.doctor", "tune"):
+    for name in ("chat", "commands.generate", "commands.doctor", "tune", "serve.command"):
         module = types.ModuleType(name)
         module.run = lambda request, *_: found.append(request) or 0
         monkeypatch.setitem(sys.modules, f"ladecli.{name}", module)

@@ -39,6 +39,11 @@ _COMMANDS = {
         "commands.generate.run",
         "Complete one or more prompts; the answer goes to stdout and nothing else does.",
     ),
+    "serve": (
+        "serve.command.run",
+        "Answer programs that speak OpenAI's protocol, at http://127.0.0.1:8000/v1.\n\n"
+        "One answer at a time is decoded; options hold where a request says nothing else.",
+    ),
     "replay": ("trace.replay.run", "Play a recorded generation again, or look into its steps."),
     "bench": (
         "bench.command.run",

@@ -252,7 +252,8 @@ def _rows(found: Found) -> Iterator[tuple[str, str, str]]:
         rows = {}
         for command in having:
             default = settings_of(request_of(command))[key].default
-            rows[_table(command)] = found[command].get(key, (default, "default"))
+            value, origin = found[command].get(key, (default, "default"))
+            rows[_table(command)] = "***" if setting.secret and value else value, origin
         usual = max(rows.values(), key=list(rows.values()).count)
         yield setting.name, _shown(usual[0]), usual[1]
         for command, (value, origin) in rows.items():

@@ -54,6 +54,7 @@ PARTS = (
     ("accelerate", "--quantize, --device-map, loading straight to a GPU", "'ladecli[quant]'"),
     ("gguf", "models in GGUF files", "'ladecli[gguf]'"),
     ("peft", "LoRA adapters (--adapter)", "'ladecli[lora]'"),
+    ("fastapi", "lade serve, for programs that speak OpenAI's protocol", "'ladecli[serve]'"),
     ("sentencepiece", "models without tokenizer.json", "sentencepiece protobuf"),
     ("gptqmodel", "checkpoints in GPTQ and AWQ", "gptqmodel optimum accelerate"),
     ("torchao", "checkpoints in torchao", "torchao"),

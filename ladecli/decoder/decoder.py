@@ -83,6 +83,7 @@ class Decoder:
         *,
         detailed: bool = False,
         executor: Executor | None = None,
+        logprobs: int | None = None,
     ) -> Generator[Event]:
         """Decode a continuation of `prompt`.
 
@@ -99,6 +100,8 @@ class Decoder:
             processors: transformers' logits processors, applied before `sampling`.
             detailed: whether steps say what they tried; see `events.Detail`.
             executor: runs the steps; None for `local`.
+            logprobs: how many of the most probable tokens are named at the place of each, with
+                log-probabilities; None where none are wanted, the token's own neither.
 
         Yields:
             `Started`, `Prefill` for all chunks of the prompt but the last, a `Step` for every
@@ -120,7 +123,7 @@ class Decoder:
         generation = Generation(
             State(list(prompt), len(prompt), sampling, end),
             strategy,
-            Sampler(sampling, processors),
+            Sampler(sampling, processors, logprobs),
             limits,
             executor or self.local,
             detailed,

@@ -9,6 +9,15 @@ FinishReason: TypeAlias = Literal["eos", "stop", "length", "context", "memory"]
 
 
 @dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Log-probabilities at the place of a token, by the model's logits as they are: before
+    temperature, filters, penalties and logits processors."""
+
+    own: float  # of the token
+    best: tuple[tuple[int, float], ...] = ()  # the most probable ids with theirs, best first
+
+
+@dataclass(frozen=True, slots=True)
 class Token:
     """One committed token."""
 
@@ -16,6 +25,7 @@ class Token:
     source: str | None = None
     """The draft source whose guess was accepted ("trajectory", "context", …), or None for a token
     that the model chose at the end of a step."""
+    logprobs: Logprobs | None = None  # where the caller asked for them
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,8 +155,14 @@ class Sampler:
     Logits processors are called per node of the tree, with the path as part of the text.
     """
 
-    def __init__(self, config: SamplingConfig, processors: Sequence[LogitsProcessor] = ()) -> None:
+    def __init__(
+        self,
+        config: SamplingConfig,
+        processors: Sequence[LogitsProcessor] = (),
+        logprobs: int | None = None,
+    ) -> None:
         self.config = config
+        self.logprobs = logprobs  # see `Decoder.generate`
         self._greedy = config.greedy
         self._processors = tuple(processors)
         # Gumbel noise by position, kept for the steps that may need it again.

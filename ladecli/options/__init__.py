@@ -14,6 +14,7 @@ from .declare import Options
 COMMANDS = {
     "chat": "answer.ChatRequest",
     "generate": "answer.GenerateRequest",
+    "serve": "answer.ServeRequest",
     "replay": "commands.ReplayRequest",
     "bench": "commands.BenchRequest",
     "bench compare": "commands.CompareRequest",

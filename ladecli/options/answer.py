@@ -19,6 +19,7 @@ prompt_option = partial(option, "Prompt")
 length_option = partial(option, "Length")
 output_option = partial(option, "Output")
 _sample = partial(option, "Sampling")
+_serve = partial(option, "Serving")
 _file = partial(output_option, metavar="FILE", lasting=False)
 
 
@@ -164,8 +165,8 @@ class RankedOptions(RankOptions, AnswerOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FileOptions(QuietOptions):
-    """The files beside an answer."""
+class KnownOptions(Options):
+    """What drafts know before an answer."""
 
     pool_file: str | None = decode_option(
         "Keep what was learned about drafting in this file: the next call starts with it.",
@@ -176,6 +177,12 @@ class FileOptions(QuietOptions):
         metavar="FILE",
         lasting=False,
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileOptions(KnownOptions, QuietOptions):
+    """The files beside an answer."""
+
     stats: bool | None = output_option(
         "A line of statistics on stderr; on unless --quiet.", pair=True
     )
@@ -255,3 +262,30 @@ class ChatRequest(FileOptions, RankedOptions):
     editing_mode: str = output_option(
         "Keys of the input: emacs or vi.", default="emacs", choices=("emacs", "vi")
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeRequest(KnownOptions, RankedOptions):
+    """The options of `lade serve`: its own, and what holds where a client does not say."""
+
+    host: str = _serve("Address to listen at; 0.0.0.0 is all of them.", default="127.0.0.1")
+    port: int = _serve("Port to listen at; 0 is any free one.", default=8000, least=0, most=65535)
+    api_key: str | None = _serve(
+        "Key that clients must send; better in LADE_API_KEY, which other users cannot see.",
+        metavar="KEY",
+        secret=True,
+    )
+    cors: list[str] | None = _serve(
+        "Origin of web pages that may ask, such as http://localhost:3000; * is all. Can be"
+        " repeated.",
+        metavar="ORIGIN",
+        has_variable=False,
+    )
+    queue: int = _serve(
+        "Maximum number of requests that wait; further ones are refused.", default=16, least=1
+    )
+
+    def _check(self) -> None:
+        super()._check()
+        if self.api_key == "":
+            raise UsageError("api-key is empty; give a key, or leave it out")

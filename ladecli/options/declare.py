@@ -20,7 +20,7 @@ GONE = {"compile": "steps are not compiled any more; leave it out"}
 CONFIG_FILE = "config file"
 """The origin of what the config file says."""
 PANELS = (
-    *("", "Prompt", "Measuring", "Planning"),
+    *("", "Prompt", "Measuring", "Planning", "Serving"),
     *("Length", "Decoding", "Sampling", "Model", "Output"),
 )
 """Headings in the order of the help; arguments have none."""
@@ -42,6 +42,7 @@ class Setting:
     argument: bool = False  # whether it is given by position
     lasting: bool = True  # whether the config file can hold it, and not a single call alone
     has_variable: bool = True  # whether a `LADE_` variable can hold it, too
+    secret: bool = False  # whether its value is not shown
     key: str = ""  # the field's name, such as max_new_tokens
     annotation: Any = None  # the field's type with its optional None, as Typer reads it
     default: Any = None  # None for no value, MISSING where it has to be given

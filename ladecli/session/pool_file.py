@@ -20,7 +20,7 @@ from ..errors import LadeError, UsageError
 
 if TYPE_CHECKING:
     from ..decoder.drafting.store import DraftStore
-    from ..options.answer import FileOptions
+    from ..options.answer import KnownOptions
     from .session import Session
 
 FORMAT = "lade-pool/2"
@@ -33,7 +33,7 @@ def fingerprint(tokenizer: Any) -> str:
     return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
 
 
-def draft_texts(request: FileOptions) -> list[str]:
+def draft_texts(request: KnownOptions) -> list[str]:
     """The texts of `--draft-text`.
 
     Raises:

@@ -38,6 +38,7 @@ class Settings:
     stop: tuple[str, ...] = ()  # strings that end the text
     ignore_eos: bool = False  # whether decoding goes on after end-of-text tokens
     template: TemplateChoice | None = None  # None where a text is continued as it is
+    logprobs: int | None = None  # see `Decoder.generate`
 
 
 class Followers(Protocol):
@@ -154,15 +155,22 @@ class Session:
             self.decoder.forget(keep_memory=True)
         self._forget_drafts()
 
-    def add_draft_text(self, text: str) -> int:
+    def add_draft_text(self, text: str, *, lasting: bool = True) -> int:
         """Let drafts know a text that answers may repeat, whole or in parts; its tokens.
 
-        It costs no forward, since the model does not read it, and it outlives `start_over`.
+        It costs no forward, since the model does not read it.
+
+        Args:
+            text: of which an answer can repeat no more than the context holds.
+            lasting: whether it outlives `start_over`.
         """
         encoded = token_ids(self.loaded.tokenizer, text, special=False)
         ids = [i for i in encoded if i < self.decoder.facts.vocabulary]
         if ids not in self._draft_texts:
-            self._draft_texts.append(ids)
+            if lasting:
+                self._draft_texts.append(ids)
+            else:
+                ids = ids[: self.decoder.max_context]
             self.drafts.learn_text(ids)
             if self.followers is not None:
                 self.followers.drafts_changed()
@@ -357,6 +365,7 @@ class Session:
             processors,
             detailed=detailed,
             executor=executor,
+            logprobs=settings.logprobs,
         )
 
     @staticmethod

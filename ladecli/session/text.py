@@ -324,6 +324,7 @@ def _text_step(step: Step, text: TextStream, cost: float | None) -> TextStep:
         detail=step.detail,
         times=step.times,
         cost=cost,
+        logprobs=tuple([each.logprobs for each in step.tokens if each.logprobs is not None]),
     )
 
 

@@ -192,7 +192,8 @@ class TraceWriter:
 
     def _write_line(self, line: TextEvent | Spellings) -> None:
         values = asdict(line)
-        values.pop("times", None)  # of this run alone
+        for name in ("times", "logprobs"):  # of this run alone, and what no trace asks for
+            values.pop(name, None)
         for holder in (values, *values.get("pieces", ())):
             if not holder.get("reasoning", True):
                 del holder["reasoning"]  # few models have any

@@ -158,11 +158,14 @@ class Terminal:
 
 
 @contextlib.contextmanager
-def ctrl_c() -> Iterator[Callable[[], bool]]:
+def ctrl_c(*others: signal.Signals) -> Iterator[Callable[[], bool]]:
     """Let Ctrl-C set a flag that is read between two steps; a second one ends at once.
 
     An exception inside a forward could land between two writes to the cache.  Further ones do
     nothing: they would only disturb the tidying up.
+
+    Args:
+        others: signals that do the same.
     """
     presses = 0
 
@@ -172,8 +175,9 @@ def ctrl_c() -> Iterator[Callable[[], bool]]:
         if presses == 2:
             raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGINT, on_signal)
+    before = {each: signal.signal(each, on_signal) for each in (signal.SIGINT, *others)}
     try:
         yield lambda: presses > 0
     finally:
-        signal.signal(signal.SIGINT, before)
+        for each, handler in before.items():
+            signal.signal(each, handler)

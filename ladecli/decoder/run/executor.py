@@ -17,6 +17,7 @@ from ..events import FinishReason, Prefill
 from ..faults import Backoff, attempt, check_device
 from ..kv_cache import KVCache
 from ..layout import StepLayout
+from ..logprobs import with_logprobs
 from ..model.families import ModelFacts
 from ..sampling import Sampler
 from ..strategy import Draft, Room, State, StepResult
@@ -186,9 +187,13 @@ class Local:
         return found or OutOfMemory(step.pending, len(step.tokens) - step.pending + 1)
 
     def _walk(self, logits: Logits, step: Started, sampler: Sampler) -> StepResult:
-        tree = step.draft.tree
-        output = sampler.read(logits(), step.layout, len(tree), step.draft.successors)
-        return StepResult(*tree.walk(output.choose), output.best, output.successors)
+        tree, rows, asked = step.draft.tree, logits(), sampler.logprobs
+        unread = None if asked is None else rows.clone()  # a repetition penalty changes them
+        output = sampler.read(rows, step.layout, len(tree), step.draft.successors)
+        nodes, tokens = tree.walk(output.choose)
+        if asked is not None and unread is not None:
+            tokens = with_logprobs(tokens, nodes, unread, asked)
+        return StepResult(nodes, tokens, output.best, output.successors)
 
     def narrow(self, short: OutOfMemory) -> NoRoom:
         """Let the next step be smaller than one that memory did not suffice for."""

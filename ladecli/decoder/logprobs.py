@@ -1,0 +1,35 @@
+"""Log-probabilities of a step's tokens, from the logits that its verification computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from .events import Logprobs, Token
+
+
+@torch.inference_mode()
+def with_logprobs(
+    tokens: Sequence[Token], nodes: Sequence[int], logits: Tensor, count: int
+) -> list[Token]:
+    """The tokens of a walk with their log-probabilities.
+
+    Args:
+        tokens: that the walk chose: k + 1 after k accepted nodes.
+        nodes: the accepted ones.
+        logits: [outputs, vocabulary], as the forward gave them.
+        count: of the most probable tokens at each place that are named, too.
+    """
+    places = torch.tensor([0, *[1 + node for node in nodes]], device=logits.device)
+    shares = logits[places].float().log_softmax(dim=-1)
+    ids = torch.tensor([[token.id] for token in tokens], device=logits.device)
+    own = shares.gather(1, ids)[:, 0].tolist()
+    best = shares.topk(min(count, shares.shape[-1]))
+    rows = zip(tokens, own, best.indices.tolist(), best.values.tolist(), strict=True)
+    return [
+        replace(token, logprobs=Logprobs(mine, tuple(zip(found, values, strict=True))))
+        for token, mine, found, values in rows
+    ]

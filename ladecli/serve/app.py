@@ -1,0 +1,317 @@
+"""The web application: OpenAI's paths, its errors, and its streams of server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import json
+import math
+import re
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+from fastapi import Depends, FastAPI, Request
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+
+from ..errors import flaw, one_line
+from ..options.answer import ServeRequest
+from .schema import ChatWanted, Refused, TextWanted, Wanted
+from .worker import Job, Part, Worker, ending
+
+MOST_BYTES = 4 << 20
+"""Of a body."""
+BODY_SECONDS = 30.0
+"""For a client to send one."""
+
+
+def make_app(worker: Worker, request: ServeRequest) -> FastAPI:
+    """The application of a worker, as the options of the server have it."""
+    app = FastAPI(
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        dependencies=[Depends(_admission(request.api_key, request.host))],
+        exception_handlers=dict.fromkeys((HTTPException, Exception), _as_response),
+    )
+    if request.cors:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=request.cors, allow_methods=["*"], allow_headers=["*"]
+        )
+    desk, began = _Desk(worker, request.queue), int(time.time())
+    model = {"id": worker.name, "object": "model", "created": began, "owned_by": "lade"}
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        text = worker.figures.text(len(desk.open))
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [model]}
+
+    @app.get("/v1/models/{name:path}")
+    async def one_model(name: str) -> dict[str, Any]:
+        if name != worker.name:
+            raise Refused(404, f"the model here is {worker.name}", "model", "model_not_found")
+        return model
+
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request) -> Response:
+        return await desk.answer(request, await _read(request, ChatWanted), _Chat(worker.name))
+
+    @app.post("/v1/completions")
+    async def complete(request: Request) -> Response:
+        return await desk.answer(request, await _read(request, TextWanted), _Text(worker.name))
+
+    return app
+
+
+async def _read(request: Request, kind: type[Wanted]) -> Wanted:
+    """What the body of a request wants, which is no larger and no slower than it must be."""
+    if "json" not in request.headers.get("content-type", ""):  # forms of web pages cannot send it
+        raise Refused(415, "send JSON, with the header Content-Type: application/json")
+    try:
+        body = await asyncio.wait_for(_body(request), BODY_SECONDS)
+        wanted = kind.model_validate_json(body)
+    except asyncio.TimeoutError:
+        raise Refused(408, f"the body did not come within {BODY_SECONDS:g} s") from None
+    except ValidationError as error:
+        place = error.errors()[0]["loc"]
+        raise Refused(400, one_line(flaw(error)), str(place[0]) if place else None) from None
+    wanted.check()
+    return wanted
+
+
+async def _body(request: Request) -> bytes:
+    found = bytearray()
+    async for piece in request.stream():
+        found += piece
+        if len(found) > MOST_BYTES:
+            raise Refused(413, f"the body is larger than {MOST_BYTES >> 20} MiB; send less")
+    return bytes(found)
+
+
+def _admission(key: str | None, host: str) -> Callable[[Request], Coroutine[Any, Any, None]]:
+    """What lets a request in, or refuses it.
+
+    Args:
+        key: that clients must have; None for no key.
+        host: that the server listens at.
+    """
+
+    async def admit(request: Request) -> None:
+        if key is not None and request.scope["path"] != "/health":
+            given = request.headers.get("authorization", "").removeprefix("Bearer ")
+            if not hmac.compare_digest(given.encode(), key.encode()):
+                raise Refused(401, "wrong or missing API key", code="invalid_api_key")
+        # A name of the web may lead here, and its page would then be of the same origin.
+        asked = re.sub(r":\d+$", "", request.headers.get("host", "")).strip("[]").lower()
+        if key is None and is_loopback(host) and asked != host and not is_loopback(asked):
+            raise Refused(403, f"{one_line(asked)} is not a name of this machine")
+
+    return admit
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address is of this machine alone."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+async def _as_response(_request: Request, error: Exception) -> Response:
+    """An error in OpenAI's form, of one line."""
+    if not isinstance(error, HTTPException):
+        error = Refused(500, f"an error of the server's own ({type(error).__name__})")
+    return JSONResponse(_described(error), error.status_code, error.headers)
+
+
+def _described(error: HTTPException) -> dict[str, Any]:
+    """The object of an error."""
+    kinds = {401: "authentication_error", 429: "rate_limit_error"}
+    usual = "invalid_request_error" if error.status_code < 500 else "server_error"
+    kind = kinds.get(error.status_code, usual)
+    names = {name: getattr(error, name, None) for name in ("param", "code")}
+    return {"error": {"message": error.detail, "type": kind, **names}}
+
+
+# Answers.
+
+
+class _Chat:
+    """The form of an answer to a conversation."""
+
+    prefix, whole, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, model: str) -> None:
+        about = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time())}
+        self._about: dict[str, Any] = about | {"model": model}
+        self._opening = {"role": "assistant", "content": ""}  # of the first part
+        self._length = 0  # of the text so far
+
+    def shown(self, part: Part, name: str, **ends: Any) -> dict[str, Any]:
+        """A part of the answer, or all of it, as the object of a name, with what ends it."""
+        choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": part.finish}
+        if part.logprobs:
+            choice["logprobs"] = self._logprobs(part.logprobs)
+        choice |= self._said(part, "message" if name == self.whole else "delta")
+        return self._about | {"object": name, "choices": [choice]} | ends
+
+    def usage(self, part: Part) -> dict[str, Any]:
+        """What comes after the last part, where a client asks for that."""
+        return self._about | {"object": self.chunk, "choices": []} | part.ends
+
+    def _said(self, part: Part, key: str) -> dict[str, Any]:
+        said, self._opening = self._opening, {}
+        said |= {"content": part.text} if part.text else {}
+        return {key: said | ({"reasoning_content": part.reasoning} if part.reasoning else {})}
+
+    def _logprobs(self, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        return {"content": found}
+
+
+class _Text(_Chat):
+    """The form of a text that is continued."""
+
+    prefix, whole, chunk = "cmpl", "text_completion", "text_completion"
+
+    def _said(self, part: Part, key: str) -> dict[str, Any]:
+        return {"text": part.text}
+
+    def _logprobs(self, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        tokens = [one["token"] for one in found]
+        *offsets, self._length = accumulate(map(len, tokens), initial=self._length)
+        return {
+            "tokens": tokens,
+            "token_logprobs": [one["logprob"] for one in found],
+            "top_logprobs": [
+                {each["token"]: each["logprob"] for each in one["top_logprobs"]} for one in found
+            ],
+            "text_offset": offsets,
+        }
+
+
+class _Desk:
+    """Takes requests to the worker, and its answers back; all in the server's thread.
+
+    Args:
+        worker: that answers.
+        most: requests that may wait.
+
+    Attributes:
+        open: the jobs that wait or are answered now.
+    """
+
+    def __init__(self, worker: Worker, most: int) -> None:
+        self._worker, self._most = worker, most
+        self.open: set[Job] = set()
+
+    async def answer(self, request: Request, wanted: Wanted, form: _Chat) -> Response:
+        """The answer to a request: a stream, or an object.
+
+        Raises:
+            Refused: there is none; or it was cut short, of one that is no stream.
+        """
+        parts = self._parts(wanted)
+        if not wanted.stream:
+            part = await _while_there(request, _whole(parts))
+            return JSONResponse(form.shown(part, form.whole, **part.ends))
+        # What is wrong shows before the first part, and is no stream.
+        first = await _while_there(request, anext(parts))
+        events = _events(form, first, parts, wanted)
+        return StreamingResponse(events, media_type="text/event-stream")
+
+    async def _parts(self, wanted: Wanted) -> AsyncGenerator[Part]:
+        """The parts of an answer, as they come; closed early, the answer ends within a step."""
+        if self._worker.until < math.inf:
+            raise ending()
+        if len(self.open) > self._most:
+            seconds = str(min(max(math.ceil(self._worker.last), 1), 60))
+            message = f"{self._most} requests wait already; ask again after {seconds} s"
+            refusal = Refused(429, message, code="queue_full")
+            refusal.headers = {"Retry-After": seconds}
+            raise refusal
+        loop, found = asyncio.get_running_loop(), asyncio.Queue[Part | Refused]()
+
+        def take(part: Part | Refused) -> None:
+            if isinstance(part, Refused) or part.finish is not None:
+                self.open.discard(job)  # though the client may take its time to read the rest
+            found.put_nowait(part)
+
+        job = Job(wanted, lambda part: loop.call_soon_threadsafe(take, part))
+        self.open.add(job)
+        self._worker.jobs.put(job)
+        try:
+            while True:
+                part = await found.get()
+                if isinstance(part, Refused):
+                    raise part
+                yield part
+                if part.finish is not None:
+                    return
+        finally:
+            job.wanted = None
+            self.open.discard(job)
+
+
+async def _whole(parts: AsyncIterator[Part]) -> Part:
+    """All parts of an answer as one."""
+    found = [part async for part in parts]
+    return replace(
+        found[-1],
+        text="".join(part.text for part in found),
+        reasoning="".join(part.reasoning for part in found),
+        logprobs=tuple(one for part in found for one in part.logprobs),
+    )
+
+
+async def _while_there(request: Request, work: Awaitable[Part]) -> Part:
+    """The part that some work comes to, which ends where the client leaves."""
+    task = asyncio.ensure_future(work)
+    # The body was read: what else is received is that the client has left.
+    left = asyncio.ensure_future(request.receive())
+    try:
+        await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise Refused(499, "the client has left")
+    finally:
+        left.cancel()
+        task.cancel()
+
+
+async def _events(
+    form: _Chat, part: Part, rest: AsyncIterator[Part], wanted: Wanted
+) -> AsyncIterator[str]:
+    """A stream as server-sent events: a first part, and the rest."""
+    separate = (wanted.stream_options or {}).get("include_usage")
+    yield _event(form.shown(Part(), form.chunk))
+    try:
+        while part.finish is None:
+            if part.text or part.reasoning or part.logprobs:
+                yield _event(form.shown(part, form.chunk))
+            part = await anext(rest)
+    except Refused as error:
+        yield _event(_described(error))
+        return
+    yield _event(form.shown(part, form.chunk, **({} if separate else part.ends)))
+    if separate:
+        yield _event(form.usage(part))
+    yield "data: [DONE]\n\n"
+
+
+def _event(content: dict[str, Any]) -> str:
+    return f"data: {json.dumps(content)}\n\n"

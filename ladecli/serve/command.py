@@ -1,0 +1,125 @@
+"""`lade serve`: one model for every program that speaks OpenAI's protocol."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from ..decoder.quiet import LOG
+from ..errors import LadeError, UsageError
+from ..options.answer import ServeRequest
+from ..session import opening, pool_file
+from ..view.terminal import Terminal, ctrl_c
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from ..session.session import Session
+
+PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
+"""What the extra `serve` brings."""
+BACKLOG = 1024
+"""Connections that the system keeps until they are taken."""
+
+
+def run(request: ServeRequest) -> int:
+    """Serve until Ctrl-C or SIGTERM; returns the exit code 0.
+
+    Raises:
+        LadeError, DecoderError: with a line for the user.
+    """
+    if missing := [name for name in PACKAGES if find_spec(name) is None]:
+        raise UsageError(f"lade serve needs {missing[0]}: pip install 'ladecli[serve]'")
+    pool_file.check(request.pool_file)
+    terminal, texts = Terminal(request.color, request.quiet), pool_file.draft_texts(request)
+    with (
+        _listen(request.host, request.port) as listener,
+        opening.open_with_ranks(request, terminal) as session,
+        pool_file.keep_drafts(session, request.pool_file, texts),
+    ):
+        _serve(request, session, listener, terminal)
+    return 0
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket that takes connections, which wait until they are answered.
+
+    Raises:
+        UsageError: there is no such address, or another program has it.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise UsageError(
+            f"cannot listen at {host}, port {port}: {error.strerror}; give another --host or --port"
+        ) from error
+
+
+def _serve(
+    request: ServeRequest, session: Session, listener: socket.socket, terminal: Terminal
+) -> None:
+    """Answer requests until a signal ends it; errors as `run`."""
+    import uvicorn
+
+    from .app import is_loopback, make_app
+    from .worker import GRACE, Worker
+
+    worker = Worker(session, request)
+    for name in ("asyncio", "uvicorn"):
+        if not LOG.isEnabledFor(logging.INFO):  # without --debug no traceback is shown
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+    config = uvicorn.Config(
+        make_app(worker, request),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        timeout_graceful_shutdown=int(GRACE),
+    )
+    server = uvicorn.Server(config)
+    address, port = listener.getsockname()[:2]
+    shown = f"[{address}]" if ":" in address else address
+    if not is_loopback(address) and request.api_key is None:
+        terminal.say(f"everyone who reaches {shown} may use the model; --api-key asks for a key")
+    with ctrl_c(signal.SIGTERM) as pressed, _in_background(server, listener, worker.stop):
+        terminal.say(f"{worker.name} answers at http://{shown}:{port}/v1; Ctrl-C ends it")
+        worker.run(pressed)
+
+
+@contextlib.contextmanager
+def _in_background(
+    server: uvicorn.Server, listener: socket.socket, stop: Callable[[], None]
+) -> Iterator[None]:
+    """Run a web server in a thread of its own, and end it with the block.
+
+    Args:
+        server: that is run.
+        listener: where it listens.
+        stop: called should it end by itself.
+
+    Raises:
+        LadeError: it did.
+    """
+
+    def serve() -> None:
+        try:
+            server.run([listener])
+        finally:
+            stop()
+
+    thread = threading.Thread(target=serve, name="server")
+    thread.start()
+    try:
+        yield
+        if not thread.is_alive():
+            raise LadeError("the web server ended by itself; --debug shows why")
+    finally:
+        server.should_exit = True
+        thread.join()

@@ -1,0 +1,167 @@
+"""What clients send: OpenAI's requests as far as they are answered here, and what is refused.
+
+Fields that are not known are ignored, unless to ignore one would change what an answer means.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from fastapi import HTTPException
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+
+from ..session.chat_template import ChatMessage
+
+STOPS = 16
+"""Texts that may end an answer; they are looked for after every token."""
+STOP_LENGTH = 1000
+"""Characters of one."""
+TOP_LOGPROBS = 20
+"""Tokens at a place that are named with their log-probabilities."""
+_ONLY: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("n", "best_of"), (1,)),
+    **dict.fromkeys(("tools", "functions"), ([],)),
+    **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
+    **dict.fromkeys(("frequency_penalty", "presence_penalty"), (0,)),
+    **dict.fromkeys(("audio", "web_search_options", "grammar", "json_schema", "guided_json"), ()),
+    "logit_bias": ({},),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "echo": (False,),
+    "suffix": ("",),
+}
+"""Fields that ask for what there is not, with the values that do not ask for it."""
+
+
+class Refused(HTTPException):
+    """A request that is not answered.
+
+    Args:
+        status: of HTTP.
+        message: one line: what is wrong, and the fix.
+        param: the field that is wrong.
+        code: a name for programs.
+    """
+
+    def __init__(
+        self, status: int, message: str, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(status, message)
+        self.param, self.code = param, code
+
+
+def _listed(value: Any) -> Any:
+    """A text as a list of one."""
+    return [value] if isinstance(value, str) else value
+
+
+def _parts(value: Any) -> Any:
+    """A text as a list of one typed part."""
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+_Number = Annotated[float, Field(allow_inf_nan=False)]
+_Text = Annotated[str, StringConstraints(min_length=1, max_length=STOP_LENGTH)]
+
+
+class _Object(BaseModel):
+    """An object of a request."""
+
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+
+class TextPart(_Object):
+    """A part of a content."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Said(_Object):
+    """Anything with a content: a message's, or that of a prediction."""
+
+    content: Annotated[list[TextPart], BeforeValidator(_parts)]
+
+    @property
+    def text(self) -> str:
+        """All of its parts."""
+        return "".join(part.text for part in self.content)
+
+
+class Message(Said):
+    """A message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    reasoning_content: str | None = None
+
+    def for_template(self) -> ChatMessage:
+        """The message as chat templates take it."""
+        role = "system" if self.role == "developer" else self.role
+        thought = {"reasoning_content": self.reasoning_content} if self.reasoning_content else {}
+        return {"role": role, "content": self.text, **thought}
+
+
+class Wanted(_Object):
+    """What a client wants; None is what the server was started with."""
+
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None  # its newer name
+    stop: Annotated[list[_Text], Field(max_length=STOPS), BeforeValidator(_listed)] | None = None
+    temperature: _Number | None = None
+    top_p: _Number | None = None
+    top_k: int | None = None
+    min_p: _Number | None = None
+    repetition_penalty: _Number | None = None
+    seed: int | None = None
+    ignore_eos: bool | None = None
+    prediction: Said | None = None
+
+    @property
+    def alternatives(self) -> int | None:
+        """Tokens at each place that are wanted with log-probabilities; None for none at all."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Refuse what would be answered otherwise than it is meant."""
+        for name, others in _ONLY.items():
+            value = (self.model_extra or {}).get(name)
+            if value is not None and value not in others:
+                only = f"only {json.dumps(others[0])} is" if others else "it is not"
+                raise Refused(400, f"{name}: {only} supported here; leave it out", name)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the server that this replaces, by key."""
+        names = ("stop", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
+        given = {name: getattr(self, name) for name in (*names, "ignore_eos")}
+        given["max_new_tokens"] = self.max_completion_tokens or self.max_tokens
+        return {key: value for key, value in given.items() if value is not None}
+
+
+class ChatWanted(Wanted):
+    """The body of /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def alternatives(self) -> int | None:
+        """See `Wanted`."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class TextWanted(Wanted):
+    """The body of /v1/completions."""
+
+    prompt: Annotated[list[str], Field(min_length=1, max_length=1), BeforeValidator(_listed)]
+    logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS)] | None = None
+
+    @property
+    def alternatives(self) -> int | None:
+        """See `Wanted`."""
+        return self.logprobs

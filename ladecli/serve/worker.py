@@ -1,0 +1,253 @@
+"""The one decoder of a server: requests in, parts of answers out, one answer after the other.
+
+It works in the program's main thread, as every command's decoder does; the server's own thread
+hands it jobs and takes the parts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import queue
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from ..decoder.errors import ConfigError, DeviceLostError, Error, PromptError, RankError
+from ..errors import UsageError, describe_error, one_line
+from ..events import TextEvent, TextStep, pieces_of
+from ..metrics import Tally
+from ..options.answer import ServeRequest
+from ..session import opening
+from ..session.chat_template import TemplateChoice
+from ..trace.format import speller
+from ..view.terminal import Terminal
+from ..visualize import memory_line
+from .figures import Figures
+from .schema import ChatWanted, Refused, TextWanted, Wanted
+
+if TYPE_CHECKING:
+    from ..session.session import Session, Settings
+
+GRACE = 1.0
+"""Seconds that the answer under way has when the server is told to end."""
+SHORTEST_PART = 0.02
+"""Seconds of an answer that are sent at once: the server's thread takes time from faster steps."""
+LONGEST_WAIT = 0.2
+"""Seconds until the worker looks again whether it was stopped."""
+_FINISH = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
+"""OpenAI's words for why an answer ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of an answer: what a step added to it, or several fast ones."""
+
+    text: str = ""
+    reasoning: str = ""
+    logprobs: tuple[dict[str, Any], ...] = ()  # of its tokens, as OpenAI's chats have them
+    finish: str | None = None  # why the answer ends, with its last part
+    ends: dict[str, Any] = field(default_factory=dict)  # what the answer took, with that part
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request on its way."""
+
+    wanted: Wanted | None  # None once the client has left
+    give: Callable[[Part | Refused], object]  # takes the parts of the answer, or why there is none
+    since: float = field(default_factory=time.monotonic)
+
+
+class Worker:
+    """Answers jobs until it is stopped.
+
+    Args:
+        session: the model at work.
+        request: what holds where clients do not say.
+
+    Attributes:
+        name: of the model.
+        jobs: that wait.
+        last: seconds that the newest answer took.
+        until: when the answer under way ends, at the latest; no other is taken before that.
+    """
+
+    def __init__(self, session: Session, request: ServeRequest) -> None:
+        self.jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+        self.name = session.loaded.name
+        self.figures, self.last = Figures(), 1.0
+        self._session, self._request = session, request
+        self._terminal = Terminal(request.color, request.quiet)
+        self._spell = speller(session.loaded.tokenizer)
+        self._calibration: float | None = None
+        self.until = math.inf
+
+    def stop(self) -> None:
+        """Let the answer under way come to its end within `GRACE`, and take no other."""
+        self.until = min(self.until, time.monotonic() + GRACE)
+
+    def run(self, pressed: Callable[[], bool]) -> None:
+        """Answer jobs until `stop`, and refuse those that still wait then.
+
+        Args:
+            pressed: asked after every step; once true it is as `stop`.
+
+        Raises:
+            DeviceLostError, RankError: nothing can be answered any more; the client knows.
+        """
+        try:
+            while self.until == math.inf and not pressed():
+                # A signal just before the wait would not end one without a limit.
+                with contextlib.suppress(queue.Empty):
+                    self._answer(self.jobs.get(timeout=LONGEST_WAIT), pressed)
+        finally:
+            self.stop()
+            while not self.jobs.empty():
+                self.jobs.get().give(ending())
+
+    def _is_over(self, pressed: Callable[[], bool]) -> bool:
+        if pressed():
+            self.stop()
+        return time.monotonic() > self.until
+
+    def _answer(self, job: Job, pressed: Callable[[], bool]) -> None:
+        """Answer a job, whatever is wrong with it; errors as `run`."""
+        tally, began = Tally(calibration=self._calibration), time.monotonic()
+        outcome, wanted = "abandoned", job.wanted
+        try:
+            if wanted is not None:
+                for part in self._parts(
+                    wanted, tally, lambda: job.wanted is None or self._is_over(pressed)
+                ):
+                    job.give(part)
+        except Exception as error:
+            refusal = _refusal(error)
+            outcome = "refused" if refusal.status_code < 500 else "failed"
+            job.give(refusal)
+            if isinstance(error, DeviceLostError | RankError):
+                raise
+        finally:
+            self.last = time.monotonic() - began
+            self._calibration = tally.calibrate()
+            self.figures.add(tally, tally.reason or outcome, began - job.since)
+            self._terminal.say(*self._session.new_notices())
+
+    def _parts(self, wanted: Wanted, tally: Tally, ends: Callable[[], bool]) -> Iterator[Part]:
+        """Decode an answer, unless it ends after a step.
+
+        Raises:
+            Refused, Error: it cannot begin, or was cut short.
+        """
+        session = self._session
+        given = wanted.options
+        origins = {key: o for key, o in self._request.origins.items() if key not in given}
+        request = replace(self._request, **given, origins=origins)
+        prompt, template = self._prompt(wanted, request)
+        greedy = session.loaded.defaults.greedy
+        settings = opening.settings_of(request, session.choice, greedy, template)
+        settings = replace(settings, logprobs=wanted.alternatives)
+        if wanted.prediction is not None:
+            session.add_draft_text(wanted.prediction.text, lasting=False)
+
+        hidden, held, sent = session.stop_ids(settings), list[TextEvent](), -math.inf
+        for event in session.stream(prompt, settings, ends):
+            tally.add(event)
+            held.append(event)
+            if time.monotonic() - sent >= SHORTEST_PART:
+                yield self._part(held, hidden)
+                held, sent = [], time.monotonic()
+        yield self._part(held, hidden)
+        if tally.reason == "memory":
+            raise Refused(507, memory_line(tally) or "out of memory", code="out_of_memory")
+        if tally.reason not in _FINISH:
+            raise ending()
+        yield Part(finish=_FINISH[tally.reason], ends=_ends(tally, settings))
+
+    def _prompt(
+        self, wanted: Wanted, request: ServeRequest
+    ) -> tuple[list[int], TemplateChoice | None]:
+        """The ids of a prompt, and the template that it went through.
+
+        Raises:
+            UsageError, PromptError: the template refuses it, or it does not fit.
+        """
+        session, template = self._session, None
+        if isinstance(wanted, ChatWanted):
+            messages = [message.for_template() for message in wanted.messages]
+            if request.system is not None and messages[0]["role"] != "system":
+                messages.insert(0, {"role": "system", "content": request.system})
+            if (template := request.template(True)) is None:
+                ids = session.encode("\n".join(message["content"] for message in messages))
+            else:
+                arguments = {**template.arguments, **(wanted.chat_template_kwargs or {})}
+                template = replace(template, arguments=arguments)
+                ids = session.encode_chat(messages, template)
+        else:
+            assert isinstance(wanted, TextWanted)
+            ids = session.encode(wanted.prompt[0])
+        if len(ids) >= session.decoder.max_context:
+            try:
+                session.decoder.check_prompt(ids)
+            except PromptError as error:
+                raise Refused(400, str(error), code="context_length_exceeded") from error
+        return ids, template
+
+    def _part(self, events: Sequence[TextEvent], hidden: frozenset[int]) -> Part:
+        """What events add."""
+        pieces = [piece for event in events for piece in pieces_of(event)]
+        found = [
+            self._spelled(token, each.own)
+            | {"top_logprobs": [self._spelled(*one) for one in each.best]}
+            for event in events
+            if isinstance(event, TextStep)
+            for token, each in zip(event.token_ids, event.logprobs, strict=False)
+            if token not in hidden
+        ]
+        return Part(
+            "".join(piece.text for piece in pieces),
+            "".join(piece.reasoning for piece in pieces),
+            tuple(found),
+        )
+
+    def _spelled(self, token: int, logprob: float) -> dict[str, Any]:
+        """A token with its log-probability."""
+        text = self._spell(token)
+        # JSON has no infinity; OpenAI has this number for it.
+        return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode())}
+
+
+def ending() -> Refused:
+    """What clients hear of a server that ends."""
+    return Refused(503, "the server is ending; ask again when it is back", code="server_ending")
+
+
+def _refusal(error: Exception) -> Refused:
+    """An error as the client hears it."""
+    if isinstance(error, Refused):
+        return error
+    wrong_input = isinstance(error, UsageError | ConfigError | PromptError)
+    message = one_line(str(error) if isinstance(error, Error) else describe_error(error))
+    return Refused(400 if wrong_input else 500, message)
+
+
+def _ends(tally: Tally, settings: Settings) -> dict[str, Any]:
+    """OpenAI's count of tokens; and figures of our own, named as in `lade generate --json`."""
+    usage = {
+        "prompt_tokens": tally.prompt,
+        "completion_tokens": tally.tokens,
+        "total_tokens": tally.prompt + tally.tokens,
+        "prompt_tokens_details": {"cached_tokens": tally.cached},
+    }
+    figures = {
+        "steps": tally.steps,
+        "tokens_per_step": tally.tokens_per_step,
+        "tokens_per_second": tally.tokens_per_second,
+        "accepted": dict(sorted(tally.accepted.items())),
+        "speedup": tally.speedup or None,
+        "speedup_from": "measured" if tally.measured else "estimated",
+        "seconds": {"prefill": tally.prefill_seconds, "decode": tally.decode_seconds},
+        "seed": None if settings.sampling.greedy else settings.sampling.seed,
+    }
+    return {"usage": usage, "lade": figures}
