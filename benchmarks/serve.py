@@ -1,0 +1,321 @@
+"""Does `lade serve` hold what it promises?  Texts, clients that leave, memory, delay, speed, abuse.
+
+    python benchmarks/serve.py --model HuggingFaceTB/SmolLM2-135M-Instruct \
+        --json benchmarks/results/serve.json
+    python benchmarks/serve.py --quick                      # a smoke run with the demo model
+    python benchmarks/serve.py --only speed --only clients
+
+Servers are programs of their own, asked over real sockets.  The extra `test` is needed, and the
+program `llm` for that client.  It exits with 1 where something does not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import os
+import random
+import resource
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+from common import print_head, save, spread
+from endurance import Report  # which sets the path, and the number of threads
+
+import ladecli
+from ladecli.events import TextStep
+from tests import forked
+from tests.test_serve import JSON, Server, http_post
+
+KINDS = ((None, 16), (1, 6), (2, 10), (3, 16))
+"""Seeds, of which None is greedy, and tokens of answers."""
+SAMPLED = {"temperature": 0.8, "top_p": 0.95}
+SUBJECTS = (
+    *("a river", "the moon", "a sorting algorithm", "bread", "a small town", "an old clock"),
+    *("the sea", "a bicycle", "winter", "a library", "prime numbers", "a garden", "the heart"),
+)
+WISHES = (
+    *("Say one thing about {}.", "Write a line of verse about {}.", "What is {}?"),
+    *("Name three words that belong to {}.", "Explain {} to a child.", "Ask me about {}."),
+)
+
+
+def events(port: int, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The events of a stream, as they come."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
+    with contextlib.closing(connection):
+        data = json.dumps(body | {"stream": True})
+        connection.request("POST", "/v1/chat/completions", data, JSON)
+        for line in connection.getresponse():
+            if line.startswith(b"data: {"):
+                yield json.loads(line[6:])
+
+
+def told(event: dict[str, Any]) -> str:
+    """The text of an event."""
+    assert "error" not in event, event
+    return "".join(choice["delta"].get("content", "") for choice in event["choices"])
+
+
+def messages(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+# Texts.
+
+
+def texts(report: Report, args: argparse.Namespace, place: Path) -> None:
+    """Random requests by eight clients at once, some of which leave: all others get their text."""
+    draw, count = random.Random(1), 24 if args.quick else 200
+    asked = []
+    for number in range(count):
+        prompt = draw.choice(WISHES).format(draw.choice(SUBJECTS)) + f" ({number})"
+        asked.append((prompt, *draw.choice(KINDS)))
+    expected = _generated(args.model, asked, place)
+    left: list[int] = []
+    wrong: list[int] = []
+
+    def one(number: int) -> None:
+        prompt, seed, tokens = asked[number]
+        body = {"messages": messages(prompt), "max_tokens": tokens}
+        body |= {} if seed is None else SAMPLED | {"seed": seed}
+        if number % 3 == 0:  # a client that leaves, before another asks the same again
+            with contextlib.suppress(StopIteration):
+                stream = events(server.port, body | {"max_tokens": 200})
+                for _ in range(random.Random(number).randrange(4)):
+                    next(stream)
+                stream.close()
+            left.append(number)
+        if number % 2:
+            found = "".join(map(told, events(server.port, body)))
+        else:
+            found = server.ask("/v1/chat/completions", body)[1]["choices"][0]["message"]["content"]
+        if found != expected[number]:
+            wrong.append(number)
+
+    began = time.perf_counter()
+    with Server(place, model=args.model) as server, ThreadPoolExecutor(8) as pool:
+        server.patience = 600.0
+        list(pool.map(one, range(count)))
+        metrics = server.ask("/metrics")[1]
+    seconds = round(time.perf_counter() - began)
+    figures = {"clients that left": len(left), "other texts": len(wrong), "seconds": seconds}
+    report.row(f"{count} random requests, 8 at once", **figures)
+    report.holds(not wrong, f"texts differ from lade generate's: {wrong}")
+    report.holds('outcome="failed"' not in metrics, f"answers failed: {metrics}")
+
+
+def _generated(model: str, asked: list[tuple[str, int | None, int]], place: Path) -> list[str]:
+    """What `lade generate` answers, a program for each seed and length."""
+    found: dict[int, str] = {}
+    for seed, tokens in KINDS:
+        rows = [n for n, each in enumerate(asked) if each[1:] == (seed, tokens)]
+        file = place / "prompts.jsonl"
+        file.write_text("".join(json.dumps({"prompt": asked[n][0]}) + "\n" for n in rows))
+        options = [] if seed is None else ["--seed", str(seed)]
+        for name, value in {} if seed is None else SAMPLED.items():
+            options += [f"--{name.replace('_', '-')}", str(value)]
+        asking = ("generate", model, "-f", str(file), "-n", str(tokens), "--json", "-q", *options)
+        call = [sys.executable, "-m", "ladecli", *asking]
+        done = subprocess.run(call, capture_output=True, text=True, check=True)
+        lines = map(json.loads, done.stdout.splitlines())
+        found |= {n: line["text"] for n, line in zip(rows, lines, strict=True)}
+    return [found[n] for n in range(len(asked))]
+
+
+# Memory.
+
+
+def memory(report: Report, args: argparse.Namespace, place: Path) -> None:
+    """Short answers of the demo, one after the other: without drafts memory stays as it is, and
+    with them it grows by what they learn, until their tables are full."""
+    count, parts = (200, 4) if args.quick else (2000, 8)
+    for strategy in ("autoregressive", "lookahead"):
+        draw, used = random.Random(2), []
+        with Server(place, "--strategy", strategy) as server:
+            program = psutil.Process(server.pid)
+            for number in range(count):
+                prompt = " ".join(draw.choices(SUBJECTS, k=4))
+                body = {"messages": messages(prompt), "max_tokens": 8, "stream": number % 2 == 0}
+                status, said, _ = server.ask("/v1/chat/completions", body)
+                report.holds(status == 200, f"request {number}: {said}")
+                if (number + 1) % (count // parts) == 0:
+                    used.append(round(program.memory_info().rss / 1e6, 1))
+        report.row(f"{count} requests of the demo, {strategy}", **{"MB after each part": used})
+        grown = used[-1] - used[0]
+        report.holds(grown < (2 if strategy == "autoregressive" else 60), f"{grown} MB more")
+
+
+# Speed.
+
+
+def speed(report: Report, args: argparse.Namespace, place: Path) -> None:
+    """One stream over HTTP beside a session of this process, in turn, prompt by prompt."""
+    draw, count, tokens = random.Random(3), 6 if args.quick else 31, 64
+    model = ladecli.load(args.model, max_context=1024)
+    later, rates, work = [], [], []
+    with Server(place, "--max-context", "1024", model=args.model) as server:
+        program = psutil.Process(server.pid)
+        for number in range(count):
+            text = f"{number}: {draw.choice(WISHES).format(draw.choice(SUBJECTS))}"
+            found = {}
+            for way in draw.sample(("session", "http"), 2):
+                before = _processor(program if way == "http" else psutil.Process())
+                if way == "http":
+                    body = {"messages": messages(text), "max_tokens": tokens, "ignore_eos": True}
+                    times = _times_of_http(server.port, body)
+                else:
+                    times = _times_of_session(model, text, tokens)
+                after = _processor(program if way == "http" else psutil.Process())
+                found[way] = (*times, after - before)
+            if number:  # the first one warms up
+                ours, theirs = found["session"], found["http"]
+                later.append(1000 * (theirs[0] - ours[0]))
+                rates.append(ours[1] / theirs[1])
+                work.append(theirs[2] / ours[2])
+    figures = {
+        "ms to the first token, over the session's": spread(later),
+        "speed over the session's": spread(rates),
+        "processor time over the session's": spread(work),
+    }
+    report.row(f"{count - 1} answers of {tokens} tokens, in turn", **figures)
+    report.holds(args.quick or statistics.median(later) <= 20, "the first token is late")
+    report.holds(args.quick or statistics.median(rates) >= 0.97, "a stream is slower")
+
+
+def _processor(program: psutil.Process) -> float:
+    """Seconds of the processor that a program has taken."""
+    used = program.cpu_times()
+    return used.user + used.system
+
+
+def _times_of_session(model: Any, text: str, tokens: int) -> tuple[float, float]:
+    """Seconds to the first text, and from there to the end."""
+    began, first = time.perf_counter(), 0.0
+    for event in model.stream(messages(text), max_new_tokens=tokens, ignore_eos=True):
+        if isinstance(event, TextStep) and event.text and not first:
+            first = time.perf_counter()
+    return first - began, time.perf_counter() - first
+
+
+def _times_of_http(port: int, body: dict[str, Any]) -> tuple[float, float]:
+    """The same of a stream."""
+    began, first = time.perf_counter(), 0.0
+    for event in events(port, body):
+        if told(event) and not first:
+            first = time.perf_counter()
+    return first - began, time.perf_counter() - first
+
+
+# Abuse.
+
+
+def abuse(report: Report, args: argparse.Namespace, place: Path) -> None:
+    """A thousand connections that send nonsense, halves or nothing, and slow senders."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
+    count = 100 if args.quick else 1000
+    body = json.dumps({"prompt": "def ", "max_tokens": 4}).encode()
+    sent = {
+        "nothing": b"",
+        "half a line": b"POST /v1/compl",
+        "half a body": http_post("/v1/completions", body[:9], len(body)),
+        "no HTTP": b"\x16\x03\x01 nonsense\r\n\r\n",
+        "no JSON": http_post("/v1/completions", b"{" * 50),
+        "wrong types": http_post("/v1/completions", b'{"prompt": {}}'),
+    }
+    answers: dict[str, set[str]] = {name: set() for name in sent}
+    with Server(place) as server, contextlib.ExitStack() as stack:
+        open_ones = []
+        for number in range(count):
+            name = [*sent][number % len(sent)]
+            client = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+            stack.callback(client.close)
+            client.sendall(sent[name])
+            open_ones.append((name, client))
+        began = time.perf_counter()
+        status, said, _ = server.ask("/v1/completions", json.loads(body))
+        seconds = time.perf_counter() - began
+        report.holds(status == 200, f"beside {count} connections: {said}")
+        for name, client in open_ones:
+            if name in ("no HTTP", "no JSON", "wrong types"):
+                answers[name].add(client.recv(4096).split(b"\r\n")[0].decode())
+        halves = [client for name, client in open_ones if name == "half a body"]
+        if not args.quick:
+            answers["half a body"] = {c.recv(4096).split(b"\r\n")[0].decode() for c in halves}
+            report.holds(
+                answers["half a body"] == {"HTTP/1.1 408 Request Timeout"}, "slow senders stay"
+            )
+        left = server.ask("/health")[0]
+    shown = {name: sorted(found) for name, found in answers.items() if found}
+    report.row(f"{count} connections", **{"s to an answer beside them": round(seconds, 2), **shown})
+    for name in ("no HTTP", "no JSON", "wrong types"):
+        report.holds(answers[name] == {"HTTP/1.1 400 Bad Request"}, f"{name}: {answers[name]}")
+    report.holds(left == 200, "the server does not go on")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+# Other clients.
+
+
+def clients(report: Report, args: argparse.Namespace, place: Path) -> None:
+    """`llm` and curl, streamed and whole."""
+    question = "What is lookahead decoding?"
+    expected = forked.lade("generate", "demo", "-p", question, "-n", "20", "-q").stdout.strip()
+    with Server(place, "-n", "20") as server:
+        base = f"http://127.0.0.1:{server.port}/v1"
+        entry = {"model_id": "lade", "model_name": "demo", "api_base": base}
+        (place / "extra-openai-models.yaml").write_text(json.dumps([entry]))
+        body = json.dumps({"messages": messages(question)})
+        calls = {
+            "llm": ["llm", "-m", "lade", "--key", "none", question],
+            "llm, whole": ["llm", "-m", "lade", "--key", "none", "--no-stream", question],
+            "curl": ["curl", "-s", f"{base}/chat/completions", "--json", body],
+        }
+        for name, call in calls.items():
+            if shutil.which(call[0]) is None:
+                report.row(name, text="not tried: it is not installed")
+                continue
+            env = os.environ | {"LLM_USER_PATH": str(place), "NO_PROXY": "127.0.0.1"}
+            done = subprocess.run(call, capture_output=True, text=True, env=env, check=False)
+            text = done.stdout.strip()
+            if name == "curl":
+                text = json.loads(text)["choices"][0]["message"]["content"]
+            report.row(name, text="generate's" if text == expected else "another")
+            report.holds(text == expected, f"{name}: {text!r}, {done.stderr[-300:]}")
+
+
+PARTS = {"texts": texts, "memory": memory, "speed": speed, "abuse": abuse, "clients": clients}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--only", action="append", choices=PARTS, help="this part alone")
+    parser.add_argument("--quick", action="store_true", help="few of everything")
+    parser.add_argument("--json", type=Path, help="write the figures here too")
+    args = parser.parse_args()
+    report = Report()
+    print_head("part", "figures")
+    for name in args.only or PARTS:
+        with tempfile.TemporaryDirectory() as place:
+            PARTS[name](report, args, Path(place))
+    save(args, report.figures)
+    print(f"\n{len(report.faults)} faults", *report.faults, sep="\n")
+    return int(bool(report.faults))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
