@@ -94,7 +94,7 @@ def _check_adapter(name: str, place: Placement, config: Any, adapter: Adapter) -
             f" ({given.get('quant_method', 'unknown method')}); use the base in plain weights:"
             f" lade chat BASE --adapter {adapter.name}"
         )
-    if place.quantize != "none":
+    if place.quantize != "none" and not place.own_int8:  # which comes after merging
         raise UsageError(
             f"--quantize {place.quantize} does not go with an adapter ({adapter.name}), which is"
             " merged into plain weights; leave it out"
@@ -113,7 +113,7 @@ def _check_ranks(place: Placement) -> None:
             "--parallel-mode tensor spreads the model over ranks, and --device-map over the"
             " devices of one process; leave one of them out"
         )
-    if place.quantize != "none":
+    if place.quantize != "none" and not place.own_int8:  # which comes after merging
         raise UsageError(
             f"--quantize {place.quantize} does not go with --parallel-mode tensor: bitsandbytes"
             " cannot split its weights; use --device-map auto, or leave --quantize out"

@@ -14,6 +14,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import ladecli
+from ladecli.decoder.model import int8
 from ladecli.specs import adapters
 from ladecli.specs.hub import ADAPTER
 
@@ -53,6 +54,18 @@ def answer(lade: Any, *arguments: str) -> tuple[list[int], str]:
     options = ("-p", PROMPT, "-n", "24", "--ignore-eos", "--json", "--no-stats")
     result = lade("generate", *arguments, *options)
     return result.json()["token_ids"], result.err
+
+
+@pytest.mark.skipif(not int8.available(), reason="this processor has no products of integers")
+def test_an_adapter_is_merged_before_weights_become_8_bits(
+    lade: Any, model_folder: str, adapter: Path, tmp_path: Path
+) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(model_folder)
+    peft.PeftModel.from_pretrained(model, adapter).merge_and_unload().save_pretrained(tmp_path)
+    transformers.AutoTokenizer.from_pretrained(model_folder).save_pretrained(tmp_path)
+    merged, _ = answer(lade, str(tmp_path), "--quantize", "8bit")
+    plain, _ = answer(lade, model_folder, "--quantize", "8bit")
+    assert answer(lade, str(adapter), "--quantize", "8bit")[0] == merged != plain
 
 
 @pytest.mark.parametrize("form", FORMS)
