@@ -178,29 +178,29 @@ def _there(out: Any, known: dict[int, There]) -> Any:
 
 
 class Circle(Oracle):
-    """A forward on the device, whose logits depend on the last token only.
+    """A forward whose logits depend on the last token only.
 
     Args:
         vocabulary: tokens.
+        device: where it runs.
         around: after so many tokens the text repeats itself.
     """
 
-    device = DEVICE
-
-    def __init__(self, vocabulary: int, around: int = 40) -> None:
+    def __init__(self, vocabulary: int, device: torch.device = DEVICE, around: int = 40) -> None:
         super().__init__(lambda _: 0, vocabulary)
+        self.device = device
         draw = torch.Generator().manual_seed(0)
         table = torch.randn(around, vocabulary, generator=draw)
         # One of the next two on the circle, most probably.
         places = torch.arange(around)
         table[places, (places + 1) % around] = 12.0
         table[places, (places + 2) % around] = 11.5
-        self._table = table.to(DEVICE)
+        self._table = table.to(device)
 
     @property
     def layer_shapes(self) -> list[LayerShape]:
         """As on the host."""
-        return [LayerShape(1, 2, 1, torch.float32, DEVICE)]
+        return [LayerShape(1, 2, 1, torch.float32, self.device)]
 
     def forward(self, step: StepInputs, cache: StepCache) -> Tensor:
         """Logits of `step.outputs`."""

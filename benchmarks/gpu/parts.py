@@ -24,6 +24,7 @@ from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.events import Step
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.run.captured import GraphCapture, Work
+from ladecli.decoder.run.runner import whole as logits_of
 from ladecli.decoder.sampling import Sampler
 from ladecli.decoder.strategies import make_strategy
 from ladecli.decoder.strategy import Draft
@@ -231,7 +232,7 @@ def steps(name: str) -> None:
         layouts = {width: random_step(width, context) for width in WIDTHS}
         for width, step in layouts.items():
             before = len(watch.launches)
-            runner.start(step)()
+            runner.start(step, logits_of)()
             if len(watch.launches) > before:
                 launches[width] = watch.launches[-1]
         if not launches:
@@ -287,8 +288,9 @@ def random_step(width: int, context: int) -> layout.StepLayout:
 def whole_step(decoder: Decoder, step: layout.StepLayout) -> None:
     """A step as the loop runs it, up to the tokens on the host."""
     nodes = len(step.tokens) - 1
-    pending = decoder.runner.start(step)
-    Sampler(SamplingConfig()).read(pending(), step, nodes, SUCCESSORS if nodes else 0)
+    successors = SUCCESSORS if nodes else 0
+    read = partial(Sampler(SamplingConfig()).read, layout=step, nodes=nodes, successors=successors)
+    decoder.runner.start(step, read)()
 
 
 def profile(launch: Work) -> list[list[Any]]:

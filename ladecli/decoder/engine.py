@@ -78,14 +78,14 @@ class Generation:
         if max(draft.tree.tokens, default=0) >= self.vocabulary:
             raise ConfigError("the drafts were learned from a model with more token ids")
         # 2) Lay out tokens, positions and mask, and 3) start the forward.
-        fed = self.executor.start(self.state, draft)
+        fed = self.executor.start(self.state, draft, self.sampler)
         return fed, began, _clock()
 
     def _finish(self, fed: Fed, began: float, started: float) -> list[Event]:
         """The second half: what came of it."""
         state, (draft, width) = self.state, fed
         # 4) Verify: walk down the tree as far as the model agrees.
-        found = self.executor.verify(self.sampler)
+        found = self.executor.verify()
         chosen = _clock()
         if isinstance(found, NoRoom):
             self.reason = found.reason

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .config import GROWTH, NEARLY_ALL
 from .faults import attempt
+from .transfer import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +155,7 @@ class KVCache:
     def _move(self, slots: Sequence[int], first: int) -> None:
         """Bring slots to those from `first` on: one gather over all layers of a kind."""
         for tensor in self.tensors:
-            sources = torch.tensor(slots, device=tensor.device)
+            sources = to_device(slots, tensor.device)
             tensor[..., first : first + len(slots), :] = tensor.index_select(2, sources)
 
     def truncate(self, length: int) -> None:

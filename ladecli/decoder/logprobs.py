@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .events import Logprobs, Token
+from .transfer import to_device, to_host
 
 
 @torch.inference_mode()
@@ -23,12 +24,12 @@ def with_logprobs(
         logits: [outputs, vocabulary], as the forward gave them.
         count: of the most probable tokens at each place that are named, too.
     """
-    places = torch.tensor([0, *[1 + node for node in nodes]], device=logits.device)
+    places = to_device([0, *[1 + node for node in nodes]], logits.device)
     shares = logits[places].float().log_softmax(dim=-1)
-    ids = torch.tensor([[token.id] for token in tokens], device=logits.device)
-    own = shares.gather(1, ids)[:, 0].tolist()
+    ids = to_device([[token.id] for token in tokens], logits.device)
     best = shares.topk(min(count, shares.shape[-1]))
-    rows = zip(tokens, own, best.indices.tolist(), best.values.tolist(), strict=True)
+    arrived = to_host(shares.gather(1, ids)[:, 0], best.indices, best.values)()
+    rows = zip(tokens, *arrived, strict=True)
     return [
         replace(token, logprobs=Logprobs(mine, tuple(zip(found, values, strict=True))))
         for token, mine, found, values in rows

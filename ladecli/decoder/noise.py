@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from .config import SamplingConfig
+from .transfer import to_device
 
 _GOLDEN, _MIX1, _MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 """Constants of SplitMix64."""
@@ -29,14 +29,20 @@ _LAST, _SIGN = np.uint64(31), np.uint64(1)
 _LARGEST = 1.0 - 2.0**-24  # uniform number
 
 
-def gumbel_noise(seed: int, position: int, count: int, device: torch.device) -> Tensor:
-    """Gumbel noise of a position, float32 [count]; the same on every device.
+def gumbel_noise(seed: int, positions: Sequence[int], tokens: Tensor) -> Tensor:
+    """Gumbel noise of tokens at positions, float32 [positions, n], on the tokens' device.
 
     Uniform numbers come from the counter-based generator SplitMix64, whose stream starts where
-    the seed and the position are mixed to.
+    the seed and the position are mixed to.  They are the same on every device, and their logarithms
+    up to rounding.
+
+    Args:
+        seed: from 0 to 2**64 - 1.
+        positions: in the text.
+        tokens: ids, int64 [n], or [positions, n].
     """
-    start = _stream(seed, position)
-    z = torch.arange(1, count + 1, device=device).mul_(_signed(_GOLDEN)).add_(_signed(start))
+    starts = [[_signed(_stream(seed, position))] for position in positions]
+    z = (tokens + 1).mul_(_signed(_GOLDEN)) + to_device(starts, tokens.device)
     z.bitwise_xor_((z >> 30) & ((1 << 34) - 1)).mul_(_signed(_MIX1))
     z.bitwise_xor_((z >> 27) & ((1 << 37) - 1)).mul_(_signed(_MIX2))
     z.bitwise_xor_((z >> 31) & ((1 << 33) - 1))

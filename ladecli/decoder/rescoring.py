@@ -93,7 +93,8 @@ class Rescorer:
         noise = _noise_between(scores, gaps)
         drawn, start, last = None, scores[0], _as_they_are
         if not sampling.greedy:
-            drawn = gumbel_noise(sampling.seed, len(text), len(scores[0]), scores[0].device)
+            ids = torch.arange(len(scores[0]), device=scores[0].device)
+            drawn = gumbel_noise(sampling.seed, [len(text)], ids)[0]
             if processors:  # a token that they remove can only rise before them
                 start = rows[0].float()
                 last = partial(scored, text=text, sampling=sampling, processors=processors)

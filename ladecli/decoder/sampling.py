@@ -12,6 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,13 +21,39 @@ from torch import Tensor
 
 from .config import SamplingConfig
 from .errors import NaNLogitsError
+from .events import Token
 from .layout import StepLayout
+from .logprobs import with_logprobs
 from .noise import gumbel_noise
 from .strategy import Successors
+from .transfer import to_device, to_host
 from .tree import Choose
 
 LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
 """(ids of the text so far [1, length], scores [1, vocabulary]) -> scores, as in transformers."""
+Name = Callable[[Sequence[Token], Sequence[int]], list[Token]]
+"""(tokens of a walk, its nodes) -> the tokens with their log-probabilities."""
+
+
+SHORTLIST = 256
+"""Tokens that a draw looks at first where filters leave few: to sort a whole vocabulary takes as
+long as the forward of a small model."""
+
+
+def draw(logits: Tensor, config: SamplingConfig, positions: Sequence[int]) -> Tensor:
+    """As `choose`, with the noise of positions, from the best tokens alone: int64 [rows], -1 where
+    filters leave more of them than `SHORTLIST`."""
+    count = min(SHORTLIST, logits.shape[-1])
+    values, ids = logits.topk(count)
+    everything = None
+    if config.top_p < 1.0 and not config.top_k:
+        everything = _tempered(logits, config).logsumexp(dim=-1, keepdim=True)
+    scores = restricted(values, config, everything)
+    # What ties with the last one of the list was removed with it.
+    enough = scores[:, -1] == float("-inf") if count < logits.shape[-1] else None
+    best = scores.add_(gumbel_noise(config.seed, positions, ids)).argmax(dim=-1, keepdim=True)
+    tokens = ids.gather(1, best)[:, 0]
+    return tokens if enough is None else torch.where(enough, tokens, -1)
 
 
 def choose(logits: Tensor, config: SamplingConfig, noise: Tensor | None) -> Tensor:
@@ -67,21 +95,24 @@ def top_tokens(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return scores.gather(1, found), found
 
 
-def restricted(logits: Tensor, config: SamplingConfig) -> Tensor:
+def restricted(logits: Tensor, config: SamplingConfig, everything: Tensor | None = None) -> Tensor:
     """Logits over the temperature, minus infinity where top-k, top-p or min-p remove a token.
 
     Filters apply in transformers' order, and tokens as probable as the last one kept stay.  The
     temperature must be above 0; the largest score of each row is 0.
+
+    Args:
+        logits: [rows, n].
+        config: temperature and filters.
+        everything: the logarithm of the sum that probabilities are relative to, [rows, 1], where
+            these are not all tokens that top-k leaves.
     """
-    scores = logits.float()
-    scores = scores - scores.amax(dim=-1, keepdim=True)
-    # No temperature is too small to divide by.
-    scores /= max(config.temperature, torch.finfo(torch.float32).tiny)
+    scores = _tempered(logits, config)
     if 0 < config.top_k < scores.shape[-1]:
         lowest_kept = scores.topk(config.top_k).values[:, -1:]
         scores = scores.masked_fill_(scores < lowest_kept, float("-inf"))
     if config.top_p < 1.0:
-        probabilities = scores.softmax(dim=-1)
+        probabilities = scores.softmax(-1) if everything is None else (scores - everything).exp()
         cut = _nucleus_cut(probabilities, config.top_p)
         scores = scores.masked_fill_(probabilities < cut, float("-inf"))
     if config.min_p > 0.0:
@@ -90,12 +121,21 @@ def restricted(logits: Tensor, config: SamplingConfig) -> Tensor:
     return scores
 
 
+def _tempered(logits: Tensor, config: SamplingConfig) -> Tensor:
+    """Logits over the temperature, float32; the largest of each row is 0."""
+    scores = logits.float()
+    scores = scores - scores.amax(dim=-1, keepdim=True)
+    # No temperature is too small to divide by.
+    return scores.div_(max(config.temperature, torch.finfo(torch.float32).tiny))
+
+
 def _nucleus_cut(probabilities: Tensor, top_p: float) -> Tensor:
     """The least probability in the smallest set of tokens with top-p together, [rows, 1]."""
-    if len(probabilities) == 1 and probabilities.device.type == "cpu":
+    rows, count = probabilities.shape
+    if rows == 1 and count > SHORTLIST and probabilities.device.type == "cpu":
         # All tokens below this together have less than 1 - top-p, so the set is among the others,
         # which are few: a whole vocabulary takes milliseconds to sort.
-        cut = min((1.0 - top_p) / probabilities.shape[-1], float(probabilities.max()))
+        cut = min((1.0 - top_p) / count, float(probabilities.max()))
         probabilities = probabilities[probabilities >= cut][None]
     ordered = probabilities.sort(dim=-1, descending=True).values
     # A token stays while the more probable ones together have less than top-p.
@@ -147,6 +187,8 @@ class StepOutput:
     """See `strategy.Successors`."""
     choose: Choose
     """The model's token at a node of the tree, given the path to it."""
+    name: Name | None
+    """Where log-probabilities are wanted."""
 
 
 class Sampler:
@@ -164,6 +206,9 @@ class Sampler:
         self.config = config
         self.logprobs = logprobs  # see `Decoder.generate`
         self._greedy = config.greedy
+        # Few tokens remain, mostly, and no noise is needed for the others.
+        filtered = config.top_k > 0 or config.top_p < 1.0 or config.min_p > 0.0
+        self._shortlists = filtered and config.top_k < SHORTLIST and not config.greedy
         self._processors = tuple(processors)
         # Gumbel noise by position, kept for the steps that may need it again.
         self._noise: dict[int, Tensor] = {}
@@ -178,8 +223,10 @@ class Sampler:
             self._noise = {p: noise for p, noise in self._noise.items() if p >= len(self._text)}
 
     @torch.inference_mode()
-    def read(self, logits: Tensor, layout: StepLayout, nodes: int, successors: int) -> StepOutput:
-        """Read out a step.
+    def read(
+        self, logits: Tensor, layout: StepLayout, nodes: int, successors: int
+    ) -> Callable[[], StepOutput]:
+        """Read out a step: launch all that there is to compute, and call what is returned to wait.
 
         Args:
             logits: [outputs, vocabulary]; a repetition penalty changes them.
@@ -188,65 +235,83 @@ class Sampler:
             successors: of each output.
 
         Raises:
-            NaNLogitsError: the logits are NaN or infinite.
+            NaNLogitsError: the logits are NaN or infinite; when the result is waited for.
         """
-        config = self.config
-        if config.repetition_penalty != 1.0 and not self._processors:
+        asked, name = self.logprobs, None
+        penalised = self.config.repetition_penalty != 1.0 and not self._processors
+        if asked is not None:
+            unread = logits.clone() if penalised else logits
+            name = partial(with_logprobs, logits=unread, count=asked)
+        if penalised:
             logits = self._penalized(logits, layout)
-        count = min(max(successors, 1), logits.shape[-1])
-        values, ids = top_tokens(logits, count)
+        scores, ids = top_tokens(logits, min(max(successors, 1), logits.shape[-1]))
+        if successors:
+            # Probabilities.  What is not finite in a row of logits makes its best one NaN.
+            scores = (scores.float() - logits.float().logsumexp(dim=-1, keepdim=True)).exp()
+        parts = [ids, scores]
+        # On a CPU, to draw for rows that the walk never reaches costs more than the calls.
+        if not (self._greedy or self._processors or logits.device.type == "cpu"):
+            positions = [layout.positions[output] + 1 for output in layout.outputs[: 1 + nodes]]
+            parts.append(self._draw_all(logits[: 1 + nodes], positions))
+        return partial(self._output, logits, to_host(*parts), successors > 0, name)
+
+    def _output(
+        self,
+        logits: Tensor,
+        wait: Callable[[], list[Any]],
+        with_successors: bool,
+        name: Name | None,
+    ) -> StepOutput:
+        """What has arrived of a step."""
+        ids, scores, *drawn = wait()
         # A NaN anywhere in a row is its maximum.
-        usable = all(map(math.isfinite, values[:, 0].tolist()))
+        usable = all(math.isfinite(row[0]) for row in scores)
         if not (usable or self._processors):  # one of which may remove them
             raise NaNLogitsError
-        tokens: list[int] = ids[:, 0].tolist()
-        found = _successors(logits, values, ids) if successors and usable else ()
-        # On a CPU, to draw for rows that the walk never reaches costs more than the calls.
-        sampled_here = not self._greedy and logits.device.type == "cpu"
-        if self._processors or sampled_here:
-            return StepOutput(tokens, found, lambda row, path: self._choose(logits[row], path))
-        chosen = tokens if self._greedy else self._choose_all(logits, layout, nodes)
-        return StepOutput(tokens, found, lambda row, _path: chosen[row])
+        best: list[int] = [row[0] for row in ids]
+        found: Successors = ()
+        if has_successors and usable:
+            found = [dict(zip(*rows, strict=True)) for rows in zip(ids, scores, strict=True)]
+        (chosen,) = drawn or [best if self._greedy and not self._processors else [-1] * len(best)]
+
+        def choose_at(row: int, path: Sequence[int]) -> int:
+            return chosen[row] if chosen[row] >= 0 else self._choose(logits[row], path)
+
+        return StepOutput(best, found, choose_at, name)
 
     def _penalized(self, logits: Tensor, layout: StepLayout) -> Tensor:
-        text = torch.tensor([*self._seen], device=logits.device)
-        paths = torch.from_numpy(layout.paths()).to(logits.device)
+        text = to_device([*self._seen], logits.device)
+        paths = to_device(layout.paths(), logits.device)
         seen = torch.cat((text.expand(len(logits), -1), paths), dim=1)
         return penalize_(logits.float(), seen, self.config.repetition_penalty)
 
+    @torch.inference_mode()
     def _choose(self, scores: Tensor, path: Sequence[int]) -> int:
         """The token after one node, processors included."""
         rows, position = scores[None], len(self._text) + len(path)
         if self._processors:
-            ids = torch.tensor([[*self._text, *path]], device=scores.device)
+            ids = to_device([[*self._text, *path]], scores.device)
             rows = processed(rows, ids, self.config, self._processors)
             if bool(rows.isnan().any()):
                 raise NaNLogitsError
-        return int(choose(rows, self.config, self._noise_at([position], scores)))
+        if self._shortlists and (token := int(draw(rows, self.config, [position]))) >= 0:
+            return token
+        return int(choose(rows, self.config, self._noise_at([position], rows)))
 
-    def _choose_all(self, logits: Tensor, layout: StepLayout, nodes: int) -> list[int]:
-        """The tokens after the current token and every node, in one go: for GPUs."""
-        rows = 1 + nodes
-        positions = [layout.positions[output] + 1 for output in layout.outputs[:rows]]
-        noise = self._noise_at(positions, logits)
-        tokens: list[int] = choose(logits[:rows], self.config, noise).tolist()
-        return tokens
+    def _draw_all(self, logits: Tensor, positions: Sequence[int]) -> Tensor:
+        """The tokens of all rows, for a device; -1 where `_choose` has to look at all tokens."""
+        if self._shortlists:
+            return draw(logits, self.config, positions)
+        return choose(logits, self.config, self._noise_at(positions, logits))
 
     def _noise_at(self, positions: Sequence[int], like: Tensor) -> Tensor | None:
         """Noise of positions, float32 [positions, vocabulary]; None for greedy."""
         if self._greedy:
             return None
-        rows = []
-        for position in positions:
-            if position not in self._noise:
-                noise = gumbel_noise(self.config.seed, position, like.shape[-1], like.device)
-                self._noise[position] = noise
-            rows.append(self._noise[position])
-        return torch.stack(rows)
-
-
-def _successors(logits: Tensor, values: Tensor, tokens: Tensor) -> Successors:
-    """The best tokens after each output, with their probabilities."""
-    probabilities = (values.float() - logits.float().logsumexp(dim=-1, keepdim=True)).exp()
-    rows = zip(tokens.tolist(), probabilities.tolist(), strict=True)
-    return [dict(zip(*row, strict=True)) for row in rows]
+        if new := [
+            position for position in dict.fromkeys(positions) if position not in self._noise
+        ]:
+            tokens = torch.arange(like.shape[-1], device=like.device)
+            noise = gumbel_noise(self.config.seed, new, tokens)
+            self._noise.update(zip(new, noise, strict=True))
+        return torch.stack([self._noise[position] for position in positions])

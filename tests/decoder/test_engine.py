@@ -16,7 +16,7 @@ from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.errors import ConfigError, DecoderError, NaNLogitsError, PromptError
 from ladecli.decoder.events import Event, Finished, Prefill, Started, Step
 from ladecli.decoder.layout import StepLayout
-from ladecli.decoder.run.runner import Logits, Runner
+from ladecli.decoder.run.runner import Read, Runner, T
 from ladecli.decoder.strategies import make_strategy
 
 from ..decoding import ids_of, reason_of, run, steps_of
@@ -43,10 +43,9 @@ class Captured(Runner):
 
     captures = True
 
-    def start(self, layout: StepLayout) -> Logits:
+    def start(self, layout: StepLayout, read: Read[T]) -> Callable[[], T]:
         """Run the step at once."""
-        logits = self.run(layout)
-        return lambda: logits
+        return read(self.run(layout))
 
 
 RUNNERS = pytest.mark.parametrize("runner", [Runner, Captured])

@@ -226,11 +226,11 @@ class Found:
     def room(self, state: State) -> Room:
         return Room()
 
-    def start(self, state: State, draft: Draft) -> Fed:
+    def start(self, state: State, draft: Draft, sampler: Sampler) -> Fed:
         self.draft = draft
         return Fed(draft, 1)
 
-    def walk(self, sampler: Sampler) -> StepResult:
+    def walk(self) -> StepResult:
         return self.found
 
     def commit(self, nodes: Sequence[int]) -> None:
@@ -250,9 +250,9 @@ def test_an_output_of_two_ranks_is_that_of_the_first() -> None:
         executor = LookaheadParallel(local, transport)
         executor.begin(state, ())
         assert executor.cache.length == 4, "what all ranks have"
-        executor.start(state, Draft(tree, successors=1))
+        executor.start(state, Draft(tree, successors=1), Sampler(GREEDY))
         assert local.draft.tree.tokens == ([5, 6] if rank == 0 else [5, 7])
-        found = executor.verify(Sampler(GREEDY))
+        found = executor.verify()
         assert isinstance(found, StepResult)
         executor.commit(found.nodes)
         assert local.kept == ([0, 1] if rank == 0 else [0])

@@ -1,31 +1,51 @@
-"""What the host waits for, by a simulated device."""
+"""What is read out of a step on a device: what it is on the host, and waited for once.
+
+The device is a simulated one.
+"""
 
 from __future__ import annotations
 
 import pytest
+import torch
 
 from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
+from ladecli.decoder.errors import NaNLogitsError
+from ladecli.decoder.layout import build
+from ladecli.decoder.sampling import Sampler, StepOutput
+from ladecli.decoder.strategy import Draft
+from ladecli.decoder.tree import TokenTree
 
-from ..decoding import run, steps_of
-from ..simulated import Simulated, simulated_decoder
+from ..decoding import ids_of, paths_of, run, steps_of, tokens_of
+from ..oracle import decoder_with
+from ..simulated import DEVICE, Circle, Simulated, simulated_decoder
 
+CPU = torch.device("cpu")
 SAMPLED = SamplingConfig(temperature=0.8, top_p=0.95, seed=3)
+SETTINGS = [
+    SamplingConfig(),
+    SamplingConfig(repetition_penalty=1.3),
+    SamplingConfig(temperature=1.0, seed=1),
+    SAMPLED,
+    SamplingConfig(temperature=1.0, top_k=20, seed=2, repetition_penalty=1.2),
+    SamplingConfig(temperature=1.5, top_k=300, top_p=0.9, seed=4),
+    SamplingConfig(temperature=1.2, min_p=0.02, seed=5),
+]
 DRAFTS = LookaheadConfig(sources=("context", "recycled"), budget=15, widths=(1, 8, 16))
 WINDOW = LookaheadConfig(4, 4, 4, sources=("trajectory",))
 
 
 @pytest.mark.parametrize(
-    ("strategy", "config", "sampling", "waits"),
+    ("strategy", "config", "sampling"),
     [
-        ("autoregressive", DRAFTS, None, 2),
-        ("lookahead", DRAFTS, None, 4),
-        ("lookahead", WINDOW, None, 2),
-        ("lookahead", DRAFTS, SAMPLED, 5),
+        ("autoregressive", DRAFTS, None),
+        ("lookahead", DRAFTS, None),
+        ("lookahead", WINDOW, None),
+        ("lookahead", DRAFTS, SAMPLED),
     ],
     ids=["plain", "drafted", "window", "sampled"],
 )
-def test_how_often_a_step_waits(
-    strategy: str, config: LookaheadConfig, sampling: SamplingConfig | None, waits: int
+def test_a_step_waits_once(
+    strategy: str, config: LookaheadConfig, sampling: SamplingConfig | None
 ) -> None:
     with Simulated() as device:
         decoder = simulated_decoder(device, 1000)
@@ -33,6 +53,76 @@ def test_how_often_a_step_waits(
         decoder.forget(keep_memory=True)
         device.counts.clear()
         steps = steps_of(run(decoder, [0, 1, 2], strategy, config, sampling, Limits(100)))
-        waits_for_moves = device.counts["to device"] - len(steps)
-    assert not decoder.runner.notices
-    assert device.counts["waits"] == waits * len(steps) + waits_for_moves
+        assert not decoder.runner.notices
+    assert device.counts["waits"] == device.counts["to host"] == len(steps)
+
+
+@pytest.mark.parametrize("sampling", SETTINGS, ids=str)
+def test_texts_are_those_of_the_host(sampling: SamplingConfig) -> None:
+    host = decoder_with(Circle(1000, CPU))
+    expected = ids_of(run(host, [0, 1, 2], sampling=sampling))
+    with Simulated() as device:
+        decoder = simulated_decoder(device, 1000)
+        for config in (DRAFTS, WINDOW):
+            assert ids_of(run(decoder, [0, 1, 2], "lookahead", config, sampling)) == expected
+
+
+TREE = TokenTree()
+for path in ([1, 2, 3], [1, 4], [5]):
+    TREE.add(path, "context", 9)
+STEP = build([7], 3, Draft(TREE))
+
+
+def read(logits: torch.Tensor, sampling: SamplingConfig) -> StepOutput:
+    sampler = Sampler(sampling)
+    sampler.commit([9, 9, 0, 7])
+    return sampler.read(logits, STEP, len(TREE), 3)()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scale", [0.0, 0.5, 4.0])
+@pytest.mark.parametrize("sampling", SETTINGS, ids=str)
+def test_a_step_is_read_out_as_on_the_host(
+    sampling: SamplingConfig, scale: float, dtype: torch.dtype
+) -> None:
+    """Small scales leave more tokens than a shortlist holds; half precision has ties."""
+    draw = torch.Generator().manual_seed(1)
+    logits = (scale * torch.randn(len(STEP.outputs), 2000, generator=draw)).to(dtype)
+    expected = read(logits.clone(), sampling)
+    with Simulated() as device:
+        found = read(logits.to(DEVICE), sampling)
+        assert device.counts["waits"] <= 2  # one for the logits' way to the device
+        for row, nodes in enumerate([[], *paths_of(TREE)]):
+            tokens = [TREE.tokens[node] for node in nodes]
+            assert found.choose(row, tokens) == expected.choose(row, tokens)
+    assert found.best == expected.best
+    for ours, theirs in zip(found.successors, expected.successors, strict=True):
+        assert list(ours.values()) == pytest.approx(list(theirs.values()))
+        assert scale == 0.0 or dtype == torch.bfloat16 or list(ours) == list(theirs)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_logits_that_are_no_numbers_on_a_device(bad: float) -> None:
+    for sampling in SETTINGS:
+        with Simulated():
+            logits = torch.randn(len(STEP.outputs), 2000).to(DEVICE)
+            logits[3, slice(None) if bad < 0 else 1999] = bad
+            with pytest.raises(NaNLogitsError):
+                read(logits, sampling)
+
+
+def test_log_probabilities_are_those_of_the_host() -> None:
+    """After a repetition penalty, too, they are those of the model's own logits."""
+    sampling = SamplingConfig(repetition_penalty=1.3)
+    host = decoder_with(Circle(1000, CPU))
+    expected = tokens_of(run(host, [0, 1, 2], sampling=sampling, logprobs=2))
+    with Simulated() as device:
+        decoder = simulated_decoder(device, 1000)
+        events = run(decoder, [0, 1, 2], "lookahead", DRAFTS, sampling, logprobs=2)
+    for ours, theirs in zip(tokens_of(events), expected, strict=True):
+        assert ours.logprobs is not None
+        assert theirs.logprobs is not None
+        assert ours.logprobs.own == pytest.approx(theirs.logprobs.own, abs=1e-4)
+        assert [token for token, _ in ours.logprobs.best] == [
+            token for token, _ in theirs.logprobs.best
+        ]

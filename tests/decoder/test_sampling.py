@@ -23,8 +23,10 @@ from ladecli.decoder.errors import NaNLogitsError
 from ladecli.decoder.layout import StepLayout, build
 from ladecli.decoder.noise import GumbelNoise, gumbel_noise
 from ladecli.decoder.sampling import (
+    SHORTLIST,
     Sampler,
     choose,
+    draw,
     penalize_,
     restricted,
     top_tokens,
@@ -37,11 +39,9 @@ from ..oracle import Markov, decoder_with
 
 pytestmark = pytest.mark.slow
 
-CPU = torch.device("cpu")
-
 
 def noise_at(seed: int, positions: Iterable[int], count: int) -> Tensor:
-    return torch.stack([gumbel_noise(seed, position, count, CPU) for position in positions])
+    return gumbel_noise(seed, list(positions), torch.arange(count))
 
 
 def random_logits(*shape: int, seed: int = 1, scale: float = 3.0) -> Tensor:
@@ -111,12 +111,12 @@ def test_the_repetition_penalty_is_that_of_transformers(penalty: float) -> None:
 
 def test_noise_depends_on_seed_and_position_only() -> None:
     pairs = [(s, p) for s in (0, 1, 2**63, 2**64 - 1) for p in (0, 1, 2, 10**6)]
-    rows = {tuple(gumbel_noise(seed, position, 3, CPU).tolist()) for seed, position in pairs}
+    rows = {tuple(noise_at(seed, [position], 3)[0].tolist()) for seed, position in pairs}
     assert len(rows) == len(pairs)
-    assert torch.equal(gumbel_noise(7, 9, 500, CPU)[:40], gumbel_noise(7, 9, 40, CPU))
+    assert torch.equal(noise_at(7, [9], 500)[:, :40], noise_at(7, [9], 40))
     # SplitMix64 is specified to the bit, so this may never change: texts would.
     pinned = torch.tensor([1.9016414, -1.2652518, 1.1223969])
-    torch.testing.assert_close(gumbel_noise(0, 0, 3, CPU), pinned, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(noise_at(0, [0], 3)[0], pinned, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_probabilities_given_the_noise_are_those_of_the_draw(config: SamplingCon
     known = GumbelNoise(config)
     for position, logits in enumerate(random_logits(20, 12, scale=2.0)):
         shares, tokens = logits.softmax(-1).sort(descending=True)
-        noisy = restricted(logits[None], config) + gumbel_noise(config.seed, position, 12, CPU)
+        noisy = restricted(logits[None], config) + noise_at(config.seed, [position], 12)
         found = known.probabilities(tokens.tolist(), shares.tolist(), position)
         torch.testing.assert_close(
             torch.tensor(found), noisy.softmax(-1)[0, tokens], rtol=1e-4, atol=1e-6
@@ -153,9 +153,9 @@ COUNT = 4000
 @pytest.mark.parametrize(
     "numbers",
     [
-        gumbel_noise(3, 77, COUNT, CPU),
+        noise_at(3, [77], COUNT)[0],
         noise_at(3, range(COUNT), 1)[:, 0],
-        torch.cat([gumbel_noise(seed, 5, 1, CPU) for seed in range(COUNT)]),
+        torch.cat([noise_at(seed, [5], 1)[0] for seed in range(COUNT)]),
     ],
     ids=["tokens", "positions", "seeds"],
 )
@@ -183,6 +183,25 @@ def test_a_batch_of_rows_is_chosen_as_row_by_row(settings: dict[str, Any]) -> No
     alone = [choose(logits[i : i + 1], config, noise[i : i + 1]).item() for i in range(7)]
     assert choose(logits, config, noise).tolist() == alone
     assert choose(logits, SamplingConfig(), None).tolist() == logits.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 4.0])
+@pytest.mark.parametrize(
+    "settings",
+    [{"top_k": 40}, {"top_p": 0.9}, {"min_p": 0.05}, {"top_k": 200, "top_p": 0.95, "min_p": 0.01}],
+    ids=str,
+)
+def test_a_draw_from_a_shortlist_is_that_from_all_tokens(
+    settings: dict[str, Any], scale: float
+) -> None:
+    config, positions = SamplingConfig(temperature=0.8, seed=7, **settings), range(60)
+    for dtype in (torch.float32, torch.bfloat16):
+        logits = random_logits(60, 5000, scale=scale).to(dtype)
+        found = draw(logits, config, positions)
+        expected = choose(logits, config, noise_at(7, positions, 5000))
+        few = restricted(logits, config).isfinite().sum(-1) < SHORTLIST
+        assert torch.equal(found, torch.where(few, expected, -1))
+        assert scale < 4.0 or bool(few.all())
 
 
 @pytest.mark.parametrize("strategy", ["lookahead", "prompt-lookup"])
@@ -226,7 +245,7 @@ def read(
 ) -> Any:
     sampler = Sampler(config, processors)
     sampler.commit(TEXT)
-    return sampler.read(logits.clone(), step, len(step.outputs) - 1, 0)
+    return sampler.read(logits.clone(), step, len(step.outputs) - 1, 0)()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -247,7 +266,7 @@ def test_every_node_has_the_choice_of_plain_decoding(
         assert output.best[row] == scores.argmax()
         noise = None
         if temperature:
-            noise = gumbel_noise(11, len(text), 12, CPU)[None]
+            noise = noise_at(11, [len(text)], 12)
         assert output.choose(row, path) == choose(scores, config, noise)
     nodes, tokens = TREE.walk(output.choose)
     assert len(tokens) == len(nodes) + 1

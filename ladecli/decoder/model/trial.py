@@ -15,7 +15,7 @@ from ..compat import GENERATE_CACHE, cache_argument
 from ..errors import DeviceLostError, NaNLogitsError, UnsupportedModelError
 from ..faults import check_device, is_out_of_memory, reason_of
 from ..kv_cache import KVCache, LayerShape
-from ..run.runner import Runner
+from ..run.runner import Runner, whole
 from ..strategy import Draft
 from ..tree import ROOT, TokenTree
 from .families import ModelFacts
@@ -128,14 +128,14 @@ class Trial:
         tree.add([(text[start + 1] + 1) % self.facts.vocabulary, text[3]], "trial", limit=9)
         tree.add(text[start + 1 : start + 3], "trial", limit=9)
         draft = Draft(tree, width=GPU_WIDTH if len(text) == GPU_LENGTH else 1)
-        logits = runner.start(layout.build(text[start : start + 1], start, draft))()
+        logits = runner.start(layout.build(text[start : start + 1], start, draft), whole)()
         # Rows: the current token, two rivals, then the path that is kept.  Copies: the next step
         # may write over them.
         found = [logits[[0, 3, 4]].float()]
         cache.keep([0, 3, 4])
         for position in (start + 3, start + 4):
             step = layout.build(text[position : position + 1], position, Draft())
-            found.append(runner.start(step)().float().clone())
+            found.append(runner.start(step, whole)().float().clone())
             cache.keep([0])
         wanted = self.expected[start:].to(runner.device)
         return difference(torch.cat(found).to(wanted.device), wanted, self.dtype)

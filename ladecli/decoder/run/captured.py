@@ -33,7 +33,8 @@ from ..model.attention import READS_LENGTH, CapturedMask, DeviceMask
 from ..model.families import ModelFacts
 from ..model.forward import Forward, StepInputs
 from ..quiet import quiet
-from .runner import SDPA, Logits, Runner
+from ..transfer import to_device
+from .runner import SDPA, Read, Runner, T
 
 WARM_UP = 2
 """Runs before a capture: libraries make their handles in the first ones."""
@@ -270,7 +271,7 @@ class CudaGraphs(Runner):
         return (*(width for width in CAPTURED_WIDTHS if width < limit), limit)
 
     @torch.inference_mode()
-    def start(self, layout: StepLayout) -> Logits:
+    def start(self, layout: StepLayout, read: Read[T]) -> Callable[[], T]:
         """See `Runner`; logits are there until the next step is started.
 
         A step that is captured already is launched; else it is captured when its result is asked
@@ -278,13 +279,13 @@ class CudaGraphs(Runner):
         """
         width = captured_width(len(layout.tokens))
         if not self.captures or layout.pending > MOST_PENDING or width > PREFILL_CHUNK:
-            return super().start(layout)
+            return super().start(layout, read)
         kind = self._kind(layout, width)
         step = self._steps.get(kind)
         if step is None:
-            return partial(self._capture_and_run, kind, layout)
+            return lambda: read(self._capture_and_run(kind, layout))()
         self._steps.move_to_end(kind)
-        return self._launch(step, layout)
+        return read(self._launch(step, layout))
 
     def forget(self) -> None:
         """See `Runner`."""
@@ -312,10 +313,10 @@ class CudaGraphs(Runner):
             last = min(last, boundary - 1)
         return Kind(width, slots, last)
 
-    def _launch(self, step: CapturedStep, layout: StepLayout) -> Logits:
+    def _launch(self, step: CapturedStep, layout: StepLayout) -> Tensor:
         step.inputs.send(layout, self.cache.length)
         step.replay()
-        return partial(_rows, step.logits, layout.outputs)
+        return _rows(step.logits, layout.outputs)
 
     @torch.inference_mode()
     def _capture_and_run(self, kind: Kind, layout: StepLayout) -> Tensor:
@@ -332,7 +333,7 @@ class CudaGraphs(Runner):
         self.graphs_made += 1
         while len(self._steps) > MOST_GRAPHS:
             self._steps.popitem(last=False)
-        return self._launch(self._steps[kind], layout)()
+        return self._launch(self._steps[kind], layout)
 
     def _make(self, kind: Kind, layout: StepLayout) -> CapturedStep:
         if kind.width not in self._inputs:
@@ -366,4 +367,4 @@ def _rows(logits: Tensor, outputs: Sequence[int]) -> Tensor:
     first, count = outputs[0], len(outputs)
     if list(outputs) == [*range(first, first + count)]:
         return logits[first : first + count]
-    return logits[torch.tensor(outputs, device=logits.device)]
+    return logits[to_device(outputs, logits.device)]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..model.families import ModelFacts
+from ..sampling import Sampler
 from ..strategy import Draft, Room, State
 from ..tree import TokenTree
 from .executor import Fed, Local
@@ -38,9 +39,9 @@ class Chained(Local):
         missing = len(state.tokens) - 1 - self.cache.length
         return replace(super().room(state), missing=(missing,), branches=False)
 
-    def start(self, state: State, draft: Draft) -> Fed:
+    def start(self, state: State, draft: Draft, sampler: Sampler) -> Fed:
         """See `Executor`."""
         # A step without drafts is accepted whole, so that nothing of it is fed again.
         again = len(state.tokens) - 1 - self.cache.length > MOST_FED_AGAIN
         chain = TokenTree() if again else draft.tree.chain()
-        return super().start(state, replace(draft, tree=chain, window=None, width=1))
+        return super().start(state, replace(draft, tree=chain, window=None, width=1), sampler)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from .. import layout
@@ -17,12 +18,11 @@ from ..events import FinishReason, Prefill
 from ..faults import Backoff, attempt, check_device
 from ..kv_cache import KVCache
 from ..layout import StepLayout
-from ..logprobs import with_logprobs
 from ..model.families import ModelFacts
-from ..sampling import Sampler
+from ..sampling import Sampler, StepOutput
 from ..strategy import Draft, Room, State, StepResult
 from .prefill import Prefiller
-from .runner import Logits, Runner
+from .runner import Runner
 
 
 class Stopped(Exception):
@@ -73,10 +73,10 @@ class Executor(Protocol):
     def room(self, state: State) -> Room:
         """How deep and how wide the next step may be, and what is missing in the cache."""
 
-    def start(self, state: State, draft: Draft) -> Fed:
-        """Start a step."""
+    def start(self, state: State, draft: Draft, sampler: Sampler) -> Fed:
+        """Start a step, and what the sampler reads out of it."""
 
-    def verify(self, sampler: Sampler) -> StepResult | NoRoom:
+    def verify(self) -> StepResult | NoRoom:
         """Wait for the step, and walk down its tree as far as the model agrees."""
 
     def commit(self, nodes: Sequence[int]) -> None:
@@ -102,7 +102,7 @@ class Started:
 
     draft: Draft
     layout: StepLayout
-    logits: Logits | None  # None where memory did not suffice to start it
+    output: Callable[[], StepOutput] | None  # None where memory did not suffice to start it
 
 
 def _go_on() -> None:
@@ -159,40 +159,41 @@ class Local:
         # A path of more tokens than a step may have would be wider, too.
         return Room(min(reach, state.end - length - 1, width - 1), reach, width)
 
-    def start(self, state: State, draft: Draft) -> Fed:
+    def start(self, state: State, draft: Draft, sampler: Sampler) -> Fed:
         """See `Executor`."""
         if not self._has_read:
             # Nothing is fed: `verify` says so, where all ranks hear of it.
-            step, logits = layout.NOTHING, None
+            step, output = layout.NOTHING, None
         else:
             start = self.cache.length
             step = layout.build(state.tokens[start:], start, draft)
-            logits = attempt(self.runner.start, step)
-        self._step = Started(draft, step, logits)
+            read = partial(
+                sampler.read, layout=step, nodes=len(draft.tree), successors=draft.successors
+            )
+            output = attempt(self.runner.start, step, read)
+        self._step = Started(draft, step, output)
         return Fed(draft, len(step.tokens))
 
-    def verify(self, sampler: Sampler) -> StepResult | NoRoom:
+    def verify(self) -> StepResult | NoRoom:
         """See `Executor`."""
-        found = self.walk(sampler)
+        found = self.walk()
         return self.narrow(found) if isinstance(found, OutOfMemory) else found
 
-    def walk(self, sampler: Sampler) -> StepResult | OutOfMemory:
+    def walk(self) -> StepResult | OutOfMemory:
         """What is found in the step, or that memory did not suffice for it."""
         assert self._step is not None
         step, found = self._step.layout, None
-        if self._step.logits is not None:
-            found = attempt(self._walk, self._step.logits, self._step, sampler)
+        if self._step.output is not None:
+            found = attempt(self._walk, self._step.output, self._step.draft)
         if found is None and not self._backoff.retries:
             raise NoMemoryError
         return found or OutOfMemory(step.pending, len(step.tokens) - step.pending + 1)
 
-    def _walk(self, logits: Logits, step: Started, sampler: Sampler) -> StepResult:
-        tree, rows, asked = step.draft.tree, logits(), sampler.logprobs
-        unread = None if asked is None else rows.clone()  # a repetition penalty changes them
-        output = sampler.read(rows, step.layout, len(tree), step.draft.successors)
-        nodes, tokens = tree.walk(output.choose)
-        if asked is not None and unread is not None:
-            tokens = with_logprobs(tokens, nodes, unread, asked)
+    def _walk(self, wait: Callable[[], StepOutput], draft: Draft) -> StepResult:
+        output = wait()
+        nodes, tokens = draft.tree.walk(output.choose)
+        if output.name is not None:
+            tokens = output.name(tokens, nodes)
         return StepResult(nodes, tokens, output.best, output.successors)
 
     def narrow(self, short: OutOfMemory) -> NoRoom:

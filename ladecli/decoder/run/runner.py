@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
+from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -16,13 +17,21 @@ from ..layout import StepLayout
 from ..model.attention import StepMask
 from ..model.forward import Forward, StepInputs
 from ..quiet import quiet
+from ..transfer import to_device
 
 SDPA = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """All of PyTorch's kernels of attention except cuDNN's, which plans anew for every length."""
 
 
-Logits = Callable[[], Tensor]
-"""Of a step that was started: call it to wait for those of its outputs, [outputs, vocabulary]."""
+T = TypeVar("T")
+Read = Callable[[Tensor], Callable[[], T]]
+"""Launches what is to be found out of the logits of a step's outputs, [outputs, vocabulary], which
+may be on their way yet; what it returns waits for that."""
+
+
+def whole(logits: Tensor) -> Callable[[], Tensor]:
+    """Read out the logits as they are; see `Read`."""
+    return lambda: logits
 
 
 class Runner:
@@ -53,12 +62,12 @@ class Runner:
         any width does."""
         return ()
 
-    def start(self, layout: StepLayout) -> Logits:
-        """Start one step, whose keys and values go after the committed ones.
+    def start(self, layout: StepLayout, read: Read[T]) -> Callable[[], T]:
+        """Start one step, whose keys and values go after the committed ones, and read it out.
 
         Here nothing happens before the result is asked for.
         """
-        return partial(self.run, layout)
+        return lambda: read(self.run(layout))()
 
     @torch.inference_mode()
     def run(self, layout: StepLayout) -> Tensor:
@@ -67,10 +76,10 @@ class Runner:
         cache.reserve(cache.length + len(layout.tokens))
         outputs: Tensor | None = None
         if layout.outputs != [*range(len(layout.tokens))]:
-            outputs = torch.tensor(layout.outputs, dtype=torch.int64, device=model.device)
+            outputs = to_device(np.array(layout.outputs, dtype=np.int64), model.device)
         step = StepInputs(
-            tokens=torch.tensor(layout.tokens, device=model.device),
-            positions=torch.tensor(layout.positions, device=model.device),
+            tokens=to_device(layout.tokens, model.device),
+            positions=to_device(layout.positions, model.device),
             mask=StepMask(layout.rows, layout.positions, cache.length),
             outputs=outputs,
             length=cache.length,

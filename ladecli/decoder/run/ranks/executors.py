@@ -84,14 +84,14 @@ class Ranks:
         """See `Executor`."""
         return self._local.room(state)
 
-    def start(self, state: State, draft: Draft) -> Fed:
+    def start(self, state: State, draft: Draft, sampler: Sampler) -> Fed:
         """See `Executor`."""
         self._draft = draft
-        return self._local.start(state, draft)
+        return self._local.start(state, draft, sampler)
 
-    def verify(self, sampler: Sampler) -> StepResult | NoRoom:
+    def verify(self) -> StepResult | NoRoom:
         """See `Executor`: what all ranks found, or that memory ran out on one of them."""
-        mine = self._local.walk(sampler)
+        mine = self._local.walk()
         draft = self._draft
         tree, window = draft.tree, draft.window.tokens if draft.window else []
         tried = [draft.successors, tree.tokens, tree.parents, window]
@@ -181,10 +181,10 @@ class LookaheadParallel(Ranks):
         """See `Executor`."""
         return replace(super().room(state), missing=self._missing)
 
-    def start(self, state: State, draft: Draft) -> Fed:
+    def start(self, state: State, draft: Draft, sampler: Sampler) -> Fed:
         """See `Executor`: the share of this rank, and the draft as far as all have room for it."""
         self._draft, self._shares = partition(draft, self._missing)
-        fed = self._local.start(state, self._shares[self._rank].draft)
+        fed = self._local.start(state, self._shares[self._rank].draft, sampler)
         return Fed(self._draft, fed.width)
 
     def commit(self, nodes: Sequence[int]) -> None:
@@ -230,10 +230,10 @@ class TensorParallel(Ranks):
         super().__init__(local, transport)
         self._in_forward = False
 
-    def start(self, state: State, draft: Draft) -> Fed:
+    def start(self, state: State, draft: Draft, sampler: Sampler) -> Fed:
         """See `Executor`: the whole draft, which all ranks compute together."""
         self._sync()
-        return super().start(state, draft)
+        return super().start(state, draft, sampler)
 
     def leave(self, why: BaseException) -> None:
         """See `Executor`; ranks that wait within a forward cannot be reached."""
