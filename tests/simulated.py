@@ -66,8 +66,8 @@ class Simulated(TorchDispatchMode):
 
     Attributes:
         counts: "waits", "launches", and copies, "to host" and "to device".
-        gaps: seconds of our own code, torch and the simulation left out, from the end of a wait to
-            the next launch of a captured step.
+        gaps: seconds of the processor for our own code, torch and the simulation left out, from the
+            end of a wait to the next launch of a captured step.
     """
 
     def __init__(self, seconds: float = 0.0) -> None:
@@ -98,22 +98,21 @@ class Simulated(TorchDispatchMode):
 
         @torch.inference_mode()
         def replay() -> None:
-            began, counts, within = time.perf_counter(), self.counts.copy(), self._within
+            began, counts, within = time.thread_time(), self.counts.copy(), self._within
             if self._since is not None:
                 self.gaps.append(began - within - self._since)
                 self._since = None
             work()
-            now = time.perf_counter()
-            self.counts, self._within = counts, within + now - began
+            self.counts, self._within = counts, within + time.thread_time() - began
             self.counts["launches"] += 1
-            self._done = max(self._done, now) + self._seconds
+            self._done = max(self._done, time.perf_counter()) + self._seconds
 
         return replay
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        began, given = time.perf_counter(), kwargs or {}
+        began, given = time.thread_time(), kwargs or {}
         leaves = tree_leaves((args, given))
         of_device = {id(leaf.here): leaf for leaf in leaves if isinstance(leaf, There)}
         places = [leaf for leaf in leaves if isinstance(leaf, torch.device)]
@@ -133,7 +132,7 @@ class Simulated(TorchDispatchMode):
         found = func(*tree_map(_here, args), **tree_map(_here, given))
         if there:
             found = tree_map(lambda out: _there(out, of_device), found)
-        now = time.perf_counter()
+        now = time.thread_time()
         self._within += now - began
         if waits:
             self._since = now - self._within
@@ -193,8 +192,8 @@ class Circle(Oracle):
         table = torch.randn(around, vocabulary, generator=draw)
         # One of the next two on the circle, most probably.
         places = torch.arange(around)
-        table[places, (places + 1) % around] = 12.0
-        table[places, (places + 2) % around] = 11.5
+        table[places, (places + 1) % around] = 16.0
+        table[places, (places + 2) % around] = 15.5
         self._table = table.to(device)
 
     @property

@@ -273,9 +273,11 @@ class Sampler:
         if has_successors and usable:
             found = [dict(zip(*rows, strict=True)) for rows in zip(ids, scores, strict=True)]
         (chosen,) = drawn or [best if self._greedy and not self._processors else [-1] * len(best)]
+        shortlists = self._shortlists and not drawn  # else that was too short for the row
 
         def choose_at(row: int, path: Sequence[int]) -> int:
-            return chosen[row] if chosen[row] >= 0 else self._choose(logits[row], path)
+            token = chosen[row]
+            return token if token >= 0 else self._choose(logits[row], path, shortlists)
 
         return StepOutput(best, found, choose_at, name)
 
@@ -286,7 +288,7 @@ class Sampler:
         return penalize_(logits.float(), seen, self.config.repetition_penalty)
 
     @torch.inference_mode()
-    def _choose(self, scores: Tensor, path: Sequence[int]) -> int:
+    def _choose(self, scores: Tensor, path: Sequence[int], shortlists: bool) -> int:
         """The token after one node, processors included."""
         rows, position = scores[None], len(self._text) + len(path)
         if self._processors:
@@ -294,7 +296,7 @@ class Sampler:
             rows = processed(rows, ids, self.config, self._processors)
             if bool(rows.isnan().any()):
                 raise NaNLogitsError
-        if self._shortlists and (token := int(draw(rows, self.config, [position]))) >= 0:
+        if shortlists and (token := int(draw(rows, self.config, [position]))) >= 0:
             return token
         return int(choose(rows, self.config, self._noise_at([position], rows)))
 

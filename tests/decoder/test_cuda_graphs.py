@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
+from ladecli.decoder.config import CAPTURED_WIDTHS, Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.kv_cache import KVCache
 from ladecli.decoder.load import load_decoder
@@ -120,13 +120,13 @@ class Stale(Again):
 @pytest.mark.parametrize(
     "capture",
     [
-        Again(ValueError("not that\nat all")),
+        Again(*[ValueError("not that\nat all")] * 2),
         # The two widths of the trial can be captured, the next one cannot.
-        Again(None, None, None, None, RuntimeError("no more")),
-        Again(None, None, None, None, torch.OutOfMemoryError("CUDA out of memory")),
+        Again(*[None] * 4, *[RuntimeError("no more")] * 2),
+        Again(torch.OutOfMemoryError("CUDA out of memory")),
         Stale(),
     ],
-    ids=["at load", "later", "memory", "wrong"],
+    ids=["at load", "later", "memory at load", "wrong"],
 )
 def test_captures_that_fail_are_done_without(capture: Again) -> None:
     decoder, prompt = captured("llama", capture), prompt_for("llama")
@@ -138,6 +138,28 @@ def test_captures_that_fail_are_done_without(capture: Again) -> None:
     (notice,) = decoder.runner.notices
     assert "without CUDA graphs" in notice
     assert "\n" not in notice
+
+
+def test_a_capture_that_fails_is_tried_once_more() -> None:
+    capture = Again(*[None] * 4, RuntimeError("another thread was at work"))
+    decoder, prompt = captured("llama", capture), prompt_for("llama")
+    run(decoder, prompt)
+    assert decoder.runner.captures
+    assert not decoder.runner.notices
+
+
+def test_where_memory_does_not_suffice_other_widths_are_captured() -> None:
+    model, short = Oracle(counts), torch.OutOfMemoryError("CUDA out of memory")
+    decoder = fake_decoder(model, Again(None, None, short))
+    config = replace(CONFIG, sources=("context",))
+    for _ in range(2):
+        text = ids_of(run(decoder, [15, 16, 17], "lookahead", config))
+        assert text == [10 + (token - 9) % 20 for token in [17, *text[:-1]]]
+    (notice,) = decoder.runner.notices
+    (width,) = [width for width in CAPTURED_WIDTHS if f" {width} " in notice]
+    assert decoder.runner.captures
+    assert decoder.runner.graphs_made > 1
+    assert {*CAPTURED_WIDTHS[:6]} - {*decoder.runner.widths(24)} == {width}
 
 
 def triton_ops() -> Any:

@@ -4,8 +4,8 @@ A small step is hundreds of kernels, which the host takes longer to launch one b
 GPU to run.  So a step is padded to one of a few widths, and the whole forward of that width is
 captured when it is first needed.  Addresses, shapes and what Python decided on the way are fixed
 then; tokens, positions, mask and the length of the text are read from one buffer on the device.
-Prompt chunks and very wide steps run as those of `Runner`; so does everything once a capture has
-failed.
+Prompt chunks and very wide steps run as those of `Runner`; so do steps of a width that memory does
+not suffice to capture, and everything once another capture has failed twice.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 
 from ..config import CAPTURED_WIDTHS, PREFILL_CHUNK, captured_width
-from ..faults import check_device, reason_of
+from ..faults import check_device, is_out_of_memory, reason_of
 from ..kv_cache import KVCache, Target
 from ..layout import StepLayout, packed, words_for
 from ..model.attention import READS_LENGTH, CapturedMask, DeviceMask
@@ -99,9 +99,9 @@ class GraphCapture:
                 ):
                     work()
             except BaseException as error:
-                self._abandon(graph)
-                # That the capture could not be ended says less than what went wrong before.
-                raise (error.__context__ or error) from None
+                # That a capture could not be ended says less than what went wrong before.
+                cause = error.__context__ if self._abandon(graph) else None
+                raise (cause or error) from None
             finally:
                 clear()
                 if collects:
@@ -119,11 +119,12 @@ class GraphCapture:
             # What was launched may write to the cache, even if a run broke off.
             current.wait_stream(self._stream)
 
-    def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Let the allocator and random numbers go on after a capture that could not be ended."""
+    def _abandon(self, graph: torch.cuda.CUDAGraph) -> bool:
+        """Let the allocator and random numbers go on after a capture that could not be ended;
+        whether this one could not."""
         with suppress(RuntimeError):
             graph.pool()
-            return  # It did end.
+            return False
         # torch may yet ask it whether it is being captured.
         self._broken.append(graph)
         index = torch.cuda.current_device()
@@ -134,6 +135,7 @@ class GraphCapture:
             generator = torch.cuda.default_generators[index]
             generator.graphsafe_set_state(generator.clone_state())
         self._pool = None
+        return True
 
 
 class Kind(NamedTuple):
@@ -230,7 +232,7 @@ class CapturedStep:
 
 
 class CudaGraphs(Runner):
-    """Runs steps as CUDA graphs; once one cannot be captured, as those of `Runner`.
+    """Runs steps as CUDA graphs; those that cannot be captured as `Runner` does.
 
     Args:
         model: on one device.
@@ -240,7 +242,7 @@ class CudaGraphs(Runner):
         capture: captures work; None for CUDA graphs on the model's device.
 
     Attributes:
-        given_up: why steps are not captured any more, or None.
+        given_up: why steps, or those of some width, are not captured any more, or None.
     """
 
     def __init__(
@@ -259,6 +261,7 @@ class CudaGraphs(Runner):
         self._max_context = max_context
         self._capture = capture or GraphCapture(self.device)
         self._steps: OrderedDict[Kind, CapturedStep] = OrderedDict()
+        self._too_large: set[int] = set()  # widths that memory does not suffice for
         self._inputs: dict[int, StaticInputs] = {}
         # By rows: each is read before the next step is launched, so that steps can share it.
         self._logits: dict[int, Tensor] = {}
@@ -268,7 +271,8 @@ class CudaGraphs(Runner):
         """See `Runner`."""
         if not self.captures:
             return ()
-        return (*(width for width in CAPTURED_WIDTHS if width < limit), limit)
+        widths = *(width for width in CAPTURED_WIDTHS if width < limit), limit
+        return [each for each in widths if each == 1 or captured_width(each) not in self._too_large]
 
     @torch.inference_mode()
     def start(self, layout: StepLayout, read: Read[T]) -> Callable[[], T]:
@@ -278,7 +282,8 @@ class CudaGraphs(Runner):
         for, since that takes a moment.
         """
         width = captured_width(len(layout.tokens))
-        if not self.captures or layout.pending > MOST_PENDING or width > PREFILL_CHUNK:
+        fits = layout.pending <= MOST_PENDING and width <= PREFILL_CHUNK
+        if not (self.captures and fits) or width in self._too_large:
             return super().start(layout, read)
         kind = self._kind(layout, width)
         step = self._steps.get(kind)
@@ -320,20 +325,32 @@ class CudaGraphs(Runner):
 
     @torch.inference_mode()
     def _capture_and_run(self, kind: Kind, layout: StepLayout) -> Tensor:
-        try:
-            self._steps[kind] = self._make(kind, layout)
-        except Exception as error:
-            check_device(self.device, error)
-            self.captures, self.given_up = False, reason_of(error)
-        if self.given_up is not None:
-            # Without the error, which holds tensors.
-            self.forget()
-            self.notices.append(f"steps run without CUDA graphs, and slower: {self.given_up}")
+        why = self._failure(kind, layout)
+        if why is not None and kind.width not in self._too_large:
+            # Another thread may have broken it: once more.
+            why = self._failure(kind, layout)
+        if why is not None:
+            self.given_up, steps = why, f"steps of {kind.width} tokens"
+            if kind.width not in self._too_large:
+                self.captures, steps = False, "steps"
+                self.forget()
+            self.notices.append(f"{steps} run without CUDA graphs, and slower: {why}")
             return self.run(layout)
         self.graphs_made += 1
         while len(self._steps) > MOST_GRAPHS:
             self._steps.popitem(last=False)
         return self._launch(self._steps[kind], layout)
+
+    def _failure(self, kind: Kind, layout: StepLayout) -> str | None:
+        """Capture a step; why it cannot be, or None.  Not the error: that holds tensors."""
+        try:
+            self._steps[kind] = self._make(kind, layout)
+        except Exception as error:
+            check_device(self.device, error)
+            if is_out_of_memory(error):
+                self._too_large.add(kind.width)
+            return reason_of(error)
+        return None
 
     def _make(self, kind: Kind, layout: StepLayout) -> CapturedStep:
         if kind.width not in self._inputs:
