@@ -187,7 +187,7 @@ def _first_right(model: Any, facts: ModelFacts, wanted: Wanted, trial: Trial) ->
         parts = _parts(way)
         if number == 0:
             best = parts
-        why = _failure(way, trial)
+        why = _failure(way, trial, wanted)
         if why is None:
             how = []
             if isinstance(way.forward, StockModel) and can_run(model):
@@ -262,9 +262,13 @@ def _parts(way: Way) -> list[str]:
     return [part for part, has in known.items() if has]
 
 
-def _failure(way: Way, trial: Trial) -> str | None:
+def _failure(way: Way, trial: Trial, wanted: Wanted) -> str | None:
     """Why trial steps of a way are wrong; None if they are right."""
-    runner = way.make_runner(way.forward, trial.new_cache(way.forward))
+    cache = trial.new_cache(way.forward)
+    if way.forward.device.type == "cuda" and wanted.slots:
+        # As large as it will be, if memory allows: kernels split the work by its slots.
+        cache = new_cache(way.forward, wanted.slots - GROWTH)
+    runner = way.make_runner(way.forward, cache)
     why = trial.failure(runner)
     if isinstance(runner, CudaGraphs) and runner.given_up is not None:
         return runner.given_up

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from .config import SamplingConfig
@@ -41,15 +42,14 @@ def gumbel_noise(seed: int, positions: Sequence[int], tokens: Tensor) -> Tensor:
         positions: in the text.
         tokens: ids, int64 [n], or [positions, n].
     """
-    starts = [[_signed(_stream(seed, position))] for position in positions]
-    z = (tokens + 1).mul_(_signed(_GOLDEN)) + to_device(starts, tokens.device)
+    starts = [[_signed((_stream(seed, position) + _GOLDEN) & _MASK)] for position in positions]
+    z = torch.add(to_device(starts, tokens.device), tokens, alpha=_signed(_GOLDEN))
     z.bitwise_xor_((z >> 30) & ((1 << 34) - 1)).mul_(_signed(_MIX1))
     z.bitwise_xor_((z >> 27) & ((1 << 37) - 1)).mul_(_signed(_MIX2))
     z.bitwise_xor_((z >> 31) & ((1 << 33) - 1))
     # Small numbers keep their relative precision in float32, and rare tokens depend on those.
-    uniform = ((z >> 1) & ((1 << 63) - 1)).float().add_(0.5).mul_(2.0**-63)
-    uniform.clamp_(max=_LARGEST)
-    return uniform.neg_().log1p_().neg_().log_().neg_()
+    negative = ((z >> 1) & ((1 << 63) - 1)).float().add_(0.5).mul_(-(2.0**-63))
+    return negative.clamp_(min=-_LARGEST).log1p_().neg_().log_().neg_()
 
 
 class GumbelNoise:

@@ -270,7 +270,7 @@ class Sampler:
             raise NaNLogitsError
         best: list[int] = [row[0] for row in ids]
         found: Successors = ()
-        if has_successors and usable:
+        if with_successors and usable:
             found = [dict(zip(*rows, strict=True)) for rows in zip(ids, scores, strict=True)]
         (chosen,) = drawn or [best if self._greedy and not self._processors else [-1] * len(best)]
         shortlists = self._shortlists and not drawn  # else that was too short for the row

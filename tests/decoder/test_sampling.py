@@ -113,7 +113,10 @@ def test_noise_depends_on_seed_and_position_only() -> None:
     pairs = [(s, p) for s in (0, 1, 2**63, 2**64 - 1) for p in (0, 1, 2, 10**6)]
     rows = {tuple(noise_at(seed, [position], 3)[0].tolist()) for seed, position in pairs}
     assert len(rows) == len(pairs)
-    assert torch.equal(noise_at(7, [9], 500)[:, :40], noise_at(7, [9], 40))
+    alone = torch.cat([noise_at(7, [position], 500) for position in (9, 12, 400)])
+    assert torch.equal(noise_at(7, (9, 12, 400), 500), alone)
+    some = torch.tensor([[3, 477, 20], [499, 0, 1], [7, 7, 8]])
+    assert torch.equal(gumbel_noise(7, (9, 12, 400), some), alone.gather(1, some))
     # SplitMix64 is specified to the bit, so this may never change: texts would.
     pinned = torch.tensor([1.9016414, -1.2652518, 1.1223969])
     torch.testing.assert_close(noise_at(0, [0], 3)[0], pinned, rtol=1e-6, atol=1e-6)

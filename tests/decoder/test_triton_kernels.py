@@ -19,6 +19,7 @@ from torch import Tensor
 from ladecli.decoder.kv_cache import Target
 from ladecli.decoder.load import compile_attention
 from ladecli.decoder.model.attention import triton_available
+from ladecli.decoder.model.attention.triton import gpu_of, plan
 from ladecli.decoder.model.families import model_facts
 from ladecli.decoder.model.rotary import Rotary
 from ladecli.decoder.model.transformer import Norm, Transformer
@@ -176,6 +177,11 @@ def test_attention_is_compiled_for_all_widths() -> None:
     compile_attention(
         Transformer(model, model_facts(model.config)), (1, 2, 16), slots=64, workers=1
     )
+
+
+def test_the_largest_tiles_have_the_registers_that_they_need() -> None:
+    for size in (128, 256):
+        assert plan(64, 2, 4, size, 4096, 2, gpu_of(torch.device("cpu"))).warps == 8
 
 
 COMPILE = """

@@ -70,7 +70,8 @@ def plan(
         slots // (groups * count),
         _MOST_SPLITS,
     )
-    return Launch(rows, keys, max(splits, 1), 8 if rows == 128 or itemsize == 4 else 4, stages)
+    # The largest tiles need the registers of 8 warps.
+    return Launch(rows, keys, max(splits, 1), 8 if rows == most or itemsize == 4 else 4, stages)
 
 
 def triton_attention(
