@@ -124,22 +124,23 @@ class Check:
 def plan(args: argparse.Namespace, folder: Path) -> list[Part]:
     """All parts; the most important ones first."""
     python, rehearse = sys.executable, args.rehearse
-    shapes = ["tiny", "tiny-gqa"] if rehearse else ["7b", "1.5b", "8b"]
+    shapes = ["tiny", "tiny-gqa"] if rehearse else ["8b", "7b", "1.5b"]
+    made = "tiny" if rehearse else "7b"
     model = args.model or str(folder / "model")
     part = [python, str(Path(__file__).with_name("parts.py")), *(["--rehearse"] * rehearse)]
     lade = [python, "-m", "ladecli", "generate", model, "--max-new-tokens", "32"]
     lade += ["--prompt", PROMPT, "--quiet", *(["--device", "cpu"] if rehearse else [])]
-    tests = [python, "-m", "pytest", "-q", "-x", "--timeout=60", "tests/gpu"]
+    tests = [python, "-m", "pytest", "-q", "--maxfail=8", "--timeout=60", "tests/gpu"]
     if not rehearse:
         tests = ["env", "LADE_TEST_GPU=1", *tests]
     return [
         Part("machine", [*part, "machine"], 40),
-        *([] if args.model else [Part("make", [*part, "make", shapes[0], model], 90)]),
+        *(Part(f"steps {shape}", [*part, "steps", shape], 90) for shape in shapes),
+        Part("tests", tests, 90),
+        *([] if args.model else [Part("make", [*part, "make", made, model], 90)]),
         Part("load", [*part, "load", model], 90, "cold"),
         Part("lade generate, cold", lade, 90),
         Part("lade generate, warm", lade, 60),
-        *(Part(f"steps {shape}", [*part, "steps", shape], 90) for shape in shapes),
-        Part("tests", tests, 90),
     ]
 
 

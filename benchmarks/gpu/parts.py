@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
@@ -19,7 +20,13 @@ import torch
 import transformers
 
 from ladecli.decoder import layout
-from ladecli.decoder.config import CAPTURED_WIDTHS, Limits, LookaheadConfig, SamplingConfig
+from ladecli.decoder.config import (
+    CAPTURED_WIDTHS,
+    WITHOUT_WINDOW,
+    Limits,
+    LookaheadConfig,
+    SamplingConfig,
+)
 from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.events import Step
 from ladecli.decoder.load import load_decoder
@@ -30,6 +37,7 @@ from ladecli.decoder.strategies import make_strategy
 from ladecli.decoder.strategy import Draft
 from ladecli.decoder.tree import TokenTree
 
+_NEEDED = ("typer", "rich", "pydantic", "platformdirs", "prompt_toolkit", "tomli_w", "pytest")
 SUCCESSORS = 4
 """Of every output, as lookahead asks for them."""
 ROUNDS, REPEATS = 5, 8
@@ -156,6 +164,8 @@ def machine() -> None:
         python=platform.python_version(),
         device=torch.cuda.get_device_name() if DEVICE.type == "cuda" else "cpu",
         alloc_conf=os.environ.get("PYTORCH_ALLOC_CONF"),
+        # `lade` needs them, and so do the parts that call it.
+        missing=[name for name in _NEEDED if importlib.util.find_spec(name) is None],
     )
     show(copy_bytes_per_second=copy_rate())
 
@@ -265,6 +275,26 @@ def steps(name: str) -> None:
     answer(decoder, [3] * 20, 4)
     _, ours = timed(partial(answer, decoder, [5] * 20, new))
     show(plain_tokens_per_second=round(new / ours, 1), memory=memory())
+    show(drafted_microseconds=step_times(decoder, SamplingConfig(), new))
+    sampling = SamplingConfig(temperature=0.8, top_p=0.95, seed=1)
+    show(sampled_microseconds=step_times(decoder, sampling, new))
+
+
+def step_times(decoder: Decoder, sampling: SamplingConfig, new: int) -> dict[str, float]:
+    """Medians of the parts of a drafted step, of up to 64 tokens; see `events.StepTimes`."""
+    widths = tuple(decoder.runner.widths(64))
+    config = LookaheadConfig(budget=63, sources=WITHOUT_WINDOW, widths=widths)
+    times = []
+    for _ in range(2):  # steps are captured in the first text
+        decoder.forget(keep_memory=True)
+        strategy = make_strategy("lookahead", config)
+        events = decoder.generate([5] * 20, strategy, sampling, Limits(new))
+        times = [event.times for event in events if isinstance(event, Step)]
+    parts = ("draft", "forward", "verify", "learn")
+    return {
+        part: round(1e6 * statistics.median(getattr(each, part) for each in times), 1)
+        for part in parts
+    }
 
 
 @torch.inference_mode()
