@@ -185,7 +185,7 @@ class Circle(Oracle):
         around: after so many tokens the text repeats itself.
     """
 
-    def __init__(self, vocabulary: int, device: torch.device = DEVICE, around: int = 40) -> None:
+    def __init__(self, vocabulary: int, device: torch.device = DEVICE, around: int = 16) -> None:
         super().__init__(lambda _: 0, vocabulary)
         self.device = device
         draw = torch.Generator().manual_seed(0)

@@ -20,7 +20,7 @@ A map, in the order in which a step passes through it:
   `stock`: every other family, by transformers' forward; `own_cache`: those that verify one
   continuation at a time, or none, with their own cache.  `attention`: backends, and the mask in
   the form that each reads
-- `kv_cache`    keys and values by slot
+- `kv_cache`    keys and values by slot; `transfer`: copies between host and device
 - `sampling`    logits to tokens, one way for all; `noise`: what they are drawn with
 - `rescoring`   logits of a text again: rounding, or a fault?
 - `config`, `events`, `errors`   the values that cross the door

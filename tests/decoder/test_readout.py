@@ -5,6 +5,9 @@ The device is a simulated one.
 
 from __future__ import annotations
 
+import time
+from functools import partial
+
 import pytest
 import torch
 
@@ -49,10 +52,10 @@ def test_a_step_waits_once(
 ) -> None:
     with Simulated() as device:
         decoder = simulated_decoder(device, 1000)
-        run(decoder, [0, 1, 2], strategy, config, sampling, Limits(100))  # captures
+        run(decoder, [0, 1, 2], strategy, config, sampling, Limits(40))  # captures
         decoder.forget(keep_memory=True)
         device.counts.clear()
-        steps = steps_of(run(decoder, [0, 1, 2], strategy, config, sampling, Limits(100)))
+        steps = steps_of(run(decoder, [0, 1, 2], strategy, config, sampling, Limits(40)))
         assert not decoder.runner.notices
     assert device.counts["waits"] == device.counts["to host"] == len(steps)
 
@@ -109,6 +112,24 @@ def test_logits_that_are_no_numbers_on_a_device(bad: float) -> None:
             logits[3, slice(None) if bad < 0 else 1999] = bad
             with pytest.raises(NaNLogitsError):
                 read(logits, sampling)
+
+
+def test_everything_is_launched_before_anything_is_waited_for() -> None:
+    with Simulated(seconds=0.02) as device:
+        decoder = simulated_decoder(device, 1000)
+        decoder.cache.length = 3
+        sampler = Sampler(SAMPLED)
+        read = partial(sampler.read, layout=STEP, nodes=len(TREE), successors=3)
+        decoder.runner.start(STEP, read)()  # captures
+        device.counts.clear()
+        began = time.perf_counter()
+        wait = decoder.runner.start(STEP, read)
+        launched = device.counts.copy()
+        output = wait()
+        assert time.perf_counter() - began >= 0.02
+        output.choose(0, [])
+    assert launched["waits"] == 0
+    assert device.counts - launched == {"waits": 1, "to host": 1}
 
 
 def test_log_probabilities_are_those_of_the_host() -> None:

@@ -58,8 +58,8 @@ class Runner:
         return self.model.device
 
     def widths(self, limit: int) -> Sequence[int]:
-        """The only widths that steps should have, up to a limit, which is one of them; () where
-        any width does."""
+        """The only widths that steps should have, up to a limit, which is one of them if it can be
+        captured; () where any width does."""
         return ()
 
     def start(self, layout: StepLayout, read: Read[T]) -> Callable[[], T]:
