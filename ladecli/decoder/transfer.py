@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -32,6 +33,9 @@ def to_host(*parts: Tensor) -> Callable[[], list[Any]]:
     if device.type == "cpu":
         return lambda: [part.tolist() for part in parts]
     packed, arrived = torch.cat([part.flatten().float() for part in parts]), None
+    kinds = [float if part.is_floating_point() else int for part in parts]
+    shapes = [part.shape for part in parts]
+    cuts = pairwise(accumulate([part.numel() for part in parts], initial=0))
     if device.type == "cuda":
         packed = packed.to("cpu", non_blocking=True)  # which is pinned memory
         arrived = torch.cuda.current_stream(device).record_event()
@@ -39,8 +43,11 @@ def to_host(*parts: Tensor) -> Callable[[], list[Any]]:
     def wait() -> list[Any]:
         if arrived is not None:
             arrived.synchronize()
-        found = torch.split(packed.cpu(), [part.numel() for part in parts])
-        pairs = zip(found, parts, strict=True)
-        return [flat.to(part.dtype).view(part.shape).tolist() for flat, part in pairs]
+        # From here on the device has nothing to do: NumPy is the faster one with few numbers.
+        numbers = packed.cpu().numpy()
+        return [
+            numbers[start:end].astype(kind).reshape(shape).tolist()
+            for (start, end), kind, shape in zip(cuts, kinds, shapes, strict=True)
+        ]
 
     return wait
