@@ -35,7 +35,7 @@ def to_host(*parts: Tensor) -> Callable[[], list[Any]]:
     packed, arrived = torch.cat([part.flatten().float() for part in parts]), None
     kinds = [float if part.is_floating_point() else int for part in parts]
     shapes = [part.shape for part in parts]
-    cuts = pairwise(accumulate([part.numel() for part in parts], initial=0))
+    cuts = [*pairwise(accumulate([part.numel() for part in parts], initial=0))]
     if device.type == "cuda":
         packed = packed.to("cpu", non_blocking=True)  # which is pinned memory
         arrived = torch.cuda.current_stream(device).record_event()
