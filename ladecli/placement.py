@@ -113,7 +113,7 @@ def _check_ranks(place: Placement) -> None:
             "--parallel-mode tensor spreads the model over ranks, and --device-map over the"
             " devices of one process; leave one of them out"
         )
-    if place.quantize != "none" and not place.own_int8:  # which comes after merging
+    if place.quantize != "none":
         raise UsageError(
             f"--quantize {place.quantize} does not go with --parallel-mode tensor: bitsandbytes"
             " cannot split its weights; use --device-map auto, or leave --quantize out"

@@ -31,7 +31,7 @@ from .tree import Choose
 
 LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
 """(ids of the text so far [1, length], scores [1, vocabulary]) -> scores, as in transformers."""
-Name = Callable[[Sequence[Token], Sequence[int]], list[Token]]
+AddLogprobs = Callable[[Sequence[Token], Sequence[int]], list[Token]]
 """(tokens of a walk, its nodes) -> the tokens with their log-probabilities."""
 
 
@@ -187,8 +187,8 @@ class StepOutput:
     """See `strategy.Successors`."""
     choose: Choose
     """The model's token at a node of the tree, given the path to it."""
-    name: Name | None
-    """Where log-probabilities are wanted."""
+    add_logprobs: AddLogprobs | None
+    """None where no log-probabilities are wanted."""
 
 
 class Sampler:
@@ -204,7 +204,7 @@ class Sampler:
         logprobs: int | None = None,
     ) -> None:
         self.config = config
-        self.logprobs = logprobs  # see `Decoder.generate`
+        self._logprobs = logprobs  # see `Decoder.generate`
         self._greedy = config.greedy
         # Few tokens remain, mostly, and no noise is needed for the others.
         filtered = config.top_k > 0 or config.top_p < 1.0 or config.min_p > 0.0
@@ -237,11 +237,11 @@ class Sampler:
         Raises:
             NaNLogitsError: the logits are NaN or infinite; when the result is waited for.
         """
-        asked, name = self.logprobs, None
+        asked, add_logprobs = self._logprobs, None
         penalised = self.config.repetition_penalty != 1.0 and not self._processors
         if asked is not None:
             unread = logits.clone() if penalised else logits
-            name = partial(with_logprobs, logits=unread, count=asked)
+            add_logprobs = partial(with_logprobs, logits=unread, count=asked)
         if penalised:
             logits = self._penalized(logits, layout)
         scores, ids = top_tokens(logits, min(max(successors, 1), logits.shape[-1]))
@@ -253,14 +253,14 @@ class Sampler:
         if not (self._greedy or self._processors or logits.device.type == "cpu"):
             positions = [layout.positions[output] + 1 for output in layout.outputs[: 1 + nodes]]
             parts.append(self._draw_all(logits[: 1 + nodes], positions))
-        return partial(self._output, logits, to_host(*parts), successors > 0, name)
+        return partial(self._output, logits, to_host(*parts), successors > 0, add_logprobs)
 
     def _output(
         self,
         logits: Tensor,
         wait: Callable[[], list[Any]],
         with_successors: bool,
-        name: Name | None,
+        add_logprobs: AddLogprobs | None,
     ) -> StepOutput:
         """What has arrived of a step."""
         ids, scores, *drawn = wait()
@@ -279,7 +279,7 @@ class Sampler:
             token = chosen[row]
             return token if token >= 0 else self._choose(logits[row], path, shortlists)
 
-        return StepOutput(best, found, choose_at, name)
+        return StepOutput(best, found, choose_at, add_logprobs)
 
     def _penalized(self, logits: Tensor, layout: StepLayout) -> Tensor:
         text = to_device([*self._seen], logits.device)

@@ -112,7 +112,7 @@ class Session:
         self._notices_shown = {*self.decoder.runner.notices}
         self._template: tuple[TemplateChoice, ChatTemplate] | None = None  # the last one asked for
 
-    @property
+    @cached_property
     def choice(self) -> Choice:
         """What the profile says, where the session was opened with one."""
         assert self.setup.choice is not None

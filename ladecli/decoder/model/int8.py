@@ -84,7 +84,7 @@ class Int8Linear(nn.Module):
 
     Args:
         linear: what it is made of.
-        fine: whether its input has outliers.
+        fine: whether its input is multiplied twice.
 
     Attributes:
         weight: int8 [out, in]; empty where a joined product has taken it.
@@ -137,7 +137,7 @@ class Int8Product:
         scales = torch.cat([part.scales for part in parts])
         self._fine = any(part.fine for part in parts)
         self._limit = LIMIT if has_vnni() else LIMIT_OF_7
-        # Torch makes a tensor of a number in every call, which takes longer than the product.
+        # Of a number torch makes a tensor in every call, which takes some microseconds.
         self._least, self._finer = torch.tensor(LEAST), torch.tensor(2.0 * self._limit)
         # What the middle of an input adds, for twice that middle.
         self._half_sums = 0.5 * scales * values.sum(dim=1)
@@ -184,8 +184,7 @@ class Int8Product:
         return torch.add(coarse, fine, alpha=0.5 / self._limit).mul_(scale)
 
     def _multiply(self, x: Tensor, unit: float) -> Tensor:
-        """The product with an input rounded to whole numbers of a unit, no larger than the
-        limit."""
+        """The product with an input rounded to whole numbers of a unit, up to the limit."""
         product: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
             x, unit, self._limit + 1, self._packed
         )

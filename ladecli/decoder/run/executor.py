@@ -192,8 +192,8 @@ class Local:
     def _walk(self, wait: Callable[[], StepOutput], draft: Draft) -> StepResult:
         output = wait()
         nodes, tokens = draft.tree.walk(output.choose)
-        if output.name is not None:
-            tokens = output.name(tokens, nodes)
+        if output.add_logprobs is not None:
+            tokens = output.add_logprobs(tokens, nodes)
         return StepResult(nodes, tokens, output.best, output.successors)
 
     def narrow(self, short: OutOfMemory) -> NoRoom:
