@@ -4,7 +4,8 @@
 
 A text as repetitive as natural language is replayed: the strategy proposes, the walk accepts what
 agrees with the text, and the strategy learns, with successors that favour what followed the same
-token elsewhere.  Medians of the CPU time of this thread per step, in microseconds.
+token elsewhere.  Medians of the CPU time of this thread per step, in microseconds.  The last line
+is the memory of what has learned all it can hold: texts in which nothing comes twice.
 """
 
 from __future__ import annotations
@@ -15,12 +16,19 @@ import statistics
 import time
 from collections import defaultdict
 
+import psutil
+
 from ladecli.decoder.config import WITHOUT_WINDOW, LookaheadConfig
+from ladecli.decoder.drafting.ngram_model import CONTEXTS, SAMPLED_SUCCESSORS
+from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.strategies import make_strategy
 from ladecli.decoder.strategy import Room, State, StepResult
+from ladecli.decoder.tree import TokenTree
 
 VOCABULARY = 8000
 STEPS = 300
+IDS = 128_000
+"""Of a large vocabulary, for what fills memory."""
 
 
 def text_of(length: int, rng: random.Random) -> list[int]:
@@ -70,12 +78,28 @@ def measure(budget: int, length: int) -> tuple[float, float, float]:
     return *times, (len(state.tokens) - length) / len(proposing)
 
 
+def full_memory() -> tuple[float, float]:
+    """Megabytes that a store of drafts takes after texts of four and eight times its contexts."""
+    rng, store, process = random.Random(0), DraftStore(), psutil.Process()
+    began, found = process.memory_info().rss, []
+    for _ in range(2):
+        for _ in range(4 * CONTEXTS // 32):
+            text = rng.choices(range(IDS), k=32)
+            store.context.begin(text)
+            for end in range(4, len(text)):
+                tokens = rng.choices(range(IDS), k=SAMPLED_SUCCESSORS)
+                store.model.recycle(text[:end], TokenTree(), [dict.fromkeys(tokens, rng.random())])
+        found.append((process.memory_info().rss - began) / 1e6)
+    return found[0], found[1]
+
+
 def main() -> None:
     print("| budget | text | propose | observe | both | tokens/step |\n" + "|---" * 6 + "|")
     for budget, length in itertools.product((16, 32, 64), (128, 1024, 4096)):
         propose, observe, accepted = min(measure(budget, length) for _ in range(3))
         figures = f"{propose:.0f} | {observe:.0f} | {propose + observe:.0f} | {accepted:.3f}"
         print(f"| {budget} | {length} | {figures} |", flush=True)
+    print("\nfull: {:.0f} MB, and {:.0f} MB after as much again".format(*full_memory()))
 
 
 if __name__ == "__main__":
