@@ -10,7 +10,7 @@ overflow: then inputs have 7, and are all multiplied twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -105,8 +105,9 @@ class Int8Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
         if self._product is None:
-            self._product = Int8Product([self])
-        return self._product(x.flatten(0, -2)).view(*x.shape[:-1], self.out_features)
+            self._product = Int8Product(self.weight, self.scales, fine=self.fine)
+        rows = self._product(x.flatten(0, -2), self.bias)
+        return rows.view(*x.shape[:-1], self.out_features)
 
     def forget(self) -> None:
         """Do without the form for products, which is made anew if it is needed."""
@@ -130,12 +131,16 @@ class Int8Embedding(nn.Module):
 
 
 class Int8Product:
-    """The product with joined layers that read the same input."""
+    """A weight of integers as a CPU multiplies with it; a `cpu_formats.Form`.
 
-    def __init__(self, parts: Sequence[Int8Linear]) -> None:
-        values = torch.cat([part.weight for part in parts])
-        scales = torch.cat([part.scales for part in parts])
-        self._fine = any(part.fine for part in parts)
+    Args:
+        values: int8 [out, in].
+        scales: float32 [out].
+        fine: whether inputs are multiplied twice.
+    """
+
+    def __init__(self, values: Tensor, scales: Tensor, *, fine: bool) -> None:
+        self._fine = fine
         self._limit = LIMIT if has_vnni() else LIMIT_OF_7
         # Of a number torch makes a tensor in every call, which takes some microseconds.
         self._least, self._finer = torch.tensor(LEAST), torch.tensor(2.0 * self._limit)
@@ -144,24 +149,17 @@ class Int8Product:
         with _engine():
             weight = quantised_tensor(values, scales)
             self._packed = torch.ops.quantized.linear_prepack(weight, None)
-        self._bias = None
-        if any(part.bias is not None for part in parts):
-            biases = [
-                part.scales.new_zeros(part.out_features) if part.bias is None else part.bias.float()
-                for part in parts
-            ]
-            self._bias = torch.cat(biases)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """[T, in] -> [T, out] in the type of the input."""
         rows = x if x.dtype == torch.float32 else x.float()
         product = self._of_two(rows) if self._fine else self._of_one(rows)
-        if self._bias is not None:
-            product += self._bias
+        if bias is not None:
+            product += bias
         return product if x.dtype == torch.float32 else product.to(x.dtype)
 
     def dense(self) -> Tensor:
-        """The integers of all parts, int8 [out, in]."""
+        """The integers, int8 [out, in]."""
         weight, _ = torch.ops.quantized.linear_unpack(self._packed)
         integers: Tensor = weight.int_repr()
         return integers

@@ -8,6 +8,7 @@ is held twice; where a CPU needs another form alone, they are without weights un
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -56,14 +57,16 @@ def project(
     return JoinedLinear(linear)
 
 
-def join_int8(parts: Sequence[Int8Linear], shared: bool) -> Int8Product:
+def join_int8(parts: Sequence[Int8Linear], shared: bool) -> Projection:
     """One product of integers; the modules are without weights until `restore`."""
-    product = Int8Product(parts)
+    fine = any(part.fine for part in parts)
+    values = torch.cat([part.weight for part in parts])
+    product = Int8Product(values, torch.cat([part.scales for part in parts]), fine=fine)
     for part in parts:
         part.forget()
     if not shared:
         _take(parts, product)
-    return product
+    return partial(product, bias=_joined_bias(parts))
 
 
 def is_plain(module: nn.Module) -> bool:
@@ -160,7 +163,7 @@ class CpuLinear:
         return self._one(x, self._bias)
 
 
-def _take(parts: Sequence[nn.Linear | Int8Linear], form: Form | Int8Product) -> None:
+def _take(parts: Sequence[nn.Linear | Int8Linear], form: Form) -> None:
     """Take their weights from modules, which are rows of a form."""
     start = 0
     for part in parts:
@@ -183,13 +186,14 @@ def restore(model: nn.Module) -> None:
             _give(module, form.dense()[rows])
 
 
-def _joined_bias(parts: Sequence[nn.Linear]) -> Tensor | None:
+def _joined_bias(parts: Sequence[nn.Linear | Int8Linear]) -> Tensor | None:
     """The biases side by side, zeros for parts without one; None where no part has one."""
-    if all(part.bias is None for part in parts):
+    biases = [part.bias for part in parts if part.bias is not None]
+    if not biases:
         return None
     return torch.cat(
         [
-            part.weight.new_zeros(part.out_features) if part.bias is None else part.bias.detach()
+            biases[0].new_zeros(part.out_features) if part.bias is None else part.bias.detach()
             for part in parts
         ]
     )
