@@ -716,6 +716,16 @@ def process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="torch has another OpenMP there")
+def test_threads_do_not_keep_a_busy_core_waiting(model_folder: str) -> None:
+    result = process("generate", model_folder, "-p", "a", "-n", "1", OMP_DISPLAY_ENV="VERBOSE")
+    turns = re.findall(r"GOMP_SPINCOUNT = '(\d+)'", result.stderr)
+    # By itself libgomp turns for 300,000 times, which are milliseconds.
+    assert turns
+    assert int(turns[0]) <= 10_000
+
+
+@pytest.mark.slow
 def test_a_model_is_downloaded_once(hub: str, lade: Any, model_folder: str) -> None:
     options = ("-p", "the cat", "-n", "9")
     expected = lade("generate", model_folder, *options, "-q").out

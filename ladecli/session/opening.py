@@ -188,6 +188,11 @@ def _import_libraries() -> None:
         # Weights are joined after loading; without this the parts would leave holes in memory
         # that nothing fits into.
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    if "OMP_WAIT_POLICY" not in os.environ:
+        # Threads of a step wait for one another in loops of this many turns, some 0.1 ms, and then
+        # sleep.  By default they turn for milliseconds, while the one that is waited for cannot
+        # run where another program keeps its core busy: a chat had a tenth of its speed.
+        os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     first = "torch" not in sys.modules
     for name in ("..models", ".session"):
         import_module(name, __package__)
