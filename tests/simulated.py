@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -66,6 +67,7 @@ class Simulated(TorchDispatchMode):
 
     Attributes:
         counts: "waits", "launches", and copies, "to host" and "to device".
+        replays: of captured steps.
         gaps: seconds of the processor for our own code, torch and the simulation left out, from the
             end of a wait to the next launch of a captured step.
     """
@@ -73,9 +75,10 @@ class Simulated(TorchDispatchMode):
     def __init__(self, seconds: float = 0.0) -> None:
         super().__init__()
         self.counts: Counter[str] = Counter()
+        self.replays = 0
         self.gaps: list[float] = []
         self._within = 0.0  # torch and the simulation took so far
-        self._since: float | None = None  # when the last wait ended, and nothing was within
+        self._since: float | None = None  # our own clock when the last wait ended
         self._seconds = seconds
         self._done = 0.0
         self._around = ExitStack()
@@ -83,7 +86,7 @@ class Simulated(TorchDispatchMode):
     def __enter__(self) -> Simulated:
         """Begin."""
         self._around.enter_context(torch.inference_mode())
-        self._around.enter_context(_Methods())
+        self._around.enter_context(_Methods(self))
         super().__enter__()
         return self
 
@@ -92,19 +95,30 @@ class Simulated(TorchDispatchMode):
         super().__exit__(*error)
         self._around.close()
 
+    @contextmanager
+    def within(self) -> Iterator[None]:
+        """What torch and the simulation do: our own clock stands still."""
+        began, before, waits = time.thread_time(), self._within, self.counts["waits"]
+        yield
+        self._within = before + time.thread_time() - began
+        if self.counts["waits"] > waits:
+            self._since = began - before
+
     def capture(self, work: Work) -> Work:
         """Capture work; see `captured.Capture`."""
         work()
 
         @torch.inference_mode()
         def replay() -> None:
-            began, counts, within = time.thread_time(), self.counts.copy(), self._within
             if self._since is not None:
-                self.gaps.append(began - within - self._since)
+                self.gaps.append(time.thread_time() - self._within - self._since)
                 self._since = None
-            work()
-            self.counts, self._within = counts, within + time.thread_time() - began
+            with self.within():
+                counts = self.counts.copy()
+                work()
+                self.counts = counts
             self.counts["launches"] += 1
+            self.replays += 1
             self._done = max(self._done, time.perf_counter()) + self._seconds
 
         return replay
@@ -112,7 +126,10 @@ class Simulated(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        began, given = time.thread_time(), kwargs or {}
+        with self.within():
+            return self._run(func, args, kwargs or {})
+
+    def _run(self, func: Any, args: tuple[Any, ...], given: dict[str, Any]) -> Any:
         leaves = tree_leaves((args, given))
         of_device = {id(leaf.here): leaf for leaf in leaves if isinstance(leaf, There)}
         places = [leaf for leaf in leaves if isinstance(leaf, torch.device)]
@@ -130,13 +147,7 @@ class Simulated(TorchDispatchMode):
             self.counts["waits"] += 1
             time.sleep(max(0.0, self._done - time.perf_counter()))
         found = func(*tree_map(_here, args), **tree_map(_here, given))
-        if there:
-            found = tree_map(lambda out: _there(out, of_device), found)
-        now = time.thread_time()
-        self._within += now - began
-        if waits:
-            self._since = now - self._within
-        return found
+        return tree_map(lambda out: _there(out, of_device), found) if there else found
 
     def _count(self, name: str, leaves: list[Any], from_device: bool, there: bool) -> bool:
         """Count an operation; whether it is a copy between host and device."""
@@ -153,17 +164,26 @@ class Simulated(TorchDispatchMode):
 
 
 class _Methods(TorchFunctionMode):
-    """What torch does not leave to `__torch_dispatch__`."""
+    """What torch does not leave to `__torch_dispatch__`, and the time that it takes itself.
+
+    Args:
+        device: the simulation.
+    """
+
+    def __init__(self, device: Simulated) -> None:
+        super().__init__()
+        self._device = device
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         given = dict(kwargs or {})
-        if func is torch.tensor and given.get("device") == DEVICE:
-            return func(*args, **{**given, "device": None}).to(DEVICE)
-        if func is Tensor.tolist and isinstance(args[0], There):
-            return args[0].to("cpu").tolist()
-        return func(*args, **given)
+        with self._device.within():
+            if func is torch.tensor and given.get("device") == DEVICE:
+                return func(*args, **{**given, "device": None}).to(DEVICE)
+            if func is Tensor.tolist and isinstance(args[0], There):
+                return args[0].to("cpu").tolist()
+            return func(*args, **given)
 
 
 def _here(leaf: Any) -> Any:
