@@ -33,8 +33,12 @@ two sums with their normalisations, and the gate (`decoder/triton_kernels.py`); 
 splits of attention.  Their time is an estimate, not measured yet."""
 GRAPH_LAUNCH = SMALL_KERNELS * SMALL_KERNEL
 """Seconds per layer of a captured step in which weights are not read."""
-HOST = 3.5e-6
-"""Seconds of drafting per token of a step: benchmarks/host_time.py, on one CPU thread."""
+HOST = 9e-6
+"""Seconds of drafting per token of a step: benchmarks/drafting.py within 64, on one thread."""
+BETWEEN = 50e-6
+"""Seconds of the host between two plain steps, by the time that each part of it takes alone."""
+READ_OUT = 20.0
+"""Bytes per logit that a step with drafts reads and writes to choose and to rank tokens."""
 DEAR = 1.25
 """The widest step of a budget costs at most this many of the narrowest steps with a draft."""
 
@@ -76,11 +80,16 @@ def step_seconds(
 
 
 def derive(rates: Rates, shape: ModelSpec, *, captured: bool) -> LookaheadConfig:
-    """Costs of steps, and a budget to match; arguments as for `step_seconds`."""
+    """Costs of steps, and a budget to match; arguments as for `step_seconds`.
+
+    Beside what the device does for a step, they know what its user waits for between two.
+    """
 
     def costs(context: int) -> tuple[float, ...]:
         seconds = [
             step_seconds(rates, shape, width, context, captured=captured)
+            + READ_OUT * shape.vocabulary * width / rates.bandwidth
+            + BETWEEN
             for width in CAPTURED_WIDTHS
         ]
         # To three digits: the estimate is no better.
