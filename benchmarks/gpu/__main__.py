@@ -24,6 +24,7 @@ SECONDS = 450.0
 LEAST = 20.0
 """A part is not started with less time than this: torch has to be imported."""
 PROMPT = " ".join(f"w{7 * i % 200}" for i in range(64))
+METHODS = "autoregressive,lookahead,hf,hf-prompt-lookup,hf-compiled"
 ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
     "PYTHONPATH": str(ROOT),
@@ -130,14 +131,19 @@ def plan(args: argparse.Namespace, folder: Path) -> list[Part]:
     part = [python, str(Path(__file__).with_name("parts.py")), *(["--rehearse"] * rehearse)]
     lade = [python, "-m", "ladecli", "generate", model, "--max-new-tokens", "32"]
     lade += ["--prompt", PROMPT, "--quiet", *(["--device", "cpu"] if rehearse else [])]
+    bench = [python, "-m", "ladecli", "bench", model, "--limit", "1", "--repeat", "2", "--quiet"]
+    bench += ["--max-new-tokens", "8" if rehearse else "128", "--ignore-eos", "--json"]
+    bench += ["--strategies", METHODS, *(["--device", "cpu"] if rehearse else [])]
     tests = [python, "-m", "pytest", "-q", "--maxfail=8", "--timeout=60", "tests/gpu"]
     if not rehearse:
         tests = ["env", "LADE_TEST_GPU=1", *tests]
     return [
         Part("machine", [*part, "machine"], 40),
+        Part("products", [*part, "products", shapes[0]], 30),
         *(Part(f"steps {shape}", [*part, "steps", shape], 90) for shape in shapes),
         Part("tests", tests, 90),
         *([] if args.model else [Part("make", [*part, "make", made, model], 90)]),
+        Part("beside transformers", bench, 120),
         Part("load", [*part, "load", model], 90, "cold"),
         Part("lade generate, cold", lade, 90),
         Part("lade generate, warm", lade, 60),

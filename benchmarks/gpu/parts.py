@@ -17,6 +17,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import transformers
 
 from ladecli.decoder import layout
@@ -42,6 +43,8 @@ SUCCESSORS = 4
 """Of every output, as lookahead asks for them."""
 ROUNDS, REPEATS = 5, 8
 """Turns in which widths are timed, and launches in each."""
+CACHE_BYTES = 1 << 27
+"""More than the cache of any GPU holds."""
 
 _NAMES = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
@@ -298,6 +301,46 @@ def step_times(decoder: Decoder, sampling: SamplingConfig, new: int) -> dict[str
 
 
 @torch.inference_mode()
+def products(name: str) -> None:
+    """Bare products with the weights of a layer and of the head: microseconds by rows, and the
+    share of a copy's bandwidth at which a single row reads the weight."""
+    _, (vocabulary, hidden, inner, _, heads, kv_heads, _), _ = SHAPES[name]
+    size, rate = hidden // heads, copy_rate()
+    weights = {
+        "query, key and value": ((heads + 2 * kv_heads) * size, hidden),
+        "output": (hidden, heads * size),
+        "gate and up": (2 * inner, hidden),
+        "down": (hidden, inner),
+        "head": (vocabulary, hidden),
+    }
+    for what, (outputs, inputs) in weights.items():
+        count = outputs * inputs * DTYPE.itemsize
+        # One after the other they come from memory, as in a step.
+        copies = [
+            torch.randn(outputs, inputs, device=DEVICE, dtype=DTYPE)
+            for _ in range(1 if REHEARSAL else max(CACHE_BYTES // count, 1) + 1)
+        ]
+        times = {}
+        for rows in WIDTHS:
+            x = torch.randn(rows, inputs, device=DEVICE, dtype=DTYPE)
+            work = partial(_pass, copies, x)
+            times[rows] = 1e6 * statistics.median(burst(work, REPEATS)) / len(copies)
+        show(
+            **{
+                what: {
+                    "microseconds": {rows: round(time, 1) for rows, time in times.items()},
+                    "share_of_copy": round(1e6 * count / times[1] / rate, 3),
+                }
+            }
+        )
+
+
+def _pass(weights: Sequence[torch.Tensor], x: torch.Tensor) -> None:
+    for weight in weights:
+        F.linear(x, weight)
+
+
+@torch.inference_mode()
 def fill(decoder: Decoder, context: int) -> None:
     """Have the cache hold random keys and values."""
     cache = decoder.cache
@@ -348,7 +391,7 @@ def profile(launch: Work) -> list[list[Any]]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--rehearse", action="store_true")
-    parser.add_argument("part", choices=["machine", "make", "load", "steps"])
+    parser.add_argument("part", choices=["machine", "make", "load", "steps", "products"])
     parser.add_argument("arguments", nargs="*")
     given = parser.parse_args()
     globals()[given.part](*given.arguments)
