@@ -10,7 +10,9 @@ import torch
 from ladecli import models
 from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.layout import build_chunk
+from ladecli.decoder.load import load_decoder
 from ladecli.decoder.model import int8
+from ladecli.decoder.model.cpu_formats import Races
 from ladecli.decoder.model.transformer import Transformer
 from ladecli.decoder.model.weights import restore
 from ladecli.models import LoadedModel
@@ -109,6 +111,19 @@ def test_texts_are_those_of_plain_decoding_bit_for_bit(sampling: SamplingConfig)
             events = run(session.decoder, ids, strategy, config, sampling, limits)
             texts.append(ids_of(events))
         assert texts[0] == texts[1] == texts[2]
+
+
+def test_what_more_rows_cost_is_seen_at_load() -> None:
+    races, decoder = Races(seconds=10.0), None
+    decoder = load_decoder(load().model, races=races)
+    found = races.spread()
+    assert decoder is not None  # whose weights are watched
+    assert found is not None
+    assert {form for times in races.known.values() for form in times} <= {"once", "twice"}
+    for seconds, known, seen in ((0.0, races.known, found), (0.0, {}, None)):
+        again = Races(known, seconds=seconds)
+        decoder = load_decoder(load().model, races=again)
+        assert (again.spread(), again.run) == (seen, 0)
 
 
 def test_weights_are_held_once_and_given_back() -> None:

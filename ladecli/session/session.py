@@ -99,9 +99,9 @@ class Session:
             pack=setup.store_twice,
             races=raced,
         )
+        self._spread = raced.spread() if raced is not None else None
         if raced is not None and raced.run:
             races.write(loaded.device, raced.known)
-        self._spread = raced.spread if raced is not None else None
         self.drafts = DraftStore()  # what lookahead learned so far
         self._draft_texts: list[list[int]] = []
         # What runs the steps, where other ranks take part in them.

@@ -120,7 +120,7 @@ def test_bfloat16_has_other_forms_where_it_is_not_packed(monkeypatch: pytest.Mon
 
 
 def test_what_more_rows_cost_is_summed_over_weights() -> None:
-    assert Races().spread is None
+    assert Races().spread() is None
     shapes, known = ((96, 64), (64, 96)), {}
     for shape, more in zip(shapes, (3.0, 6.0), strict=True):
         known |= {key(torch.float32, shape, ONE): times(), key(torch.float32, shape, MORE): times()}
@@ -128,7 +128,7 @@ def test_what_more_rows_cost_is_summed_over_weights() -> None:
     races = Races(known)
     for shape in (*shapes, shapes[0]):
         races.choose(torch.float32, shape)
-    assert races.spread == (3.0 + 6.0 + 3.0) / 3
+    assert races.spread() == (3.0 + 6.0 + 3.0) / 3
 
 
 def packed_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:

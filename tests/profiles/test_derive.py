@@ -12,6 +12,7 @@ from ladecli.profiles.derive import (
     LAUNCH,
     derive,
     fit_settings,
+    for_products,
     step_seconds,
 )
 from ladecli.specs.device import Rates
@@ -64,6 +65,29 @@ def test_launching_kernels_takes_time_outside_of_graphs() -> None:
     packed = replace(EIGHT, layers=32)  # whose products look for outliers on the host
     eager, captured = (step_seconds(GPU, packed, 8, 0, captured=each) for each in (False, True))
     assert captured == eager
+
+
+MEASURED = StepCost((1, 4, 8, 16), (128, 8192), ((1.0, 1.2, 1.5, 2.0), (1.0, 1.6, 2.1, 3.2)))
+
+
+@pytest.mark.parametrize(
+    ("spread", "short", "long"),
+    [
+        # Three quarters of a step are products: 8 rows that take 5 / 3 as long make it 1.5.
+        pytest.param(5 / 3, (1.0, 1.2, 1.5, 2.0), (1.0, 1.6, 2.1, 3.2), id="as measured"),
+        pytest.param(3.0, (1.0, 2.0, 2.5, 3.333), (1.0, 2.4, 3.1, 4.533), id="dearer"),
+        pytest.param(1.2, (1.0, 1.0, 1.15, 1.533), (1.0, 1.32, 1.75, 2.733), id="many cores"),
+        pytest.param(0.5, (1.0, 1.0, 1.0, 1.0), (1.0, 1.0, 1.225, 2.033), id="by mistake"),
+    ],
+)
+def test_costs_of_other_products(
+    spread: float, short: tuple[float, ...], long: tuple[float, ...]
+) -> None:
+    found = for_products(MEASURED, 8, spread)
+    for row, wanted in zip(found.costs, (short, long), strict=True):
+        assert row == pytest.approx(wanted, abs=1e-3)
+    free = for_products(StepCost(), 8, spread)
+    assert free == StepCost()
 
 
 def test_small_models_on_fast_gpus_have_narrow_trees() -> None:

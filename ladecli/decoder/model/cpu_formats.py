@@ -8,8 +8,10 @@ other way round.  So the forms are raced where a shape is first met.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Protocol
+from weakref import WeakSet
 
 import torch
 import torch.nn.functional as F
@@ -133,6 +135,8 @@ class Races:
         self.run = 0
         self._left = RACE_SECONDS if seconds is None else seconds
         self._taken: list[tuple[float, float]] = []  # microseconds for one row and for more
+        # Of a forward that was given up, they are to go.
+        self._watched: dict[tuple[str, tuple[int, ...]], WeakSet[Form]] = {}
 
     def choose(
         self, dtype: torch.dtype, shape: Sequence[int], only: str | None = None
@@ -152,14 +156,41 @@ class Races:
         self._taken.append((one[first], more[best]))
         return first, best
 
-    @property
+    def watch(self, form: Form, name: str, shape: Sequence[int]) -> None:
+        """Let `spread` count a weight of integers, [out, in], which has no other form."""
+        self._watched.setdefault((name, tuple(shape)), WeakSet()).add(form)
+
     def spread(self) -> float | None:
         """How much longer products of `MORE` rows take than those of one, over all weights; None
         if no race has shown."""
-        if not self._taken:
+        taken = self._taken + [
+            times
+            for (name, shape), forms in self._watched.items()
+            for times in [self._times_of(forms, name, shape)] * len(forms)
+            if times is not None
+        ]
+        if not taken:
             return None
-        one, more = map(sum, zip(*self._taken, strict=True))
+        one, more = map(sum, zip(*taken, strict=True))
         return more / one
+
+    def _times_of(
+        self, forms: Iterable[Form], name: str, shape: Sequence[int]
+    ) -> tuple[float, float] | None:
+        """Microseconds of a watched weight for one row and for more; None where there was no time
+        to find out."""
+        names = {rows: key(torch.int8, shape, rows) for rows in (ONE, MORE)}
+        if not all(name in self.known.get(of, ()) for of in names.values()):
+            if self._left <= 0.0:
+                return None
+            began = time.perf_counter()
+            some = [*islice(forms, max(RACE_BYTES // (shape[0] * shape[1]), 1))]
+            for rows, of in names.items():
+                seconds = _pass_seconds(some, torch.ones((rows, shape[1])))
+                self.known.setdefault(of, {})[name] = round(1e6 * seconds / len(some), 1)
+            self.run += 1
+            self._left -= time.perf_counter() - began
+        return self.known[names[ONE]][name], self.known[names[MORE]][name]
 
     def _times(self, dtype: torch.dtype, shape: Sequence[int], rows: int) -> dict[str, float]:
         """Microseconds by form; empty where there was no time to find out."""

@@ -47,7 +47,7 @@ def project(
         shared: whether the weight is that of the embedding, too.
     """
     if join and all(isinstance(part, Int8Linear) for part in parts):
-        return join_int8([part for part in parts if isinstance(part, Int8Linear)], shared)
+        return join_int8([part for part in parts if isinstance(part, Int8Linear)], shared, races)
     if not join or not all(is_plain(part) for part in parts):
         return ModuleCalls(parts)
     linear = [part for part in parts if isinstance(part, nn.Linear)]
@@ -57,11 +57,12 @@ def project(
     return JoinedLinear(linear)
 
 
-def join_int8(parts: Sequence[Int8Linear], shared: bool) -> Projection:
+def join_int8(parts: Sequence[Int8Linear], shared: bool, races: Races) -> Projection:
     """One product of integers; the modules are without weights until `restore`."""
     fine = any(part.fine for part in parts)
     values = torch.cat([part.weight for part in parts])
     product = Int8Product(values, torch.cat([part.scales for part in parts]), fine=fine)
+    races.watch(product, "twice" if fine else "once", values.shape)
     for part in parts:
         part.forget()
     if not shared:
