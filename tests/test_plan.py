@@ -158,6 +158,13 @@ def test_where_more_gpus_stop_paying(lade: Any) -> None:
     assert packed["best"] == packed["baseline"]
 
 
+def test_a_well_known_name_needs_no_files(lade: Any) -> None:
+    for name, helps in (("llama-2-7b", True), ("7B", True), ("owner/unknown", False)):
+        result = lade("plan", *A100, name)
+        assert result.code != 0
+        assert (f"--model-size {name}" in result.err) == helps
+
+
 def test_the_gpu_that_is_here(lade: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     use_devices(monkeypatch, Device("cuda", "cuda:0", "H200", int(150e9)))
     found = planned(lade)["gpu"]

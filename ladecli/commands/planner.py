@@ -19,7 +19,7 @@ from rich.console import Console
 
 from .. import profiles
 from ..decoder.config import MESSAGE_BYTES
-from ..errors import UsageError, counted
+from ..errors import LoadError, UsageError, counted
 from ..options.commands import PlanRequest
 from ..options.model import PlacementOptions
 from ..profiles import Profile, Rates, user
@@ -261,7 +261,12 @@ def find_model(
         # By itself a CPU would take float32, and a GPU takes the type that is stored.
         place = PlacementOptions(device="cpu")
         options = replace(request, dtype="bfloat16" if auto else request.dtype)
-        planned = models.plan(request.model, options, place)
+        try:
+            planned = models.plan(request.model, options, place)
+        except LoadError as error:
+            if not catalogue.knows(request.model):
+                raise
+            raise UsageError(f"{error}; --model-size {request.model} needs no files") from error
         stored = str(planned.config.get_text_config(decoder=True).dtype).rpartition(".")[2]
         if auto and stored != "bfloat16":
             dtype = stored if stored in FULL else "float32"

@@ -31,6 +31,11 @@ def data() -> dict[str, Any]:
     return dict(toml.loads(text))
 
 
+def knows(size: str) -> bool:
+    """Whether `find_model` finds it."""
+    return size.strip().lower() in data()["models"] | data()["sizes"]
+
+
 def find_model(size: str, dtype: str, quantize: str = "none") -> tuple[str, ModelSpec]:
     """Name and shape of a well-known model by its size ("7b") or name ("llama-3-8b")."""
     models, sizes = data()["models"], data()["sizes"]
