@@ -44,7 +44,10 @@ def run(request: ChatRequest) -> int:
     """
     export.check(request)
     pool_file.check(request.pool_file)
-    journal, conversation = new_journal(), newest() if request.resume else None
+    journal, conversation = new_journal(), None
+    if request.resume:
+        conversation, model = newest()
+        request = replace(request, model=request.model or model or None)
     following: ChatRequest | None = request
     code = 0
     with exit_on_signals(), suppress_echo():

@@ -266,7 +266,7 @@ def talk(lade: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
         monkeypatch.setenv("XDG_STATE_HOME", str(home))
         monkeypatch.setenv("COLUMNS", "200")
         monkeypatch.setattr(sys, "stdin", Typed(*typed))
-        done = lade("chat", model, *options.split())
+        done = lade("chat", *filter(None, [model]), *options.split())
         return Talk(done, next(home.glob("lade/chats/*.jsonl"), None))
 
     return call

@@ -162,6 +162,18 @@ def test_every_change_is_kept_at_once(talk: Lade, tmp_path: Path) -> None:
     assert seen[1].messages[:2] == seen[2].messages == seen[0].messages
 
 
+def test_a_conversation_goes_on_with_its_model(
+    talk: Lade, model_folder: str, tmp_path: Path
+) -> None:
+    options = "--raw -n 3"
+    talk(QUESTIONS[0], options=options, home=tmp_path)
+    talk(QUESTIONS[0], model=model_folder, options=options, home=tmp_path)
+    for model, named in (("", model_folder), ("demo", "demo"), ("", "demo")):
+        again = talk(QUESTIONS[1], model=model, options=f"--continue {options}", home=tmp_path)
+        assert f"{named} · " in again.err
+        assert "going on after" in again.err
+
+
 def test_a_conversation_goes_on_with_another_model_and_another_day(
     talk: Lade, lade: Lade, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -248,7 +248,10 @@ class ChatRequest(FileOptions, RankedOptions):
         "The first message.", metavar="MESSAGE", argument=True, lasting=False
     )
     resume: bool = prompt_option(
-        "Go on with the newest conversation.", "--continue", default=False, lasting=False
+        "Go on with the newest conversation, and its model unless one is named.",
+        "--continue",
+        default=False,
+        lasting=False,
     )
     markdown: bool = output_option(
         "Style Markdown; code is highlighted while token colors are off.", default=True, pair=True

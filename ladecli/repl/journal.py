@@ -12,7 +12,7 @@ from platformdirs import user_state_path
 from .. import files
 from ..errors import UsageError
 from ..events import TextEvent
-from ..session.conversation import Conversation, from_json
+from ..session.conversation import Conversation, from_json, model_of
 
 KEPT = 100
 """Conversations that are kept; the oldest go first."""
@@ -80,8 +80,8 @@ def new_journal() -> Journal:
     return Journal(_folder() / f"{time.strftime('%Y-%m-%d-%H%M%S')}-{os.getpid()}.jsonl")
 
 
-def newest() -> Conversation:
-    """The newest conversation that was kept.
+def newest() -> tuple[Conversation, str]:
+    """The newest conversation that was kept, and the model that it was held with.
 
     Raises:
         UsageError: there is none, or its file is damaged.
@@ -90,7 +90,8 @@ def newest() -> Conversation:
     if not kept:
         raise UsageError("there is no conversation to continue; leave --continue out")
     try:
-        return from_json(files.read_text(str(kept[-1]), "chat"))
+        text = files.read_text(str(kept[-1]), "chat")
+        return from_json(text), model_of(text)
     except ValueError as error:
         raise UsageError(f"{kept[-1]} is not a saved chat ({error}); delete it") from None
 

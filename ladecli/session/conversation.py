@@ -157,15 +157,28 @@ def from_json(text: str) -> Conversation:
     Raises:
         ValueError: it is no chat file of this version; the message says what is wrong.
     """
+    found = Conversation()
+    for part in _parts(text):
+        found = part.after(found)
+    return found
+
+
+def model_of(text: str) -> str:
+    """The model that a chat was held with last, as it was named; "" where the file does not say.
+    Errors are those of `from_json`."""
+    return _parts(text)[-1].model
+
+
+def _parts(text: str) -> list[_ChatFile]:
     try:
-        return _ChatFile.model_validate_json(text).after(Conversation())
+        return [_ChatFile.model_validate_json(text)]
     except ValidationError as error:
         wrong = flaw(error)
     # A program that was killed, or a full disk, cuts lines short.
-    found: Conversation | None = None
+    found = []
     for line in text.split("\n"):  # texts may hold other separators
         with contextlib.suppress(ValidationError):
-            found = _ChatFile.model_validate_json(line).after(found or Conversation())
-    if found is None:
+            found.append(_ChatFile.model_validate_json(line))
+    if not found:
         raise ValueError(wrong)
     return found
