@@ -715,6 +715,14 @@ def process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
     )
 
 
+def test_invariant_steps_are_not_paid_for_where_there_are_none(lade: Any) -> None:
+    options = ("-p", "def ", "-n", "2", "--batch-invariant", "--dtype")
+    result = lade("generate", *options, "float16")
+    assert result.code == 0
+    assert "--batch-invariant does nothing here" in result.err
+    assert "batch-invariant" not in lade("generate", *options, "float32").err
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="torch has another OpenMP there")
 def test_threads_do_not_keep_a_busy_core_waiting(model_folder: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -70,6 +70,11 @@ def decide(
         UsageError: a context or steps that were asked for do not; the message says what does.
     """
     device, shape, split = planned.device, planned.part, planned.placement.split > 1
+    effects: list[str] = []
+    if options.batch_invariant and (why := why_not_invariant(planned)) is not None:
+        # Its slower attention would give nothing for its time.
+        options = replace(options, batch_invariant=False)
+        effects.append(f"--batch-invariant does nothing here: {why}")
     attention, raced = choose_attention(options, device, shape), None
     if ranks is not None:  # each may have found another one a little faster
         attention, raced = ranks.broadcast((attention, races.read(device)))
@@ -102,7 +107,7 @@ def decide(
         raced=raced,
         kernels=options.kernels,
         memory_notice=notice,
-        effects=(*drafts.side_effects(base), *_limit_notice(options, planned)),
+        effects=(*effects, *drafts.side_effects(base), *_limit_notice(options, planned)),
     )
 
 
