@@ -303,6 +303,7 @@ def test_commands_that_cannot_be_done(talk: Lade) -> None:
 
 SETTINGS = (
     ("/set temperature 0.5", "temperature  0.5"),
+    ("/set temperature=0.75", "temperature  0.75"),
     ("/set temp 0.25", "temperature  0.25"),
     ("/set --stop END OF IT", "stop  END OF IT"),
     ("/set markdown off", "markdown  off"),

@@ -715,6 +715,25 @@ def process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "options", "said"),
+    [("x = 1", ("-p", "def "), True), ("", ("-p", "def "), False), ("x = 1", ("-f", "-"), False)],
+)
+def test_a_pipe_that_is_not_read_is_not_dropped_in_silence(
+    lade: Any, monkeypatch: pytest.MonkeyPatch, text: str, options: tuple[str, str], said: bool
+) -> None:
+    theirs, ours = os.pipe()
+    os.write(ours, text.encode())
+    os.close(ours)
+    with open(theirs) as pipe:
+        monkeypatch.setattr(sys, "stdin", pipe)
+        result = lade("generate", *options, "-n", "2")
+        left = pipe.read()
+    assert result.code == 0
+    assert ("standard input is not read" in result.err) == said
+    assert left == (text if said else ""), "a loop of the shell may be reading from it"
+
+
 def test_invariant_steps_are_not_paid_for_where_there_are_none(lade: Any) -> None:
     options = ("-p", "def ", "-n", "2", "--batch-invariant", "--dtype")
     result = lade("generate", *options, "float16")

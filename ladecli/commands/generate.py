@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import stat
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -41,6 +43,8 @@ def run(request: GenerateRequest) -> int:
             which = f"prompt {number} of {len(talks)}: " if len(talks) > 1 else ""
             talk.ask(which)
         terminal.say(*suites.row_notices(rows, request.typed_system), *session.new_notices())
+        if _has_more():
+            terminal.say("standard input is not read beside other prompts; -f - reads it as one")
         answers = _Answers(request, session)
         with ctrl_c() as cancelled, pool_file.keep_drafts(session, request.pool_file, texts):
             for talk in talks:
@@ -75,6 +79,20 @@ def gather(texts: Sequence[str], files: Sequence[str]) -> list[Row]:
             text = read_text(name).removesuffix("\n")
             prompts.append(_row(len(prompts) + 1, text, display_name(name)))
     return prompts
+
+
+def _has_more() -> bool:
+    """Whether a pipe into this program holds a text that nothing has read; it stays there, for it
+    may be the one that a loop of the shell reads from."""
+    try:
+        import fcntl  # not on Windows
+        import termios
+
+        pipe = sys.stdin.fileno()
+        waiting = fcntl.ioctl(pipe, termios.FIONREAD, bytes(4))
+        return stat.S_ISFIFO(os.fstat(pipe).st_mode) and any(waiting)
+    except (ImportError, AttributeError, OSError, ValueError):
+        return False  # there is none, or it is none of the system's
 
 
 def _row(number: int, prompt: str, where: str) -> Row:

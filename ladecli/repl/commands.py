@@ -221,7 +221,7 @@ def save(chat: Chat, name: str) -> None:
     """Save the conversation; a FILE.md is for reading alone."""
     path = _path(name) if name else chat.file
     if path is None:
-        raise UsageError("name a file: /save FILE")
+        raise UsageError("no file has this chat yet; name a file: /save FILE")
     files.check(path, "/save")
     if path != chat.file and path.exists():
         raise UsageError(f"{path} exists; name another file, or delete it first")
@@ -292,12 +292,12 @@ def model(chat: Chat, name: str) -> None:
 @command("/set NAME VALUE")
 def set_option(chat: Chat, argument: str) -> None:
     """Change an option, by the name of its flag."""
-    name, _, value = argument.partition(" ")
-    if not value:
+    name, *value = re.split(r"[ =]", argument, maxsplit=1)  # NAME=VALUE does, too
+    if not value or not value[0]:
         show(chat, name)
         return
     before, name = in_effect(chat), known(name).name
-    chat.change(change(chat.request, name, value.strip()))
+    chat.change(change(chat.request, name, value[0].strip()))
     chat.show_new_notices()
     # Also the options that changed because of it.
     after = in_effect(chat)
