@@ -227,6 +227,13 @@ def test_a_narrow_screen_without_colors_and_a_long_message() -> None:
         terminal.read(0.5)
         terminal.enter("")
         flows(terminal, "lade: the message does not fit into the context of 200 tokens")
+        # What is wrong stays in sight, and the message is not lost.
+        terminal.wait("the arrow up brings the message")
+        assert any(row.startswith("lade: the message does") for row in terminal.screen.display)
+        terminal.send(UP)
+        terminal.read(0.3)
+        terminal.enter("")
+        terminal.wait(lambda text: text.count("lade: the message does not fit") == 2)
         terminal.send(CTRL_C)
         terminal.enter("/exit")
         assert terminal.close() == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import suites
-from ..errors import INTERRUPTED, LadeError
+from ..errors import INTERRUPTED, LadeError, counted
 from ..session import opening
 from ..view.terminal import Terminal, ctrl_c
 from . import methods, report
@@ -28,6 +28,7 @@ from .result import (
     to_json,
 )
 from .runners import MethodRunner, OwnRunner
+from .statistics import MIN_ROWS
 from .tasks import BenchTask, make_dialogues, make_passages, split_usable
 
 if TYPE_CHECKING:
@@ -98,6 +99,11 @@ def _measure(
     chosen = [(method, replace(each, template=template)) for method, each in chosen]
     tasks, skipped = _make_tasks(request, session, swept, prompts, terminal)
     runners, compile_seconds = _prepare(chosen, session, tasks, terminal, cancelled)
+    sizes = zip(
+        (len(tasks), len(runners), request.repeat), ("prompt", "method", "repeat"), strict=True
+    )
+    few = f"; a speed-up takes {MIN_ROWS} prompts" if len(tasks) < MIN_ROWS else ""
+    terminal.say(f"measuring {' × '.join(counted(*size) for size in sizes)}{few}")
     with terminal.bar("measuring", len(runners) * len(tasks) * request.repeat) as progress:
         measured = Measurement(runners, loaded.device, cancelled, progress)
         measured.run(tasks, request.repeat)

@@ -44,7 +44,11 @@ def terminal(report: Document, console: Console) -> None:
         left_out |= print_table(table, console)
     console.print()
     if names := ", ".join(sorted(left_out - {""})):
-        line(console, f"without room here: {names}; a wider screen or a file has them", "dim")
+        line(
+            console,
+            f"left out for want of room: {names}; a wider screen or a file has it all",
+            "dim",
+        )
     for caveat in report.caveats:
         line(console, f"note: {caveat}", "yellow")
     for sentence in reversed(report.headline):

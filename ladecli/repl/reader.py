@@ -167,13 +167,24 @@ class TerminalReader(Reader):
             bottom_toolbar=self._bar,
             enable_suspend=True,
             style=Style.from_dict(
-                {"prompt": "bold ansicyan", "bottom-toolbar": "noreverse ansibrightblack"}
+                {
+                    "prompt": "bold ansicyan",
+                    "bottom-toolbar": "noreverse ansibrightblack",
+                    "hint": "ansibrightblack",
+                }
             ),
         )
 
     def read(self, draft: str = "") -> str:
-        """The next message; Enter sends it, and the draft stands in the input."""
-        return unquote(self._session.prompt(default=draft))
+        """The next message; Enter sends it, and the draft stands in the input, if it fits there."""
+        size, hint = self._output.get_size(), ""
+        if sum(1 + len(line) // size.columns for line in draft.split("\n")) > size.rows // 2:
+            # It would push what was said of it off the screen.
+            history = self._session.history
+            if history.get_strings()[-1:] != [draft]:
+                history.append_string(draft)
+            draft, hint = "", "the arrow up brings the message back"
+        return unquote(self._session.prompt(default=draft, placeholder=[("class:hint", hint)]))
 
     def flush(self) -> None:
         """Discard what was typed and not read yet."""
