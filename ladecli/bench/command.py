@@ -99,11 +99,7 @@ def _measure(
     chosen = [(method, replace(each, template=template)) for method, each in chosen]
     tasks, skipped = _make_tasks(request, session, swept, prompts, terminal)
     runners, compile_seconds = _prepare(chosen, session, tasks, terminal, cancelled)
-    sizes = zip(
-        (len(tasks), len(runners), request.repeat), ("prompt", "method", "repeat"), strict=True
-    )
-    few = f"; a speed-up takes {MIN_ROWS} prompts" if len(tasks) < MIN_ROWS else ""
-    terminal.say(f"measuring {' × '.join(counted(*size) for size in sizes)}{few}")
+    terminal.say(_intent(len(tasks), len(runners), request.repeat))
     with terminal.bar("measuring", len(runners) * len(tasks) * request.repeat) as progress:
         measured = Measurement(runners, loaded.device, cancelled, progress)
         measured.run(tasks, request.repeat)
@@ -132,6 +128,13 @@ def _measure(
         bandwidth=rates.bandwidth if rates else None,
         compile_seconds=round(compile_seconds, 3),
     )
+
+
+def _intent(prompts: int, methods: int, repeats: int) -> str:
+    """What will be measured, for those who wait for it."""
+    sizes = {"prompt": prompts, "method": methods, "repeat": repeats}
+    few = f"; a speed-up takes {MIN_ROWS} prompts" if prompts < MIN_ROWS else ""
+    return f"measuring {' × '.join(counted(size, of) for of, size in sizes.items())}{few}"
 
 
 def _make_tasks(

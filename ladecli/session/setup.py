@@ -61,20 +61,15 @@ def decide(
     ranks: DistributedTransport | None = None,
     sharing: int = 1,
 ) -> Setup:
-    """Decide how a model is decoded; of several `ranks`, each calls this.
-
-    `sharing` is how many of them share this machine.
+    """Decide how a model is decoded; of several `ranks`, `sharing` of which share this machine,
+    each calls this.
 
     Raises:
         LoadError: the model does not fit into memory.
         UsageError: a context or steps that were asked for do not; the message says what does.
     """
     device, shape, split = planned.device, planned.part, planned.placement.split > 1
-    effects: list[str] = []
-    if options.batch_invariant and (why := why_not_invariant(planned)) is not None:
-        # Its slower attention would give nothing for its time.
-        options = replace(options, batch_invariant=False)
-        effects.append(f"--batch-invariant does nothing here: {why}")
+    options, effects = _without_effect(options, planned)
     attention, raced = choose_attention(options, device, shape), None
     if ranks is not None:  # each may have found another one a little faster
         attention, raced = ranks.broadcast((attention, races.read(device)))
@@ -109,6 +104,17 @@ def decide(
         memory_notice=notice,
         effects=(*effects, *drafts.side_effects(base), *_limit_notice(options, planned)),
     )
+
+
+def _without_effect(
+    options: SessionOptions, planned: PlannedModel
+) -> tuple[SessionOptions, list[str]]:
+    """The options but for --batch-invariant where it does nothing, and a line that says so: its
+    slower attention would give nothing for its time."""
+    if not options.batch_invariant or (why := why_not_invariant(planned)) is None:
+        return options, []
+    line = f"--batch-invariant does nothing here: {why}"
+    return replace(options, batch_invariant=False), [line]
 
 
 def _limit_notice(options: SessionOptions, planned: PlannedModel) -> list[str]:
