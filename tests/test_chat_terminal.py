@@ -239,6 +239,15 @@ def test_a_narrow_screen_without_colors_and_a_long_message() -> None:
         assert terminal.close() == 0
 
 
+def test_a_paste_while_the_model_loads_is_one_message() -> None:
+    with chat("-n", "3") as terminal:
+        greeting = terminal.raw.index(b"tokens of context")
+        assert b"\x1b[?2004h" in terminal.raw[:greeting], "the terminal marks what is pasted"
+        terminal.enter("/exit")
+        assert terminal.close() == 0
+        assert terminal.raw.rindex(b"\x1b[?2004l") > terminal.raw.rindex(b"\x1b[?2004h")
+
+
 def test_a_terminal_that_can_do_nothing() -> None:
     with Terminal("chat", "demo", "-n", "20", env={"TERM": "dumb"}) as terminal:
         terminal.wait(">")

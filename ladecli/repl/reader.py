@@ -284,7 +284,12 @@ def suppress_echo() -> Iterator[None]:
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
     tty.setcbreak(fd, termios.TCSANOW)  # without discarding what was typed already
+    output = create_output(always_prefer_tty=True)
+    output.enable_bracketed_paste()  # what is pasted while a model loads is one message, too
+    output.flush()
     try:
         yield
     finally:
+        output.disable_bracketed_paste()
+        output.flush()
         termios.tcsetattr(fd, termios.TCSANOW, before)
