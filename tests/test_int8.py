@@ -114,16 +114,17 @@ def test_texts_are_those_of_plain_decoding_bit_for_bit(sampling: SamplingConfig)
 
 
 def test_what_more_rows_cost_is_seen_at_load() -> None:
-    races, decoder = Races(seconds=10.0), None
+    races = Races(seconds=10.0)
     decoder = load_decoder(load().model, races=races)
     found = races.spread()
-    assert decoder is not None  # whose weights are watched
+    del decoder  # until here it holds what was watched
     assert found is not None
     assert {form for times in races.known.values() for form in times} <= {"once", "twice"}
     for seconds, known, seen in ((0.0, races.known, found), (0.0, {}, None)):
         again = Races(known, seconds=seconds)
         decoder = load_decoder(load().model, races=again)
         assert (again.spread(), again.run) == (seen, 0)
+        del decoder
 
 
 def test_weights_are_held_once_and_given_back() -> None:

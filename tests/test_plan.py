@@ -159,7 +159,7 @@ def test_where_more_gpus_stop_paying(lade: Any) -> None:
 
 
 def test_a_well_known_name_needs_no_files(lade: Any) -> None:
-    for name, helps in (("llama-2-7b", True), ("7B", True), ("owner/unknown", False)):
+    for name, helps in (("llama-2-7b", True), ("7B", True), ("7", True), ("owner/unknown", False)):
         result = lade("plan", *A100, name)
         assert result.code != 0
         assert (f"--model-size {name}" in result.err) == helps

@@ -34,9 +34,10 @@ splits of attention.  Their time is an estimate, not measured yet."""
 GRAPH_LAUNCH = SMALL_KERNELS * SMALL_KERNEL
 """Seconds per layer of a captured step in which weights are not read."""
 HOST = 9e-6
-"""Seconds of drafting per token of a step: benchmarks/drafting.py within 64, on one thread."""
+"""Seconds of drafting per token of a step: benchmarks/drafting.py within 64, where it is 9 to 12 µs
+by processor and hour."""
 BETWEEN = 50e-6
-"""Seconds of the host between two plain steps, by the time that each part of it takes alone."""
+"""Seconds of the host between two plain steps: an estimate, the sum of its parts timed alone."""
 READ_OUT = 20.0
 """Bytes per logit that a step with drafts reads and writes to choose and to rank tokens."""
 PRODUCTS = 0.75

@@ -33,14 +33,18 @@ def data() -> dict[str, Any]:
 
 def knows(size: str) -> bool:
     """Whether `find_model` finds it."""
-    return size.strip().lower() in data()["models"] | data()["sizes"]
+    return _name(size) in data()["models"]
+
+
+def _name(size: str) -> str:
+    """What a size or a name is called in the catalogue, if it is there."""
+    word, sizes = size.strip().lower(), data()["sizes"]
+    return str(sizes.get(word) or sizes.get(f"{word}b", word))
 
 
 def find_model(size: str, dtype: str, quantize: str = "none") -> tuple[str, ModelSpec]:
     """Name and shape of a well-known model by its size ("7b") or name ("llama-3-8b")."""
-    models, sizes = data()["models"], data()["sizes"]
-    word = size.strip().lower()
-    name = sizes.get(word) or sizes.get(f"{word}b", word)
+    models, sizes, name = data()["models"], data()["sizes"], _name(size)
     if name not in models:
         raise UsageError(
             f"unknown model size {size!r}; known: {', '.join(sizes)}, and {', '.join(models)}"
