@@ -41,6 +41,12 @@ def quantised_tensor(values: Tensor, scales: Tensor) -> Tensor:
     return made
 
 
+def packs_halves() -> bool:
+    """Whether torch has products with weights in float16 here: by fbgemm, for x86 with AVX2."""
+    here = torch.backends.quantized.engine in ("x86", "fbgemm")
+    return here and hasattr(torch.ops.quantized, "linear_dynamic_fp16")
+
+
 def needs_eager(config: Any) -> bool:
     """Whether a model's own forward is right under transformers' eager attention alone."""
     text = config.get_text_config(decoder=True)

@@ -3,36 +3,41 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from ladecli.decoder.compat import packs_halves
 from ladecli.decoder.config import Limits, LookaheadConfig
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.model import cpu_formats, families, weights
-from ladecli.decoder.model.cpu_formats import FORMS, MORE, ONE, Races, key
+from ladecli.decoder.model.cpu_formats import MORE, ONE, Races, key, possible
 from ladecli.decoder.model.families import Family
 from ladecli.decoder.model.stock import StockModel
-from ladecli.decoder.model.weights import CpuLinear
+from ladecli.decoder.model.weights import CPU_TYPES, CpuLinear
 
 from ..decoding import PACKS_BFLOAT16, ids_of, run, transformers_ids
 from ..families import model_of, prompt_for
 
 pytestmark = pytest.mark.slow
 
+HALVES = pytest.mark.skipif(not packs_halves(), reason="this processor has no such product")
+RACED = ("rows", "columns", "packed", *(["halves"] if packs_halves() else []))
+"""Forms of float32."""
 TYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 
 
 def times(**slower: float) -> dict[str, float]:
     """Microseconds of a race in float32: 1 but where another figure is given."""
-    return dict.fromkeys(("rows", "columns", "packed"), 1.0) | slower
+    return dict.fromkeys(RACED, 1.0) | slower
 
 
 def won(form: str, dtype: torch.dtype, shape: tuple[int, int]) -> Races:
     """Races of one shape that a form has won."""
     races = Races(seconds=1.0)
-    races.choose(dtype, shape)
+    races.choose(dtype, shape, ["rows"])
     for found in races.known.values():
         found.update({each: 1.0 if each == form else 2.0 for each in found})
     return Races(races.known)
@@ -41,9 +46,10 @@ def won(form: str, dtype: torch.dtype, shape: tuple[int, int]) -> Races:
 @pytest.mark.parametrize(
     ("form", "dtype"),
     [
-        *[(form, torch.float32) for form in times()],
-        *[(form, torch.bfloat16) for form in FORMS if form != "packed"],
+        *[(form, torch.float32) for form in ("rows", "columns", "packed")],
+        *[(form, torch.bfloat16) for form in ("rows", "columns", "widened")],
         pytest.param("packed", torch.bfloat16, marks=PACKS_BFLOAT16),
+        *[pytest.param("halves", dtype, marks=HALVES) for dtype in CPU_TYPES],
     ],
 )
 @pytest.mark.parametrize("bias", [False, True])
@@ -54,7 +60,7 @@ def test_every_form_is_the_product(
     if form == "widened":
         monkeypatch.setattr(cpu_formats, "packs", lambda _: False)
     torch.manual_seed(0)
-    parts = [nn.Linear(64, size, bias=bias, dtype=dtype) for size in (96, 32)]
+    parts = [nn.Linear(64, size, bias=bias).bfloat16().to(dtype) for size in (96, 32)]
     x, given = torch.randn(9, 64, dtype=dtype), [part.weight.detach().clone() for part in parts]
     expected = torch.cat([part(x) for part in parts], dim=-1)
     races = won(form, dtype, (128, 64))
@@ -67,7 +73,7 @@ def test_every_form_is_the_product(
             whole = product(x)
             for rows in (1, 2, 5):
                 assert torch.equal(product(x[:rows]), whole[:rows]), "rows depend on one another"
-    assert all((part.weight.numel() == 0) == (form == "packed") for part in parts)
+    assert all((part.weight.numel() == 0) == (form in ("packed", "halves")) for part in parts)
     weights.restore(nn.ModuleList(parts))
     for part, weight in zip(parts, given, strict=True):
         assert torch.equal(part.weight, weight)
@@ -77,46 +83,69 @@ def test_every_form_is_the_product(
 @TYPES
 def test_a_race_is_run_once_for_a_shape_and_within_its_time(dtype: torch.dtype) -> None:
     races = Races(seconds=1.0)
-    first = races.choose(dtype, (96, 64))
-    assert {*first} <= {*FORMS}
-    assert races.choose(dtype, (96, 64)) == first
+    forms = possible(torch.ones((96, 64), dtype=dtype))
+    first = races.choose(dtype, (96, 64), forms)
+    assert {*first} <= {*forms}
+    assert races.choose(dtype, (96, 64), forms) == first
     assert races.run == 1
     again = Races(races.known)
-    assert (again.choose(dtype, (96, 64)), again.run) == (first, 0)
+    assert (again.choose(dtype, (96, 64), forms), again.run) == (first, 0)
     late = Races(seconds=0.0)
-    assert {*late.choose(dtype, (96, 64))} <= {*FORMS}
+    assert {*late.choose(dtype, (96, 64), forms)} <= {*forms}
     assert (late.run, late.known) == (0, {})
 
 
 @pytest.mark.parametrize(
     ("one", "more", "chosen"),
     [
-        (times(packed=1.04), times(rows=3.0, columns=2.0), ("packed", "packed")),
-        (times(packed=1.2, rows=1.1), times(rows=3.0, columns=2.0), ("columns", "packed")),
-        (times(packed=2.0, columns=2.0), times(packed=2.0, columns=2.0), ("rows", "rows")),
+        ({"packed": 1.04}, {"rows": 3.0, "columns": 2.0}, ("packed", "packed")),
+        ({"packed": 1.2, "rows": 1.1}, {"rows": 3.0, "columns": 2.0}, ("columns", "packed")),
+        ({"packed": 2.0, "columns": 2.0}, {"packed": 2.0, "columns": 2.0}, ("rows", "rows")),
     ],
 )
 def test_one_form_is_taken_where_it_is_hardly_slower(
     one: dict[str, float], more: dict[str, float], chosen: tuple[str, str]
 ) -> None:
     shape = 96, 64
-    known = {key(torch.float32, shape, ONE): one, key(torch.float32, shape, MORE): more}
-    assert Races(known).choose(torch.float32, shape) == chosen
+    known = {
+        key(torch.float32, shape, ONE): times(halves=0.5) | one,
+        key(torch.float32, shape, MORE): times(halves=0.5) | more,
+    }
+    choose = partial(Races(known).choose, torch.float32, shape)
+    assert choose(["rows", "columns", "packed"]) == chosen
+    assert choose(["packed"]) == ("packed", "packed"), "there was no choice"
+    assert choose(["rows", "packed", "halves"]) == ("halves", "halves")
+
+
+@HALVES
+@TYPES
+def test_halves_are_for_weights_that_16_bits_hold(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    for weight in (
+        torch.randn(64, 64).half() * 1e-3,  # near the least that float16 holds, without its unit
+        torch.randn(64, 64).bfloat16() * 1e4,
+        torch.zeros(64, 64),
+    ):
+        assert "halves" in possible(weight.to(dtype))
+    if dtype == torch.float32:
+        assert "halves" not in possible(torch.randn(64, 64))
+    for number in (torch.nan, torch.inf):
+        assert "halves" not in possible(torch.full((64, 64), number, dtype=dtype))
 
 
 def test_results_of_another_version_are_raced_anew() -> None:
     name = key(torch.float32, (96, 64), ONE)
     races = Races({name: {"rows": 1.0, "a form that is gone": 0.1}}, seconds=1.0)
-    assert {*races.choose(torch.float32, (96, 64))} <= {*FORMS}
+    assert {*races.choose(torch.float32, (96, 64), RACED)} <= {*RACED}
     assert races.run == 1
 
 
 def test_bfloat16_has_other_forms_where_it_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_formats, "packs", lambda dtype: dtype == torch.float32)
-    for seconds in (0.0, 1.0):
-        races = Races(seconds=seconds)
-        assert "packed" not in races.choose(torch.bfloat16, (96, 64))
-        assert "widened" not in races.choose(torch.float32, (96, 64))
+    for dtype, other in ((torch.bfloat16, "packed"), (torch.float32, "widened")):
+        assert other not in (forms := possible(torch.ones((96, 64), dtype=dtype)))
+        for seconds in (0.0, 1.0):
+            assert {*Races(seconds=seconds).choose(dtype, (96, 64), forms)} <= {*forms}
 
 
 def test_what_more_rows_cost_is_summed_over_weights() -> None:
@@ -127,7 +156,7 @@ def test_what_more_rows_cost_is_summed_over_weights() -> None:
         known[key(torch.float32, shape, MORE)] = dict.fromkeys(times(), more)
     races = Races(known)
     for shape in (*shapes, shapes[0]):
-        races.choose(torch.float32, shape)
+        races.choose(torch.float32, shape, ["rows"])
     assert races.spread() == (3.0 + 6.0 + 3.0) / 3
 
 

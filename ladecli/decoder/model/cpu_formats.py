@@ -1,14 +1,17 @@
 """Forms in which a CPU multiplies with a weight, and which of them is fastest here.
 
-Which one that is differs by processor, precision, shape and number of rows: on one AMD EPYC a
-transposed matrix takes half as long again for a single row as a plain one, on another it is the
-other way round.  So the forms are raced where a shape is first met.
+A step reads every weight once, so a form is fast by how few bytes it has, and by how little else
+its product does.  Which one that is differs by processor, precision, shape and number of rows: on
+one AMD EPYC a transposed matrix takes half as long again for a single row as a plain one, on
+another it is the other way round.  So the forms are raced where a shape is first met.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cached_property
 from itertools import islice
 from typing import Protocol
 from weakref import WeakSet
@@ -16,6 +19,8 @@ from weakref import WeakSet
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from ..compat import packs_halves
 
 SMALL = 1 << 16
 """Numbers in a matrix below which the call itself costs more than a form can save."""
@@ -25,15 +30,21 @@ PACKING_HINT = 8
 """Rows of the steps that oneDNN packs a weight for; it works for any."""
 ONE, MORE = 1, 8
 """Rows of the steps that forms are raced at: of a plain one, and of one with drafts."""
-RACE_SECONDS = 0.05
+RACE_SECONDS = 0.3
 """Of a load, for all races: what is not raced then has the form that is usually fastest."""
-RACE_BYTES = 1 << 23
-"""Of the weights that a race reads once, so that they come from memory as in a step."""
+RACE_BYTES = 1 << 22
+"""Of a weight that is raced, and of its copies together: more than a core's own caches hold."""
+CACHE_BYTES = 3 << 24
+"""Read between passes, so that weights come from memory as in a step: from a cache that cores
+share, those of float32 come twice as fast."""
 RACE_PASSES = 3
-MARGIN = 0.05
+MARGIN = 0.1
 """Of a single row's time that one form for all rows may cost."""
 WIDENED_ROWS = 256
 """Of a weight that are brought to float32 at once, and stay in a processor's cache."""
+LARGEST_HALF, LOST = 15, 2.0**-25
+"""Power of two below which float16 ends, and what it rounds off of the least numbers that it holds:
+of a weight just below the first, 2⁻³⁹, where products in float32 round off 2⁻²⁴."""
 MKLDNN: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
 """Whether torch has oneDNN; see `packs`."""
 
@@ -108,11 +119,48 @@ class Packed:
         return self._weight.to_dense()  # type: ignore[no-any-return]
 
 
-FORMS: dict[str, type[Rows] | type[Packed]] = {
+class Halves:
+    """In float16, multiplied in float32: half as much to read and to hold as a float32.
+
+    It is for weights that 16 bits hold, as those of most checkpoints in float16 and bfloat16; see
+    `possible`.  A step of 4 rows costs what one of a single row does.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        self._dtype = weight.dtype
+        unit = _unit_of(weight)
+        self._unit = torch.tensor(unit)  # of a number torch makes one in every call
+        self._packed = torch.ops.quantized.linear_prepack_fp16(weight.float() / unit, None)
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """See `Form`."""
+        # A power of two: nothing is rounded.
+        product: Tensor = torch.ops.quantized.linear_dynamic_fp16(
+            x.float() * self._unit, self._packed
+        )
+        if bias is not None:
+            product += bias
+        return product if self._dtype == torch.float32 else product.to(self._dtype)
+
+    def dense(self) -> Tensor:
+        """See `Form`."""
+        weight, _ = torch.ops.quantized.linear_unpack_fp16(self._packed)
+        return (weight * self._unit).to(self._dtype)  # type: ignore[no-any-return]
+
+
+def _unit_of(weight: Tensor) -> float:
+    """The power of two in which a weight's largest number is just below where float16 ends."""
+    least, most = torch.aminmax(weight)
+    largest = max(-least.item(), most.item())
+    return 2.0 ** (math.frexp(largest)[1] - LARGEST_HALF) if math.isfinite(largest) else 1.0
+
+
+FORMS: dict[str, Callable[[Tensor], Form]] = {
     "rows": Rows,
     "columns": Columns,
     "widened": Widened,
     "packed": Packed,
+    "halves": Halves,
 }
 
 
@@ -139,20 +187,19 @@ class Races:
         self._watched: dict[tuple[str, tuple[int, ...]], WeakSet[Form]] = {}
 
     def choose(
-        self, dtype: torch.dtype, shape: Sequence[int], only: str | None = None
+        self, dtype: torch.dtype, shape: Sequence[int], forms: Collection[str]
     ) -> tuple[str, str]:
-        """The forms of a weight [out, in] for a single row, and for more; `only` leaves no choice.
+        """Which of the `possible` forms of a weight [out, in] is for a single row, and for more.
 
         They are one where it is hardly slower for a single row: then the weight is held once, and
         a row of the packed form is the same, bit for bit, however many there are.
         """
         one, more = self._times(dtype, shape, ONE), self._times(dtype, shape, MORE)
         if not (one and more):
-            return (only, only) if only else usual(dtype, shape)
-        best = only or min(more, key=more.__getitem__)
-        first = best
-        if only is None and one[best] > (1.0 + MARGIN) * min(one.values()):
-            first = min(one, key=one.__getitem__)
+            return usual(dtype, shape, forms)
+        first = best = min(forms, key=more.__getitem__)
+        if one[best] > (1.0 + MARGIN) * min(one[form] for form in forms):
+            first = min(forms, key=one.__getitem__)
         self._taken.append((one[first], more[best]))
         return first, best
 
@@ -183,38 +230,62 @@ class Races:
         if not all(name in self.known.get(of, ()) for of in names.values()):
             if self._left <= 0.0:
                 return None
-            began = time.perf_counter()
-            some = [*islice(forms, max(RACE_BYTES // (shape[0] * shape[1]), 1))]
+            some = [*islice(forms, max(RACE_BYTES // (shape[0] * shape[1]), 2))]
             for rows, of in names.items():
-                seconds = _pass_seconds(some, torch.ones((rows, shape[1])))
-                self.known.setdefault(of, {})[name] = round(1e6 * seconds / len(some), 1)
+                found = self._run({name: some}, torch.ones((rows, shape[1])))
+                self.known.setdefault(of, {}).update(found)
             self.run += 1
-            self._left -= time.perf_counter() - began
         return self.known[names[ONE]][name], self.known[names[MORE]][name]
 
     def _times(self, dtype: torch.dtype, shape: Sequence[int], rows: int) -> dict[str, float]:
         """Microseconds by form; empty where there was no time to find out."""
         name = key(dtype, shape, rows)
-        if {*self.known.get(name, ())} != {*_possible(dtype)}:
+        if {*self.known.get(name, ())} != {*_raced(dtype)}:
             if self._left <= 0.0:
                 return {}
             self._race(dtype, shape)
         return self.known[name]
 
     def _race(self, dtype: torch.dtype, shape: Sequence[int]) -> None:
-        began, row = time.perf_counter(), shape[1] * dtype.itemsize
+        row = shape[1] * dtype.itemsize
         part = min(shape[0], max(RACE_BYTES // row, 1)), shape[1]  # of a head, as many rows as do
-        copies = max(RACE_BYTES // (part[0] * row), 1)
-        found: dict[int, dict[str, float]] = {ONE: {}, MORE: {}}
-        for form in _possible(dtype):
-            weights = [FORMS[form](torch.ones(part, dtype=dtype)) for _ in range(copies)]
-            for rows, times in found.items():
-                seconds = _pass_seconds(weights, torch.ones((rows, shape[1]), dtype=dtype))
-                times[form] = round(1e6 * seconds / copies * shape[0] / part[0], 1)
-        for rows, times in found.items():
-            self.known[key(dtype, shape, rows)] = times
-        self.run += 1
+        copies = max(RACE_BYTES // (part[0] * row), 2)
+        began = time.perf_counter()
+        weights = {
+            form: [FORMS[form](torch.ones(part, dtype=dtype)) for _ in range(copies)]
+            for form in _raced(dtype)
+        }
         self._left -= time.perf_counter() - began
+        for rows in (ONE, MORE):
+            found = self._run(weights, torch.ones((rows, shape[1]), dtype=dtype))
+            whole = shape[0] / part[0]
+            self.known[key(dtype, shape, rows)] = {
+                form: round(time * whole, 1) for form, time in found.items()
+            }
+        self.run += 1
+
+    @torch.inference_mode()
+    def _run(self, weights: Mapping[str, Sequence[Form]], x: Tensor) -> dict[str, float]:
+        """Microseconds that a product takes in each form, in its shortest pass over some copies.
+
+        The first copy brings the code of the form back, which a step has at hand.
+        """
+        began, found = time.perf_counter(), dict.fromkeys(weights, math.inf)
+        for _ in range(RACE_PASSES):
+            self._cache.sum()
+            for form, copies in weights.items():
+                for number, weight in enumerate(copies):
+                    if number < 2:
+                        start = time.perf_counter()
+                    weight(x, None)
+                seconds = (time.perf_counter() - start) / max(len(copies) - 1, 1)
+                found[form] = min(found[form], round(1e6 * seconds, 1))
+        self._left -= time.perf_counter() - began
+        return found
+
+    @cached_property
+    def _cache(self) -> Tensor:
+        return torch.ones(CACHE_BYTES // 4)
 
 
 def key(dtype: torch.dtype, shape: Sequence[int], rows: int) -> str:
@@ -222,12 +293,18 @@ def key(dtype: torch.dtype, shape: Sequence[int], rows: int) -> str:
     return f"{str(dtype).removeprefix('torch.')} {shape[0]}x{shape[1]} {rows}"
 
 
-def usual(dtype: torch.dtype, shape: Sequence[int]) -> tuple[str, str]:
-    """The forms that are usually fastest, for a single row and for more."""
+def usual(dtype: torch.dtype, shape: Sequence[int], forms: Collection[str]) -> tuple[str, str]:
+    """Which of some forms are usually fastest, for a single row and for more."""
     plain = "columns" if shape[0] > shape[1] else "rows"
     if dtype == torch.float32:
-        return plain, "packed" if packs(dtype) else plain
-    return ("packed", "packed") if packs(dtype) else ("rows", "widened")
+        one, more = ["halves", plain], ["halves", "packed", plain]
+    else:
+        one, more = ["packed", "halves", "rows"], ["packed", "halves", "widened"]
+
+    def first(best: Iterable[str]) -> str:
+        return next(form for form in (*best, *forms) if form in forms)
+
+    return first(one), first(more)
 
 
 def packs(dtype: torch.dtype) -> bool:
@@ -238,20 +315,22 @@ def packs(dtype: torch.dtype) -> bool:
     return MKLDNN and dtype == torch.float32
 
 
-def _possible(dtype: torch.dtype) -> list[str]:
-    """The forms to race; bfloat16 is widened where it is not packed."""
+def possible(weight: Tensor) -> list[str]:
+    """The forms that a weight may have: those of its type, and halves if these hold it."""
+    forms, unit = _raced(weight.dtype), _unit_of(weight)
+    if "halves" in forms:
+        parts = (part.float() / unit for part in torch.split(weight, WIDENED_ROWS))
+        # Nothing is held of what is not finite.
+        if not all((part.half().float() - part).abs().max() <= LOST for part in parts):
+            forms.remove("halves")
+    return forms
+
+
+def _raced(dtype: torch.dtype) -> list[str]:
+    """The forms of a type; bfloat16 is widened where it is not packed."""
+    forms = ["rows", "columns"]
     if packs(dtype):
-        return ["rows", "columns", "packed"]
-    return ["rows", "columns", "widened"] if dtype == torch.bfloat16 else ["rows", "columns"]
-
-
-def _pass_seconds(weights: Sequence[Form], x: Tensor) -> float:
-    """The shortest pass over copies of a weight."""
-    found = []
-    with torch.inference_mode():
-        for _ in range(RACE_PASSES):
-            began = time.perf_counter()
-            for weight in weights:
-                weight(x, None)
-            found.append(time.perf_counter() - began)
-    return min(found)
+        forms += ["packed"]
+    elif dtype == torch.bfloat16:
+        forms += ["widened"]
+    return [*forms, "halves"] if packs_halves() else forms

@@ -9,6 +9,7 @@ are those of the loaded model; activations have no batch dimension.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -200,10 +201,11 @@ class Transformer:
             project, join=join, pack=pack, races=races or Races(), invariant=self.invariant
         )
         self.rotary = RotaryTables(body.rotary_emb, text, family, facts, body.norm.weight)
-        self.layers = [
-            _layer(index, layer, text, family, self.rotary.kinds[index], projection)
-            for index, layer in enumerate(body.layers)
-        ]
+        make = partial(_layer, text, family, self.rotary.kinds, projection)
+        self.layers = [make(0, body.layers[0])]  # by it forms are raced, without neighbours
+        # To pack a weight takes ten times as long as to read it, on one core.
+        with ThreadPoolExecutor(torch.get_num_threads() if on_cpu else 1) as pool:
+            self.layers += pool.map(make, range(1, len(body.layers)), body.layers[1:])
         self.final_norm = _norm(body.norm, family)
         # What follows each layer's MLP: the norm before the next attention; `forward` has the last.
         self._next_norms = [*[layer.before_attention for layer in self.layers[1:]], None]
@@ -290,12 +292,12 @@ def can_run(model: Any) -> bool:
 
 
 def _layer(
-    index: int,
-    layer: Any,
     text: Any,
     family: Family,
-    rotary: str,
+    rotary: Sequence[str],
     projection: Callable[[Sequence[nn.Module]], Projection],
+    index: int,
+    layer: Any,
 ) -> Layer:
     attention, mlp = layer.self_attn, layer.mlp
     size: int = attention.head_dim
@@ -318,7 +320,7 @@ def _layer(
         kv_heads=text.num_key_value_heads,
         head_size=size,
         attends=Rules(float(attention.scaling), window, softcap),
-        rotary=rotary if getattr(attention, "use_rope", True) else None,
+        rotary=rotary[index] if getattr(attention, "use_rope", True) else None,
         qkv=projection(qkv),
         out=projection([attention.o_proj]),
         gate_up=projection(gate_up),

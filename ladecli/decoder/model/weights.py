@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .cpu_formats import FORMS, SMALL, Form, Races, packs
+from .cpu_formats import FORMS, SMALL, Form, Races, packs, possible
 from .int8 import Int8Linear, Int8Product
 
 _HELD = "lade_held"
@@ -138,10 +138,10 @@ class CpuLinear:
         weight = parts[0].weight.detach()
         if len(parts) > 1:
             weight = torch.cat([part.weight.detach() for part in parts])
-        only = "packed" if invariant and packs(weight.dtype) else None
-        one = more = only or "rows"
+        only = ["packed"] if invariant and packs(weight.dtype) else None
+        one = more = only[0] if only else "rows"
         if weight.numel() >= SMALL and (pack or not shared):
-            one, more = races.choose(weight.dtype, weight.shape, only)
+            one, more = races.choose(weight.dtype, weight.shape, only or possible(weight))
             if not pack and more != "widened":  # which is held as rows are
                 one = more
         forms: dict[str, Form] = {name: FORMS[name](weight) for name in {one, more}}
