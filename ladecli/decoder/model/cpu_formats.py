@@ -8,9 +8,11 @@ another it is the other way round.  So the forms are raced where a shape is firs
 
 from __future__ import annotations
 
+import ctypes
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from itertools import islice
 from typing import Protocol
@@ -32,7 +34,7 @@ ONE, MORE = 1, 8
 """Rows of the steps that forms are raced at: of a plain one, and of one with drafts."""
 RACE_SECONDS = 0.3
 """Of a load, for all races: what is not raced then has the form that is usually fastest."""
-RACE_BYTES = 1 << 22
+RACE_BYTES = 1 << 23
 """Of a weight that is raced, and of its copies together: more than a core's own caches hold."""
 CACHE_BYTES = 3 << 24
 """Read between passes, so that weights come from memory as in a step: from a cache that cores
@@ -130,7 +132,7 @@ class Halves:
         self._dtype = weight.dtype
         unit = _unit_of(weight)
         self._unit = torch.tensor(unit)  # of a number torch makes one in every call
-        self._packed = torch.ops.quantized.linear_prepack_fp16(weight.float() / unit, None)
+        self._packed = torch.ops.quantized.linear_prepack_fp16((weight / unit).float(), None)
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """See `Form`."""
@@ -288,6 +290,17 @@ class Races:
         return torch.ones(CACHE_BYTES // 4)
 
 
+def give_back() -> None:
+    """Give memory that was freed back to the system, which the C library keeps for itself.
+
+    Weights leave holes where others of their size seldom fit: with small models these would be most
+    of what a process holds.  A load calls this between layers.
+    """
+    # glibc has it; others give back by themselves.
+    with suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def key(dtype: torch.dtype, shape: Sequence[int], rows: int) -> str:
     """The name of a race."""
     return f"{str(dtype).removeprefix('torch.')} {shape[0]}x{shape[1]} {rows}"
@@ -328,9 +341,7 @@ def possible(weight: Tensor) -> list[str]:
 
 def _raced(dtype: torch.dtype) -> list[str]:
     """The forms of a type; bfloat16 is widened where it is not packed."""
-    forms = ["rows", "columns"]
-    if packs(dtype):
-        forms += ["packed"]
-    elif dtype == torch.bfloat16:
-        forms += ["widened"]
+    forms = ["rows", "packed" if packs(dtype) else "widened"]
+    if dtype == torch.float32:
+        forms = ["rows", "columns", *(["packed"] if packs(dtype) else [])]
     return [*forms, "halves"] if packs_halves() else forms

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..compat import MAKES_QUANTISED, quantised_tensor
+from .cpu_formats import give_back
 
 LIMIT = 127
 """The largest integer of a weight, and of an input of 8 bits."""
@@ -57,6 +58,7 @@ def quantise(model: Any) -> None:
                 setattr(parent, name, Int8Linear(module, fine=fine or all_fine))
             elif type(module) is nn.Embedding and module is embedding:
                 setattr(parent, name, Int8Embedding(module))
+        give_back()
     if tied:
         # One and the same numbers.
         model.get_output_embeddings().weight = model.get_input_embeddings().weight
@@ -101,12 +103,16 @@ class Int8Linear(nn.Module):
         self.register_buffer("weight", values)
         self.register_buffer("scales", scales)
         self._product: Int8Product | None = None
+        self._called = False
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
-        if self._product is None:
-            self._product = Int8Product(self.weight, self.scales, fine=self.fine)
-        rows = self._product(x.flatten(0, -2), self.bias)
+        product = self._product or Int8Product(self.weight, self.scales, fine=self.fine)
+        if self._called:
+            self._product = product
+        # A trial at load calls once, and then our forward has a product of its own.
+        self._called = True
+        rows = product(x.flatten(0, -2), self.bias)
         return rows.view(*x.shape[:-1], self.out_features)
 
     def forget(self) -> None:

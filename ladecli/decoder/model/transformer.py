@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ..kv_cache import LayerShape
 from .attention import BACKENDS, Backend, Rules, choose_backend
 from .attention.invariant import one_thread
-from .cpu_formats import Races
+from .cpu_formats import Races, give_back
 from .families import FAMILIES, Family, ModelFacts
 from .forward import Drafts, StepCache, StepInputs
 from .int8 import Int8Linear
@@ -211,6 +211,7 @@ class Transformer:
         self._next_norms = [*[layer.before_attention for layer in self.layers[1:]], None]
         shared = model.lm_head.weight is body.embed_tokens.weight
         self._head = projection([model.lm_head], shared=shared)
+        give_back()
         self.use(attention)
 
     def use(self, attention: str, ops: TorchOps | None = None) -> None:
@@ -314,7 +315,7 @@ def _layer(
         name: _norm(getattr(layer, module), family) if module else None
         for name, module in family.norms._asdict().items()
     }
-    return Layer(
+    made = Layer(
         index=index,
         heads=text.num_attention_heads,
         kv_heads=text.num_key_value_heads,
@@ -330,6 +331,8 @@ def _layer(
         key_norm=_norm(attention.k_norm, family) if hasattr(attention, "k_norm") else None,
         **norms,
     )
+    give_back()
+    return made
 
 
 def _activation(text: Any) -> str:
