@@ -25,7 +25,7 @@ from .kv_cache import KVCache
 from .layout import words_for
 from .model.attention import CapturedMask, DeviceMask, triton_available
 from .model.attention.triton import gpu_of, plan, power_of_two, triton_attention
-from .model.cpu_formats import Races, packs
+from .model.cpu_formats import Races
 from .model.families import ModelFacts, model_facts
 from .model.forward import Forward
 from .model.own_cache import OwnCache, OwnCacheModel
@@ -201,9 +201,8 @@ def _first_right(model: Any, facts: ModelFacts, wanted: Wanted, trial: Trial) ->
 
 
 def _is_invariant(way: Way, trial: Trial) -> bool:
-    # Other products than oneDNN's packed ones, and those of integers, may depend on rows that a
-    # trial does not have.
-    if way.forward.foreign or not packs(way.forward.dtype):
+    # Other products may depend on rows that a trial does not have.
+    if not (isinstance(way.forward, Transformer) and way.forward.rows_alike):
         return False
     return trial.is_batch_invariant(way.make_runner(way.forward, trial.new_cache(way.forward)))
 

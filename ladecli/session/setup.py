@@ -164,7 +164,7 @@ def choose_attention(options: StepOptions, device: Device, shape: ModelSpec) -> 
 def why_not_invariant(planned: PlannedModel) -> str | None:
     """Say why steps of a model are not batch-invariant, as far as its configuration tells; None
     where they can be."""
-    from ..decoder.model.cpu_formats import packs
+    from ..decoder.model.cpu_formats import packs, rows_alike
     from ..decoder.model.families import FAMILIES
     from ..decoder.model.weights import CPU_TYPES
 
@@ -175,8 +175,8 @@ def why_not_invariant(planned: PlannedModel) -> str | None:
     if spec.compute not in types or not (spec.weights in types or place.own_int8):
         known = ", ".join(types)
         return f"it is for weights in {known} or 8 bits of our own, and these are {spec.weights}"
-    if not packs(machine.in_torch(planned.device, spec.compute)[1]):
-        return f"oneDNN packs no weights in {spec.compute} on this processor"
+    if not (packs(machine.in_torch(planned.device, spec.compute)[1]) or rows_alike()):
+        return f"products in {spec.compute} round by the number of tokens on this processor"
     if facts.no_trees or facts.family not in FAMILIES or place.device_map or place.split > 1:
         return "the model runs through transformers' forward, not through ours"
     return None

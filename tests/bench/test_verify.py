@@ -20,7 +20,7 @@ from ladecli.decoder.model.forward import StepCache, StepInputs
 from ladecli.decoder.tree import ROOT, Choose, TokenTree
 from ladecli.session.session import Session
 
-from ..decoding import PACKS_BFLOAT16
+from ..decoding import ALIKE_BFLOAT16
 from ..oracle import change_decoders, during_forward, run_out
 
 pytestmark = pytest.mark.slow
@@ -97,7 +97,7 @@ def test_a_fault_of_wide_steps_is_reported(lade: Lade, monkeypatch: pytest.Monke
     assert answer["tokens"] == fault["position"]
 
 
-@PACKS_BFLOAT16
+@ALIKE_BFLOAT16
 def test_rounding_explains_nothing_where_steps_are_batch_invariant(
     lade: Lade, monkeypatch: pytest.MonkeyPatch
 ) -> None:

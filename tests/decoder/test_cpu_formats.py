@@ -13,10 +13,19 @@ from ladecli.decoder.compat import packs_halves
 from ladecli.decoder.config import Limits, LookaheadConfig
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.model import cpu_formats, families, weights
-from ladecli.decoder.model.cpu_formats import MORE, ONE, Races, key, possible
+from ladecli.decoder.model.cpu_formats import (
+    ALIKE,
+    MORE,
+    ONE,
+    Races,
+    alike_forms,
+    key,
+    packs,
+    possible,
+)
 from ladecli.decoder.model.families import Family
 from ladecli.decoder.model.stock import StockModel
-from ladecli.decoder.model.weights import CPU_TYPES, CpuLinear
+from ladecli.decoder.model.weights import CPU_TYPES, join_plain
 
 from ..decoding import PACKS_BFLOAT16, ids_of, run, transformers_ids
 from ..families import model_of, prompt_for
@@ -26,6 +35,10 @@ pytestmark = pytest.mark.slow
 HALVES = pytest.mark.skipif(not packs_halves(), reason="this processor has no such product")
 RACED = ("rows", "columns", "packed", *(["halves"] if packs_halves() else []))
 """Forms of float32."""
+NEAR = {
+    torch.float32: {"atol": 1e-4, "rtol": 1e-5},
+    torch.bfloat16: {"atol": 0.03, "rtol": 0.02},
+}
 TYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 
 
@@ -64,20 +77,38 @@ def test_every_form_is_the_product(
     x, given = torch.randn(9, 64, dtype=dtype), [part.weight.detach().clone() for part in parts]
     expected = torch.cat([part(x) for part in parts], dim=-1)
     races = won(form, dtype, (128, 64))
-    product = CpuLinear(parts, pack=True, shared=False, races=races)
-    near = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.03, "rtol": 0.02}
+    product = join_plain(parts, pack=True, shared=False, races=races)
     with torch.inference_mode():
         for rows in (1, 2, 3, 4, 9):
-            torch.testing.assert_close(product(x[:rows]), expected[:rows], **near)
-        if form == "packed":
-            whole = product(x)
-            for rows in (1, 2, 5):
-                assert torch.equal(product(x[:rows]), whole[:rows]), "rows depend on one another"
+            torch.testing.assert_close(product(x[:rows]), expected[:rows], **NEAR[dtype])
     assert all((part.weight.numel() == 0) == (form in ("packed", "halves")) for part in parts)
     weights.restore(nn.ModuleList(parts))
     for part, weight in zip(parts, given, strict=True):
         assert torch.equal(part.weight, weight)
     assert races.run == 0, "the result is known"
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("shape", [(48, 64), (96, 576), (40, 1500)])
+@TYPES
+def test_rows_of_alike_forms_do_not_depend_on_one_another(
+    dtype: torch.dtype, shape: tuple[int, int], threads: int
+) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(shape).bfloat16().to(dtype)
+    x, bias = torch.randn(300, shape[1], dtype=dtype), torch.randn(shape[0], dtype=dtype)
+    names = alike_forms(weight)
+    assert names or not (packs(dtype) or packs_halves())
+    torch.set_num_threads(threads)
+    with torch.inference_mode():
+        for product in [ALIKE[name](weight) for name in names]:
+            whole = product(x, bias)
+            torch.testing.assert_close(
+                whole, torch.nn.functional.linear(x, weight, bias), **NEAR[dtype]
+            )
+            for rows in (*range(1, 70), 96, 97, 120, 121, 192, 193, 299):
+                assert torch.equal(product(x[:rows], bias), whole[:rows])
+    torch.set_num_threads(1)
 
 
 @TYPES

@@ -19,12 +19,12 @@ from ladecli.decoder.model.attention import BACKENDS, Rules, StepMask
 from ladecli.decoder.strategy import Draft
 from ladecli.decoder.tree import ROOT, TokenTree
 
-from ..decoding import PACKS_BFLOAT16, ids_of, run
+from ..decoding import ALIKE_BFLOAT16, ids_of, run
 from ..families import OWN, VOCABULARY, model_of, new_model, prompt_for
 
 pytestmark = pytest.mark.slow
 
-DTYPES = (torch.float32, pytest.param(torch.bfloat16, marks=PACKS_BFLOAT16))
+DTYPES = (torch.float32, pytest.param(torch.bfloat16, marks=ALIKE_BFLOAT16))
 EDGES = (15, 16, 95, 96, 97, 191, 192, 287)
 """Lengths of texts around which something in a step changes."""
 HEADS = ((3, 3, 64), (8, 4, 128), (4, 1, 64), (1, 8, 80), (2, 7, 96), (2, 2, 16), (1, 1, 8))
@@ -146,7 +146,7 @@ def test_prompts_are_read_alike_in_steps_of_any_width(family: str, dtype: torch.
         assert torch.equal(logits[0], alone)
 
 
-@PACKS_BFLOAT16
+@ALIKE_BFLOAT16
 @pytest.mark.parametrize("sampling", [SamplingConfig(), SamplingConfig(0.8, seed=5)], ids=["", "s"])
 @pytest.mark.parametrize("family", ["llama", "gemma2", "phi3"])
 def test_texts_are_those_of_plain_decoding_in_bfloat16(

@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import islice
 from typing import Protocol
 from weakref import WeakSet
@@ -40,6 +40,8 @@ CACHE_BYTES = 3 << 24
 """Read between passes, so that weights come from memory as in a step: from a cache that cores
 share, those of float32 come twice as fast."""
 RACE_PASSES = 3
+ALIKE_ROWS = 96
+"""Rows of halves that are multiplied at once where they are to be alike; see `rows_alike`."""
 MARGIN = 0.1
 """Of a single row's time that one form for all rows may cost."""
 WIDENED_ROWS = 256
@@ -98,11 +100,7 @@ class Widened(Rows):
 
 
 class Packed:
-    """In oneDNN's blocks: a step of 4 rows costs what one of a single row does.
-
-    A row of the result does not depend on the other rows, bit for bit, but for a single row of
-    bfloat16, which is added up in another order.
-    """
+    """In oneDNN's blocks: a step of 4 rows costs what one of a single row does."""
 
     def __init__(self, weight: Tensor) -> None:
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACKING_HINT)
@@ -119,6 +117,17 @@ class Packed:
     def dense(self) -> Tensor:
         """See `Form`."""
         return self._weight.to_dense()  # type: ignore[no-any-return]
+
+
+class AlikePacked(Packed):
+    """With rows that do not depend on the others, bit for bit."""
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """See `Form`."""
+        if x.shape[0] > 1:
+            return super().__call__(x, bias)
+        # A single row of bfloat16 would be added up in another order.
+        return super().__call__(x.repeat(2, 1), bias)[:1]
 
 
 class Halves:
@@ -150,6 +159,37 @@ class Halves:
         return (weight * self._unit).to(self._dtype)  # type: ignore[no-any-return]
 
 
+class AlikeHalves(Halves):
+    """With rows that do not depend on the others, bit for bit; see `rows_alike`."""
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """See `Form`."""
+        count = x.shape[0]
+        x = F.pad(x, (0, 0, 0, -count % (rows_alike() or 1)))
+        blocks = [
+            super(AlikeHalves, self).__call__(part, bias) for part in torch.split(x, ALIKE_ROWS)
+        ]
+        return (blocks[0] if len(blocks) == 1 else torch.cat(blocks))[:count]
+
+
+@cache
+@torch.inference_mode()
+def rows_alike() -> int | None:
+    """The number in multiples of which `Halves` multiplies rows alike, up to `ALIKE_ROWS`; None
+    where there is none.
+
+    The kernels are for up to 6 or 14 rows, and those for one or two add up in another order.
+    """
+    if not packs_halves():
+        return None
+    numbers = torch.Generator().manual_seed(0)
+    product = Halves(torch.randn((64, 1100), generator=numbers).half().float())
+    x = torch.randn((ALIKE_ROWS, 1100), generator=numbers)
+    whole = product(x, None)
+    same = [torch.equal(product(x[:rows], None), whole[:rows]) for rows in range(1, len(x) + 1)]
+    return next((n for n in (1, 2, 3, 4, 6, 8, 12) if all(same[n - 1 :: n])), None)
+
+
 def _unit_of(weight: Tensor) -> float:
     """The power of two in which a weight's largest number is just below where float16 ends."""
     least, most = torch.aminmax(weight)
@@ -164,6 +204,8 @@ FORMS: dict[str, Callable[[Tensor], Form]] = {
     "packed": Packed,
     "halves": Halves,
 }
+ALIKE: dict[str, Callable[[Tensor], Form]] = {"packed": AlikePacked, "halves": AlikeHalves}
+"""Those that there are with rows that do not depend on one another."""
 
 
 class Races:
@@ -193,8 +235,7 @@ class Races:
     ) -> tuple[str, str]:
         """Which of the `possible` forms of a weight [out, in] is for a single row, and for more.
 
-        They are one where it is hardly slower for a single row: then the weight is held once, and
-        a row of the packed form is the same, bit for bit, however many there are.
+        They are one where it is hardly slower for a single row: then the weight is held once.
         """
         one, more = self._times(dtype, shape, ONE), self._times(dtype, shape, MORE)
         if not (one and more):
@@ -318,6 +359,12 @@ def usual(dtype: torch.dtype, shape: Sequence[int], forms: Collection[str]) -> t
         return next(form for form in (*best, *forms) if form in forms)
 
     return first(one), first(more)
+
+
+def alike_forms(weight: Tensor) -> list[str]:
+    """The forms that a weight may have whose rows do not depend on one another."""
+    names = [name for name in possible(weight) if name in ALIKE]
+    return [name for name in names if name != "halves" or rows_alike()]
 
 
 def packs(dtype: torch.dtype) -> bool:

@@ -26,7 +26,7 @@ from .families import FAMILIES, Family, ModelFacts
 from .forward import Drafts, StepCache, StepInputs
 from .int8 import Int8Linear
 from .rotary import Rotary, RotaryTables, rotate
-from .weights import CPU_TYPES, Projection, project
+from .weights import CPU_TYPES, CpuLinear, Projection, project
 
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 """Activations of a gated MLP by transformers' name; a model with another one is not ours."""
@@ -63,6 +63,11 @@ class Layer:
     after_attention: Norm | None
     before_mlp: Norm | None
     after_mlp: Norm | None
+
+    @property
+    def products(self) -> tuple[Projection, ...]:
+        """All of them."""
+        return self.qkv, self.out, self.gate_up, self.down
 
 
 class TorchOps:
@@ -168,6 +173,7 @@ class Transformer:
 
     Attributes:
         ops: what computes the operations between products.
+        rows_alike: whether no row of a product depends on the others.
         layers, final_norm, rotary: weights and tables.
     """
 
@@ -212,6 +218,10 @@ class Transformer:
         shared = model.lm_head.weight is body.embed_tokens.weight
         self._head = projection([model.lm_head], shared=shared)
         give_back()
+        products = [each for layer in self.layers for each in layer.products]
+        self.rows_alike = all(
+            isinstance(each, CpuLinear) and each.alike for each in (*products, self._head)
+        )
         self.use(attention)
 
     def use(self, attention: str, ops: TorchOps | None = None) -> None:

@@ -8,14 +8,14 @@ is held twice; where a CPU needs another form alone, they are without weights un
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .cpu_formats import FORMS, SMALL, Form, Races, packs, possible
+from .cpu_formats import ALIKE, FORMS, SMALL, Form, Races, alike_forms, possible
 from .int8 import Int8Linear, Int8Product
 
 _HELD = "lade_held"
@@ -41,7 +41,7 @@ def project(
         parts: in the order of their outputs.
         join: whether plain linear modules may be joined, which leaves them views of one matrix;
             quantised and other modules are always called as they are.
-        pack: whether weights on a CPU may be held twice; see `CpuLinear`.
+        pack: whether weights on a CPU may be held twice; see `join_plain`.
         races: which form is fastest on a CPU.
         invariant: whether a row of the product must not depend on the others, on a CPU.
         shared: whether the weight is that of the embedding, too.
@@ -53,11 +53,11 @@ def project(
     linear = [part for part in parts if isinstance(part, nn.Linear)]
     weight = linear[0].weight
     if weight.device.type == "cpu" and weight.dtype in CPU_TYPES:
-        return CpuLinear(linear, pack=pack, shared=shared, races=races, invariant=invariant)
+        return join_plain(linear, pack=pack, shared=shared, races=races, invariant=invariant)
     return JoinedLinear(linear)
 
 
-def join_int8(parts: Sequence[Int8Linear], shared: bool, races: Races) -> Projection:
+def join_int8(parts: Sequence[Int8Linear], shared: bool, races: Races) -> CpuLinear:
     """One product of integers; the modules are without weights until `restore`."""
     fine = any(part.fine for part in parts)
     values = torch.cat([part.weight for part in parts])
@@ -67,7 +67,7 @@ def join_int8(parts: Sequence[Int8Linear], shared: bool, races: Races) -> Projec
         part.forget()
     if not shared:
         _take(parts, product)
-    return partial(product, bias=_joined_bias(parts))
+    return CpuLinear(product, product, _joined_bias(parts), alike=True)
 
 
 def is_plain(module: nn.Module) -> bool:
@@ -111,57 +111,57 @@ class JoinedLinear:
         return F.linear(x, self._weight, self._bias)
 
 
+@dataclass(frozen=True, slots=True)
 class CpuLinear:
-    """On a CPU: one matrix in the forms that are fastest for single rows and for more.
+    """On a CPU: one matrix in the forms that are fastest for single rows and for more."""
 
-    Where neither is what the modules can use, the weight leaves them until `restore` is called, so
-    that it is held once.
+    one: Form
+    more: Form
+    bias: Tensor | None
+    alike: bool
+    """Whether a row of the product does not depend on the others, bit for bit."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, in] -> [T, out]."""
+        return (self.more if x.shape[0] > 1 else self.one)(x, self.bias)
+
+
+def join_plain(
+    parts: Sequence[nn.Linear], *, pack: bool, shared: bool, races: Races, invariant: bool = False
+) -> CpuLinear:
+    """One product of plain weights on a CPU.
+
+    Where neither form is what the modules can use, the weight leaves them until `restore` is
+    called, so that it is held once.
 
     Args:
         parts: joined.
         pack: whether there is room to hold weights twice.
         shared: whether the weight is that of the embedding, too, which stays as it is.
         races: which form is fastest.
-        invariant: whether the form must be one whose rows do not depend on each other.
+        invariant: whether rows are to be alike, where a form has that.
     """
-
-    def __init__(
-        self,
-        parts: Sequence[nn.Linear],
-        *,
-        pack: bool,
-        shared: bool,
-        races: Races,
-        invariant: bool = False,
-    ) -> None:
-        self._invariant = invariant
-        weight = parts[0].weight.detach()
-        if len(parts) > 1:
-            weight = torch.cat([part.weight.detach() for part in parts])
-        only = ["packed"] if invariant and packs(weight.dtype) else None
-        one = more = only[0] if only else "rows"
-        if weight.numel() >= SMALL and (pack or not shared):
-            one, more = races.choose(weight.dtype, weight.shape, only or possible(weight))
-            if not pack and more != "widened":  # which is held as rows are
-                one = more
-        forms: dict[str, Form] = {name: FORMS[name](weight) for name in {one, more}}
-        self._one, self._more = forms[one], forms[more]
-        self._bias = _joined_bias(parts)
-        usable = forms.get("rows") or forms.get("widened") or forms.get("columns")
-        if shared:
-            return
-        if usable is not None:
-            _hand_back(parts, torch.split(usable.dense(), [part.out_features for part in parts]))
-        else:
-            _take(parts, self._one)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[T, in] -> [T, out]."""
-        if x.shape[0] > 1:
-            return self._more(x, self._bias)
-        if self._invariant:  # a single row would be added up in another order
-            return self._more(x.repeat(2, 1), self._bias)[:1]
-        return self._one(x, self._bias)
+    weight = parts[0].weight.detach()
+    if len(parts) > 1:
+        weight = torch.cat([part.weight.detach() for part in parts])
+    one = more = "rows"
+    alike = alike_forms(weight) if invariant else []
+    if alike or (weight.numel() >= SMALL and (pack or not shared)):
+        one, more = races.choose(weight.dtype, weight.shape, alike or possible(weight))
+        # Rows that are held as they are can be widened for more of them.
+        if alike or not (pack or more == "widened"):
+            one = more
+    made = ALIKE if alike else FORMS
+    forms: dict[str, Form] = {name: made[name](weight) for name in {one, more}}
+    joined = CpuLinear(forms[one], forms[more], _joined_bias(parts), bool(alike))
+    if shared:
+        return joined
+    usable = forms.get("rows") or forms.get("widened") or forms.get("columns")
+    if usable is not None:
+        _hand_back(parts, torch.split(usable.dense(), [part.out_features for part in parts]))
+    else:
+        _take(parts, joined.one)
+    return joined
 
 
 def _take(parts: Sequence[nn.Linear | Int8Linear], form: Form) -> None:
