@@ -165,11 +165,11 @@ class AlikeHalves(Halves):
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """See `Form`."""
         count = x.shape[0]
-        x = F.pad(x, (0, 0, 0, -count % (rows_alike() or 1)))
-        blocks = [
-            super(AlikeHalves, self).__call__(part, bias) for part in torch.split(x, ALIKE_ROWS)
-        ]
-        return (blocks[0] if len(blocks) == 1 else torch.cat(blocks))[:count]
+        if count > ALIKE_ROWS:
+            return torch.cat([self(part, bias) for part in torch.split(x, ALIKE_ROWS)])
+        if missing := -count % (rows_alike() or 1):
+            x = torch.constant_pad_nd(x, (0, 0, 0, missing))
+        return super().__call__(x, bias)[:count]
 
 
 @cache
