@@ -135,10 +135,14 @@ def plan(
     size = memory.format_bytes(spec.weight_bytes)
     unpacked = f"{gguf} is unpacked to {spec.weights}, which takes {size} of memory" if gguf else ""
     if gguf and replace(where, quantize="8bit").own_int8 and spec.weights == "float32":
-        unpacked += "; --quantize 8bit takes less than half of that, and about half the time"
+        unpacked += "; --quantize 8bit takes less than half of that"
+        unpacked += ", and about half the time" if int8.has_vnni() else ""
+    slow = ""
+    if where.own_int8 and not int8.has_vnni():
+        slow = "8 bits save memory here but no time: this processor has no products of them (VNNI)"
     idle = revision and Path(hub.resolve(asked)).exists()
     unused = f"--revision {revision} says nothing about a folder" if idle else ""
-    others = filter(None, (plain, cast, unpacked, unused))
+    others = filter(None, (plain, cast, unpacked, slow, unused))
     return PlannedModel(
         name=asked,
         options=options,

@@ -85,6 +85,13 @@ def test_a_damaged_input_is_not_made_a_number(fine: bool) -> None:
     assert bool(linear(torch.tensor([[float("nan")] + 7 * [1.0]])).isnan().all())
 
 
+@pytest.mark.usefixtures("vnni")
+def test_a_load_says_where_8_bits_take_no_less_time() -> None:
+    said = any("VNNI" in line for line in load().notices)
+    assert said == (not int8.has_vnni())
+    assert not any("VNNI" in line for line in load("none").notices)
+
+
 def test_logits_are_near_those_of_float32() -> None:
     plain, packed = Session(load("none")), Session(load())
     assert isinstance(packed.decoder.runner.model, Transformer)

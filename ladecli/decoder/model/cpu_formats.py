@@ -140,15 +140,13 @@ class Halves:
     def __init__(self, weight: Tensor) -> None:
         self._dtype = weight.dtype
         unit = _unit_of(weight)
-        self._unit = torch.tensor(unit)  # of a number torch makes one in every call
+        self._unit = torch.tensor([unit])  # of a number torch makes one in every call
         self._packed = torch.ops.quantized.linear_prepack_fp16((weight / unit).float(), None)
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """See `Form`."""
-        # A power of two: nothing is rounded.
-        product: Tensor = torch.ops.quantized.linear_dynamic_fp16(
-            x.float() * self._unit, self._packed
-        )
+        # In float32, whatever the input; and by a power of two, so that nothing is rounded.
+        product: Tensor = torch.ops.quantized.linear_dynamic_fp16(x * self._unit, self._packed)
         if bias is not None:
             product += bias
         return product if self._dtype == torch.float32 else product.to(self._dtype)

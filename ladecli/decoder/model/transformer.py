@@ -28,6 +28,8 @@ from .int8 import Int8Linear
 from .rotary import Rotary, RotaryTables, rotate
 from .weights import CPU_TYPES, CpuLinear, Projection, project
 
+MOST_PACKED = 8
+"""Layers whose weights are packed at once."""
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 """Activations of a gated MLP by transformers' name; a model with another one is not ours."""
 
@@ -209,8 +211,9 @@ class Transformer:
         self.rotary = RotaryTables(body.rotary_emb, text, family, facts, body.norm.weight)
         make = partial(_layer, text, family, self.rotary.kinds, projection)
         self.layers = [make(0, body.layers[0])]  # by it forms are raced, without neighbours
-        # To pack a weight takes ten times as long as to read it, on one core.
-        with ThreadPoolExecutor(torch.get_num_threads() if on_cpu else 1) as pool:
+        # To pack a weight takes ten times as long as to read it, and room beside the weight.
+        workers = min(torch.get_num_threads(), MOST_PACKED) if on_cpu and pack else 1
+        with ThreadPoolExecutor(workers) as pool:
             self.layers += pool.map(make, range(1, len(body.layers)), body.layers[1:])
         self.final_norm = _norm(body.norm, family)
         # What follows each layer's MLP: the norm before the next attention; `forward` has the last.
