@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
+from collections.abc import Collection, Sequence
 
 import torch
 from common import arguments, conditions, prompts_of
@@ -19,6 +20,7 @@ from ladecli.decoder.config import Limits, LookaheadConfig
 from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.events import Step
 from ladecli.decoder.load import load_decoder
+from ladecli.decoder.model.cpu_formats import Races
 from ladecli.decoder.strategies import make_strategy
 from ladecli.models import extend_context
 from ladecli.options.model import ModelOptions
@@ -35,13 +37,14 @@ def main() -> None:
     parser.add_argument("--contexts", default="128,1024", help="may be beyond the model's own")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--quantize", default="none")
+    parser.add_argument("--form", help="of all weights, by its name in cpu_formats; default: raced")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     contexts = [int(context) for context in args.contexts.split(",")]
     options = ModelOptions(dtype=args.dtype, quantize=args.quantize)
     planned = extend_context(models.plan(args.model, options), max(contexts) + 2 * NEAR)
     loaded = models.load(planned)
-    decoder = load_decoder(loaded.model)
+    decoder = load_decoder(loaded.model, races=Only(args.form) if args.form else None)
     prompts = prompts_of(args.prompts, loaded.tokenizer, args.limit)
     seconds: dict[tuple[int, int], list[float]] = defaultdict(list)
     for _ in range(args.rounds):
@@ -59,6 +62,23 @@ def main() -> None:
         counts = [len(seconds[context, width]) for width in WIDTHS]
         print(f"  {costs},  # plain {times[0] * 1e3:.2f} ms, n {counts}")
     print("]")
+
+
+class Only(Races):
+    """No races: one form wins them all."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self._form = form
+
+    def choose(
+        self, dtype: torch.dtype, shape: Sequence[int], forms: Collection[str]
+    ) -> tuple[str, str]:
+        if self._form not in forms:
+            raise SystemExit(
+                f"a weight of {list(shape)} has no form {self._form!r}; it has {forms}"
+            )
+        return self._form, self._form
 
 
 def collect(
