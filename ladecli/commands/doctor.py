@@ -372,7 +372,7 @@ def _exactness(request: DoctorRequest, planned: PlannedModel) -> Iterator[Findin
         yield Finding("batch-invariant", f"no: {why}", WARNING, "leave --batch-invariant out")
     else:
         helps = why is None and spec.weights != "float32"
-        with_it = f"--batch-invariant, a little slower: {spec.exactness(invariant=True)}"
+        with_it = f"--batch-invariant, slower: {spec.exactness(invariant=True)}"
         yield Finding("exactness", usual, fix=with_it if helps else None)
 
 

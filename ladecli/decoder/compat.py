@@ -43,7 +43,8 @@ def quantised_tensor(values: Tensor, scales: Tensor) -> Tensor:
 
 def packs_halves() -> bool:
     """Whether torch has products with weights in float16 here: by fbgemm, for x86 with AVX2."""
-    here = torch.backends.quantized.engine in ("x86", "fbgemm")
+    engines = torch.backends.quantized
+    here = engines.engine in ("x86", "fbgemm") and "fbgemm" in engines.supported_engines
     return here and hasattr(torch.ops.quantized, "linear_dynamic_fp16")
 
 

@@ -32,7 +32,9 @@ from ..families import model_of, prompt_for
 
 pytestmark = pytest.mark.slow
 
-HALVES = pytest.mark.skipif(not packs_halves(), reason="this processor has no such product")
+HALVES = pytest.mark.skipif(
+    not packs_halves(), reason="torch has no products with weights in float16 on this processor"
+)
 RACED = ("rows", "columns", "packed", *(["halves"] if packs_halves() else []))
 """Forms of float32."""
 NEAR = {
@@ -92,13 +94,14 @@ def test_every_form_is_the_product(
 @pytest.mark.parametrize("shape", [(48, 64), (96, 576), (40, 1500)])
 @TYPES
 def test_rows_of_alike_forms_do_not_depend_on_one_another(
-    dtype: torch.dtype, shape: tuple[int, int], threads: int
+    dtype: torch.dtype, shape: tuple[int, int], threads: int, request: pytest.FixtureRequest
 ) -> None:
     torch.manual_seed(0)
     weight = torch.randn(shape).bfloat16().to(dtype)
     x, bias = torch.randn(300, shape[1], dtype=dtype), torch.randn(shape[0], dtype=dtype)
     names = alike_forms(weight)
     assert names or not (packs(dtype) or packs_halves())
+    request.addfinalizer(lambda: torch.set_num_threads(1))
     torch.set_num_threads(threads)
     with torch.inference_mode():
         for product in [ALIKE[name](weight) for name in names]:
@@ -108,7 +111,6 @@ def test_rows_of_alike_forms_do_not_depend_on_one_another(
             )
             for rows in (*range(1, 70), 96, 97, 120, 121, 192, 193, 299):
                 assert torch.equal(product(x[:rows], bias), whole[:rows])
-    torch.set_num_threads(1)
 
 
 @TYPES

@@ -375,8 +375,9 @@ def packs(dtype: torch.dtype) -> bool:
 
 def possible(weight: Tensor) -> list[str]:
     """The forms that a weight may have: those of its type, and halves if these hold it."""
-    forms, unit = _raced(weight.dtype), _unit_of(weight)
+    forms = _raced(weight.dtype)
     if "halves" in forms:
+        unit = _unit_of(weight)
         parts = (part.float() / unit for part in torch.split(weight, WIDENED_ROWS))
         # Nothing is held of what is not finite.
         if not all((part.half().float() - part).abs().max() <= LOST for part in parts):
