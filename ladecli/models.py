@@ -47,7 +47,7 @@ class PlannedModel:
     placement: Placement
     config: Any  # of transformers
     facts: ModelFacts
-    dtype: torch.dtype  # of activations, and of weights that are not quantized
+    dtype: torch.dtype  # of weights that are not quantized
     spec: ModelSpec
     part: ModelSpec  # what this process holds: less where ranks share the model
     notices: tuple[str, ...] = ()
@@ -131,6 +131,8 @@ def plan(
         free = free_memory(device)
         dtype, cast = choose_dtype(empty, wanted, options.quantize, device, free, folder)
         spec = spec_of(empty, dtype, options.quantize, everything=where.own_int8)
+        compute = str(where.computed_in(facts, dtype)).removeprefix("torch.")
+        spec = replace(spec, compute=compute)
         part = placement.rank_spec(name, empty, spec, split)
     size = memory.format_bytes(spec.weight_bytes)
     unpacked = f"{gguf} is unpacked to {spec.weights}, which takes {size} of memory" if gguf else ""

@@ -23,6 +23,7 @@ from .specs.memory import ModelSpec
 if TYPE_CHECKING:
     import torch
 
+    from .decoder.model.families import ModelFacts
     from .specs.adapters import Adapter
 
 
@@ -43,6 +44,20 @@ class Placement:
         from .decoder.model import int8
 
         return self.device_map is None and self.split == 1 and int8.available()
+
+    def is_ours(self, facts: ModelFacts) -> bool:
+        """Whether our own forward runs a model here, as far as its configuration tells."""
+        from .decoder.model.families import FAMILIES
+
+        whole = self.device_map is None and self.split == 1
+        return whole and facts.no_trees is None and facts.family in FAMILIES
+
+    def computed_in(self, facts: ModelFacts, dtype: torch.dtype) -> torch.dtype:
+        """The type of a model's activations, keys and values here, beside weights of a type."""
+        from .decoder.model.cpu_formats import computed_in
+
+        on_cpu = self.device.kind == "cpu" and (self.quantize == "none" or self.own_int8)
+        return computed_in(dtype) if on_cpu and self.is_ours(facts) else dtype
 
 
 _OFFLOADED: list[tempfile.TemporaryDirectory[str]] = []

@@ -27,9 +27,6 @@ ALIKE_BFLOAT16 = pytest.mark.skipif(
     not (packs(torch.bfloat16) or rows_alike()),
     reason="products in bfloat16 round by the number of tokens on this processor",
 )
-PACKS_BFLOAT16 = pytest.mark.skipif(
-    not packs(torch.bfloat16), reason="oneDNN packs no weights in bfloat16 on this processor"
-)
 PAPER = LookaheadConfig(window=4, ngram=4, guesses=4, sources=("trajectory",))
 
 

@@ -165,10 +165,9 @@ def why_not_invariant(planned: PlannedModel) -> str | None:
     """Say why steps of a model are not batch-invariant, as far as its configuration tells; None
     where they can be."""
     from ..decoder.model.cpu_formats import packs, rows_alike
-    from ..decoder.model.families import FAMILIES
     from ..decoder.model.weights import CPU_TYPES
 
-    facts, place, spec = planned.facts, planned.placement, planned.spec
+    place, spec = planned.placement, planned.spec
     if planned.device.kind != "cpu":
         return f"it is for a CPU, and the model runs on {planned.device.label}"
     types = [str(dtype).removeprefix("torch.") for dtype in CPU_TYPES]
@@ -177,7 +176,7 @@ def why_not_invariant(planned: PlannedModel) -> str | None:
         return f"it is for weights in {known} or 8 bits of our own, and these are {spec.weights}"
     if not (packs(machine.in_torch(planned.device, spec.compute)[1]) or rows_alike()):
         return f"products in {spec.compute} round by the number of tokens on this processor"
-    if facts.no_trees or facts.family not in FAMILIES or place.device_map or place.split > 1:
+    if not place.is_ours(planned.facts):
         return "the model runs through transformers' forward, not through ours"
     return None
 

@@ -58,10 +58,10 @@ class ModelSpec:
         are batch-invariant."""
         if invariant:
             return "bit for bit the logits of plain decoding, and so its text"
-        if self.weights == "float32":
+        if self.weights in FULL and self.compute == "float32":
             return "token for token the text of plain decoding"
         if self.weights in FULL:
-            why = f"{self.weights} rounds steps of different widths differently"
+            why = f"{self.compute} rounds steps of different widths differently"
         else:
             why = f"{self.weights} kernels for one token and for several round differently"
         return f"the text of plain decoding but for near-ties: {why}"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 
 from ladecli.decoder.compat import packs_halves
@@ -19,15 +21,17 @@ from ladecli.decoder.model.cpu_formats import (
     ONE,
     Races,
     alike_forms,
+    computed_in,
     key,
     packs,
     possible,
+    raced,
 )
 from ladecli.decoder.model.families import Family
 from ladecli.decoder.model.stock import StockModel
 from ladecli.decoder.model.weights import CPU_TYPES, join_plain
 
-from ..decoding import PACKS_BFLOAT16, ids_of, run, transformers_ids
+from ..decoding import ids_of, run, transformers_ids
 from ..families import model_of, prompt_for
 
 pytestmark = pytest.mark.slow
@@ -35,13 +39,15 @@ pytestmark = pytest.mark.slow
 HALVES = pytest.mark.skipif(
     not packs_halves(), reason="torch has no products with weights in float16 on this processor"
 )
+MAPS = Path("/proc/self/maps")
 RACED = ("rows", "columns", "packed", *(["halves"] if packs_halves() else []))
 """Forms of float32."""
 NEAR = {
     torch.float32: {"atol": 1e-4, "rtol": 1e-5},
     torch.bfloat16: {"atol": 0.03, "rtol": 0.02},
+    torch.float16: {"atol": 4e-3, "rtol": 3e-3},
 }
-TYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+TYPES = pytest.mark.parametrize("dtype", CPU_TYPES)
 
 
 def times(**slower: float) -> dict[str, float]:
@@ -49,45 +55,47 @@ def times(**slower: float) -> dict[str, float]:
     return dict.fromkeys(RACED, 1.0) | slower
 
 
+def bare_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretend that libraries have no products for 16 bits here."""
+    monkeypatch.setattr(cpu_formats, "packs", lambda dtype: dtype == torch.float32)
+    monkeypatch.setattr(cpu_formats, "packs_halves", lambda: False)
+
+
 def won(form: str, dtype: torch.dtype, shape: tuple[int, int]) -> Races:
     """Races of one shape that a form has won."""
     races = Races(seconds=1.0)
-    races.choose(dtype, shape, ["rows"])
+    races.choose(dtype, shape, raced(dtype))
     for found in races.known.values():
         found.update({each: 1.0 if each == form else 2.0 for each in found})
     return Races(races.known)
 
 
-@pytest.mark.parametrize(
-    ("form", "dtype"),
-    [
-        *[(form, torch.float32) for form in ("rows", "columns", "packed")],
-        *[(form, torch.bfloat16) for form in ("rows", "widened")],
-        pytest.param("packed", torch.bfloat16, marks=PACKS_BFLOAT16),
-        *[pytest.param("halves", dtype, marks=HALVES) for dtype in CPU_TYPES],
-    ],
-)
+@TYPES
+@pytest.mark.parametrize("bare", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 def test_every_form_is_the_product(
-    form: str, bias: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    bias: bool, bare: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Here, and on a processor that has nothing for 16 bits."""
     monkeypatch.setattr(weights, "SMALL", 1)
-    if form == "widened":
-        monkeypatch.setattr(cpu_formats, "packs", lambda _: False)
-    torch.manual_seed(0)
-    parts = [nn.Linear(64, size, bias=bias).bfloat16().to(dtype) for size in (96, 32)]
-    x, given = torch.randn(9, 64, dtype=dtype), [part.weight.detach().clone() for part in parts]
-    expected = torch.cat([part(x) for part in parts], dim=-1)
-    races = won(form, dtype, (128, 64))
-    product = join_plain(parts, pack=True, shared=False, races=races)
-    with torch.inference_mode():
-        for rows in (1, 2, 3, 4, 9):
-            torch.testing.assert_close(product(x[:rows]), expected[:rows], **NEAR[dtype])
-    assert all((part.weight.numel() == 0) == (form in ("packed", "halves")) for part in parts)
-    weights.restore(nn.ModuleList(parts))
-    for part, weight in zip(parts, given, strict=True):
-        assert torch.equal(part.weight, weight)
-    assert races.run == 0, "the result is known"
+    if bare:
+        bare_processor(monkeypatch)
+    for form in raced(dtype):
+        torch.manual_seed(0)
+        parts = [nn.Linear(64, size, bias=bias).bfloat16().to(dtype) for size in (96, 32)]
+        x, given = torch.randn(9, 64), [part.weight.detach().clone() for part in parts]
+        expected = torch.cat([part.float()(x) for part in copy.deepcopy(parts)], dim=-1)
+        races = won(form, dtype, (128, 64))
+        product = join_plain(parts, pack=True, shared=False, races=races)
+        with torch.inference_mode():
+            for rows in (1, 2, 3, 4, 9):
+                found = product(x[:rows].to(computed_in(dtype))).float()
+                torch.testing.assert_close(found, expected[:rows], **NEAR[computed_in(dtype)])
+        assert all((part.weight.numel() == 0) == (form in ("packed", "halves")) for part in parts)
+        weights.restore(nn.ModuleList(parts))
+        for part, weight in zip(parts, given, strict=True):
+            assert torch.equal(part.weight, weight)
+        assert races.run == 0, "the result is known"
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -173,12 +181,34 @@ def test_results_of_another_version_are_raced_anew() -> None:
     assert races.run == 1
 
 
-def test_bfloat16_has_other_forms_where_it_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_formats, "packs", lambda dtype: dtype == torch.float32)
-    for dtype, other in ((torch.bfloat16, "packed"), (torch.float32, "widened")):
-        assert other not in (forms := possible(torch.ones((96, 64), dtype=dtype)))
-        for seconds in (0.0, 1.0):
-            assert {*Races(seconds=seconds).choose(dtype, (96, 64), forms)} <= {*forms}
+@pytest.mark.parametrize("bare", [False, True])
+@TYPES
+def test_forms_of_16_bits_are_those_of_the_processor(
+    dtype: torch.dtype, bare: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if bare:
+        bare_processor(monkeypatch)
+    forms = possible(torch.ones((96, 64), dtype=dtype))
+    for seconds in (0.0, 1.0):
+        assert {*Races(seconds=seconds).choose(dtype, (96, 64), forms)} <= {*forms}
+    if dtype != torch.float32:
+        assert ("packed" in forms) != ("widened" in forms)
+
+
+@HALVES
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("family", ["llama", "llama_tied", "gemma2", "qwen3"])
+def test_a_processor_without_16_bits_gives_the_text_of_float32(
+    family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To hold weights in 16 bits costs it nothing but what they round."""
+    monkeypatch.setattr(cpu_formats, "packs", lambda kind: kind == torch.float32)
+    monkeypatch.setattr(weights, "SMALL", 1)
+    prompt, model = prompt_for(family), copy.deepcopy(model_of(family)).to(dtype)
+    expected = transformers_ids(copy.deepcopy(model).float(), prompt, 40)
+    decoder = load_decoder(model)
+    for strategy in ("autoregressive", "lookahead"):
+        assert ids_of(run(decoder, prompt, strategy)) == expected
 
 
 def test_what_more_rows_cost_is_summed_over_weights() -> None:
@@ -191,6 +221,22 @@ def test_what_more_rows_cost_is_summed_over_weights() -> None:
     for shape in (*shapes, shapes[0]):
         races.choose(torch.float32, shape, ["rows"])
     assert races.spread() == (3.0 + 6.0 + 3.0) / 3
+
+
+@HALVES
+@pytest.mark.skipif(not MAPS.exists(), reason="no /proc says what a process has mapped")
+def test_nothing_keeps_the_file_of_weights_that_have_another_form(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "SMALL", 1)
+    monkeypatch.setattr(cpu_formats.Races, "choose", lambda *_: ("halves", "halves"))
+    copy.deepcopy(model_of("llama_tied")).to(torch.bfloat16).save_pretrained(tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert str(tmp_path) in MAPS.read_text()
+    decoder = load_decoder(model.eval())
+    assert str(tmp_path) not in MAPS.read_text()
+    assert model.lm_head.weight is model.get_input_embeddings().weight
+    assert run(decoder, prompt_for("llama_tied"))
 
 
 def packed_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:

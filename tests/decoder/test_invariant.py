@@ -164,7 +164,7 @@ def test_texts_are_those_of_plain_decoding_in_bfloat16(
     ("family", "settings", "dtype"),
     [
         ("gpt2", {}, torch.float32),  # transformers' forward
-        ("llama", {}, torch.float16),  # products of another kind
+        ("llama", {}, torch.float64),  # products of another kind
         ("lfm2", {"layer_types": ["conv", "full_attention"]}, torch.float32),  # chains of drafts
     ],
 )

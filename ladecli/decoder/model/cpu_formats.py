@@ -86,7 +86,7 @@ class Columns(Rows):
 
 
 class Widened(Rows):
-    """As `Rows`, multiplied in float32, which a processor without products of bfloat16 does several
+    """As `Rows`, multiplied in float32, which a processor without products in 16 bits does several
     times as fast for more than a few rows."""
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -149,7 +149,7 @@ class Halves:
         product: Tensor = torch.ops.quantized.linear_dynamic_fp16(x * self._unit, self._packed)
         if bias is not None:
             product += bias
-        return product if self._dtype == torch.float32 else product.to(self._dtype)
+        return product.to(x.dtype)
 
     def dense(self) -> Tensor:
         """See `Form`."""
@@ -281,7 +281,7 @@ class Races:
     def _times(self, dtype: torch.dtype, shape: Sequence[int], rows: int) -> dict[str, float]:
         """Microseconds by form; empty where there was no time to find out."""
         name = key(dtype, shape, rows)
-        if {*self.known.get(name, ())} != {*_raced(dtype)}:
+        if {*self.known.get(name, ())} != {*raced(dtype)}:
             if self._left <= 0.0:
                 return {}
             self._race(dtype, shape)
@@ -294,11 +294,11 @@ class Races:
         began = time.perf_counter()
         weights = {
             form: [FORMS[form](torch.ones(part, dtype=dtype)) for _ in range(copies)]
-            for form in _raced(dtype)
+            for form in raced(dtype)
         }
         self._left -= time.perf_counter() - began
         for rows in (ONE, MORE):
-            found = self._run(weights, torch.ones((rows, shape[1]), dtype=dtype))
+            found = self._run(weights, torch.ones((rows, shape[1]), dtype=computed_in(dtype)))
             whole = shape[0] / part[0]
             self.known[key(dtype, shape, rows)] = {
                 form: round(time * whole, 1) for form, time in found.items()
@@ -373,9 +373,18 @@ def packs(dtype: torch.dtype) -> bool:
     return MKLDNN and dtype == torch.float32
 
 
+def computed_in(dtype: torch.dtype) -> torch.dtype:
+    """The type of activations beside weights of a type.
+
+    Where a processor has no products in 16 bits, libraries go through float32 in each of them:
+    to stay there is faster, and rounds less.
+    """
+    return torch.float32 if packs_halves() and not packs(dtype) else dtype
+
+
 def possible(weight: Tensor) -> list[str]:
     """The forms that a weight may have: those of its type, and halves if these hold it."""
-    forms = _raced(weight.dtype)
+    forms = raced(weight.dtype)
     if "halves" in forms:
         unit = _unit_of(weight)
         parts = (part.float() / unit for part in torch.split(weight, WIDENED_ROWS))
@@ -385,9 +394,12 @@ def possible(weight: Tensor) -> list[str]:
     return forms
 
 
-def _raced(dtype: torch.dtype) -> list[str]:
-    """The forms of a type; bfloat16 is widened where it is not packed."""
-    forms = ["rows", "packed" if packs(dtype) else "widened"]
+def raced(dtype: torch.dtype) -> list[str]:
+    """The forms of a type, the simplest first."""
     if dtype == torch.float32:
         forms = ["rows", "columns", *(["packed"] if packs(dtype) else [])]
+    elif packs(dtype):
+        forms = ["rows", "packed"]
+    else:
+        forms = ["rows", "widened"] if computed_in(dtype) == dtype else ["widened"]
     return [*forms, "halves"] if packs_halves() else forms

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ..kv_cache import LayerShape
 from .attention import BACKENDS, Backend, Rules, choose_backend
 from .attention.invariant import one_thread
-from .cpu_formats import Races, give_back
+from .cpu_formats import Races, computed_in, give_back
 from .families import FAMILIES, Family, ModelFacts
 from .forward import Drafts, StepCache, StepInputs
 from .int8 import Int8Linear
@@ -197,31 +197,38 @@ class Transformer:
         family = FAMILIES[text.model_type]
         body = model.get_decoder()
         self.device: torch.device = body.embed_tokens.weight.device
-        self.dtype: torch.dtype = body.norm.weight.dtype
-        on_cpu = self.device.type == "cpu" and self.dtype in CPU_TYPES
-        self.keeps_weights = not (join and on_cpu)
         self.foreign = getattr(model, "quantization_method", None) is not None
+        given: torch.dtype = body.norm.weight.dtype
+        on_cpu = self.device.type == "cpu" and given in CPU_TYPES
+        self.keeps_weights = not (join and on_cpu)
+        self.dtype = given if self.keeps_weights or self.foreign else computed_in(given)
         self._embed = body.embed_tokens
         self._embedding_scale = float(getattr(text, "embedding_multiplier", 1.0))
         self._residual_scale = float(getattr(text, "residual_multiplier", 1.0))
         self._logit_scale = 1.0 / float(getattr(text, "logits_scaling", 1.0))
         self._logit_softcap: float | None = getattr(text, "final_logit_softcapping", None)
         self.invariant = attention == "invariant"
+        races = races or Races()
         projection = partial(
-            project, join=join, pack=pack, races=races or Races(), invariant=self.invariant
+            project, given, join=join, pack=pack, races=races, invariant=self.invariant
         )
-        self.rotary = RotaryTables(body.rotary_emb, text, family, facts, body.norm.weight)
-        make = partial(_layer, text, family, self.rotary.kinds, projection)
+        norm = partial(_norm, family, self.dtype)
+        self.rotary = RotaryTables(
+            body.rotary_emb, text, family, facts, body.norm.weight.to(self.dtype)
+        )
+        make = partial(_layer, text, family, self.rotary.kinds, projection, norm)
         self.layers = [make(0, body.layers[0])]  # by it forms are raced, without neighbours
         # To pack a weight takes ten times as long as to read it, and room beside the weight.
         workers = min(torch.get_num_threads(), MOST_PACKED) if on_cpu and pack else 1
         with ThreadPoolExecutor(workers) as pool:
             self.layers += pool.map(make, range(1, len(body.layers)), body.layers[1:])
-        self.final_norm = _norm(body.norm, family)
+        self.final_norm = norm(body.norm)
         # What follows each layer's MLP: the norm before the next attention; `forward` has the last.
         self._next_norms = [*[layer.before_attention for layer in self.layers[1:]], None]
         shared = model.lm_head.weight is body.embed_tokens.weight
         self._head = projection([model.lm_head], shared=shared)
+        if not self.keeps_weights:
+            _leave_file(model)
         give_back()
         products = [each for layer in self.layers for each in layer.products]
         self.rows_alike = all(
@@ -312,6 +319,7 @@ def _layer(
     family: Family,
     rotary: Sequence[str],
     projection: Callable[[Sequence[nn.Module]], Projection],
+    norm: Callable[[nn.Module], Norm],
     index: int,
     layer: Any,
 ) -> Layer:
@@ -327,7 +335,7 @@ def _layer(
     }[family.sliding]
     softcap = text.attn_logit_softcapping if family.attention_softcap else None
     norms = {
-        name: _norm(getattr(layer, module), family) if module else None
+        name: norm(getattr(layer, module)) if module else None
         for name, module in family.norms._asdict().items()
     }
     made = Layer(
@@ -342,12 +350,21 @@ def _layer(
         gate_up=projection(gate_up),
         down=projection([mlp.down_proj]),
         activation=ACTIVATIONS[_activation(text)],
-        query_norm=_norm(attention.q_norm, family) if hasattr(attention, "q_norm") else None,
-        key_norm=_norm(attention.k_norm, family) if hasattr(attention, "k_norm") else None,
+        query_norm=norm(attention.q_norm) if hasattr(attention, "q_norm") else None,
+        key_norm=norm(attention.k_norm) if hasattr(attention, "k_norm") else None,
         **norms,
     )
     give_back()
     return made
+
+
+def _leave_file(model: nn.Module) -> None:
+    """Have copies of small weights and of embeddings, so that nothing keeps the checkpoint's file
+    in memory beside the forms that linear layers have."""
+    for module in model.modules():
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, nn.Parameter) and not isinstance(module, nn.Linear):
+            weight.data = weight.data.clone()
 
 
 def _activation(text: Any) -> str:
@@ -355,10 +372,10 @@ def _activation(text: Any) -> str:
     return str(getattr(text, "hidden_act", None) or getattr(text, "hidden_activation", None))
 
 
-def _norm(module: Any, family: Family) -> Norm:
+def _norm(family: Family, dtype: torch.dtype, module: Any) -> Norm:
     eps = getattr(module, "variance_epsilon", None) or module.eps
-    weight = module.weight.detach()
-    exact = weight.device.type == "cpu" and weight.dtype == torch.float32
+    weight = module.weight.detach().to(dtype)
+    exact = weight.device.type == "cpu" and dtype == torch.float32
     if family.unit_offset:
         weight = 1.0 + weight.float()
     if not exact:

@@ -15,18 +15,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .cpu_formats import ALIKE, FORMS, SMALL, Form, Races, alike_forms, possible
+from .cpu_formats import ALIKE, FORMS, SMALL, Form, Races, alike_forms, possible, raced
 from .int8 import Int8Linear, Int8Product
 
 _HELD = "lade_held"
 """Attribute of a weight that was taken: the form that holds it, and which of its rows it is."""
-CPU_TYPES = (torch.float32, torch.bfloat16)
+CPU_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Of weights that have forms of their own on a CPU."""
 Projection = Callable[[Tensor], Tensor]
 """[T, in] -> [T, out], the outputs of all joined parts side by side."""
 
 
 def project(
+    dtype: torch.dtype,
     parts: Sequence[nn.Module],
     *,
     join: bool,
@@ -38,6 +39,7 @@ def project(
     """One projection of linear modules that read the same input.
 
     Args:
+        dtype: of the model's weights.
         parts: in the order of their outputs.
         join: whether plain linear modules may be joined, which leaves them views of one matrix;
             quantised and other modules are always called as they are.
@@ -49,7 +51,7 @@ def project(
     if join and all(isinstance(part, Int8Linear) for part in parts):
         return join_int8([part for part in parts if isinstance(part, Int8Linear)], shared, races)
     if not join or not all(is_plain(part) for part in parts):
-        return ModuleCalls(parts)
+        return ModuleCalls(parts, dtype)
     linear = [part for part in parts if isinstance(part, nn.Linear)]
     weight = linear[0].weight
     if weight.device.type == "cpu" and weight.dtype in CPU_TYPES:
@@ -84,16 +86,19 @@ def is_plain(module: nn.Module) -> bool:
 
 
 class ModuleCalls:
-    """Calls modules one by one: quantised ones, and those of a model that must stay as it is."""
+    """Calls modules one by one: quantised ones, and those of a model that must stay as it is.
 
-    def __init__(self, parts: Sequence[nn.Module]) -> None:
-        self._parts = list(parts)
+    `dtype` is what they take.
+    """
+
+    def __init__(self, parts: Sequence[nn.Module], dtype: torch.dtype) -> None:
+        self._parts, self._dtype = list(parts), dtype
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, in] -> [T, out]."""
-        if len(self._parts) == 1:
-            return self._parts[0](x)  # type: ignore[no-any-return]
-        return torch.cat([part(x) for part in self._parts], dim=-1)
+        given = x.to(self._dtype)
+        found = [part(given) for part in self._parts]
+        return (found[0] if len(found) == 1 else torch.cat(found, dim=-1)).to(x.dtype)
 
 
 class JoinedLinear:
@@ -144,7 +149,7 @@ def join_plain(
     weight = parts[0].weight.detach()
     if len(parts) > 1:
         weight = torch.cat([part.weight.detach() for part in parts])
-    one = more = "rows"
+    one = more = raced(weight.dtype)[0]
     alike = alike_forms(weight) if invariant else []
     if alike or (weight.numel() >= SMALL and (pack or not shared)):
         one, more = races.choose(weight.dtype, weight.shape, alike or possible(weight))
