@@ -15,6 +15,7 @@ from rich.table import Column, Table
 from ..errors import counted
 from ..events import TextStep
 from ..metrics import Tally, ratio, total
+from ..view import screen
 from ..view.terminal import ctrl_c
 
 if TYPE_CHECKING:
@@ -39,12 +40,11 @@ def compare_again(chat: Chat, reply: Reply) -> None:
                 chat.note("comparison stopped")
                 return
             if (place := _difference(reply.tally.token_ids, tally.token_ids)) is not None:
-                chat.console.print(
+                why = (
                     f"another text from token {place} on: arithmetic of this precision broke a"
-                    " near-tie differently in a wider step; --dtype float32 is exact",
-                    style="yellow",
-                    soft_wrap=True,
+                    " near-tie differently in a wider step; --dtype float32 is exact"
                 )
+                screen.line(chat.console, why, "yellow")
                 return
     table = Table.grid(Column(style="cyan"), Column(), Column(style="dim"), padding=(0, 2))
     for name, tallies in ((reply.settings.strategy, drafted), ("plain", plain)):

@@ -17,6 +17,7 @@ from ..session import opening
 from ..session.conversation import Conversation
 from ..session.setup import choose_profile
 from ..trace import export
+from ..view import screen
 from ..view.live import reply_view
 from ..view.markdown import MarkdownRenderer
 from ..view.terminal import Terminal, ctrl_c
@@ -120,8 +121,7 @@ class Chat:
     def note(self, line: str) -> None:
         """A remark on stderr."""
         if not self.request.quiet:
-            soft = not self.console.is_terminal
-            self.console.print(printable(line), style="dim", soft_wrap=soft)
+            screen.line(self.console, printable(line), "dim")
 
     def show_new_notices(self) -> None:
         """Show lines of the session that came up since the last time."""
@@ -130,7 +130,7 @@ class Chat:
 
     def complain(self, error: BaseException) -> None:
         """The line of an error, on stderr."""
-        self.console.print(one_line(f"lade: {describe_error(error)}"), style="red", soft_wrap=True)
+        screen.line(self.console, one_line(f"lade: {describe_error(error)}"), "red")
 
     # Replies.
 
