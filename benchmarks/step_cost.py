@@ -20,7 +20,7 @@ from ladecli.decoder.config import Limits, LookaheadConfig
 from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.events import Step
 from ladecli.decoder.load import load_decoder
-from ladecli.decoder.model.cpu_formats import Races
+from ladecli.decoder.model.form_races import Races
 from ladecli.decoder.strategies import make_strategy
 from ladecli.models import extend_context
 from ladecli.options.model import ModelOptions

@@ -23,7 +23,7 @@ import torch
 
 import ladecli
 from ladecli.commands.cli import entry
-from ladecli.decoder.model import cpu_formats
+from ladecli.decoder.model import form_races
 from ladecli.decoder.quiet import LOG
 from ladecli.session.conversation import from_json
 
@@ -71,7 +71,7 @@ def _no_gpu() -> Iterator[None]:
 def _no_races() -> Iterator[None]:
     """What races show differs from load to load, and with it the steps that tests count."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu_formats, "RACE_SECONDS", 0.0)
+        patch.setattr(form_races, "RACE_SECONDS", 0.0)
         yield
 
 

@@ -12,7 +12,7 @@ from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.layout import build_chunk
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.model import int8
-from ladecli.decoder.model.cpu_formats import Races
+from ladecli.decoder.model.form_races import Races
 from ladecli.decoder.model.transformer import Transformer
 from ladecli.decoder.model.weights import restore
 from ladecli.models import LoadedModel

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from ladecli.commands.cli import entry
-from ladecli.decoder.model import cpu_formats
+from ladecli.decoder.model import form_races
 from ladecli.errors import UsageError
 from ladecli.options.answer import RankedOptions
 from ladecli.profiles import races
@@ -124,7 +124,7 @@ def test_torchruns_ranks_that_differ() -> None:
 def test_ranks_that_know_other_forms_to_be_fast_yield_the_text_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cpu_formats, "RACE_SECONDS", 1.0)
+    monkeypatch.setattr(form_races, "RACE_SECONDS", 1.0)
     given = ["-p", "def largest(items):", "-n", "40", "--ignore-eos", "--json"]
     assert entry(["generate", *given]) == 0
     expected = json.loads(capsys.readouterr().out)["token_ids"]

@@ -25,8 +25,8 @@ from .kv_cache import KVCache
 from .layout import words_for
 from .model.attention import CapturedMask, DeviceMask, triton_available
 from .model.attention.triton import gpu_of, plan, power_of_two, triton_attention
-from .model.cpu_formats import Races
 from .model.families import ModelFacts, model_facts
+from .model.form_races import Races
 from .model.forward import Forward
 from .model.own_cache import OwnCache, OwnCacheModel
 from .model.stock import StockModel, input_device

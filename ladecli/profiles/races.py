@@ -1,4 +1,4 @@
-"""What races of a CPU's products have shown (`decoder.model.cpu_formats`), beside the profiles.
+"""What races of a CPU's products have shown (`decoder.model.form_races`), beside the profiles.
 
 A result holds for a processor, its number of threads and a version of torch.  A file that cannot be
 read, or written, costs some milliseconds of the next load and nothing else.

@@ -12,7 +12,7 @@ from ..decoder.config import Limits, LookaheadConfig, SamplingConfig
 from ..decoder.drafting.store import DraftStore
 from ..decoder.events import Event
 from ..decoder.load import load_decoder
-from ..decoder.model.cpu_formats import MORE, Races
+from ..decoder.model.form_races import MORE, Races
 from ..decoder.run.executor import Executor
 from ..decoder.sampling import LogitsProcessor
 from ..decoder.strategies import make_strategy

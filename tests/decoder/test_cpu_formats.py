@@ -17,17 +17,14 @@ from ladecli.decoder.load import load_decoder
 from ladecli.decoder.model import cpu_formats, families, weights
 from ladecli.decoder.model.cpu_formats import (
     ALIKE,
-    MORE,
-    ONE,
-    Races,
     alike_forms,
     computed_in,
-    key,
+    forms_of,
     packs,
     possible,
-    raced,
 )
 from ladecli.decoder.model.families import Family
+from ladecli.decoder.model.form_races import MORE, ONE, Races, key
 from ladecli.decoder.model.stock import StockModel
 from ladecli.decoder.model.weights import CPU_TYPES, join_plain
 
@@ -64,7 +61,7 @@ def bare_processor(monkeypatch: pytest.MonkeyPatch) -> None:
 def won(form: str, dtype: torch.dtype, shape: tuple[int, int]) -> Races:
     """Races of one shape that a form has won."""
     races = Races(seconds=1.0)
-    races.choose(dtype, shape, raced(dtype))
+    races.choose(dtype, shape, forms_of(dtype))
     for found in races.known.values():
         found.update({each: 1.0 if each == form else 2.0 for each in found})
     return Races(races.known)
@@ -80,7 +77,7 @@ def test_every_form_is_the_product(
     monkeypatch.setattr(weights, "SMALL", 1)
     if bare:
         bare_processor(monkeypatch)
-    for form in raced(dtype):
+    for form in forms_of(dtype):
         torch.manual_seed(0)
         parts = [nn.Linear(64, size, bias=bias).bfloat16().to(dtype) for size in (96, 32)]
         x, given = torch.randn(9, 64), [part.weight.detach().clone() for part in parts]
@@ -229,7 +226,7 @@ def test_nothing_keeps_the_file_of_weights_that_have_another_form(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weights, "SMALL", 1)
-    monkeypatch.setattr(cpu_formats.Races, "choose", lambda *_: ("halves", "halves"))
+    monkeypatch.setattr(Races, "choose", lambda *_: ("halves", "halves"))
     copy.deepcopy(model_of("llama_tied")).to(torch.bfloat16).save_pretrained(tmp_path)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     assert str(tmp_path) in MAPS.read_text()
@@ -242,7 +239,7 @@ def test_nothing_keeps_the_file_of_weights_that_have_another_form(
 def packed_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "SMALL", 1)
 
-    monkeypatch.setattr(cpu_formats.Races, "choose", lambda *_: ("packed", "packed"))
+    monkeypatch.setattr(Races, "choose", lambda *_: ("packed", "packed"))
 
 
 @pytest.mark.parametrize("pack", [False, True])

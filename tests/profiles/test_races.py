@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import ladecli
-from ladecli.decoder.model import cpu_formats
+from ladecli.decoder.model import form_races
 from ladecli.profiles import races, user
 from ladecli.specs.device import Device, detect
 
@@ -49,7 +49,7 @@ def test_where_nothing_can_be_written_nothing_is(
 def test_a_load_races_once_and_the_doctor_shows_it(
     lade: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_formats, "RACE_SECONDS", 1.0)
+    monkeypatch.setattr(form_races, "RACE_SECONDS", 1.0)
     assert lade("generate", "-p", "def ", "-n", "4", "--device", "cpu").code == 0
     (results,) = json.loads(races.path().read_text()).values()
     assert any(name.startswith("float32 ") for name in results)
@@ -64,19 +64,19 @@ def test_a_load_races_once_and_the_doctor_shows_it(
 def test_steps_cost_what_products_do_here_but_for_a_tuned_profile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cpu_formats, "RACE_SECONDS", 1.0)
+    monkeypatch.setattr(form_races, "RACE_SECONDS", 1.0)
     ladecli.load("demo")
     here = detect("cpu")
     slow = {
-        name: dict.fromkeys(times, 1.0 if name.endswith(f" {cpu_formats.ONE}") else 40.0)
+        name: dict.fromkeys(times, 1.0 if name.endswith(f" {form_races.ONE}") else 40.0)
         for name, times in races.read(here).items()
     }
     races.write(here, slow)
     cost = ladecli.load("demo").lookahead.step_cost
     assert cost.at(1, 128) == 1.0
-    dear = cost.at(cpu_formats.MORE, 128)
+    dear = cost.at(form_races.MORE, 128)
     assert 20.0 < dear < 40.0, "a step is more than its products"
-    assert dear < cost.at(cpu_formats.MORE + 1, 128)
+    assert dear < cost.at(form_races.MORE + 1, 128)
     assert cost.at(24, 128) < cost.at(24, 8192), "attention takes what it took"
     user.write(tuned(device=user.key_of(here), versions=user.versions_here()))
-    assert ladecli.load("demo").lookahead.step_cost.at(cpu_formats.MORE, 128) < dear
+    assert ladecli.load("demo").lookahead.step_cost.at(form_races.MORE, 128) < dear

@@ -1,22 +1,17 @@
-"""Forms in which a CPU multiplies with a weight, and which of them is fastest here.
+"""Forms in which a CPU multiplies with a weight.
 
 A step reads every weight once, so a form is fast by how few bytes it has, and by how little else
-its product does.  Which one that is differs by processor, precision, shape and number of rows: on
-one AMD EPYC a transposed matrix takes half as long again for a single row as a plain one, on
-another it is the other way round.  So the forms are raced where a shape is first met.
+its product does.  Which one is fastest differs by processor: see `form_races`.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
-import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from functools import cache, cached_property
-from itertools import islice
+from functools import cache
 from typing import Protocol
-from weakref import WeakSet
 
 import torch
 import torch.nn.functional as F
@@ -30,20 +25,8 @@ PADDED_ROWS = 4
 """Fewer rows of float32 are padded: with 2 or 3 oneDNN takes half as long again."""
 PACKING_HINT = 8
 """Rows of the steps that oneDNN packs a weight for; it works for any."""
-ONE, MORE = 1, 8
-"""Rows of the steps that forms are raced at: of a plain one, and of one with drafts."""
-RACE_SECONDS = 0.3
-"""Of a load, for all races: what is not raced then has the form that is usually fastest."""
-RACE_BYTES = 1 << 23
-"""Of a weight that is raced, and of its copies together: more than a core's own caches hold."""
-CACHE_BYTES = 3 << 24
-"""Read between passes, so that weights come from memory as in a step: from a cache that cores
-share, those of float32 come twice as fast."""
-RACE_PASSES = 3
 ALIKE_ROWS = 96
 """Rows of halves that are multiplied at once where they are to be alike; see `rows_alike`."""
-MARGIN = 0.1
-"""Of a single row's time that one form for all rows may cost."""
 WIDENED_ROWS = 256
 """Of a weight that are brought to float32 at once, and stay in a processor's cache."""
 LARGEST_HALF, LOST = 15, 2.0**-25
@@ -206,129 +189,6 @@ ALIKE: dict[str, Callable[[Tensor], Form]] = {"packed": AlikePacked, "halves": A
 """Those that there are with rows that do not depend on one another."""
 
 
-class Races:
-    """The forms of products by shape, and how fast they were.
-
-    Args:
-        known: microseconds of earlier races on this processor, by `key` and form.
-        seconds: for all races together; None for `RACE_SECONDS`.
-
-    Attributes:
-        known: as given, and those since.
-        run: races run here.
-    """
-
-    def __init__(
-        self, known: dict[str, dict[str, float]] | None = None, seconds: float | None = None
-    ) -> None:
-        self.known = {} if known is None else known
-        self.run = 0
-        self._left = RACE_SECONDS if seconds is None else seconds
-        self._taken: list[tuple[float, float]] = []  # microseconds for one row and for more
-        # Of a forward that was given up, they are to go.
-        self._watched: dict[tuple[str, tuple[int, ...]], WeakSet[Form]] = {}
-
-    def choose(
-        self, dtype: torch.dtype, shape: Sequence[int], forms: Collection[str]
-    ) -> tuple[str, str]:
-        """Which of the `possible` forms of a weight [out, in] is for a single row, and for more.
-
-        They are one where it is hardly slower for a single row: then the weight is held once.
-        """
-        one, more = self._times(dtype, shape, ONE), self._times(dtype, shape, MORE)
-        if not (one and more):
-            return usual(dtype, shape, forms)
-        first = best = min(forms, key=more.__getitem__)
-        if one[best] > (1.0 + MARGIN) * min(one[form] for form in forms):
-            first = min(forms, key=one.__getitem__)
-        self._taken.append((one[first], more[best]))
-        return first, best
-
-    def watch(self, form: Form, name: str, shape: Sequence[int]) -> None:
-        """Let `spread` count a weight of integers, [out, in], which has no other form."""
-        self._watched.setdefault((name, tuple(shape)), WeakSet()).add(form)
-
-    def spread(self) -> float | None:
-        """How much longer products of `MORE` rows take than those of one, over all weights; None
-        if no race has shown."""
-        taken = self._taken + [
-            times
-            for (name, shape), forms in self._watched.items()
-            for times in [self._times_of(forms, name, shape)] * len(forms)
-            if times is not None
-        ]
-        if not taken:
-            return None
-        one, more = map(sum, zip(*taken, strict=True))
-        return more / one
-
-    def _times_of(
-        self, forms: Iterable[Form], name: str, shape: Sequence[int]
-    ) -> tuple[float, float] | None:
-        """Microseconds of a watched weight for one row and for more; None where there was no time
-        to find out."""
-        names = {rows: key(torch.int8, shape, rows) for rows in (ONE, MORE)}
-        if not all(name in self.known.get(of, ()) for of in names.values()):
-            if self._left <= 0.0:
-                return None
-            some = [*islice(forms, max(RACE_BYTES // (shape[0] * shape[1]), 2))]
-            for rows, of in names.items():
-                found = self._run({name: some}, torch.ones((rows, shape[1])))
-                self.known.setdefault(of, {}).update(found)
-            self.run += 1
-        return self.known[names[ONE]][name], self.known[names[MORE]][name]
-
-    def _times(self, dtype: torch.dtype, shape: Sequence[int], rows: int) -> dict[str, float]:
-        """Microseconds by form; empty where there was no time to find out."""
-        name = key(dtype, shape, rows)
-        if {*self.known.get(name, ())} != {*raced(dtype)}:
-            if self._left <= 0.0:
-                return {}
-            self._race(dtype, shape)
-        return self.known[name]
-
-    def _race(self, dtype: torch.dtype, shape: Sequence[int]) -> None:
-        row = shape[1] * dtype.itemsize
-        part = min(shape[0], max(RACE_BYTES // row, 1)), shape[1]  # of a head, as many rows as do
-        copies = max(RACE_BYTES // (part[0] * row), 2)
-        began = time.perf_counter()
-        weights = {
-            form: [FORMS[form](torch.ones(part, dtype=dtype)) for _ in range(copies)]
-            for form in raced(dtype)
-        }
-        self._left -= time.perf_counter() - began
-        for rows in (ONE, MORE):
-            found = self._run(weights, torch.ones((rows, shape[1]), dtype=computed_in(dtype)))
-            whole = shape[0] / part[0]
-            self.known[key(dtype, shape, rows)] = {
-                form: round(time * whole, 1) for form, time in found.items()
-            }
-        self.run += 1
-
-    @torch.inference_mode()
-    def _run(self, weights: Mapping[str, Sequence[Form]], x: Tensor) -> dict[str, float]:
-        """Microseconds that a product takes in each form, in its shortest pass over some copies.
-
-        The first copy brings the code of the form back, which a step has at hand.
-        """
-        began, found = time.perf_counter(), dict.fromkeys(weights, math.inf)
-        for _ in range(RACE_PASSES):
-            self._cache.sum()
-            for form, copies in weights.items():
-                for number, weight in enumerate(copies):
-                    if number < 2:
-                        start = time.perf_counter()
-                    weight(x, None)
-                seconds = (time.perf_counter() - start) / max(len(copies) - 1, 1)
-                found[form] = min(found[form], round(1e6 * seconds, 1))
-        self._left -= time.perf_counter() - began
-        return found
-
-    @cached_property
-    def _cache(self) -> Tensor:
-        return torch.ones(CACHE_BYTES // 4)
-
-
 def give_back() -> None:
     """Give memory that was freed back to the system, which the C library keeps for itself.
 
@@ -338,25 +198,6 @@ def give_back() -> None:
     # glibc has it; others give back by themselves.
     with suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def key(dtype: torch.dtype, shape: Sequence[int], rows: int) -> str:
-    """The name of a race."""
-    return f"{str(dtype).removeprefix('torch.')} {shape[0]}x{shape[1]} {rows}"
-
-
-def usual(dtype: torch.dtype, shape: Sequence[int], forms: Collection[str]) -> tuple[str, str]:
-    """Which of some forms are usually fastest, for a single row and for more."""
-    plain = "columns" if shape[0] > shape[1] else "rows"
-    if dtype == torch.float32:
-        one, more = ["halves", plain], ["halves", "packed", plain]
-    else:
-        one, more = ["packed", "halves", "rows"], ["packed", "halves", "widened"]
-
-    def first(best: Iterable[str]) -> str:
-        return next(form for form in (*best, *forms) if form in forms)
-
-    return first(one), first(more)
 
 
 def alike_forms(weight: Tensor) -> list[str]:
@@ -384,7 +225,7 @@ def computed_in(dtype: torch.dtype) -> torch.dtype:
 
 def possible(weight: Tensor) -> list[str]:
     """The forms that a weight may have: those of its type, and halves if these hold it."""
-    forms = raced(weight.dtype)
+    forms = forms_of(weight.dtype)
     if "halves" in forms:
         unit = _unit_of(weight)
         parts = (part.float() / unit for part in torch.split(weight, WIDENED_ROWS))
@@ -394,7 +235,7 @@ def possible(weight: Tensor) -> list[str]:
     return forms
 
 
-def raced(dtype: torch.dtype) -> list[str]:
+def forms_of(dtype: torch.dtype) -> list[str]:
     """The forms of a type, the simplest first."""
     if dtype == torch.float32:
         forms = ["rows", "columns", *(["packed"] if packs(dtype) else [])]

@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from ..kv_cache import LayerShape
 from .attention import BACKENDS, Backend, Rules, choose_backend
 from .attention.invariant import one_thread
-from .cpu_formats import Races, computed_in, give_back
+from .cpu_formats import computed_in, give_back
 from .families import FAMILIES, Family, ModelFacts
+from .form_races import Races
 from .forward import Drafts, StepCache, StepInputs
 from .int8 import Int8Linear
 from .rotary import Rotary, RotaryTables, rotate

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .cpu_formats import ALIKE, FORMS, SMALL, Form, Races, alike_forms, possible, raced
+from .cpu_formats import ALIKE, FORMS, SMALL, Form, alike_forms, forms_of, possible
+from .form_races import Races
 from .int8 import Int8Linear, Int8Product
 
 _HELD = "lade_held"
@@ -149,7 +150,7 @@ def join_plain(
     weight = parts[0].weight.detach()
     if len(parts) > 1:
         weight = torch.cat([part.weight.detach() for part in parts])
-    one = more = raced(weight.dtype)[0]
+    one = more = forms_of(weight.dtype)[0]
     alike = alike_forms(weight) if invariant else []
     if alike or (weight.numel() >= SMALL and (pack or not shared)):
         one, more = races.choose(weight.dtype, weight.shape, alike or possible(weight))
