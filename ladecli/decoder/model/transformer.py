@@ -31,7 +31,7 @@ from .rotary import Rotary, RotaryTables, rotate
 from .weights import CPU_TYPES, CpuLinear, Projection, project
 
 MOST_PACKED = 8
-"""Layers whose weights are packed at once."""
+"""Layers whose weights are packed at once, each of which takes room beside its weights."""
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 """Activations of a gated MLP by transformers' name; a model with another one is not ours."""
 
@@ -218,11 +218,7 @@ class Transformer:
             body.rotary_emb, text, family, facts, body.norm.weight.to(self.dtype)
         )
         make = partial(_layer, text, family, self.rotary.kinds, projection, norm)
-        self.layers = [make(0, body.layers[0])]  # by it forms are raced, without neighbours
-        # To pack a weight takes ten times as long as to read it, and room beside the weight.
-        workers = min(torch.get_num_threads(), MOST_PACKED) if on_cpu and pack else 1
-        with ThreadPoolExecutor(workers) as pool:
-            self.layers += pool.map(make, range(1, len(body.layers)), body.layers[1:])
+        self.layers = _make_all(make, body.layers, at_once=MOST_PACKED if on_cpu and pack else 1)
         self.final_norm = norm(body.norm)
         # What follows each layer's MLP: the norm before the next attention; `forward` has the last.
         self._next_norms = [*[layer.before_attention for layer in self.layers[1:]], None]
@@ -313,6 +309,13 @@ def can_run(model: Any) -> bool:
     devices = {parameter.device for parameter in model.parameters()}
     hooked = any(hasattr(module, "_hf_hook") for module in model.modules())
     return len(devices) == 1 and not hooked and _activation(text) in ACTIVATIONS
+
+
+def _make_all(make: Callable[[int, Any], Layer], layers: Any, at_once: int) -> list[Layer]:
+    """Make layers from a model's: to pack a weight takes ten times as long as to read it."""
+    first = make(0, layers[0])  # by it forms are raced, without neighbours
+    with ThreadPoolExecutor(min(torch.get_num_threads(), at_once)) as pool:
+        return [first, *pool.map(make, range(1, len(layers)), layers[1:])]
 
 
 def _layer(
