@@ -1,90 +1,40 @@
-"""What the benchmarks share: a model, prompts, and one generation as counts and ids."""
+"""What the scripts share: tables, a file of figures, and parts that note what does not hold.
+
+Whoever imports this has one thread, unless OMP_NUM_THREADS says otherwise, asks no hub, and may
+import the tests' helpers.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
-
-from ladecli import models
-from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
-from ladecli.decoder.decoder import Decoder
-from ladecli.decoder.events import Step
-from ladecli.decoder.load import load_decoder
-from ladecli.decoder.strategies import make_strategy
-from ladecli.decoder.strategy import Strategy
-from ladecli.models import LoadedModel
-from ladecli.session.chat_template import ChatTemplate
-
-DEMO_PROMPTS = (
-    "def ",
-    "class Queue:\n",
-    "import os\n\ndef walk(path):\n",
-    "<|user|>\nWhat does `textwrap.fill` do?<|end|>\n<|assistant|>\n",
-    "<|user|>\nHow do I read a file in Python?<|end|>\n<|assistant|>\n",
-    "<|user|>\nWrite a function that sums a list.<|end|>\n<|assistant|>\n",
-    "# Return the largest item of the list.\ndef largest(items):\n",
-    "<|user|>\nWhat is lookahead decoding?<|end|>\n<|assistant|>\n",
-)
+ROOT = Path(__file__).parents[1]
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(ROOT))
 
 
-@dataclass(frozen=True)
-class Run:
-    """One generation."""
-
-    ids: list[int]
-    steps: int
-    fed: int
-
-
-def arguments(description: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--model", default="demo")
-    parser.add_argument(
-        "--prompts", type=Path, help="JSONL with `prompt`; the demo's own if absent"
-    )
-    parser.add_argument("--limit", type=int, default=16, help="at most N prompts")
-    parser.add_argument("-n", "--new-tokens", type=int, default=200)
-    parser.add_argument("--threads", type=int, default=1)
+def argument_parser(description: str | None) -> argparse.ArgumentParser:
+    """A parser that knows --json; it shows the first line of the description."""
+    parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the figures here too")
     return parser
 
 
-def prompts_of(path: Path | None, tokenizer: Any, limit: int) -> list[list[int]]:
-    """Token ids of the prompts; through the chat template, where the tokenizer has one."""
-    if path is None:
-        return [list(tokenizer(text)["input_ids"]) for text in DEMO_PROMPTS[:limit]]
-    texts = [row["prompt"] if "prompt" in row else row["turns"][0] for row in rows_of(path, limit)]
-    if not tokenizer.chat_template:
-        return [list(tokenizer(text)["input_ids"]) for text in texts]
-    chats = ([{"role": "user", "content": text}] for text in texts)
-    return [ChatTemplate(tokenizer).encode(chat) for chat in chats]
-
-
-def rows_of(path: Path, limit: int | None) -> list[dict[str, Any]]:
-    """The first rows of a JSONL file, or all."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines if line][:limit]
-
-
-def opened(args: argparse.Namespace) -> tuple[LoadedModel, Decoder, list[list[int]]]:
-    """The model, a decoder of it, and prompts that leave room for the answers."""
-    torch.set_num_threads(args.threads)
-    loaded = models.load(args.model)
-    decoder = load_decoder(loaded.model)
-    room = decoder.max_context - args.new_tokens
-    prompts = [p[-room:] for p in prompts_of(args.prompts, loaded.tokenizer, args.limit)]
-    print(f"{Path(args.model).name}, {len(prompts)} prompts, {args.new_tokens} tokens;")
-    print(f"{conditions(args.threads)}\n")
-    return loaded, decoder, prompts
+def save(args: argparse.Namespace, figures: object) -> None:
+    """Write the figures to --json, where it was given."""
+    if args.json:
+        args.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
 def print_row(*cells: object) -> None:
@@ -99,40 +49,6 @@ def print_head(*names: str) -> None:
     print("|---" * len(names) + "|")
 
 
-def save(args: argparse.Namespace, figures: object) -> None:
-    """Write the figures to --json, where it was given."""
-    if args.json:
-        args.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-
-
-def decode(
-    decoder: Decoder,
-    prompt: list[int],
-    strategy: str | Strategy,
-    config: LookaheadConfig,
-    new: int,
-    sampling: SamplingConfig | None = None,
-    ends: frozenset[int] = frozenset(),
-) -> Run:
-    """One generation, greedy unless asked for something else; `ends` end it."""
-    ids: list[int] = []
-    steps = fed = 0
-    limits = Limits(new, ends)
-    chosen = make_strategy(strategy, config) if isinstance(strategy, str) else strategy
-    for event in decoder.generate(prompt, chosen, sampling, limits):
-        if isinstance(event, Step):
-            ids += [token.id for token in event.tokens]
-            steps += 1
-            fed += event.width
-    return Run(ids, steps, fed)
-
-
-def ratio(runs: list[Run]) -> tuple[float, float]:
-    """Tokens per step and mean width over all runs."""
-    steps = sum(run.steps for run in runs)
-    return sum(len(run.ids) for run in runs) / steps, sum(run.fed for run in runs) / steps
-
-
 def spread(values: Sequence[float]) -> str:
     """Median with the quartiles around it."""
     if len(values) < 2:
@@ -141,9 +57,45 @@ def spread(values: Sequence[float]) -> str:
     return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
-def conditions(threads: int) -> str:
+def conditions() -> str:
     """What the figures depend on."""
-    return (
-        f"torch {torch.__version__}, transformers {transformers.__version__}, Python"
-        f" {platform.python_version()}, {threads} thread{'s' if threads > 1 else ''}, float32, CPU"
-    )
+    libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
+    return f"{libraries}, Python {platform.python_version()}, 1 thread, float32, CPU"
+
+
+class Report:
+    """What was done, how often, and what did not hold."""
+
+    def __init__(self) -> None:
+        self.figures: dict[str, Any] = {}
+        self.faults: list[str] = []
+
+    def row(self, name: str, **figures: Any) -> None:
+        """Add figures of one part."""
+        self.figures[name] = figures
+        print_row(name, ", ".join(f"{key} {value}" for key, value in figures.items()))
+
+    def holds(self, condition: object, what: str) -> None:
+        """Note what must hold, and does not."""
+        if not condition:
+            self.faults.append(what)
+            print(f"FAULT: {what}", file=sys.stderr, flush=True)
+
+
+Part = Callable[[Report, argparse.Namespace, Path], None]
+"""Adds to the report, with a folder of its own."""
+
+
+def run_parts(parser: argparse.ArgumentParser, parts: Mapping[str, Part]) -> int:
+    """Run the parts that are asked for, all by default; returns 1 where something does not hold."""
+    parser.add_argument("--only", action="append", choices=parts, help="this part alone")
+    parser.add_argument("--quick", action="store_true", help="few of everything")
+    args = parser.parse_args()
+    report = Report()
+    print_head("part", "figures")
+    for name in args.only or parts:
+        with tempfile.TemporaryDirectory() as place:
+            parts[name](report, args, Path(place))
+    save(args, report.figures)
+    print(f"\n{len(report.faults)} faults", *report.faults, sep="\n")
+    return int(bool(report.faults))

@@ -17,6 +17,7 @@ import time
 from collections import defaultdict
 
 import psutil
+from common import print_head, print_row
 
 from ladecli.decoder.config import WITHOUT_WINDOW, LookaheadConfig
 from ladecli.decoder.drafting.ngram_model import CONTEXTS, SAMPLED_SUCCESSORS
@@ -94,11 +95,11 @@ def full_memory() -> tuple[float, float]:
 
 
 def main() -> None:
-    print("| budget | text | propose | observe | both | tokens/step |\n" + "|---" * 6 + "|")
+    print_head("budget", "text", "propose", "observe", "both", "tokens/step")
     for budget, length in itertools.product((16, 32, 64), (128, 1024, 4096)):
         propose, observe, accepted = min(measure(budget, length) for _ in range(3))
-        figures = f"{propose:.0f} | {observe:.0f} | {propose + observe:.0f} | {accepted:.3f}"
-        print(f"| {budget} | {length} | {figures} |", flush=True)
+        times = [round(each) for each in (propose, observe, propose + observe)]
+        print_row(budget, length, *times, accepted)
     print("\nfull: {:.0f} MB, and {:.0f} MB after as much again".format(*full_memory()))
 
 

@@ -10,7 +10,6 @@ for disks that are full or cannot be written to.  It exits with 1 where somethin
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -19,18 +18,14 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
-
-os.environ.update(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1")
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import psutil
-from common import print_head, print_row, save
+from common import Report, argument_parser, run_parts
 
 from tests import forked
 from tests.screens import Terminal
@@ -40,29 +35,10 @@ SHORT = ("-n", "12", "--temperature", "0")
 FINISHED = re.compile(r"\d+ tokens? in \d+ step")
 
 
-class Report:
-    """What was done, how often, and what did not hold."""
-
-    def __init__(self) -> None:
-        self.figures: dict[str, Any] = {}
-        self.faults: list[str] = []
-
-    def row(self, name: str, **figures: Any) -> None:
-        """Add figures of one part."""
-        self.figures[name] = figures
-        print_row(name, ", ".join(f"{key} {value}" for key, value in figures.items()))
-
-    def holds(self, condition: object, what: str) -> None:
-        """Note what must hold, and does not."""
-        if not condition:
-            self.faults.append(what)
-            print(f"FAULT: {what}", file=sys.stderr, flush=True)
-
-
 # A long session.
 
 
-def long_session(report: Report, quick: bool, place: Path) -> None:
+def long_session(report: Report, args: Namespace, place: Path) -> None:
     """One answer of 50,000 tokens in a context of 64k: memory, and the time of a plain step."""
     import torch
 
@@ -73,7 +49,7 @@ def long_session(report: Report, quick: bool, place: Path) -> None:
     from tests.families import new_model
 
     torch.set_num_threads(1)
-    tokens, block = (2_000, 250) if quick else (50_000, 5_000)
+    tokens, block = (2_000, 250) if args.quick else (50_000, 5_000)
     for strategy in ("autoregressive", "lookahead"):
         model = new_model("llama", max_position_embeddings=1 << 16)
         decoder = load_decoder(model)
@@ -113,15 +89,15 @@ def long_session(report: Report, quick: bool, place: Path) -> None:
         report.holds(len(ids) == tokens, f"{strategy}: {len(ids)} tokens of {tokens}")
         report.holds(seconds[-1] < 1.3 * expected, f"{strategy}: steps grow faster than the text")
         kept = 64 * (memory[-1] - memory[0]) / (tokens / 1000) / 64
-        report.holds(quick or kept < 3, f"{strategy}: {kept:.1f} MB more per thousand tokens")
+        report.holds(args.quick or kept < 3, f"{strategy}: {kept:.1f} MB more per thousand tokens")
 
 
 # Chats.
 
 
-def turns(report: Report, quick: bool, place: Path) -> None:
+def turns(report: Report, args: Namespace, place: Path) -> None:
     """Turns of a chat, each saved and loaded again."""
-    count, file = 30 if quick else 500, place / "chat.json"
+    count, file = 30 if args.quick else 500, place / "chat.json"
     lines = [f"{QUESTION} {number}\n/save {file}\n/load {file}" for number in range(count)]
     state = {"XDG_STATE_HOME": str(place / "state")}
     began, memory = time.perf_counter(), []
@@ -154,9 +130,9 @@ ENDS = (b"(stopped)", b"tokens per step")
 """What the screen shows once a reply is over."""
 
 
-def interruptions(report: Report, quick: bool, place: Path) -> None:
+def interruptions(report: Report, args: Namespace, place: Path) -> None:
     """Ctrl-C at random moments; the next reply is that of a fresh chat."""
-    count, draw, file = 15 if quick else 200, random.Random(1), place / "reply.json"
+    count, draw, file = 15 if args.quick else 200, random.Random(1), place / "reply.json"
     stopped = 0
     with Terminal(
         "chat",
@@ -211,9 +187,9 @@ def interruptions(report: Report, quick: bool, place: Path) -> None:
 # Kills.
 
 
-def kills(report: Report, quick: bool, place: Path) -> None:
+def kills(report: Report, args: Namespace, place: Path) -> None:
     """SIGKILL at random moments of a chat: what was finished is there, and it goes on."""
-    count, draw = 4 if quick else 30, random.Random(2)
+    count, draw = 4 if args.quick else 30, random.Random(2)
     lost = finished = 0
     for number in range(count):
         home = _home(place / f"killed-{number}")
@@ -244,9 +220,9 @@ def kills(report: Report, quick: bool, place: Path) -> None:
     report.row(f"{count} SIGKILLs of a chat", **{"finished replies": finished, "lost": lost})
 
 
-def kills_of_writers(report: Report, quick: bool, place: Path) -> None:
+def kills_of_writers(report: Report, args: Namespace, place: Path) -> None:
     """SIGKILL while a pool, a profile or a result is written: the file is old, new or not there."""
-    count, draw = 3 if quick else 30, random.Random(3)
+    count, draw = 3 if args.quick else 30, random.Random(3)
     pool, result = place / "pool", place / "result.json"
     home = _home(place / "home")
     small = place / "small.jsonl"
@@ -327,7 +303,7 @@ def _disk(place: Path, *options: str) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def disks(report: Report, quick: bool, place: Path) -> None:
+def disks(report: Report, args: Namespace, place: Path) -> None:
     """A disk without room, and one that cannot be written to: an answer comes all the same."""
     if os.name != "posix" or os.geteuid() != 0:
         print("disks: left out, for only root can mount them", file=sys.stderr)
@@ -384,9 +360,9 @@ def _on_a_disk(report: Report, kind: str, home: dict[str, str], disk: Path) -> N
 # Company.
 
 
-def company(report: Report, quick: bool, place: Path) -> None:
+def company(report: Report, args: Namespace, place: Path) -> None:
     """Two programs at once on one config, pool, profile and folder of chats."""
-    rounds, home = 2 if quick else 20, _home(place / "home")
+    rounds, home = 2 if args.quick else 20, _home(place / "home")
     pool = place / "pool"
     pairs: list[tuple[tuple[str, ...], str]] = [
         (("config", "init", "--force"), ""),
@@ -438,21 +414,5 @@ PARTS = {
 }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", action="append", choices=PARTS, help="this part alone")
-    parser.add_argument("--quick", action="store_true", help="few of everything")
-    parser.add_argument("--json", type=Path, help="write the figures here too")
-    args = parser.parse_args()
-    report = Report()
-    print_head("part", "figures")
-    for name in args.only or PARTS:
-        with tempfile.TemporaryDirectory() as place:
-            PARTS[name](report, args.quick, Path(place))
-    save(args, report.figures)
-    print(f"\n{len(report.faults)} faults", *report.faults, sep="\n")
-    return int(bool(report.faults))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_parts(argument_parser(__doc__), PARTS))

@@ -12,7 +12,6 @@ qwen4_exp_text that its own `generate` would run.)
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import json
@@ -28,7 +27,7 @@ from typing import Any
 
 import torch
 import transformers
-from common import conditions
+from common import argument_parser, conditions, save
 
 import ladecli
 from ladecli.commands import cli
@@ -234,7 +233,7 @@ def page(rows: list[dict[str, Any]]) -> str:
     counts = Counter(row["decoding"] for row in rows)
     lines = ["# Models", "", INTRODUCTION, ""]
     lines += [f"- **{kind}** ({counts[kind]}): {what}" for kind, what in KINDS.items()]
-    lines += ["", f"Built small and random, decoded greedily, {conditions(1)}:", ""]
+    lines += ["", f"Built small and random, decoded greedily, {conditions()}:", ""]
     for door in DOORS:
         counts = Counter(row[door].split(":")[0] for row in rows)
         lines.append(f"- {door}: " + ", ".join(f"{n} {what}" for what, n in counts.most_common()))
@@ -249,9 +248,8 @@ def page(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argument_parser(__doc__)
     parser.add_argument("--only", help="names of families, with commas between them")
-    parser.add_argument("--json", type=Path, help="write the rows here")
     parser.add_argument("--page", type=Path, help="write the page here")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -259,8 +257,7 @@ def main() -> int:
     transformers.utils.logging.set_verbosity_error()
     rows = [try_family(name) for name in (args.only.split(",") if args.only else FAMILIES)]
     print(page(rows))
-    if args.json:
-        args.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    save(args, rows)
     if args.page:
         # What is below the next heading was written by people.
         _, mark, kept = args.page.read_text(encoding="utf-8").partition("\n## ")

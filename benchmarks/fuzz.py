@@ -20,23 +20,21 @@ import time
 from collections import Counter
 from pathlib import Path
 
-os.environ.update(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", TRITON_INTERPRET="1")
-sys.path.insert(0, str(Path(__file__).parents[1]))
+os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
-from common import print_head, print_row, save
+from common import argument_parser, print_head, print_row, save
 
 from ladecli.session import limited
 from tests import fuzzing
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argument_parser(__doc__)
     parser.add_argument("--cases", type=int, default=30_000, help="of all kinds together")
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--kind", action="append", help="these kinds alone")
     parser.add_argument("--keep", type=Path, help="a folder for the files of failing cases")
-    parser.add_argument("--json", type=Path, help="write the figures here too")
     args = parser.parse_args()
     torch.set_num_threads(1)
     limited.SECONDS = 0.5  # of templates that have no end: thousands of them are waited for

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import statistics
 
+from common import print_head, print_row
+
 from ladecli.decoder.config import Limits, LookaheadConfig, SamplingConfig
 from tests.decoding import run, steps_of
 from tests.simulated import Simulated, simulated_decoder
@@ -22,8 +24,8 @@ SAMPLING = {
 }
 
 
-def measure(vocabulary: int, budget: int, sampling: SamplingConfig) -> str:
-    """One row of the table."""
+def measure(vocabulary: int, budget: int, sampling: SamplingConfig) -> list[object]:
+    """Waits, copies and launches of a step, and microseconds of our own."""
     config = LookaheadConfig(
         budget=budget, sources=("context", "recycled"), widths=(1, 8, 16, 32, 64)
     )
@@ -37,19 +39,16 @@ def measure(vocabulary: int, budget: int, sampling: SamplingConfig) -> str:
             limits = Limits(60)
             steps = len(steps_of(run(decoder, prompt, strategy, config, sampling, limits)))
     counts = [device.counts[kind] / steps for kind in ("waits", "to device", "launches")]
-    micros = 1e6 * statistics.median(device.gaps)
-    return " | ".join([*(f"{count:.2f}" for count in counts), f"{micros:.0f}"])
+    return [*counts, round(1e6 * statistics.median(device.gaps))]
 
 
 def main() -> None:
     """Print the table."""
-    print("| vocabulary | budget | sampling | waits | copies in | launches | own µs |")
-    print("|---|---|---|---|---|---|---|")
+    print_head("vocabulary", "budget", "sampling", "waits", "copies in", "launches", "own µs")
     for vocabulary in (32_000, 128_000):
         for budget in (1, 16, 64):
             for name, sampling in SAMPLING.items():
-                found = measure(vocabulary, budget, sampling)
-                print(f"| {vocabulary} | {budget} | {name} | {found} |", flush=True)
+                print_row(vocabulary, budget, name, *measure(vocabulary, budget, sampling))
 
 
 if __name__ == "__main__":

@@ -28,9 +28,10 @@ from math import exp
 from pathlib import Path
 from typing import Any
 
-from common import print_head, print_row, rows_of, save
+from common import ROOT, argument_parser, print_head, print_row, save
 
-ROOT = Path(__file__).parents[1]
+from ladecli import suites
+
 WORKERS = Path(__file__).with_name("peer_workers.py")
 STRATEGIES = {"plain": "autoregressive", "lookahead": "lookahead"}
 PEERS = {"float32": ("F32",), "bfloat16": ("BF16",), "8bit": ("Q8_0", "Q4_0")}
@@ -135,14 +136,6 @@ def llama_side(args: argparse.Namespace) -> Commands:
     return {kind: [python, WORKERS, "llama", files[kind], args.context] for kind in wanted}
 
 
-def texts_of(path: Path, count: int | None) -> list[str]:
-    """Prompts, evenly out of a file in which those of a category stand together."""
-    rows = rows_of(path, None)
-    count = min(count or len(rows), len(rows))
-    rows = [rows[(2 * number + 1) * len(rows) // (2 * count)] for number in range(count)]
-    return [row["prompt"] if "prompt" in row else row["turns"][0] for row in rows]
-
-
 def measure(
     args: argparse.Namespace, ours: Commands, llamas: Commands, threads: int
 ) -> dict[str, Any]:
@@ -152,8 +145,8 @@ def measure(
         for precision, command in ours.items():
             worker = stack.enter_context(Worker(threads, command))
             found += [Method(f"{precision}, {way}", worker, precision, way) for way in STRATEGIES]
-        texts = texts_of(args.prompts, args.count)
-        prompts = [found[0].worker.ask("encode", text=text, chat=True) for text in texts]
+        rows = suites.some(suites.load(args.prompts), args.count)
+        prompts = [found[0].worker.ask("encode", text=row.turns[0], chat=True) for row in rows]
         for kind, command in llamas.items():
             worker = stack.enter_context(Worker(threads, command))
             precision = next(each for each, kinds in PEERS.items() if kind in kinds)
@@ -290,12 +283,12 @@ def processor() -> str:
     return found[1] if found else platform.machine()
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def parsed() -> argparse.Namespace:
+    parser = argument_parser(__doc__)
     add = parser.add_argument
     add("--model", required=True)
-    add("--prompts", type=Path, required=True, help="JSONL with `prompt` or `turns`")
-    add("-n", "--count", type=int, help="prompts, evenly out of the file; all if absent")
+    add("--prompts", required=True, help="as those of `lade bench`")
+    add("-n", "--count", type=int, help="prompts, of all categories; all if absent")
     add("--new-tokens", type=int, default=96, help="of an answer")
     add("--threads", default="1", help="1,2 for a run with one and a run with two")
     add("--precisions", default=",".join(PEERS), help="of ours")
@@ -305,7 +298,6 @@ def arguments() -> argparse.Namespace:
     add("--text", type=Path, action="append", help="for perplexity, repeatable; our own if absent")
     add("--text-tokens", type=int, default=8192, help="of all texts; 0 for none")
     add("--context", type=int, default=1024, help="of llama.cpp, which allocates all of it")
-    add("--json", type=Path, help="write the figures here too")
     args = parser.parse_args()
     args.threads = [int(number) for number in args.threads.split(",")]
     args.precisions = args.precisions.split(",")
@@ -316,7 +308,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    args = arguments()
+    args = parsed()
     ours: Commands = {
         precision: [sys.executable, WORKERS, "ours", args.model, precision]
         for precision in args.precisions

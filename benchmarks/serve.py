@@ -11,7 +11,6 @@ program `llm` for that client.  It exits with 1 where something does not hold.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import http.client
 import json
@@ -23,16 +22,15 @@ import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
+from argparse import Namespace
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import psutil
-from common import print_head, save, spread
-from endurance import Report  # which sets the path, and the number of threads
+from common import Report, argument_parser, run_parts, spread
 
 import ladecli
 from ladecli.events import TextStep
@@ -76,7 +74,7 @@ def messages(text: str) -> list[dict[str, str]]:
 # Texts.
 
 
-def texts(report: Report, args: argparse.Namespace, place: Path) -> None:
+def texts(report: Report, args: Namespace, place: Path) -> None:
     """Random requests by eight clients at once, some of which leave: all others get their text."""
     draw, count = random.Random(1), 24 if args.quick else 200
     asked = []
@@ -138,7 +136,7 @@ def _generated(model: str, asked: list[tuple[str, int | None, int]], place: Path
 # Memory.
 
 
-def memory(report: Report, args: argparse.Namespace, place: Path) -> None:
+def memory(report: Report, args: Namespace, place: Path) -> None:
     """Short answers of the demo, one after the other: memory stays as it is.
 
     By lookahead the server first learns the few words that all these requests are about, in
@@ -167,7 +165,7 @@ def memory(report: Report, args: argparse.Namespace, place: Path) -> None:
 # Speed.
 
 
-def speed(report: Report, args: argparse.Namespace, place: Path) -> None:
+def speed(report: Report, args: Namespace, place: Path) -> None:
     """One stream over HTTP beside a session of this process, in turn, prompt by prompt."""
     draw, count, tokens = random.Random(3), 6 if args.quick else 31, 64
     model = ladecli.load(args.model, max_context=1024)
@@ -228,7 +226,7 @@ def _times_of_http(port: int, body: dict[str, Any]) -> tuple[float, float]:
 # Abuse.
 
 
-def abuse(report: Report, args: argparse.Namespace, place: Path) -> None:
+def abuse(report: Report, args: Namespace, place: Path) -> None:
     """A thousand connections that send nonsense, halves or nothing, and slow senders."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
@@ -276,7 +274,7 @@ def abuse(report: Report, args: argparse.Namespace, place: Path) -> None:
 # Other clients.
 
 
-def clients(report: Report, args: argparse.Namespace, place: Path) -> None:
+def clients(report: Report, args: Namespace, place: Path) -> None:
     """`llm` and curl, streamed and whole."""
     question = "What is lookahead decoding?"
     expected = forked.lade("generate", "demo", "-p", question, "-n", "20", "-q").stdout.strip()
@@ -307,20 +305,9 @@ PARTS = {"texts": texts, "memory": memory, "speed": speed, "abuse": abuse, "clie
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argument_parser(__doc__)
     parser.add_argument("--model", default="demo")
-    parser.add_argument("--only", action="append", choices=PARTS, help="this part alone")
-    parser.add_argument("--quick", action="store_true", help="few of everything")
-    parser.add_argument("--json", type=Path, help="write the figures here too")
-    args = parser.parse_args()
-    report = Report()
-    print_head("part", "figures")
-    for name in args.only or PARTS:
-        with tempfile.TemporaryDirectory() as place:
-            PARTS[name](report, args, Path(place))
-    save(args, report.figures)
-    print(f"\n{len(report.faults)} faults", *report.faults, sep="\n")
-    return int(bool(report.faults))
+    return run_parts(parser, PARTS)
 
 
 if __name__ == "__main__":

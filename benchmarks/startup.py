@@ -1,5 +1,5 @@
 """Start-up: the help, the demo's first token and the first prompt of a chat, each beside a bare
-script that does the same; and how long a refusal takes that needs no torch.
+script that does the same.
 
     python benchmarks/startup.py
 
@@ -9,13 +9,10 @@ needed.
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -82,43 +79,6 @@ def compare(name: str, ours: Callable[[], float], bare: Callable[[], float], lim
     )
 
 
-def demo_with(folder: Path, name: str, text: str | bytes) -> str:
-    """A copy of the demo model with another text in one of its files."""
-    shutil.copytree(DEMO, folder)
-    (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
-    return str(folder)
-
-
-def refusals(folder: Path) -> dict[str, tuple[str, ...]]:
-    """Arguments of `lade generate -p a` that must be refused at once; models lie in `folder`."""
-    weights = (DEMO / "model.safetensors").read_bytes()
-    unknown = json.dumps(json.loads((DEMO / "config.json").read_text()) | {"model_type": "banana"})
-    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
-    return {
-        "a wrong path": (str(folder / "nowhere"),),
-        "an absent OWNER/NAME": ("owner/absent",),
-        "no name of a model": ("my model",),
-        "no CUDA GPU": ("demo", "--device", "cuda"),
-        "no FlashAttention": ("demo", "--attention", "flash"),
-        "no GPU for Triton": ("demo", "--attention", "triton"),
-        "CUDA graphs on a CPU": ("demo", "--cuda-graphs"),
-        "an unknown model type": (demo_with(folder / "type", "config.json", unknown),),
-        "cut weights": (demo_with(folder / "cut", "model.safetensors", weights[:-9]),),
-        "an LFS pointer": (demo_with(folder / "lfs", "model.safetensors", pointer),),
-        "a broken template": (demo_with(folder / "jinja", "chat_template.jinja", "{% if %}"),),
-        "too small a context": ("demo", "--max-context", "2"),
-    }
-
-
-def refused(*arguments: str) -> float:
-    """Wall time until the program has refused its arguments."""
-    began = time.perf_counter()
-    done = subprocess.run([*LADE, *arguments], capture_output=True, env=ENV)
-    assert done.returncode in (1, 2), done
-    assert done.stderr.startswith(b"lade: "), done
-    return time.perf_counter() - began
-
-
 def main() -> None:
     def bare(script: str) -> Callable[[], float]:
         return lambda: seconds(sys.executable, "-c", script)
@@ -131,10 +91,6 @@ def main() -> None:
     token = lade("generate", "-p", "def ", "-n", "1")
     compare("first token", token, bare(LOAD + ONE_TOKEN), 1.0)
     compare("chat, first prompt", first_prompt, bare(LOAD), 1.2)
-    with tempfile.TemporaryDirectory() as folder:
-        for name, arguments in refusals(Path(folder)).items():
-            times = [refused("generate", *arguments, "-p", "a") for _ in range(ROUNDS)]
-            print(f"refused, {name}: {statistics.median(times):.2f} s (limit 1)", flush=True)
 
 
 if __name__ == "__main__":

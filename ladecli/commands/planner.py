@@ -2,7 +2,7 @@
 
 Nothing is measured or loaded.  A step takes as long as the slower of reading and multiplying, plus
 kernel launches (`profiles.derive`), plus exchanges between GPUs.  It yields the tokens per step
-that benchmarks/ranks.py measured (`specs.catalogue`).
+that were measured with simulated ranks (`specs.catalogue`).
 """
 
 from __future__ import annotations
