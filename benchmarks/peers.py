@@ -16,8 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
-import re
 import statistics
 import subprocess
 import sys
@@ -31,7 +29,9 @@ from typing import Any
 from common import ROOT, argument_parser, print_head, print_row, save
 
 from ladecli import suites
+from ladecli.specs.device import predict_device
 
+PROCESSOR = predict_device("cpu").label
 WORKERS = Path(__file__).with_name("peer_workers.py")
 STRATEGIES = {"plain": "autoregressive", "lookahead": "lookahead"}
 PEERS = {"float32": ("F32",), "bfloat16": ("BF16",), "8bit": ("Q8_0", "Q4_0")}
@@ -153,7 +153,7 @@ def measure(
             found.append(Method(f"llama.cpp {kind}", worker, precision, kind))
         versions = dict.fromkeys(method.worker.version for method in found)
         print(f"{Path(args.model).name}, {len(prompts)} prompts, {args.new_tokens} tokens;")
-        print(f"{', '.join(versions)}; {processor()}, {threads} thread{'s' * (threads > 1)}\n")
+        print(f"{', '.join(versions)}; {PROCESSOR}, {threads} thread{'s' * (threads > 1)}\n")
         for method in found:
             method.answer(prompts[0], min(WARM_UP, args.new_tokens))
         for number, prompt in enumerate(prompts):
@@ -277,12 +277,6 @@ def score(args: argparse.Namespace, sides: Commands) -> dict[str, Any]:
     return figures
 
 
-def processor() -> str:
-    """The name of this machine's processor."""
-    found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
-    return found[1] if found else platform.machine()
-
-
 def parsed() -> argparse.Namespace:
     parser = argument_parser(__doc__)
     add = parser.add_argument
@@ -314,7 +308,7 @@ def main() -> None:
         for precision in args.precisions
     }
     llamas = llama_side(args)
-    figures: dict[str, Any] = {"model": Path(args.model).name, "processor": processor()}
+    figures: dict[str, Any] = {"model": Path(args.model).name, "processor": PROCESSOR}
     for threads in args.threads:
         figures[f"threads {threads}"] = measure(args, ours, llamas, threads)
         show(figures[f"threads {threads}"])

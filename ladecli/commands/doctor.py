@@ -1,7 +1,7 @@
 """`lade doctor`: check the machine, the installation, the settings and a model; name the fixes.
 
-A check is a function that yields findings: what there is, whether that is fine, and the fix.
-`CHECKS` lists all of them in the order of the report.
+A check is a function that yields findings.  `CHECKS` lists all of them in the order of the report;
+those of a model have a file of their own, `model_check.py`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ import platform
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib import import_module, metadata
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import __version__, profiles
 from ..decoder.errors import Error
@@ -24,29 +23,18 @@ from ..options.commands import DoctorRequest
 from ..options.declare import config_path
 from ..profiles import races, user
 from ..session import setup as decode_setup
-from ..specs import adapters, device, hub, model_files
+from ..specs import device, hub
 from ..specs.memory import format_bytes
 from ..specs.model_files import version
 from ..view import screen
+from ..view.screen import NOTE, OK, PROBLEM, WARNING, Finding
 from ..view.terminal import Terminal
-from . import config
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from ..models import PlannedModel
-    from ..session.setup import Setup
+from . import config, model_check
 
 SCHEMA = 2
 """Version of what --json prints."""
-OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
-"""Levels: as it should be; worth knowing; worse than it could be; something cannot work."""
-_LOOKS = {OK: ("+", ""), NOTE: ("-", "dim"), WARNING: ("!", "yellow"), PROBLEM: ("x", "red")}
-"""The mark and the style of each level."""
 _SCARCE = 0.05
 """A smaller share of free memory is worth a warning."""
-_SETTLED = ("strategy", "window", "ngram", "guesses", "budget", "sources")
-"""Options that override what a profile says."""
 PARTS = (
     ("flash-attn", "the kernels for --attention flash", "'ladecli[flash]'"),
     ("triton", "fused kernels for the steps of a GPU (--attention triton)", "triton"),
@@ -64,16 +52,6 @@ PARTS = (
 _NEED_CUDA = ("flash-attn", "triton")
 _TRITON = ("triton", "triton-windows", "triton-rocm", "pytorch-triton-rocm", "pytorch-triton")
 """Names of Triton's package on different systems."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was checked: what there is, how good that is, and the fix."""
-
-    name: str
-    value: str
-    level: str = OK
-    fix: str | None = None
 
 
 Check = Callable[[DoctorRequest], Iterator[Finding]]
@@ -112,11 +90,11 @@ def run(request: DoctorRequest) -> int:
         for title, finding in report:
             if title != shown:
                 screen.line(console, title, "bold")
-            _print(finding, console)
+            screen.print_finding(finding, console)
             shown = title
         bad = [level for level in (PROBLEM, WARNING) if level in levels]
         summary = " and ".join(counted(levels.count(level), level) for level in bad)
-        _, style = _LOOKS[bad[0] if bad else OK]
+        style = screen.style_of(bad[0] if bad else OK)
         screen.line(console, f"{summary or 'Nothing is wrong'}.", f"bold {style}")
     return int(PROBLEM in levels)
 
@@ -138,15 +116,6 @@ def examine(request: DoctorRequest) -> list[tuple[str, Finding]]:
             failed.add(check)
         report += [(title, each) for each in found]
     return report
-
-
-def _print(finding: Finding, console: Console) -> None:
-    mark, style = _LOOKS[finding.level]
-    # The level is a word, too: not every reader sees colours.
-    level = f"{finding.level}: " if finding.level in (WARNING, PROBLEM) else ""
-    screen.line(console, f"  {mark} {finding.name:<18} {level}{finding.value}", style)
-    if finding.fix:
-        screen.line(console, f"{'':23}-> {finding.fix}", "cyan")
 
 
 def torch_works(_request: DoctorRequest) -> Iterator[Finding]:
@@ -305,123 +274,6 @@ def downloads(request: DoctorRequest) -> Iterator[Finding]:
         yield Finding("token", "none; gated models need one", NOTE, "hf auth login")
 
 
-def model(request: DoctorRequest) -> Iterator[Finding]:
-    """Whether the model can be loaded and decoded, and with which settings."""
-    if request.model is None:
-        return
-    name = "model"
-    try:
-        parts = adapters.find_adapters(
-            request.model, request.adapters, request.revision, early=True
-        )
-        source = hub.resolve(parts.base)
-        folder = hub.folder_of(source, parts.revision)
-        # What lacks in the cache is downloaded.
-        if Path(source).is_dir() and (wrong := model_files.missing(Path(source))):
-            yield Finding("files", wrong, PROBLEM)
-            return
-        if folder and (wrong := model_files.damage(folder)):
-            yield Finding("files", wrong, PROBLEM, "download or copy the model again")
-            return
-        from .. import models
-
-        planned = models.plan(request.model, request, request, progress=False)
-        if wrong := models.damage(planned):
-            yield Finding("files", wrong, PROBLEM)
-            return
-        yield from _facts(request, planned)
-        name = "end tokens"
-        yield from _ends(request, planned)
-        name = "settings"
-        decode_setup.check_device(request, planned.device, planned.part, split=False)
-        name = "memory"
-        setup = decode_setup.decide(request, request, planned)
-    except Error as error:
-        yield Finding(name, str(error), PROBLEM)
-        return
-    yield from _setup(request, setup)
-
-
-def _facts(request: DoctorRequest, planned: PlannedModel) -> Iterator[Finding]:
-    """What a model is, and whether what it needs is installed."""
-    facts, spec = planned.facts, planned.spec
-    tested = "tested" if facts.tested else "not tested here: tried before the first answer"
-    if facts.no_trees:
-        tested = f"chains of drafts or none, but no trees: {facts.no_trees}"
-    yield Finding("family", f"{facts.family}, {tested}")
-    parameters = f"{user.short(spec.parameters)} parameters"
-    yield Finding("weights", f"{parameters}, {format_bytes(spec.weight_bytes)} as {spec.weights}")
-    yield from _exactness(request, planned)
-    for notice in planned.notices:
-        yield Finding("notice", notice, NOTE)
-    if lacking := model_files.missing_packages(spec.weights):
-        value = f"{spec.weights} needs {' and '.join(lacking)}"
-        yield Finding("weights", value, PROBLEM, f"pip install {' '.join(lacking)}")
-    yield Finding("context", f"{facts.context} tokens")
-
-
-def _exactness(request: DoctorRequest, planned: PlannedModel) -> Iterator[Finding]:
-    """What can be claimed of a model's texts, and what --batch-invariant does about it."""
-    spec, why = planned.spec, decode_setup.why_not_invariant(planned)
-    usual = spec.exactness()
-    if request.batch_invariant and why is None:
-        yield Finding("exactness", spec.exactness(invariant=True))
-        yield Finding("batch-invariant", f"on; without it: {usual}")
-    elif request.batch_invariant:
-        yield Finding("exactness", usual)
-        yield Finding("batch-invariant", f"no: {why}", WARNING, "leave --batch-invariant out")
-    else:
-        helps = why is None and spec.weights != "float32"
-        with_it = f"--batch-invariant, slower: {spec.exactness(invariant=True)}"
-        yield Finding("exactness", usual, fix=with_it if helps else None)
-
-
-def _ends(request: DoctorRequest, planned: PlannedModel) -> Iterator[Finding]:
-    """The tokens that end an answer: those of the configs, and the chat template's."""
-    from .. import models
-    from ..session.chat_template import ChatTemplate
-
-    if hub.folder_of(planned.source, planned.options.revision) is None:
-        return  # it is still to be downloaded
-    tokenizer, stated = models.tokenizer_and_ends(planned)
-    choice, closing = request.template(bool(tokenizer.chat_template)), None
-    try:
-        if choice is not None:
-            template = ChatTemplate(tokenizer, choice)
-            closing = template.end_token
-            for notice in template.notices:
-                yield Finding("chat template", notice, NOTE)
-    except UsageError as error:
-        yield Finding("chat template", str(error), WARNING)
-    ends = [(token, "by its configs") for token in sorted(stated)]
-    if closing is not None and closing not in stated:
-        ends.append((closing, "by its chat template"))
-    spelt = [f"{tokenizer.convert_ids_to_tokens(token)} ({why})" for token, why in ends]
-    yield Finding("end tokens", ", ".join(spelt) or "none: answers end at --max-new-tokens")
-
-
-def _setup(request: DoctorRequest, setup: Setup) -> Iterator[Finding]:
-    """How the model would be decoded, where each setting comes from, and whether it fits."""
-    attention, choice = setup.attention, setup.choice
-    assert choice is not None  # `decide` has asked a profile
-    yield Finding("attention", f"{attention.name}: {attention.why}")
-    used = request.lookahead(choice.base(request.wants_paper))
-    given = {key: request.origins[key] for key in _SETTLED if key in request.origins}
-    origin = choice.paper_origin if request.wants_paper else choice.origin
-    others = (f"; {key} from {origin}" for key, origin in given.items())
-    settings = f", {profiles.summarise(used)}" if request.strategy == "lookahead" else ""
-    yield Finding("settings", f"{request.strategy}{settings}")
-    yield Finding("origin", f"profile {choice.profile}, {origin}{''.join(others)}")
-    for notice in (*choice.notices, *setup.effects):
-        yield Finding("notice", notice, NOTE)
-    level, value = OK, "the model and its whole context fit"
-    if setup.memory_notice:
-        level, value = WARNING, setup.memory_notice
-    elif request.max_context is not None:
-        value = f"the model and {setup.context} tokens of context fit"
-    yield Finding("memory", value, level)
-
-
 CHECKS: tuple[tuple[Any, ...], ...] = (
     ("Machine", torch_works),
     ("Machine", devices, torch_works),
@@ -432,6 +284,6 @@ CHECKS: tuple[tuple[Any, ...], ...] = (
     ("Settings", options, torch_works),
     ("Settings", profile, torch_works, options),
     ("Hub", downloads),
-    ("Model", model, torch_works, options),
+    ("Model", model_check.model, torch_works, options),
 )
 """Each check with the title of its section, and those without whose success it is left out."""

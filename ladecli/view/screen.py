@@ -1,4 +1,4 @@
-"""Lines and tables on a console: as wide as a screen, and on a pipe with every row whole.
+"""Lines, tables and findings on a console: as wide as a screen, and on a pipe with every row whole.
 
 Colours are another matter: a pipe has them where the user wants them, and no width even then.
 """
@@ -18,6 +18,10 @@ NONE = "-"
 """What stands where there is no figure."""
 WIDE = 10_000
 """Columns of a pipe: more than any row has, so that none is folded."""
+OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
+"""Levels: as it should be; worth knowing; worse than it could be; something cannot work."""
+_LOOKS = {OK: ("+", ""), NOTE: ("-", "dim"), WARNING: ("!", "yellow"), PROBLEM: ("x", "red")}
+"""The mark and the style of each level."""
 _NAMES = 12
 """Columns that a name has at least; or a third of the screen."""
 
@@ -63,6 +67,16 @@ class Table:
             if not column.weight or any(row[number] != NONE for row in self.rows)
         ]
         return self.of_columns(kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was checked: what there is, how good that is, and the fix."""
+
+    name: str
+    value: str
+    level: str = OK
+    fix: str | None = None
 
 
 def is_screen(console: Console) -> bool:
@@ -126,3 +140,18 @@ def rich_table(table: Table, names: int | None = None) -> RichTable:
     for row in table.rows:
         found.add_row(*map(Text, row))
     return found
+
+
+def style_of(level: str) -> str:
+    """The style of a level."""
+    return _LOOKS[level][1]
+
+
+def print_finding(finding: Finding, console: Console) -> None:
+    """Print a finding by its level, and its fix below it."""
+    mark, style = _LOOKS[finding.level]
+    # The level is a word, too: not every reader sees colours.
+    level = f"{finding.level}: " if finding.level in (WARNING, PROBLEM) else ""
+    line(console, f"  {mark} {finding.name:<18} {level}{finding.value}", style)
+    if finding.fix:
+        line(console, f"{'':23}-> {finding.fix}", "cyan")
