@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import subprocess
 import sys
 import warnings
@@ -14,6 +13,7 @@ import pytest
 
 from ladecli.decoder.load import load_decoder
 
+from . import forked
 from .decoding import ids_of, run, transformers_ids
 from .families import new_model, prompt_for
 from .hub_files import copied, stating
@@ -37,14 +37,12 @@ class WarningForCausalLM(LlamaForCausalLM):
         return super().forward(*args, **kwargs)
 """
 PYTHON = """
-import sys, ladecli
-model = ladecli.load(sys.argv[1], trust_remote_code=True)
+import sys, torch, transformers, ladecli
+_, warning, plain = sys.argv
+model = ladecli.load(warning, trust_remote_code=True)
 print(model.generate("Hello", max_new_tokens=9))
-"""
-IN_TRANSFORMERS = """
-import sys, torch, ladecli, transformers
 transformers.utils.logging.disable_progress_bar()
-model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1])
+model = transformers.AutoModelForCausalLM.from_pretrained(plain)
 ids = torch.arange(40, 60)[None]
 print(model.generate(ids, custom_generate=ladecli.lookahead, max_new_tokens=9, do_sample=False))
 """
@@ -87,7 +85,6 @@ def test_a_model_that_warns_is_decoded_as_any_other(family: str) -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        [*("generate", "-p", "Hello", "-n", "9", "-q")],
         [*("generate", "-p", "Hello", "-n", "9", "-q", "--quantize", "8bit")],
         [*("chat", "--raw", "-n", "9", "-q")],
         [*("bench", "--limit", "1", "-n", "9", "-q", "--strategies", "autoregressive,hf")],
@@ -97,35 +94,31 @@ def test_a_model_that_warns_is_decoded_as_any_other(family: str) -> None:
     ids=" ".join,
 )
 def test_commands_show_no_warning(command: list[str], warning_folder: Path) -> None:
+    """In processes of their own, whose filters are Python's and not those of the tests."""
     name, *options = command
-    trusted = [str(warning_folder), "--trust-remote-code"]
-    done = program(["-m", "ladecli", name, *trusted, *options])
+    asked = (name, str(warning_folder), "--trust-remote-code", *options)
+    done = forked.lade(*asked, text="Hello\n", LADE_PROFILE="cpu")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout
 
 
-def test_python_shows_no_warning(warning_folder: Path) -> None:
-    done = program(["-c", PYTHON, str(warning_folder)])
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_custom_generate_shows_no_warning(model_folder: str) -> None:
-    done = program(["-c", IN_TRANSFORMERS, model_folder])
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_warnings_are_shown_for_those_who_look_for_faults(warning_folder: Path) -> None:
-    command = ["generate", str(warning_folder), "--trust-remote-code", "-p", "Hello", "-n", "2"]
-    done = program(["-m", "ladecli", *command, "--debug"])
-    assert "something is deprecated, said for the 1th time" in done.stderr
+    asked = ("generate", str(warning_folder), "--trust-remote-code", "-p", "Hello", "-n", "2")
+    told = forked.lade(*asked, "--debug").stderr
+    assert "something is deprecated, said for the 1th time" in told
 
 
-def program(arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run Python as a user does, whose filters are Python's own."""
-    return subprocess.run(
-        [sys.executable, *arguments],
-        input="Hello\n",
-        env={**os.environ, "LADE_PROFILE": "cpu"},
-        capture_output=True,
-        text=True,
-    )
+@pytest.mark.parametrize("door", ["python", "command line"])
+def test_nothing_warns_while_it_is_imported(
+    door: str, warning_folder: Path, model_folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By `ladecli.load`, by `custom_generate` and by the program, all of them new."""
+    monkeypatch.setenv("LADE_PROFILE", "cpu")
+    trusting = ["generate", str(warning_folder), "--trust-remote-code"]
+    arguments = {
+        "python": ["-c", PYTHON, str(warning_folder), model_folder],
+        "command line": ["-m", "ladecli", *trusting, "-p", "Hello", "-n", "9", "-q"],
+    }[door]
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout
