@@ -35,7 +35,7 @@ Stream = int | None
 
 
 class Forked:
-    """`lade` as a process of its own.
+    """`lade` as a process of its own, in a process group of its own.
 
     Args:
         arguments: of the command line.
@@ -147,11 +147,12 @@ def _run(
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(env)
+    multiprocessing.current_process().daemon = False  # which might start none of its own
+    # Tests in the background of a script ignore Ctrl-C; what a terminal starts does not.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.setsid()
     if terminal:
         assert streams[0] is not None
-        # Tests in the background of a script ignore Ctrl-C; what a terminal starts does not.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        os.setsid()
         fcntl.ioctl(streams[0].fileno(), termios.TIOCSCTTY, 0)
     for number, stream in enumerate(streams):
         if stream is None:

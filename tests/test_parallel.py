@@ -4,100 +4,100 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from ladecli.commands.cli import entry
 from ladecli.decoder.model import form_races
 from ladecli.errors import UsageError
 from ladecli.options.answer import RankedOptions
 from ladecli.profiles import races
-from ladecli.session.place import (
-    Place,
-    assign_device,
-    find_place,
-)
+from ladecli.session.place import Place, assign_device, find_place
 from ladecli.specs import device
 from ladecli.specs.device import Device
 
+from . import forked
 from .families import new_model
 from .tokenizers_here import byte_level
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[1]
-SECONDS = 120.0
-LADE = ("-m", "ladecli", "generate")
-TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "ladecli")
 
 
-class Program:
-    """A program in a process group of its own, as a terminal starts it."""
+class Ranks:
+    """A program whose ranks are processes, in a process group as a terminal makes one.
 
-    def __init__(self, *arguments: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, *arguments],
-            cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+    Args:
+        arguments: of the command line.
+        launcher: what starts the ranks, if it is not rank 0.
+    """
+
+    def __init__(self, *arguments: str, launcher: Sequence[str] = ()) -> None:
+        read, write = os.pipe()
+        self.out = open(read)  # noqa: SIM115  (`ended`)
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self.program: forked.Forked | subprocess.Popen[bytes]
+        if launcher:
+            self.program = subprocess.Popen(
+                [sys.executable, *launcher, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=write,
+                stderr=self.errors,
+                start_new_session=True,
+            )
+        else:
+            streams = (None, write, self.errors.fileno())
+            self.program = forked.Forked(arguments, streams, os.environ)
+        os.close(write)
         self.family: list[psutil.Process] = []
 
     def line(self) -> str:
         """What it writes first; its processes are known then."""
-        assert self.process.stdout is not None
-        found = self.process.stdout.readline()
-        self.family = psutil.Process(self.process.pid).children(recursive=True)
+        found = self.out.readline()
+        self.family = psutil.Process(self.program.pid).children(recursive=True)
         return found
 
     def kill_last_rank(self) -> None:
-        ranks = [each for each in self.family if "resource_tracker" not in str(each.cmdline())]
-        max(ranks, key=lambda each: each.pid).kill()
+        max(self.family, key=lambda each: each.pid).kill()
 
     def ended(self) -> tuple[int, str, list[str]]:
         """Its exit code, what else it wrote, and its own lines on stderr."""
-        out, errors = self.process.communicate(timeout=SECONDS)
+        with self.out, self.errors:
+            code, out = self.program.wait(forked.SECONDS), self.out.read()
+            self.errors.seek(0)
+            lines = [line for line in self.errors if line.startswith("lade: ")]
         _, left = psutil.wait_procs(self.family, timeout=10)
         assert not left
-        return self.process.returncode, out, [e for e in errors.split("\n") if e[:6] == "lade: "]
-
-
-@pytest.fixture
-def prompts(rows_file: Callable[..., str]) -> str:
-    return rows_file({"prompt": "def largest(items):"}, {"prompt": "class Stack:"})
+        return code, out, lines
 
 
 @pytest.mark.parametrize(
-    ("ranks", "line"),
-    [
-        ([*LADE, "--parallel", "2"], "rank 1 was killed (SIGKILL"),
-        ([*TORCHRUN, *LADE], "rank 1 ended"),
-    ],
+    ("options", "launcher", "line"),
+    [(["--parallel", "2"], (), "rank 1 was killed (SIGKILL"), ([], TORCHRUN, "rank 1 ended")],
+    ids=["ours", "torchrun"],
 )
 def test_ranks_yield_the_text_of_one_until_one_is_killed(
-    ranks: list[str], line: str, prompts: str, capsys: pytest.CaptureFixture[str]
+    options: list[str], launcher: tuple[str, ...], line: str, lade: Any, rows_file: Any
 ) -> None:
-    given = ["--prompt-file", prompts, "-n", "200", "--ignore-eos", "--json"]
+    prompts = rows_file({"prompt": "def largest(items):"}, {"prompt": "class Stack:"})
+    given = ["generate", "--prompt-file", prompts, "-n", "200", "--ignore-eos", "--json"]
     given += ["--temperature", "0.7", "--seed", "3"]
-    assert entry(["generate", *given]) == 0
-    expected = [json.loads(row)["token_ids"] for row in capsys.readouterr().out.splitlines()]
-    program = Program(*ranks, *given)
-    first = json.loads(program.line())
+    expected = [row["token_ids"] for row in lade(*given).rows()]
+    ranks = Ranks(*given, *options, launcher=launcher)
+    first = json.loads(ranks.line())
     assert (first["decode"]["ranks"], first["token_ids"]) == (2, expected[0])
-    program.kill_last_rank()
-    code, rest, errors = program.ended()
+    ranks.kill_last_rank()
+    code, rest, errors = ranks.ended()
     second = json.loads(rest)
     assert (code, second["finish_reason"]) == (1, "lost")
     assert second["token_ids"] == expected[1][: len(second["token_ids"])]
@@ -106,51 +106,70 @@ def test_ranks_yield_the_text_of_one_until_one_is_killed(
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_the_leader_leaves_no_process(number: signal.Signals, code: int) -> None:
-    program = Program(*LADE, "-p", "def a():\n", "-n", "900", "--ignore-eos", "--parallel", "2")
-    assert program.line()
+    ranks = Ranks("generate", "-p", "def a():\n", "-n", "900", "--ignore-eos", "--parallel", "2")
+    assert ranks.line()
     # As a terminal does with Ctrl-C: to all of the group; other signals reach the leader alone.
     send = os.killpg if number == signal.SIGINT else os.kill
-    send(program.process.pid, number)
-    assert program.ended()[0] == code
+    send(ranks.program.pid, number)
+    assert ranks.ended()[0] == code
 
 
-def test_torchruns_ranks_that_differ() -> None:
-    shell = f"exec {sys.executable} {' '.join(LADE)} -p a --temperature 1 --seed $RANK"
-    code, out, errors = Program(*TORCHRUN, "--no-python", "sh", "-c", shell).ended()
-    assert (code, out) == (1, "")
-    assert any("rank 1 has seed 1 and rank 0 has 0" in error for error in errors)
+def launched(rank: int, size: int, local_rank: int, local_size: int) -> dict[str, str]:
+    """The environment of a process that torchrun started."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    values = map(str, (rank, size, local_rank, local_size))
+    return {"TORCHELASTIC_RUN_ID": "none", **dict(zip(names, values, strict=True))}
+
+
+@pytest.fixture
+def two_ranks() -> Iterator[Any]:
+    """Runs two ranks as torchrun does, with the arguments and variables that each is given."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    meeting["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+
+    def run(*ranks: tuple[Sequence[str], dict[str, str]]) -> list[Any]:
+        programs = [
+            forked.Program("generate", *arguments, **meeting, **launched(n, 2, n, 2), **variables)
+            for n, (arguments, variables) in enumerate(ranks)
+        ]
+        return [program.ended() for program in programs]
+
+    yield run
+    del store  # where they met
+
+
+def test_ranks_of_torchrun_that_differ(two_ranks: Any) -> None:
+    asked = ("-p", "a", "--temperature", "1", "--seed")
+    first, second = two_ranks(((*asked, "0"), {}), ((*asked, "1"), {}))
+    assert (first.returncode, second.returncode, first.stdout) == (1, 1, "")
+    assert "rank 1 has seed 1 and rank 0 has 0" in first.stderr
 
 
 def test_ranks_that_know_other_forms_to_be_fast_yield_the_text_of_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    lade: Any, two_ranks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(form_races, "RACE_SECONDS", 1.0)
-    given = ["-p", "def largest(items):", "-n", "40", "--ignore-eos", "--json"]
-    assert entry(["generate", *given]) == 0
-    expected = json.loads(capsys.readouterr().out)["token_ids"]
+    given = ["-p", "def largest(items):", "-n", "40", "--ignore-eos", "--json", "-q"]
+    expected = lade("generate", *given).json()["token_ids"]
     cpu = device.detect("cpu")
     raced = races.read(cpu)
     assert raced
+    ranks = []
     for rank, fast in enumerate(("columns", "rows")):
         results = {
             name: {form: 1.0 if form == fast else 9.0 for form in times}
             for name, times in raced.items()
         }
-        for name in ("HOME", "XDG_CONFIG_HOME"):
-            monkeypatch.setenv(name, str(tmp_path / str(rank)))
+        home = dict.fromkeys(("HOME", "XDG_CONFIG_HOME"), str(tmp_path / str(rank)))
+        for name, value in home.items():
+            monkeypatch.setenv(name, value)
         races.write(replace(cpu, threads=1), results)
-    home = f"HOME={tmp_path}/$RANK XDG_CONFIG_HOME={tmp_path}/$RANK OMP_NUM_THREADS=1"
-    shell = f"{home} exec {sys.executable} {' '.join(LADE)} {shlex.join(given)}"
-    code, out, errors = Program(*TORCHRUN, "--no-python", "sh", "-c", shell).ended()
-    assert (code, errors[:-1]) == (0, [])
-    assert json.loads(out)["token_ids"] == expected
-
-
-def torchrun(rank: int, size: int, local_rank: int, local_size: int) -> dict[str, str]:
-    """The environment of a process that torchrun started."""
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    values = map(str, (rank, size, local_rank, local_size))
-    return {"TORCHELASTIC_RUN_ID": "none", **dict(zip(names, values, strict=True))}
+        ranks.append((given, home))
+    first, second = two_ranks(*ranks)
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert ("lade: " in first.stderr, second.stdout) == (False, "")
+    assert json.loads(first.stdout)["token_ids"] == expected
 
 
 @pytest.mark.parametrize(
@@ -160,39 +179,32 @@ def torchrun(rank: int, size: int, local_rank: int, local_size: int) -> dict[str
         (["--parallel", "2", "--device", "cuda:1"], {}, "--device cuda:1"),
         (["--parallel", "2", "--device-map", "auto"], {}, "--device-map auto"),
         (["--parallel-mode", "tensor"], {}, "--parallel-mode tensor"),
-        (["--parallel", "2"], torchrun(0, 3, 0, 3), "--parallel 2"),
+        (["--parallel", "2"], launched(0, 3, 0, 3), "--parallel 2"),
     ],
 )
 def test_what_ranks_cannot_do_is_refused(
     arguments: list[str],
     environment: dict[str, str],
     named: str,
+    lade: Any,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert entry(["generate", "-p", "a", *arguments]) == 2
-    out, error = capsys.readouterr()
-    assert (out, error.count("\n")) == ("", 1)
-    assert named in error
+    assert named in lade("generate", "-p", "a", *arguments).refused()
 
 
-def test_models_that_verify_no_trees_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_models_that_verify_no_trees_are_refused(lade: Any, tmp_path: Path) -> None:
     model = new_model("lfm2", layer_types=["conv", "full_attention"], vocab_size=300)
     model.save_pretrained(tmp_path)
     byte_level().save_pretrained(tmp_path)
-    asked = ["generate", str(tmp_path), "-p", "the cat", "--raw", "-n", "4"]
-    capsys.readouterr()
-    assert entry(asked) == 0
-    assert "chains of drafts instead of trees: it keeps a recurrent" in capsys.readouterr().err
-    assert entry([*asked, "--parallel", "2"]) == 2
-    out, error = capsys.readouterr()
-    assert (out, error.count("\n")) == ("", 1)
-    assert "recurrent state" in error
-    assert error.endswith("leave --parallel out\n")
+    asked = ("generate", str(tmp_path), "-p", "the cat", "--raw", "-n", "4")
+    alone = lade(*asked)
+    assert alone.code == 0
+    assert "chains of drafts instead of trees: it keeps a recurrent" in alone.err
+    told = lade(*asked, "--parallel", "2").refused()
+    assert "recurrent state" in told
+    assert told.endswith("leave --parallel out\n")
 
 
 @pytest.mark.parametrize(
@@ -201,7 +213,7 @@ def test_models_that_verify_no_trees_are_refused(
         (None, {}, Place()),
         (3, {}, Place(0, 3, 0, 3)),
         (None, {"RANK": "1", "WORLD_SIZE": "2"}, Place()),  # another launcher's
-        (None, torchrun(5, 8, 1, 4), Place(5, 8, 1, 4, launched=True)),
+        (None, launched(5, 8, 1, 4), Place(5, 8, 1, 4, launched=True)),
     ],
 )
 def test_the_place_of_a_process(
