@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 
 import ladecli
+
+from . import fresh
 
 ROOT = Path(ladecli.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
@@ -161,8 +164,9 @@ def test_the_decoders_map_imports_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_decoding_on_a_cpu_needs_no_compiler() -> None:
-    """Importing triton takes a second; transformers may do it, so that our kernels are the sign."""
+def test_what_decoding_on_a_cpu_brings_along(capfd: pytest.CaptureFixture[str]) -> None:
+    """No compiler: importing triton takes a second; transformers may do it, so that our kernels
+    are the sign.  And no threads that wait in long loops for another on a busy core."""
     kernels = {
         module_of(path)
         for path in FILES
@@ -170,12 +174,14 @@ def test_decoding_on_a_cpu_needs_no_compiler() -> None:
         if isinstance(node, ast.Import) and "triton" in [alias.name for alias in node.names]
     }
     assert kernels
-    code = (
-        "import sys, torch; torch.cuda.is_available = lambda: False; import ladecli;"
-        " assert ladecli.load('demo', device='cpu').generate('def ', max_new_tokens=8);"
-        f" found = {kernels | {'numba'}} & sys.modules.keys(); assert not found, found"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    (called,) = fresh.calls(("generate", "-p", "def ", "-n", "8"), OMP_DISPLAY_ENV="VERBOSE")
+    assert called.out
+    assert not called.imported & (kernels | {"numba"})
+    if sys.platform == "linux":  # elsewhere torch has another OpenMP
+        turns = re.findall(r"GOMP_SPINCOUNT = '(\d+)'", capfd.readouterr().err)
+        # By itself libgomp turns for 300,000 times, which are milliseconds.
+        assert turns
+        assert int(turns[0]) <= 10_000
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))

@@ -28,7 +28,7 @@ from ladecli.commands.cli import entry
 from ladecli.specs.model_files import version
 from ladecli.trace.format import read_trace
 
-from . import forked
+from . import forked, fresh
 from .adapters_here import make as make_adapter
 from .hub_files import copied, stating
 
@@ -708,13 +708,6 @@ def hub(model_folder: str) -> Iterator[str]:
     server.server_close()
 
 
-def process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    env = {k: v for k, v in os.environ.items() if k != "HF_HUB_OFFLINE"} | environment
-    return subprocess.run(
-        [*LADE, *arguments], env=env, capture_output=True, text=True, timeout=120, check=False
-    )
-
-
 @pytest.mark.parametrize(
     ("text", "options", "said"),
     [("x = 1", ("-p", "def "), True), ("", ("-p", "def "), False), ("x = 1", ("-f", "-"), False)],
@@ -743,61 +736,40 @@ def test_invariant_steps_are_not_paid_for_where_there_are_none(lade: Any) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="torch has another OpenMP there")
-def test_threads_do_not_keep_a_busy_core_waiting(model_folder: str) -> None:
-    result = process("generate", model_folder, "-p", "a", "-n", "1", OMP_DISPLAY_ENV="VERBOSE")
-    turns = re.findall(r"GOMP_SPINCOUNT = '(\d+)'", result.stderr)
-    # By itself libgomp turns for 300,000 times, which are milliseconds.
-    assert turns
-    assert int(turns[0]) <= 10_000
-
-
-@pytest.mark.slow
-def test_a_model_is_downloaded_once(hub: str, lade: Any, model_folder: str) -> None:
-    options = ("-p", "the cat", "-n", "9")
-    expected = lade("generate", model_folder, *options, "-q").out
-    result = process("generate", "owner/tiny", *options, HF_ENDPOINT=hub)
-    assert (result.returncode, result.stdout) == (0, expected)
-    # The second time no hub is needed, and none is waited for.
-    again = process("generate", "owner/tiny", *options, HF_ENDPOINT=NOWHERE)
-    assert (again.returncode, again.stdout) == (0, expected)
-
-
-@pytest.mark.slow
-def test_an_adapter_and_its_base_are_downloaded_once(
-    hub: str, lade: Any, model_folder: str, tmp_path: Path
+def test_what_is_downloaded_once_and_what_is_not_there(
+    hub: str, lade: Any, model_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = make_adapter(model_folder, tmp_path / "adapter")
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    adapter = make_adapter(model_folder, tmp_path / "adapter")
     options = ("-p", "the cat", "-n", "9")
-    expected = lade("generate", str(folder), *options, "-q").out
-    assert expected != lade("generate", model_folder, *options, "-q").out
-    stating("adapter_config.json", base_model_name_or_path="owner/tiny")(folder)
-    Hub.folders["owner/lora"] = folder
-    on_top = ("owner/tiny", "--adapter", "owner/lora")
-    for asked, where in ((("owner/lora",), hub), (on_top, NOWHERE)):
-        result = process("generate", *asked, *options, HF_ENDPOINT=where)
-        assert (result.returncode, result.stdout) == (0, expected)
-        assert "adapter owner/lora (LoRA of rank 4, " in result.stderr
-        assert ") is merged into owner/tiny, which takes " in result.stderr
-
-
-@pytest.mark.slow
-def test_what_the_hub_does_not_give(hub: str) -> None:
-    code = (
-        "from ladecli.commands.cli import entry;"
-        " [entry(['generate', f'owner/{name}', '-p', 'a']) for name in ('gated', 'missing')]"
+    plain, adapted = (
+        lade("generate", str(folder), *options, "-q").out for folder in (model_folder, adapter)
     )
-    env = {k: v for k, v in os.environ.items() if k != "HF_HUB_OFFLINE"} | {"HF_ENDPOINT": hub}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
-    )
-    gated, missing = (line for line in done.stderr.splitlines() if line.startswith("lade"))
-    assert "owner/gated is gated" in gated
-    assert "no model owner/missing on the hub" in missing
-    assert "on this machine: demo" in missing
-    result = process("generate", "owner/name", "-p", "a", HF_ENDPOINT=NOWHERE)
-    assert (result.returncode, result.stderr.count("\n")) == (1, 1)
-    assert "owner/name is not on this machine, and the hub cannot" in result.stderr
+    assert plain != adapted
+    stating("adapter_config.json", base_model_name_or_path="owner/tiny")(adapter)
+    Hub.folders["owner/lora"] = adapter
+
+    def generate(where: str, *models: str) -> list[fresh.Called]:
+        asked = (("generate", *model.split(), *options) for model in models)
+        return fresh.calls(*asked, HF_ENDPOINT=where)
+
+    names = ("owner/gated", "owner/missing", "owner/lora", "owner/tiny")
+    gated, missing, *downloaded = generate(hub, *names)
+    assert "owner/gated is gated" in gated.refused(1)
+    told = missing.refused(1)
+    assert "no model owner/missing on the hub" in told
+    assert "on this machine: demo" in told
+    # The second time no hub is needed, and none is waited for.
+    names = ("owner/name", "owner/tiny --adapter owner/lora", "owner/tiny")
+    unknown, *kept = generate(NOWHERE, *names)
+    assert "owner/name is not on this machine, and the hub cannot" in unknown.refused(1)
+    for with_adapter, alone in (downloaded, kept):
+        assert [(each.code, each.out) for each in (with_adapter, alone)] == [
+            (0, adapted),
+            (0, plain),
+        ]
+        assert "adapter owner/lora (LoRA of rank 4, " in with_adapter.err
+        assert ") is merged into owner/tiny, which takes " in with_adapter.err
 
 
 def spawn(*arguments: str, width: int = 80) -> forked.Spawn:
@@ -829,29 +801,6 @@ def test_ctrl_c_keeps_the_text_and_exits_with_130(tmp_path: Path, model_folder: 
     child.close()
     assert child.exitstatus == 130
     assert "Traceback" not in (child.before or "")
-
-
-@pytest.mark.slow
-def test_what_needs_no_model_does_not_import_torch() -> None:
-    commands = (
-        *("generate", "chat", "serve", "replay", "bench", "verify", "tune", "plan"),
-        *("profiles", "models", "doctor", "config"),
-    )
-    asked = [["--help"], ["--version"], [], ["config", "show"]]
-    asked += [[command, "--help"] for command in commands]
-    asked += [["generate", "./nowhere", "-p", "x"], ["chat", "./nowhere"], ["doctor", "./nowhere"]]
-    asked += [["serve", "./nowhere"]]
-    code = f"""
-import sys
-from ladecli.commands.cli import entry
-for arguments in {asked}:
-    entry(arguments)
-    heavy = {{"torch", "transformers", "numpy"}} & sys.modules.keys()
-    assert not heavy, (arguments, heavy)
-entry(["models"])
-assert not {{"torch", "transformers"}} & sys.modules.keys()
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
 def test_control_c_while_the_program_is_imported_is_quiet() -> None:

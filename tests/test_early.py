@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -14,16 +11,12 @@ from typing import Any
 import pytest
 
 import ladecli
+from ladecli.options import COMMANDS
+
+from . import fresh
 
 DEMO = Path(ladecli.__file__).with_name("demo")
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
-CALLS = """
-import json, sys
-from ladecli.commands.cli import entry
-for arguments in json.loads(sys.argv[1]):
-    print(entry(arguments), *(name for name in ("torch", "transformers") if name in sys.modules))
-"""
-"""Calls the program several times, and prints exit codes and what was imported."""
 
 
 def demo_with(folder: Path, **files: str | bytes | None) -> str:
@@ -67,20 +60,24 @@ def test_refusals_import_no_torch(tmp_path: Path) -> None:
         (copy("template", **{template: "{% if %}"}),): "the model's chat template is broken",
         ("demo", "--chat-template", str(tmp_path / "broken")): "broken is broken",
     }
-    calls = [["generate", *arguments, "-p", "a"] for arguments in cases]
-    done = subprocess.run(
-        [sys.executable, "-c", CALLS, json.dumps(calls)],
-        env=os.environ | {"TRITON_INTERPRET": "0"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    codes, told = done.stdout.splitlines(), done.stderr.splitlines()
-    assert {code for code in codes if not code.isdecimal()} == set()
-    assert len(told) == len(cases)
-    for code, line, expected in zip(codes, told, cases.values(), strict=True):
-        assert code in "12"
-        assert expected in line
+    called = fresh.calls(*(("generate", *arguments, "-p", "a") for arguments in cases))
+    for each, expected in zip(called, cases.values(), strict=True):
+        assert expected in each.refused(each.code)
+        assert each.code in (1, 2)
+        assert not each.imported & {"torch", "transformers"}
+
+
+def test_what_needs_no_model_imports_no_torch() -> None:
+    helped = ([], *([name] for name in COMMANDS if " " not in name))
+    asked = [
+        *([*name, "--help"] for name in helped),
+        *(["--version"], [], ["config", "show"]),
+        *([name, "./nowhere"] for name in ("generate", "chat", "doctor", "serve")),
+    ]
+    *called, models = fresh.calls(*asked, ["models"])
+    for arguments, each in zip(asked, called, strict=True):
+        assert not each.imported & {"torch", "transformers", "numpy"}, arguments
+    assert not models.imported & {"torch", "transformers"}
 
 
 @pytest.mark.slow
