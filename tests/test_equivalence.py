@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from ladecli.decoder.config import SOURCES, STRATEGIES, Limits, LookaheadConfig, SamplingConfig
+from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.drafting import ngram_model
 from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.errors import ConfigError
@@ -45,15 +46,22 @@ MIXED = dataclasses.replace(SAMPLED, repetition_penalty=1.2)
 LLAMA = prompt_for("llama")
 
 
-def length_for(family: str) -> int:
-    """New tokens that fit in the context of a family."""
-    return min(60, model_of(family).config.max_position_embeddings - len(prompt_for(family)))
+loaded = functools.cache(decoder_of)
+
+
+def fresh(family: str, attention: str = "sdpa") -> Decoder:
+    """A decoder that tests share, without what it keeps of earlier texts."""
+    decoder = loaded(family, attention=attention)
+    decoder.forget()
+    return decoder
 
 
 @functools.cache
 def theirs(family: str) -> list[int]:
-    """The greedy text of transformers."""
-    return transformers_ids(model_of(family), prompt_for(family), length_for(family))
+    """The greedy text of transformers, across every boundary that `families` has."""
+    prompt = prompt_for(family)
+    room = model_of(family).config.max_position_embeddings - len(prompt)
+    return transformers_ids(model_of(family), prompt, min(32, room))
 
 
 @functools.cache
@@ -61,7 +69,7 @@ def plain(
     family: str, prompt: tuple[int, ...], sampling: SamplingConfig = GREEDY, new: int = 40
 ) -> list[int]:
     """The text of plain decoding."""
-    return ids_of(run(decoder_of(family), prompt, sampling=sampling, limits=Limits(new)))
+    return ids_of(run(fresh(family), prompt, sampling=sampling, limits=Limits(new)))
 
 
 def assert_plain(
@@ -72,7 +80,7 @@ def assert_plain(
     new: int = 40,
 ) -> list[int]:
     """Lookahead yields what plain decoding yields; the widths of the steps after the first."""
-    events = run(decoder_of(family), prompt, "lookahead", config, sampling, Limits(new))
+    events = run(fresh(family), prompt, "lookahead", config, sampling, Limits(new))
     assert ids_of(events) == plain(family, tuple(prompt), sampling, new)
     # The first step takes the prompt along.
     return [step.width for step in steps_of(events)[1:]]
@@ -83,11 +91,11 @@ def assert_plain(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_plain_decoding_equals_transformers(family: str) -> None:
-    decoder = decoder_of(family)
+    decoder = fresh(family)
     assert type(decoder.runner.model) is (Transformer if family in OWN else StockModel)
     assert not decoder.runner.notices
     assert len(set(theirs(family))) > 5, "a text that repeats itself proves little"
-    events = run(decoder, prompt_for(family), limits=Limits(length_for(family)))
+    events = run(decoder, prompt_for(family), limits=Limits(len(theirs(family))))
     assert ids_of(events) == theirs(family)
 
 
@@ -107,15 +115,16 @@ def test_joined_and_packed_weights_equal_transformers(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_strategies_equal_transformers(family: str) -> None:
-    expected = theirs(family)[:40]
+    """Those that draft chains in turn, as they differ in where chains are from alone."""
+    expected = theirs(family)
     limits = Limits(len(expected))
+    chains = ("jacobi", "prompt-lookup")[[*FAMILIES].index(family) % 2]
     for attention, strategy, config in (
         ("reference", "lookahead", BOTH[1]),
-        *(("sdpa", "lookahead", config) for config in BOTH),
-        ("sdpa", "jacobi", PAPER),
-        ("sdpa", "prompt-lookup", PAPER),
+        ("sdpa", "lookahead", BOTH[0]),
+        ("sdpa", chains, PAPER),
     ):
-        decoder = decoder_of(family, attention=attention)
+        decoder = fresh(family, attention)
         events = run(decoder, prompt_for(family), strategy, config, limits=limits)
         assert ids_of(events) == expected, (attention, strategy, config.sources)
 
@@ -128,19 +137,17 @@ RISING = StepCost((1, 2, 8, 64), (0, 50), ((1.0, 1.2, 1.4, 3.0), (1.0, 1.2, 1.6,
 STATIC = (1, 6, 14, 20, 40, 60)
 
 
-@pytest.mark.parametrize("sources", EVERY_CHOICE)
-@pytest.mark.parametrize("budget", [None, 20, 60])
-@pytest.mark.parametrize("step_cost", [StepCost(), RISING], ids=["flat", "rising"])
-@pytest.mark.parametrize("widths", [(), STATIC], ids=["any", "static"])
-def test_sources_and_budgets(
-    sources: tuple[str, ...], budget: int | None, step_cost: StepCost, widths: tuple[int, ...]
-) -> None:
-    config = LookaheadConfig(4, 4, 4, budget, sources, step_cost, widths)
-    # Greedy and sampled in turn.
-    drawn = (EVERY_CHOICE.index(sources) + len(widths) + (budget or 0) // 20) % 2
-    after = assert_plain("llama", LLAMA, config, MIXED if drawn else GREEDY, 30)
-    assert max(after) <= config.step_limit
-    assert not widths or {*after} <= {*widths}
+@pytest.mark.parametrize("number", range(len(EVERY_CHOICE)))
+def test_sources_and_budgets(number: int) -> None:
+    """Over all choices every cost and width meets every budget, greedy and sampled."""
+    sources = EVERY_CHOICE[number]
+    ways = itertools.product((StepCost(), RISING), ((), STATIC))
+    for turn, (step_cost, widths) in enumerate(ways, start=number):
+        budget, sampling = (None, 20, 60)[turn % 3], (GREEDY, MIXED)[turn % 2]
+        config = LookaheadConfig(4, 4, 4, budget, sources, step_cost, widths)
+        after = assert_plain("llama", LLAMA, config, sampling, 30)
+        assert max(after) <= config.step_limit
+        assert not widths or {*after} <= {*widths}
 
 
 @pytest.mark.parametrize("strategy", OTHERS)
@@ -153,8 +160,8 @@ def test_budgets_of_every_strategy(strategy: str, budget: int) -> None:
         if limit < LookaheadConfig(*window).window_cells:
             continue
         config = LookaheadConfig(*window, 3, budget, widths=widths)
-        events = run(decoder_of("llama"), LLAMA, strategy, config)
-        assert ids_of(events) == plain("llama", tuple(LLAMA))
+        events = run(fresh("llama"), LLAMA, strategy, config, limits=Limits(30))
+        assert ids_of(events) == plain("llama", tuple(LLAMA), new=30)
         if strategy == "lookahead":
             assert max(step.width for step in steps_of(events)[1:]) <= limit
 
@@ -164,25 +171,24 @@ GRID = [*itertools.product((1, 2, 7), (2, 3, 5), (0, 1, 4)), (15, 5, 15), (20, 7
 
 @pytest.mark.parametrize("number", range(len(GRID)))
 def test_grid_of_settings(number: int) -> None:
-    """Each with prompts of three lengths, and every length with every sampling in turn."""
-    samplings = (GREEDY, SAMPLED, PENALIZED)
-    for turn, length in enumerate((1, 2, 30), start=number):
-        sampling = samplings[turn % 3]
-        for sources in (PAPER.sources, SOURCES):
-            config = LookaheadConfig(*GRID[number], sources=sources)
-            assert_plain("mistral", prompt_for("mistral", length), config, sampling, 30)
+    """Any two numbers of a setting meet prompts of every length, and any one every sampling."""
+    prompt = prompt_for("mistral", (1, 2, 30)[(number // 9 + number // 3 + number) % 3])
+    sampling = (GREEDY, SAMPLED, PENALIZED)[(number // 9 + 2 * (number // 3)) % 3]
+    for sources in (PAPER.sources, SOURCES):
+        config = LookaheadConfig(*GRID[number], sources=sources)
+        assert_plain("mistral", prompt, config, sampling, 30)
 
 
 # Sampling and processors.
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
 @pytest.mark.parametrize("strategy", OTHERS)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_sampling_depends_on_the_seed_alone(family: str, strategy: str, seed: int) -> None:
     prompt = prompt_for(family)
     sampling = SamplingConfig(temperature=1.2, min_p=0.01, repetition_penalty=1.1, seed=seed)
-    events = run(decoder_of(family), prompt, strategy, LookaheadConfig(6, 3, 6), sampling)
+    events = run(fresh(family), prompt, strategy, LookaheadConfig(6, 3, 6), sampling)
     assert ids_of(events) == plain(family, tuple(prompt), sampling)
     other = dataclasses.replace(sampling, seed=seed + 1)
     assert ids_of(events) != plain(family, tuple(prompt), other)
@@ -202,9 +208,9 @@ def test_no_idea_of_drafting_changes_what_is_drawn(
 ) -> None:
     sampling = SamplingConfig(temperature=temperature, top_p=0.9, seed=6)
     config = LookaheadConfig(2, 3, 2, 32)
-    before = run(decoder_of("llama"), LLAMA, "lookahead", config, sampling)
+    before = run(fresh("llama"), LLAMA, "lookahead", config, sampling)
     monkeypatch.setattr(*IDEAS[without])
-    after = run(decoder_of("llama"), LLAMA, "lookahead", config, sampling)
+    after = run(fresh("llama"), LLAMA, "lookahead", config, sampling)
     assert ids_of(before) == ids_of(after) == plain("llama", tuple(LLAMA), sampling)
     widths = [[step.width for step in steps_of(events)] for events in (before, after)]
     assert widths[0] != widths[1], "nothing was switched off"
@@ -215,23 +221,24 @@ CHANGES: dict[str, tuple[SamplingConfig, list[LogitsProcessor]]] = {
     "reward": (SamplingConfig(repetition_penalty=0.8), []),
     "ngrams": (GREEDY, [NoRepeatNGramLogitsProcessor(2)]),
     "tokens": (GREEDY, [SuppressTokensLogitsProcessor([3, 77]), NoRepeatNGramLogitsProcessor(3)]),
-    "end": (GREEDY, [MinNewTokensLengthLogitsProcessor(len(LLAMA), 20, 9)]),
+    "end": (GREEDY, [MinNewTokensLengthLogitsProcessor(len(LLAMA), 20, 91)]),
 }
 
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_penalties_and_processors_equal_transformers(name: str) -> None:
     """They see the path to each node as part of the text."""
-    (sampling, processors), decoder = CHANGES[name], decoder_of("llama")
+    (sampling, processors), decoder = CHANGES[name], fresh("llama")
     changes = {
         "repetition_penalty": sampling.repetition_penalty,
         "logits_processor": LogitsProcessorList(processors),
     }
-    expected, drawn = transformers_ids(model_of("llama"), LLAMA, 40, **changes), []
+    expected, drawn = transformers_ids(model_of("llama"), LLAMA, 32, **changes), []
+    assert expected != theirs("llama"), "nothing was changed"
     for strategy in STRATEGIES:
-        events = run(decoder, LLAMA, strategy, sampling=sampling, processors=processors)
-        assert ids_of(events) == expected
-        events = run(decoder, LLAMA, strategy, sampling=MIXED, processors=processors)
+        answer = functools.partial(run, decoder, LLAMA, strategy, limits=Limits(32))
+        assert ids_of(answer(sampling=sampling, processors=processors)) == expected
+        events = answer(sampling=MIXED, processors=processors)
         drawn.append(ids_of(events))
     assert drawn == [drawn[0]] * len(STRATEGIES)
 
@@ -242,18 +249,18 @@ def test_penalties_and_processors_equal_transformers(name: str) -> None:
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma3", "phi3_long", "llama_dynamic"])
 @pytest.mark.parametrize("chunk", [1, 7, 23])
 def test_long_prompts_in_chunks(family: str, chunk: int) -> None:
-    prompt = prompt_for(family, min(100, decoder_of(family).max_context - 20))
+    prompt = prompt_for(family, min(60, fresh(family).max_context - 20))
     expected = transformers_ids(model_of(family), prompt, 15)
     for strategy in ("autoregressive", "lookahead"):
         decoder = decoder_of(family, prefill_chunk=chunk)
         assert ids_of(run(decoder, prompt, strategy, limits=Limits(15))) == expected
 
 
-@pytest.mark.parametrize("length", range(34, 46))
+@pytest.mark.parametrize("length", range(36, 43))
 def test_prompts_on_both_sides_of_a_rope_boundary(length: int) -> None:
     prompt = prompt_for("phi3_long", length)
     expected = transformers_ids(model_of("phi3_long"), prompt, 20)
-    decoder = decoder_of("phi3_long")
+    decoder = fresh("phi3_long")
     # After a longer and after a shorter text, whose keys are of the other frequencies.
     others = itertools.cycle(([], [*prompt[:20], *range(3, 43)], prompt[:20]))
     for strategy, other in zip(STRATEGIES, others, strict=False):
@@ -305,7 +312,7 @@ def test_drafts_of_another_model_are_refused() -> None:
     store, prompt = DraftStore(), prompt_for("llama", 12)
     store.model.recycle(prompt[-1:], TokenTree(), [{model_of("llama").config.vocab_size + 5: 0.9}])
     with pytest.raises(ConfigError, match="more token ids"):
-        run(decoder_of("llama"), prompt, "lookahead", LookaheadConfig(2, 3, 2, 20), store=store)
+        run(fresh("llama"), prompt, "lookahead", LookaheadConfig(2, 3, 2, 20), store=store)
 
 
 def test_half_precision_agrees_with_itself() -> None:
