@@ -28,7 +28,8 @@ from ..oracle import Oracle, counts
 pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
-FAMILIES = ("llama", "gemma2", "qwen3", "olmo2", "phi3_long", "glm4", "smollm3", "gpt2")
+FAMILIES = ("llama", "gemma2", "phi3_long", "glm4", "smollm3", "gpt2")
+"""They differ in what a capture holds by address: positions, rotary embedding and masks."""
 CONFIG = LookaheadConfig(4, 4, 4, 24)
 SAMPLED = SamplingConfig(temperature=0.8, top_k=20, top_p=0.95, seed=5)
 
@@ -40,7 +41,7 @@ def captured(family: str, capture: Again | None = None, **options: Any) -> Decod
 @pytest.mark.parametrize("family", FAMILIES)
 def test_captured_steps_give_the_same_text(family: str) -> None:
     prompt, capture = prompt_for(family), Again()
-    expected = transformers_ids(model_of(family), prompt, 60)
+    expected = transformers_ids(model_of(family), prompt, 32)
     decoder, eager = captured(family, capture), decoder_of(family)
     assert decoder.runner.captures
     for attention in ("sdpa", "reference") if family == "llama" else ("sdpa",):
@@ -48,7 +49,7 @@ def test_captured_steps_give_the_same_text(family: str) -> None:
         decoder.runner.forget()
         for strategy in ("autoregressive", "lookahead"):
             before = capture.replays
-            events = run(decoder, prompt, strategy, CONFIG, limits=Limits(60))
+            events = run(decoder, prompt, strategy, CONFIG, limits=Limits(32))
             assert ids_of(events) == expected
             assert capture.replays - before >= len(steps_of(events)) - 2
     for sampling in (SAMPLED, SamplingConfig(repetition_penalty=1.3)):
@@ -76,7 +77,7 @@ def test_no_token_sees_padding() -> None:
 
 def test_a_cache_may_grow_under_captured_steps() -> None:
     model = new_model("llama", max_position_embeddings=1024)
-    prompt, new = prompt_for("llama", 200), Limits(400)
+    prompt, new = prompt_for("llama", 200), Limits(330)
     expected = ids_of(run(load_decoder(model, join=False), prompt, limits=new))
     capture = Again()
     decoder = load_decoder(model, join=False, cuda_graphs=True, capture=capture)

@@ -63,11 +63,12 @@ def test_a_step_waits_once(
 @pytest.mark.parametrize("sampling", SETTINGS, ids=str)
 def test_texts_are_those_of_the_host(sampling: SamplingConfig) -> None:
     host = decoder_with(Circle(1000, CPU))
-    expected = ids_of(run(host, [0, 1, 2], sampling=sampling))
+    expected = ids_of(run(host, [0, 1, 2], sampling=sampling, limits=Limits(20)))
     with Simulated() as device:
         decoder = simulated_decoder(device, 1000)
         for config in (DRAFTS, WINDOW):
-            assert ids_of(run(decoder, [0, 1, 2], "lookahead", config, sampling)) == expected
+            events = run(decoder, [0, 1, 2], "lookahead", config, sampling, Limits(20))
+            assert ids_of(events) == expected
 
 
 TREE = TokenTree()
@@ -82,8 +83,9 @@ def read(logits: torch.Tensor, sampling: SamplingConfig) -> StepOutput:
     return sampler.read(logits, STEP, len(TREE), 3)()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("scale", [0.0, 0.5, 4.0])
+@pytest.mark.parametrize(
+    ("scale", "dtype"), [(0.0, torch.float32), (0.5, torch.bfloat16), (4.0, torch.float32)]
+)
 @pytest.mark.parametrize("sampling", SETTINGS, ids=str)
 def test_a_step_is_read_out_as_on_the_host(
     sampling: SamplingConfig, scale: float, dtype: torch.dtype

@@ -207,8 +207,7 @@ def test_a_draw_from_a_shortlist_is_that_from_all_tokens(
         assert scale < 4.0 or bool(few.all())
 
 
-@pytest.mark.parametrize("strategy", ["lookahead", "prompt-lookup"])
-def test_sampled_text_has_the_models_distribution(strategy: str) -> None:
+def test_sampled_text_has_the_models_distribution() -> None:
     """5,000 sampled transitions, many of them accepted drafts, against the direct ones."""
     tokens, draws = 6, 5_000
     table = random_logits(tokens, tokens, seed=4, scale=1.5)
@@ -217,7 +216,7 @@ def test_sampled_text_has_the_models_distribution(strategy: str) -> None:
     decoder, accepted, seed = decoder_with(Markov(table)), 0, 0
     while counts.sum() < draws:
         sampling = SamplingConfig(temperature=0.7, top_k=5, seed=seed)
-        events = run(decoder, [0], strategy, LookaheadConfig(3, 3, 3), sampling, Limits(500))
+        events = run(decoder, [0], "lookahead", LookaheadConfig(3, 3, 3), sampling, Limits(500))
         accepted += sum(token.source is not None for token in tokens_of(events))
         for last, token in pairwise([0, *ids_of(events)]):
             counts[last, token] += 1
