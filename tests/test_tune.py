@@ -31,7 +31,7 @@ from ladecli.tune.measure import (
 PROMPTS = [[5] * 20, [6] * 30, [7] * 25] * 3
 COST = StepCost((1, 8, 64), (128,), ((1.0, 1.3, 3.0),))
 CONFIG = LookaheadConfig(5, 3, 5, 20, ("context",))
-QUICK = ("tune", "demo", "--seconds", "4")
+QUICK = ("tune", "demo", "--seconds", "2")
 
 
 class FakeDecoder:

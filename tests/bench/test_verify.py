@@ -106,7 +106,7 @@ def test_rounding_explains_nothing_where_steps_are_batch_invariant(
     assert first.endswith("in batch-invariant steps")
     assert last == "equal: all 48 tokens of 2 answers"
     plant_fault(monkeypatch, 0.1)
-    options += ("--limit", "4", "-n", "32", "--sources", "trajectory", "--json")
+    options += ("-W", "3", "-G", "3", "--sources", "trajectory", "--json")
     read = lade(*QUICK, *options).json(1)
     assert read["unexplained"] == read["divergences"] > 0
     faults = [answer["divergence"] for answer in read["answers"]]
