@@ -28,8 +28,9 @@ import ptyprocess
 
 SECONDS = 120.0
 """To wait for the end of a program, on a machine that is busy."""
-_SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["tests.imported"])
+SERVER = multiprocessing.get_context("forkserver")
+"""Its processes begin with everything imported, whatever they run."""
+SERVER.set_forkserver_preload(["tests.imported"])
 Stream = int | None
 """A file descriptor that becomes a standard stream; None for one that is closed."""
 
@@ -53,7 +54,7 @@ class Forked:
     ) -> None:
         # The one kind of object that carries a descriptor to such a process.
         lent = [None if s is None else Connection(os.dup(s)) for s in streams]
-        self.process = _SERVER.Process(
+        self.process = SERVER.Process(
             target=_run, args=([*arguments], lent, {**env}, os.getcwd(), terminal), daemon=True
         )
         self.process.start()

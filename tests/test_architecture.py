@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import re
 import subprocess
@@ -19,13 +20,10 @@ from . import fresh
 ROOT = Path(ladecli.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 HEAVY = ("torch", "transformers")
+UPSTAIRS = ("rich", "typer", "click", "prompt_toolkit", "platformdirs")
 MODEL_ROOM = (
-    "decoder",
-    "custom_generate.py",
-    "generation_config.py",
-    "models.py",
-    "placement.py",
-    "specs",
+    *("decoder", "specs"),
+    *("custom_generate.py", "generation_config.py", "models.py", "placement.py"),
 )
 """Who may know torch; everything else deals in numbers and text."""
 TRANSFORMERS_BASELINE = Path("bench/stock.py")
@@ -34,20 +32,15 @@ LIGHT = (
     *("commands.doctor", "commands.generate", "commands.model_list", "commands.planner"),
     *("commands.profile_list", "trace.replay", "trace.export", "trace.format", "trace.inspector"),
     *("view.live", "view.markdown", "view.terminal", "repl.commands"),
-    *(
-        "specs.memory",
-        "specs.model_files",
-        "specs.hub",
-        "specs.device",
-        "specs.adapters",
-        "placement",
-    ),
+    *("specs.memory", "specs.model_files", "specs.hub", "specs.device", "specs.adapters"),
+    "placement",
     *("session.opening", "session.setup", "session.parallel", "session.place"),
     *("bench.command", "bench.report", "bench.compare", "bench.verify"),
     *("serve.command", "serve.app"),
 )
 
 
+@functools.cache
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
@@ -74,13 +67,7 @@ def test_the_decoder_knows_only_itself_and_tensors(path: Path) -> None:
     for name in imports_of(path):
         if name.startswith("ladecli"):
             assert name.startswith("ladecli.decoder"), f"{path.name} imports {name}"
-        assert name.split(".")[0] not in (
-            "rich",
-            "typer",
-            "click",
-            "prompt_toolkit",
-            "platformdirs",
-        )
+        assert name.split(".")[0] not in UPSTAIRS
     called = {
         n.func.id
         for n in ast.walk(tree_of(path))

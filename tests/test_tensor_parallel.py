@@ -19,6 +19,7 @@ from ladecli.errors import LadeError, UsageError
 from ladecli.options.model import ModelOptions, PlacementOptions
 from ladecli.specs.device import Device
 
+from . import forked
 from .decoding import three_texts
 from .families import model_of, new_model
 from .tokenizers_here import byte_level
@@ -79,7 +80,14 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     home = tmp_path_factory.mktemp("ranks")
     folders = [saved(family, home / family) for family in (*FAMILIES, BROKEN)]
     folders.append(saved("llama", home / TIED, tie_word_embeddings=True))
-    torch.multiprocessing.spawn(rank_of_two, (str(home), folders), nprocs=2)
+    ranks = [
+        forked.SERVER.Process(target=rank_of_two, args=(n, str(home), folders), daemon=True)
+        for n in (0, 1)
+    ]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
     one = {
         Path(folder).name: three_texts(
             load_decoder(models.load(folder, ModelOptions(dtype="float32"), ON_CPU).model)
