@@ -6,7 +6,7 @@ those of a model have a file of their own, `model_check.py`.
 
 from __future__ import annotations
 
-import json as jsons
+import json
 import os
 import platform
 import sys
@@ -83,7 +83,7 @@ def run(request: DoctorRequest) -> int:
             "ok": PROBLEM not in levels,
             "checks": [{"section": title.lower(), **asdict(each)} for title, each in report],
         }
-        print(jsons.dumps(found, ensure_ascii=False))
+        print(json.dumps(found, ensure_ascii=False))
     else:
         console = terminal.console(sys.stdout)
         shown = ""

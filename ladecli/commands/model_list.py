@@ -5,7 +5,7 @@ Configurations and the heads of the weights tell; neither torch nor transformers
 
 from __future__ import annotations
 
-import json as jsons
+import json
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -85,7 +85,7 @@ def run(request: ModelsRequest) -> int:
             "context": CONTEXT,
             "models": [asdict(model) for model in models],
         }
-        print(jsons.dumps(found, ensure_ascii=False))
+        print(json.dumps(found, ensure_ascii=False))
         return 0
     _print_table(models, terminal)
     if not cached:

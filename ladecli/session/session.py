@@ -145,14 +145,9 @@ class Session:
             return self.loaded.model
         return again()
 
-    def start_over(self, *, keep_text: bool = False) -> None:
-        """Begin as a new session would: nothing that was decoded or learned helps any more.
-
-        Args:
-            keep_text: whether the keys of the text stay, and only the drafts go.
-        """
-        if not keep_text:
-            self.decoder.forget(keep_memory=True)
+    def start_over(self) -> None:
+        """Begin as a new session would: nothing that was decoded or learned helps any more."""
+        self.decoder.forget(keep_memory=True)
         self._forget_drafts()
 
     def add_draft_text(self, text: str, *, lasting: bool = True) -> int:

@@ -40,9 +40,6 @@ TOKENIZERS = (
 )
 _POINTER = b"version https://git-lfs.github.com/spec/"
 """How the file begins that stands for another one in a repository of Git LFS."""
-_OTHER_FORMATS = {
-    "model_index.json": "is a diffusion pipeline, not a language model",
-}
 _GENERATES = ("ForCausalLM", "LMHead", "ForConditionalGeneration")
 """Parts of the names of model classes that continue texts."""
 _ALIASES = {
@@ -71,8 +68,6 @@ _PACKAGES = {
 """Packages that load quantized weights, by method."""
 _TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """Plain types of safetensors files, and torch's names of them."""
-
-
 _TYPES_OF = ("auto_mappings.py", "configuration_auto.py")
 """Files of transformers that list the types of models that it knows."""
 
@@ -209,9 +204,8 @@ def check_gguf(name: str, path: Path) -> None:
 def missing(folder: Path) -> str | None:
     """What a model's folder lacks, to be read after its name; None if all files are there."""
     if not (folder / "config.json").is_file():
-        for pattern, what in _OTHER_FORMATS.items():
-            if any(folder.glob(pattern)):
-                return what
+        if (folder / "model_index.json").is_file():
+            return "is a diffusion pipeline, not a language model"
         return "holds no config.json; give a folder in Hugging Face format"
     if irregular := _irregular(folder):
         return irregular
