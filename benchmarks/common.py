@@ -70,7 +70,7 @@ class Report:
         self.figures: dict[str, Any] = {}
         self.faults: list[str] = []
 
-    def row(self, name: str, **figures: Any) -> None:
+    def row(self, name: str, figures: dict[str, Any]) -> None:
         """Add figures of one part."""
         self.figures[name] = figures
         print_row(name, ", ".join(f"{key} {value}" for key, value in figures.items()))

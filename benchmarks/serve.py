@@ -110,7 +110,7 @@ def texts(report: Report, args: Namespace, place: Path) -> None:
         metrics = server.ask("/metrics")[1]
     seconds = round(time.perf_counter() - began)
     figures = {"clients that left": len(left), "other texts": len(wrong), "seconds": seconds}
-    report.row(f"{count} random requests, 8 at once", **figures)
+    report.row(f"{count} random requests, 8 at once", figures)
     report.holds(not wrong, f"texts differ from lade generate's: {wrong}")
     report.holds('outcome="failed"' not in metrics, f"answers failed: {metrics}")
 
@@ -157,7 +157,7 @@ def memory(report: Report, args: Namespace, place: Path) -> None:
                     used.append(round(program.memory_info().rss / 1e6, 1))
         learned = {"MB by the first requests": round(used[0] - began / 1e6, 1)}
         figures = {"first requests": first} | learned | {"MB after each part": used}
-        report.row(f"{count} more requests of the demo, {strategy}", **figures)
+        report.row(f"{count} more requests of the demo, {strategy}", figures)
         grown = used[-1] - used[0]
         report.holds(args.quick or grown < 2, f"{strategy}: {grown:.1f} MB more")
 
@@ -194,7 +194,7 @@ def speed(report: Report, args: Namespace, place: Path) -> None:
         "speed over the session's": spread(rates),
         "processor time over the session's": spread(work),
     }
-    report.row(f"{count - 1} answers of {tokens} tokens, in turn", **figures)
+    report.row(f"{count - 1} answers of {tokens} tokens, in turn", figures)
     report.holds(args.quick or statistics.median(later) <= 20, "the first token is late")
     report.holds(args.quick or statistics.median(rates) >= 0.97, "a stream is slower")
 
@@ -264,7 +264,7 @@ def abuse(report: Report, args: Namespace, place: Path) -> None:
             )
         left = server.ask("/health")[0]
     shown = {name: sorted(found) for name, found in answers.items() if found}
-    report.row(f"{count} connections", **{"s to an answer beside them": round(seconds, 2), **shown})
+    report.row(f"{count} connections", {"s to an answer beside them": round(seconds, 2), **shown})
     for name in ("no HTTP", "no JSON", "wrong types"):
         report.holds(answers[name] == {"HTTP/1.1 400 Bad Request"}, f"{name}: {answers[name]}")
     report.holds(left == 200, "the server does not go on")
@@ -290,14 +290,14 @@ def clients(report: Report, args: Namespace, place: Path) -> None:
         }
         for name, call in calls.items():
             if shutil.which(call[0]) is None:
-                report.row(name, text="not tried: it is not installed")
+                report.row(name, {"text": "not tried: it is not installed"})
                 continue
             env = os.environ | {"LLM_USER_PATH": str(place), "NO_PROXY": "127.0.0.1"}
             done = subprocess.run(call, capture_output=True, text=True, env=env, check=False)
             text = done.stdout.strip()
             if name == "curl":
                 text = json.loads(text)["choices"][0]["message"]["content"]
-            report.row(name, text="generate's" if text == expected else "another")
+            report.row(name, {"text": "generate's" if text == expected else "another"})
             report.holds(text == expected, f"{name}: {text!r}, {done.stderr[-300:]}")
 
 
