@@ -137,6 +137,10 @@ def test_a_conversation(tmp_path: Path) -> None:
         terminal.send(CTRL_C)
         terminal.enter("/exit")
         assert terminal.close() == 0
+        # What is pasted while the model loads is one message: the terminal marks it, to the end.
+        greeting = terminal.raw.index(b"tokens of context")
+        assert b"\x1b[?2004h" in terminal.raw[:greeting]
+        assert terminal.raw.rindex(b"\x1b[?2004l") > terminal.raw.rindex(b"\x1b[?2004h")
 
 
 def test_ctrl_c_and_signals_in_the_middle_of_a_reply(tmp_path: Path) -> None:
@@ -237,15 +241,6 @@ def test_a_narrow_screen_without_colors_and_a_long_message() -> None:
         terminal.send(CTRL_C)
         terminal.enter("/exit")
         assert terminal.close() == 0
-
-
-def test_a_paste_while_the_model_loads_is_one_message() -> None:
-    with chat("-n", "3") as terminal:
-        greeting = terminal.raw.index(b"tokens of context")
-        assert b"\x1b[?2004h" in terminal.raw[:greeting], "the terminal marks what is pasted"
-        terminal.enter("/exit")
-        assert terminal.close() == 0
-        assert terminal.raw.rindex(b"\x1b[?2004l") > terminal.raw.rindex(b"\x1b[?2004h")
 
 
 def test_a_terminal_that_can_do_nothing() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,13 +20,8 @@ pytestmark = pytest.mark.slow
 
 SEQUENCES = (
     *("\x1b[2J", "\x1b[1;1H", "\x1b[8m", "\x1bc", "\x1b(0", "\x9b2J", "\x1b[6n"),
-    *(
-        "\x1b]52;c;aGk=\x07",
-        "\x1b]8;;http://x\x1b\\",
-        "\x1b]0;title\x07",
-        "\x1bP+q\x1b\\",
-        "\x1b_x\x9c",
-    ),
+    *("\x1b]52;c;aGk=\x07", "\x1b]8;;http://x\x1b\\", "\x1b]0;title\x07"),
+    *("\x1bP+q\x1b\\", "\x1b_x\x9c"),
 )
 CONTROLS = (
     *(chr(code) for code in (*range(1, 9), *range(11, 32), *range(127, 160))),
@@ -39,9 +35,9 @@ SHORT = "".join(
 )
 
 
-def obeyed(terminal: Terminal) -> list[str]:
+def obeyed(written: bytes) -> list[str]:
     """The controls that reached the terminal as they are."""
-    return [each for each in (*SEQUENCES, *CONTROLS) if f"<{each}>".encode() in terminal.raw]
+    return [each for each in (*SEQUENCES, *CONTROLS) if f"<{each}>".encode() in written]
 
 
 def harmless(*arguments: str, shows: str = "lade: ", lines: int = 24, **env: str) -> Terminal:
@@ -50,7 +46,7 @@ def harmless(*arguments: str, shows: str = "lade: ", lines: int = 24, **env: str
         terminal.wait(shows)
         terminal.close()
         terminal.raw += terminal.child.before or b""
-        assert obeyed(terminal) == []
+        assert obeyed(terminal.raw) == []
         assert "Traceback" not in terminal.text()
     return terminal
 
@@ -81,7 +77,7 @@ def test_a_chat(model: str, tmp_path: Path) -> None:
         terminal.wait("taken back")
         terminal.enter("/exit")
         terminal.close()
-        assert obeyed(terminal) == []
+        assert obeyed(terminal.raw) == []
         assert "Traceback" not in terminal.text()
 
 
@@ -104,7 +100,7 @@ def test_a_trace(way: str, tmp_path: Path) -> None:
         terminal.wait("step 1 of 1")
         terminal.send("q")
         terminal.close()
-        assert obeyed(terminal) == []
+        assert obeyed(terminal.raw) == []
 
 
 ERRORS: list[tuple[str, ...]] = [
@@ -129,8 +125,15 @@ ERRORS: list[tuple[str, ...]] = [
 
 
 @pytest.mark.parametrize("arguments", ERRORS, ids=lambda each: " ".join(each).split("<")[0])
-def test_an_error(arguments: tuple[str, ...]) -> None:
-    harmless(*arguments)
+def test_an_error(arguments: tuple[str, ...], lade: Any) -> None:
+    """Errors are written alike wherever stderr leads; the next test sees one in a terminal."""
+    told = lade(*arguments)
+    assert told.err.startswith("lade: ")
+    assert obeyed((told.out + told.err).encode()) == []
+
+
+def test_an_error_in_a_terminal() -> None:
+    harmless(*ERRORS[-1])
 
 
 def test_names_of_what_is_here(model: str, tmp_path: Path) -> None:
