@@ -39,13 +39,19 @@ def own_model(family: str) -> Any:
     return model
 
 
+def ask(model: Any, prompt: list[int] | None = None, **options: Any) -> list[int]:
+    """Ids by lookahead inside transformers, of a prompt for Llama unless there is another."""
+    ids = torch.tensor([prompt or prompt_for("llama")])
+    out = model.generate(ids, **{"custom_generate": ladecli.lookahead} | options)
+    return [int(token) for token in out[0]]
+
+
 def both(family: str, **options: Any) -> tuple[list[int], list[int]]:
     """Ids by transformers and by lookahead inside transformers."""
-    model, ids = own_model(family), torch.tensor([prompt_for(family)])
-    settings = {"attention_mask": torch.ones_like(ids), "pad_token_id": 0, **options}
-    own = model.generate(ids, **settings)[0].tolist()
-    mine = model.generate(ids, custom_generate=ladecli.lookahead, lade_config=CONFIG, **settings)
-    return own, mine[0].tolist()
+    model, prompt = own_model(family), prompt_for(family)
+    settings = {"attention_mask": torch.ones(1, len(prompt)), "pad_token_id": 0, **options}
+    own = ask(model, prompt, custom_generate=None, **settings)
+    return own, ask(model, prompt, lade_config=CONFIG, **settings)
 
 
 @pytest.mark.parametrize(
@@ -90,13 +96,13 @@ def test_every_end_token_counts(at: int) -> None:
 
 
 def test_sampling_depends_on_the_seed() -> None:
-    model, ids = own_model("llama"), torch.tensor([prompt_for("llama")])
-    settings = {"do_sample": True, "top_k": 10, "temperature": 0.9, "max_new_tokens": 30}
-
-    def text(**options: Any) -> list[int]:
-        out = model.generate(ids, custom_generate=ladecli.lookahead, **settings, **options)
-        return out[0].tolist()
-
+    settings: dict[str, Any] = {
+        "do_sample": True,
+        "top_k": 10,
+        "temperature": 0.9,
+        "max_new_tokens": 30,
+    }
+    text = functools.partial(ask, own_model("llama"), **settings)
     assert text(lade_seed=3) == text(lade_seed=3, lade_config=CONFIG)
     assert text(lade_seed=3) != text(lade_seed=4)
     torch.manual_seed(0)
@@ -121,22 +127,19 @@ class Streamer:
 
 @pytest.mark.parametrize("name", ["streamer", "lade_streamer"])
 def test_the_streamer_gets_every_token_in_order(name: str) -> None:
-    model, ids = own_model("llama"), torch.tensor([prompt_for("llama")])
-    plain, streamer = Streamer(), Streamer()
+    model, plain, streamer = own_model("llama"), Streamer(), Streamer()
     settings: dict[str, Any] = {"max_new_tokens": 20, "do_sample": False}
-    model.generate(ids, streamer=plain, **settings)
-    settings |= {"custom_generate": ladecli.lookahead, "lade_config": CONFIG, name: streamer}
-    model.generate(ids, **settings)
+    ask(model, custom_generate=None, streamer=plain, **settings)
+    ask(model, lade_config=CONFIG, **settings, **{name: streamer})
     assert streamer.got == plain.got
     assert streamer.ended
 
 
 def test_a_partial_function_gets_the_streamer_too() -> None:
-    model, ids, streamer = own_model("llama"), torch.tensor([prompt_for("llama")]), Streamer()
-    seeded = functools.partial(ladecli.lookahead, lade_seed=3)
-    settings = {"max_new_tokens": 9, "do_sample": True, "eos_token_id": None}
-    out = model.generate(ids, custom_generate=seeded, streamer=streamer, **settings)
-    assert [token for got in streamer.got for token in got] == out[0].tolist()
+    streamer, seeded = Streamer(), functools.partial(ladecli.lookahead, lade_seed=3)
+    settings: dict[str, Any] = {"max_new_tokens": 9, "do_sample": True, "eos_token_id": None}
+    ids = ask(own_model("llama"), custom_generate=seeded, streamer=streamer, **settings)
+    assert [token for got in streamer.got for token in got] == ids
 
 
 def test_the_model_gets_its_attention_back() -> None:
@@ -147,27 +150,21 @@ def test_the_model_gets_its_attention_back() -> None:
 
 
 def test_a_context_that_is_too_short_is_said() -> None:
-    model, ids = model_of("gpt2"), torch.tensor([prompt_for("gpt2")])
     with pytest.warns(UserWarning, match="ends at the model's context of 128 tokens"):
-        out = model.generate(
-            ids, custom_generate=ladecli.lookahead, max_length=200, eos_token_id=None
-        )
-    assert out.shape[1] == 128
+        ids = ask(model_of("gpt2"), max_length=200, eos_token_id=None)
+    assert len(ids) == 128
 
 
 def short_answer(model: Any = None) -> None:
-    model, ids = model or own_model("llama"), torch.tensor([prompt_for("llama")])
-    model.generate(ids, custom_generate=ladecli.lookahead, max_new_tokens=3, do_sample=False)
+    ask(model or own_model("llama"), max_new_tokens=3, do_sample=False)
 
 
 def test_the_weights_of_the_caller_count_as_they_are_now() -> None:
-    model, ids = own_model("llama"), torch.tensor([prompt_for("llama")])
-    short_answer(model)
+    model = own_model("llama")
+    before = same_text(model)
     with torch.no_grad():
         model.lm_head.weight.copy_(model.lm_head.weight.flip(0))
-    settings = {"do_sample": False, "max_new_tokens": 20}
-    mine = model.generate(ids, custom_generate=ladecli.lookahead, **settings)
-    assert torch.equal(mine, model.generate(ids, **settings))
+    assert same_text(model) != before
 
 
 # The model as it is now.
@@ -250,11 +247,10 @@ SLOWER = "transformers' (forward|own decoding)"
 
 def same_text(model: Any) -> list[int]:
     """What both `generate` and lookahead make of a prompt."""
-    ids = torch.tensor([prompt_for("llama")])
-    settings = {"do_sample": False, "max_new_tokens": 12, "eos_token_id": None, "pad_token_id": 0}
-    own = model.generate(ids, **settings)[0].tolist()
-    mine = model.generate(ids, custom_generate=ladecli.lookahead, lade_config=CONFIG, **settings)
-    assert mine[0].tolist() == own
+    settings: dict[str, Any] = {"do_sample": False, "max_new_tokens": 12}
+    settings |= {"eos_token_id": None, "pad_token_id": 0}
+    own = ask(model, custom_generate=None, **settings)
+    assert ask(model, lade_config=CONFIG, **settings) == own
     return own
 
 
@@ -341,9 +337,7 @@ def test_hooks_of_libraries_and_compiled_forwards_cost_nothing() -> None:
     model.forward = torch.compile(model.forward, backend="eager")
     with pytest.MonkeyPatch.context() as patching:
         patching.delattr(custom_generate.StockModel, "forward")
-        model.generate(
-            torch.tensor([prompt_for("llama")]), custom_generate=ladecli.lookahead, max_new_tokens=3
-        )
+        short_answer(model)
 
 
 def test_looking_costs_under_a_hundredth_of_a_call() -> None:
@@ -414,9 +408,8 @@ def test_a_gpu_that_no_profile_knows_is_measured(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_what_it_does_not_do_is_refused(options: dict[str, Any], message: str) -> None:
-    model, ids = own_model("llama"), torch.tensor([prompt_for("llama")])
     with pytest.raises(ValueError, match=message):
-        model.generate(ids, custom_generate=ladecli.lookahead, max_new_tokens=5, **options)
+        ask(own_model("llama"), max_new_tokens=5, **options)
 
 
 def test_inputs_beside_the_ids_are_refused() -> None:
@@ -434,11 +427,10 @@ def test_inputs_beside_the_ids_are_refused() -> None:
 
 def test_a_mask_that_the_caller_did_not_pass_is_not_the_callers() -> None:
     """transformers makes one where the prompt holds the padding token."""
-    model, ids = own_model("llama"), torch.tensor([[5, 0, 7, 8]])
+    model, prompt = own_model("llama"), [5, 0, 7, 8]
     with pytest.raises(ValueError, match="which transformers makes where none is passed"):
-        model.generate(ids, custom_generate=ladecli.lookahead, max_new_tokens=5)
-    options = {"custom_generate": ladecli.lookahead, "attention_mask": torch.ones_like(ids)}
-    assert model.generate(ids, max_new_tokens=5, **options).shape[1] > 4
+        ask(model, prompt, max_new_tokens=5)
+    assert len(ask(model, prompt, max_new_tokens=5, attention_mask=torch.ones(1, 4))) > 4
 
 
 def test_flags_of_the_result_that_change_no_text_are_taken() -> None:
