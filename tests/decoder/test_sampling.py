@@ -233,6 +233,15 @@ def test_sampled_text_has_the_models_distribution() -> None:
     assert stats.chi2.sf(statistic, freedom) > 1e-3
 
 
+@pytest.mark.parametrize("strategy", ["lookahead", "prompt-lookup", "jacobi"])
+def test_sampled_text_is_that_of_plain_decoding_where_drafts_are_accepted(strategy: str) -> None:
+    decoder = decoder_with(Markov(random_logits(6, 6, seed=4, scale=1.5)))
+    sampling, limits = SamplingConfig(temperature=0.7, top_k=5, seed=1), Limits(200)
+    events = run(decoder, [0], strategy, LookaheadConfig(3, 3, 3), sampling, limits)
+    assert ids_of(events) == ids_of(run(decoder, [0], sampling=sampling, limits=limits))
+    assert sum(token.source is not None for token in tokens_of(events)) > 200 / 20
+
+
 # Reading out a step.
 
 TREE = TokenTree()
