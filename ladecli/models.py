@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import io
 import json
 import time
@@ -35,7 +34,7 @@ from .specs import adapters, hub, memory, model_files
 from .specs.adapters import Adapter
 from .specs.device import Device, detect, free_memory
 from .specs.memory import FULL, ModelSpec
-from .specs.model_spec import choose_dtype, empty_model, make_fp8_plain, spec_of
+from .specs.model_spec import choose_dtype, empty_model, make_fp8_plain, spec_of, with_context
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,17 +191,12 @@ def extend_context(planned: PlannedModel, context: int) -> PlannedModel:
     made_for = planned.facts.context
     if context <= made_for:
         return planned
-    config = copy.deepcopy(planned.config)
-    text = config.get_text_config(decoder=True)
-    parameters = getattr(text, "rope_parameters", None) or {}
-    # One set of parameters, or one for each kind of layer.
-    ropes = [each for each in parameters.values() if isinstance(each, dict)] or [parameters]
-    if any(rope.get("rope_type") not in ("default", "linear", "llama3") for rope in ropes):
+    config = with_context(planned.config, context)
+    if config is None:
         raise UsageError(
             f"{planned.name} has positions for {made_for:,} tokens, and {context:,} are wanted;"
             " give shorter lengths"
         )
-    text.max_position_embeddings = context
     notice = (
         f"{planned.name} was made for {made_for:,} tokens: after them figures show what steps"
         " cost, and the text means nothing"
