@@ -46,7 +46,7 @@ class PlannedModel:
     placement: Placement
     config: Any  # of transformers
     facts: ModelFacts
-    dtype: torch.dtype  # of weights that are not quantized
+    dtype: torch.dtype  # of weights that are not quantized, and of activations but on some CPUs
     spec: ModelSpec
     part: ModelSpec  # what this process holds: less where ranks share the model
     notices: tuple[str, ...] = ()
@@ -130,8 +130,6 @@ def plan(
         free = free_memory(device)
         dtype, cast = choose_dtype(empty, wanted, options.quantize, device, free, folder)
         spec = spec_of(empty, dtype, options.quantize, everything=where.own_int8)
-        compute = str(where.computed_in(facts, dtype)).removeprefix("torch.")
-        spec = replace(spec, compute=compute)
         part = placement.rank_spec(name, empty, spec, split)
     size = memory.format_bytes(spec.weight_bytes)
     unpacked = f"{gguf} is unpacked to {spec.weights}, which takes {size} of memory" if gguf else ""
@@ -361,7 +359,8 @@ def _read_model(planned: PlannedModel, working_memory: memory.Need | None, progr
             model = _merged(model, adapter, name)
         if planned.placement.own_int8:
             int8.quantise(model)
-            model.to(planned.dtype)
+            for parameter in model.parameters():  # and no buffers: frequencies are exact
+                parameter.data = parameter.data.to(planned.dtype)
         return model.eval()
 
 

@@ -52,13 +52,6 @@ class Placement:
         whole = self.device_map is None and self.split == 1
         return whole and facts.no_trees is None and facts.family in FAMILIES
 
-    def computed_in(self, facts: ModelFacts, dtype: torch.dtype) -> torch.dtype:
-        """The type of a model's activations, keys and values here, beside weights of a type."""
-        from .decoder.model.cpu_formats import computed_in
-
-        on_cpu = self.device.kind == "cpu" and (self.quantize == "none" or self.own_int8)
-        return computed_in(dtype) if on_cpu and self.is_ours(facts) else dtype
-
 
 _OFFLOADED: list[tempfile.TemporaryDirectory[str]] = []
 _CUT = ("colwise", "rowwise", "embedding_", "packed_")

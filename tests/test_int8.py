@@ -134,6 +134,14 @@ def test_what_more_rows_cost_is_seen_at_load() -> None:
         del decoder
 
 
+def test_other_weights_have_the_type_asked_for_and_frequencies_are_exact() -> None:
+    options = ModelOptions(quantize="8bit", dtype="bfloat16")
+    model = models.load("demo", options, PlacementOptions(device="cpu")).model
+    assert {each.dtype for each in model.parameters()} == {torch.bfloat16}
+    exact = dict(load().model.named_buffers())
+    assert all(torch.equal(each, exact[name]) for name, each in model.named_buffers())
+
+
 def test_weights_are_held_once_and_given_back() -> None:
     loaded = load()
     ids = torch.tensor([loaded.tokenizer.encode(PROMPTS[0])])

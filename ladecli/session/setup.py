@@ -82,6 +82,7 @@ def decide(
         width=1 if drafts.strategy == "autoregressive" else drafts.lookahead(base).step_limit,
         attention=attention.name,
         captured=no_graphs is None and options.device_map is None,
+        in_float32=_in_float32(planned),
     )
     free, context, notice = _find_room(planned, asked, sharing)
     need = asked.need(shape, context)
@@ -127,6 +128,16 @@ def _limit_notice(options: SessionOptions, planned: PlannedModel) -> list[str]:
     ]
 
 
+def _in_float32(planned: PlannedModel) -> bool:
+    """Whether a CPU keeps activations, keys and values of a model in float32, whatever its
+    weights are."""
+    from ..decoder.model.cpu_formats import computed_in
+
+    place = planned.placement
+    ours = place.is_ours(planned.facts) and (planned.spec.weights in memory.FULL or place.own_int8)
+    return planned.device.kind == "cpu" and ours and computed_in(planned.dtype).itemsize == 4
+
+
 def _find_room(
     planned: PlannedModel, asked: memory.Asked, sharing: int
 ) -> tuple[float, int, str | None]:
@@ -165,14 +176,12 @@ def why_not_invariant(planned: PlannedModel) -> str | None:
     """Say why steps of a model are not batch-invariant, as far as its configuration tells; None
     where they can be."""
     from ..decoder.model.cpu_formats import packs, rows_alike
-    from ..decoder.model.weights import CPU_TYPES
 
     place, spec = planned.placement, planned.spec
     if planned.device.kind != "cpu":
         return f"it is for a CPU, and the model runs on {planned.device.label}"
-    types = [str(dtype).removeprefix("torch.") for dtype in CPU_TYPES]
-    if spec.compute not in types or not (spec.weights in types or place.own_int8):
-        known = ", ".join(types)
+    if spec.weights not in memory.FULL and not place.own_int8:
+        known = ", ".join(memory.FULL)
         return f"it is for weights in {known} or 8 bits of our own, and these are {spec.weights}"
     if not (packs(machine.in_torch(planned.device, spec.compute)[1]) or rows_alike()):
         return f"products in {spec.compute} round by the number of tokens on this processor"

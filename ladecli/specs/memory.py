@@ -58,10 +58,10 @@ class ModelSpec:
         are batch-invariant."""
         if invariant:
             return "bit for bit the logits of plain decoding, and so its text"
-        if self.weights in FULL and self.compute == "float32":
+        if self.weights == "float32":
             return "token for token the text of plain decoding"
         if self.weights in FULL:
-            why = f"{self.compute} rounds steps of different widths differently"
+            why = f"{self.weights} rounds steps of different widths differently"
         else:
             why = f"{self.weights} kernels for one token and for several round differently"
         return f"the text of plain decoding but for near-ties: {why}"
@@ -159,6 +159,7 @@ class Asked:
     width: int = 1  # the most tokens of a step
     attention: str = "sdpa"
     captured: bool = False
+    in_float32: bool = False  # whether keys and values are, whatever the weights
 
     @property
     def context(self) -> int:
@@ -173,6 +174,7 @@ class Asked:
     def need(self, spec: ModelSpec, context: int) -> Need:
         """What decoding texts of at most `context` tokens takes."""
         width, attention, captured = self.width, self.attention, self.captured
+        spec = replace(spec, compute="float32") if self.in_float32 else spec
         return estimate(spec, context=context, width=width, attention=attention, captured=captured)
 
     def fitting(self, spec: ModelSpec, room: float) -> int:

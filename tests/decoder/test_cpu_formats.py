@@ -222,18 +222,21 @@ def test_what_more_rows_cost_is_summed_over_weights() -> None:
 
 @HALVES
 @pytest.mark.skipif(not MAPS.exists(), reason="no /proc says what a process has mapped")
+@TYPES
+@pytest.mark.parametrize("family", ["llama_tied", "qwen2"])
 def test_nothing_keeps_the_file_of_weights_that_have_another_form(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weights, "SMALL", 1)
     monkeypatch.setattr(Races, "choose", lambda *_: ("halves", "halves"))
-    copy.deepcopy(model_of("llama_tied")).to(torch.bfloat16).save_pretrained(tmp_path)
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    copy.deepcopy(model_of(family)).to(dtype).save_pretrained(tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
     assert str(tmp_path) in MAPS.read_text()
+    tied = model.lm_head.weight is model.get_input_embeddings().weight
     decoder = load_decoder(model.eval())
     assert str(tmp_path) not in MAPS.read_text()
-    assert model.lm_head.weight is model.get_input_embeddings().weight
-    assert run(decoder, prompt_for("llama_tied"))
+    assert tied == (model.lm_head.weight is model.get_input_embeddings().weight)
+    assert run(decoder, prompt_for(family))
 
 
 def packed_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,8 +69,8 @@ class Columns(Rows):
 
 
 class Widened(Rows):
-    """As `Rows`, multiplied in float32, which a processor without products in 16 bits does several
-    times as fast for more than a few rows."""
+    """As `Rows`, multiplied in float32: without products in 16 bits a processor is several times as
+    fast with that for more than a few rows, and beside activations in float32 nothing else goes."""
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """See `Form`."""
@@ -217,10 +217,11 @@ def packs(dtype: torch.dtype) -> bool:
 def computed_in(dtype: torch.dtype) -> torch.dtype:
     """The type of activations beside weights of a type.
 
-    Where a processor has no products in 16 bits, libraries go through float32 in each of them:
-    to stay there is faster, and rounds less.
+    Where fbgemm multiplies weights of 16 bits, and oneDNN does not pack them, each product would
+    go through float32: to stay there is faster, and rounds less.
     """
-    return torch.float32 if packs_halves() and not packs(dtype) else dtype
+    halved = dtype in (torch.bfloat16, torch.float16) and packs_halves() and not packs(dtype)
+    return torch.float32 if halved else dtype
 
 
 def possible(weight: Tensor) -> list[str]:

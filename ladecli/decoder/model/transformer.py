@@ -203,6 +203,8 @@ class Transformer:
         on_cpu = self.device.type == "cpu" and given in CPU_TYPES
         self.keeps_weights = not (join and on_cpu)
         self.dtype = given if self.keeps_weights or self.foreign else computed_in(given)
+        if not self.keeps_weights:
+            _leave_file(model)
         self._embed = body.embed_tokens
         self._embedding_scale = float(getattr(text, "embedding_multiplier", 1.0))
         self._residual_scale = float(getattr(text, "residual_multiplier", 1.0))
@@ -224,8 +226,6 @@ class Transformer:
         self._next_norms = [*[layer.before_attention for layer in self.layers[1:]], None]
         shared = model.lm_head.weight is body.embed_tokens.weight
         self._head = projection([model.lm_head], shared=shared)
-        if not self.keeps_weights:
-            _leave_file(model)
         give_back()
         products = [each for layer in self.layers for each in layer.products]
         self.rows_alike = all(
@@ -363,12 +363,12 @@ def _layer(
 
 
 def _leave_file(model: nn.Module) -> None:
-    """Have copies of small weights and of embeddings, so that nothing keeps the checkpoint's file
-    in memory beside the forms that linear layers have."""
+    """Have copies of all but the weights of linear layers: where these have forms of their own,
+    nothing keeps the checkpoint's file in memory then."""
     for module in model.modules():
-        weight = getattr(module, "weight", None)
-        if isinstance(weight, nn.Parameter) and not isinstance(module, nn.Linear):
-            weight.data = weight.data.clone()
+        for name, parameter in module.named_parameters(recurse=False):
+            if name != "weight" or not isinstance(module, nn.Linear):
+                parameter.data = parameter.data.clone()
 
 
 def _activation(text: Any) -> str:
@@ -378,7 +378,9 @@ def _activation(text: Any) -> str:
 
 def _norm(family: Family, dtype: torch.dtype, module: Any) -> Norm:
     eps = getattr(module, "variance_epsilon", None) or module.eps
-    weight = module.weight.detach().to(dtype)
+    weight = module.weight.detach()
+    if dtype == torch.float32:
+        weight = weight.float()
     exact = weight.device.type == "cpu" and dtype == torch.float32
     if family.unit_offset:
         weight = 1.0 + weight.float()

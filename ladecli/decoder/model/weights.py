@@ -40,7 +40,7 @@ def project(
     """One projection of linear modules that read the same input.
 
     Args:
-        dtype: of the model's weights.
+        dtype: of the input of modules that are called.
         parts: in the order of their outputs.
         join: whether plain linear modules may be joined, which leaves them views of one matrix;
             quantised and other modules are always called as they are.
