@@ -30,6 +30,7 @@ from common import ROOT, argument_parser, print_head, print_row, save
 
 from ladecli import suites
 from ladecli.specs.device import predict_device
+from ladecli.suites import Row
 
 PROCESSOR = predict_device("cpu").label
 WORKERS = Path(__file__).with_name("peer_workers.py")
@@ -136,6 +137,12 @@ def llama_side(args: argparse.Namespace) -> Commands:
     return {kind: [python, WORKERS, "llama", files[kind], args.context] for kind in wanted}
 
 
+def evenly(rows: Sequence[Row], count: int | None) -> list[Row]:
+    """Rows evenly out of a file in which those of a category stand together."""
+    count = min(count or len(rows), len(rows))
+    return [rows[(2 * number + 1) * len(rows) // (2 * count)] for number in range(count)]
+
+
 def measure(
     args: argparse.Namespace, ours: Commands, llamas: Commands, threads: int
 ) -> dict[str, Any]:
@@ -145,7 +152,7 @@ def measure(
         for precision, command in ours.items():
             worker = stack.enter_context(Worker(threads, command))
             found += [Method(f"{precision}, {way}", worker, precision, way) for way in STRATEGIES]
-        rows = suites.some(suites.load(args.prompts), args.count)
+        rows = evenly(suites.load(args.prompts), args.count)
         prompts = [found[0].worker.ask("encode", text=row.turns[0], chat=True) for row in rows]
         for kind, command in llamas.items():
             worker = stack.enter_context(Worker(threads, command))
