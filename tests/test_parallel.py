@@ -45,7 +45,7 @@ class Ranks:
     def __init__(self, *arguments: str, launcher: Sequence[str] = ()) -> None:
         read, write = os.pipe()
         self.out = open(read)  # noqa: SIM115  (`ended`)
-        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  (`ended`)
         self.program: forked.Forked | subprocess.Popen[bytes]
         if launcher:
             self.program = subprocess.Popen(

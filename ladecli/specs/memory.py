@@ -159,7 +159,7 @@ class Asked:
     width: int = 1  # the most tokens of a step
     attention: str = "sdpa"
     captured: bool = False
-    in_float32: bool = False  # whether keys and values are, whatever the weights
+    in_float32: bool = False  # whether activations, keys and values are, whatever the weights
 
     @property
     def context(self) -> int:
