@@ -14,14 +14,13 @@ from .decoder.errors import ConfigError, PromptError
 from .errors import ArgumentError, LadeError
 from .events import TextEvent
 from .metrics import Tally
+from .options.answer import TemplateChoice
 from .options.declare import settings_of
 from .options.drafting import DraftOptions
 from .options.model import SessionOptions
-from .session.chat_template import TemplateChoice
 from .session.opening import open_session
 from .session.session import Session, Settings
 from .view.terminal import Terminal
-from .visualize import memory_line
 
 Prompt = str | Sequence[dict[str, str]]
 """A text to continue, or a conversation: messages with `role` and `content`."""
@@ -128,7 +127,7 @@ class Model:
         for event in self.stream(prompt, **options):
             tally.add(event)
         if tally.reason == "memory":
-            raise LadeError(memory_line(tally) or "out of memory")
+            raise LadeError(tally.out_of_memory or "out of memory")
         return tally.text
 
 

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from .decoder.events import Started, StepNarrowed
+from .errors import counted
 from .events import Ended, PromptRead, Reason, TextEvent, TextStep, pieces_of
 
 
@@ -148,6 +149,22 @@ class Tally:
         return _trimmed_mean(
             [*self.plain_seconds, *(each * scale for each in self.derived_seconds)]
         )
+
+    @property
+    def out_of_memory(self) -> str | None:
+        """What to say of memory below the answer; None if there was enough."""
+        if self.reason == "memory":
+            context = counted(self.prompt + self.tokens, "token")
+            return (
+                f"out of memory after {context} of context; a smaller --max-context,"
+                " --quantize 4bit or a smaller model helps"
+            )
+        if self.step_limit is not None:
+            return (
+                f"out of memory: steps have at most {counted(self.step_limit, 'token')} now; a"
+                " smaller --budget avoids this"
+            )
+        return None
 
     def calibrate(self) -> float | None:
         """The `calibration` that this answer's own steps give, or else the one that it had."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
@@ -18,7 +17,6 @@ import transformers
 from huggingface_hub.utils import enable_progress_bars
 from safetensors import SafetensorError
 
-from . import placement
 from .decoder.compat import needs_eager
 from .decoder.errors import Error
 from .decoder.faults import is_out_of_memory
@@ -29,12 +27,12 @@ from .decoder.quiet import quiet
 from .errors import LoadError, UsageError
 from .generation_config import AnswerDefaults, stop_ids_of
 from .options.model import ModelOptions, PlacementOptions
-from .placement import Placement
-from .specs import adapters, hub, memory, model_files
+from .specs import adapters, hub, memory, model_files, placement
 from .specs.adapters import Adapter
 from .specs.device import Device, detect, free_memory
 from .specs.memory import FULL, ModelSpec
 from .specs.model_spec import choose_dtype, empty_model, make_fp8_plain, spec_of, with_context
+from .specs.placement import Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,21 +298,8 @@ def _tokenizer(planned: PlannedModel) -> Any:
     with _explained(planned.held, planned.options, "its tokenizer"):
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, **asking)
         if not getattr(tokenizer, "chat_template", None) and not asking.get("gguf_file"):
-            tokenizer.chat_template = _processor_template(source, asking)
+            tokenizer.chat_template = hub.processor_template(source, asking)
         return tokenizer
-
-
-def _processor_template(source: str, options: dict[str, Any]) -> str | None:
-    """The chat template of a model that sees pictures, older ones of which have it in a file of
-    their processor's; None where there is none."""
-    asked = {name: options[name] for name in ("revision", "local_files_only")}
-    path = transformers.utils.cached_file(
-        source, "chat_template.json", _raise_exceptions_for_missing_entries=False, **asked
-    )
-    if path is None:
-        return None
-    template: str = json.loads(Path(path).read_text(encoding="utf-8"))["chat_template"]
-    return template
 
 
 def _read_model(planned: PlannedModel, working_memory: memory.Need | None, progress: bool) -> Any:

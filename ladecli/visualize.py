@@ -268,22 +268,6 @@ def status_line(tally: Tally, width: int, max_context: int = 0) -> Text:
     return line
 
 
-def memory_line(tally: Tally) -> str | None:
-    """The line about memory below an answer; None if there was enough."""
-    if tally.reason == "memory":
-        context = counted(tally.prompt + tally.tokens, "token")
-        return (
-            f"out of memory after {context} of context; a smaller --max-context, --quantize 4bit"
-            " or a smaller model helps"
-        )
-    if tally.step_limit is not None:
-        return (
-            f"out of memory: steps have at most {counted(tally.step_limit, 'token')} now; a smaller"
-            " --budget avoids this"
-        )
-    return None
-
-
 def repeats(text: str) -> bool:
     """Whether a text ends in the same few words over and over, at least four times."""
     return bool(text) and any(

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from ladecli import models, placement
-from ladecli.specs import device
+from ladecli import models
+from ladecli.specs import device, placement
 from ladecli.specs.device import Device
 
 CPU = Device("cpu", "cpu", "Some Processor", int(32e9), 2)

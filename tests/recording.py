@@ -13,8 +13,9 @@ from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.events import Detail, Started
 from ladecli.events import Ended, Piece, TextEvent, TextStep
 from ladecli.session.session import Settings
+from ladecli.session.text import speller
 from ladecli.trace.export import describe
-from ladecli.trace.format import Header, Trace, TraceWriter, speller
+from ladecli.trace.format import Header, Trace, TraceWriter
 
 PROMPT = "def read(path):\n"
 SETTINGS = {

@@ -23,7 +23,7 @@ HEAVY = ("torch", "transformers")
 UPSTAIRS = ("rich", "typer", "click", "prompt_toolkit", "platformdirs")
 MODEL_ROOM = (
     *("decoder", "specs"),
-    *("custom_generate.py", "generation_config.py", "models.py", "placement.py"),
+    *("custom_generate.py", "generation_config.py", "models.py"),
 )
 """Who may know torch; everything else deals in numbers and text."""
 TRANSFORMERS_BASELINE = Path("bench/stock.py")
@@ -33,7 +33,7 @@ LIGHT = (
     *("commands.profile_list", "trace.replay", "trace.export", "trace.format", "trace.inspector"),
     *("view.live", "view.markdown", "view.terminal", "repl.commands"),
     *("specs.memory", "specs.model_files", "specs.hub", "specs.device", "specs.adapters"),
-    "placement",
+    "specs.placement",
     *("session.opening", "session.setup", "session.parallel", "session.place"),
     *("bench.command", "bench.report", "bench.compare", "bench.verify"),
     *("serve.command", "serve.app"),

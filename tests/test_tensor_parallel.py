@@ -10,13 +10,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ladecli import models, placement
+from ladecli import models
 from ladecli.decoder import layout
 from ladecli.decoder.errors import DecoderError
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.strategy import Draft
 from ladecli.errors import LadeError, UsageError
 from ladecli.options.model import ModelOptions, PlacementOptions
+from ladecli.specs import placement
 from ladecli.specs.device import Device
 
 from . import forked

@@ -12,7 +12,8 @@ import pytest
 from ladecli.decoder.events import Started, StepNarrowed
 from ladecli.errors import LadeError, UsageError
 from ladecli.events import Ended, Piece, PromptRead, TextEvent, TextStep
-from ladecli.trace.format import Header, Trace, TraceWriter, read_trace, speller
+from ladecli.session.text import speller
+from ladecli.trace.format import Header, Trace, TraceWriter, read_trace
 
 from .recording import PROMPT, SETTINGS, demo, events_of, record, write
 

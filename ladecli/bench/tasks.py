@@ -14,8 +14,8 @@ from ..suites import row_notices
 from .result import Skipped
 
 if TYPE_CHECKING:
+    from ..options.answer import TemplateChoice
     from ..options.commands import MeasureRequest
-    from ..session.chat_template import TemplateChoice
     from ..session.session import Session
     from ..session.text import Part
     from ..suites import Row

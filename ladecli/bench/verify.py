@@ -20,9 +20,8 @@ from .. import suites
 from ..errors import INTERRUPTED, LadeError, UsageError, counted, printable
 from ..events import Reason
 from ..session import opening
-from ..session.text import Part
+from ..session.text import Part, speller
 from ..specs.memory import FULL
-from ..trace.format import speller
 from ..view import screen
 from ..view.terminal import Terminal, ctrl_c
 from .chi_square import Ids, Sampled

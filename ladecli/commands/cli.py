@@ -285,8 +285,8 @@ def run() -> int:
             raise
         # A terminal that was closed takes no output: there is nowhere to report it.
     flushed = [_flushed(stream) for stream in (sys.stdout, sys.stderr)]
-    if "ladecli.placement" in sys.modules:
-        sys.modules["ladecli.placement"].remove_offloaded()
+    if "ladecli.specs.placement" in sys.modules:
+        sys.modules["ladecli.specs.placement"].remove_offloaded()
     return code if all(flushed) else code or LadeError.exit_code
 
 

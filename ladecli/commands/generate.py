@@ -19,7 +19,7 @@ from ..session import opening, pool_file
 from ..suites import STDIN, Row, display_name, name_of, read_rows, read_text
 from ..trace import export
 from ..view.terminal import Terminal, ctrl_c
-from ..visualize import Together, memory_line
+from ..visualize import Together
 
 if TYPE_CHECKING:
     from ..session.session import Session, Settings
@@ -228,7 +228,7 @@ class _Answers:
             terminal.say(f"no text came within {counted(tally.tokens, 'token')}; raise -n")
         if tally.reason == "length" and "max_new_tokens" not in request.origins:
             terminal.say(f"stopped at {tally.tokens} tokens; -n sets another limit")
-        if line := memory_line(tally):
+        if line := tally.out_of_memory:
             # An answer that is cut short is an error, which --quiet does not hide.
             quiet = request.quiet and tally.reason != "memory"
             Terminal(request.color, quiet).say(line)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import secrets
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, ClassVar
 
 from ..decoder.config import SamplingConfig
 from ..errors import UsageError
-from ..session.chat_template import TemplateChoice
 from .declare import Options, option
 from .drafting import DraftOptions, decode_option
 from .model import RankOptions, SessionOptions
@@ -21,6 +21,16 @@ output_option = partial(option, "Output")
 _sample = partial(option, "Sampling")
 _serve = partial(option, "Serving")
 _file = partial(output_option, metavar="FILE", lasting=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateChoice:
+    """Which chat template puts a conversation into words."""
+
+    # of one of the model's templates, or of a file; None for the model's own
+    name: str | None = None
+    # the template's own variables, such as `enable_thinking`
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from ..view import screen
 from ..view.live import reply_view
 from ..view.markdown import MarkdownRenderer
 from ..view.terminal import Terminal, ctrl_c
-from ..visualize import SEPARATOR, Together, memory_line, repeats
+from ..visualize import SEPARATOR, Together, repeats
 from .journal import Journal, Running
 from .reader import Reader, escape
 
@@ -204,7 +204,7 @@ class Chat:
             LadeError: memory did not suffice for all of it.
             KeyboardInterrupt: on a pipe, if that ended it.
         """
-        tally, memory = reply.tally, memory_line(reply.tally)
+        tally, memory = reply.tally, reply.tally.out_of_memory
         limit = self.session.decoder.max_context
         remarks = {
             "context": f"cut: the context of {limit} tokens is full; ask it to go on",

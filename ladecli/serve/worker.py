@@ -18,12 +18,10 @@ from ..decoder.errors import ConfigError, DeviceLostError, Error, PromptError, R
 from ..errors import UsageError, describe_error, one_line
 from ..events import TextEvent, TextStep, pieces_of
 from ..metrics import Tally
-from ..options.answer import ServeRequest
+from ..options.answer import ServeRequest, TemplateChoice
 from ..session import opening
-from ..session.chat_template import TemplateChoice
-from ..trace.format import speller
+from ..session.text import speller
 from ..view.terminal import Terminal
-from ..visualize import memory_line
 from .figures import Figures
 from .schema import ChatWanted, Refused, TextWanted, Wanted
 
@@ -160,7 +158,7 @@ class Worker:
                 held, sent = [], time.monotonic()
         yield self._part(held, hidden)
         if tally.reason == "memory":
-            raise Refused(507, memory_line(tally) or "out of memory", code="out_of_memory")
+            raise Refused(507, tally.out_of_memory or "out of memory", code="out_of_memory")
         if tally.reason not in _FINISH:
             raise ending()
         yield Part(finish=_FINISH[tally.reason], ends=_ends(tally, settings))

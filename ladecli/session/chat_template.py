@@ -6,13 +6,13 @@ import inspect
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .. import files
 from ..errors import UsageError
+from ..options.answer import TemplateChoice
 from .limited import LimitError, limited
 from .text import token_ids
 
@@ -38,16 +38,6 @@ _PROBES = {
     "reasoning": "let me see",
 }
 """What shows by an example what a template makes of each role, and of earlier reasoning."""
-
-
-@dataclass(frozen=True, slots=True)
-class TemplateChoice:
-    """Which chat template puts a conversation into words."""
-
-    # of one of the model's templates, or of a file; None for the model's own
-    name: str | None = None
-    # the template's own variables, such as `enable_thinking`
-    arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 class ChatTemplate:

@@ -22,10 +22,9 @@ if TYPE_CHECKING:
     from ..decoder.config import SamplingConfig
     from ..decoder.run.ranks.transport import DistributedTransport
     from ..models import PlannedModel
-    from ..options.answer import AnswerOptions, RankedOptions, TemplateOptions
+    from ..options.answer import AnswerOptions, RankedOptions, TemplateChoice, TemplateOptions
     from ..options.model import SessionOptions
     from ..profiles import Choice
-    from .chat_template import TemplateChoice
     from .session import Session, Settings
 
 RankLoader: TypeAlias = "Callable[[DistributedTransport], Session]"

@@ -19,8 +19,9 @@ from ..decoder.strategies import make_strategy
 from ..errors import NoEmbeddingError
 from ..events import TextEvent
 from ..models import LoadedModel
+from ..options.answer import TemplateChoice
 from ..profiles import Choice, races
-from .chat_template import ChatMessage, ChatTemplate, TemplateChoice
+from .chat_template import ChatMessage, ChatTemplate
 from .conversation import Conversation
 from .reasoning import splitter
 from .setup import Setup

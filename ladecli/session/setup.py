@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from .. import placement, profiles
+from .. import profiles
 from ..decoder.config import check_attention
 from ..errors import UsageError
 from ..options.declare import CONFIG_FILE, config_path
 from ..profiles import races
 from ..specs import device as machine
-from ..specs import memory
+from ..specs import memory, placement
 
 if TYPE_CHECKING:
     from ..decoder.run.ranks.transport import DistributedTransport

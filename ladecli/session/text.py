@@ -23,6 +23,20 @@ class Tokenizer(Protocol):
         """The text of some tokens."""
 
 
+def speller(tokenizer: Tokenizer) -> Callable[[int], str]:
+    """A function from a token id to its text, the space that starts a word included.
+
+    Some tokenizers drop the space at the start of a text, so a token is decoded after itself.
+    """
+
+    def spell(token: int) -> str:
+        once = tokenizer.decode([token], skip_special_tokens=False)
+        twice = tokenizer.decode([token, token], skip_special_tokens=False)
+        return twice[len(once) :] if twice.startswith(once) else once
+
+    return spell
+
+
 def token_ids(tokenizer: Any, text: str, *, special: bool = True) -> list[int]:
     """The ids of a text; `special` is whether with the special tokens that the tokenizer adds.
 

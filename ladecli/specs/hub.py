@@ -8,13 +8,16 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
+import json
 import pickle
 import re
 import socket
 import urllib.parse
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import (
     constants,
@@ -225,6 +228,26 @@ def adapter_folder(source: str, revision: str | None, ask: bool) -> Path | None:
             )
         )
     return None
+
+
+def processor_template(source: str, options: Mapping[str, Any]) -> str | None:
+    """The chat template of a model that sees pictures, older ones of which have it in a file of
+    their processor's; None where there is none.
+
+    Args:
+        source: a folder, or a name on the hub.
+        options: of transformers' calls; `revision` and `local_files_only` count.
+    """
+    from transformers.utils import cached_file
+
+    asked = {name: options[name] for name in ("revision", "local_files_only")}
+    path = cached_file(
+        source, "chat_template.json", _raise_exceptions_for_missing_entries=False, **asked
+    )
+    if path is None:
+        return None
+    template: str = json.loads(Path(path).read_text(encoding="utf-8"))["chat_template"]
+    return template
 
 
 def hub_answers() -> bool:

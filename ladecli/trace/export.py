@@ -87,7 +87,8 @@ def views(
     trace, svg, html = (_path(request, option, number) for option in OPTIONS)
     name, decode = session.loaded.name, session.loaded.tokenizer.decode
     if trace:
-        from .format import Header, TraceWriter, speller
+        from ..session.text import speller
+        from .format import Header, TraceWriter
 
         header = Header(
             model=name,

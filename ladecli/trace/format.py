@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
     AfterValidator,
@@ -30,9 +30,6 @@ from .. import files
 from ..decoder.events import Detail, Started, StepNarrowed
 from ..errors import LadeError, UsageError, flaw
 from ..events import Ended, PromptRead, TextEvent, TextStep
-
-if TYPE_CHECKING:
-    from ..session.text import Tokenizer
 
 OPTION = "--trace"
 
@@ -123,20 +120,6 @@ class Trace:
         return self.spellings.get(token, f"<{token}>")
 
 
-def speller(tokenizer: Tokenizer) -> Callable[[int], str]:
-    """A function from a token id to its text, the space that starts a word included.
-
-    Some tokenizers drop the space at the start of a text, so a token is decoded after itself.
-    """
-
-    def spell(token: int) -> str:
-        once = tokenizer.decode([token], skip_special_tokens=False)
-        twice = tokenizer.decode([token, token], skip_special_tokens=False)
-        return twice[len(once) :] if twice.startswith(once) else once
-
-    return spell
-
-
 class TraceWriter:
     """Writes a trace while the answer is made.
 
@@ -145,7 +128,7 @@ class TraceWriter:
     Args:
         path: the file; its former content is lost.
         header: what was asked for.
-        spell: the text of a token id; see `speller`.
+        spell: the text of a token id; see `session.text.speller`.
 
     Raises:
         LadeError: the file cannot be written.

@@ -14,17 +14,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .decoder.errors import RankError
-from .errors import UsageError
-from .specs import memory
-from .specs.device import Device, free_memory, present
-from .specs.memory import ModelSpec
+from ..decoder.errors import RankError
+from ..errors import UsageError
+from . import memory
+from .device import Device, free_memory, present
+from .memory import ModelSpec
 
 if TYPE_CHECKING:
     import torch
 
-    from .decoder.model.families import ModelFacts
-    from .specs.adapters import Adapter
+    from ..decoder.model.families import ModelFacts
+    from .adapters import Adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +41,13 @@ class Placement:
         """Whether weights of 8 bits are ours (`decoder.model.int8`), and not bitsandbytes'."""
         if self.quantize != "8bit" or self.device.kind != "cpu":
             return False
-        from .decoder.model import int8
+        from ..decoder.model import int8
 
         return self.device_map is None and self.split == 1 and int8.available()
 
     def is_ours(self, facts: ModelFacts) -> bool:
         """Whether our own forward runs a model here, as far as its configuration tells."""
-        from .decoder.model.families import FAMILIES
+        from ..decoder.model.families import FAMILIES
 
         whole = self.device_map is None and self.split == 1
         return whole and facts.no_trees is None and facts.family in FAMILIES
