@@ -23,7 +23,7 @@ import torch
 
 import ladecli
 from ladecli.commands.cli import entry
-from ladecli.decoder.model import form_races
+from ladecli.decoder.model import form_races, weights
 from ladecli.decoder.quiet import LOG
 from ladecli.session.conversation import from_json
 
@@ -140,6 +140,18 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
+
+
+@pytest.fixture
+def raced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forms of weights race, as in a user's loads."""
+    monkeypatch.setattr(form_races, "RACE_SECONDS", 1.0)
+
+
+@pytest.fixture
+def small_weights_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matrices of small models have a form of their own, too."""
+    monkeypatch.setattr(weights, "SMALL", 1)
 
 
 @pytest.fixture

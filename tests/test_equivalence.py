@@ -24,7 +24,6 @@ from ladecli.decoder.drafting import ngram_model
 from ladecli.decoder.drafting.store import DraftStore
 from ladecli.decoder.errors import ConfigError
 from ladecli.decoder.load import load_decoder
-from ladecli.decoder.model import weights
 from ladecli.decoder.model.stock import StockModel
 from ladecli.decoder.model.transformer import Transformer
 from ladecli.decoder.step_cost import StepCost
@@ -101,10 +100,8 @@ def test_plain_decoding_equals_transformers(family: str) -> None:
 
 @pytest.mark.parametrize("packed", [False, True], ids=["joined", "packed"])
 @pytest.mark.parametrize("family", OWN)
-def test_joined_and_packed_weights_equal_transformers(
-    family: str, packed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(weights, "SMALL", 1)  # matrices of small models, too
+@pytest.mark.usefixtures("small_weights_count")
+def test_joined_and_packed_weights_equal_transformers(family: str, packed: bool) -> None:
     decoder = load_decoder(copy.deepcopy(model_of(family)), join=True, pack=packed)
     assert isinstance(decoder.runner.model, Transformer)
     assert not decoder.runner.model.keeps_weights

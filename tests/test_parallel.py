@@ -17,7 +17,6 @@ import psutil
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from ladecli.decoder.model import form_races
 from ladecli.errors import UsageError
 from ladecli.options.answer import RankedOptions
 from ladecli.profiles import races
@@ -146,10 +145,10 @@ def test_ranks_of_torchrun_that_differ(two_ranks: Any) -> None:
     assert "rank 1 has seed 1 and rank 0 has 0" in first.stderr
 
 
+@pytest.mark.usefixtures("raced")
 def test_ranks_that_know_other_forms_to_be_fast_yield_the_text_of_one(
     lade: Any, two_ranks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(form_races, "RACE_SECONDS", 1.0)
     given = ["-p", "def largest(items):", "-n", "40", "--ignore-eos", "--json", "-q"]
     expected = lade("generate", *given).json()["token_ids"]
     cpu = device.detect("cpu")

@@ -58,6 +58,17 @@ def bare_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_formats, "packs_halves", lambda: False)
 
 
+class Decided(Races):
+    """Races that one form wins for every weight."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self._form = form
+
+    def choose(self, *_weight: object) -> tuple[str, str]:
+        return self._form, self._form
+
+
 def won(form: str, dtype: torch.dtype, shape: tuple[int, int]) -> Races:
     """Races of one shape that a form has won."""
     races = Races(seconds=1.0)
@@ -70,11 +81,11 @@ def won(form: str, dtype: torch.dtype, shape: tuple[int, int]) -> Races:
 @TYPES
 @pytest.mark.parametrize("bare", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.usefixtures("small_weights_count")
 def test_every_form_is_the_product(
     bias: bool, bare: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here, and on a processor that has nothing for 16 bits."""
-    monkeypatch.setattr(weights, "SMALL", 1)
     if bare:
         bare_processor(monkeypatch)
     for form in forms_of(dtype):
@@ -195,12 +206,12 @@ def test_forms_of_16_bits_are_those_of_the_processor(
 @HALVES
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("family", ["llama", "llama_tied", "gemma2", "qwen3"])
+@pytest.mark.usefixtures("small_weights_count")
 def test_a_processor_without_16_bits_gives_the_text_of_float32(
     family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To hold weights in 16 bits costs it nothing but what they round."""
     monkeypatch.setattr(cpu_formats, "packs", lambda kind: kind == torch.float32)
-    monkeypatch.setattr(weights, "SMALL", 1)
     prompt, model = prompt_for(family), copy.deepcopy(model_of(family)).to(dtype)
     expected = transformers_ids(copy.deepcopy(model).float(), prompt, 40)
     decoder = load_decoder(model)
@@ -224,58 +235,49 @@ def test_what_more_rows_cost_is_summed_over_weights() -> None:
 @pytest.mark.skipif(not MAPS.exists(), reason="no /proc says what a process has mapped")
 @TYPES
 @pytest.mark.parametrize("family", ["llama_tied", "qwen2"])
+@pytest.mark.usefixtures("small_weights_count")
 def test_nothing_keeps_the_file_of_weights_that_have_another_form(
-    family: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(weights, "SMALL", 1)
-    monkeypatch.setattr(Races, "choose", lambda *_: ("halves", "halves"))
     copy.deepcopy(model_of(family)).to(dtype).save_pretrained(tmp_path)
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype)
     assert str(tmp_path) in MAPS.read_text()
     tied = model.lm_head.weight is model.get_input_embeddings().weight
-    decoder = load_decoder(model.eval())
+    decoder = load_decoder(model.eval(), races=Decided("halves"))
     assert str(tmp_path) not in MAPS.read_text()
     assert tied == (model.lm_head.weight is model.get_input_embeddings().weight)
     assert run(decoder, prompt_for(family))
 
 
-def packed_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights, "SMALL", 1)
-
-    monkeypatch.setattr(Races, "choose", lambda *_: ("packed", "packed"))
-
-
 @pytest.mark.parametrize("pack", [False, True])
 @pytest.mark.parametrize("family", ["llama", "llama_tied", "gemma2", "qwen3"])
-def test_a_model_that_holds_packed_weights_alone_gives_its_text(
-    family: str, pack: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    packed_everywhere(monkeypatch)
+@pytest.mark.usefixtures("small_weights_count")
+def test_a_model_that_holds_packed_weights_alone_gives_its_text(family: str, pack: bool) -> None:
     model, prompt = copy.deepcopy(model_of(family)), prompt_for(family)
     expected = transformers_ids(model_of(family), prompt, 20)
-    decoder = load_decoder(model, pack=pack)
+    decoder = load_decoder(model, pack=pack, races=Decided("packed"))
     assert model.get_decoder().layers[0].mlp.down_proj.weight.numel() == 0
     config = LookaheadConfig(4, 4, 4, 24)
     for strategy in ("autoregressive", "lookahead"):
         assert ids_of(run(decoder, prompt, strategy, config, limits=Limits(20))) == expected
 
 
-def test_a_model_may_have_several_decoders(monkeypatch: pytest.MonkeyPatch) -> None:
-    packed_everywhere(monkeypatch)
+@pytest.mark.usefixtures("small_weights_count")
+def test_a_model_may_have_several_decoders() -> None:
     model, prompt = copy.deepcopy(model_of("llama")), prompt_for("llama")
     expected = transformers_ids(model, prompt, 20)
-    decoders = [load_decoder(model) for _ in range(2)]
+    decoders = [load_decoder(model, races=Decided("packed")) for _ in range(2)]
     for decoder in decoders:
         assert ids_of(run(decoder, prompt, limits=Limits(20))) == expected
 
 
+@pytest.mark.usefixtures("small_weights_count")
 def test_weights_come_back_where_our_forward_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    packed_everywhere(monkeypatch)
     model, prompt = copy.deepcopy(model_of("gemma2")), prompt_for("gemma2")
     before: dict[str, Tensor] = {name: each.clone() for name, each in model.state_dict().items()}
     expected = transformers_ids(model, prompt, 20)
     monkeypatch.setitem(families.FAMILIES, "gemma2", Family())
-    decoder = load_decoder(model)
+    decoder = load_decoder(model, races=Decided("packed"))
     assert isinstance(decoder.runner.model, StockModel)
     assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
     assert ids_of(run(decoder, prompt, "lookahead", limits=Limits(20))) == expected

@@ -46,10 +46,8 @@ def test_where_nothing_can_be_written_nothing_is(
 
 
 @pytest.mark.slow
-def test_a_load_races_once_and_the_doctor_shows_it(
-    lade: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(form_races, "RACE_SECONDS", 1.0)
+@pytest.mark.usefixtures("raced")
+def test_a_load_races_once_and_the_doctor_shows_it(lade: Any) -> None:
     assert lade("generate", "-p", "def ", "-n", "4", "--device", "cpu").code == 0
     (results,) = json.loads(races.path().read_text()).values()
     assert any(name.startswith("float32 ") for name in results)
@@ -61,10 +59,8 @@ def test_a_load_races_once_and_the_doctor_shows_it(
 
 
 @pytest.mark.slow
-def test_steps_cost_what_products_do_here_but_for_a_tuned_profile(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(form_races, "RACE_SECONDS", 1.0)
+@pytest.mark.usefixtures("raced")
+def test_steps_cost_what_products_do_here_but_for_a_tuned_profile() -> None:
     ladecli.load("demo")
     here = detect("cpu")
     slow = {
