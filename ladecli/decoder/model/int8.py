@@ -152,6 +152,8 @@ class Int8Product:
         self._least, self._finer = torch.tensor(LEAST), torch.tensor(2.0 * self._limit)
         # What the middle of an input adds, for twice that middle.
         self._half_sums = 0.5 * scales * values.sum(dim=1)
+        operator = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
+        self._operator = operator.default  # to find the overload takes time in every call
         with _engine():
             weight = quantised_tensor(values, scales)
             self._packed = torch.ops.quantized.linear_prepack(weight, None)
@@ -178,7 +180,7 @@ class Int8Product:
         return product.mul_(span).addcmul_(middle, self._half_sums)
 
     def _of_two(self, x: Tensor) -> Tensor:
-        largest = x.abs().amax(dim=-1, keepdim=True)
+        largest = torch.linalg.vector_norm(x, torch.inf, -1, True)
         scale = torch.add(self._least, largest, alpha=1.0 / self._limit)
         scaled = x / scale
         whole = scaled.round()
@@ -189,9 +191,7 @@ class Int8Product:
 
     def _multiply(self, x: Tensor, unit: float) -> Tensor:
         """The product with an input rounded to whole numbers of a unit, up to the limit."""
-        product: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
-            x, unit, self._limit + 1, self._packed
-        )
+        product: Tensor = self._operator(x, unit, self._limit + 1, self._packed)
         return product
 
 
