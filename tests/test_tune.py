@@ -17,7 +17,8 @@ from ladecli.decoder.strategies import Strategy
 from ladecli.decoder.strategies.lookahead import Lookahead
 from ladecli.decoder.strategy import Room, State
 from ladecli.files import toml
-from ladecli.profiles import user
+from ladecli.profiles import races, user
+from ladecli.specs.device import detect
 from ladecli.tune.measure import (
     CURRENT,
     PLAIN,
@@ -199,8 +200,11 @@ def test_it_ends_in_time(seconds: float, plain: float) -> None:
 
 @pytest.mark.slow
 def test_what_it_writes_is_used_from_then_on(lade: Any) -> None:
+    cpu = detect("cpu")
+    races.write(cpu, {"float32 960x576 1": {"rows": 1.0}})  # of a busy hour
     result = lade(*QUICK, "--json")
     found = result.json()
+    assert races.read(cpu) == {}
     path = Path(found["profile"])
     assert str(path) in result.err
     written = toml.loads(path.read_text(encoding="utf-8"))

@@ -45,6 +45,12 @@ def write(device: Device, results: Results) -> None:
         files.write(path(), json.dumps(everything, indent=1) + "\n", "the results of races")
 
 
+def forget() -> None:
+    """Let the next load race anew: another program may have kept the processor busy before."""
+    with contextlib.suppress(OSError):
+        path().unlink()
+
+
 def _read_all() -> dict[str, Results]:
     try:
         return _FILE.validate_json(files.read(path()))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .. import suites
 from ..bench.tasks import Dialogue, split_usable
 from ..errors import LadeError, UsageError, counted
-from ..profiles import Profile, Setting, Tuned, summarise, user
+from ..profiles import Profile, Setting, Tuned, races, summarise, user
 from ..session import opening
 from ..view import screen
 from ..view.terminal import Terminal
@@ -79,6 +79,7 @@ def run(request: TuneRequest) -> int:
             user.make_folder()
         except LadeError as error:
             raise UsageError(f"{error}; --dry-run measures and writes nothing") from error
+        races.forget()
     name = request.prompts or suites.BUILTIN
     rows = suites.load(name, offline=request.offline)
     # Every category early: a slow machine has time for the first few prompts only.
