@@ -47,10 +47,7 @@ class Placement:
 
     def is_ours(self, facts: ModelFacts) -> bool:
         """Whether our own forward runs a model here, as far as its configuration tells."""
-        from ..decoder.model.families import FAMILIES
-
-        whole = self.device_map is None and self.split == 1
-        return whole and facts.no_trees is None and facts.family in FAMILIES
+        return facts.ours and self.device_map is None and self.split == 1
 
 
 _OFFLOADED: list[tempfile.TemporaryDirectory[str]] = []

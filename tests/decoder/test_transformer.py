@@ -15,7 +15,7 @@ from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.errors import NaNLogitsError, UnsupportedModelError
 from ladecli.decoder.load import load_decoder
 from ladecli.decoder.model import families
-from ladecli.decoder.model.families import Family
+from ladecli.decoder.model.families import Family, model_facts
 from ladecli.decoder.model.stock import StockModel
 from ladecli.decoder.model.transformer import Transformer
 from ladecli.decoder.strategy import Draft
@@ -159,6 +159,7 @@ def test_a_model_of_another_form_runs_on_its_own_forward() -> None:
     relu = new_model("llama", hidden_act="relu")
     hooked = copy.deepcopy(model_of("llama"))
     hooked.model.layers[0]._hf_hook = None
+    assert not model_facts(relu.config).ours
     for model in (relu, hooked):
         decoder = load_decoder(model)
         assert isinstance(decoder.runner.model, StockModel)

@@ -79,6 +79,8 @@ FAMILIES = {
     "iquestcoder": Family(),
 }
 
+ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
+"""Activations of a gated MLP by transformers' name; a model with another one is not ours."""
 TESTED_STOCK = {
     *("mixtral", "phi", "gpt_neox", "gpt2", "opt", "starcoder2", "cohere", "cohere2", "olmo"),
     *("hunyuan_v1_dense", "exaone4", "gemma4_text", "gpt_oss", "qwen3_moe", "glm4_moe"),
@@ -125,6 +127,7 @@ class ModelFacts:
     sliding_window: int | None  # how many positions some layers look back, or None
     no_trees: str | None = None
     """Why trees of drafts cannot be verified, as far as the configuration tells."""
+    ours: bool = False  # whether our own forward is for it, as far as the configuration tells
 
     @property
     def tested(self) -> bool:
@@ -135,6 +138,17 @@ class ModelFacts:
     def context(self) -> int:
         """The most tokens of a text."""
         return self.max_positions or DEFAULT_CONTEXT
+
+
+def activation(text: Any) -> str | None:
+    """What `ACTIVATIONS` calls a model's, by its configuration; None for another one."""
+    name = getattr(text, "hidden_act", None) or getattr(text, "hidden_activation", None)
+    return ACTIVATIONS.get(str(name))
+
+
+def is_ours(text: Any) -> bool:
+    """Whether our own forward has all that the configuration of a text model asks for."""
+    return text.model_type in FAMILIES and activation(text) is not None
 
 
 def refusal(config: Any) -> str | None:
@@ -193,6 +207,7 @@ def model_facts(config: Any) -> ModelFacts:
         )
     boundary, longest = _rope_limits(text)
     limits = [n for n in (getattr(text, "max_position_embeddings", None), longest) if n]
+    why_no_trees = no_trees(config)
     kinds = getattr(text, "layer_types", None)
     slides = kinds is None or "sliding_attention" in kinds
     return ModelFacts(
@@ -202,7 +217,8 @@ def model_facts(config: Any) -> ModelFacts:
         max_positions=min(limits, default=None),
         rope_boundary=boundary,
         sliding_window=getattr(text, "sliding_window", None) if slides else None,
-        no_trees=no_trees(config),
+        no_trees=why_no_trees,
+        ours=why_no_trees is None and is_ours(text),
     )
 
 

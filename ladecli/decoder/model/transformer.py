@@ -23,7 +23,7 @@ from ..kv_cache import LayerShape
 from .attention import BACKENDS, Backend, Rules, choose_backend
 from .attention.invariant import one_thread
 from .cpu_formats import computed_in, give_back
-from .families import FAMILIES, Family, ModelFacts
+from .families import FAMILIES, Family, ModelFacts, activation, is_ours
 from .form_races import Races
 from .forward import Drafts, StepCache, StepInputs
 from .int8 import Int8Linear
@@ -32,8 +32,6 @@ from .weights import CPU_TYPES, CpuLinear, Projection, project
 
 MOST_PACKED = 8
 """Layers whose weights are packed at once, each of which takes room beside its weights."""
-ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
-"""Activations of a gated MLP by transformers' name; a model with another one is not ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,10 +295,9 @@ def can_run(model: Any) -> bool:
 
     A trial at load has the last word (`trial.Trial`).
     """
-    text = model.config.get_text_config(decoder=True)
-    family = FAMILIES.get(text.model_type)
+    ours = is_ours(model.config.get_text_config(decoder=True))
     body = model.get_decoder() if hasattr(model, "get_decoder") else None
-    if family is None or body is None or (getattr(model, "tp_size", None) or 1) > 1:
+    if not ours or body is None or (getattr(model, "tp_size", None) or 1) > 1:
         return False
     parts = ("embed_tokens", "layers", "norm", "rotary_emb")
     linear = nn.Linear | Int8Linear
@@ -308,7 +305,7 @@ def can_run(model: Any) -> bool:
         return False
     devices = {parameter.device for parameter in model.parameters()}
     hooked = any(hasattr(module, "_hf_hook") for module in model.modules())
-    return len(devices) == 1 and not hooked and _activation(text) in ACTIVATIONS
+    return len(devices) == 1 and not hooked
 
 
 def _make_all(make: Callable[[int, Any], Layer], layers: Any, at_once: int) -> list[Layer]:
@@ -338,6 +335,8 @@ def _layer(
         "config": getattr(text, "sliding_window", None),
     }[family.sliding]
     softcap = text.attn_logit_softcapping if family.attention_softcap else None
+    act = activation(text)
+    assert act is not None  # `can_run` leaves others out
     norms = {
         name: norm(getattr(layer, module)) if module else None
         for name, module in family.norms._asdict().items()
@@ -353,7 +352,7 @@ def _layer(
         out=projection([attention.o_proj]),
         gate_up=projection(gate_up),
         down=projection([mlp.down_proj]),
-        activation=ACTIVATIONS[_activation(text)],
+        activation=act,
         query_norm=norm(attention.q_norm) if hasattr(attention, "q_norm") else None,
         key_norm=norm(attention.k_norm) if hasattr(attention, "k_norm") else None,
         **norms,
@@ -369,11 +368,6 @@ def _leave_file(model: nn.Module) -> None:
         for name, parameter in module.named_parameters(recurse=False):
             if name != "weight" or not isinstance(module, nn.Linear):
                 parameter.data = parameter.data.clone()
-
-
-def _activation(text: Any) -> str:
-    """transformers' name of the MLP's activation."""
-    return str(getattr(text, "hidden_act", None) or getattr(text, "hidden_activation", None))
 
 
 def _norm(family: Family, dtype: torch.dtype, module: Any) -> Norm:
