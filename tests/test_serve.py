@@ -493,7 +493,8 @@ def test_clients_that_do_not_finish_are_in_nobodys_way(server: Server) -> None:
 
 
 def test_other_paths_and_methods(server: Server) -> None:
-    assert server.refusal("/v1/embeddings", {})[0] == 404
+    status, said = server.refusal("/v1/embeddings", {})
+    assert (status, said["message"].split(";")[0]) == (404, "there is no POST /v1/embeddings")
     status, said, _ = server.ask("/v1/completions", None, "PUT")
     assert (status, said["error"]["type"]) == (405, "invalid_request_error")
     assert server.ask("/docs")[0] == 404

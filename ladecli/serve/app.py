@@ -132,10 +132,13 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-async def _as_response(_request: Request, error: Exception) -> Response:
+async def _as_response(request: Request, error: Exception) -> Response:
     """An error in OpenAI's form, of one line."""
     if not isinstance(error, HTTPException):
         error = Refused(500, f"an error of the server's own ({type(error).__name__})")
+    elif not isinstance(error, Refused):  # Starlette's, which has no such route
+        asked = f"{request.method} {request.url.path}"
+        error.detail = f"there is no {asked}; /v1/chat/completions and /v1/completions take POST"
     return JSONResponse(_described(error), error.status_code, error.headers)
 
 
