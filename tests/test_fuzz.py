@@ -184,6 +184,7 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "pipe of weights": (pipe("model.safetensors"), "model.safetensors, which is no regular file"),
     "endless": (endless, "tokenizer.json, which is no regular file"),
     "layers": (stating("config.json", num_hidden_layers=10**9), "num_hidden_layers is 1000000000"),
+    "listed layers": (stating("config.json", num_hidden_layers=[0]), "num_hidden_layers is [0]"),
     "length": (stating("tokenizer_config.json", model_max_length="x"), "tokenizer cannot encode"),
     "unknown": (stating("tokenizer_config.json", unk_token=5), "tokenizer"),
 }

@@ -53,6 +53,8 @@ _ALIASES = {
 """What families call the settings that transformers knows by one name."""
 SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
 """Settings that every decoder has, and that are at least 1."""
+_BY_LAYER = "num_attention_heads"
+"""The only one of them that may be a list, with a size for each layer."""
 _MOST_LAYERS = 1000
 """A configuration with more layers is damaged; building its model would take forever."""
 _LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
@@ -127,7 +129,9 @@ class Config:
         for name in SIZES:
             size = getattr(text, name, 1)
             most = _MOST_LAYERS if name == "num_hidden_layers" else size
-            if not isinstance(size, list) and not (isinstance(size, int) and 1 <= size <= most):
+            if isinstance(size, list) and name == _BY_LAYER:
+                continue
+            if not (isinstance(size, int) and 1 <= size <= most):
                 return f"config.json is damaged ({name} is {size!r})"
         return None
 
