@@ -100,6 +100,9 @@ def test_walking_through_the_steps(tmp_path: Path) -> None:
         for key, number in walk:
             terminal.send(key)
             wait_for_step(terminal, number, count)
+        terminal.resize(44, 16)
+        terminal.wait(lambda _: terminal.rows()[15].startswith(" q leave"))
+        wait_for_step(terminal, 1, count)
         terminal.send("q")
         assert terminal.close() == 0
         assert terminal.raw.count(b"\x1b[?1049h") == 1

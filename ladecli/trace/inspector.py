@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 from collections import Counter
 from dataclasses import dataclass
 
 import typer
 from rich.cells import cell_len, set_cell_size
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, ConsoleDimensions, ConsoleOptions, RenderableType, RenderResult
 from rich.control import Control
 from rich.layout import Layout
 from rich.rule import Rule
@@ -194,7 +195,7 @@ def _heading(name: str, about: str) -> Rule:
     return Rule(title, align="left", style="dim")
 
 
-KEYS = " ← → step · PgUp PgDn ten steps · g G first, last · q leave"
+KEYS = " q leave · ← → step · PgUp PgDn ten steps · g G first, last"
 _MOVES = {
     **dict.fromkeys(("\x1b[C", "\x1b[B", " ", "\r", "n", "j"), 1),
     **dict.fromkeys(("\x1b[D", "\x1b[A", "\x7f", "p", "b", "k"), -1),
@@ -202,6 +203,7 @@ _MOVES = {
 }
 """Steps to go, by the characters that a key sends."""
 _LEAVE = ("q", "\x1b", "\x04")
+_TELLS_SIZE = hasattr(signal, "SIGWINCH")
 
 
 def browse(trace: Trace, console: Console) -> None:
@@ -210,12 +212,33 @@ def browse(trace: Trace, console: Console) -> None:
     with contextlib.suppress(EOFError, KeyboardInterrupt), console.screen() as screen:
         while key not in _LEAVE:
             number = min(max(number + _MOVES.get(key, 0), 1), len(trace.steps))
-            shown = Layout()
-            keys = Layout(Text(KEYS.ljust(console.width), "reverse", no_wrap=True), size=1)
+            size, shown = console.size, Layout()
+            keys = Layout(Text(KEYS.ljust(size.width), "reverse", no_wrap=True), size=1)
             shown.split_column(Layout(StepView(trace, number)), keys)
             console.control(Control.home())
             screen.update(shown)
-            key = typer.getchar()
+            key = _key_or_resize(console, size)
+
+
+class _Resized(Exception):
+    """The terminal has another size."""
+
+
+def _key_or_resize(console: Console, size: ConsoleDimensions) -> str:
+    """The characters of the next key; none once the terminal has another size than this, where
+    there is a signal for that."""
+
+    def resized(*_: object) -> None:
+        raise _Resized
+
+    with contextlib.suppress(_Resized):
+        before = signal.signal(signal.SIGWINCH, resized) if _TELLS_SIZE else None
+        try:
+            return typer.getchar() if console.size == size else ""
+        finally:
+            if _TELLS_SIZE:
+                signal.signal(signal.SIGWINCH, before)
+    return ""
 
 
 def _whole(piece: Piece) -> str:
