@@ -14,7 +14,7 @@ from rich.text import Text
 
 from . import files
 from .decoder.errors import DeviceLostError, RankError
-from .errors import NoEmbeddingError, UsageError, counted, printable
+from .errors import NoEmbeddingError, UsageError, printable
 from .options.answer import ChatRequest
 from .repl import commands
 from .repl.journal import Journal, new_journal, newest
@@ -126,8 +126,10 @@ def greet(chat: Chat) -> None:
     chat.note(" · ".join([*parts, "/help"]))
     if session.loaded.name == "demo":
         chat.note(f"demo is a toy; a small real model: lade chat {SMALL_MODEL}")
-    if count := len(chat.conversation.messages):
-        chat.note(f"going on after {counted(count, 'message')}")
+    if messages := chat.conversation.messages:
+        chat.note(f"going on after {commands.ending(chat.conversation)}")
+        if messages[-1].role == "user":
+            chat.note("this message has no answer: /regenerate gives one")
 
 
 @contextlib.contextmanager

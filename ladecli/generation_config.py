@@ -246,6 +246,10 @@ class AnswerDefaults:
             return replace(_CHAT, **stated(self.config)[0])
         return sampling_of(self.config)
 
+    def states(self, name: str) -> bool:
+        """Whether a field of `sampling` is the model's own, and not what chats have by default."""
+        return self.config.do_sample is not None or name in stated(self.config)[0]
+
     @property
     def greedy(self) -> SamplingConfig:
         """The same where nobody asked for samples: greedy, with the model's penalty.  A user's

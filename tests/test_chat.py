@@ -51,7 +51,10 @@ def test_turns_read_what_is_new_and_others_can_go_on_with_them(
     path, page = tmp_path / "chat.json", tmp_path / "chat.md"
     lines = ("/system Be brief.", QUESTIONS[0], "/stats", QUESTIONS[1], "/stats")
     options = f"--strategy {strategy} --no-stats"
-    chat = talk(*lines, f"/save {path}", QUESTIONS[2], f"/save {page}", options=options)
+    saves = (f"/save {path}", f"/save {page}", "/save")  # the last one to the chat's own file
+    chat = talk(*lines, *saves, QUESTIONS[2], f"/save {page}", options=options)
+    assert f"saved to {page}\n> saved to {path}\n" in chat.err
+    assert chat.told == []
     assert "cut at" not in chat.err, "replies end by themselves"
     assert chat.err.count("tokens per step") == 2, "--no-stats"
     (tokens, steps, cached, prompt), after = figures(chat.err)
@@ -190,6 +193,11 @@ def test_a_conversation_goes_on_with_another_model_and_another_day(
     assert from_json(day.read_text()) == before.conversation, "another day has another file"
     newest = max(tmp_path.rglob("chats/*.jsonl"))
     assert from_json(newest.read_text()).messages == before.conversation.messages[:2]
+    newest.write_text(day.read_text().splitlines(keepends=True)[0])  # killed before any reply
+    killed = talk("/regenerate", options="-n 9 --continue", home=tmp_path)
+    assert "going on after 1 message: Hello\n" in killed.err
+    assert "this message has no answer: /regenerate" in killed.err
+    assert killed.out.strip() == before.said[1]
     monkeypatch.setenv("XDG_STATE_HOME", "/nowhere")
     assert "there is no conversation to continue" in lade("chat", "--continue").refused()
 
@@ -219,10 +227,11 @@ def test_lines_that_were_cut_short_cost_no_others(tmp_path: Path) -> None:
 
 def test_a_reply_is_copied_to_a_file_or_the_terminals_clipboard(talk: Lade, tmp_path: Path) -> None:
     path = tmp_path / "reply.txt"
-    chat = talk("/copy", QUESTIONS[0], f"/copy {path}", "/copy")
+    chat = talk("/copy", QUESTIONS[0], f"/copy {path}", "/copy", f"/copy {path}")
     assert path.read_text() == chat.said[1] + "\n"
     assert "there is no reply to copy" in chat.told[0]
     assert "name a file: /copy FILE" in chat.told[1]
+    assert f"{path} exists; name another file" in chat.told[2]
     chat = talk(QUESTIONS[0], "/copy", options="-n 9 --color always")
     code = re.search(r"\x1b]52;c;([\w+/=]+)\x07", chat.err)
     assert code is not None

@@ -88,14 +88,14 @@ def test_what_is_typed_during_a_reply_waits(keyboard: PipeInput, make: Make) -> 
         look()
         assert toggled == [True]
     assert reader.read() == "nexta\nb"
-    # But not where the reply was stopped.
+    # Where the reply was stopped it is not sent, and not lost.
     keyboard.send_text("next" + ENTER)
     with reader.watched() as look:
         look()
-    keyboard.send_text("more" + ENTER)
-    reader.flush()
+    keyboard.send_text("moer\x7f\x7f\x1b[Cre" + PASTE.format("\r\nb") + ENTER)
+    assert reader.take_back() == "next\nmore\nb"
     keyboard.send_text("s" + ENTER)
-    assert reader.read() == "s"
+    assert reader.read("draft ") == "draft s"
 
 
 def test_a_history_that_vanishes_costs_nothing(

@@ -212,28 +212,41 @@ def reset(chat: Chat, _: str) -> None:
     """Start over; the system message stays."""
     chat.conversation = Conversation(system=chat.conversation.system)
     chat.attached.clear()
-    chat.file = chat.saved = None  # the file keeps the old conversation
+    chat.file = chat.page = chat.saved = None  # the files keep the old conversation
     chat.note("a new conversation")
 
 
 @command("/save [FILE]")
 def save(chat: Chat, name: str) -> None:
     """Save the conversation; a FILE.md is for reading alone."""
-    path = _path(name) if name else chat.file
+    path = _path(name) if name else chat.file or chat.page
     if path is None:
         raise UsageError("no file has this chat yet; name a file: /save FILE")
-    files.check(path, "/save")
-    if path != chat.file and path.exists():
-        raise UsageError(f"{path} exists; name another file, or delete it first")
+    if path not in (chat.file, chat.page):
+        _check_new(path, "/save")
     model = chat.session.loaded.name
     if path.suffix == ".md":
         page = printable(chat.conversation.as_markdown(model))
         files.write(path, page, "/save", private=True)
+        chat.page = path
     else:
         files.write(path, chat.conversation.as_json(model), "/save", private=True)
-        chat.saved = chat.conversation
-    chat.file = path
+        chat.file, chat.saved = path, chat.conversation
     chat.note(f"saved to {path}")
+
+
+def _check_new(path: Path, name: str) -> None:
+    """Refuse a file that cannot be written, or that is there already."""
+    files.check(path, name)
+    if path.exists():
+        raise UsageError(f"{path} exists; name another file, or delete it first")
+
+
+def ending(conversation: Conversation) -> str:
+    """How many messages a conversation has, and how the last one begins."""
+    messages = conversation.messages
+    last = f": {shorten(messages[-1].content, LINE)}" if messages else ""
+    return counted(len(messages), "message") + last
 
 
 @command("/load FILE")
@@ -251,9 +264,8 @@ def load(chat: Chat, name: str) -> None:
         count = counted(len(chat.conversation.messages), "message")
         raise UsageError(f"this chat has {count} that no file has; /save FILE or /reset first")
     chat.conversation = chat.saved = loaded
-    chat.file = _path(name)
-    last = f": … {shorten(loaded.messages[-1].content, LINE)}" if loaded.messages else ""
-    chat.note(f"loaded {counted(len(loaded.messages), 'message')}{last}")
+    chat.file, chat.page = _path(name), None
+    chat.note(f"loaded {ending(loaded)}")
 
 
 @command("/copy [FILE]")
@@ -265,7 +277,7 @@ def copy(chat: Chat, name: str) -> None:
     if not (text := replies[-1]):
         raise UsageError("the last reply has no answer to copy; /regenerate makes another")
     if name:
-        files.check(_path(name), "/copy")
+        _check_new(_path(name), "/copy")
         files.write(_path(name), text + "\n", "/copy")
     elif chat.console.is_terminal:
         # OSC 52: the terminal takes it, also from the far end of an SSH connection.

@@ -17,7 +17,7 @@ from prompt_toolkit.cursor_shapes import ModalCursorShapeConfig
 from prompt_toolkit.filters import Condition
 from prompt_toolkit.history import FileHistory, InMemoryHistory
 from prompt_toolkit.input import Input, create_input
-from prompt_toolkit.input.typeahead import clear_typeahead, store_typeahead
+from prompt_toolkit.input.typeahead import get_typeahead, store_typeahead
 from prompt_toolkit.key_binding import KeyBindings
 from prompt_toolkit.key_binding.key_processor import KeyPressEvent
 from prompt_toolkit.keys import Keys
@@ -104,8 +104,9 @@ class Reader:
             raise EOFError
         return line.rstrip("\r\n")
 
-    def flush(self) -> None:
-        """Discard what was typed at a terminal and not read yet."""
+    def take_back(self) -> str:
+        """What was typed at a terminal and not read yet, which is not read any more."""
+        return ""
 
     def watched(self) -> contextlib.AbstractContextManager[Callable[[], None]]:
         """While a reply is shown: the function acts on the keys that have a meaning then."""
@@ -186,10 +187,17 @@ class TerminalReader(Reader):
             draft, hint = "", "the arrow up brings the message back"
         return unquote(self._session.prompt(default=draft, placeholder=[("class:hint", hint)]))
 
-    def flush(self) -> None:
-        """Discard what was typed and not read yet."""
-        self._input.read_keys()
-        clear_typeahead(self._input)
+    def take_back(self) -> str:
+        """See `Reader`; without keys that write no text."""
+        text = ""
+        for key in (*get_typeahead(self._input), *self._input.read_keys()):
+            if key.key in (Keys.ControlM, Keys.ControlJ):
+                text += "\n"
+            elif key.key == Keys.ControlH:
+                text = text[:-1]
+            elif key.key == Keys.BracketedPaste or not isinstance(key.key, Keys):
+                text += key.data.replace("\r\n", "\n").replace("\r", "\n")
+        return text.strip("\n")
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[Callable[[], None]]:

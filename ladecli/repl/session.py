@@ -68,6 +68,7 @@ class Chat:
         self._conversation = Conversation(system=request.system)
         self.replies: list[Reply] = []  # all of them, the newest last
         self.file: Path | None = None  # where the conversation was saved or loaded last
+        self.page: Path | None = None  # where it was saved last for reading alone
         self.saved: Conversation | None = None  # can be loaded again from a file
         self.draft = ""  # what the next input begins with
         # What the next message follows, where it replaces the last one.
@@ -230,7 +231,7 @@ class Chat:
         if memory and tally.reason == "memory":
             raise LadeError(memory)
         if tally.reason == "interrupted":
-            self.reader.flush()
+            self.draft = self.reader.take_back()  # it is not sent, and must not be lost
             if not self.reader.interactive:
                 raise KeyboardInterrupt
 

@@ -138,7 +138,8 @@ def in_effect(chat: Chat) -> dict[str, tuple[str, str]]:
     base, found = chat.choice.base(request.wants_paper), {}
     for key, setting in settings_of(ChatRequest).items():
         name = setting.name
-        origin = "the model's" if name in _MODELS else "default"
+        models = name in _MODELS and chat.session.loaded.defaults.states(key)
+        origin = "the model's" if models else "default"
         if key in request.origins:
             origin = request.origins[key]
         elif name in TUNED and getattr(settings.lookahead, key) != getattr(base, key):
