@@ -80,7 +80,7 @@ def flaw(error: ValidationError) -> str:
     elif first["type"] == "missing":
         what = "it is missing"
     elif first["type"] == "json_invalid":
-        what = "it is no JSON"
+        what = f"it is no JSON ({first['ctx']['error']})"
     elif first["type"] == "value_error":
         what = str(first["ctx"]["error"])
     else:

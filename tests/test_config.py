@@ -200,6 +200,15 @@ def test_files_that_cannot_be_read(refused: Any) -> None:
     assert refused("chat") == f"the config file {path} cannot be read: Is a directory\n"
 
 
+def test_variables_that_do_nothing_are_named(lade: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    hints = {"SOURCE": "did you mean LADE_SOURCES?", "STOP": "set it in the config file"}
+    for name in hints:
+        monkeypatch.setenv(f"LADE_{name}", "x")
+    told = lade("profiles").err
+    for name, hint in hints.items():
+        assert f"lade: LADE_{name} is set and does nothing: {hint}\n" in told
+
+
 @pytest.mark.parametrize(
     ("variables", "message"),
     [

@@ -363,7 +363,7 @@ def test_what_the_server_was_started_with_holds(guarded: Server) -> None:
         ({"max_tokens": 0}, "max_tokens", "at least 1"),
         ({"seed": -1}, None, "seed must be"),
         ({"stop": ["a"] * 17}, "stop", "at most 16"),
-        ({"stop": [""]}, "stop", "at least 1"),
+        ({"stop": [""]}, "stop", "stop 1: it is empty; leave it out"),
         ({"top_logprobs": 21}, "top_logprobs", "at most 20"),
         ({"messages": []}, "messages", "at least 1"),
         ({"messages": "Hello"}, "messages", "a list"),
@@ -373,6 +373,7 @@ def test_what_the_server_was_started_with_holds(guarded: Server) -> None:
             "messages",
             "image_url",
         ),
+        ({"messages": [{"role": "user", "content": None}]}, "messages", "text, or a list of parts"),
         ({"messages": [{"role": "user", "content": "a " * 5000}]}, None, "shorten the prompt"),
         ({"chat_template_kwargs": {"tokenize": False}}, None, "tokenize is no variable"),
         ({"stream": "yes"}, "stream", "true or false"),
@@ -490,6 +491,13 @@ def test_clients_that_do_not_finish_are_in_nobodys_way(server: Server) -> None:
         broken.sendall(b"nonsense\r\n\r\n")
         assert broken.recv(64).startswith(b"HTTP/1.1 400")
         assert server.ask("/v1/completions", {"prompt": "def ", "max_tokens": 2})[0] == 200
+
+
+@pytest.mark.parametrize("prompt", [["a", "b"], [1, 2], [], None])
+def test_one_text_is_continued_at_a_time(server: Server, prompt: object) -> None:
+    status, error = server.refusal("/v1/completions", {"prompt": prompt})
+    assert (status, error["param"]) == (400, "prompt")
+    assert "one text" in error["message"]
 
 
 def test_other_paths_and_methods(server: Server) -> None:

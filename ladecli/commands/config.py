@@ -148,12 +148,15 @@ def stray_variables(environment: Mapping[str, str]) -> list[str]:
     given = [name for name in sorted(environment) if name.startswith(PREFIX) and environment[name]]
     if not given:
         return []
-    names = [setting.variable for setting, _ in lasting().values() if setting.variable]
+    settings = {key: setting for key, (setting, _) in lasting().items()}
+    names = [setting.variable for setting in settings.values() if setting.variable]
+    lists = [PREFIX + key.upper() for key, setting in settings.items() if not setting.variable]
     lines = []
     for name in given:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
             hint = f"did you mean {near[0]}?" if near else "no setting has this name"
+            hint = "set it in the config file" if name in lists else hint
             hint = GONE.get(name.removeprefix(PREFIX).lower(), hint)
             lines.append(f"{name} is set and does nothing: {hint}")
     return lines

@@ -57,8 +57,10 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
+        # Python adds the address once more, but not to what the name of a host lacks.
+        why = str(error.strerror).partition(" (")[0]
         raise UsageError(
-            f"cannot listen at {host}, port {port}: {error.strerror}; give another --host or --port"
+            f"cannot listen at {host}, port {port}: {why}; give another --host or --port"
         ) from error
 
 

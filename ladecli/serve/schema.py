@@ -9,7 +9,14 @@ import json
 from typing import Annotated, Any, Literal
 
 from fastapi import HTTPException
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+)
 
 from ..session.chat_template import ChatMessage
 
@@ -58,11 +65,28 @@ def _listed(value: Any) -> Any:
 
 def _parts(value: Any) -> Any:
     """A text as a list of one typed part."""
+    if not isinstance(value, str | list):
+        raise ValueError("it must be text, or a list of parts")
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
+def _one_text(value: Any) -> Any:
+    """A text, or the only one of a list."""
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if not isinstance(value, str):
+        raise ValueError("it must be one text: no list of several, and no token ids")
+    return value
+
+
+def _not_empty(value: str) -> str:
+    if not value:
+        raise ValueError("it is empty; leave it out")
+    return value
+
+
 _Number = Annotated[float, Field(allow_inf_nan=False)]
-_Text = Annotated[str, StringConstraints(min_length=1, max_length=STOP_LENGTH)]
+_Text = Annotated[str, StringConstraints(max_length=STOP_LENGTH), AfterValidator(_not_empty)]
 
 
 class _Object(BaseModel):
@@ -158,7 +182,7 @@ class ChatWanted(Wanted):
 class TextWanted(Wanted):
     """The body of /v1/completions."""
 
-    prompt: Annotated[list[str], Field(min_length=1, max_length=1), BeforeValidator(_listed)]
+    prompt: Annotated[str, BeforeValidator(_one_text)]
     logprobs: Annotated[int, Field(ge=0, le=TOP_LOGPROBS)] | None = None
 
     @property

@@ -184,7 +184,7 @@ class Worker:
                 ids = session.encode_chat(messages, template)
         else:
             assert isinstance(wanted, TextWanted)
-            ids = session.encode(wanted.prompt[0])
+            ids = session.encode(wanted.prompt)
         if len(ids) >= session.decoder.max_context:
             try:
                 session.decoder.check_prompt(ids)
