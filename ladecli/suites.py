@@ -28,6 +28,7 @@ STDIN = "-"
 """The name of standard input."""
 FIX = "give prompts of your own by --prompts FILE.jsonl"
 EXAMPLE = 'write rows like {"prompt": "Hello"}'
+EXAMPLE_OF_MESSAGES = 'write rows like {"messages": [{"role": "user", "content": "Hello"}]}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +230,8 @@ def _parse(text: str, where: str) -> dict[int, Row]:
             row_id, category = (each and each.strip() for each in (found.id, found.category))
             rows[number] = Row(row_id or name_of(number), category or "all", turns, start)
             continue
-        raise UsageError(f"{where}, line {number}: {problem}; {EXAMPLE}")
+        example = EXAMPLE_OF_MESSAGES if '"messages"' in line else EXAMPLE
+        raise UsageError(f"{where}, line {number}: {problem}; {example}")
     return rows
 
 
@@ -243,7 +245,8 @@ def _said(line: _Line) -> tuple[tuple[str, ...], Conversation]:
     if line.prompt is not None or line.turns:
         return (line.prompt,) if line.prompt is not None else tuple(line.turns), start
     if not line.messages:
-        raise ValueError("it has no 'prompt'")
+        given = "messages" in line.model_fields_set
+        raise ValueError("'messages' is empty" if given else "it has no 'prompt'")
     *earlier, last = line.messages
     for number, message in enumerate(earlier):
         if message.role == "user":

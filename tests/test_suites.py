@@ -82,7 +82,7 @@ MIXED = json.dumps([{"role": role, "content": "a"} for role in ("user", "system"
         ('{"turns": "a"}', "'turns' is empty or no text"),
         ('{"turns": ["a", ""]}', "'turns' is empty or no text"),
         ('{"messages": "a"}', "'messages' is empty or no text"),
-        ('{"messages": []}', "no 'prompt'"),
+        ('{"messages": []}', "'messages' is empty; write rows like {\"messages\""),
         ('{"messages": ["a"]}', "message 1 has no role with a text"),
         ('{"messages": [{"role": "user", "content": null}]}', "message 1 has no role with a text"),
         (
