@@ -127,7 +127,7 @@ def greet(chat: Chat) -> None:
     if session.loaded.name == "demo":
         chat.note(f"demo is a toy; a small real model: lade chat {SMALL_MODEL}")
     if messages := chat.conversation.messages:
-        chat.note(f"going on after {commands.ending(chat.conversation)}")
+        chat.note(f"going on after {chat.conversation.summary(commands.LINE)}")
         if messages[-1].role == "user":
             chat.note("this message has no answer: /regenerate gives one")
 

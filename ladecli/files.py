@@ -188,6 +188,13 @@ def check(path: Path, option: str) -> None:
         raise UsageError(f"{option} {path}: nothing can be written to {place}; choose another")
 
 
+def check_new(path: Path, option: str) -> None:
+    """As `check`, and refuse a file that is there already."""
+    check(path, option)
+    if path.exists() and not is_device(path):
+        raise UsageError(f"{path} exists; name another file, or delete it first")
+
+
 def is_device(path: Path) -> bool:
     """Whether a path is a device or a pipe, which must not be replaced by a file."""
     return path.exists() and not path.is_file()

@@ -223,7 +223,7 @@ def save(chat: Chat, name: str) -> None:
     if path is None:
         raise UsageError("no file has this chat yet; name a file: /save FILE")
     if path not in (chat.file, chat.page):
-        _check_new(path, "/save")
+        files.check_new(path, "/save")
     model = chat.session.loaded.name
     if path.suffix == ".md":
         page = printable(chat.conversation.as_markdown(model))
@@ -233,20 +233,6 @@ def save(chat: Chat, name: str) -> None:
         files.write(path, chat.conversation.as_json(model), "/save", private=True)
         chat.file, chat.saved = path, chat.conversation
     chat.note(f"saved to {path}")
-
-
-def _check_new(path: Path, name: str) -> None:
-    """Refuse a file that cannot be written, or that is there already."""
-    files.check(path, name)
-    if path.exists():
-        raise UsageError(f"{path} exists; name another file, or delete it first")
-
-
-def ending(conversation: Conversation) -> str:
-    """How many messages a conversation has, and how the last one begins."""
-    messages = conversation.messages
-    last = f": {shorten(messages[-1].content, LINE)}" if messages else ""
-    return counted(len(messages), "message") + last
 
 
 @command("/load FILE")
@@ -265,7 +251,7 @@ def load(chat: Chat, name: str) -> None:
         raise UsageError(f"this chat has {count} that no file has; /save FILE or /reset first")
     chat.conversation = chat.saved = loaded
     chat.file, chat.page = _path(name), None
-    chat.note(f"loaded {ending(loaded)}")
+    chat.note(f"loaded {loaded.summary(LINE)}")
 
 
 @command("/copy [FILE]")
@@ -277,7 +263,7 @@ def copy(chat: Chat, name: str) -> None:
     if not (text := replies[-1]):
         raise UsageError("the last reply has no answer to copy; /regenerate makes another")
     if name:
-        _check_new(_path(name), "/copy")
+        files.check_new(_path(name), "/copy")
         files.write(_path(name), text + "\n", "/copy")
     elif chat.console.is_terminal:
         # OSC 52: the terminal takes it, also from the far end of an SSH connection.

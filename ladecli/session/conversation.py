@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from textwrap import shorten
 from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, NonNegativeInt, ValidationError
 
 from ..decoder.tree import common_prefix
-from ..errors import flaw
+from ..errors import counted, flaw
 
 Role: TypeAlias = Literal["user", "assistant"]
 REPLY_TOKENS = 64
@@ -113,6 +114,11 @@ class Conversation:
     def as_text(self) -> str:
         """The messages that the model sees, one a line: for models without a template."""
         return "\n".join(message["content"] for message in self.for_template())
+
+    def summary(self, width: int) -> str:
+        """How many messages there are, and how the last one begins, in some characters."""
+        last = f": {shorten(self.messages[-1].content, width)}" if self.messages else ""
+        return counted(len(self.messages), "message") + last
 
     def as_markdown(self, model: str) -> str:
         """All messages as a page for people."""
