@@ -146,7 +146,8 @@ class Chat:
             self.answer((self.base or before).asked(message))
         finally:
             if self.conversation is before:
-                self.draft = escape(text)  # it was not answered, and must not be lost
+                # It was not answered, and must not be lost; nor what was typed since.
+                self.draft = "\n".join(filter(None, (escape(text), self.draft)))
             else:
                 self.base, self.attached = None, []
 
