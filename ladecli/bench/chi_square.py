@@ -41,12 +41,12 @@ class TokenTest:
 class Sampled:
     """Answers drawn many times, and the tests of their distribution; the JSON of `--chi-square`."""
 
+    settings: dict[str, int | str]  # of the strategy
+    sampling: dict[str, int | float]  # values that are not the default, and the first seed
     samples: int  # answers asked for of every prompt in `rows`
     drawn: int = 0  # answers of all prompts together
     rows: list[str] = field(default_factory=list)
     trials: list[TokenTest] = field(default_factory=list)
-    # Values that are not the default, and the first seed.
-    sampling: dict[str, int | float] = field(default_factory=dict)
     skipped: list[Skipped] = field(default_factory=list)
     interrupted: bool = False
 
@@ -106,9 +106,9 @@ class Sampled:
             ),
         ]
 
-    def as_object(self, settings: Mapping[str, int | str]) -> dict[str, Any]:
+    def as_object(self) -> dict[str, Any]:
         """Its part of the JSON object; keys are part of the interface."""
-        return {"chi_square": {**asdict(self), "settings": settings, "level": LEVEL}}
+        return {"chi_square": {**asdict(self), "level": LEVEL}}
 
 
 def probability_test(

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 OPTION = "--report"
-SUFFIXES = (".html", ".md", ".json")
 PARTS = ("draft", "forward", "verify", "learn", "text")
 ENOUGH = 8
 """Prompts of which a bootstrap interval can be trusted."""
@@ -38,22 +37,24 @@ _NAME = Column("", number=False)
 
 def check(path: Path) -> None:
     """Refuse a report that could not be written, before a model is loaded."""
-    if path.suffix.lower() not in SUFFIXES:
-        known = f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
+    if path.suffix.lower() not in _FORMATS:
+        *others, last = _FORMATS
+        known = f"{', '.join(others)} or {last}"
         raise UsageError(f"{OPTION} {path}: the name of a report ends in {known}")
     files.check(path, OPTION)
 
 
 def write(result: Result, path: Path) -> None:
     """Write a result in the format of the file's suffix."""
-    match path.suffix.lower():
-        case ".json":
-            content = to_json(result) + "\n"
-        case ".md":
-            content = render.markdown(document(result))
-        case _:
-            content = render.html(document(result))
-    files.write(path, content, OPTION)
+    files.write(path, _FORMATS[path.suffix.lower()](result), OPTION)
+
+
+_FORMATS: dict[str, Callable[[Result], str]] = {
+    ".html": lambda result: render.html(document(result)),
+    ".md": lambda result: render.markdown(document(result)),
+    ".json": lambda result: to_json(result) + "\n",
+}
+"""What makes a report, by the end of its name."""
 
 
 def show(result: Result, console: Console) -> None:
@@ -126,7 +127,7 @@ def _caveats(result: Result) -> Iterator[str]:
         yield f"{rows} prompts are few: the intervals are likely too narrow."
     if asked.repeat < 2:
         yield "Each prompt was measured once: the noise of this machine is unknown."
-    if abs(change := drift(result.runs)) > UNSTEADY:
+    if abs(change := drift(result)) > UNSTEADY:
         yield (
             f"The machine was not steady: from the first repeat to the last, times changed by"
             f" {change:+.0%}.  Methods took turns, so it affects all alike."

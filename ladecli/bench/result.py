@@ -276,17 +276,14 @@ def read(path: Path) -> Result:
     Raises:
         UsageError: it cannot be read, or is no result; the message says why.
     """
-    fix = "give a file that lade bench --json or --report wrote"
+    text = files.read_text(str(path), "result")
     try:
-        text = files.read(path).decode("utf-8-sig")  # some editors write a BOM
         return _RESULT.validate_json(text)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror}); {fix}") from None
     except ValidationError as error:
-        what = f"is no whole result of lade bench, {SCHEMA} ({flaw(error)})"
-        raise UsageError(f"{path} {what}; {fix}") from None
-    except ValueError:
-        raise UsageError(f"{path} is no result of lade bench (not UTF-8); {fix}") from None
+        raise UsageError(
+            f"{path} is no whole result of lade bench, {SCHEMA} ({flaw(error)}); give a file that"
+            " lade bench --json or --report wrote"
+        ) from None
 
 
 def lookahead_shown(config: LookaheadConfig) -> dict[str, int | str]:

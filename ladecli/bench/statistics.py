@@ -42,7 +42,6 @@ class Figures:
     """One method on the prompts of one category, or on all of them; what is unknown is None."""
 
     method: str
-    rows: int
     tokens_per_step: float
     width: float | None  # tokens fed per step; the first one is not in this and the next figures
     tokens_per_second: float
@@ -65,7 +64,6 @@ def figures_of(result: Result, category: str | None = None) -> list[Figures]:
             continue
         steps = [seconds for run in runs for seconds in run.step_seconds]
         fed = [run.fed for run in runs if run.fed is not None]
-        peaks = [run.peak_memory for run in runs if run.peak_memory is not None]
         comparable = not (result.conditions.sampled and method.foreign)
         itself = method.name == result.reference
         equal, compared = equality(runs, baseline) if comparable and not itself else (0, 0)
@@ -73,7 +71,6 @@ def figures_of(result: Result, category: str | None = None) -> list[Figures]:
         found.append(
             Figures(
                 method=method.name,
-                rows=len({run.row for run in runs}),
                 tokens_per_step=tokens_per_step(runs),
                 width=ratio(sum(fed), len(steps)) if len(fed) == len(runs) else None,
                 tokens_per_second=rate(runs),
@@ -81,7 +78,7 @@ def figures_of(result: Result, category: str | None = None) -> list[Figures]:
                 step_median=statistics.median(steps) if steps else None,
                 step_p95=float(np.quantile(steps, 0.95)) if steps else None,
                 speedup=None if itself else speedup(runs, baseline),
-                peak_memory=max(peaks, default=None),
+                peak_memory=max(run.peak_memory or 0 for run in runs) or None,
                 equal=equal,
                 compared=compared,
                 accepted=dict(sorted(accepted.items())),
@@ -90,9 +87,8 @@ def figures_of(result: Result, category: str | None = None) -> list[Figures]:
     return found
 
 
-def tokens_per_step(runs: Iterable[Run]) -> float:
+def tokens_per_step(runs: Sequence[Run]) -> float:
     """Completion tokens over steps."""
-    runs = list(runs)
     return ratio(sum(run.tokens for run in runs), sum(run.steps for run in runs))
 
 
@@ -147,16 +143,14 @@ def _by_row(runs: Iterable[Run]) -> dict[str, dict[int, tuple[int, float]]]:
     return found
 
 
-def drift(runs: Iterable[Run]) -> float:
+def drift(result: Result) -> float:
     """Relative time per token by which the last repeat was slower than the first; 0 if unknown.
 
     The median over methods and rows.
     """
-    by_method: dict[str, list[Run]] = defaultdict(list)
-    for run in runs:
-        by_method[run.method].append(run)
-    rows = [each for of in by_method.values() for each in _by_row(of).values() if len(each) > 1]
-    rates = [(ratio(*each[min(each)]), ratio(*each[max(each)])) for each in rows]
+    by_row = (_by_row(result.runs_of(method.name)).values() for method in result.methods)
+    repeats = [each for rows in by_row for each in rows if len(each) > 1]
+    rates = [(ratio(*each[min(each)]), ratio(*each[max(each)])) for each in repeats]
     changes = [first / last - 1.0 for first, last in rates if first and last]
     return statistics.median(changes) if changes else 0.0
 

@@ -10,7 +10,7 @@ import json
 import sys
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -85,7 +85,7 @@ def run(request: VerifyRequest) -> int:
             "interrupted": found.interrupted,
             "passed": found.passed,
             "verdict": found.verdict,
-            **found.as_object(verifier.settings_shown),
+            **found.as_object(),
         }
         print(json.dumps(data, allow_nan=False))
     else:
@@ -183,6 +183,7 @@ class Compared:
 class Comparison:
     """Answers compared token by token."""
 
+    settings: dict[str, int | str]  # of the strategy
     sampling: dict[str, int | float]  # values that are not the default
     answers: list[Compared] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)  # rows, or the rest of one, unanswered
@@ -228,10 +229,9 @@ class Comparison:
         """What is known of each divergence."""
         return list(map(str, self.divergences))
 
-    def as_object(self, settings: Mapping[str, int | str]) -> dict[str, Any]:
+    def as_object(self) -> dict[str, Any]:
         """Its part of the JSON object; keys are part of the interface."""
         return {
-            "settings": settings,
             **asdict(self),
             "rows": len({answer.row for answer in self.answers}),
             "tokens": self.tokens,
@@ -244,7 +244,7 @@ class Verifier:
     """Decodes prompts with the strategy of a request and with plain decoding.
 
     `cancelled` is called after every step, and true ends the work; `advance` is called with the
-    number of answers that were decoded.  `settings_shown` are those that JSON has.
+    number of answers that were decoded.
     """
 
     def __init__(
@@ -263,18 +263,18 @@ class Verifier:
         self._settings = opening.settings_of(request, choice, loaded.defaults.greedy, template)
         self._rescorer = Rescorer(session.decoder, quantised=loaded.spec.weights not in FULL)
         self._spell = speller(loaded.tokenizer)
-        self.settings_shown: dict[str, int | str] = {
+        self._shown: dict[str, int | str] = {
             "strategy": request.strategy,
             "weights": loaded.spec.weights,
             "compute": loaded.spec.compute,
             "attention": session.setup.attention.name,
         }
         if request.strategy == "lookahead":
-            self.settings_shown |= lookahead_shown(self._settings.lookahead)
+            self._shown |= lookahead_shown(self._settings.lookahead)
 
     def compare(self, dialogues: Sequence[Dialogue]) -> Comparison:
         """Compare answers token by token; out of memory, the rest of a dialogue is skipped."""
-        found = Comparison(sampling_shown(self._settings.sampling))
+        found = Comparison(self._shown, sampling_shown(self._settings.sampling))
         for dialogue in dialogues:
             try:
                 found.answers.extend(self._compare_turns(dialogue))
@@ -346,7 +346,7 @@ class Verifier:
     def sample(self, dialogues: Sequence[Dialogue], samples: int) -> Sampled:
         """Draw `samples` answers to each first turn and test their distribution."""
         sampling = self._settings.sampling
-        found = Sampled(samples, sampling=sampling_shown(sampling))
+        found = Sampled(self._shown, sampling_shown(sampling), samples)
         self._session.start_over()
         for dialogue in dialogues:
             prompt = dialogue.first()

@@ -50,13 +50,6 @@ class Report:
     seconds: float  # that it took, without loading
 
     @property
-    def kept(self) -> bool:
-        """Whether the search kept the settings that were in use."""
-        from .measure import CURRENT
-
-        return self.outcome is not None and self.outcome.best.name == CURRENT
-
-    @property
     def verdict(self) -> str:
         """The result in one line."""
         shape, outcome = summarise(self.setting), self.outcome
@@ -66,7 +59,7 @@ class Report:
             return "plain decoding is fastest here: no draft pays for itself"
         speed = f"{outcome.best.speed:.2f}× plain decoding"
         prompts = counted(outcome.prompts, "sample prompt")
-        if self.kept:
+        if outcome.kept:
             return f"keeping {shape}: {speed} on {prompts}; nothing tried was clearly faster"
         slower = ", not clearly slower," if outcome.best.speed < 1.0 else ""
         return f"{shape}: {speed}{slower} on {prompts}"
@@ -118,8 +111,7 @@ def tune(session: Session, request: TuneRequest, samples: list[list[int]]) -> Re
     from .measure import MIN_WIDTHS, Tuner, candidates, setting_of
 
     began = time.perf_counter()
-    loaded, seconds = session.loaded, request.seconds
-    choice = session.choice
+    loaded, seconds, choice = session.loaded, request.seconds, session.choice
     template = request.template(session.has_template)
     tuner = Tuner(session.decoder, session.stop_ids(Settings(template=template)))
     curve = tuner.measure_curve(list(chain(*samples)), CURVE_SHARE * seconds)
@@ -156,7 +148,7 @@ def profile_of(report: Report) -> Profile:
     how = f"step costs measured, the rest as in profile {report.before};"
     if outcome is not None:
         how = f"{outcome.best.speed:.2f}× plain decoding"
-        if report.kept:
+        if outcome.kept:
             how += f" with the settings of profile {report.before};"
     origin = f"measured: {how} by lade tune, {key.date}, {key.device}, {key.packages}"
     return Profile(
@@ -172,9 +164,9 @@ def show(report: Report, console: Console) -> None:
     cost, outcome = report.curve.cost, report.outcome
     contexts = (screen.Column(f"after {context:,}") for context in cost.contexts)
     rows = [("1", *(f"1 ({plain * 1e3:.3g} ms)" for plain in report.curve.plain))]
-    for column, width in enumerate(cost.widths):
+    for width, *costs in zip(cost.widths, *cost.costs, strict=True):
         if width > 1 and width.bit_count() == 1:
-            rows.append((str(width), *(f"{row[column]:.2f}" for row in cost.costs)))
+            rows.append((str(width), *(f"{each:.2f}" for each in costs)))
     title = f"Cost of a step, in plain steps ({report.key.device})"
     columns = (screen.Column("tokens"), *contexts)
     screen.print_table(screen.Table(title, columns, tuple(rows)), console)

@@ -91,6 +91,11 @@ class Outcome:
     finalists: tuple[Candidate, ...]
     prompts: int
 
+    @property
+    def kept(self) -> bool:
+        """Whether the settings that were in use are the ones to use."""
+        return self.best.name == CURRENT
+
 
 class Tuner:
     """Measures a decoder, whose answers end at `stop_ids`, by a clock of seconds."""

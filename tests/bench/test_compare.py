@@ -230,7 +230,7 @@ def test_names_from_files_do_not_control_the_terminal(command: Callable[..., Any
 @pytest.mark.parametrize(
     ("content", "named"),
     [
-        (None, "b.json cannot be read"),
+        (None, "b.json; check the path"),
         ("", "lade-bench/1"),
         ("[]", "lade-bench/1"),
         ("{}", "schema"),
