@@ -9,12 +9,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,43 +35,27 @@ ENVIRONMENT = {
 
 
 class Part(NamedTuple):
-    """A part of the check.
-
-    Attributes:
-        name: in the file.
-        command: to run; lines of JSON on its output are figures.
-        seconds: it may take at most.
-        triton: folder of Triton's cache, in the check's own.
-    """
+    """A part of the check."""
 
     name: str
     command: list[str]
-    seconds: float
-    triton: str = "triton"
+    seconds: float  # that it may take at most
+    triton: str = "triton"  # folder of Triton's cache, in the check's own
 
 
 class Check:
-    """Runs parts, and keeps the file up to date.
-
-    Args:
-        file: of the figures; None for none.
-        seconds: for all parts.
-        folder: for what parts leave for later ones.
-    """
+    """Runs parts within `seconds`, and keeps the file of their figures up to date."""
 
     def __init__(self, file: Path | None, seconds: float, folder: Path) -> None:
-        self._file = file
+        self._file, self._folder = file, folder
         self._end = time.monotonic() + seconds
-        self._folder = folder
         self.data: dict[str, dict[str, Any]] = {}
 
     def run(self, part: Part) -> None:
         """Run a part as far as there is time, and show what it prints."""
         left = self._end - time.monotonic()
-        found = self.data.setdefault(part.name, {})
-        if left < LEAST:
-            found["failed"] = "skipped: no time left"
-        else:
+        found = self.data[part.name] = {"failed": "skipped: no time left"}
+        if left >= LEAST:
             print(f"== {part.name}", flush=True)
             found["failed"] = "it was under way"
             found["failed"] = self._figures(part, found, min(part.seconds, left))
@@ -79,41 +64,31 @@ class Check:
 
     def _figures(self, part: Part, found: dict[str, Any], seconds: float) -> str:
         """Take in what a part prints; how it failed, or ""."""
-        began = time.monotonic()
-        more = {"TRITON_CACHE_DIR": str(self._folder / part.triton)}
+        began, cache = time.monotonic(), {"TRITON_CACHE_DIR": str(self._folder / part.triton)}
         process = subprocess.Popen(
             part.command,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **ENVIRONMENT, **more},
+            env=os.environ | ENVIRONMENT | cache,
             cwd=ROOT,
+            text=True,
+            errors="replace",
         )
         late = threading.Timer(seconds, process.kill)
         late.start()
         assert process.stdout is not None
-        text = b""
-        for piece in iter(lambda: process.stdout.read1(65536), b""):  # type: ignore[union-attr]
-            found.setdefault("first_output_seconds", round(time.monotonic() - began, 2))
-            text += piece
-            *lines, text = text.split(b"\n")
-            for line in lines:
-                self._take(line.decode(errors="replace"), found)
-        self._take(text.decode(errors="replace"), found)
-        code = process.wait()
-        on_time = late.is_alive()
+        first = process.stdout.read(1)
+        found["first_output_seconds"] = round(time.monotonic() - began, 2)
+        for line in chain([first + process.stdout.readline()], process.stdout):
+            with suppress(ValueError):
+                if isinstance(figures := json.loads(line), dict):
+                    found |= figures
+                    self._save()
+            print(f"   {line.rstrip()[:2000]}", flush=True)
+        code, on_time = process.wait(), late.is_alive()
         late.cancel()
         found["seconds"] = round(time.monotonic() - began, 2)
         return "" if not code else f"code {code}" if on_time else "it took too long"
-
-    def _take(self, line: str, found: dict[str, Any]) -> None:
-        try:
-            figures = json.loads(line)
-        except ValueError:
-            figures = None
-        if isinstance(figures, dict):
-            found |= figures
-            self._save()
-        print(f"   {line.rstrip()[:2000]}", flush=True)
 
     def _save(self) -> None:
         if self._file is not None:
@@ -125,28 +100,26 @@ class Check:
 def plan(args: argparse.Namespace, folder: Path) -> list[Part]:
     """All parts; the most important ones first."""
     python, rehearse = sys.executable, args.rehearse
-    shapes = ["tiny", "tiny-gqa"] if rehearse else ["8b", "7b", "1.5b"]
-    made = "tiny" if rehearse else "7b"
+    first, made, *others = ["tiny-gqa", "tiny"] if rehearse else ["8b", "7b", "1.5b"]
     model = args.model or str(folder / "model")
     part = [python, str(Path(__file__).with_name("parts.py")), *(["--rehearse"] * rehearse)]
-    lade = [python, "-m", "ladecli", "generate", model, "--max-new-tokens", "32"]
-    lade += ["--prompt", PROMPT, "--quiet", *(["--device", "cpu"] if rehearse else [])]
-    bench = [python, "-m", "ladecli", "bench", model, "--limit", "1", "--repeat", "2", "--quiet"]
-    bench += ["--max-new-tokens", "8" if rehearse else "128", "--ignore-eos", "--json"]
-    bench += ["--strategies", METHODS, *(["--device", "cpu"] if rehearse else [])]
+    lade, cpu = [python, "-m", "ladecli"], ["--device", "cpu"] * rehearse
+    generate = [*lade, "generate", model, "-n", "32", "--prompt", PROMPT, "--quiet", *cpu]
+    bench = [*lade, "bench", model, "--limit", "1", "--repeat", "2", "--quiet", "--ignore-eos"]
+    bench += ["--json", "-n", "8" if rehearse else "128", *cpu, "--strategies"]
+    sampled = [*bench, "autoregressive,lookahead", "-t", "0.8", "--top-p", "0.95"]
     tests = [python, "-m", "pytest", "-q", "--maxfail=8", "--timeout=60", "tests/gpu"]
-    if not rehearse:
-        tests = ["env", "LADE_TEST_GPU=1", *tests]
     return [
-        Part("machine", [*part, "machine"], 40),
-        Part("products", [*part, "products", shapes[0]], 30),
-        *(Part(f"steps {shape}", [*part, "steps", shape], 90) for shape in shapes),
-        Part("tests", tests, 90),
+        Part("machine", [*lade, "doctor", "--json", *cpu], 40),
+        Part("products", [*part, "products", first], 30),
+        *(Part(f"steps {shape}", [*part, "steps", shape], 90) for shape in (first, made, *others)),
+        Part("tests", tests if rehearse else ["env", "LADE_TEST_GPU=1", *tests], 90),
         *([] if args.model else [Part("make", [*part, "make", made, model], 90)]),
-        Part("beside transformers", bench, 120),
+        Part("beside transformers", [*bench, METHODS], 120),
         Part("load", [*part, "load", model], 90, "cold"),
-        Part("lade generate, cold", lade, 90),
-        Part("lade generate, warm", lade, 60),
+        Part("lade generate, cold", generate, 90),
+        Part("lade generate, warm", generate, 60),
+        Part("sampled", sampled, 60),
     ]
 
 
@@ -155,18 +128,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="write figures to this file")
     parser.add_argument("--model", help="folder of a model, in place of random weights")
-    parser.add_argument("--only", help="run the parts whose names hold this")
+    parser.add_argument("--only", default="", help="run the parts whose names hold this")
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--rehearse", action="store_true", help="tiny models on a CPU")
     args = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="lade-gpu-"))
-    check = Check(args.json, args.seconds, folder)
-    try:
-        for part in plan(args, folder):
-            if not args.only or args.only in part.name:
+    with tempfile.TemporaryDirectory(prefix="lade-gpu-", ignore_cleanup_errors=True) as place:
+        check = Check(args.json, args.seconds, Path(place))
+        for part in plan(args, Path(place)):
+            if args.only in part.name:
                 check.run(part)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     print(json.dumps(check.data))
     return int(any(part["failed"] for part in check.data.values()))
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
-import os
-import platform
 import random
 import statistics
 import sys
@@ -21,24 +18,18 @@ import torch.nn.functional as F
 import transformers
 
 from ladecli.decoder import layout
-from ladecli.decoder.config import (
-    CAPTURED_WIDTHS,
-    WITHOUT_WINDOW,
-    Limits,
-    LookaheadConfig,
-    SamplingConfig,
-)
+from ladecli.decoder.config import CAPTURED_WIDTHS, Limits, LookaheadConfig, SamplingConfig
 from ladecli.decoder.decoder import Decoder
 from ladecli.decoder.events import Step
 from ladecli.decoder.load import load_decoder
-from ladecli.decoder.run.captured import GraphCapture, Work
+from ladecli.decoder.run.captured import Capture, GraphCapture, Work
 from ladecli.decoder.run.runner import whole as logits_of
 from ladecli.decoder.sampling import Sampler
 from ladecli.decoder.strategies import make_strategy
 from ladecli.decoder.strategy import Draft
 from ladecli.decoder.tree import TokenTree
+from ladecli.specs.device import detect, measure_rates, synchronize
 
-_NEEDED = ("typer", "rich", "pydantic", "platformdirs", "prompt_toolkit", "tomli_w", "pytest")
 SUCCESSORS = 4
 """Of every output, as lookahead asks for them."""
 ROUNDS, REPEATS = 5, 8
@@ -65,23 +56,17 @@ CONTEXTS = (16, 100) if REHEARSAL else (128, 1024, 3840, 16384)
 WIDTHS = (1, 8) if REHEARSAL else (1, 8, 16, 32, 64, 128)
 
 
-def show(**figures: Any) -> None:
+def show(figures: dict[str, Any]) -> None:
     """Hand figures to the parent process."""
     print(json.dumps(figures), flush=True)
 
 
-def synchronize() -> None:
-    """Wait for the device."""
-    if DEVICE.type == "cuda":
-        torch.cuda.synchronize()
-
-
 def timed(work: Callable[[], Any]) -> tuple[Any, float]:
     """What work returns, and seconds until the device is done with it."""
-    synchronize()
+    synchronize(DEVICE)
     began = time.perf_counter()
     result = work()
-    synchronize()
+    synchronize(DEVICE)
     return result, time.perf_counter() - began
 
 
@@ -95,7 +80,7 @@ def burst(work: Callable[[], Any], repeats: int) -> list[float]:
     for mark in marks[1:]:
         work()
         mark.record()
-    synchronize()
+    synchronize(DEVICE)
     return [a.elapsed_time(b) / 1e3 for a, b in pairwise(marks)]
 
 
@@ -113,25 +98,17 @@ def memory() -> dict[str, float]:
     return {name: round(count / 1e9, 3) for name, count in counts.items()}
 
 
-class Again:
-    """Stands for CUDA graphs on a CPU: does the work again."""
-
-    def __call__(self, work: Work) -> Work:
-        """Capture work."""
-        work()
-        return torch.inference_mode()(work)
+def again(work: Work) -> Work:
+    """Stands for a capture on a CPU: what it returns does the work again."""
+    work()
+    return torch.inference_mode()(work)
 
 
 class Watch:
-    """Captures work, and keeps what launches the last one.
-
-    Attributes:
-        seconds: that captures took.
-        launches: by their order.
-    """
+    """Captures work; keeps the seconds that captures took, and their launches, in order."""
 
     def __init__(self) -> None:
-        self._capture = Again() if REHEARSAL else GraphCapture(DEVICE)
+        self._capture = again if REHEARSAL else GraphCapture(DEVICE)
         self.seconds: list[float] = []
         self.launches: list[Work] = []
 
@@ -159,26 +136,9 @@ def random_model(name: str) -> Any:
     return model.eval().requires_grad_(False)
 
 
-def machine() -> None:
-    """What figures depend on, and the bandwidth of a copy."""
-    show(
-        torch=torch.__version__,
-        transformers=transformers.__version__,
-        python=platform.python_version(),
-        device=torch.cuda.get_device_name() if DEVICE.type == "cuda" else "cpu",
-        alloc_conf=os.environ.get("PYTORCH_ALLOC_CONF"),
-        # `lade` needs them, and so do the parts that call it.
-        missing=[name for name in _NEEDED if importlib.util.find_spec(name) is None],
-    )
-    show(copy_bytes_per_second=copy_rate())
-
-
 def copy_rate() -> float:
     """Bytes per second of a copy on the device, bytes read and written both counted."""
-    count = 1 << 16 if REHEARSAL else 1 << 30
-    source = torch.randn(count, device=DEVICE)
-    target = torch.empty_like(source)
-    return 8 * count / statistics.median(burst(lambda: target.copy_(source), 10))
+    return measure_rates(detect(DEVICE.type), str(DTYPE).removeprefix("torch.")).bandwidth
 
 
 def make(name: str, folder: str) -> None:
@@ -186,35 +146,35 @@ def make(name: str, folder: str) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     model, seconds = timed(partial(random_model, name))
-    show(made_seconds=round(seconds, 1))
+    show({"made_seconds": round(seconds, 1)})
     _, seconds = timed(partial(model.save_pretrained, folder))
     words = {f"w{i}": i for i in range(model.config.vocab_size)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
-    show(saved_seconds=round(seconds, 1))
+    show({"saved_seconds": round(seconds, 1)})
 
 
 def load(folder: str) -> None:
     """Load a model as `lade` does: seconds and memory of each stage."""
-    show(before=memory())
+    show({"before": memory()})
     read = partial(transformers.AutoModelForCausalLM.from_pretrained, folder, dtype=DTYPE)
     model, seconds = timed(lambda: read(device_map={"": DEVICE}).eval())
-    show(weights_seconds=round(seconds, 2), with_weights=memory())
+    show({"weights_seconds": round(seconds, 2), "with_weights": memory()})
     decoder, seconds = timed(partial(decoder_for, model))
-    show(decoder_seconds=round(seconds, 2), joined=memory(), notices=decoder.runner.notices)
+    show({"decoder_seconds": round(seconds, 2), "joined": memory()})
+    show({"notices": decoder.runner.notices})
     prompt = [7 * i % 200 for i in range(64)]
     one, seconds = timed(partial(answer, decoder, prompt, 1))
-    show(first_token_seconds=round(seconds, 3), tokens=one)
+    show({"first_token_seconds": round(seconds, 3), "tokens": one})
     _, seconds = timed(partial(answer, decoder, prompt, 32))
-    show(
-        next_32_seconds=round(seconds, 3), with_graphs=memory(), captured=decoder.runner.graphs_made
-    )
+    show({"next_32_seconds": round(seconds, 3), "captured": decoder.runner.graphs_made})
+    show({"with_graphs": memory()})
 
 
-def decoder_for(model: Any, capture: Any = None) -> Decoder:
+def decoder_for(model: Any, capture: Capture | None = again if REHEARSAL else None) -> Decoder:
     """The decoder that `lade` would make."""
-    return load_decoder(model, cuda_graphs=True, capture=Again() if REHEARSAL else capture)
+    return load_decoder(model, cuda_graphs=True, capture=capture)
 
 
 def answer(decoder: Decoder, prompt: Sequence[int], new: int) -> int:
@@ -226,17 +186,15 @@ def answer(decoder: Decoder, prompt: Sequence[int], new: int) -> int:
 
 def steps(name: str) -> None:
     """Steps by width and length of the text: on the device, and as the loop sees them."""
-    model = random_model(name)
-    table = model.get_input_embeddings().weight
-    tied = model.get_output_embeddings().weight is table
-    weights = sum(each.numel() * each.element_size() for each in model.parameters())
-    reads = weights - (0 if tied else table.numel() * table.element_size())
-    watch = Watch()
-    decoder = load_decoder(model, cuda_graphs=True, capture=watch)
+    model, watch, rate = random_model(name), Watch(), copy_rate()
+    reads = sum(each.nbytes for each in model.parameters())
+    if not model.config.tie_word_embeddings:
+        reads -= model.get_input_embeddings().weight.nbytes
+    decoder = decoder_for(model, watch)
     watch.launches.clear()  # those of the trial at load
     runner = decoder.runner
-    show(read_bytes=reads, attention=runner.model.attention, notices=runner.notices)
-    rate = copy_rate()
+    show({"copy_bytes_per_second": rate, "read_bytes": reads})
+    show({"attention": runner.model.attention, "notices": runner.notices})
     launches: dict[int, Work] = {}
     for context in CONTEXTS:
         if context + CAPTURED_WIDTHS[-1] > decoder.max_context:
@@ -249,7 +207,7 @@ def steps(name: str) -> None:
             if len(watch.launches) > before:
                 launches[width] = watch.launches[-1]
         if not launches:
-            show(failed_because="no step was captured")
+            show({"failed_because": "no step was captured"})
             return
         device: dict[int, list[float]] = {width: [] for width in WIDTHS}
         whole: dict[int, list[float]] = {width: [] for width in WIDTHS}
@@ -259,45 +217,17 @@ def steps(name: str) -> None:
                 read = partial(whole_step, decoder, layouts[width])
                 whole[width] += [timed(read)[1] for _ in range(REPEATS)]
         seconds = {width: statistics.median(device[width]) for width in WIDTHS}
-        show(
-            **{
-                f"context {context}": {
-                    "device_ms": {width: round(1e3 * s, 3) for width, s in seconds.items()},
-                    "whole_ms": {w: round(1e3 * statistics.median(whole[w]), 3) for w in WIDTHS},
-                    "of_plain": {w: round(s / seconds[1], 3) for w, s in seconds.items()},
-                    "plain_share_of_copy": round(reads / seconds[1] / rate, 3),
-                }
-            }
-        )
+        figures = {
+            "device_ms": {width: round(1e3 * s, 3) for width, s in seconds.items()},
+            "whole_ms": {w: round(1e3 * statistics.median(whole[w]), 3) for w in WIDTHS},
+            "of_plain": {w: round(s / seconds[1], 3) for w, s in seconds.items()},
+            "plain_share_of_copy": round(reads / seconds[1] / rate, 3),
+        }
+        show({f"context {context}": figures})
         if context == CONTEXTS[min(1, len(CONTEXTS) - 1)]:
-            show(capture_seconds=watch.seconds)
+            show({"capture_seconds": watch.seconds})
             for width in dict.fromkeys((1, WIDTHS[-2])):
-                show(**{f"profile of width {width}": profile(launches[width])})
-    decoder.forget(keep_memory=True)
-    new = 16 if REHEARSAL else 128
-    answer(decoder, [3] * 20, 4)
-    _, ours = timed(partial(answer, decoder, [5] * 20, new))
-    show(plain_tokens_per_second=round(new / ours, 1), memory=memory())
-    show(drafted_microseconds=step_times(decoder, SamplingConfig(), new))
-    sampling = SamplingConfig(temperature=0.8, top_p=0.95, seed=1)
-    show(sampled_microseconds=step_times(decoder, sampling, new))
-
-
-def step_times(decoder: Decoder, sampling: SamplingConfig, new: int) -> dict[str, float]:
-    """Medians of the parts of a drafted step, of up to 64 tokens; see `events.StepTimes`."""
-    widths = tuple(decoder.runner.widths(64))
-    config = LookaheadConfig(budget=63, sources=WITHOUT_WINDOW, widths=widths)
-    times = []
-    for _ in range(2):  # steps are captured in the first text
-        decoder.forget(keep_memory=True)
-        strategy = make_strategy("lookahead", config)
-        events = decoder.generate([5] * 20, strategy, sampling, Limits(new))
-        times = [event.times for event in events if isinstance(event, Step)]
-    parts = ("draft", "forward", "verify", "learn")
-    return {
-        part: round(1e6 * statistics.median(getattr(each, part) for each in times), 1)
-        for part in parts
-    }
+                show({f"profile of width {width}": profile(launches[width])})
 
 
 @torch.inference_mode()
@@ -325,14 +255,11 @@ def products(name: str) -> None:
             x = torch.randn(rows, inputs, device=DEVICE, dtype=DTYPE)
             work = partial(_pass, copies, x)
             times[rows] = 1e6 * statistics.median(burst(work, REPEATS)) / len(copies)
-        show(
-            **{
-                what: {
-                    "microseconds": {rows: round(time, 1) for rows, time in times.items()},
-                    "share_of_copy": round(1e6 * count / times[1] / rate, 3),
-                }
-            }
-        )
+        figures = {
+            "microseconds": {rows: round(time, 1) for rows, time in times.items()},
+            "share_of_copy": round(1e6 * count / times[1] / rate, 3),
+        }
+        show({what: figures})
 
 
 def _pass(weights: Sequence[torch.Tensor], x: torch.Tensor) -> None:
@@ -376,7 +303,7 @@ def profile(launch: Work) -> list[list[Any]]:
     with torch.profiler.profile(activities=kinds) as found:
         for _ in range(runs):
             launch()
-        synchronize()
+        synchronize(DEVICE)
     rows = [
         [
             event.key[:70],
@@ -391,7 +318,7 @@ def profile(launch: Work) -> list[list[Any]]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--rehearse", action="store_true")
-    parser.add_argument("part", choices=["machine", "make", "load", "steps", "products"])
+    parser.add_argument("part", choices=["make", "load", "steps", "products"])
     parser.add_argument("arguments", nargs="*")
     given = parser.parse_args()
     globals()[given.part](*given.arguments)
