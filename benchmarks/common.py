@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
@@ -80,6 +81,11 @@ class Report:
         if not condition:
             self.faults.append(what)
             print(f"FAULT: {what}", file=sys.stderr, flush=True)
+
+    def ends(self, done: CompletedProcess[str], what: str, codes: Sequence[int] = (0,)) -> None:
+        """Note a program that ended with none of these exit codes."""
+        said = f"{what}: {done.returncode}, {done.stderr[-300:]}"
+        self.holds(done.returncode in codes, said)
 
 
 Part = Callable[[Report, argparse.Namespace, Path], None]

@@ -6,17 +6,14 @@ Every family is built small and random from its configuration, saved with the de
 and decoded greedily in float32 through three doors: `lade generate FOLDER`, `ladecli.load(FOLDER)`
 and `model.generate(custom_generate=ladecli.lookahead)`.  The first two answer the first prompt
 again after the others: by then they have learned it, so most of that text is accepted drafts.
-The exit code is 1 if any text differs.  (This transformers can build no small dbrx, xlstm or
-qwen4_exp_text that its own `generate` would run.)
+The extra `test` is needed.  The exit code is 1 if any text differs.  (This transformers can build
+no small dbrx, xlstm or qwen4_exp_text that its own `generate` would run.)
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
 import warnings
@@ -30,9 +27,9 @@ import transformers
 from common import argument_parser, conditions, save
 
 import ladecli
-from ladecli.commands import cli
 from ladecli.decoder.model.transformer import Transformer
 from ladecli.specs import hub
+from tests import forked
 
 TOKENS = 40
 PROMPTS = (
@@ -143,11 +140,7 @@ def build(family: str, folder: Path) -> None:
 
 def transformers_model(folder: Path) -> tuple[Any, list[Any]]:
     """The model as transformers loads it, and the prompts' ids."""
-    load = transformers.AutoModelForCausalLM.from_pretrained
-    try:
-        model = load(folder, dtype=torch.float32, attn_implementation="sdpa")
-    except ValueError:  # the family has none
-        model = load(folder, dtype=torch.float32, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     model.eval().generation_config.eos_token_id = None
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     return model, [tokenizer(text, return_tensors="pt")["input_ids"] for text in PROMPTS]
@@ -160,23 +153,15 @@ def generate(model: Any, prompts: list[Any], **options: Any) -> Answers:
     return [ids[p.shape[1] :].tolist() for ids, p in zip(texts, prompts, strict=True)]
 
 
-def command(folder: Path, *, apart: bool) -> Answers:
-    """Answers of `lade generate`, in a process of its own or in this one."""
+def command(folder: Path) -> Answers:
+    """Answers of `lade generate`."""
     asked = folder / "prompts.jsonl"
     asked.write_text("\n".join(json.dumps({"prompt": text}) for text in ASKED), encoding="utf-8")
-    given = ["generate", str(folder), "-f", str(asked), "--dtype", "float32"]
-    given += ["--raw", "--json", "--ignore-eos", "-n", str(TOKENS)]
-    if apart:
-        call = [sys.executable, "-m", "ladecli", *given]
-        answers = subprocess.run(call, stdout=subprocess.PIPE, text=True, check=True).stdout
-    else:
-        out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = cli.entry(given)
-        if code:
-            raise ladecli.LadeError(err.getvalue())
-        answers = out.getvalue()
-    return [json.loads(line)["token_ids"] for line in answers.splitlines()]
+    given = ("generate", str(folder), "-f", str(asked), "--dtype", "float32")
+    done = forked.lade(*given, "--raw", "--json", "--ignore-eos", "-n", str(TOKENS))
+    if done.returncode:
+        raise ladecli.LadeError(done.stderr)
+    return [json.loads(line)["token_ids"] for line in done.stdout.splitlines()]
 
 
 def loaded(folder: Path, row: dict[str, Any]) -> Answers:
@@ -219,7 +204,7 @@ def try_family(family: str) -> dict[str, Any]:
         # A text of few tokens would say little.
         row["distinct tokens"] = min(len(set(ids)) for ids in expected)
         doors: tuple[Callable[[], Answers], ...] = (
-            lambda: command(folder, apart=family == "llama"),
+            lambda: command(folder),
             lambda: loaded(folder, row),
             lambda: generate(model, prompts, custom_generate=ladecli.lookahead),
         )

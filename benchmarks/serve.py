@@ -77,18 +77,18 @@ def messages(text: str) -> list[dict[str, str]]:
 def texts(report: Report, args: Namespace, place: Path) -> None:
     """Random requests by eight clients at once, some of which leave: all others get their text."""
     draw, count = random.Random(1), 24 if args.quick else 200
-    asked = []
+    model, asked, expected = ladecli.load(args.model), [], []
     for number in range(count):
-        prompt = draw.choice(WISHES).format(draw.choice(SUBJECTS)) + f" ({number})"
-        asked.append((prompt, *draw.choice(KINDS)))
-    expected = _generated(args.model, asked, place)
+        said = messages(draw.choice(WISHES).format(draw.choice(SUBJECTS)) + f" ({number})")
+        seed, tokens = draw.choice(KINDS)
+        sampling = {} if seed is None else SAMPLED | {"seed": seed}
+        asked.append({"messages": said, "max_tokens": tokens} | sampling)
+        expected.append(model.generate(said, max_new_tokens=tokens, **sampling))
     left: list[int] = []
     wrong: list[int] = []
 
     def one(number: int) -> None:
-        prompt, seed, tokens = asked[number]
-        body = {"messages": messages(prompt), "max_tokens": tokens}
-        body |= {} if seed is None else SAMPLED | {"seed": seed}
+        body = asked[number]
         if number % 3 == 0:  # a client that leaves, before another asks the same again
             with contextlib.suppress(StopIteration):
                 stream = events(server.port, body | {"max_tokens": 200})
@@ -107,30 +107,12 @@ def texts(report: Report, args: Namespace, place: Path) -> None:
     with Server(place, model=args.model) as server, ThreadPoolExecutor(8) as pool:
         server.patience = 600.0
         list(pool.map(one, range(count)))
-        metrics = server.ask("/metrics")[1]
+        failed = server.outcome("failed")
     seconds = round(time.perf_counter() - began)
     figures = {"clients that left": len(left), "other texts": len(wrong), "seconds": seconds}
     report.row(f"{count} random requests, 8 at once", figures)
-    report.holds(not wrong, f"texts differ from lade generate's: {wrong}")
-    report.holds('outcome="failed"' not in metrics, f"answers failed: {metrics}")
-
-
-def _generated(model: str, asked: list[tuple[str, int | None, int]], place: Path) -> list[str]:
-    """What `lade generate` answers, a program for each seed and length."""
-    found: dict[int, str] = {}
-    for seed, tokens in KINDS:
-        rows = [n for n, each in enumerate(asked) if each[1:] == (seed, tokens)]
-        file = place / "prompts.jsonl"
-        file.write_text("".join(json.dumps({"prompt": asked[n][0]}) + "\n" for n in rows))
-        options = [] if seed is None else ["--seed", str(seed)]
-        for name, value in {} if seed is None else SAMPLED.items():
-            options += [f"--{name.replace('_', '-')}", str(value)]
-        asking = ("generate", model, "-f", str(file), "-n", str(tokens), "--json", "-q", *options)
-        call = [sys.executable, "-m", "ladecli", *asking]
-        done = subprocess.run(call, capture_output=True, text=True, check=True)
-        lines = map(json.loads, done.stdout.splitlines())
-        found |= {n: line["text"] for n, line in zip(rows, lines, strict=True)}
-    return [found[n] for n in range(len(asked))]
+    report.holds(not wrong, f"texts differ from those of the Python API: {wrong}")
+    report.holds(not failed, f"{failed} answers failed")
 
 
 # Memory.
@@ -170,22 +152,22 @@ def speed(report: Report, args: Namespace, place: Path) -> None:
     draw, count, tokens = random.Random(3), 6 if args.quick else 31, 64
     model = ladecli.load(args.model, max_context=1024)
     later, rates, work = [], [], []
+
+    def session(said: Any) -> Iterator[str]:
+        answer = model.stream(said, max_new_tokens=tokens, ignore_eos=True)
+        return (event.text for event in answer if isinstance(event, TextStep))
+
+    def over_http(said: Any) -> Iterator[str]:
+        body = {"messages": said, "max_tokens": tokens, "ignore_eos": True}
+        return map(told, events(server.port, body))
+
     with Server(place, "--max-context", "1024", model=args.model) as server:
-        program = psutil.Process(server.pid)
+        ways = [(session, psutil.Process()), (over_http, psutil.Process(server.pid))]
         for number in range(count):
-            text = f"{number}: {draw.choice(WISHES).format(draw.choice(SUBJECTS))}"
-            found = {}
-            for way in draw.sample(("session", "http"), 2):
-                before = _processor(program if way == "http" else psutil.Process())
-                if way == "http":
-                    body = {"messages": messages(text), "max_tokens": tokens, "ignore_eos": True}
-                    times = _times_of_http(server.port, body)
-                else:
-                    times = _times_of_session(model, text, tokens)
-                after = _processor(program if way == "http" else psutil.Process())
-                found[way] = (*times, after - before)
+            said = messages(f"{number}: {draw.choice(WISHES).format(draw.choice(SUBJECTS))}")
+            found = {way: _times(way(said), program) for way, program in draw.sample(ways, 2)}
             if number:  # the first one warms up
-                ours, theirs = found["session"], found["http"]
+                ours, theirs = found[session], found[over_http]
                 later.append(1000 * (theirs[0] - ours[0]))
                 rates.append(ours[1] / theirs[1])
                 work.append(theirs[2] / ours[2])
@@ -199,28 +181,15 @@ def speed(report: Report, args: Namespace, place: Path) -> None:
     report.holds(args.quick or statistics.median(rates) >= 0.97, "a stream is slower")
 
 
-def _processor(program: psutil.Process) -> float:
-    """Seconds of the processor that a program has taken."""
-    used = program.cpu_times()
-    return used.user + used.system
-
-
-def _times_of_session(model: Any, text: str, tokens: int) -> tuple[float, float]:
-    """Seconds to the first text, and from there to the end."""
-    began, first = time.perf_counter(), 0.0
-    for event in model.stream(messages(text), max_new_tokens=tokens, ignore_eos=True):
-        if isinstance(event, TextStep) and event.text and not first:
+def _times(texts: Iterator[str], program: psutil.Process) -> tuple[float, float, float]:
+    """Seconds to the first text, from there to the end, and those of a program's processor."""
+    before, began, first = program.cpu_times(), time.perf_counter(), 0.0
+    for text in texts:
+        if text and not first:
             first = time.perf_counter()
-    return first - began, time.perf_counter() - first
-
-
-def _times_of_http(port: int, body: dict[str, Any]) -> tuple[float, float]:
-    """The same of a stream."""
-    began, first = time.perf_counter(), 0.0
-    for event in events(port, body):
-        if told(event) and not first:
-            first = time.perf_counter()
-    return first - began, time.perf_counter() - first
+    end, after = time.perf_counter(), program.cpu_times()
+    used = after.user + after.system - before.user - before.system
+    return first - began, end - first, used
 
 
 # Abuse.
@@ -240,7 +209,10 @@ def abuse(report: Report, args: Namespace, place: Path) -> None:
         "no JSON": http_post("/v1/completions", b"{" * 50),
         "wrong types": http_post("/v1/completions", b'{"prompt": {}}'),
     }
-    answers: dict[str, set[str]] = {name: set() for name in sent}
+    expected = {name: {"400 Bad Request"} for name in ("no HTTP", "no JSON", "wrong types")}
+    if not args.quick:  # it takes as long as the server waits for the other half
+        expected["half a body"] = {"408 Request Timeout"}
+    answers: dict[str, set[str]] = {name: set() for name in expected}
     with Server(place) as server, contextlib.ExitStack() as stack:
         open_ones = []
         for number in range(count):
@@ -254,19 +226,12 @@ def abuse(report: Report, args: Namespace, place: Path) -> None:
         seconds = time.perf_counter() - began
         report.holds(status == 200, f"beside {count} connections: {said}")
         for name, client in open_ones:
-            if name in ("no HTTP", "no JSON", "wrong types"):
-                answers[name].add(client.recv(4096).split(b"\r\n")[0].decode())
-        halves = [client for name, client in open_ones if name == "half a body"]
-        if not args.quick:
-            answers["half a body"] = {c.recv(4096).split(b"\r\n")[0].decode() for c in halves}
-            report.holds(
-                answers["half a body"] == {"HTTP/1.1 408 Request Timeout"}, "slow senders stay"
-            )
+            if name in answers:
+                answers[name].add(client.recv(4096).split(b"\r\n")[0].decode()[len("HTTP/1.1 ") :])
         left = server.ask("/health")[0]
-    shown = {name: sorted(found) for name, found in answers.items() if found}
+    shown = {name: sorted(found) for name, found in answers.items()}
     report.row(f"{count} connections", {"s to an answer beside them": round(seconds, 2), **shown})
-    for name in ("no HTTP", "no JSON", "wrong types"):
-        report.holds(answers[name] == {"HTTP/1.1 400 Bad Request"}, f"{name}: {answers[name]}")
+    report.holds(answers == expected, f"to nonsense and to halves: {shown}")
     report.holds(left == 200, "the server does not go on")
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
