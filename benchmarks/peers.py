@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import operator
 import os
 import statistics
 import subprocess
@@ -197,23 +198,20 @@ def figures_of(method: Method, found: Sequence[Method]) -> dict[str, Any]:
     return figures
 
 
-def judged(
-    value: float, least: float | None = None, most: float | None = None, digits: int = 2
-) -> str:
-    """A figure beside its target, and bold where it misses that."""
-    target = least if most is None else most
+def judged(value: float, target: float | None, most: bool = False, digits: int = 2) -> str:
+    """A figure beside its target, the least or the most, and bold where it misses that."""
     if target is None:
         return f"{value:.{digits}f}"
-    missed = value < target if most is None else value > target
-    sign = ("≥<" if most is None else "≤>")[missed]
+    missed = value > target if most else value < target
+    sign = ("≤>" if most else "≥<")[missed]
     text = f"{value:.{digits}f} {sign} {target:.{digits}f}"
     return f"**{text}**" if missed else text
 
 
-def beside(ratios: dict[str, float], targets: dict[str, float], limit: str = "least") -> str:
+def beside(ratios: dict[str, float], targets: dict[str, float], most: bool = False) -> str:
     """Ratios to llama.cpp's formats in a cell."""
-    shown = ((kind, judged(ratio, **{limit: targets.get(kind)})) for kind, ratio in ratios.items())
-    return ", ".join(f"{kind} {text}" for kind, text in shown)
+    shown = (f"{kind} {judged(each, targets.get(kind), most)}" for kind, each in ratios.items())
+    return ", ".join(shown)
 
 
 def show(rows: dict[str, Any]) -> None:
@@ -240,7 +238,7 @@ def show(rows: dict[str, Any]) -> None:
         cells = []
         for clock in CLOCKS:
             cells += [round(row[clock]["prompts"]), beside(row[clock]["prompts_over"], PROMPTS)]
-        cells += [round(row["memory"] / 1e6), beside(row["memory_over"], MEMORY, "most")]
+        cells += [round(row["memory"] / 1e6), beside(row["memory_over"], MEMORY, most=True)]
         print_row(name.partition(",")[0], *cells)
     print()
 
@@ -255,31 +253,27 @@ def windows(worker: Worker, paths: Sequence[Path], tokens: int) -> list[list[int
     return found
 
 
-def best_tokens(scored: Sequence[dict[str, Any]]) -> list[int]:
-    """The best token of every place, over all windows."""
-    return [token for window in scored for token in window["best"]]
-
-
 def score(args: argparse.Namespace, sides: Commands) -> dict[str, Any]:
     """Print perplexity, and how often the best token is that of the first side, on texts."""
     texts: list[list[int]] = []
-    scores: dict[str, Any] = {}
+    nats: dict[str, list[float]] = {}
+    best: dict[str, list[int]] = {}
     for name, command in sides.items():
         with Worker(args.threads[0], command) as worker:
             texts = texts or windows(worker, args.text, args.text_tokens)
-            scores[name] = [worker.ask("score", ids=ids) for ids in texts]
+            scores = [worker.ask("score", ids=ids) for ids in texts]
+            nats[name] = [each for score in scores for each in score["nats"]]
+            best[name] = [each for score in scores for each in score["best"]]
     first = next(iter(sides))
     print(f"{sum(map(len, texts)):,} tokens of texts and code, {WINDOW} at a time\n")
     print_head("precision", "perplexity", f"over {first}'s", f"best token is {first}'s")
     figures: dict[str, Any] = {}
-    for name, scored in scores.items():
-        perplexity = exp(statistics.fmean(nats for each in scored for nats in each["nats"]))
-        pairs = zip(best_tokens(scored), best_tokens(scores[first]), strict=True)
-        same = statistics.fmean(ours == theirs for ours, theirs in pairs)
+    for name in sides:
+        perplexity = exp(statistics.fmean(nats[name]))
+        same = statistics.fmean(map(operator.eq, best[name], best[first]))
         figures[name] = {"perplexity": perplexity, "same_best": same}
-        over = judged(
-            perplexity / figures[first]["perplexity"], most=PERPLEXITY.get(name), digits=3
-        )
+        ratio = perplexity / figures[first]["perplexity"]
+        over = judged(ratio, PERPLEXITY.get(name), most=True, digits=3)
         print_row(name, f"{perplexity:.3f}", over, f"{same:.1%}")
     return figures
 

@@ -11,14 +11,13 @@ measured while they were made, so the figures differ from run to run.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import tempfile
-from collections.abc import Iterator
 from itertools import dropwhile
 from pathlib import Path
 
 import pyte
-from rich.color import Color
 from rich.style import Style
 from rich.text import Text
 
@@ -136,17 +135,9 @@ def draw(screen: pyte.Screen, title: str, path: Path, since: str = "") -> None:
 
 def row(screen: pyte.Screen, line: int) -> Text:
     """One row of a screen with its colours."""
-    text = Text()
-    for cell in cells(screen, line):
-        text.append(cell.data, style_of(cell))
-    return text
-
-
-def cells(screen: pyte.Screen, line: int) -> Iterator[pyte.screens.Char]:
-    for column in range(screen.columns):
-        cell = screen.buffer[line][column]
-        if cell.data:  # the second half of a wide character is empty
-            yield cell
+    cells = (screen.buffer[line][column] for column in range(screen.columns))
+    # The second half of a wide character is empty.
+    return Text.assemble(*((cell.data, style_of(cell)) for cell in cells if cell.data))
 
 
 def style_of(cell: pyte.screens.Char) -> Style:
@@ -160,16 +151,13 @@ def style_of(cell: pyte.screens.Char) -> Style:
     )
 
 
-def colour(name: str) -> Color | None:
+def colour(name: str) -> str | None:
     """A colour of pyte's as one of Rich's."""
     if name == "default":
         return None
-    named = {"brown": "yellow"}
-    if name.startswith("bright"):
-        return Color.parse("bright_" + named.get(name[6:], name[6:]))
-    if len(name) == 6 and all(c in "0123456789abcdef" for c in name.lower()):
-        return Color.parse(f"#{name}")
-    return Color.parse(named.get(name, name))
+    if re.fullmatch("[0-9a-fA-F]{6}", name):
+        return f"#{name}"
+    return name.replace("brown", "yellow").replace("bright", "bright_")
 
 
 if __name__ == "__main__":

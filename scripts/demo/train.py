@@ -18,7 +18,6 @@ import math
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import corpus
@@ -36,15 +35,7 @@ CHAT_TEMPLATE = """\
 {% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"""
 
 
-@dataclass(frozen=True)
-class Phase:
-    """A part of training with one sequence length."""
-
-    share: float
-    length: int
-
-
-PHASES = (Phase(0.60, 512), Phase(0.25, 1024), Phase(0.15, CONTEXT))
+PHASES = ((0.60, 512), (0.25, 1024), (0.15, CONTEXT))  # shares of training, and lengths
 
 
 def train_tokenizer(documents: list[str]) -> Tokenizer:
@@ -95,7 +86,7 @@ def encode(tokenizer: Tokenizer, documents: list[str], rng: random.Random) -> to
 
 def batches(tokenizer: Tokenizer, args: argparse.Namespace, steps: int) -> Iterator[torch.Tensor]:
     """Batches of ids, shape [rows, length], every epoch made afresh with other questions."""
-    lengths = [phase.length for phase in PHASES for _ in range(math.ceil(phase.share * steps))]
+    lengths = [length for share, length in PHASES for _ in range(math.ceil(share * steps))]
     epoch, stream = args.seed, torch.empty(0, dtype=torch.long)
     for length in lengths[:steps]:
         if len(stream) < args.batch_tokens:
