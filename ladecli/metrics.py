@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from .decoder.events import Started, StepNarrowed
 from .errors import counted
@@ -15,6 +16,12 @@ from .events import Ended, PromptRead, Reason, TextEvent, TextStep, pieces_of
 def ratio(numerator: float, denominator: float) -> float:
     """A quotient that is 0 where there is nothing to divide by."""
     return numerator / denominator if denominator else 0.0
+
+
+def first_difference(ids: Sequence[int], others: Sequence[int]) -> int | None:
+    """The index of the first token in which two texts differ; None where they are equal."""
+    pairs = enumerate(zip_longest(ids, others))
+    return next((index for index, (one, other) in pairs if one != other), None)
 
 
 PLAIN_STEPS = 8

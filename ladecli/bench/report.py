@@ -87,13 +87,12 @@ def _headline(result: Result, overall: Sequence[Figures]) -> Iterator[str]:
     found = max(chosen, key=lambda e: (strategies[e.method] == "lookahead", e.tokens_per_second))
     speed = decimal(found.tokens_per_second or None)
     sentence = f"{_label(found.method)}: {speed} tokens per second"
-    if found.speedup is not None:
-        sentence += f", {_factor(found.speedup)} those of {_label(result.reference)}"
     stock = [each for each in overall if each.method in (STOCK, STOCK_COMPILED)]
     best = max(stock, key=lambda each: each.tokens_per_second, default=found)
-    over = speedup(result.runs_of(found.method), result.runs_of(best.method))
-    if over and best.method not in (found.method, result.reference):
-        sentence += f", {_factor(over)} those of {_label(best.method)}"
+    for rival in dict.fromkeys((result.reference, best.method)):
+        runs = result.runs_of(found.method), result.runs_of(rival or "")
+        if rival != found.method and (over := speedup(*runs)):
+            sentence += f", {_factor(over)} those of {_label(rival)}"
     yield f"{sentence}; {found.tokens_per_step:.2f} tokens per step."
     compared = sum(each.compared for each in overall)
     differing = [
@@ -208,20 +207,16 @@ def _categories(result: Result) -> Iterator[Table]:
     if what == "context":
         titles["Milliseconds per step"] = lambda each: _milliseconds(each.step_median)
         titles["Peak memory"] = lambda each: _memory(each.peak_memory)
-    found = {
-        (each.method, category): each
-        for category in result.categories
-        for each in figures_of(result, category)
-    }
+    found = [{f.method: f for f in figures_of(result, each)} for each in result.categories]
     names = (Column(_clean(name), weight=n) for n, name in enumerate(result.categories))
     columns = (_NAME, *names)
     for title, cell in titles.items():
         rows = []
         for method in result.methods:
-            figures = (found.get((method.name, category)) for category in result.categories)
-            cells = tuple(cell(each) if each else NONE for each in figures)
-            rows.append((_label(method.name), *cells))
-        rows = [row for row in rows if {*row[1:]} != {NONE}]
+            figures = [of.get(method.name) for of in found]
+            cells = [cell(each) if each else NONE for each in figures]
+            if {*cells} != {NONE}:
+                rows.append((_label(method.name), *cells))
         if rows:
             yield Table(f"{title} by {what}", columns, tuple(rows))
 

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
 from ..errors import LadeError
@@ -42,12 +42,6 @@ class Answer:
     def step_seconds(self) -> tuple[float, ...]:
         """Of every step after the first, to the microsecond."""
         return tuple(round(end - start, 6) for start, end in pairwise(self.marks))
-
-    def first_difference(self, other: Answer) -> int | None:
-        """The index of the first token that another answer does not have; None where both are
-        equal."""
-        pairs = enumerate(zip_longest(self.ids, other.ids))
-        return next((index for index, (one, two) in pairs if one != two), None)
 
     def whole(self) -> Answer:
         """The answer itself; `Stopped` where Ctrl-C ended it."""

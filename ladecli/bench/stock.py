@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -104,14 +104,14 @@ class StockRunner:
             given = {GENERATE_CACHE: self._cache, "compile_config": compile_config()}
         stops = self._session.stops(settings)
         stream = TextStream(self._session.loaded.tokenizer, prompt, stops)
-        steps = _Steps(length, cancelled, stream.feed if stops else None)
+        steps = _Steps(length, cancelled, stream.feed if stops else None, self._lookup)
         # A hook would have a compiled step compiled anew.
-        watching = steps.watching(model) if self._lookup else contextlib.nullcontext()
+        hook = model.register_forward_hook(steps.forwarded) if self._lookup else nullcontext()
         ids = torch.tensor([list(prompt)], device=model.device)
         if not settings.sampling.greedy:
             torch.manual_seed(settings.sampling.seed)
         began = time.perf_counter()
-        with watching, _without_defaults(model):
+        with hook, _without_defaults(model):
             out = model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
@@ -140,7 +140,9 @@ class StockRunner:
 class _Steps:
     """Notes the time (`marks`) and the tokens of prompt and answer (`lengths`) after every step.
 
-    `should_stop` is called with every token; where it is true, the text ends after that one.
+    `should_stop` is called with every token; where it is true, the text ends after that one.  With
+    `candidates`, transformers calls for those of prompt lookup too, before a forward has looked at
+    them, and that is no step: `forwarded` tells them apart.
     """
 
     def __init__(
@@ -148,33 +150,23 @@ class _Steps:
         prompt: int,
         cancelled: Callable[[], bool],
         should_stop: Callable[[int], bool] | None,
+        candidates: bool,
     ) -> None:
         self.marks: list[float] = []
         self.lengths: list[int] = []
         self.stopped = self.cancelled = False
         self._read, self._is_cancelled, self._should_stop = prompt, cancelled, should_stop
-        self._watched = self._forwarded = False
+        self._candidates, self._forwarded = candidates, not candidates
 
-    @contextlib.contextmanager
-    def watching(self, model: Any) -> Iterator[None]:
-        """Notice forward passes: with prompt lookup, transformers calls for candidates too, before
-        a forward has looked at them, and that is no step."""
-
-        def after_forward(*_: Any) -> None:
-            self._forwarded = True
-
-        self._watched = True
-        hook = model.register_forward_hook(after_forward)
-        try:
-            yield
-        finally:
-            hook.remove()
+    def forwarded(self, *_: Any) -> None:
+        """Note a forward pass, as a hook."""
+        self._forwarded = True
 
     def __call__(self, ids: Tensor, _scores: Any, **_: Any) -> Tensor:
         """Whether the text ends here: [1]."""
-        if self._watched and not self._forwarded:
+        if not self._forwarded:
             return torch.zeros(1, dtype=torch.bool, device=ids.device)
-        self._forwarded = False
+        self._forwarded = not self._candidates
         synchronize(ids.device)
         length, self.cancelled = ids.shape[1], self._is_cancelled()
         if self._should_stop is not None:
@@ -215,7 +207,7 @@ def compile_config() -> CompileConfig:
     return config
 
 
-@contextlib.contextmanager
+@contextmanager
 def _without_defaults(model: Any) -> Iterator[None]:
     """Take the model's own generation config away: it would fill in what ours leaves open."""
     before = model.generation_config

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from .. import suites
 from ..errors import INTERRUPTED, LadeError, UsageError, counted, printable
 from ..events import Reason
+from ..metrics import first_difference
 from ..session import opening
 from ..session.text import Part, speller
 from ..specs.memory import FULL
@@ -306,7 +307,7 @@ class Verifier:
             # Plain decoding must not use keys that the strategy left in the cache.
             self._session.decoder.forget()
             plain = self._answer(prompt, replace(self._settings, strategy=PLAIN))
-            index, found = answer.first_difference(plain), None
+            index, found = first_difference(answer.ids, plain.ids), None
             if index is not None:
                 found = self._describe_divergence(dialogue.id, turn, index, prompt, answer, plain)
                 dialogue.cut = None  # the prompts of later turns differ

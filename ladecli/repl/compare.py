@@ -7,14 +7,13 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from rich.table import Column, Table
 
 from ..errors import counted
 from ..events import TextStep
-from ..metrics import Tally, ratio, total
+from ..metrics import Tally, first_difference, ratio, total
 from ..view import screen
 from ..view.terminal import ctrl_c
 
@@ -39,9 +38,9 @@ def compare_again(chat: Chat, reply: Reply) -> None:
             if tally.reason in ("interrupted", "memory"):
                 chat.note("comparison stopped")
                 return
-            if (place := _difference(reply.tally.token_ids, tally.token_ids)) is not None:
+            if (index := first_difference(reply.tally.token_ids, tally.token_ids)) is not None:
                 why = (
-                    f"another text from token {place} on: arithmetic of this precision broke a"
+                    f"another text from token {index + 1} on: arithmetic of this precision broke a"
                     " near-tie differently in a wider step; --dtype float32 is exact"
                 )
                 screen.line(chat.console, why, "yellow")
@@ -73,12 +72,6 @@ def _decode_again(chat: Chat, reply: Reply, settings: Settings, run: int) -> Tal
     finally:
         session.drafts = kept
     return tally
-
-
-def _difference(ids: Sequence[int], others: Sequence[int]) -> int | None:
-    """The first place, from 1, at which two texts differ; None if they do not."""
-    pairs = enumerate(zip_longest(ids, others), start=1)
-    return next((place for place, (one, other) in pairs if one != other), None)
 
 
 def _describe_speedup(drafted: Sequence[Tally], plain: Sequence[Tally]) -> str:

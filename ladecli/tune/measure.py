@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, cycle, islice
 from typing import TYPE_CHECKING
 
-from ..decoder.config import WITHOUT_WINDOW, Limits, LookaheadConfig, SamplingConfig
+from ..decoder.config import WITHOUT_WINDOW, Limits, LookaheadConfig
 from ..decoder.drafting.store import DraftStore
 from ..decoder.events import Step
 from ..decoder.step_cost import StepCost
@@ -121,22 +121,20 @@ class Tuner:
         latest = end + 2 * seconds
         contexts = [c for c in CONTEXTS if c <= self._decoder.max_context - ROOM]
         contexts = contexts or [min(CONTEXTS[0], self._decoder.max_context // 3)]
+        longest = (list(text) * (contexts[-1] // len(text) + 1))[: contexts[-1]]
+        # The first steps load and compile.
+        plain = min(min(self._steps(longest[: contexts[0]], 1, 2)) for _ in range(2))
+        visit = 1 if plain > SLOW else VISIT
         widths, times = list(WIDTHS), dict[int, dict[int, list[float]]]()
         for context in contexts:
-            prompt = (list(text) * (context // len(text) + 1))[:context]
-            left = end - self._now()
-            if times:
-                width = max(widths)
-                reading = statistics.median(times[contexts[0]][width]) * context / width
-                if reading > left / 2:
-                    break
-            else:  # the first steps load and compile
-                plain = min(min(self._steps(prompt, 1, 2)) for _ in range(2))
-                left = end - self._now()
+            now, width = self._now(), max(widths)
             # Half of what is left, since most texts are short; all of it for the last.
-            share = left / (1 if context == contexts[-1] else 2)
-            until = self._now() + share
-            found = self._rounds(prompt, widths, 1 if plain > SLOW else VISIT, until, latest)
+            until = end if context == contexts[-1] else (now + end) / 2
+            if times:
+                reading = statistics.median(times[contexts[0]][width]) * context / width
+                if reading > (end - now) / 2:
+                    break
+            found = self._rounds(longest[:context], widths, visit, until, latest)
             if times and self._now() > latest:
                 break  # a part of a round says too little of another context
             times[context] = found
@@ -179,7 +177,7 @@ class Tuner:
         )
         name = "lookahead" if width > 1 else "autoregressive"
         strategy = make_strategy(name, config, self._drafts[width])
-        events = self._decoder.generate(text, strategy, SamplingConfig())
+        events = self._decoder.generate(text, strategy)
         made = islice((event for event in events if isinstance(event, Step)), 2 * count + 1)
         seconds = list(islice((s.seconds for s in made if s.width == width), count))
         events.close()
@@ -255,7 +253,7 @@ class Tuner:
         name = "autoregressive" if config is None else "lookahead"
         strategy = make_strategy(name, config or LookaheadConfig())
         limits = Limits(new, self._stop_ids)
-        events = self._decoder.generate(prompt, strategy, SamplingConfig(), limits)
+        events = self._decoder.generate(prompt, strategy, limits=limits)
         steps = [event for event in events if isinstance(event, Step)]
         seconds = [step.seconds for step in steps]
         # Widths make steps differ, but not by this much: something else ran on this machine.
