@@ -21,16 +21,12 @@ import sysconfig
 import textwrap
 import tomllib
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import cycle
 from pathlib import Path
 
-BOS, END, SYSTEM, USER, ASSISTANT = (
-    "<|bos|>",
-    "<|end|>",
-    "<|system|>",
-    "<|user|>",
-    "<|assistant|>",
-)
-SPECIAL_TOKENS = (BOS, END, SYSTEM, USER, ASSISTANT)
+SPECIAL_TOKENS = ("<|bos|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
+BOS, END, SYSTEM, USER, ASSISTANT = SPECIAL_TOKENS
 
 # Tables, tests and other people's packages teach the model nothing about writing Python.
 SKIPPED_FOLDERS = frozenset(
@@ -81,41 +77,32 @@ ASK_TOPIC = (
 def chat(*turns: str, system: str | None = None) -> str:
     """One conversation as text; `turns` alternate between the user and the assistant."""
     head = f"{SYSTEM}\n{system}{END}\n" if system else ""
-    roles = (USER, ASSISTANT)
-    body = "".join(f"{roles[i % 2]}\n{turn.strip()}{END}\n" for i, turn in enumerate(turns))
+    roles = cycle((USER, ASSISTANT))
+    body = "".join(f"{next(roles)}\n{turn.strip()}{END}\n" for turn in turns)
     return BOS + head + body
 
 
-def library_files(held_out: bool = False) -> list[Path]:
-    """The modules of the standard library to learn from, or those held out, in a fixed order."""
+def library(held_out: bool) -> Iterator[tuple[Path, str]]:
+    """Names and texts of the standard library's modules, those held out or all others.
+
+    What is not UTF-8, or is mostly a table, is left out.
+    """
     root = Path(sysconfig.get_paths()["stdlib"])
-    paths = [
-        path
-        for path in sorted(root.rglob("*.py"))
-        if not SKIPPED_FOLDERS & set(path.relative_to(root).parts)
-    ]
-    return [path for i, path in enumerate(paths) if (i % HELD_OUT_EVERY == 0) == held_out]
-
-
-def read(path: Path) -> str | None:
-    """The text of a module, or None where it is not UTF-8 or is mostly a table."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        return None
-    lines = text.splitlines()
-    if not lines or len(text) / len(lines) > 70:
-        return None
-    return text
+    names = (path.relative_to(root) for path in sorted(root.rglob("*.py")))
+    names = (name for name in names if not SKIPPED_FOLDERS & {*name.parts})
+    for number, name in enumerate(names):
+        if (number % HELD_OUT_EVERY == 0) == held_out:
+            with suppress(UnicodeDecodeError):
+                text = (root / name).read_text(encoding="utf-8")
+                if len(text) <= 70 * len(text.splitlines()):
+                    yield name, text
 
 
 def sources(held_out: bool = False) -> Iterator[str]:
     """Every module as one document, with its file name on the first line."""
-    root = Path(sysconfig.get_paths()["stdlib"])
-    for path in library_files(held_out):
-        text = read(path)
+    for name, text in library(held_out):
         if text:
-            yield f"{BOS}# {path.relative_to(root).as_posix()}\n{text.strip()}\n{END}"
+            yield f"{BOS}# {name.as_posix()}\n{text.strip()}\n{END}"
 
 
 def first_paragraph(doc: str) -> str:
@@ -159,25 +146,14 @@ def conversations_about(
         yield chat(asked, f"```python\n{code}\n```", system=system)
 
 
-def signature_of(node: ast.AST, name: str) -> str | None:
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        return f"{name}({ast.unparse(node.args)})"
-    return None
-
-
 def docstrings(rng: random.Random, held_out: bool = False) -> Iterator[str]:
     """Conversations about everything documented in the library's Python sources."""
-    root = Path(sysconfig.get_paths()["stdlib"])
-    for path in library_files(held_out):
-        text = read(path)
-        if not text:
-            continue
+    for name, text in library(held_out):
         try:
             tree = ast.parse(text)
         except SyntaxError:
             continue
-        parts = list(path.relative_to(root).with_suffix("").parts)
-        module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        module = ".".join(name.with_suffix("").parts).removesuffix(".__init__")
         module = SPOKEN_NAMES.get(module, module)
         if doc := ast.get_docstring(tree):
             yield from conversations_about(f"the module {module}", None, doc, None, rng)
@@ -188,14 +164,14 @@ def _documented(node: ast.AST, prefix: str, text: str, rng: random.Random) -> It
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             continue
-        name = f"{prefix}.{child.name}"
+        name, signature, code = f"{prefix}.{child.name}", None, None
         if doc := ast.get_docstring(child):
-            segment = ast.get_source_segment(text, child)
-            # get_source_segment starts at the `def`, so only later lines carry the indent.
-            code = textwrap.dedent(" " * child.col_offset + segment) if segment else None
-            if isinstance(child, ast.ClassDef):
-                code = None
-            yield from conversations_about(name, signature_of(child, name), doc, code, rng)
+            if not isinstance(child, ast.ClassDef):
+                signature = f"{name}({ast.unparse(child.args)})"
+                # The segment starts at the `def`, so only later lines carry the indent.
+                segment = ast.get_source_segment(text, child) or ""
+                code = textwrap.dedent(" " * child.col_offset + segment)
+            yield from conversations_about(name, signature, doc, code, rng)
         if isinstance(child, ast.ClassDef):
             yield from _documented(child, name, text, rng)
 
@@ -276,10 +252,3 @@ def documents(seed: int, repeats: int) -> list[str]:
 def held_out_documents() -> list[str]:
     """Documents of modules that no training document comes from."""
     return [*sources(held_out=True), *docstrings(random.Random(0), held_out=True)]
-
-
-if __name__ == "__main__":
-    everything = documents(seed=0, repeats=12)
-    print(len(everything), "documents,", sum(map(len, everything)), "characters")
-    for document in random.Random(1).sample(everything, 12):
-        print("-" * 80, document[:900], sep="\n")

@@ -18,6 +18,7 @@ import math
 import random
 import time
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 
 import corpus
@@ -146,9 +147,7 @@ def export(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
     )
     wrapped.chat_template = CHAT_TEMPLATE
     wrapped.save_pretrained(out)
-    copy = LlamaForCausalLM(model.config)
-    copy.load_state_dict(model.state_dict())
-    copy.to(torch.bfloat16).save_pretrained(out)
+    deepcopy(model).to(torch.bfloat16).save_pretrained(out)
 
 
 def main() -> None:
