@@ -22,22 +22,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as toml
 
-__all__ = [
-    "LIMIT",
-    "check",
-    "conversion",
-    "decode",
-    "is_device",
-    "parse_toml",
-    "private",
-    "read",
-    "read_named",
-    "read_stream",
-    "read_text",
-    "toml",
-    "write",
-]
-
 LIMIT = 100_000_000
 """Bytes of the largest file that is read; a device without an end is refused after them."""
 _MARKS = {
@@ -126,8 +110,6 @@ def decode(data: bytes, name: str) -> str:
         UsageError: it is something else; the message says so.
     """
     marked = _marked(data)
-    if marked is None and _unmarked(data):
-        raise UsageError(f"{name} is UTF-16 without a byte order mark; {conversion(data)}")
     try:
         # A binary file need not be UTF-8 either.
         text = "\0" if not marked and b"\0" in data else data.decode(marked or "utf-8-sig")
@@ -137,13 +119,13 @@ def decode(data: bytes, name: str) -> str:
             what, fix = f"damaged {marked.upper()}", "save it again as UTF-8"
         raise UsageError(f"{name} is {what} (byte {error.start}); {fix}") from None
     if "\0" in text:
-        raise UsageError(f"{name} is binary (a zero byte); give a text file")
+        raise UsageError(f"{name} is binary (a zero byte); give a text file in UTF-8")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def conversion(data: bytes) -> str:
     """The advice that makes UTF-8 of text in an encoding that bytes of it give away."""
-    if encoding := _marked(data) or _unmarked(data):
+    if encoding := _marked(data):
         return f"convert it with iconv -f {encoding} -t utf-8"
     return "convert it, for example with iconv -f latin1 -t utf-8"
 
@@ -151,18 +133,6 @@ def conversion(data: bytes) -> str:
 def _marked(data: bytes) -> str | None:
     """The encoding that a byte order mark tells."""
     return next((each for mark, each in _MARKS.items() if data.startswith(mark)), None)
-
-
-def _unmarked(data: bytes) -> str | None:
-    """utf-16le or utf-16be where every other byte is zero, as of most Latin letters."""
-    start = data[:1000]
-    for encoding, zeros, others in (
-        ("utf-16le", start[1::2], start[::2]),
-        ("utf-16be", start[::2], start[1::2]),
-    ):
-        if zeros.count(0) > 0.8 * len(zeros) and not others.count(0):
-            return encoding
-    return None
 
 
 def check(path: Path, option: str) -> None:
@@ -200,8 +170,8 @@ def is_device(path: Path) -> bool:
     return path.exists() and not path.is_file()
 
 
-def private(path: str, flags: int) -> int:
-    """An opener of files that nobody else can read, where it makes them."""
+def guarded(path: str, flags: int) -> int:
+    """Open a file that nobody else can read, where this makes it."""
     return os.open(path, flags, 0o600)
 
 
@@ -224,9 +194,8 @@ def write(path: Path, content: str | bytes, option: str, *, private: bool = Fals
         target = path.resolve()
         # Nobody can guess the name, and plant a link there.
         temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         try:
-            with open(os.open(temporary, flags, 0o600 if private else 0o666), "wb") as file:
+            with open(temporary, "xb", opener=guarded if private else None) as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())

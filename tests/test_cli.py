@@ -277,7 +277,7 @@ MISTAKES = {
     "generate -f folder": "is a folder; name a file in it",
     "generate -f binary": "is binary (a zero byte)",
     "generate -f latin": "is not UTF-8 (byte 3)",
-    "generate -f wide": "is UTF-16 without a byte order mark; convert it with iconv -f utf-16le",
+    "generate -f wide": "is binary (a zero byte); give a text file in UTF-8",
     "generate -f odd": "is damaged UTF-16",
     "generate -f empty": "is empty",
     "generate -f rows.jsonl": "line 2: 'prompt' is empty or no text",

@@ -47,7 +47,7 @@ class Journal:
         line = conversation.as_change(self._written, model)
         start = "\n" if self._torn else ""
         self._torn = True
-        with open(self.path, "a", encoding="utf-8", errors="replace", opener=files.private) as file:
+        with open(self.path, "a", encoding="utf-8", errors="replace", opener=files.guarded) as file:
             file.write(start + line)
             file.flush()
             os.fsync(file.fileno())

@@ -13,7 +13,7 @@ from importlib import resources
 from typing import Any
 
 from ..errors import UsageError
-from ..files import toml
+from ..files import parse_toml
 from .memory import ModelSpec, smaller_forms
 
 # An exchange takes a start, the hops on its way, and its bytes at a share of the bandwidth.  Hops
@@ -28,7 +28,7 @@ USUAL_SIZE = "7b"
 def data() -> dict[str, Any]:
     """The content of catalogue.toml."""
     text = resources.files(__package__).joinpath("catalogue.toml").read_text(encoding="utf-8")
-    return dict(toml.loads(text))
+    return parse_toml(text)
 
 
 def knows(size: str) -> bool:

@@ -142,7 +142,7 @@ class TraceWriter:
         try:
             # Lone surrogates, as of a path that is not UTF-8, cannot be written as they are.
             self._file = open(  # noqa: SIM115  (`finish` closes it)
-                path, "w", encoding="utf-8", errors="replace", newline="\n", opener=files.private
+                path, "w", encoding="utf-8", errors="replace", newline="\n", opener=files.guarded
             )
         except OSError as error:
             raise self._failed(error) from error
