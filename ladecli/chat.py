@@ -31,7 +31,7 @@ from .repl.session import Chat
 from .session import opening, pool_file
 from .session.conversation import Conversation
 from .trace import export
-from .view.terminal import Terminal
+from .view.terminal import Terminal, handling
 
 SMALL_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
@@ -50,7 +50,8 @@ def run(request: ChatRequest) -> int:
         request = replace(request, model=request.model or model or None)
     following: ChatRequest | None = request
     code = 0
-    with exit_on_signals(), suppress_echo():
+    ends = [each for each in signal.Signals if each.name in ("SIGTERM", "SIGHUP", "SIGQUIT")]
+    with handling(_end, *ends), suppress_echo():
         while following is not None:
             following, conversation, refused = _with_model(following, conversation, journal)
             code = UsageError.exit_code if refused else code
@@ -98,20 +99,9 @@ def open_reader(chat: Chat) -> Reader:
     return Reader(stdin, sys.stderr if stdin.isatty() else None)
 
 
-@contextlib.contextmanager
-def exit_on_signals() -> Iterator[None]:
-    """Make exceptions of the signals that end the program, so that it tidies up on its way."""
-
-    def on_signal(number: int, _frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    ends = {"SIGTERM", "SIGHUP", "SIGQUIT"} & {each.name for each in signal.Signals}
-    before = {name: signal.signal(signal.Signals[name], on_signal) for name in ends}
-    try:
-        yield
-    finally:
-        for name, handler in before.items():
-            signal.signal(signal.Signals[name], handler)
+def _end(number: int, _frame: FrameType | None) -> None:
+    """Make an exception of a signal that ends the program, so that it tidies up on its way."""
+    raise SystemExit(128 + number)
 
 
 def greet(chat: Chat) -> None:

@@ -11,6 +11,8 @@ import signal
 import threading
 from collections.abc import Iterator
 
+from ..view.terminal import handling
+
 SECONDS = 5.0
 """Of the processor."""
 MEMORY = 1 << 30
@@ -36,7 +38,9 @@ def limited() -> Iterator[None]:
         LimitError: it took more.
     """
     try:
-        with _in_time(), _in_memory():
+        with contextlib.ExitStack() as limits:
+            _limit_time(limits)
+            _limit_memory(limits)
             yield
     except _Stop:
         raise LimitError(f"takes more than {SECONDS:.0f} s") from None
@@ -44,44 +48,29 @@ def limited() -> Iterator[None]:
         raise LimitError(f"takes more than {MEMORY >> 30} GB of memory") from error
 
 
-@contextlib.contextmanager
-def _in_time() -> Iterator[None]:
-    alone = threading.current_thread() is threading.main_thread()
-    if not alone or not hasattr(signal, "setitimer"):
-        yield
-        return
-
+def _limit_time(limits: contextlib.ExitStack) -> None:
     def stop(*_: object) -> None:
         raise _Stop
 
-    before = signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, SECONDS)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0.0)
-        signal.signal(signal.SIGPROF, before)
+    alone = threading.current_thread() is threading.main_thread()
+    if alone and hasattr(signal, "setitimer"):
+        limits.enter_context(handling(stop, signal.SIGPROF))
+        limits.callback(signal.setitimer, signal.ITIMER_PROF, 0.0)
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
 
 
-@contextlib.contextmanager
-def _in_memory() -> Iterator[None]:
+def _limit_memory(limits: contextlib.ExitStack) -> None:
     try:
         import resource
     except ImportError:  # not POSIX
-        resource = None  # type: ignore[assignment]
-    working = [each for each in threading.enumerate() if not each.daemon]
-    if resource is None or len(working) > 1:
-        yield
+        return
+    if len([each for each in threading.enumerate() if not each.daemon]) > 1:
         return
     import psutil  # 20 ms, which help does without
 
     before, most = resource.getrlimit(resource.RLIMIT_AS)
     wanted = psutil.Process().memory_info().vms + MEMORY
-    lower = before == resource.RLIM_INFINITY or wanted < before
-    with contextlib.ExitStack() as stack:
-        if lower:
-            # macOS refuses any.
-            with contextlib.suppress(ValueError, OSError):
-                resource.setrlimit(resource.RLIMIT_AS, (wanted, most))
-                stack.callback(resource.setrlimit, resource.RLIMIT_AS, (before, most))
-        yield
+    if before == resource.RLIM_INFINITY or wanted < before:
+        with contextlib.suppress(ValueError, OSError):  # macOS refuses any
+            resource.setrlimit(resource.RLIMIT_AS, (wanted, most))
+            limits.callback(resource.setrlimit, resource.RLIMIT_AS, (before, most))

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING
 from ..decoder.errors import DecoderError, NoMemoryError, RankError
 from ..errors import LadeError, UsageError, describe_error
 from ..options.answer import RankedOptions
+from ..view.terminal import handling
 from .place import Place, assign_device, find_place, read_torchrun
 
 if TYPE_CHECKING:
@@ -203,14 +204,13 @@ def _start_processes(
         ended = (rank for rank, code in enumerate(codes, start=1) if code is not None)
         return next((f"rank {rank} ended" for rank in ended), None)
 
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # followers inherit that
     try:
-        for rank in range(1, place.size):
-            arguments = replace(place, rank=rank, local_rank=rank), *task, theirs
-            process = spawn.Process(target=_run_child, args=arguments, daemon=True)
-            process.start()
-            followers.append(process)
-        signal.signal(signal.SIGINT, before)
+        with handling(signal.SIG_IGN, signal.SIGINT):  # followers inherit that
+            for rank in range(1, place.size):
+                arguments = replace(place, rank=rank, local_rank=rank), *task, theirs
+                process = spawn.Process(target=_run_child, args=arguments, daemon=True)
+                process.start()
+                followers.append(process)
         yield failure
     finally:
         for process in followers:  # they have nothing to save

@@ -158,6 +158,19 @@ class Terminal:
 
 
 @contextlib.contextmanager
+def handling(
+    handler: Callable[[int, FrameType | None], object] | signal.Handlers, *signals: signal.Signals
+) -> Iterator[None]:
+    """Let something else than until now handle signals within a block."""
+    before = {each: signal.signal(each, handler) for each in signals}
+    try:
+        yield
+    finally:
+        for each, earlier in before.items():
+            signal.signal(each, earlier)
+
+
+@contextlib.contextmanager
 def ctrl_c(*others: signal.Signals) -> Iterator[Callable[[], bool]]:
     """Let Ctrl-C set a flag that is read between two steps; a second one ends at once.
 
@@ -175,9 +188,5 @@ def ctrl_c(*others: signal.Signals) -> Iterator[Callable[[], bool]]:
         if presses == 2:
             raise KeyboardInterrupt
 
-    before = {each: signal.signal(each, on_signal) for each in (signal.SIGINT, *others)}
-    try:
+    with handling(on_signal, signal.SIGINT, *others):
         yield lambda: presses > 0
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
