@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from .chat_template import REASONING_KEYS
@@ -54,11 +54,12 @@ class _Parts:
     def __init__(self) -> None:
         self._reasoning = self._answer = ""  # not taken yet
         self._blanks = ""  # after the reasoning so far
+        self._lead = ""  # blanks before the answer, which go if reasoning follows
         self._has_block = self._reasoned = self._answered = False
 
     def begin(self) -> None:
         """A block of reasoning begins."""
-        self._has_block = True
+        self._has_block, self._lead = True, ""
         if self._reasoned:
             self._blanks = "\n\n"
 
@@ -72,19 +73,60 @@ class _Parts:
 
     def answer(self, text: str) -> None:
         """Add what is no reasoning."""
-        if self._has_block and not self._answered:
-            text = text.lstrip()
-        self._answer += text
-        self._answered = self._answered or bool(text)
+        if not self._answered:
+            self._lead = text = text.lstrip() if self._has_block else self._lead + text
+            self._answered = bool(text.strip())
+        if self._answered:
+            self._answer += text
 
-    def take(self) -> Part:
+    def take(self, ended: bool = False) -> Part:
         """What was added since the last call."""
+        if ended and not self._answered:
+            self._answer = self._lead
         part = Part(self._reasoning, self._answer)
         self._reasoning = self._answer = ""
         return part
 
 
-class ByTags:
+class _ByMarks:
+    """Tells reasoning by marks in the text, each of which may come in pieces."""
+
+    def __init__(self, marks: Collection[str]) -> None:
+        self._marks = marks  # those that mean something now
+        self._held = Text()  # may be the start of one
+        self._parts = _Parts()
+
+    def feed(self, text: Text) -> Part:
+        """As `Splitter.feed`."""
+        held = self._held.joined(text)
+        while self._marks and (
+            found := re.search("|".join(map(re.escape, self._marks)), held.written)
+        ):
+            before, held = held.cut(found.start())
+            self._place(before)
+            if self._marks:
+                held = held.cut(len(found[0]))[1]
+                self._pass(found[0])
+        unsure = max((overlap(held.written, mark) for mark in self._marks), default=0)
+        certain, self._held = held.cut(len(held.written) - unsure)
+        self._place(certain)
+        return self._parts.take()
+
+    def flush(self) -> Part:
+        """As `Splitter.flush`."""
+        self._place(self._held)
+        return self._parts.take(ended=True)
+
+    def _place(self, text: Text) -> None:
+        """Put text where it belongs."""
+        raise NotImplementedError
+
+    def _pass(self, mark: str) -> None:
+        """Go on after a mark."""
+        raise NotImplementedError
+
+
+class ByTags(_ByMarks):
     """Tells reasoning by the tags around it, which stand before the answer.
 
     A tag in the middle of an answer is a word of it.
@@ -94,59 +136,27 @@ class ByTags:
     """
 
     def __init__(self, before: str) -> None:
-        opened = (close for tag, close in TAGS.items() if before.rstrip().endswith(tag))
-        self._close = next(opened, None)  # the tag that ends the reasoning, within it
-        self._answering = False
-        self._held = Text()
-        self._parts = _Parts()
-        if self._close:
+        super().__init__(TAGS)
+        self._reasons = False
+        if opened := next((tag for tag in TAGS if before.rstrip().endswith(tag)), None):
+            self._pass(opened)
+
+    def _place(self, text: Text) -> None:
+        if self._reasons:
+            self._parts.reason(text.visible)
+            return
+        self._parts.answer(text.visible)
+        if text.visible.strip():
+            self._marks = ()
+
+    def _pass(self, mark: str) -> None:
+        self._reasons = not self._reasons
+        self._marks = [TAGS[mark]] if self._reasons else TAGS
+        if self._reasons:
             self._parts.begin()
 
-    def feed(self, text: Text) -> Part:
-        """As `Splitter.feed`."""
-        self._held = self._held.joined(text)
-        while not self._answering and self._passes_mark():
-            pass
-        if self._answering:
-            self._parts.answer(self._take())
-        return self._parts.take()
 
-    def flush(self) -> Part:
-        """As `Splitter.flush`."""
-        rest = self._take()
-        self._parts.reason(rest) if self._close else self._parts.answer(rest)
-        return self._parts.take()
-
-    def _passes_mark(self) -> bool:
-        """Go on to the next tag of the held text; false if there is none, or an answer before."""
-        marks = [self._close] if self._close else list(TAGS)
-        found = [(at, mark) for mark in marks if (at := self._held.written.find(mark)) >= 0]
-        at, mark = min(found, default=(self._certain(marks), ""))
-        before, after = self._held.cut(at)
-        if self._close:
-            self._parts.reason(before.visible)
-        elif before.visible.strip():
-            self._answering = True
-            return False
-        elif mark:
-            self._parts.begin()
-        if mark:
-            self._close = None if self._close else TAGS[mark]
-        if mark or self._close:
-            self._held = after.cut(len(mark))[1]
-        return bool(mark)
-
-    def _certain(self, marks: Sequence[str]) -> int:
-        """Characters of the held text that belong to none of the marks."""
-        written = self._held.written
-        return len(written) - max(overlap(written, mark) for mark in marks)
-
-    def _take(self) -> str:
-        held, self._held = self._held, Text()
-        return held.visible
-
-
-class ByChannels:
+class ByChannels(_ByMarks):
     """Tells reasoning by its channel.
 
     Args:
@@ -154,35 +164,14 @@ class ByChannels:
     """
 
     def __init__(self, before: str) -> None:
-        self._held = Text()
+        super().__init__(CHANNELS)
         self._header: str | None = None  # what stands before a message, within it
         self._named = False  # whether that is the name of a channel
         self._channel = FINAL
-        self._parts = _Parts()
         _, start, header = before.rpartition(CHANNELS[0])
         self.feed(Text.special(start + header) if start else Text())
 
-    def feed(self, text: Text) -> Part:
-        """As `Splitter.feed`."""
-        held = self._held.joined(text)
-        while found := re.search("|".join(map(re.escape, CHANNELS)), held.written):
-            before, after = held.cut(found.start())
-            self._place(before)
-            self._pass(found[0])
-            held = after.cut(len(found[0]))[1]
-        unsure = max(overlap(held.written, mark) for mark in CHANNELS)
-        certain, self._held = held.cut(len(held.written) - unsure)
-        self._place(certain)
-        return self._parts.take()
-
-    def flush(self) -> Part:
-        """As `Splitter.flush`."""
-        held, self._held = self._held, Text()
-        self._place(held)
-        return self._parts.take()
-
     def _place(self, text: Text) -> None:
-        """Put text where it belongs."""
         if self._header is not None:
             self._header += text.written
         elif self._channel == FINAL:
@@ -191,7 +180,6 @@ class ByChannels:
             self._parts.reason(text.visible)
 
     def _pass(self, mark: str) -> None:
-        """Go on after one of the tokens."""
         if mark == "<|message|>":
             words = (self._header or "").split() if self._named else []
             self._channel = next(iter(words), FINAL)
@@ -233,12 +221,12 @@ class BySchema:
         """As `Splitter.flush`."""
         with contextlib.suppress(ValueError):  # a cut answer may lack what the schema requires
             self._follow(self._parser.finalize()[1])
-        part = self._taken()
+        part = self._taken(ended=True)
         # What fits into no field at all must not be lost.
         return part if self._found else Part("", self._fed)
 
-    def _taken(self) -> Part:
-        part = self._parts.take()
+    def _taken(self, ended: bool = False) -> Part:
+        part = self._parts.take(ended)
         self._found = self._found or any(part)
         return part
 
