@@ -18,9 +18,6 @@ from .text import token_ids
 
 if TYPE_CHECKING:
     from jinja2 import TemplateSyntaxError
-    from jinja2.ext import Extension
-    from jinja2.nodes import Node
-    from jinja2.parser import Parser
 
 ChatMessage: TypeAlias = Mapping[str, Any]
 """A message as chat templates take it: with `role` and `content`."""
@@ -30,6 +27,8 @@ NOT_ARGUMENTS = frozenset({"messages", "add_generation_prompt"})
 """What a template is told by us alone."""
 LONGEST = 1_000_000
 """Characters that a template may add to a conversation."""
+_TRAINING = re.compile(r"\{%[-+]?\s*(?:end)?generation\s*[-+]?%\}")
+"""Tags around answers, which transformers alone knows."""
 FIX = "use --chat-template FILE, or --raw"
 _PROBES = {
     "system": "speak plainly",
@@ -79,14 +78,10 @@ class ChatTemplate:
         Raises:
             UsageError: the template is broken, refuses the messages, or drops what the user says.
         """
-        from jinja2 import TemplateSyntaxError
-
         try:
             text = self._apply(self._prepared(messages), reply)
         except UsageError:
             raise
-        except TemplateSyntaxError as error:
-            raise _broken(self._name, error) from error
         except Exception as error:  # templates raise whatever they like
             raise UsageError(f"{self._name} refuses this: {error}") from error
         return token_ids(self._tokenizer, text, special=False)  # as transformers goes on
@@ -187,9 +182,11 @@ class ChatTemplate:
         """The text of a conversation.
 
         Raises:
-            UsageError: the template does not come to an end, or allocates without one.
+            UsageError: the template is broken, or does not come to an end.
             Exception: whatever the template raises.
         """
+        from jinja2 import TemplateSyntaxError
+
         try:
             with limited():
                 text = self._tokenizer.apply_chat_template(
@@ -201,6 +198,8 @@ class ChatTemplate:
                 )
         except LimitError as error:
             raise UsageError(f"{self._name} {error}; {FIX}") from error
+        except TemplateSyntaxError as error:
+            raise _broken(self._name, error) from error
         if len(text) > LONGEST + 4 * sum(len(str(each.get("content"))) for each in messages):
             raise UsageError(f"{self._name} adds more than {LONGEST:,} characters; {FIX}")
         return str(text)
@@ -223,25 +222,11 @@ def check_template(known: Mapping[str, str], choice: TemplateChoice) -> None:
     from jinja2 import Environment, TemplateSyntaxError
 
     try:
-        Environment(extensions=["jinja2.ext.loopcontrols", _generation()]).parse(source)
+        Environment(extensions=["jinja2.ext.loopcontrols"]).parse(_TRAINING.sub("", source))
     except TemplateSyntaxError as error:
         raise _broken(name, error) from error
     except RecursionError as error:
         raise UsageError(f"{name} is broken: it is nested too deeply; use --raw") from error
-
-
-def _generation() -> type[Extension]:
-    """What makes the tag known that templates put around answers, for training."""
-    from jinja2.ext import Extension
-
-    class Generation(Extension):
-        tags = {"generation"}  # noqa: RUF012, as jinja has it
-
-        def parse(self, parser: Parser) -> list[Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    return Generation
 
 
 def _broken(name: str, error: TemplateSyntaxError) -> UsageError:
